@@ -1,0 +1,130 @@
+//! Every bound of a shard: name, unit, reason.
+//!
+//! Reaching one is a named answer (`Rejection`), never an accident. `docs/limits.md` mirrors this
+//! file, checked by a test.
+
+/// One row of the table below, for the documents and for `docs/limits.md`'s test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// The constant's name, in lower case.
+    pub name: &'static str,
+    /// The bound.
+    pub value: u64,
+    /// What `value` counts.
+    pub unit: &'static str,
+    /// Why there is a bound, and why it is here.
+    pub reason: &'static str,
+}
+
+macro_rules! limits {
+    ($($(#[doc = $reason:literal])+ $name:ident: $type:ty = $value:expr, $unit:literal;)+) => {
+        $($(#[doc = $reason])+ pub const $name: $type = $value;)+
+        /// All limits, in the order of this file.
+        pub const ALL: &[Limit] = &[$(Limit {
+            name: stringify!($name),
+            value: $name as u64,
+            unit: $unit,
+            reason: concat!($($reason),+),
+        }),+];
+    };
+}
+
+limits! {
+    /// It is repeated in every log entry and metric label, so it stays short.
+    QUEUE_NAME_BYTES_MAX: usize = 128, "bytes";
+    /// A type is a function's name, not a document.
+    TYPE_BYTES_MAX: usize = 256, "bytes";
+    /// Long enough for a URL or a hash with a prefix; only its 128-bit hash is kept.
+    REQUEST_ID_BYTES_MAX: usize = 256, "bytes";
+    /// Larger inputs belong in a file store, with a reference in the task. The default; a node may lower or raise it.
+    PAYLOAD_BYTES_MAX: usize = 1 << 20, "bytes";
+    /// The most that a node's own payload limit may be raised to: one task must fit one log entry.
+    PAYLOAD_BYTES_CEILING: usize = 8 << 20, "bytes";
+    /// Headers are routing and tracing data, not a second payload.
+    HEADERS_BYTES_MAX: usize = 16 << 10, "bytes";
+    /// More headers than this is a payload in disguise.
+    HEADERS_MAX: usize = 64, "headers";
+    /// Tags are for searching; each is compared on every filtered list.
+    TAGS_MAX: usize = 16, "tags";
+    /// A tag is a word.
+    TAG_BYTES_MAX: usize = 128, "bytes";
+    /// A media type such as application/json.
+    CONTENT_TYPE_BYTES_MAX: usize = 128, "bytes";
+    /// Enough for a host, a pid and a label.
+    WORKER_NAME_BYTES_MAX: usize = 256, "bytes";
+    /// One atomic batch is staged in memory until it is committed.
+    BATCH_TASKS_MAX: usize = 10_000, "tasks";
+    /// One atomic batch is staged in memory until it is committed.
+    BATCH_BYTES_MAX: usize = 16 << 20, "bytes";
+    /// A batch that is staged and never committed is dropped after this.
+    BATCH_STAGED_FOR_MS: u64 = 60_000, "ms";
+    /// Batches staged at once on one shard: each may hold the memory of a whole batch.
+    BATCHES_STAGED_MAX: usize = 64, "batches";
+    /// How long the ids of a wire batch are kept, so that its repetition gets the same answer.
+    BATCH_ID_KEPT_FOR_MS: u64 = 600_000, "ms";
+    /// Ids of wire batches kept at once on one shard; the oldest is forgotten first.
+    BATCH_IDS_MAX: usize = 100_000, "batches";
+    /// One worker never has more free slots than this.
+    CLAIM_TASKS_MAX: usize = 1_000, "tasks";
+    /// Queues in one claim: each is looked at for every claim.
+    CLAIM_QUEUES_MAX: usize = 64, "queues";
+    /// Weights are shares; more digits than this say nothing more.
+    WEIGHT_MAX: u32 = 1_000, "shares";
+    /// Priorities run from 0 to this, 9 first.
+    PRIORITY_MAX: u8 = 9, "priority";
+    /// A shorter lease would lapse on an ordinary pause of a healthy worker.
+    LEASE_MS_MIN: u64 = 1_000, "ms";
+    /// A longer one is a mistake: extend it instead.
+    LEASE_MS_MAX: u64 = 86_400_000, "ms";
+    /// When the claim names none.
+    LEASE_MS_DEFAULT: u64 = 30_000, "ms";
+    /// The longest long poll; proxies cut longer ones.
+    CLAIM_WAIT_MS_MAX: u64 = 60_000, "ms";
+    /// Delays, retries and expiries reach this far into the future: ten years.
+    HORIZON_MS_MAX: u64 = 315_576_000_000, "ms";
+    /// A result is an answer, not a file.
+    RESULT_BYTES_MAX: usize = 1 << 20, "bytes";
+    /// Enough for a message and a backtrace; longer ones are cut.
+    ERROR_BYTES_MAX: usize = 16 << 10, "bytes";
+    /// A progress message is one line; longer ones are cut.
+    PROGRESS_MESSAGE_BYTES_MAX: usize = 1 << 10, "bytes";
+    /// A checkpoint of a task's own work, carried in the log with each extend.
+    RESUME_STATE_BYTES_MAX: usize = 64 << 10, "bytes";
+    /// Attempts kept in detail on a task; older ones are only counted.
+    ATTEMPTS_KEPT_MAX: usize = 10, "attempts";
+    /// More attempts than this is a loop, not a retry.
+    ATTEMPTS_MAX: u32 = 10_000, "attempts";
+    /// Entries in an explicit list of retry delays.
+    RETRY_DELAYS_MAX: usize = 100, "delays";
+    /// Follow-up tasks that one ack may carry.
+    FOLLOW_UPS_MAX: usize = 1_000, "tasks";
+    /// Lost claims after which a task is quarantined among the dead letters.
+    LOSSES_MAX: u32 = 3, "losses";
+    /// What one expiry entry promotes, lapses and removes: the loop is not held longer than this.
+    EXPIRIES_PER_ENTRY_MAX: usize = 1_000, "tasks";
+    /// What one entry of a bulk operation (purge, retry, discard, end of a session) changes.
+    BULK_PER_ENTRY_MAX: usize = 1_000, "tasks";
+    /// What one list or one entry of a bulk operation looks at before it hands back a cursor.
+    SCAN_TASKS_MAX: usize = 20_000, "tasks";
+    /// Tasks on one page of a list.
+    PAGE_TASKS_MAX: usize = 1_000, "tasks";
+    /// How long a request_id is remembered, unless its queue says otherwise.
+    DEDUP_WINDOW_MS_DEFAULT: u64 = 86_400_000, "ms";
+    /// The longest dedup window that a queue may ask for: 30 days.
+    DEDUP_WINDOW_MS_MAX: u64 = 2_592_000_000, "ms";
+    /// Finished tasks kept per queue, unless the task or its queue says otherwise.
+    RETENTION_COUNT_DEFAULT: u32 = 10_000, "tasks";
+    /// How long they are kept at most.
+    RETENTION_MS_DEFAULT: u64 = 86_400_000, "ms";
+    /// How long dead letters are kept: 30 days.
+    DEAD_RETENTION_MS_DEFAULT: u64 = 2_592_000_000, "ms";
+    /// No claim lapses this soon after a change of leader: an outage of the broker is not one of its workers.
+    LEASE_FLOOR_MS: u64 = 15_000, "ms";
+    /// Queues of one shard: each costs counters and a place in every list.
+    QUEUES_PER_SHARD_MAX: usize = 10_000, "queues";
+    /// Commands of one log entry are packed up to this; a larger one travels alone.
+    ENTRY_BYTES_MAX: usize = 256 << 10, "bytes";
+}
+
+/// Waits before a lost task may be claimed again, by how often it was lost before.
+pub const LOSS_DELAYS_MS: [u64; 3] = [0, 10_000, 60_000];

@@ -1,0 +1,139 @@
+//! Outcome: the answer to an accepted command.
+
+use crate::{ClaimToken, QueueName, Rejection, TaskId, TaskStateName, Timestamp};
+use std::sync::Arc;
+
+/// What an accepted command did.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// To `Enqueue`.
+    Enqueued(Enqueued),
+    /// To `EnqueueMany`: one answer per item.
+    EnqueuedMany(Vec<Result<Enqueued, Rejection>>),
+    /// To `EnqueueBatch` and `CommitBatch`: ids in the order of the batch. A task whose request_id
+    /// was known keeps its old id.
+    EnqueuedBatch(Vec<Enqueued>),
+    /// To `StageBatch`.
+    Staged,
+    /// To `Claim`: perhaps none.
+    Claimed(Vec<ClaimedTask>),
+    /// To `Ack`: ids of its follow-ups, in order.
+    Acked {
+        /// Ids of the follow-ups.
+        follow_ups: Vec<TaskId>,
+    },
+    /// To `Fail`.
+    Failed(AfterFailure),
+    /// To `Extend`.
+    Extended {
+        /// The lease's new end.
+        lease_expires_at: Timestamp,
+        /// The worker should stop: the task is cancelled when it yields.
+        cancel_requested: bool,
+    },
+    /// To `Renew`: one answer per claim.
+    Renewed(Vec<Renewal>),
+    /// To `Release`. A cancelled task is `Cancelled`, else it is `Ready`.
+    Released {
+        /// Where it is now.
+        state: TaskStateName,
+    },
+    /// To `Snooze`.
+    Snoozed {
+        /// When it runs again.
+        run_at: Timestamp,
+    },
+    /// To `Cancel`: `Cancelled`, or `Claimed` while the worker is still to yield.
+    CancelRequested {
+        /// Where it is now.
+        state: TaskStateName,
+    },
+    /// To `Retry`.
+    Retried,
+    /// To `Dead`, `PurgeQueue` and `EndSession`: what this entry did of it.
+    Bulk(BulkProgress),
+    /// To `PauseQueue`, `ResumeQueue`, `SetQueue`, `BeginTerm`, `Delivered`.
+    Done,
+    /// To `ExpireDue`: how many deadlines passed.
+    Expired {
+        /// Deadlines handled; at the entry's bound there may be more.
+        count: u32,
+    },
+    /// To `Deliver`: it was applied now or before.
+    Taken,
+}
+
+/// The identity of a task that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Enqueued {
+    /// Its id.
+    pub id: TaskId,
+    /// Its request_id was known: this is the task it made then.
+    pub duplicate: bool,
+}
+
+/// A task as handed to a worker; the server adds the body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimedTask {
+    /// Its id.
+    pub id: TaskId,
+    /// The right to finish this attempt.
+    pub token: ClaimToken,
+    /// Its queue.
+    pub queue: QueueName,
+    /// The function's name.
+    pub task_type: Arc<str>,
+    /// 0 to 9.
+    pub priority: u8,
+    /// This attempt's number, from 1.
+    pub attempt: u32,
+    /// When the lease ends unless renewed.
+    pub lease_expires_at: Timestamp,
+    /// Longest run time of this attempt.
+    pub timeout_ms: Option<u64>,
+    /// When it was enqueued.
+    pub enqueued_at: Timestamp,
+    /// What the previous attempt left.
+    pub resume_state: Option<Box<[u8]>>,
+}
+
+/// What became of a task that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterFailure {
+    /// It runs again.
+    Retry {
+        /// When.
+        run_at: Timestamp,
+    },
+    /// It is a dead letter.
+    Dead,
+    /// It ended without a dead letter.
+    Failed,
+    /// It was cancelled meanwhile.
+    Cancelled,
+}
+
+/// What became of one claim in a `Renew`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// Still held.
+    Held {
+        /// The lease's new end.
+        lease_expires_at: Timestamp,
+        /// The worker should stop.
+        cancel_requested: bool,
+    },
+    /// Not held any more: stop and drop it.
+    Lost,
+}
+
+/// How far one entry of a bulk operation came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BulkProgress {
+    /// Tasks changed by this entry.
+    pub changed: u32,
+    /// Tasks named but not fit for it.
+    pub skipped: u32,
+    /// Where to go on; `None` is the end.
+    pub next: Option<TaskId>,
+}

@@ -1,0 +1,183 @@
+//! Read-only views for fronts, dashboard and CLI. They take `&self` and decide nothing.
+
+use crate::{ClaimToken, QueueName, SessionId, TaskId, TaskStateName, Timestamp};
+use std::sync::Arc;
+
+/// Whether a claim would get something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claimable {
+    /// This many tasks now, at least 1.
+    Now(u64),
+    /// Nothing before that moment.
+    At(Timestamp),
+    /// Nothing until an event.
+    OnEvent,
+}
+
+/// One task, whole, without its body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskView {
+    /// Its id.
+    pub id: TaskId,
+    /// Its queue.
+    pub queue: QueueName,
+    /// The function's name.
+    pub task_type: Arc<str>,
+    /// Where it is.
+    pub state: TaskStateName,
+    /// 0 to 9.
+    pub priority: u8,
+    /// The attempt it is in or was last in, 0 before the first.
+    pub attempt: u32,
+    /// Attempts in all that its policy allows.
+    pub max_attempts: u32,
+    /// Claims lost so far.
+    pub losses: u32,
+    /// When it was enqueued.
+    pub enqueued_at: Timestamp,
+    /// When it runs next, while scheduled.
+    pub run_at: Option<Timestamp>,
+    /// When it expires if still waiting.
+    pub expires_at: Option<Timestamp>,
+    /// When it ended.
+    pub finished_at: Option<Timestamp>,
+    /// Longest run time of one attempt.
+    pub timeout_ms: Option<u64>,
+    /// The current claim.
+    pub claim: Option<ClaimView>,
+    /// How far it is or was.
+    pub progress: Option<(u8, String)>,
+    /// What its last attempt left for the next.
+    pub resume_state: Option<Vec<u8>>,
+    /// What it returned.
+    pub result: Option<Vec<u8>>,
+    /// Why it died.
+    pub death: Option<crate::DeathReason>,
+    /// Words to find it by.
+    pub tags: Vec<String>,
+    /// Its last attempts, oldest first.
+    pub attempts: Vec<AttemptView>,
+    /// Length of its encoded body.
+    pub body_bytes: u32,
+}
+
+/// The current claim of a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimView {
+    /// The right to finish it.
+    pub token: ClaimToken,
+    /// Who holds it.
+    pub worker: Arc<str>,
+    /// In which session.
+    pub session: Option<SessionId>,
+    /// Since when.
+    pub claimed_at: Timestamp,
+    /// Until when, unless renewed.
+    pub lease_expires_at: Timestamp,
+    /// The worker is asked to stop.
+    pub cancel_requested: bool,
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttemptOutcome {
+    /// Acked.
+    Succeeded,
+    /// Failed.
+    Failed,
+    /// Its lease lapsed or its session fell silent.
+    Lost,
+    /// Given back.
+    Released,
+    /// Put off.
+    Snoozed,
+    /// Stopped by a cancellation.
+    Cancelled,
+    /// Ended by the broker when its run time was over.
+    TimedOut,
+}
+
+impl AttemptOutcome {
+    /// The word on every front.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            AttemptOutcome::Succeeded => "succeeded",
+            AttemptOutcome::Failed => "failed",
+            AttemptOutcome::Lost => "lost",
+            AttemptOutcome::Released => "released",
+            AttemptOutcome::Snoozed => "snoozed",
+            AttemptOutcome::Cancelled => "cancelled",
+            AttemptOutcome::TimedOut => "timed_out",
+        }
+    }
+}
+
+/// One past attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttemptView {
+    /// Its number, from 1.
+    pub attempt: u32,
+    /// Who ran it.
+    pub worker: Arc<str>,
+    /// When it was claimed.
+    pub claimed_at: Timestamp,
+    /// When it ended.
+    pub ended_at: Timestamp,
+    /// How.
+    pub outcome: AttemptOutcome,
+    /// What went wrong: type, message, backtrace.
+    pub error: Option<[String; 3]>,
+}
+
+/// One page of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskPage {
+    /// In id order.
+    pub tasks: Vec<TaskView>,
+    /// Where to go on; `None` is the end. A page may be short, even empty, and still go on.
+    pub next: Option<TaskId>,
+}
+
+/// One queue of a shard, with exact counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueView {
+    /// Its name.
+    pub name: QueueName,
+    /// Whether it is paused.
+    pub paused: bool,
+    /// Tasks by state, exact.
+    pub counts: QueueCounts,
+    /// When the oldest ready task became ready.
+    pub oldest_ready_at: Option<Timestamp>,
+}
+
+/// Exact counts of a queue, kept at write time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueCounts {
+    /// Waiting for parents.
+    pub blocked: u64,
+    /// Waiting for their time.
+    pub scheduled: u64,
+    /// Claimable now.
+    pub ready: u64,
+    /// Held by workers.
+    pub claimed: u64,
+    /// Dead letters.
+    pub dead: u64,
+    /// Finished and still kept (without dead letters).
+    pub finished: u64,
+    /// Ever accepted.
+    pub enqueued_total: u64,
+    /// Ever ended well.
+    pub succeeded_total: u64,
+    /// Attempts that ever failed.
+    pub failed_total: u64,
+    /// Tasks that ever died.
+    pub dead_total: u64,
+    /// Claims that were ever lost.
+    pub lost_total: u64,
+    /// Tasks that ever expired.
+    pub expired_total: u64,
+    /// Tasks that were ever cancelled.
+    pub cancelled_total: u64,
+}

@@ -1,0 +1,106 @@
+//! Rejection: every expected "no" of the machine.
+//!
+//! A rejection is deterministic, changes nothing but time, and has a stable code that is the same
+//! on every front. Retired codes are never reused.
+
+use crate::{QueueName, TaskId, TaskStateName, Timestamp};
+
+/// The machine understood and says no. Every replica says the same.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Rejection {
+    /// An argument is outside its bounds; `what` says which, the value and the bound.
+    #[error("{what}")]
+    InvalidArgument {
+        /// Lower case, no full stop: the argument, its value, what is allowed.
+        what: String,
+    },
+    /// One element of an atomic batch is bad, so nothing was enqueued.
+    #[error("task {index} of the batch: {rejection}; nothing was enqueued")]
+    BatchElement {
+        /// Position in the batch, from 0.
+        index: u32,
+        /// What is wrong with it.
+        rejection: Box<Rejection>,
+    },
+    /// No such task: never enqueued here, or removed by its retention.
+    #[error("task {task} is not known here: it never existed or its retention removed it")]
+    TaskNotFound {
+        /// The id that was asked for.
+        task: TaskId,
+    },
+    /// No such queue: it is made by its first task or its first settings.
+    #[error("queue {queue} does not exist; it is made by its first task or by setting it")]
+    QueueNotFound {
+        /// The name that was asked for.
+        queue: QueueName,
+    },
+    /// No such staged batch: it expired, or it was committed before its ids were forgotten.
+    #[error("batch {batch:032x} is not staged here; send it again whole")]
+    BatchNotFound {
+        /// The batch id that was asked for.
+        batch: u128,
+    },
+    /// The token is not the task's current one: the claim lapsed, or another worker holds the task.
+    #[error("task {task} is no longer held under this claim; drop this result, another attempt counts")]
+    ClaimLost {
+        /// The task whose claim was lost.
+        task: TaskId,
+    },
+    /// The task has ended, so it can't be changed any more.
+    #[error("task {task} is already {state}")]
+    AlreadyFinished {
+        /// The task that has ended.
+        task: TaskId,
+        /// How it ended.
+        state: TaskStateName,
+    },
+    /// The task is in a state in which this operation means nothing.
+    #[error("task {task} is {state}; {hint}")]
+    WrongState {
+        /// The task.
+        task: TaskId,
+        /// Where it is.
+        state: TaskStateName,
+        /// What would be possible instead.
+        hint: &'static str,
+    },
+    /// The queue holds as many waiting tasks as its settings allow.
+    #[error("queue {queue} holds its limit of {limit} tasks; enqueue again later or raise max_length")]
+    QueueFull {
+        /// The full queue.
+        queue: QueueName,
+        /// Its `max_length`.
+        limit: u64,
+    },
+    /// A bound of this shard is reached (queues, staged batches, remembered request ids).
+    #[error("{what}")]
+    LimitExceeded {
+        /// Lower case, no full stop: which bound, its value, what to do.
+        what: String,
+    },
+    /// The task would be expired before it could run.
+    #[error("expires_at {expires_at} is not after the time it may run; it would never run")]
+    NeverRuns {
+        /// The expiry that was asked for.
+        expires_at: Timestamp,
+    },
+}
+
+impl Rejection {
+    /// The stable code, the same on every front.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Rejection::InvalidArgument { .. }
+            | Rejection::NeverRuns { .. }
+            | Rejection::WrongState { .. } => "invalid_argument",
+            Rejection::BatchElement { rejection, .. } => rejection.code(),
+            Rejection::TaskNotFound { .. }
+            | Rejection::QueueNotFound { .. }
+            | Rejection::BatchNotFound { .. } => "not_found",
+            Rejection::ClaimLost { .. } => "claim_lost",
+            Rejection::AlreadyFinished { .. } => "already_finished",
+            Rejection::QueueFull { .. } => "queue_full",
+            Rejection::LimitExceeded { .. } => "limit_exceeded",
+        }
+    }
+}

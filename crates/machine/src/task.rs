@@ -1,0 +1,244 @@
+//! The nouns of a task: its id, its claim token, its time and its states.
+//!
+//! Ids and tokens are types, so that two integers in a row are never swapped. Both come from
+//! counters in the state, never from a clock or from randomness.
+
+use std::{fmt, str::FromStr};
+
+/// Milliseconds since the Unix epoch, as stamped by a shard's leader.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Timestamp(pub u64);
+
+impl Timestamp {
+    /// This moment and `ms` later; stays at the end of time instead of wrapping.
+    pub fn plus_ms(self, ms: u64) -> Timestamp {
+        Timestamp(self.0.saturating_add(ms))
+    }
+
+    /// How long after `earlier` this is, 0 if it is not.
+    pub fn ms_since(self, earlier: Timestamp) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A shard's number, from 0. Fixed in count when a data directory is made.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ShardId(pub u16);
+
+impl fmt::Display for ShardId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Names a task for ever: opaque to clients, sortable per origin, routable without a lookup.
+///
+/// Shown as 26 lower-case base32 characters (`0-9a-v`, five bits each, the first with three).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskId {
+    /// The cluster's incarnation: random, renewed by a restore, so that ids never meet again.
+    pub incarnation: u32,
+    /// The shard the task lives on.
+    pub home: ShardId,
+    /// The shard whose counter made the id.
+    pub origin: ShardId,
+    /// That counter.
+    pub sequence: u64,
+}
+
+const BASE32: &[u8; 32] = b"0123456789abcdefghijklmnopqrstuv";
+const TASK_ID_CHARS: usize = 26;
+
+impl TaskId {
+    /// The id as one number, most significant field first.
+    pub fn to_u128(self) -> u128 {
+        u128::from(self.incarnation) << 96
+            | u128::from(self.home.0) << 80
+            | u128::from(self.origin.0) << 64
+            | u128::from(self.sequence)
+    }
+
+    /// The reverse of [`TaskId::to_u128`].
+    pub fn from_u128(id: u128) -> TaskId {
+        TaskId {
+            incarnation: (id >> 96) as u32,
+            home: ShardId((id >> 80) as u16),
+            origin: ShardId((id >> 64) as u16),
+            sequence: id as u64,
+        }
+    }
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let id = self.to_u128();
+        let mut text = [0u8; TASK_ID_CHARS];
+        for (position, slot) in text.iter_mut().enumerate() {
+            let shift = 5 * (TASK_ID_CHARS - 1 - position);
+            *slot = BASE32[(id >> shift) as usize & 31];
+        }
+        f.write_str(std::str::from_utf8(&text).expect("base32 is ASCII"))
+    }
+}
+
+impl fmt::Debug for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The text is not a task id.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a task id: expected 26 characters of 0-9 and a-v")]
+pub struct InvalidTaskId {
+    text: String,
+}
+
+impl FromStr for TaskId {
+    type Err = InvalidTaskId;
+
+    fn from_str(text: &str) -> Result<TaskId, InvalidTaskId> {
+        let invalid = || InvalidTaskId { text: text.chars().take(64).collect() };
+        if text.len() != TASK_ID_CHARS || text.as_bytes()[0] > b'7' {
+            return Err(invalid());
+        }
+        let mut id = 0u128;
+        for byte in text.bytes() {
+            let digit = match byte {
+                b'0'..=b'9' => byte - b'0',
+                b'a'..=b'v' => byte - b'a' + 10,
+                _ => return Err(invalid()),
+            };
+            id = id << 5 | u128::from(digit);
+        }
+        Ok(TaskId::from_u128(id))
+    }
+}
+
+/// Proves the right to finish one attempt. A later claim of the same task always gets a higher one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ClaimToken(pub u64);
+
+/// Names a worker's session: random, made by the gateway, never a host or process name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SessionId(pub u128);
+
+impl fmt::Display for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// The word for where a task is in its life: the same in code, wire, documents and dashboard.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum TaskStateName {
+    /// Waits for its parents in a flow.
+    Blocked,
+    /// Waits for its time: a delay or a retry.
+    Scheduled,
+    /// May be claimed now.
+    Ready,
+    /// One worker holds it.
+    Claimed,
+    /// Ended well.
+    Succeeded,
+    /// Ended without success and without a dead letter.
+    Failed,
+    /// Attempts spent, not retryable, or quarantined; kept as a dead letter.
+    Dead,
+    /// Taken back before it ended.
+    Cancelled,
+    /// Not claimed before its `expires_at`.
+    Expired,
+}
+
+impl TaskStateName {
+    /// Every state, in the order of a task's life.
+    pub const ALL: [TaskStateName; 9] = [
+        TaskStateName::Blocked,
+        TaskStateName::Scheduled,
+        TaskStateName::Ready,
+        TaskStateName::Claimed,
+        TaskStateName::Succeeded,
+        TaskStateName::Failed,
+        TaskStateName::Dead,
+        TaskStateName::Cancelled,
+        TaskStateName::Expired,
+    ];
+
+    /// The word on every front.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            TaskStateName::Blocked => "blocked",
+            TaskStateName::Scheduled => "scheduled",
+            TaskStateName::Ready => "ready",
+            TaskStateName::Claimed => "claimed",
+            TaskStateName::Succeeded => "succeeded",
+            TaskStateName::Failed => "failed",
+            TaskStateName::Dead => "dead",
+            TaskStateName::Cancelled => "cancelled",
+            TaskStateName::Expired => "expired",
+        }
+    }
+
+    /// The reverse of [`TaskStateName::as_str`].
+    pub fn parse(word: &str) -> Option<TaskStateName> {
+        TaskStateName::ALL.into_iter().find(|state| state.as_str() == word)
+    }
+
+    /// Whether the task has ended for good (a dead letter has, though it can be retried by hand).
+    pub fn is_finished(self) -> bool {
+        match self {
+            TaskStateName::Blocked
+            | TaskStateName::Scheduled
+            | TaskStateName::Ready
+            | TaskStateName::Claimed => false,
+            TaskStateName::Succeeded
+            | TaskStateName::Failed
+            | TaskStateName::Dead
+            | TaskStateName::Cancelled
+            | TaskStateName::Expired => true,
+        }
+    }
+}
+
+impl fmt::Display for TaskStateName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn task_ids_survive_text_and_sort_like_numbers() {
+        let id = |home, sequence| TaskId {
+            incarnation: 0xdead_beef,
+            home: ShardId(home),
+            origin: ShardId(3),
+            sequence,
+        };
+        for task in [id(0, 0), id(31, 1), id(7, u64::MAX)] {
+            let text = task.to_string();
+            assert_eq!(text.len(), 26);
+            assert_eq!(text.parse::<TaskId>(), Ok(task), "{text}");
+        }
+        assert!(id(1, 9).to_string() < id(1, 10).to_string());
+    }
+
+    #[test]
+    fn malformed_task_ids_are_refused() {
+        for text in ["", "abc", "zzzzzzzzzzzzzzzzzzzzzzzzzz", "8000000000000000000000000é"] {
+            assert!(text.parse::<TaskId>().is_err(), "{text}");
+        }
+        assert!("80000000000000000000000000".parse::<TaskId>().is_err(), "over 128 bits");
+    }
+}

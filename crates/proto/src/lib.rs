@@ -1,0 +1,1 @@
+//! The wire contract `taskyard.v1`: the generated types and nothing else.
