@@ -21,9 +21,7 @@ pub use entry::{DecodeError, EncodedCommand, Entry, EntryBuilder, RULES_CURRENT}
 pub use event::{DeathReason, Event, EventKind, TaskRef};
 pub use image::{ImageError, Record, RecordKey};
 pub use machine::{Identity, Machine, Outgoing, home_shard};
-pub use outcome::{
-    AfterFailure, BulkProgress, ClaimedTask, Enqueued, Outcome, Renewal,
-};
+pub use outcome::{AfterFailure, BulkProgress, ClaimedTask, Enqueued, Outcome, Renewal};
 pub use payloads::{NoPayloads, Payloads};
 pub use query::{
     AttemptOutcome, AttemptView, ClaimView, Claimable, QueueCounts, QueueView, TaskPage, TaskView,

@@ -41,7 +41,9 @@ pub enum Rejection {
         batch: u128,
     },
     /// The token is not the task's current one: the claim lapsed, or another worker holds the task.
-    #[error("task {task} is no longer held under this claim; drop this result, another attempt counts")]
+    #[error(
+        "task {task} is no longer held under this claim; drop this result, another attempt counts"
+    )]
     ClaimLost {
         /// The task whose claim was lost.
         task: TaskId,
@@ -65,7 +67,9 @@ pub enum Rejection {
         hint: &'static str,
     },
     /// The queue holds as many waiting tasks as its settings allow.
-    #[error("queue {queue} holds its limit of {limit} tasks; enqueue again later or raise max_length")]
+    #[error(
+        "queue {queue} holds its limit of {limit} tasks; enqueue again later or raise max_length"
+    )]
     QueueFull {
         /// The full queue.
         queue: QueueName,

@@ -1,0 +1,1 @@
+//! Broker: one method per operation: route, propose, translate.

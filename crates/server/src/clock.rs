@@ -1,0 +1,95 @@
+//! Clock: the only file that reads the time.
+//!
+//! A node has one clock. Tests move theirs by hand; everything that waits for shard time (due
+//! tasks, leases, silence of sessions) follows it.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+use tokio::sync::watch;
+
+/// Where a node's time comes from. Cheap to clone; clones agree.
+#[derive(Clone, Debug)]
+pub struct Clock(Source);
+
+#[derive(Clone, Debug)]
+enum Source {
+    System,
+    Manual(Arc<Manual>),
+}
+
+#[derive(Debug)]
+struct Manual {
+    wall_start_ms: u64,
+    started: Instant,
+    moved: Mutex<Duration>,
+    changed: watch::Sender<u64>,
+}
+
+impl Clock {
+    /// The machine's own clock.
+    pub fn system() -> Clock {
+        Clock(Source::System)
+    }
+
+    /// A clock that stands at `start_ms` (since the Unix epoch) until it is moved.
+    pub fn manual(start_ms: u64) -> Clock {
+        let manual = Manual {
+            wall_start_ms: start_ms,
+            started: Instant::now(),
+            moved: Mutex::new(Duration::ZERO),
+            changed: watch::Sender::new(0),
+        };
+        Clock(Source::Manual(Arc::new(manual)))
+    }
+
+    /// Wall time, in milliseconds since the Unix epoch. May jump, back too.
+    pub fn wall_ms(&self) -> u64 {
+        match &self.0 {
+            Source::System => {
+                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+            }
+            Source::Manual(manual) => manual.wall_start_ms + manual.moved_by().as_millis() as u64,
+        }
+    }
+
+    /// Monotonic time: for measuring how long something took or is silent.
+    pub fn monotonic(&self) -> Instant {
+        match &self.0 {
+            Source::System => Instant::now(),
+            Source::Manual(manual) => manual.started + manual.moved_by(),
+        }
+    }
+
+    /// How long a thread may really sleep when nothing is due for `wait` of this clock: a manual
+    /// clock can be moved at any moment, so its owner must listen to [`Clock::changes`] as well.
+    pub fn is_manual(&self) -> bool {
+        matches!(self.0, Source::Manual(_))
+    }
+
+    /// Moves a manual clock forward.
+    ///
+    /// # Panics
+    /// If this is the system's clock.
+    pub fn advance(&self, by: Duration) {
+        let Source::Manual(manual) = &self.0 else { panic!("the system's clock can't be moved") };
+        *manual.moved.lock().unwrap_or_else(PoisonError::into_inner) += by;
+        manual.changed.send_modify(|count| *count += 1);
+    }
+
+    /// Tells whenever a manual clock was moved; `None` for the system's clock.
+    pub fn changes(&self) -> Option<watch::Receiver<u64>> {
+        match &self.0 {
+            Source::System => None,
+            Source::Manual(manual) => Some(manual.changed.subscribe()),
+        }
+    }
+}
+
+impl Manual {
+    fn moved_by(&self) -> Duration {
+        *self.moved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,43 @@
+//! Config: one struct, defaults, `validate()`.
+
+use crate::Clock;
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use taskyard_machine::limits;
+
+/// Everything a node can be told. Each field says its default and what too small and too large cost.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where state is kept. Made if it does not exist; locked while the node runs.
+    pub data: PathBuf,
+    /// gRPC and HTTP. Port 0 takes any free one. `None` listens nowhere: only in-process connections.
+    pub listen: Option<SocketAddr>,
+    /// Shards of a new data directory, fixed from then on. Default 32.
+    pub shards: u16,
+    /// Largest payload taken, in bytes. Default 1 MiB.
+    pub payload_bytes_max: usize,
+    /// Memory for tasks and their payloads, in bytes. Over it payloads spill to disk, then enqueues
+    /// are refused. Default: half of the machine's memory.
+    pub memory_bytes_max: u64,
+    /// Free disk space below which enqueues are refused, in bytes. Default 1 GiB.
+    pub disk_reserve_bytes: u64,
+    /// How long a graceful stop waits for calls in flight. Default 10 s.
+    pub shutdown_grace: Duration,
+    /// Where time comes from.
+    pub clock: Clock,
+}
+
+impl Config {
+    /// The defaults for a node on `data`, listening on 127.0.0.1:7400.
+    pub fn new(data: impl Into<PathBuf>) -> Config {
+        Config {
+            data: data.into(),
+            listen: Some(SocketAddr::from(([127, 0, 0, 1], 7400))),
+            shards: 32,
+            payload_bytes_max: limits::PAYLOAD_BYTES_MAX,
+            memory_bytes_max: 4 << 30,
+            disk_reserve_bytes: 1 << 30,
+            shutdown_grace: Duration::from_secs(10),
+            clock: Clock::system(),
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Error: why an operation got no answer, or a "no", with the stable code of every front.
+
+use taskyard_machine::Rejection;
+
+/// Why an operation did not do what was asked.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// The machine decided: no. Nothing changed.
+    #[error(transparent)]
+    Rejected(#[from] Rejection),
+    /// The request makes no sense; found before it reached a shard. Nothing changed.
+    #[error("{0}")]
+    Invalid(String),
+    /// No such thing (a worker, a session, a route's object). Nothing changed.
+    #[error("{0}")]
+    NotFound(String),
+    /// The payload is larger than this node takes. Nothing changed.
+    #[error(
+        "payload has {bytes} bytes, this broker takes {bytes_max}; store it elsewhere and send a reference"
+    )]
+    PayloadTooLarge {
+        /// Its length.
+        bytes: usize,
+        /// The node's limit.
+        bytes_max: usize,
+    },
+    /// A budget of this node is used up (memory, parked claims, connections). Nothing changed.
+    #[error("{0}")]
+    LimitExceeded(String),
+    /// The disk is close to full: enqueues are refused, all else goes on. Nothing changed.
+    #[error("{0}")]
+    DiskFull(String),
+    /// No leader with a majority. Nothing changed; safe to send again.
+    #[error("no quorum for shard {shard}; try again when a majority of its nodes is up")]
+    NoQuorum {
+        /// Which shard.
+        shard: u16,
+    },
+    /// It was sent to the shard and no answer came: it may or may not have happened.
+    #[error(
+        "the outcome is unknown: the shard gave no answer in time; look before sending it again without a request_id"
+    )]
+    OutcomeUnknown,
+    /// This node is starting or stopping. Nothing changed; safe to send again.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+impl Error {
+    /// The stable code, the same on every front.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::Rejected(rejection) => rejection.code(),
+            Error::Invalid(_) => "invalid_argument",
+            Error::NotFound(_) => "not_found",
+            Error::PayloadTooLarge { .. } => "payload_too_large",
+            Error::LimitExceeded(_) => "limit_exceeded",
+            Error::DiskFull(_) => "disk_full",
+            Error::NoQuorum { .. } => "no_quorum",
+            Error::OutcomeUnknown => "outcome_unknown",
+            Error::Unavailable(_) => "unavailable",
+        }
+    }
+}
