@@ -1,1 +1,60 @@
-fn main() {}
+//! `cargo xtask`: the house tasks of this workspace.
+//!
+//! `check` is the whole gate and never writes to the tree; `fix` writes; `tidy` holds the house
+//! rules that a linter cannot know; `release` builds the binary that is shipped.
+
+mod check;
+mod release;
+mod step;
+mod tidy;
+
+use anyhow::{Result, bail};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  check [STEP...]  the whole gate, or only the named steps; never writes to the tree
+  fix              format and apply what clippy can repair
+  tidy             the house rules alone
+  release          build the release binary; print its path, size and checksum
+
+steps of check: ";
+
+fn main() -> ExitCode {
+    match run(&std::env::args().skip(1).collect::<Vec<_>>()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// `false` means that the task ran and found something wrong.
+fn run(args: &[String]) -> Result<bool> {
+    let root = workspace_root();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["check", steps @ ..] => check::check(&root, steps),
+        ["fix"] => check::fix(&root),
+        ["tidy"] => tidy::run(&root),
+        ["release"] => release::release(&root),
+        [] | ["help" | "-h" | "--help"] => {
+            println!("{USAGE}{}", check::step_names().join(" "));
+            Ok(true)
+        }
+        other => bail!("unknown command {:?}; see cargo xtask help", other.join(" ")),
+    }
+}
+
+/// Where the workspace lies. Cargo says so at run time, so that a copied tree is not the old one.
+fn workspace_root() -> PathBuf {
+    let manifest_dir = std::env::var("CARGO_MANIFEST_DIR")
+        .unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_string());
+    Path::new(&manifest_dir).parent().unwrap_or(Path::new(".")).to_path_buf()
+}

@@ -1,0 +1,164 @@
+//! `check`, the whole gate, and `fix`, which writes what can be repaired by a tool.
+//!
+//! Invariants: `check` never writes to the tree (`--locked` keeps Cargo.lock as it is), stops at
+//! the first failure with the command that repeats it, and says what it skipped. Cheap steps come
+//! first. Every cargo step selects the whole workspace with all features, so that dependencies are
+//! built once for checking and once for running, never once per step.
+
+use crate::{step::Step, tidy};
+use anyhow::{Result, bail};
+use std::{path::Path, time::Instant};
+
+/// Seeds and steps of the bounded simulation: enough to catch what a change broke, seconds to run.
+const SIM_ARGS: &str = "--seed 1 --seeds 20";
+
+/// How one part of the gate ended.
+enum Outcome {
+    Passed,
+    Failed { rerun: String },
+    Skipped { why: &'static str },
+}
+
+type Part = (&'static str, fn(&Path) -> Result<Outcome>);
+
+const PARTS: &[Part] = &[
+    ("fmt", fmt),
+    ("tidy", house_rules),
+    ("deny", deny),
+    ("clippy", clippy),
+    ("docs", docs),
+    ("test", test),
+    ("doctest", doctest),
+    ("sim", sim),
+];
+
+pub(crate) fn step_names() -> Vec<&'static str> {
+    PARTS.iter().map(|(name, _)| *name).collect()
+}
+
+/// Runs the named parts of the gate, or all; `false` at the first that fails.
+pub(crate) fn check(root: &Path, names: &[&str]) -> Result<bool> {
+    if let Some(unknown) = names.iter().find(|name| !step_names().contains(name)) {
+        bail!("check has no step {unknown:?}; its steps are {}", step_names().join(" "));
+    }
+    let (mut passed, mut skipped) = (0, Vec::new());
+    for (name, part) in PARTS.iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {
+        println!("==> {name}");
+        let started = Instant::now();
+        let outcome = part(root)?;
+        let seconds = started.elapsed().as_secs_f32();
+        match outcome {
+            Outcome::Passed => {
+                println!("    {name} passed in {seconds:.1} s");
+                passed += 1;
+            }
+            Outcome::Skipped { why } => {
+                println!("    {name} skipped: {why}");
+                skipped.push(*name);
+            }
+            Outcome::Failed { rerun } => {
+                println!("    {name} FAILED after {seconds:.1} s; run it again with: {rerun}");
+                println!("check: {passed} passed, 1 failed");
+                return Ok(false);
+            }
+        }
+    }
+    match skipped.as_slice() {
+        [] => println!("check: {passed} passed, 0 failed"),
+        _ => println!("check: {passed} passed, 0 failed, skipped: {}", skipped.join(", ")),
+    }
+    Ok(true)
+}
+
+/// Formats, and lets clippy repair what it can.
+pub(crate) fn fix(root: &Path) -> Result<bool> {
+    let clippy =
+        "cargo clippy --fix --allow-dirty --allow-staged --workspace --all-targets --all-features";
+    for step in [Step::new(clippy), Step::new("cargo fmt --all")] {
+        println!("==> {}", step.shown());
+        if !step.run(root)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn fmt(root: &Path) -> Result<Outcome> {
+    need(root, "cargo fmt --version", "rustup component add rustfmt")?;
+    outcome_of(&Step::new("cargo fmt --all --check"), root)
+}
+
+fn house_rules(root: &Path) -> Result<Outcome> {
+    Ok(match tidy::run(root)? {
+        true => Outcome::Passed,
+        false => Outcome::Failed { rerun: "cargo xtask tidy".to_string() },
+    })
+}
+
+fn deny(root: &Path) -> Result<Outcome> {
+    if !Step::new("cargo deny --version").succeeds_silently(root) {
+        let why = "cargo-deny is not installed; cargo install cargo-deny --locked brings it";
+        return Ok(Outcome::Skipped { why });
+    }
+    outcome_of(&Step::new("cargo deny --all-features --locked check bans licenses sources"), root)
+}
+
+fn clippy(root: &Path) -> Result<Outcome> {
+    need(root, "cargo clippy --version", "rustup component add clippy")?;
+    let line = "cargo clippy --workspace --all-targets --all-features --locked -- -D warnings";
+    outcome_of(&Step::new(line), root)
+}
+
+/// A broken link between documentation comments is an error, as a broken call would be.
+fn docs(root: &Path) -> Result<Outcome> {
+    let line = "cargo doc --workspace --all-features --no-deps --locked";
+    outcome_of(&Step::new(line).env("RUSTDOCFLAGS", "-D warnings"), root)
+}
+
+fn test(root: &Path) -> Result<Outcome> {
+    let nextest = Step::new("cargo nextest --version").succeeds_silently(root);
+    let line = match nextest {
+        true => "cargo nextest run --workspace --all-features --locked",
+        false => "cargo test --workspace --all-features --locked --lib --bins --tests --examples",
+    };
+    outcome_of(&Step::new(line), root)
+}
+
+fn doctest(root: &Path) -> Result<Outcome> {
+    outcome_of(&Step::new("cargo test --workspace --all-features --locked --doc"), root)
+}
+
+/// Builds the simulator within the workspace's features, which the tests have built already, and
+/// runs it. `cargo run -p` would build its dependencies a second time with fewer features.
+fn sim(root: &Path) -> Result<Outcome> {
+    let build = Step::new("cargo build --workspace --all-features --locked --bin taskyard-sim");
+    let built = outcome_of(&build, root)?;
+    if !matches!(built, Outcome::Passed) {
+        return Ok(built);
+    }
+    // This program and the simulator are binaries of one workspace and one profile, so they lie
+    // side by side.
+    let simulator = std::env::current_exe()?.with_file_name("taskyard-sim");
+    let rerun = format!("cargo run -p taskyard-sim -- {SIM_ARGS}");
+    println!("    {rerun}");
+    Ok(match Step::at(&simulator, SIM_ARGS).run(root)? {
+        true => Outcome::Passed,
+        false => Outcome::Failed { rerun },
+    })
+}
+
+fn outcome_of(step: &Step, root: &Path) -> Result<Outcome> {
+    println!("    {}", step.shown());
+    Ok(match step.run(root)? {
+        true => Outcome::Passed,
+        false => Outcome::Failed { rerun: step.shown() },
+    })
+}
+
+/// Stops the gate when a part of the Rust toolchain itself is absent: nothing else can stand in.
+fn need(root: &Path, probe: &str, install: &str) -> Result<()> {
+    if !Step::new(probe).succeeds_silently(root) {
+        bail!("{probe} does not run; install it with: {install}");
+    }
+    Ok(())
+}
