@@ -6,6 +6,7 @@
 mod boundaries;
 mod codes;
 mod comments;
+mod dependencies;
 mod manifests;
 mod markdown;
 mod mentions;
@@ -46,6 +47,7 @@ const RULES: &[Rule] = &[
     boundaries::check,
     codes::check,
     comments::check,
+    dependencies::check,
     manifests::check,
     markdown::check,
     promises::check,
