@@ -4,10 +4,13 @@ pub mod broker;
 pub mod clock;
 pub mod config;
 pub mod error;
+pub mod front;
 pub mod node;
 pub mod shard;
 
+pub use broker::Broker;
 pub use clock::Clock;
 pub use config::Config;
 pub use error::Error;
+pub use front::Front;
 pub use node::Node;

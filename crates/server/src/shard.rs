@@ -9,6 +9,7 @@ use std::time::Duration;
 use taskyard_machine::{
     ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome, SessionId, ShardId, TaskId,
 };
+use tokio::sync::mpsc;
 
 /// All shards of this node.
 #[derive(Clone, Debug)]
@@ -47,6 +48,30 @@ pub struct HandedTask {
     pub body: Bytes,
 }
 
+/// The next bytes of a backup.
+#[derive(Clone, Debug)]
+pub struct BackupPart {
+    /// The file's next bytes.
+    pub data: Bytes,
+    /// Shards that are in it whole.
+    pub shards_done: u16,
+}
+
+/// How one shard stands.
+#[derive(Clone, Copy, Debug)]
+pub struct ShardStatus {
+    /// Which.
+    pub shard: ShardId,
+    /// Its term.
+    pub term: u64,
+    /// The replica of this node leads it and has applied its own first entry: it serves.
+    pub serves: bool,
+    /// Index of the last entry on this node's disk.
+    pub persisted: u64,
+    /// Index of the last entry that was applied.
+    pub applied: u64,
+}
+
 impl Shards {
     /// How many shards there are.
     pub fn count(&self) -> u16 {
@@ -81,7 +106,8 @@ impl Shards {
     }
 
     /// Claims from queues of one shard; parks up to `wait` when nothing is ready, without a log
-    /// entry. Dropping the future takes the waiter away. Empty when the wait is over.
+    /// entry. Empty when the wait is over. Dropping the future takes the waiter away; what was
+    /// claimed for it by then, even if already handed over, is released: no claim is ever orphaned.
     pub async fn claim(
         &self,
         shard: ShardId,
@@ -94,6 +120,8 @@ impl Shards {
 
     /// Parks until one of `queues` (all on `shard`) may have something to claim, or `wait` is over
     /// (`false`). For claims over several shards: the gateway then claims from one shard at a time.
+    /// A hint is no claim: it takes nothing from parked claims, and if the one that was woken does
+    /// not claim (it went away), the next one is woken soon.
     pub async fn claimable(
         &self,
         shard: ShardId,
@@ -136,6 +164,30 @@ impl Shards {
     /// unless it is named alive again.
     pub fn session_cut(&self, session: SessionId) {
         let _ = session;
+        unimplemented!("engine")
+    }
+
+    /// Claims that a session was handed and never reported started, as the gateway knows them when
+    /// the session falls silent; replaces what was said before. They go into its `EndSession` as
+    /// `not_started`: released, not lost. Forgotten when the session is named alive again.
+    pub fn session_not_started(&self, session: SessionId, tasks: Vec<TaskId>) {
+        let _ = (session, tasks);
+        unimplemented!("engine")
+    }
+
+    /// A consistent copy of every shard, as the bytes of one file, in parts. A slow reader slows the
+    /// copy, not the shards; dropping the receiver ends it.
+    pub async fn backup(&self) -> Result<mpsc::Receiver<Result<BackupPart, Error>>, Error> {
+        unimplemented!("engine")
+    }
+
+    /// How each shard stands, in order.
+    pub async fn status(&self) -> Result<Vec<ShardStatus>, Error> {
+        unimplemented!("engine")
+    }
+
+    /// Metrics of this node, in the Prometheus text format.
+    pub fn metrics(&self) -> String {
         unimplemented!("engine")
     }
 
