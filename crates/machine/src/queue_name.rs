@@ -30,6 +30,11 @@ pub enum InvalidQueueName {
 impl QueueName {
     /// Checks the grammar.
     pub fn parse(raw: &str) -> Result<QueueName, InvalidQueueName> {
+        QueueName::check(raw).map(|()| QueueName(raw.into()))
+    }
+
+    /// Checks the grammar without making a name: for those who only pass the text on.
+    pub fn check(raw: &str) -> Result<(), InvalidQueueName> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
         if raw.is_empty() {
             return Err(InvalidQueueName::Empty);
@@ -39,7 +44,7 @@ impl QueueName {
         }
         match raw.chars().find(|&c| !allowed(c)) {
             Some(found) => Err(InvalidQueueName::BadCharacter { found }),
-            None => Ok(QueueName(raw.into())),
+            None => Ok(()),
         }
     }
 

@@ -24,6 +24,14 @@ pub enum Error {
         /// The node's limit.
         bytes_max: usize,
     },
+    /// One element of an atomic batch is bad. Nothing changed.
+    #[error("task {index} of the batch: {error}; nothing was enqueued")]
+    Element {
+        /// Position in the batch, from 0.
+        index: usize,
+        /// What is wrong with it.
+        error: Box<Error>,
+    },
     /// A budget of this node is used up (memory, parked claims, connections). Nothing changed.
     #[error("{0}")]
     LimitExceeded(String),
@@ -54,6 +62,7 @@ impl Error {
             Error::Invalid(_) => "invalid_argument",
             Error::NotFound(_) => "not_found",
             Error::PayloadTooLarge { .. } => "payload_too_large",
+            Error::Element { error, .. } => error.code(),
             Error::LimitExceeded(_) => "limit_exceeded",
             Error::DiskFull(_) => "disk_full",
             Error::NoQuorum { .. } => "no_quorum",
