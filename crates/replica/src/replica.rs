@@ -3,8 +3,17 @@
 //! Inputs: proposals, peer messages, ticks, "persisted". Outputs: entries to persist, messages to
 //! send before and after the sync, outcomes. Nothing in it can wait, so nothing in it can deadlock.
 //! The server drives it with real disks and sockets, the simulator with fake ones.
+//!
+//! A group's history begins at index 1, term 1, where its first voters are set and no entry is: so
+//! whoever joins later starts behind the log, gets a snapshot, and learns the voters with it.
 
-use raft::eraftpb;
+use crate::log::{Log, LogReader, SnapshotSource};
+use crate::{eraftpb, message};
+use bytes::Bytes;
+use eraftpb::{ConfChangeV2, EntryType, MessageType};
+use protobuf::Message as _;
+use raft::{RawNode, ReadOnlyOption, SnapshotStatus, StateRole, Storage};
+use std::collections::{BTreeMap, VecDeque};
 
 /// What a group agrees on.
 pub trait StateMachine {
@@ -12,14 +21,6 @@ pub trait StateMachine {
     type Outcome;
     /// Decides one committed entry. Every replica calls it with the same entries in the same order.
     fn apply(&mut self, index: u64, data: &[u8]) -> Self::Outcome;
-}
-
-/// Reads back entries of the log that are no longer cached here (for a lagging peer, after a restart).
-pub trait LogReader: Send {
-    /// Entries `[from, to)`, at least one, stopping before `bytes_max` is passed (but never empty).
-    fn entries(&self, from: u64, to: u64, bytes_max: u64) -> Vec<eraftpb::Entry>;
-    /// The term of one entry.
-    fn term(&self, index: u64) -> Option<u64>;
 }
 
 /// Who this replica is.
@@ -35,7 +36,7 @@ pub struct Config {
     pub election_ticks: usize,
 }
 
-/// What was found on disk; empty for a new replica.
+/// What was found on disk; empty for a new replica that joins a group.
 #[derive(Clone, Debug, Default)]
 pub struct Restored {
     /// Term, vote, commit.
@@ -46,14 +47,36 @@ pub struct Restored {
     pub applied: u64,
     /// Term of the entry at `applied`.
     pub applied_term: u64,
+    /// Index of the first entry still in the log where that is at or before `applied`: lagging peers
+    /// are served from there. 0 if the log begins after `applied`.
+    pub first_index: u64,
     /// Index of the last entry in the log; `applied` if there is none after it.
     pub last_index: u64,
+}
+
+impl Restored {
+    /// A brand-new group of these voters. Every one of them starts from the same.
+    pub fn first(voters: &[u64]) -> Restored {
+        let conf_state = eraftpb::ConfState { voters: voters.to_vec(), ..Default::default() };
+        Restored { conf_state, ..Restored::default() }.at_its_beginning()
+    }
+
+    /// A group with voters and no checkpoint stands at the beginning of its history.
+    fn at_its_beginning(mut self) -> Restored {
+        if self.applied == 0 && !self.conf_state.voters.is_empty() {
+            (self.applied, self.applied_term) = (1, 1);
+            self.last_index = self.last_index.max(1);
+            self.hard_state.term = self.hard_state.term.max(1);
+        }
+        self
+    }
 }
 
 /// Where a replica stands in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Decides. `ready` once its own first entry is applied: from then on its reads and times are right.
+    /// Decides. It was elected and has applied everything from before its term: its state is the
+    /// newest there is, and the time it stamps can follow from it.
     Leader {
         /// Its term.
         term: u64,
@@ -75,6 +98,27 @@ pub struct NotLeader {
     pub leader: Option<u64>,
 }
 
+/// The replica can't be started.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A setting is outside its bounds.
+    #[error("replica can't be configured: {what}")]
+    Config {
+        /// Which one, and its bound.
+        what: String,
+    },
+    /// What was found on disk does not fit together: something that was synced is gone.
+    #[error(
+        "log of replica {id} is broken: {what}; restore this node's disk or replace the replica"
+    )]
+    BrokenLog {
+        /// The replica.
+        id: u64,
+        /// What does not fit.
+        what: String,
+    },
+}
+
 /// One applied entry.
 #[derive(Debug)]
 pub struct Applied<O> {
@@ -88,8 +132,11 @@ pub struct Applied<O> {
     pub outcome: O,
 }
 
-/// What the driver must do, in this order: send `messages_now`; persist `entries` and `hard_state`
-/// (syncing if `must_sync`); call [`Replica::persisted`] with `number`.
+/// What the driver must do, in this order: send `messages_now`; install `snapshot`, if there is one
+/// ([`Replica::install`]); persist `entries` and `hard_state` (syncing if `must_sync`); call
+/// [`Replica::persisted`] with `number`.
+///
+/// Several may be under way at once. They are persisted in the order in which they were handed out.
 #[derive(Debug)]
 pub struct Ready {
     /// Hand it back to [`Replica::persisted`].
@@ -98,11 +145,12 @@ pub struct Ready {
     pub entries: Vec<eraftpb::Entry>,
     /// To store with them.
     pub hard_state: Option<eraftpb::HardState>,
-    /// Whether the vote, term or entries must be on disk before going on.
+    /// Whether the vote, term or entries must be on disk before going on. Where it is false,
+    /// `hard_state` holds a new commit index alone and may ride in the next write that is synced.
     pub must_sync: bool,
     /// May be sent before the sync (a leader's appends).
     pub messages_now: Vec<eraftpb::Message>,
-    /// A snapshot to install, received from the leader.
+    /// A snapshot to install, received from the leader. It replaces the state and the whole log.
     pub snapshot: Option<eraftpb::Snapshot>,
 }
 
@@ -113,12 +161,649 @@ pub struct Progress<O> {
     pub messages: Vec<eraftpb::Message>,
     /// Entries that were committed and have been applied, in order.
     pub applied: Vec<Applied<O>>,
-    /// Proposal numbers that will never be answered: lost with leadership.
+    /// Proposal numbers that will never be answered: lost with leadership. Their entries may still
+    /// be applied, or not: the outcome is unknown.
     pub dropped: Vec<u64>,
     /// Reads (by the number given to [`Replica::read`]) that may now be served from the state.
     pub reads: Vec<u64>,
     /// Reads that were lost with leadership.
     pub reads_dropped: Vec<u64>,
-    /// The new role, if it changed.
+    /// The new role, if it changed. It holds after `applied`, `dropped` and `reads_dropped`.
     pub role: Option<Role>,
+    /// Whether voters or learners changed: see [`Replica::members`].
+    pub members_changed: bool,
+}
+
+/// An append to a peer holds at most this, so that a lost one costs little to send again.
+const APPEND_BYTES_MAX: u64 = 1 << 20;
+/// Appends on their way to one peer at once.
+const APPENDS_IN_FLIGHT_MAX: usize = 64;
+/// One bite of committed entries: a long replay after a restart leaves room for other shards.
+const APPLY_BYTES_MAX: u64 = 4 << 20;
+/// Applied entries kept in memory for peers that are a little behind; the rest is read from disk.
+const CACHE_BYTES_MAX: usize = 4 << 20;
+
+/// A ready that the driver has not yet reported persisted, or that waits for an earlier one.
+struct Outstanding {
+    number: u64,
+    persisted: bool,
+    /// Index and term of the snapshot in it.
+    snapshot: Option<(u64, u64)>,
+    messages: Vec<eraftpb::Message>,
+}
+
+/// A proposal of this leader, waiting to be applied.
+struct Proposal {
+    index: u64,
+    number: u64,
+}
+
+/// One replica of one group: a raft node and the state machine it feeds.
+pub struct Replica<M: StateMachine> {
+    pub(crate) node: RawNode<Log>,
+    machine: M,
+    seed: u64,
+    election_ticks: usize,
+    applied: u64,
+    applied_term: u64,
+    pub(crate) conf_state: eraftpb::ConfState,
+    /// Committed entries that raft has handed out and the machine has not seen yet.
+    pending: VecDeque<eraftpb::Entry>,
+    /// The last committed index that raft has handed out. It may be behind `applied`, which takes
+    /// what is committed by a write without waiting for the next ready.
+    handed_out: u64,
+    /// What was committed when this replica started: it campaigns only when that is applied.
+    replay_until: u64,
+    outstanding: VecDeque<Outstanding>,
+    /// The machine of a snapshot that is being persisted.
+    installed: Option<M>,
+    /// The term in which this replica leads and has applied all before it.
+    leading: Option<u64>,
+    role_told: Role,
+    members_changed: bool,
+    proposals: VecDeque<Proposal>,
+    dropped: Vec<u64>,
+    /// Reads that wait for a majority to confirm leadership, by their context.
+    reads_asked: BTreeMap<u64, u64>,
+    /// Confirmed reads as (index that must be applied first, number).
+    reads_confirmed: VecDeque<(u64, u64)>,
+    reads_dropped: Vec<u64>,
+    next_read: u64,
+}
+
+impl<M: StateMachine> Replica<M> {
+    /// A replica as its disk left it. `machine` is the state at `restored.applied`. A lone voter
+    /// campaigns at once, or as soon as what it knows to be committed is applied.
+    pub fn new(
+        config: &Config,
+        restored: Restored,
+        log: Box<dyn LogReader>,
+        machine: M,
+    ) -> Result<Replica<M>, Error> {
+        let restored = restored.at_its_beginning();
+        let hard_state = checked_hard_state(config.id, &restored)?;
+        let start = readable_from(config.id, &restored, log.as_ref())?;
+        let conf_state = restored.conf_state.clone();
+        let storage = Log::new(hard_state.clone(), conf_state, start, restored.last_index, log);
+        if storage.term(restored.last_index).is_err() {
+            let what = format!("its last entry, {}, can't be read", restored.last_index);
+            return Err(Error::BrokenLog { id: config.id, what });
+        }
+        let raft_config = raft::Config {
+            id: config.id,
+            election_tick: config.election_ticks,
+            heartbeat_tick: config.heartbeat_ticks,
+            applied: restored.applied,
+            max_size_per_msg: APPEND_BYTES_MAX,
+            max_inflight_msgs: APPENDS_IN_FLIGHT_MAX,
+            check_quorum: true,
+            pre_vote: true,
+            read_only_option: ReadOnlyOption::Safe,
+            max_committed_size_per_ready: APPLY_BYTES_MAX,
+            ..raft::Config::default()
+        };
+        let logger = slog::Logger::root(slog::Discard, slog::o!());
+        let node = RawNode::new(&raft_config, storage, &logger)
+            .map_err(|error| Error::Config { what: error.to_string() })?;
+        let role_told = Role::Follower { term: hard_state.term, leader: None };
+        let mut replica = Replica {
+            node,
+            machine,
+            seed: config.seed,
+            election_ticks: config.election_ticks,
+            applied: restored.applied,
+            applied_term: restored.applied_term,
+            conf_state: restored.conf_state,
+            pending: VecDeque::new(),
+            handed_out: restored.applied,
+            replay_until: hard_state.commit,
+            outstanding: VecDeque::new(),
+            installed: None,
+            leading: None,
+            role_told,
+            members_changed: false,
+            proposals: VecDeque::new(),
+            dropped: Vec::new(),
+            reads_asked: BTreeMap::new(),
+            reads_confirmed: VecDeque::new(),
+            reads_dropped: Vec::new(),
+            next_read: 0,
+        };
+        replica.campaign_if_alone();
+        Ok(replica)
+    }
+
+    /// Lets peers that are behind the start of the log have checkpoints. Without it they wait.
+    pub fn set_snapshot_source(&mut self, source: Box<dyn SnapshotSource>) {
+        self.node.mut_store().set_snapshots(source);
+    }
+
+    /// Appends an entry to the log, if this replica leads. `number` comes back with its outcome, or
+    /// among the dropped ones.
+    ///
+    /// # Panics
+    /// If `data` is empty: such entries are raft's own.
+    pub fn propose(&mut self, data: impl Into<Bytes>, number: u64) -> Result<(), NotLeader> {
+        let data = data.into();
+        assert!(
+            !data.is_empty(),
+            "proposal {number} is empty; entries without data are raft's own"
+        );
+        let term = self.leading.ok_or(NotLeader { leader: self.leader() })?;
+        let mut message = eraftpb::Message { from: self.id(), ..Default::default() };
+        message.set_msg_type(MessageType::MsgPropose);
+        message.mut_entries().push(eraftpb::Entry { data, ..Default::default() });
+        // Refused while leadership is being handed over, or when this replica was voted out.
+        self.node.raft.step(message).map_err(|_| NotLeader { leader: None })?;
+        debug_assert_eq!(term, self.term(), "a proposal does not change the term");
+        self.proposals.push_back(Proposal { index: self.last_index(), number });
+        Ok(())
+    }
+
+    /// Asks whether this replica still leads. `number` comes back in [`Progress::reads`] when the
+    /// state shows everything that was acknowledged before this call.
+    pub fn read(&mut self, number: u64) -> Result<(), NotLeader> {
+        if self.leading.is_none() {
+            return Err(NotLeader { leader: self.leader() });
+        }
+        let context = self.next_read;
+        self.next_read += 1;
+        self.reads_asked.insert(context, number);
+        self.node.read_index(context.to_be_bytes().to_vec());
+        Ok(())
+    }
+
+    /// Takes a message from a peer. One that is malformed, stale or not for this replica is ignored.
+    ///
+    /// # Panics
+    /// If it proves that a committed entry differs or was lost here: going on would diverge.
+    pub fn step(&mut self, message: eraftpb::Message) {
+        let sound = message::is_sound(&message, self.id(), self.last_index());
+        // Raft reads everything unapplied before it campaigns, which a snapshot has just replaced.
+        let campaign_now = message.get_msg_type() == MessageType::MsgTimeoutNow;
+        if sound && (!campaign_now || self.may_campaign()) {
+            // Errors say that the sender is no member any more: ignored as well.
+            let _ = self.node.step(message);
+            self.settle();
+        }
+    }
+
+    /// One tick has passed.
+    pub fn tick(&mut self) {
+        let leads = self.node.raft.state == StateRole::Leader;
+        if !leads && !self.may_campaign() {
+            return;
+        }
+        // Raft has drawn a timeout from the thread's randomness; it looks at it here alone.
+        let timeout = election_timeout(self.seed, self.id(), self.term(), self.election_ticks);
+        self.node.raft.set_randomized_election_timeout(timeout);
+        self.node.tick();
+        self.settle();
+    }
+
+    /// Tries to become leader now.
+    pub fn campaign(&mut self) {
+        if self.may_campaign() {
+            // Refused only while membership changes are unapplied; then a later tick does it.
+            let _ = self.node.campaign();
+            self.settle();
+        }
+    }
+
+    /// Hands leadership to `to` once it has the whole log; given up after an election timeout.
+    /// Proposals are refused meanwhile.
+    pub fn transfer_leader(&mut self, to: u64) {
+        self.node.transfer_leader(to);
+        self.settle();
+    }
+
+    /// Tells that peer `to` can't be reached: appends to it are probed instead of streamed.
+    pub fn unreachable(&mut self, to: u64) {
+        self.node.report_unreachable(to);
+    }
+
+    /// Tells what came of a snapshot message to `to`. Nothing else is sent to it before this is told.
+    pub fn snapshot_sent(&mut self, to: u64, delivered: bool) {
+        let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
+        self.node.report_snapshot(to, status);
+    }
+
+    /// Whether [`Replica::ready`] has something.
+    pub fn has_ready(&self) -> bool {
+        self.node.has_ready()
+            || self.applied < self.appliable()
+            || self.role() != self.role_told
+            || !self.dropped.is_empty()
+            || !self.reads_dropped.is_empty()
+    }
+
+    /// What to persist and send next.
+    pub fn ready(&mut self) -> Option<Ready> {
+        if !self.has_ready() {
+            return None;
+        }
+        let mut ready = self.node.ready();
+        let number = ready.number();
+        let read_states = ready.take_read_states();
+        self.confirm_reads(read_states);
+        let entries = ready.take_entries();
+        let committed = ready.take_committed_entries();
+        let snapshot = Some(ready.snapshot().clone()).filter(|snapshot| !snapshot.is_empty());
+        let messages_now = ready.take_messages();
+        let messages = ready.take_persisted_messages();
+        let hard_state = ready.hs().cloned();
+        let must_sync = ready.must_sync();
+        let metadata = snapshot.as_ref().map(|snapshot| snapshot.get_metadata().clone());
+        if let Some(metadata) = &metadata {
+            self.pending.clear();
+            self.handed_out = metadata.index;
+            self.node.mut_store().restart_at(metadata.index, metadata.term);
+            self.conf_state = metadata.get_conf_state().clone();
+            self.members_changed = true;
+        }
+        self.node.mut_store().append(&entries);
+        // Raft may read the entries from here on; they are in the cache.
+        self.node.advance_append_async(ready);
+        self.handed_out = committed.last().map_or(self.handed_out, |entry| entry.index);
+        let seen = self.pending.back().map_or(self.applied, |entry| entry.index);
+        self.pending.extend(committed.into_iter().filter(|entry| entry.index > seen));
+        self.outstanding.push_back(Outstanding {
+            number,
+            persisted: false,
+            snapshot: metadata.map(|metadata| (metadata.index, metadata.term)),
+            messages,
+        });
+        Some(Ready { number, entries, hard_state, must_sync, messages_now, snapshot })
+    }
+
+    /// Takes the state of the snapshot in a [`Ready`], before that ready is reported persisted.
+    pub fn install(&mut self, machine: M) {
+        assert!(
+            self.outstanding.iter().any(|ready| ready.snapshot.is_some()),
+            "a snapshot was installed that no ready asked for"
+        );
+        self.installed = Some(machine);
+    }
+
+    /// The write of this ready is done (and on disk, if it had to be). Applies a bite of what is
+    /// committed: while more is, [`Replica::has_ready`] holds.
+    ///
+    /// # Panics
+    /// If no such ready is under way, or its snapshot was not installed.
+    pub fn persisted(&mut self, number: u64) -> Progress<M::Outcome> {
+        let ready = self.outstanding.iter_mut().find(|ready| ready.number == number);
+        ready.expect("a ready is reported persisted once").persisted = true;
+        let mut messages = Vec::new();
+        let mut persisted_up_to = None;
+        let mut snapshot = None;
+        // A ready without a write of its own may be done before an earlier one. It must not count
+        // for that one, so what it holds back waits.
+        while let Some(ready) = pop_front_if(&mut self.outstanding, |ready| ready.persisted) {
+            persisted_up_to = Some(ready.number);
+            snapshot = ready.snapshot.or(snapshot);
+            messages.extend(ready.messages);
+        }
+        if let Some(number) = persisted_up_to {
+            self.node.on_persist_ready(number);
+        }
+        if let Some((index, term)) = snapshot {
+            self.machine = self.installed.take().expect("a snapshot is installed before it counts");
+            (self.applied, self.applied_term) = (index, term);
+            self.node.advance_apply_to(index);
+        }
+        let applied = self.apply_bite();
+        self.evict_applied();
+        self.campaign_if_alone();
+        self.leave_joint();
+        self.settle();
+        let read_states = std::mem::take(&mut self.node.raft.read_states);
+        self.confirm_reads(read_states);
+        let role = self.role();
+        let role_changed = role != self.role_told;
+        self.role_told = role;
+        Progress {
+            messages,
+            applied,
+            dropped: std::mem::take(&mut self.dropped),
+            reads: self.take_reads(),
+            reads_dropped: std::mem::take(&mut self.reads_dropped),
+            role: role_changed.then_some(role),
+            members_changed: std::mem::take(&mut self.members_changed),
+        }
+    }
+
+    /// Where this replica stands now.
+    pub fn role(&self) -> Role {
+        match self.leading {
+            Some(term) => Role::Leader { term },
+            None => Role::Follower { term: self.term(), leader: self.leader() },
+        }
+    }
+
+    /// This replica's id in its group.
+    pub fn id(&self) -> u64 {
+        self.node.raft.id
+    }
+
+    /// The current term.
+    pub fn term(&self) -> u64 {
+        self.node.raft.term
+    }
+
+    /// The last index known to be committed.
+    pub fn commit(&self) -> u64 {
+        self.node.raft.raft_log.committed
+    }
+
+    /// The last index that the state machine has seen.
+    pub fn applied(&self) -> u64 {
+        self.applied
+    }
+
+    /// The term of the entry there.
+    pub fn applied_term(&self) -> u64 {
+        self.applied_term
+    }
+
+    /// The last index of the log, persisted or not.
+    pub fn last_index(&self) -> u64 {
+        self.node.raft.raft_log.last_index()
+    }
+
+    /// The first index that can still be sent to a peer.
+    pub fn first_index(&self) -> u64 {
+        self.node.store().first()
+    }
+
+    /// Voters and learners as of [`Replica::applied`]: part of a checkpoint there.
+    pub fn conf_state(&self) -> &eraftpb::ConfState {
+        &self.conf_state
+    }
+
+    /// The state.
+    pub fn machine(&self) -> &M {
+        &self.machine
+    }
+
+    /// The state, for what is no part of what is agreed on (marking a checkpoint's cut, taking its
+    /// bites). Commands go through [`Replica::propose`].
+    pub fn machine_mut(&mut self) -> &mut M {
+        &mut self.machine
+    }
+
+    /// Forgets the log up to `up_to`, which a synced checkpoint covers. Call it before the driver
+    /// deletes those entries.
+    ///
+    /// # Panics
+    /// If that is not applied yet.
+    pub fn compact(&mut self, up_to: u64) {
+        assert!(up_to <= self.applied, "log compacted to {up_to}, applied is {}", self.applied);
+        if up_to >= self.first_index() {
+            let term = self.node.store().term(up_to).expect("what is after the start has a term");
+            self.node.mut_store().compact(up_to, term);
+        }
+    }
+
+    /// Drops applied entries from memory until `bytes_max` are left; they are read from the driver's
+    /// log when a peer needs them. Done by itself at 4 MiB, and at 0 for a lone voter.
+    pub fn evict_cache(&mut self, bytes_max: usize) {
+        // Raft never applies an entry that is not persisted, and reads each once more to hand it out.
+        let unused_up_to = self.applied.min(self.handed_out);
+        self.node.mut_store().evict(unused_up_to, bytes_max);
+    }
+
+    /// Bytes of entries held in memory.
+    pub fn cache_bytes(&self) -> usize {
+        self.node.store().cache_bytes()
+    }
+
+    fn leader(&self) -> Option<u64> {
+        let leader = self.node.raft.leader_id;
+        // Elected, but not yet with everything applied: nobody can be sent here.
+        (leader != raft::INVALID_ID && leader != self.id()).then_some(leader)
+    }
+
+    /// The last index that is both committed and persisted here.
+    fn appliable(&self) -> u64 {
+        let log = &self.node.raft.raft_log;
+        log.committed.min(log.persisted)
+    }
+
+    /// Campaigning makes raft read all that is committed and not applied at once, and fails when a
+    /// snapshot has replaced it; a lone voter wins on the spot, so its log must be on disk.
+    fn may_campaign(&self) -> bool {
+        let log = &self.node.raft.raft_log;
+        self.applied >= self.replay_until
+            && self.outstanding.iter().all(|ready| ready.snapshot.is_none())
+            && (!self.is_alone() || log.persisted == log.last_index())
+    }
+
+    fn is_alone(&self) -> bool {
+        self.node.raft.prs().is_singleton() && self.node.raft.promotable()
+    }
+
+    fn campaign_if_alone(&mut self) {
+        if self.is_alone()
+            && self.node.raft.state != StateRole::Leader
+            && self.applied >= self.commit()
+        {
+            self.campaign();
+        }
+    }
+
+    /// Follows raft's own state: what was promised as leader of a term ends with it.
+    fn settle(&mut self) {
+        let raft = &self.node.raft;
+        let elected = (raft.state == StateRole::Leader).then_some(raft.term);
+        if self.leading.is_some() && self.leading != elected {
+            self.dropped.extend(self.proposals.drain(..).map(|proposal| proposal.number));
+            let asked = std::mem::take(&mut self.reads_asked).into_values();
+            self.reads_dropped.extend(asked);
+            let confirmed = std::mem::take(&mut self.reads_confirmed).into_iter();
+            self.reads_dropped.extend(confirmed.map(|(_, number)| number));
+        }
+        self.leading = elected.filter(|&term| self.applied_term == term);
+    }
+
+    fn apply_bite(&mut self) -> Vec<Applied<M::Outcome>> {
+        if self.pending.is_empty() {
+            let log = &self.node.raft.raft_log;
+            let next = log.next_entries_since(self.applied, Some(APPLY_BYTES_MAX));
+            self.pending.extend(next.unwrap_or_default());
+        }
+        let mut applied = Vec::with_capacity(self.pending.len());
+        while let Some(entry) = self.pending.pop_front() {
+            assert_eq!(entry.index, self.applied + 1, "entries are applied without gaps");
+            applied.extend(self.apply(&entry));
+        }
+        if self.node.raft.raft_log.applied < self.applied {
+            self.node.advance_apply_to(self.applied);
+        }
+        applied
+    }
+
+    fn apply(&mut self, entry: &eraftpb::Entry) -> Option<Applied<M::Outcome>> {
+        let (index, term) = (entry.index, entry.term);
+        (self.applied, self.applied_term) = (index, term);
+        let outcome = match entry.get_entry_type() {
+            EntryType::EntryNormal if entry.data.is_empty() => None,
+            EntryType::EntryNormal => Some(self.machine.apply(index, &entry.data)),
+            EntryType::EntryConfChangeV2 => {
+                let change = ConfChangeV2::parse_from_bytes(&entry.data);
+                self.apply_members(&change.expect("a committed change of members can be read"));
+                None
+            }
+            EntryType::EntryConfChange => {
+                panic!("entry {index} is of a kind that is never proposed")
+            }
+        };
+        let proposal = pop_front_if(&mut self.proposals, |proposal| proposal.index == index)
+            .map(|proposal| proposal.number);
+        outcome.map(|outcome| Applied { index, term, proposal, outcome })
+    }
+
+    pub(crate) fn members_have_changed(&mut self, conf_state: eraftpb::ConfState) {
+        self.conf_state = conf_state;
+        self.members_changed = true;
+    }
+
+    fn evict_applied(&mut self) {
+        self.evict_cache(if self.is_alone() { 0 } else { CACHE_BYTES_MAX });
+    }
+
+    fn confirm_reads(&mut self, states: Vec<raft::ReadState>) {
+        for state in states {
+            let context = state.request_ctx.try_into().map(u64::from_be_bytes);
+            let number = context.ok().and_then(|context| self.reads_asked.remove(&context));
+            self.reads_confirmed.extend(number.map(|number| (state.index, number)));
+        }
+    }
+
+    fn take_reads(&mut self) -> Vec<u64> {
+        let applied = self.applied;
+        let next = || pop_front_if(&mut self.reads_confirmed, |&(index, _)| index <= applied);
+        std::iter::from_fn(next).map(|(_, number)| number).collect()
+    }
+}
+
+fn pop_front_if<T>(queue: &mut VecDeque<T>, holds: impl Fn(&T) -> bool) -> Option<T> {
+    if queue.front().is_some_and(holds) { queue.pop_front() } else { None }
+}
+
+/// The hard state to start from. A commit index is persisted late, so a checkpoint may be ahead of it.
+fn checked_hard_state(id: u64, restored: &Restored) -> Result<eraftpb::HardState, Error> {
+    let mut hard_state = restored.hard_state.clone();
+    hard_state.commit = hard_state.commit.max(restored.applied);
+    if hard_state.commit > restored.last_index {
+        let (commit, last) = (hard_state.commit, restored.last_index);
+        let what = format!("entries up to {commit} were committed, but it ends at {last}");
+        return Err(Error::BrokenLog { id, what });
+    }
+    if hard_state.term < restored.applied_term {
+        let (term, applied_term) = (hard_state.term, restored.applied_term);
+        let what = format!("its term is {term}, but an entry of term {applied_term} was applied");
+        return Err(Error::BrokenLog { id, what });
+    }
+    Ok(hard_state)
+}
+
+/// Index and term just before the first entry that peers can be sent.
+fn readable_from(id: u64, restored: &Restored, log: &dyn LogReader) -> Result<(u64, u64), Error> {
+    if restored.first_index == 0 || restored.first_index >= restored.applied {
+        return Ok((restored.applied, restored.applied_term));
+    }
+    // The term before the first entry is unknown, so that entry only tells its term.
+    let term = log.term(restored.first_index).ok_or_else(|| Error::BrokenLog {
+        id,
+        what: format!("its first entry, {}, can't be read", restored.first_index),
+    })?;
+    Ok((restored.first_index, term))
+}
+
+/// Ticks of silence after which a replica campaigns in a term: from `ticks` to just under twice that.
+fn election_timeout(seed: u64, id: u64, term: u64, ticks: usize) -> usize {
+    let mut mixed = seed;
+    for part in [id, term] {
+        mixed = mix(mixed ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    }
+    ticks + (mixed % ticks as u64) as usize
+}
+
+/// Spreads one number over all bits (the finalizer of splitmix64).
+fn mix(number: u64) -> u64 {
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn election_timeouts_follow_from_seed_replica_and_term_and_spread() {
+        let mut seen = std::collections::BTreeSet::new();
+        for term in 1..200 {
+            for id in 1..=3 {
+                let ticks = election_timeout(7, id, term, 10);
+                assert!((10..20).contains(&ticks), "{ticks} ticks for {id} in term {term}");
+                assert_eq!(ticks, election_timeout(7, id, term, 10));
+                seen.insert(ticks);
+            }
+        }
+        assert_eq!(seen.len(), 10, "every timeout in the range is drawn");
+    }
+
+    struct NoLog;
+
+    impl LogReader for NoLog {
+        fn entries(&self, from: u64, to: u64, _bytes_max: u64) -> Vec<eraftpb::Entry> {
+            unreachable!("entries {from} to {to} are not there")
+        }
+
+        fn term(&self, _index: u64) -> Option<u64> {
+            None
+        }
+    }
+
+    struct Nothing;
+
+    impl StateMachine for Nothing {
+        type Outcome = ();
+        fn apply(&mut self, _index: u64, _data: &[u8]) {}
+    }
+
+    fn start(restored: Restored) -> Result<Replica<Nothing>, Error> {
+        let config = Config { id: 1, seed: 0, heartbeat_ticks: 2, election_ticks: 10 };
+        Replica::new(&config, restored, Box::new(NoLog), Nothing)
+    }
+
+    #[test]
+    fn a_log_that_lost_synced_entries_is_refused() {
+        let restored = |commit, last_index, first_index| {
+            let mut restored = Restored::first(&[1, 2, 3]);
+            restored.hard_state.commit = commit;
+            (restored.applied, restored.applied_term) = (5, 1);
+            (restored.last_index, restored.first_index) = (last_index, first_index);
+            restored
+        };
+        for (commit, last, first, what) in [
+            (9, 7, 0, "entries up to 9 were committed, but it ends at 7"),
+            (0, 4, 0, "entries up to 5 were committed, but it ends at 4"),
+            (5, 7, 0, "its last entry, 7, can't be read"),
+            (5, 5, 3, "its first entry, 3, can't be read"),
+        ] {
+            let error = start(restored(commit, last, first)).err();
+            let expected = Error::BrokenLog { id: 1, what: what.into() };
+            assert_eq!(error, Some(expected));
+        }
+        assert!(start(restored(3, 5, 0)).is_ok(), "a checkpoint may be ahead of the stored commit");
+    }
+
+    #[test]
+    fn a_bad_configuration_is_refused() {
+        let config = Config { id: 1, seed: 0, heartbeat_ticks: 10, election_ticks: 10 };
+        let error = Replica::new(&config, Restored::first(&[1]), Box::new(NoLog), Nothing).err();
+        assert!(matches!(error, Some(Error::Config { .. })), "{error:?}");
+    }
 }

@@ -1,0 +1,147 @@
+//! Membership: voters, learners, and how far each has come.
+//!
+//! A change of one member takes effect when it is applied; a change of several goes through a joint
+//! configuration, in which both the old and the new voters must agree, and which is left by itself.
+//! One change is under way at a time.
+
+use crate::eraftpb::{
+    ConfChangeSingle, ConfChangeTransition, ConfChangeType, ConfChangeV2, ConfState,
+};
+use crate::{NotLeader, Replica, Role, StateMachine};
+use raft::StateRole;
+
+/// One change of one member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Makes a new replica or a learner a voter.
+    AddVoter(u64),
+    /// Makes a new replica or a voter a learner: it gets the log and has no vote.
+    AddLearner(u64),
+    /// Takes a voter or learner out of the group.
+    Remove(u64),
+}
+
+/// The change was not proposed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeRefused {
+    /// Ask the leader.
+    #[error(transparent)]
+    NotLeader(#[from] NotLeader),
+    /// An earlier change is not applied yet.
+    #[error("another change of members is under way; wait until it is done")]
+    InProgress,
+    /// It names nobody, or replica 0.
+    #[error("a change of members must name replicas, from 1")]
+    Invalid,
+}
+
+/// Who is in the group, each in ascending order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Members {
+    /// Those who decide.
+    pub voters: Vec<u64>,
+    /// Those who only follow.
+    pub learners: Vec<u64>,
+    /// The old voters while a change of several members is under way.
+    pub outgoing: Vec<u64>,
+}
+
+/// How far a member has come, as its leader sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerProgress {
+    /// The member.
+    pub id: u64,
+    /// The last entry it is known to hold on disk.
+    pub matched: u64,
+    /// How many entries it lacks.
+    pub lag: u64,
+    /// Whether it was heard of within an election timeout.
+    pub active: bool,
+}
+
+impl<M: StateMachine> Replica<M> {
+    /// Proposes a change of members: several in one go through a joint configuration.
+    pub fn propose_conf_change(&mut self, changes: &[Change]) -> Result<(), ChangeRefused> {
+        let Role::Leader { .. } = self.role() else {
+            return Err(NotLeader { leader: self.known_leader() }.into());
+        };
+        if self.node.raft.has_pending_conf() || !self.conf_state.voters_outgoing.is_empty() {
+            return Err(ChangeRefused::InProgress);
+        }
+        if changes.is_empty() || changes.iter().any(|change| single(*change).node_id == 0) {
+            return Err(ChangeRefused::Invalid);
+        }
+        let mut change = ConfChangeV2::default();
+        change.set_transition(ConfChangeTransition::Auto);
+        change.mut_changes().extend(changes.iter().map(|change| single(*change)));
+        self.node
+            .propose_conf_change(Vec::new(), change)
+            .map_err(|_| ChangeRefused::NotLeader(NotLeader { leader: None }))
+    }
+
+    /// Who is in the group, as of the last applied entry.
+    pub fn members(&self) -> Members {
+        let sorted = |ids: &[u64]| {
+            let mut ids = ids.to_vec();
+            ids.sort_unstable();
+            ids
+        };
+        let state: &ConfState = self.conf_state();
+        Members {
+            voters: sorted(&state.voters),
+            learners: sorted(&state.learners),
+            outgoing: sorted(&state.voters_outgoing),
+        }
+    }
+
+    /// How far every member has come, by id; empty unless this replica leads.
+    pub fn peers(&self) -> Vec<PeerProgress> {
+        let Role::Leader { .. } = self.role() else { return Vec::new() };
+        let last = self.last_index();
+        let mut peers: Vec<PeerProgress> = (self.node.raft.prs().iter())
+            .map(|(&id, progress)| PeerProgress {
+                id,
+                matched: progress.matched,
+                lag: last.saturating_sub(progress.matched),
+                active: id == self.id() || progress.recent_active,
+            })
+            .collect();
+        peers.sort_unstable_by_key(|peer| peer.id);
+        peers
+    }
+
+    pub(crate) fn apply_members(&mut self, change: &ConfChangeV2) {
+        // A change that can't be made (it would leave no voter) fails alike on every replica.
+        if let Ok(state) = self.node.apply_conf_change(change) {
+            self.members_have_changed(state);
+        }
+    }
+
+    /// Raft leaves a joint configuration by itself only if the leader that entered it is still there.
+    pub(crate) fn leave_joint(&mut self) {
+        let joint = !self.conf_state.voters_outgoing.is_empty();
+        if joint && self.node.raft.state == StateRole::Leader && !self.node.raft.has_pending_conf()
+        {
+            // Refused while leadership is handed over; the next ready tries again.
+            let _ = self.node.propose_conf_change(Vec::new(), ConfChangeV2::default());
+        }
+    }
+
+    fn known_leader(&self) -> Option<u64> {
+        match self.role() {
+            Role::Leader { .. } => Some(self.id()),
+            Role::Follower { leader, .. } => leader,
+        }
+    }
+}
+
+fn single(change: Change) -> ConfChangeSingle {
+    let (kind, id) = match change {
+        Change::AddVoter(id) => (ConfChangeType::AddNode, id),
+        Change::AddLearner(id) => (ConfChangeType::AddLearnerNode, id),
+        Change::Remove(id) => (ConfChangeType::RemoveNode, id),
+    };
+    let mut single = ConfChangeSingle { node_id: id, ..Default::default() };
+    single.set_change_type(kind);
+    single
+}

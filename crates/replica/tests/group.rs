@@ -1,0 +1,629 @@
+//! A group of replicas on disks and a network in memory: elections, replication, restarts, reads,
+//! snapshots and changes of members.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex};
+use taskyard_replica::eraftpb::{Entry, HardState, Message, MessageType};
+use taskyard_replica::{
+    Change, ChangeRefused, Config, LogReader, Members, NotLeader, Progress, Replica, Restored,
+    Role, SnapshotSource, SnapshotState, StateMachine, decode_message, encode_message,
+};
+
+/// Remembers what it was fed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Words(Vec<String>);
+
+impl StateMachine for Words {
+    type Outcome = String;
+
+    fn apply(&mut self, _index: u64, data: &[u8]) -> String {
+        assert!(!data.is_empty(), "raft's own entries must not reach the machine");
+        self.0.push(String::from_utf8(data.to_vec()).unwrap());
+        format!("word {}", self.0.len())
+    }
+}
+
+/// What survives a restart. Every write here counts as synced.
+#[derive(Clone, Debug, Default)]
+struct Disk {
+    hard_state: HardState,
+    entries: BTreeMap<u64, Entry>,
+    checkpoint: Option<SnapshotState>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct SharedDisk(Arc<Mutex<Disk>>);
+
+impl LogReader for SharedDisk {
+    fn entries(&self, from: u64, to: u64, bytes_max: u64) -> Vec<Entry> {
+        let disk = self.0.lock().unwrap();
+        let mut bytes = 0;
+        let entries = disk.entries.range(from..to).map(|(_, entry)| entry.clone());
+        entries
+            .take_while(|entry| {
+                bytes += entry.data.len() as u64;
+                bytes <= bytes_max || entry.index == from
+            })
+            .collect()
+    }
+
+    fn term(&self, index: u64) -> Option<u64> {
+        self.0.lock().unwrap().entries.get(&index).map(|entry| entry.term)
+    }
+}
+
+impl SnapshotSource for SharedDisk {
+    fn snapshot(&self, index_min: u64, _to: u64) -> Option<SnapshotState> {
+        self.0.lock().unwrap().checkpoint.clone().filter(|state| state.index >= index_min)
+    }
+}
+
+struct Member {
+    disk: SharedDisk,
+    /// `None` while it is down.
+    replica: Option<Replica<Words>>,
+    first: Restored,
+}
+
+/// Replicas, their disks, and the messages between them.
+struct Group {
+    members: BTreeMap<u64, Member>,
+    network: VecDeque<Message>,
+    cut_off: BTreeSet<u64>,
+    seed: u64,
+    /// What happened, for comparing runs.
+    trace: Vec<String>,
+    answers: BTreeMap<u64, String>,
+    /// Entries applied per ready.
+    bites: Vec<usize>,
+    dropped: Vec<u64>,
+    reads: Vec<u64>,
+    reads_dropped: Vec<u64>,
+}
+
+impl Group {
+    fn new(seed: u64, voters: &[u64]) -> Group {
+        let mut group = Group {
+            members: BTreeMap::new(),
+            network: VecDeque::new(),
+            cut_off: BTreeSet::new(),
+            seed,
+            trace: Vec::new(),
+            answers: BTreeMap::new(),
+            bites: Vec::new(),
+            dropped: Vec::new(),
+            reads: Vec::new(),
+            reads_dropped: Vec::new(),
+        };
+        for &id in voters {
+            group.add(id, Restored::first(voters));
+        }
+        group
+    }
+
+    fn add(&mut self, id: u64, first: Restored) {
+        let member = Member { disk: SharedDisk::default(), replica: None, first };
+        self.members.insert(id, member);
+        self.start(id);
+    }
+
+    /// Starts a replica from its checkpoint and its log.
+    fn start(&mut self, id: u64) {
+        let seed = self.seed;
+        let member = self.members.get_mut(&id).unwrap();
+        let disk = member.disk.0.lock().unwrap().clone();
+        let mut restored = member.first.clone();
+        let mut words = Words::default();
+        if let Some(checkpoint) = disk.checkpoint {
+            words = decode(&checkpoint.data);
+            restored.applied = checkpoint.index;
+            restored.applied_term = checkpoint.term;
+            restored.conf_state = checkpoint.conf_state;
+        }
+        if disk.hard_state != HardState::default() {
+            restored.hard_state = disk.hard_state;
+        }
+        let last = disk.entries.keys().next_back().copied().unwrap_or(0);
+        restored.first_index = disk.entries.keys().next().copied().unwrap_or(0);
+        restored.last_index = last.max(restored.applied);
+        let config = Config { id, seed, heartbeat_ticks: 2, election_ticks: 10 };
+        let log = Box::new(member.disk.clone());
+        let mut replica = Replica::new(&config, restored, log, words).unwrap();
+        replica.set_snapshot_source(Box::new(member.disk.clone()));
+        member.replica = Some(replica);
+    }
+
+    fn stop(&mut self, id: u64) {
+        self.members.get_mut(&id).unwrap().replica = None;
+    }
+
+    fn replica(&mut self, id: u64) -> &mut Replica<Words> {
+        self.members.get_mut(&id).unwrap().replica.as_mut().unwrap()
+    }
+
+    fn words(&mut self, id: u64) -> Vec<String> {
+        self.replica(id).machine().0.clone()
+    }
+
+    fn propose(&mut self, id: u64, word: &str, number: u64) {
+        self.replica(id).propose(word.as_bytes().to_vec(), number).unwrap();
+    }
+
+    /// Persists and applies until nothing is left to do on `id`.
+    fn drive(&mut self, id: u64) -> bool {
+        let mut driven = false;
+        while let Some(ready) =
+            self.members.get_mut(&id).and_then(|member| member.replica.as_mut()?.ready())
+        {
+            driven = true;
+            self.network.extend(ready.messages_now.iter().cloned());
+            let member = self.members.get_mut(&id).unwrap();
+            let replica = member.replica.as_mut().unwrap();
+            let mut disk = member.disk.0.lock().unwrap();
+            if let Some(snapshot) = &ready.snapshot {
+                let metadata = snapshot.get_metadata();
+                disk.entries.clear();
+                disk.checkpoint = Some(SnapshotState {
+                    index: metadata.index,
+                    term: metadata.term,
+                    conf_state: metadata.get_conf_state().clone(),
+                    data: snapshot.data.clone(),
+                });
+                replica.install(decode(&snapshot.data));
+            }
+            if let Some(first) = ready.entries.first() {
+                disk.entries.split_off(&first.index);
+                disk.entries.extend(ready.entries.iter().map(|entry| (entry.index, entry.clone())));
+            }
+            if let Some(hard_state) = &ready.hard_state {
+                disk.hard_state = hard_state.clone();
+            }
+            drop(disk);
+            let progress = replica.persisted(ready.number);
+            self.take(id, progress);
+        }
+        driven
+    }
+
+    fn take(&mut self, id: u64, progress: Progress<String>) {
+        if let Some(role) = progress.role {
+            self.trace.push(format!("{id} is {role:?}"));
+        }
+        self.bites.push(progress.applied.len());
+        for applied in &progress.applied {
+            self.trace.push(format!("{id} applied {} of {}", applied.index, applied.term));
+            if let Some(number) = applied.proposal {
+                self.answers.insert(number, applied.outcome.clone());
+            }
+        }
+        self.dropped.extend(progress.dropped);
+        self.reads.extend(progress.reads);
+        self.reads_dropped.extend(progress.reads_dropped);
+        self.network.extend(progress.messages);
+    }
+
+    /// Delivers everything that is on its way, and what follows from it.
+    fn settle(&mut self) {
+        loop {
+            let ids: Vec<u64> = self.members.keys().copied().collect();
+            let driven = ids.into_iter().fold(false, |driven, id| self.drive(id) | driven);
+            let Some(message) = self.network.pop_front() else {
+                if driven {
+                    continue;
+                }
+                return;
+            };
+            let (from, to) = (message.from, message.to);
+            let reachable = !self.cut_off.contains(&from) && !self.cut_off.contains(&to);
+            let snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
+            let message = decode_message(&encode_message(&message)).unwrap();
+            let receiver = self.members.get_mut(&to).and_then(|member| member.replica.as_mut());
+            let delivered = reachable && receiver.is_some();
+            if let (true, Some(receiver)) = (reachable, receiver) {
+                receiver.step(message);
+            }
+            let sender = self.members.get_mut(&from).and_then(|member| member.replica.as_mut());
+            if let (true, Some(sender)) = (snapshot, sender) {
+                sender.snapshot_sent(to, delivered);
+            }
+        }
+    }
+
+    fn tick(&mut self, ticks: usize) {
+        for _ in 0..ticks {
+            for member in self.members.values_mut() {
+                if let Some(replica) = &mut member.replica {
+                    replica.tick();
+                }
+            }
+            self.settle();
+        }
+    }
+
+    /// Ticks until one replica among those reachable leads.
+    fn elect(&mut self) -> u64 {
+        for _ in 0..200 {
+            self.tick(1);
+            let leaders: Vec<u64> = (self.members.iter())
+                .filter(|(id, _)| !self.cut_off.contains(*id))
+                .filter_map(|(&id, member)| {
+                    let role = member.replica.as_ref()?.role();
+                    matches!(role, Role::Leader { .. }).then_some(id)
+                })
+                .collect();
+            if let [leader] = leaders[..] {
+                return leader;
+            }
+        }
+        panic!("no leader within 200 ticks: {:#?}", self.trace);
+    }
+
+    /// Checkpoints a replica and drops the log behind it.
+    fn checkpoint(&mut self, id: u64) {
+        let member = self.members.get_mut(&id).unwrap();
+        let replica = member.replica.as_mut().unwrap();
+        let index = replica.applied();
+        let mut disk = member.disk.0.lock().unwrap();
+        disk.checkpoint = Some(SnapshotState {
+            index,
+            term: replica.applied_term(),
+            conf_state: replica.conf_state().clone(),
+            data: replica.machine().0.join(" ").into(),
+        });
+        drop(disk);
+        replica.compact(index);
+        member.disk.0.lock().unwrap().entries.retain(|&at, _| at > index);
+    }
+}
+
+fn decode(data: &[u8]) -> Words {
+    let text = std::str::from_utf8(data).unwrap();
+    Words(text.split_whitespace().map(str::to_owned).collect())
+}
+
+#[test]
+fn a_lone_voter_leads_at_once_and_answers_what_is_proposed() {
+    let mut group = Group::new(1, &[1]);
+    group.settle();
+    assert_eq!(group.replica(1).role(), Role::Leader { term: 2 });
+    group.propose(1, "one", 11);
+    group.propose(1, "two", 12);
+    group.settle();
+    assert_eq!(group.answers, BTreeMap::from([(11, "word 1".into()), (12, "word 2".into())]));
+    group.propose(1, "three", 13);
+    group.settle();
+    assert_eq!(group.replica(1).cache_bytes(), 0, "a lone voter has nobody to keep entries for");
+    assert_eq!(group.replica(1).applied(), group.replica(1).last_index());
+}
+
+#[test]
+fn nothing_is_applied_before_it_is_persisted() {
+    let mut group = Group::new(1, &[1]);
+    group.settle();
+    let replica = group.replica(1);
+    replica.propose(b"one".to_vec(), 1).unwrap();
+    let first = replica.ready().unwrap();
+    assert!(first.must_sync);
+    replica.propose(b"two".to_vec(), 2).unwrap();
+    let second = replica.ready().unwrap();
+    assert_eq!(second.entries.len(), 1, "a ready holds what came after the one before");
+    // The second is done before the first: it must not count for it.
+    let progress = replica.persisted(second.number);
+    assert!(progress.applied.is_empty(), "{:?}", progress.applied);
+    assert_eq!(replica.machine().0.len(), 0);
+    let progress = replica.persisted(first.number);
+    let answered: Vec<_> = progress.applied.iter().map(|applied| applied.proposal).collect();
+    assert_eq!(answered, [Some(1), Some(2)]);
+}
+
+#[test]
+fn three_replicas_elect_replicate_and_survive_the_loss_of_the_leader() {
+    let mut group = Group::new(7, &[1, 2, 3]);
+    let first = group.elect();
+    group.propose(first, "one", 1);
+    group.settle();
+    assert_eq!(group.answers[&1], "word 1");
+    group.stop(first);
+    let second = group.elect();
+    assert_ne!(first, second);
+    group.propose(second, "two", 2);
+    group.settle();
+    assert_eq!(group.answers[&2], "word 2");
+    group.start(first);
+    group.tick(5);
+    for id in 1..=3 {
+        assert_eq!(group.words(id), ["one", "two"], "replica {id}");
+    }
+    let follower = group.replica(first).role();
+    assert!(matches!(follower, Role::Follower { leader: Some(leader), .. } if leader == second));
+}
+
+#[test]
+fn a_follower_refuses_proposals_and_names_the_leader() {
+    let mut group = Group::new(3, &[1, 2, 3]);
+    let leader = group.elect();
+    group.tick(2);
+    let follower = group.replica(leader % 3 + 1);
+    let refused = Err(NotLeader { leader: Some(leader) });
+    assert_eq!(follower.propose(b"x".to_vec(), 1), refused);
+    assert_eq!(follower.read(1), refused);
+}
+
+#[test]
+fn a_restart_goes_on_from_checkpoint_and_log() {
+    let mut group = Group::new(1, &[1]);
+    group.settle();
+    for (number, word) in ["one", "two"].into_iter().enumerate() {
+        group.propose(1, word, number as u64);
+    }
+    group.settle();
+    group.checkpoint(1);
+    let applied = group.replica(1).applied();
+    group.propose(1, "three", 3);
+    group.settle();
+    // The commit index is written late: the log may hold more than is known to be committed, and
+    // the checkpoint may be ahead of it.
+    group.members[&1].disk.0.lock().unwrap().hard_state.commit = 2;
+    group.stop(1);
+    group.start(1);
+    assert_eq!(group.replica(1).applied(), applied);
+    assert_eq!(group.replica(1).first_index(), applied + 1);
+    group.settle();
+    assert_eq!(group.words(1), ["one", "two", "three"]);
+    assert!(matches!(group.replica(1).role(), Role::Leader { .. }));
+    group.propose(1, "four", 4);
+    group.settle();
+    assert_eq!(group.answers[&4], "word 4");
+}
+
+#[test]
+fn a_long_replay_comes_in_bites_and_leads_only_afterwards() {
+    let mut group = Group::new(1, &[1]);
+    group.settle();
+    let word = "x".repeat(1 << 20);
+    for number in 0..12 {
+        group.propose(1, &word, number);
+        group.settle();
+    }
+    group.stop(1);
+    group.start(1);
+    group.trace.clear();
+    group.bites.clear();
+    group.settle();
+    let bites = &group.bites;
+    assert_eq!(bites.iter().sum::<usize>(), 12);
+    assert!(bites.iter().all(|&bite| bite <= 4), "{bites:?}");
+    assert_eq!(group.trace.last().map(String::as_str), Some("1 is Leader { term: 3 }"));
+}
+
+#[test]
+fn proposals_of_a_cut_off_leader_are_reported_dropped() {
+    let mut group = Group::new(5, &[1, 2, 3]);
+    let old = group.elect();
+    group.cut_off.insert(old);
+    group.propose(old, "lost", 1);
+    group.replica(old).read(2).unwrap();
+    group.settle();
+    assert!(group.answers.is_empty() && group.reads.is_empty());
+    let new = group.elect();
+    group.tick(20);
+    assert_eq!(group.dropped, [1]);
+    assert_eq!(group.reads_dropped, [2]);
+    assert!(matches!(group.replica(old).role(), Role::Follower { .. }), "it steps down by itself");
+    group.propose(new, "kept", 3);
+    group.settle();
+    group.cut_off.clear();
+    group.tick(20);
+    for id in 1..=3 {
+        assert_eq!(group.words(id), ["kept"], "replica {id}");
+    }
+    assert!(!group.answers.contains_key(&1));
+}
+
+#[test]
+fn reads_are_served_when_a_majority_confirms() {
+    let mut group = Group::new(2, &[1, 2, 3]);
+    let leader = group.elect();
+    group.propose(leader, "one", 1);
+    group.replica(leader).read(7).unwrap();
+    group.replica(leader).read(8).unwrap();
+    assert!(group.reads.is_empty());
+    group.settle();
+    assert_eq!(group.reads, [7, 8]);
+    let mut lone = Group::new(2, &[1]);
+    lone.settle();
+    lone.replica(1).read(9).unwrap();
+    lone.settle();
+    assert_eq!(lone.reads, [9]);
+}
+
+#[test]
+fn a_lagging_follower_is_served_from_disk_and_behind_the_log_by_a_snapshot() {
+    let mut group = Group::new(9, &[1, 2, 3]);
+    let leader = group.elect();
+    let (near, far) = (leader % 3 + 1, (leader + 1) % 3 + 1);
+    group.stop(near);
+    for number in 0..20 {
+        group.propose(leader, &format!("w{number}"), number);
+        group.settle();
+    }
+    // Out of memory, but still in the log.
+    group.replica(leader).evict_cache(0);
+    assert_eq!(group.replica(leader).cache_bytes(), 0);
+    group.start(near);
+    group.tick(10);
+    assert_eq!(group.words(near).len(), 20);
+    assert!(group.members[&near].disk.0.lock().unwrap().checkpoint.is_none());
+    // Out of the log as well.
+    group.stop(far);
+    for number in 20..40 {
+        group.propose(leader, &format!("w{number}"), number);
+        group.settle();
+    }
+    group.checkpoint(leader);
+    group.checkpoint(near);
+    group.start(far);
+    group.tick(20);
+    assert_eq!(group.words(far), group.words(leader));
+    assert!(group.members[&far].disk.0.lock().unwrap().checkpoint.is_some(), "by a snapshot");
+    group.propose(leader, "after", 99);
+    group.settle();
+    group.stop(far);
+    group.start(far);
+    group.tick(20);
+    assert_eq!(group.words(far).last().map(String::as_str), Some("after"));
+}
+
+#[test]
+fn a_restarted_leader_serves_peers_from_the_log_before_its_checkpoint() {
+    let mut group = Group::new(4, &[1, 2, 3]);
+    let leader = group.elect();
+    let behind = leader % 3 + 1;
+    group.stop(behind);
+    for number in 0..10 {
+        group.propose(leader, &format!("w{number}"), number);
+        group.settle();
+    }
+    // A checkpoint whose log is kept for those who lag.
+    let log = group.members[&leader].disk.0.lock().unwrap().entries.clone();
+    group.checkpoint(leader);
+    let member = &group.members[&leader];
+    member.disk.0.lock().unwrap().entries = log;
+    member.disk.0.lock().unwrap().checkpoint.as_mut().unwrap().data = "not to be sent".into();
+    group.stop(leader);
+    let checkpoint = "w0 w1 w2 w3 w4 w5 w6 w7 w8 w9";
+    let member = &group.members[&leader];
+    member.disk.0.lock().unwrap().checkpoint.as_mut().unwrap().data = checkpoint.into();
+    group.start(leader);
+    assert!(group.replica(leader).first_index() < group.replica(leader).applied());
+    group.start(behind);
+    let other = 6 - leader - behind;
+    group.stop(other);
+    let elected = group.elect();
+    assert_eq!(elected, leader, "only it has the whole log");
+    group.tick(10);
+    assert_eq!(group.words(behind).len(), 10);
+    assert!(group.members[&behind].disk.0.lock().unwrap().checkpoint.is_none());
+}
+
+#[test]
+fn leadership_is_handed_over_on_request() {
+    let mut group = Group::new(11, &[1, 2, 3]);
+    let leader = group.elect();
+    let heir = leader % 3 + 1;
+    group.replica(leader).transfer_leader(heir);
+    assert_eq!(group.replica(leader).propose(b"x".to_vec(), 1), Err(NotLeader { leader: None }));
+    group.settle();
+    assert!(matches!(group.replica(heir).role(), Role::Leader { .. }));
+    assert!(matches!(group.replica(leader).role(), Role::Follower { .. }));
+}
+
+#[test]
+fn a_group_of_one_grows_to_three_and_moves_on_in_one_joint_change() {
+    let mut group = Group::new(6, &[1]);
+    group.settle();
+    group.propose(1, "one", 1);
+    group.settle();
+    for id in [2, 3] {
+        group.add(id, Restored::default());
+        group.replica(1).propose_conf_change(&[Change::AddLearner(id)]).unwrap();
+        group.settle();
+        // A joiner starts behind the log: it waits for a checkpoint.
+        group.checkpoint(1);
+        group.tick(10);
+        assert_eq!(group.words(id), ["one"], "learner {id}");
+        group.replica(1).propose_conf_change(&[Change::AddVoter(id)]).unwrap();
+        group.settle();
+    }
+    let members = |voters: &[u64]| Members { voters: voters.into(), ..Members::default() };
+    assert_eq!(group.replica(3).members(), members(&[1, 2, 3]));
+    group.add(4, Restored::default());
+    group.replica(1).propose_conf_change(&[Change::AddLearner(4)]).unwrap();
+    group.tick(10);
+    assert_eq!(group.words(4).len(), 0, "the last checkpoint does not know it yet");
+    group.checkpoint(1);
+    group.tick(10);
+    let changes = [Change::AddVoter(4), Change::Remove(2)];
+    group.replica(1).propose_conf_change(&changes).unwrap();
+    let busy = group.replica(1).propose_conf_change(&[Change::Remove(3)]);
+    assert_eq!(busy, Err(ChangeRefused::InProgress));
+    group.tick(10);
+    for id in [1, 3, 4] {
+        assert_eq!(group.replica(id).members(), members(&[1, 3, 4]), "replica {id}");
+    }
+    let peers = group.replica(1).peers();
+    assert_eq!(
+        peers.iter().map(|peer| (peer.id, peer.lag)).collect::<Vec<_>>(),
+        [(1, 0), (3, 0), (4, 0)]
+    );
+    // The new three survive the loss of the first.
+    group.stop(1);
+    let leader = group.elect();
+    group.propose(leader, "two", 2);
+    group.settle();
+    assert_eq!(group.answers[&2], "word 2");
+}
+
+#[test]
+fn members_are_changed_by_the_leader_alone_and_by_name() {
+    let mut group = Group::new(6, &[1, 2, 3]);
+    let leader = group.elect();
+    group.tick(2);
+    let refused = group.replica(leader % 3 + 1).propose_conf_change(&[Change::Remove(1)]);
+    assert_eq!(refused, Err(ChangeRefused::NotLeader(NotLeader { leader: Some(leader) })));
+    for changes in [&[][..], &[Change::AddVoter(0)][..]] {
+        assert_eq!(group.replica(leader).propose_conf_change(changes), Err(ChangeRefused::Invalid));
+    }
+}
+
+#[test]
+fn rubbish_from_the_network_changes_nothing() {
+    let mut group = Group::new(8, &[1, 2, 3]);
+    let leader = group.elect();
+    group.propose(leader, "one", 1);
+    group.settle();
+    let (term, last) = (group.replica(leader).term(), group.replica(leader).last_index());
+    for kind in [
+        MessageType::MsgHup,
+        MessageType::MsgPropose,
+        MessageType::MsgReadIndex,
+        MessageType::MsgAppend,
+        MessageType::MsgAppendResponse,
+        MessageType::MsgSnapshot,
+        MessageType::MsgTransferLeader,
+    ] {
+        for (from, message_term) in [(leader % 3 + 1, 0), (leader % 3 + 1, 1), (0, term), (99, 1)] {
+            let mut message =
+                Message { from, to: leader, term: message_term, ..Default::default() };
+            message.set_msg_type(kind);
+            message.index = u64::MAX;
+            message.mut_entries().push(Entry { index: 3, term: 9, ..Default::default() });
+            group.replica(leader).step(message);
+        }
+    }
+    group.settle();
+    assert_eq!(group.replica(leader).role(), Role::Leader { term });
+    assert_eq!(group.replica(leader).last_index(), last);
+}
+
+/// Elections, a lost leader and a healed cut, as one line per thing that happened.
+fn story(seed: u64) -> Vec<String> {
+    let mut group = Group::new(seed, &[1, 2, 3]);
+    for round in 0..4 {
+        let leader = group.elect();
+        group.propose(leader, &format!("w{round}"), round);
+        group.settle();
+        group.cut_off = BTreeSet::from([leader]);
+        group.tick(25);
+    }
+    group.trace
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    assert_eq!(story(21), story(21));
+    let different: BTreeSet<Vec<String>> = (0..8).map(story).collect();
+    assert!(different.len() > 1, "the seed decides who is elected when");
+}
