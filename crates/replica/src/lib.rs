@@ -11,10 +11,13 @@
 //! - The state machine sees each committed entry once, in order, and nothing else.
 
 mod control;
+mod election;
 mod log;
 mod membership;
 mod message;
+mod reads;
 mod replica;
+mod restored;
 
 pub use control::{
     Control, ControlCommand, ControlOutcome, ControlRejection, InvalidControlBytes, Node, NodeId,
@@ -25,9 +28,8 @@ pub use membership::{Change, ChangeRefused, Members, PeerProgress};
 pub use message::{InvalidMessage, decode_message, encode_message};
 /// The consensus library's wire and log types: entries, hard state, membership, messages.
 pub use raft::eraftpb;
-pub use replica::{
-    Applied, Config, Error, NotLeader, Progress, Ready, Replica, Restored, Role, StateMachine,
-};
+pub use replica::{Applied, Config, NotLeader, Progress, Ready, Replica, Role, StateMachine};
+pub use restored::{Error, Restored};
 
 /// The consensus group of the control state; data shard `n` is group `n + 1`.
 pub const CONTROL_GROUP: u64 = 0;

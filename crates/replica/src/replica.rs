@@ -7,13 +7,16 @@
 //! A group's history begins at index 1, term 1, where its first voters are set and no entry is: so
 //! whoever joins later starts behind the log, gets a snapshot, and learns the voters with it.
 
+use crate::election::election_timeout;
 use crate::log::{Log, LogReader, SnapshotSource};
+use crate::reads::Reads;
+use crate::restored::{Error, Restored};
 use crate::{eraftpb, message};
 use bytes::Bytes;
 use eraftpb::{ConfChangeV2, EntryType, MessageType};
 use protobuf::Message as _;
 use raft::{RawNode, ReadOnlyOption, SnapshotStatus, StateRole, Storage};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 /// What a group agrees on.
 pub trait StateMachine {
@@ -34,42 +37,6 @@ pub struct Config {
     pub heartbeat_ticks: usize,
     /// Least ticks of silence before an election; at most twice that.
     pub election_ticks: usize,
-}
-
-/// What was found on disk; empty for a new replica that joins a group.
-#[derive(Clone, Debug, Default)]
-pub struct Restored {
-    /// Term, vote, commit.
-    pub hard_state: eraftpb::HardState,
-    /// Voters and learners at `applied`.
-    pub conf_state: eraftpb::ConfState,
-    /// Index and term up to which the state machine is already built (the checkpoint's), 0 if none.
-    pub applied: u64,
-    /// Term of the entry at `applied`.
-    pub applied_term: u64,
-    /// Index of the first entry still in the log where that is at or before `applied`: lagging peers
-    /// are served from there. 0 if the log begins after `applied`.
-    pub first_index: u64,
-    /// Index of the last entry in the log; `applied` if there is none after it.
-    pub last_index: u64,
-}
-
-impl Restored {
-    /// A brand-new group of these voters. Every one of them starts from the same.
-    pub fn first(voters: &[u64]) -> Restored {
-        let conf_state = eraftpb::ConfState { voters: voters.to_vec(), ..Default::default() };
-        Restored { conf_state, ..Restored::default() }.at_its_beginning()
-    }
-
-    /// A group with voters and no checkpoint stands at the beginning of its history.
-    fn at_its_beginning(mut self) -> Restored {
-        if self.applied == 0 && !self.conf_state.voters.is_empty() {
-            (self.applied, self.applied_term) = (1, 1);
-            self.last_index = self.last_index.max(1);
-            self.hard_state.term = self.hard_state.term.max(1);
-        }
-        self
-    }
 }
 
 /// Where a replica stands in its group.
@@ -96,27 +63,6 @@ pub enum Role {
 pub struct NotLeader {
     /// Who does, if known.
     pub leader: Option<u64>,
-}
-
-/// The replica can't be started.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// A setting is outside its bounds.
-    #[error("replica can't be configured: {what}")]
-    Config {
-        /// Which one, and its bound.
-        what: String,
-    },
-    /// What was found on disk does not fit together: something that was synced is gone.
-    #[error(
-        "log of replica {id} is broken: {what}; restore this node's disk or replace the replica"
-    )]
-    BrokenLog {
-        /// The replica.
-        id: u64,
-        /// What does not fit.
-        what: String,
-    },
 }
 
 /// One applied entry.
@@ -223,12 +169,7 @@ pub struct Replica<M: StateMachine> {
     members_changed: bool,
     proposals: VecDeque<Proposal>,
     dropped: Vec<u64>,
-    /// Reads that wait for a majority to confirm leadership, by their context.
-    reads_asked: BTreeMap<u64, u64>,
-    /// Confirmed reads as (index that must be applied first, number).
-    reads_confirmed: VecDeque<(u64, u64)>,
-    reads_dropped: Vec<u64>,
-    next_read: u64,
+    reads: Reads,
 }
 
 impl<M: StateMachine> Replica<M> {
@@ -241,8 +182,8 @@ impl<M: StateMachine> Replica<M> {
         machine: M,
     ) -> Result<Replica<M>, Error> {
         let restored = restored.at_its_beginning();
-        let hard_state = checked_hard_state(config.id, &restored)?;
-        let start = readable_from(config.id, &restored, log.as_ref())?;
+        let hard_state = restored.checked_hard_state(config.id)?;
+        let start = restored.readable_from(config.id, log.as_ref())?;
         let conf_state = restored.conf_state.clone();
         let storage = Log::new(hard_state.clone(), conf_state, start, restored.last_index, log);
         if storage.term(restored.last_index).is_err() {
@@ -284,10 +225,7 @@ impl<M: StateMachine> Replica<M> {
             members_changed: false,
             proposals: VecDeque::new(),
             dropped: Vec::new(),
-            reads_asked: BTreeMap::new(),
-            reads_confirmed: VecDeque::new(),
-            reads_dropped: Vec::new(),
-            next_read: 0,
+            reads: Reads::default(),
         };
         replica.campaign_if_alone();
         Ok(replica)
@@ -326,10 +264,8 @@ impl<M: StateMachine> Replica<M> {
         if self.leading.is_none() {
             return Err(NotLeader { leader: self.leader() });
         }
-        let context = self.next_read;
-        self.next_read += 1;
-        self.reads_asked.insert(context, number);
-        self.node.read_index(context.to_be_bytes().to_vec());
+        let context = self.reads.ask(number);
+        self.node.read_index(context);
         Ok(())
     }
 
@@ -394,7 +330,7 @@ impl<M: StateMachine> Replica<M> {
             || self.applied < self.appliable()
             || self.role() != self.role_told
             || !self.dropped.is_empty()
-            || !self.reads_dropped.is_empty()
+            || self.reads.any_dropped()
     }
 
     /// What to persist and send next.
@@ -405,7 +341,7 @@ impl<M: StateMachine> Replica<M> {
         let mut ready = self.node.ready();
         let number = ready.number();
         let read_states = ready.take_read_states();
-        self.confirm_reads(read_states);
+        self.reads.confirm(read_states);
         let entries = ready.take_entries();
         let committed = ready.take_committed_entries();
         let snapshot = Some(ready.snapshot().clone()).filter(|snapshot| !snapshot.is_empty());
@@ -477,7 +413,7 @@ impl<M: StateMachine> Replica<M> {
         self.leave_joint();
         self.settle();
         let read_states = std::mem::take(&mut self.node.raft.read_states);
-        self.confirm_reads(read_states);
+        self.reads.confirm(read_states);
         let role = self.role();
         let role_changed = role != self.role_told;
         self.role_told = role;
@@ -485,8 +421,8 @@ impl<M: StateMachine> Replica<M> {
             messages,
             applied,
             dropped: std::mem::take(&mut self.dropped),
-            reads: self.take_reads(),
-            reads_dropped: std::mem::take(&mut self.reads_dropped),
+            reads: self.reads.take_servable(self.applied),
+            reads_dropped: self.reads.take_dropped(),
             role: role_changed.then_some(role),
             members_changed: std::mem::take(&mut self.members_changed),
         }
@@ -617,10 +553,7 @@ impl<M: StateMachine> Replica<M> {
         let elected = (raft.state == StateRole::Leader).then_some(raft.term);
         if self.leading.is_some() && self.leading != elected {
             self.dropped.extend(self.proposals.drain(..).map(|proposal| proposal.number));
-            let asked = std::mem::take(&mut self.reads_asked).into_values();
-            self.reads_dropped.extend(asked);
-            let confirmed = std::mem::take(&mut self.reads_confirmed).into_iter();
-            self.reads_dropped.extend(confirmed.map(|(_, number)| number));
+            self.reads.drop_all();
         }
         self.leading = elected.filter(|&term| self.applied_term == term);
     }
@@ -670,140 +603,8 @@ impl<M: StateMachine> Replica<M> {
     fn evict_applied(&mut self) {
         self.evict_cache(if self.is_alone() { 0 } else { CACHE_BYTES_MAX });
     }
-
-    fn confirm_reads(&mut self, states: Vec<raft::ReadState>) {
-        for state in states {
-            let context = state.request_ctx.try_into().map(u64::from_be_bytes);
-            let number = context.ok().and_then(|context| self.reads_asked.remove(&context));
-            self.reads_confirmed.extend(number.map(|number| (state.index, number)));
-        }
-    }
-
-    fn take_reads(&mut self) -> Vec<u64> {
-        let applied = self.applied;
-        let next = || pop_front_if(&mut self.reads_confirmed, |&(index, _)| index <= applied);
-        std::iter::from_fn(next).map(|(_, number)| number).collect()
-    }
 }
 
 fn pop_front_if<T>(queue: &mut VecDeque<T>, holds: impl Fn(&T) -> bool) -> Option<T> {
     if queue.front().is_some_and(holds) { queue.pop_front() } else { None }
-}
-
-/// The hard state to start from. A commit index is persisted late, so a checkpoint may be ahead of it.
-fn checked_hard_state(id: u64, restored: &Restored) -> Result<eraftpb::HardState, Error> {
-    let mut hard_state = restored.hard_state.clone();
-    hard_state.commit = hard_state.commit.max(restored.applied);
-    if hard_state.commit > restored.last_index {
-        let (commit, last) = (hard_state.commit, restored.last_index);
-        let what = format!("entries up to {commit} were committed, but it ends at {last}");
-        return Err(Error::BrokenLog { id, what });
-    }
-    if hard_state.term < restored.applied_term {
-        let (term, applied_term) = (hard_state.term, restored.applied_term);
-        let what = format!("its term is {term}, but an entry of term {applied_term} was applied");
-        return Err(Error::BrokenLog { id, what });
-    }
-    Ok(hard_state)
-}
-
-/// Index and term just before the first entry that peers can be sent.
-fn readable_from(id: u64, restored: &Restored, log: &dyn LogReader) -> Result<(u64, u64), Error> {
-    if restored.first_index == 0 || restored.first_index >= restored.applied {
-        return Ok((restored.applied, restored.applied_term));
-    }
-    // The term before the first entry is unknown, so that entry only tells its term.
-    let term = log.term(restored.first_index).ok_or_else(|| Error::BrokenLog {
-        id,
-        what: format!("its first entry, {}, can't be read", restored.first_index),
-    })?;
-    Ok((restored.first_index, term))
-}
-
-/// Ticks of silence after which a replica campaigns in a term: from `ticks` to just under twice that.
-fn election_timeout(seed: u64, id: u64, term: u64, ticks: usize) -> usize {
-    let mut mixed = seed;
-    for part in [id, term] {
-        mixed = mix(mixed ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    }
-    ticks + (mixed % ticks as u64) as usize
-}
-
-/// Spreads one number over all bits (the finalizer of splitmix64).
-fn mix(number: u64) -> u64 {
-    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ (number >> 31)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn election_timeouts_follow_from_seed_replica_and_term_and_spread() {
-        let mut seen = std::collections::BTreeSet::new();
-        for term in 1..200 {
-            for id in 1..=3 {
-                let ticks = election_timeout(7, id, term, 10);
-                assert!((10..20).contains(&ticks), "{ticks} ticks for {id} in term {term}");
-                assert_eq!(ticks, election_timeout(7, id, term, 10));
-                seen.insert(ticks);
-            }
-        }
-        assert_eq!(seen.len(), 10, "every timeout in the range is drawn");
-    }
-
-    struct NoLog;
-
-    impl LogReader for NoLog {
-        fn entries(&self, from: u64, to: u64, _bytes_max: u64) -> Vec<eraftpb::Entry> {
-            unreachable!("entries {from} to {to} are not there")
-        }
-
-        fn term(&self, _index: u64) -> Option<u64> {
-            None
-        }
-    }
-
-    struct Nothing;
-
-    impl StateMachine for Nothing {
-        type Outcome = ();
-        fn apply(&mut self, _index: u64, _data: &[u8]) {}
-    }
-
-    fn start(restored: Restored) -> Result<Replica<Nothing>, Error> {
-        let config = Config { id: 1, seed: 0, heartbeat_ticks: 2, election_ticks: 10 };
-        Replica::new(&config, restored, Box::new(NoLog), Nothing)
-    }
-
-    #[test]
-    fn a_log_that_lost_synced_entries_is_refused() {
-        let restored = |commit, last_index, first_index| {
-            let mut restored = Restored::first(&[1, 2, 3]);
-            restored.hard_state.commit = commit;
-            (restored.applied, restored.applied_term) = (5, 1);
-            (restored.last_index, restored.first_index) = (last_index, first_index);
-            restored
-        };
-        for (commit, last, first, what) in [
-            (9, 7, 0, "entries up to 9 were committed, but it ends at 7"),
-            (0, 4, 0, "entries up to 5 were committed, but it ends at 4"),
-            (5, 7, 0, "its last entry, 7, can't be read"),
-            (5, 5, 3, "its first entry, 3, can't be read"),
-        ] {
-            let error = start(restored(commit, last, first)).err();
-            let expected = Error::BrokenLog { id: 1, what: what.into() };
-            assert_eq!(error, Some(expected));
-        }
-        assert!(start(restored(3, 5, 0)).is_ok(), "a checkpoint may be ahead of the stored commit");
-    }
-
-    #[test]
-    fn a_bad_configuration_is_refused() {
-        let config = Config { id: 1, seed: 0, heartbeat_ticks: 10, election_ticks: 10 };
-        let error = Replica::new(&config, Restored::first(&[1]), Box::new(NoLog), Nothing).err();
-        assert!(matches!(error, Some(Error::Config { .. })), "{error:?}");
-    }
 }

@@ -1,0 +1,36 @@
+//! When a silent leader is given up: drawn from seed, replica and term, so that a simulation replays.
+
+/// Ticks of silence after which a replica campaigns in a term: from `ticks` to just under twice that.
+pub(crate) fn election_timeout(seed: u64, id: u64, term: u64, ticks: usize) -> usize {
+    let mut mixed = seed;
+    for part in [id, term] {
+        mixed = mix(mixed ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    }
+    ticks + (mixed % ticks as u64) as usize
+}
+
+/// Spreads one number over all bits (the finalizer of splitmix64).
+fn mix(number: u64) -> u64 {
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn election_timeouts_follow_from_seed_replica_and_term_and_spread() {
+        let mut seen = std::collections::BTreeSet::new();
+        for term in 1..200 {
+            for id in 1..=3 {
+                let ticks = election_timeout(7, id, term, 10);
+                assert!((10..20).contains(&ticks), "{ticks} ticks for {id} in term {term}");
+                assert_eq!(ticks, election_timeout(7, id, term, 10));
+                seen.insert(ticks);
+            }
+        }
+        assert_eq!(seen.len(), 10, "every timeout in the range is drawn");
+    }
+}
