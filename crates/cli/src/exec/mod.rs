@@ -1,0 +1,181 @@
+//! Runs tasks as child processes: `taskyard work --exec`.
+//!
+//! ```text
+//! taskyard work ── taskyard __supervise ── taskyard __child, which becomes the command ── ...
+//!   (worker)         (one per task)           (own process group, limits)
+//! ```
+//! Invariant: when [`Runner::run`] returns, no process of that task is left. The supervisor sees to
+//! it; should the supervisor itself be killed, its orphans fall to the worker, which sweeps them.
+
+mod launcher;
+mod supervisor;
+mod tail;
+mod tree;
+mod verdict;
+mod wire;
+
+use std::{
+    collections::BTreeSet,
+    future::Future,
+    io,
+    path::PathBuf,
+    process::Stdio,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    process::{Child, Command},
+    sync::oneshot,
+};
+
+pub use self::{
+    launcher::{SUBCOMMAND as LAUNCHER, main as launcher_main},
+    supervisor::{SUBCOMMAND as SUPERVISOR, main as supervisor_main},
+    verdict::{Failure, Verdict},
+    wire::{Ending, Limits, Report},
+};
+
+/// Supervisors that run now: every other child of this process is an orphan of a killed one.
+/// Children belong to the process, so this list does too.
+static SUPERVISORS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+
+/// Runs one command for every task.
+#[derive(Clone, Debug)]
+pub struct Runner {
+    /// The binary that answers to `__supervise`: this one.
+    pub program: PathBuf,
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    pub limits: Limits,
+    /// Between SIGTERM and SIGKILL.
+    pub grace: Duration,
+}
+
+/// One task to run.
+#[derive(Clone, Debug, Default)]
+pub struct Job {
+    /// Written to stdin.
+    pub payload: Vec<u8>,
+    /// Added to the worker's own environment.
+    pub environment: Vec<(&'static str, String)>,
+    /// Killed after this.
+    pub timeout: Option<Duration>,
+}
+
+impl Runner {
+    /// Makes this process the one that orphans fall to. Call it once, before the first task.
+    pub fn adopt_orphans() -> io::Result<()> {
+        Ok(set_child_subreaper(Some(getpid()))?)
+    }
+
+    /// Runs `job` to its end, or until `stop` is ready or this future is dropped. In both of these
+    /// cases its processes are killed; only the first waits for it.
+    pub async fn run(&self, job: Job, stop: impl Future<Output = ()>) -> io::Result<Report> {
+        let request = wire::Request {
+            argv: self.argv.clone(),
+            timeout_ms: job
+                .timeout
+                .map(|timeout| timeout.as_millis().try_into().unwrap_or(u64::MAX)),
+            grace_ms: self.grace.as_millis().try_into().unwrap_or(u64::MAX),
+            limits: self.limits,
+            payload_bytes: job.payload.len(),
+        };
+        let request = request.encode(&job.payload)?;
+        let child = self.spawn(&job.environment)?;
+        let (keep, stopped) = oneshot::channel::<()>();
+        // A task of its own: a dropped caller drops `keep`, and the rest still happens.
+        let mut exchange = tokio::spawn(exchange(child, request, stopped));
+        let result = tokio::select! {
+            result = &mut exchange => result,
+            () = stop => {
+                drop(keep);
+                exchange.await
+            }
+        };
+        result.map_err(io::Error::other)?
+    }
+
+    fn spawn(&self, environment: &[(&'static str, String)]) -> io::Result<Child> {
+        let mut command = Command::new(&self.program);
+        command
+            .arg0("taskyard")
+            .arg(supervisor::SUBCOMMAND)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
+            // Its own group: Ctrl-C on the worker's terminal is the worker's to handle.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut supervisors = supervisors();
+        let child = command.spawn()?;
+        supervisors.extend(child.id().and_then(|id| i32::try_from(id).ok()));
+        Ok(child)
+    }
+}
+
+/// Sends the request, holds the line open until `stopped`, and takes the report.
+async fn exchange(
+    mut child: Child,
+    request: Vec<u8>,
+    stopped: oneshot::Receiver<()>,
+) -> io::Result<Report> {
+    let id = child.id().and_then(|id| i32::try_from(id).ok());
+    let stdin = child.stdin.take();
+    let stdout = child.stdout.take();
+    let hold = async {
+        if let Some(mut stdin) = stdin
+            && stdin.write_all(&request).await.is_ok()
+        {
+            let _ = stopped.await;
+        }
+        // Here stdin is closed, which stops the task.
+        std::future::pending::<()>().await;
+    };
+    let receive = async {
+        let mut bytes = Vec::new();
+        if let Some(stdout) = stdout {
+            stdout.take(wire::REPORT_BYTES_MAX).read_to_end(&mut bytes).await?;
+        }
+        io::Result::Ok(bytes)
+    };
+    let bytes = tokio::select! {
+        bytes = receive => bytes,
+        () = hold => Ok(Vec::new()),
+    };
+    child.wait().await?;
+    if let Some(id) = id {
+        supervisors().remove(&id);
+    }
+    match Report::decode(&bytes?) {
+        Ok(report) => Ok(report),
+        Err(_) => {
+            tokio::task::spawn_blocking(sweep).await.map_err(io::Error::other)?;
+            Ok(Report { ending: Ending::Unsupervised, stdout: Vec::new(), stderr: Vec::new() })
+        }
+    }
+}
+
+/// Kills every process that a killed supervisor left behind.
+fn sweep() {
+    loop {
+        let orphans: Vec<Pid> = {
+            let supervisors = supervisors();
+            let known = |pid: &Pid| supervisors.contains(&pid.as_raw_pid());
+            tree::children(getpid()).into_iter().filter(|pid| !known(pid)).collect()
+        };
+        if orphans.is_empty() {
+            return;
+        }
+        for orphan in orphans {
+            tree::kill_with_descendants(orphan);
+            // Its own children fall to us when it is gone: the next round takes them.
+            let _ = waitpid(Some(orphan), WaitOptions::empty());
+        }
+    }
+}
+
+fn supervisors() -> MutexGuard<'static, BTreeSet<i32>> {
+    SUPERVISORS.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,250 @@
+//! `taskyard __supervise`: one task's own process, between the worker and the command.
+//!
+//! It is the subreaper of everything the command starts, so that nothing outlives the task: when
+//! the command ends, is stopped, times out or grows too many processes, all that is left below is
+//! killed before the report is written. Its stdin ends when the worker wants the task stopped and
+//! when the worker dies, whichever way, so both are one case. A command that kills or starves its
+//! supervisor hurts no other task.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufReader, Read, Write},
+    os::{fd::AsFd, unix::process::CommandExt},
+    process::{Child, Command, ExitCode, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    io::Errno,
+    process::{
+        Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, set_child_subreaper,
+        setpriority_process, wait,
+    },
+};
+
+use super::{
+    launcher,
+    tail::TailReader,
+    tree,
+    wire::{Ending, Report, Request, STDERR_BYTES_MAX, STDOUT_BYTES_MAX},
+};
+
+/// The first argument that means this file.
+pub const SUBCOMMAND: &str = "__supervise";
+/// How often the number of processes is looked at, when it is limited.
+const WATCH_EVERY: Duration = Duration::from_millis(50);
+/// Between two walks of a tree that is being killed.
+const KILL_EVERY: Duration = Duration::from_millis(20);
+/// A process that SIGKILL does not end within this sits in the kernel; the report goes without it.
+const KILL_FOR_MAX: Duration = Duration::from_secs(5);
+/// Pipes end with the tree, unless they were handed to a stranger.
+const DRAIN_FOR_MAX: Duration = Duration::from_secs(1);
+
+enum Event {
+    /// The command itself ended.
+    Ended(WaitStatus),
+    /// No process is left below us.
+    NoneLeft,
+    /// The worker wants it stopped, or is gone.
+    StopAsked,
+}
+
+/// Reads a request from stdin, runs it, writes the report to stdout.
+pub fn main() -> ExitCode {
+    match supervise() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("a task's supervisor gave up: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn supervise() -> io::Result<()> {
+    set_child_subreaper(Some(getpid()))?;
+    let mut control = BufReader::new(File::from(io::stdin().as_fd().try_clone_to_owned()?));
+    let (request, payload) = Request::read(&mut control)?;
+    let report = match start(&request) {
+        Ok(child) => run(&request, payload, child, control),
+        Err(error) => Report {
+            ending: Ending::NotStarted(error.to_string()),
+            stdout: Vec::new(),
+            stderr: Vec::new(),
+        },
+    };
+    report.write(&mut io::stdout().lock())
+}
+
+fn start(request: &Request) -> io::Result<Child> {
+    Command::new("/proc/self/exe")
+        .arg0("taskyard")
+        .args(launcher::arguments(&request.argv, &request.limits))
+        .process_group(0)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+}
+
+fn run(request: &Request, payload: Vec<u8>, mut child: Child, control: BufReader<File>) -> Report {
+    let command = Pid::from_child(&child);
+    let stdout = child.stdout.take().map(|out| TailReader::start(out, STDOUT_BYTES_MAX));
+    let stderr = child.stderr.take().map(|err| TailReader::start(err, STDERR_BYTES_MAX));
+    if let Some(mut stdin) = child.stdin.take() {
+        // A command may close its stdin unread; that is its own business.
+        thread::spawn(move || stdin.write_all(&payload));
+    }
+    let (sender, events) = mpsc::channel();
+    watch_control(control, sender.clone());
+    reap(command, sender);
+
+    let mut tree = Tree { command, events, ended: None, none_left: false };
+    let ending = tree.watch(request);
+    match ending {
+        Ending::Stopped | Ending::TimedOut => {
+            tree.terminate(Duration::from_millis(request.grace_ms));
+            tree.kill();
+        }
+        Ending::TooManyProcesses => with_priority(|| tree.kill()),
+        _ => tree.kill(),
+    }
+
+    let drained_by = Instant::now() + DRAIN_FOR_MAX;
+    while [&stdout, &stderr].into_iter().flatten().any(|reader| !reader.is_finished())
+        && Instant::now() < drained_by
+    {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let bytes =
+        |reader: &Option<TailReader>| reader.as_ref().map_or_else(Vec::new, TailReader::to_vec);
+    Report { ending, stdout: bytes(&stdout), stderr: bytes(&stderr) }
+}
+
+/// The worker sends nothing after the payload, so any end of it is the end of the task.
+fn watch_control(mut control: BufReader<File>, events: Sender<Event>) {
+    thread::spawn(move || {
+        let mut byte = [0];
+        while let Ok(1) = control.read(&mut byte) {}
+        let _ = events.send(Event::StopAsked);
+    });
+}
+
+/// Waits for every process below us: the command, and orphans that the kernel hands to us.
+fn reap(command: Pid, events: Sender<Event>) {
+    thread::spawn(move || {
+        loop {
+            match wait(WaitOptions::empty()) {
+                Ok(Some((pid, status))) if pid == command => {
+                    let _ = events.send(Event::Ended(status));
+                }
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => {
+                    let _ = events.send(Event::NoneLeft);
+                    return;
+                }
+            }
+        }
+    });
+}
+
+struct Tree {
+    command: Pid,
+    events: Receiver<Event>,
+    ended: Option<WaitStatus>,
+    none_left: bool,
+}
+
+impl Tree {
+    /// Waits until the command has ended or must end.
+    fn watch(&mut self, request: &Request) -> Ending {
+        let timeout = request.timeout_ms.map(Duration::from_millis);
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let until_watch = request.limits.processes_max.map(|_| WATCH_EVERY);
+            match self.next([left, until_watch].into_iter().flatten().min()) {
+                Some(Event::Ended(status)) => return ending(status),
+                Some(Event::StopAsked) => return Ending::Stopped,
+                Some(Event::NoneLeft) => return Ending::Unsupervised,
+                None => {}
+            }
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return Ending::TimedOut;
+            }
+            if let Some(max) = request.limits.processes_max {
+                let max = max as usize;
+                if tree::count_descendants(getpid(), max + 1) > max {
+                    return Ending::TooManyProcesses;
+                }
+            }
+        }
+    }
+
+    /// Asks politely, and gives the command `grace` to end.
+    fn terminate(&mut self, grace: Duration) {
+        tree::signal_descendants(getpid(), Signal::TERM);
+        let deadline = Instant::now() + grace;
+        while self.ended.is_none() && !self.none_left {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            self.next(Some(left));
+        }
+    }
+
+    /// Kills until nothing is left.
+    fn kill(&mut self) {
+        // The group first: the kernel kills all of it between two forks. Its error: it is gone.
+        let _ = kill_process_group(self.command, Signal::KILL);
+        let deadline = Instant::now() + KILL_FOR_MAX;
+        while !self.none_left && Instant::now() < deadline {
+            tree::kill_descendants(getpid());
+            self.next(Some(KILL_EVERY));
+        }
+    }
+
+    /// The next event, or `None` when `within` has passed.
+    fn next(&mut self, within: Option<Duration>) -> Option<Event> {
+        let event = match within {
+            Some(within) => match self.events.recv_timeout(within) {
+                Err(RecvTimeoutError::Timeout) => return None,
+                received => received.ok(),
+            },
+            None => self.events.recv().ok(),
+        };
+        match event {
+            Some(Event::Ended(status)) => self.ended = Some(status),
+            // Both threads are gone only after they have said so.
+            Some(Event::NoneLeft) | None => self.none_left = true,
+            Some(Event::StopAsked) => {}
+        }
+        Some(event.unwrap_or(Event::NoneLeft))
+    }
+}
+
+/// Runs `race` ahead of the processes it races with, as far as this process may. Those may be
+/// thousands, each in a session of its own with a full share of the processor; without this, a
+/// walk over them gets one share of thousands and never ends.
+fn with_priority(race: impl FnOnce()) {
+    const AUTOGROUP: &str = "/proc/self/autogroup";
+    const FIRST: i32 = -20;
+    let _ = setpriority_process(None, FIRST);
+    // The worker's session shares this number, so it is put back.
+    let before = fs::read_to_string(AUTOGROUP).ok();
+    let _ = fs::write(AUTOGROUP, FIRST.to_string());
+    race();
+    if let Some((_, nice)) = before.as_deref().and_then(|text| text.trim().rsplit_once(' ')) {
+        let _ = fs::write(AUTOGROUP, nice);
+    }
+}
+
+fn ending(status: WaitStatus) -> Ending {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Ending::Exited(code),
+        (None, Some(signal)) => Ending::Signalled(signal),
+        (None, None) => Ending::Unsupervised,
+    }
+}

@@ -1,0 +1,164 @@
+//! What a worker and the supervisor of one task say to each other: a request on the supervisor's
+//! stdin, a report on its stdout. Each is one line of JSON followed by raw bytes.
+//!
+//! The worker keeps the supervisor's stdin open while the task may run: its end, for whatever
+//! reason, means stop.
+
+use std::io::{self, BufRead, Read, Write};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// Longest JSON line: a command line and a few numbers.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+/// Far above the largest payload a node accepts.
+const PAYLOAD_BYTES_MAX: usize = 64 << 20;
+/// stdout's last bytes are the task's result.
+pub(super) const STDOUT_BYTES_MAX: usize = 64 << 10;
+/// stderr's last bytes are the error's text.
+pub(super) const STDERR_BYTES_MAX: usize = 8 << 10;
+/// Most bytes of a report.
+pub(super) const REPORT_BYTES_MAX: u64 = 1024 + (STDOUT_BYTES_MAX + STDERR_BYTES_MAX) as u64;
+
+/// What to run, and within which bounds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Request {
+    /// Program and arguments.
+    pub(super) argv: Vec<String>,
+    pub(super) timeout_ms: Option<u64>,
+    /// Between SIGTERM and SIGKILL.
+    pub(super) grace_ms: u64,
+    pub(super) limits: Limits,
+    pub(super) payload_bytes: usize,
+}
+
+/// What a task's processes may use.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Limits {
+    /// Address space of each process.
+    pub memory_bytes: Option<u64>,
+    /// Processor time of each process.
+    pub cpu_seconds: Option<u64>,
+    /// Processes alive at once, the command itself included.
+    pub processes_max: Option<u32>,
+}
+
+/// How a task's process ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// By itself, with this code.
+    Exited(i32),
+    /// By a signal that we did not send.
+    Signalled(i32),
+    /// We killed it at its timeout.
+    TimedOut,
+    /// We killed it because the worker asked, or is gone.
+    Stopped,
+    /// We killed it because more processes than allowed were alive.
+    TooManyProcesses,
+    /// It never ran.
+    NotStarted(String),
+    /// Its supervisor ended without a report.
+    Unsupervised,
+}
+
+#[derive(Serialize, Deserialize)]
+struct ReportLine {
+    ending: Ending,
+    stdout_bytes: usize,
+    stderr_bytes: usize,
+}
+
+/// What became of a task's process.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub ending: Ending,
+    /// The last bytes.
+    pub stdout: Vec<u8>,
+    /// The last bytes.
+    pub stderr: Vec<u8>,
+}
+
+impl Request {
+    pub(super) fn encode(&self, payload: &[u8]) -> io::Result<Vec<u8>> {
+        let mut bytes = serde_json::to_vec(self)?;
+        bytes.push(b'\n');
+        bytes.extend_from_slice(payload);
+        Ok(bytes)
+    }
+
+    pub(super) fn read(from: &mut impl BufRead) -> io::Result<(Request, Vec<u8>)> {
+        let request: Request = read_line(from)?;
+        if request.payload_bytes > PAYLOAD_BYTES_MAX {
+            return Err(io::Error::other(format!("a payload of {} bytes", request.payload_bytes)));
+        }
+        let mut payload = vec![0; request.payload_bytes];
+        from.read_exact(&mut payload)?;
+        Ok((request, payload))
+    }
+}
+
+impl Report {
+    pub(super) fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        let line = ReportLine {
+            ending: self.ending.clone(),
+            stdout_bytes: self.stdout.len(),
+            stderr_bytes: self.stderr.len(),
+        };
+        let mut bytes = serde_json::to_vec(&line)?;
+        bytes.push(b'\n');
+        bytes.extend_from_slice(&self.stdout);
+        bytes.extend_from_slice(&self.stderr);
+        to.write_all(&bytes)?;
+        to.flush()
+    }
+
+    pub(super) fn decode(mut bytes: &[u8]) -> io::Result<Report> {
+        let line: ReportLine = read_line(&mut bytes)?;
+        if bytes.len() != line.stdout_bytes.saturating_add(line.stderr_bytes) {
+            return Err(io::Error::other("the report is cut short"));
+        }
+        let (stdout, stderr) = bytes.split_at(line.stdout_bytes);
+        Ok(Report { ending: line.ending, stdout: stdout.to_vec(), stderr: stderr.to_vec() })
+    }
+}
+
+fn read_line<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<T> {
+    let mut line = Vec::new();
+    from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
+    Ok(serde_json::from_slice(&line)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_and_reports_survive_the_pipe() {
+        let request = Request {
+            argv: vec!["sh".into(), "-c".into(), "echo 'a\nb'".into()],
+            timeout_ms: Some(5),
+            grace_ms: 10,
+            limits: Limits { memory_bytes: Some(1), ..Limits::default() },
+            payload_bytes: 3,
+        };
+        let bytes = request.encode(b"a\nb").unwrap();
+        let (read, payload) = Request::read(&mut &bytes[..]).unwrap();
+        assert_eq!((read.argv, payload.as_slice()), (request.argv, &b"a\nb"[..]));
+
+        let report = Report {
+            ending: Ending::Exited(3),
+            stdout: b"1\n2".to_vec(),
+            stderr: b"\xff".to_vec(),
+        };
+        let mut bytes = Vec::new();
+        report.write(&mut bytes).unwrap();
+        let read = Report::decode(&bytes).unwrap();
+        assert_eq!(
+            (read.ending, read.stdout, read.stderr),
+            (report.ending, report.stdout, report.stderr)
+        );
+        assert!(Report::decode(&bytes[..bytes.len() - 1]).is_err(), "cut short");
+        assert!(Report::decode(b"").is_err(), "nothing at all");
+    }
+}
