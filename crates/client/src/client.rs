@@ -1,0 +1,196 @@
+//! Client: the way to a broker, for producers and operators alike.
+//!
+//! Cheap to clone; clones share connections, the choice of server, and the gathering of concurrent
+//! enqueues into few requests.
+
+use crate::{
+    Batch, Enqueue, Error, NewTask, Task,
+    connection::{Connection, Repeat, Server, Wire},
+    gather::Gather,
+};
+use bytes::Bytes;
+use serde::Serialize;
+use std::{fmt, future::Future, sync::Arc, time::Duration};
+use taskyard_proto::v1;
+use tokio::time::Instant;
+use tonic::{Request, Response, Status};
+
+/// A call gives up after this, retries included.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// The broker remembers wire batches for ten minutes; a repetition must come well within that.
+const TIMEOUT_MAX: Duration = Duration::from_secs(9 * 60);
+/// A server that accepts no connection within this is passed over.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The way to a broker. Cheap to clone; clones share everything.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), taskyard::Error> {
+/// use taskyard::Client;
+///
+/// let client = Client::connect("http://127.0.0.1:7400").await?;
+/// let task = client.task("send_mail", &"ada@example.com").queue("mail").await?;
+/// println!("enqueued {}", task.id());
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Client(Arc<Shared>);
+
+struct Shared {
+    connection: Connection,
+    gather: Gather,
+    timeout: Duration,
+}
+
+/// Settles how a [`Client`] reaches its broker. Made by [`Client::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build` or `connect`"]
+pub struct ClientBuilder {
+    servers: Vec<String>,
+    token: Option<String>,
+    timeout: Duration,
+    connect_timeout: Duration,
+}
+
+impl Client {
+    /// Connects to one server and sees that it answers.
+    pub async fn connect(server: impl Into<String>) -> Result<Client, Error> {
+        Client::builder([server]).connect().await
+    }
+
+    /// Starts with the servers of one cluster, in the order in which they are to be tried.
+    pub fn builder(servers: impl IntoIterator<Item = impl Into<String>>) -> ClientBuilder {
+        ClientBuilder {
+            servers: servers.into_iter().map(Into::into).collect(),
+            token: None,
+            timeout: TIMEOUT,
+            connect_timeout: CONNECT_TIMEOUT,
+        }
+    }
+
+    /// Enqueues a task of a declared type: say more about it, then await it.
+    ///
+    /// Concurrent enqueues share requests, so enqueue as many at once as you like. One that gets no
+    /// answer is repeated, on other servers too, until the client's timeout; it is never enqueued
+    /// twice by that.
+    pub fn enqueue<T: Task>(&self, task: T) -> Enqueue<T::Output> {
+        Enqueue::new(self.clone(), task.into())
+    }
+
+    /// Enqueues a task whose type is known by name alone. The payload is encoded as JSON.
+    pub fn task(&self, kind: impl Into<String>, payload: &impl Serialize) -> Enqueue {
+        self.enqueue_new(NewTask::new(kind, payload))
+    }
+
+    /// Enqueues a task that was prepared before.
+    pub fn enqueue_new(&self, task: NewTask) -> Enqueue {
+        Enqueue::new(self.clone(), task)
+    }
+
+    /// Enqueues a task whose payload is these bytes as they are: JSON, unless `content_type` says
+    /// otherwise.
+    pub fn raw_task(&self, kind: impl Into<String>, payload: impl Into<Bytes>) -> Enqueue {
+        self.enqueue_new(NewTask::raw(kind, payload))
+    }
+
+    /// Starts a batch for one queue: all of its tasks are enqueued, or none.
+    pub fn batch(&self, queue: impl Into<String>) -> Batch {
+        Batch::new(self.clone(), queue.into())
+    }
+
+    pub(crate) fn with(connection: Connection, timeout: Duration) -> Client {
+        let gather = Gather::new(connection.clone());
+        Client(Arc::new(Shared { connection, gather, timeout }))
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.0.connection
+    }
+
+    pub(crate) fn gather(&self) -> &Gather {
+        &self.0.gather
+    }
+
+    /// When a call that starts now gives up.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline_after(Duration::ZERO)
+    }
+
+    /// When a call that starts now, and is meant to wait on the broker this long, gives up.
+    pub(crate) fn deadline_after(&self, wait: Duration) -> Instant {
+        Instant::now() + self.0.timeout + wait
+    }
+
+    pub(crate) async fn call<Message, Reply, Call, Answer>(
+        &self,
+        message: Message,
+        repeat: Repeat,
+        call: Call,
+    ) -> Result<Reply, Error>
+    where
+        Message: Clone,
+        Call: Fn(Wire, Request<Message>) -> Answer,
+        Answer: Future<Output = Result<Response<Reply>, Status>>,
+    {
+        self.0.connection.call(message, repeat, self.deadline(), call).await
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Client").field(&self.0.connection).finish()
+    }
+}
+
+impl ClientBuilder {
+    /// The token to show to a broker that asks for one.
+    pub fn token(mut self, token: impl Into<String>) -> ClientBuilder {
+        self.token = Some(token.into());
+        self
+    }
+
+    /// How long a call may take, retries and failover included; 30 s if not said, 9 minutes at most.
+    ///
+    /// Too short, and a failover shows as an error; too long, and a caller hangs as long as the
+    /// cluster is away.
+    pub fn timeout(mut self, timeout: Duration) -> ClientBuilder {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How long one server may take to accept a connection; 3 s if not said.
+    pub fn connect_timeout(mut self, timeout: Duration) -> ClientBuilder {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// A client that connects when it is first used.
+    pub fn build(self) -> Result<Client, Error> {
+        if self.timeout.is_zero() || self.timeout > TIMEOUT_MAX {
+            let timeout = self.timeout;
+            let message = format!("timeout {timeout:?} is not between 1 ms and {TIMEOUT_MAX:?}");
+            return Err(Error::Invalid(message));
+        }
+        let servers = self.servers.iter().map(|url| Server::at(url, self.connect_timeout));
+        let servers = servers.collect::<Result<Vec<_>, _>>()?;
+        let connection = Connection::new(servers, self.token.as_deref())?;
+        Ok(Client::with(connection, self.timeout))
+    }
+
+    /// A client that has seen one of its servers answer.
+    pub async fn connect(self) -> Result<Client, Error> {
+        // A mistyped address should be reported soon, not after the patience of a failover.
+        let servers = u32::try_from(self.servers.len()).unwrap_or(u32::MAX);
+        let patience = self.connect_timeout.saturating_mul(servers).min(self.timeout);
+        let client = self.build()?;
+        let deadline = Instant::now() + patience;
+        let hello = client.0.connection.call(
+            v1::GetInfoRequest {},
+            Repeat::Always,
+            deadline,
+            |mut wire, request| async move { wire.get_info(request).await },
+        );
+        hello.await?;
+        Ok(client)
+    }
+}

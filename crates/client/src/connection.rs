@@ -1,0 +1,300 @@
+//! Connection: the servers of one cluster, the one in use, and the way to the next.
+//!
+//! Channels are opened when first needed and repair themselves; what this file adds is failover: a
+//! call that got no answer moves everyone to the next server, and waits longer each time around.
+
+use crate::{Error, random};
+use std::{
+    fmt,
+    future::Future,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use taskyard_proto::v1::taskyard_client::TaskyardClient;
+use tokio::time::Instant;
+use tonic::{
+    Request, Response, Status,
+    metadata::{Ascii, MetadataValue},
+    transport::{Channel, Endpoint},
+};
+
+/// What generated calls are made on.
+pub(crate) type Wire = TaskyardClient<Channel>;
+
+/// Room for the largest answers: a page of tasks with payloads, a list of claimed tasks.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// A dead peer is noticed after two of these, even if no packet says so.
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
+/// Waits between tries start here and double.
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+/// A server that is back is found within this.
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
+
+/// The servers of one cluster. Cheap to clone; clones share channels and the choice of server.
+#[derive(Clone)]
+pub(crate) struct Connection(Arc<Shared>);
+
+struct Shared {
+    servers: Vec<Server>,
+    token: Option<MetadataValue<Ascii>>,
+    /// Which server is in use. Only ever grows; taken modulo the number of servers.
+    current: AtomicUsize,
+    channels: Mutex<Vec<Option<Channel>>>,
+}
+
+/// One server, and how to reach it.
+#[derive(Clone)]
+pub(crate) struct Server {
+    pub(crate) name: String,
+    pub(crate) dial: Dial,
+}
+
+/// How a channel to a server is opened. Called inside a runtime, which then carries its traffic.
+pub(crate) type Dial = Arc<dyn Fn() -> Channel + Send + Sync>;
+
+/// Whether a call that got no answer is sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Repeat {
+    /// Doing it twice is the same as doing it once.
+    Always,
+    /// Only while it is certain that no server took it.
+    IfNotTaken,
+}
+
+impl Server {
+    /// A server at an address such as `http://127.0.0.1:7400`.
+    pub(crate) fn at(url: &str, connect_timeout: Duration) -> Result<Server, Error> {
+        let url = url.trim_end_matches('/');
+        let invalid = |why: &str| {
+            Error::Invalid(format!("server address {url}: {why}; say it as http://HOST:7400"))
+        };
+        if url.starts_with("https://") {
+            return Err(invalid("this build speaks no TLS"));
+        }
+        if !url.starts_with("http://") {
+            return Err(invalid("it must start with http://"));
+        }
+        let endpoint =
+            Endpoint::from_shared(url.to_string()).map_err(|error| invalid(&error.to_string()))?;
+        let endpoint = tuned(endpoint).connect_timeout(connect_timeout);
+        Ok(Server { name: url.to_string(), dial: Arc::new(move || endpoint.connect_lazy()) })
+    }
+}
+
+/// The settings that every connection has, over a network or not.
+pub(crate) fn tuned(endpoint: Endpoint) -> Endpoint {
+    endpoint
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(KEEP_ALIVE_EVERY)
+        .keep_alive_timeout(KEEP_ALIVE_EVERY)
+        .keep_alive_while_idle(true)
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(16 << 20)
+}
+
+impl Connection {
+    pub(crate) fn new(servers: Vec<Server>, token: Option<&str>) -> Result<Connection, Error> {
+        if servers.is_empty() {
+            return Err(Error::Invalid("no server address given; say at least one".to_string()));
+        }
+        let token = token.map(bearer).transpose()?;
+        let channels = Mutex::new(vec![None; servers.len()]);
+        Ok(Connection(Arc::new(Shared { servers, token, current: AtomicUsize::new(0), channels })))
+    }
+
+    /// The same servers with channels of their own, for a runtime of their own.
+    pub(crate) fn separate(&self) -> Connection {
+        let shared = &*self.0;
+        Connection(Arc::new(Shared {
+            servers: shared.servers.clone(),
+            token: shared.token.clone(),
+            current: AtomicUsize::new(shared.current.load(Ordering::Relaxed)),
+            channels: Mutex::new(vec![None; shared.servers.len()]),
+        }))
+    }
+
+    /// The server in use now. `failed` on it moves on to the next.
+    pub(crate) fn current(&self) -> Attempt {
+        let turn = self.0.current.load(Ordering::Relaxed);
+        let index = turn % self.0.servers.len();
+        let server = &self.0.servers[index];
+        let mut channels = self.0.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let channel = channels[index].get_or_insert_with(|| (server.dial)()).clone();
+        let wire = TaskyardClient::new(channel)
+            .max_decoding_message_size(ANSWER_BYTES_MAX)
+            .max_encoding_message_size(ANSWER_BYTES_MAX);
+        Attempt { connection: self.clone(), turn, index, wire }
+    }
+
+    /// Wraps a message into a request that says who is asking.
+    pub(crate) fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.0.token {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        request
+    }
+
+    /// Makes a call until it is answered, is known to be pointless, or `deadline` has passed.
+    pub(crate) async fn call<Message, Reply, Call, Answer>(
+        &self,
+        message: Message,
+        repeat: Repeat,
+        deadline: Instant,
+        call: Call,
+    ) -> Result<Reply, Error>
+    where
+        Message: Clone,
+        Call: Fn(Wire, Request<Message>) -> Answer,
+        Answer: Future<Output = Result<Response<Reply>, Status>>,
+    {
+        let mut backoff = Backoff::new(self.0.servers.len());
+        loop {
+            let attempt = self.current();
+            let request = self.request(message.clone());
+            let answer =
+                tokio::time::timeout_at(deadline, call(attempt.wire.clone(), request)).await;
+            let error = match answer {
+                Ok(Ok(response)) => return Ok(response.into_inner()),
+                Ok(Err(status)) => Error::from_status(attempt.server(), &status),
+                Err(_) => return Err(attempt.timed_out()),
+            };
+            let again = match repeat {
+                Repeat::Always => error.is_undecided(),
+                Repeat::IfNotTaken => error.is_retryable(),
+            };
+            if !again {
+                return Err(error);
+            }
+            attempt.failed();
+            if !backoff.wait_until(deadline).await {
+                return Err(error);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.0.servers.iter().map(|server| server.name.as_str()).collect();
+        f.debug_struct("Connection").field("servers", &names).finish_non_exhaustive()
+    }
+}
+
+/// One try on one server.
+pub(crate) struct Attempt {
+    connection: Connection,
+    turn: usize,
+    index: usize,
+    pub(crate) wire: Wire,
+}
+
+impl Attempt {
+    pub(crate) fn server(&self) -> &str {
+        &self.connection.0.servers[self.index].name
+    }
+
+    /// Moves to the next server, unless somebody else already has.
+    pub(crate) fn failed(&self) {
+        let (turn, current) = (self.turn, &self.connection.0.current);
+        let _ = current.compare_exchange(turn, turn + 1, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    pub(crate) fn timed_out(&self) -> Error {
+        let message = format!("{} gave no answer in time", self.server());
+        Error::OutcomeUnknown { message }
+    }
+}
+
+/// Waits between tries: none while there are servers not yet asked, then doubling, with jitter.
+pub(crate) struct Backoff {
+    fresh: usize,
+    next: Duration,
+}
+
+impl Backoff {
+    pub(crate) fn new(servers: usize) -> Backoff {
+        Backoff { fresh: servers.saturating_sub(1), next: BACKOFF_MIN }
+    }
+
+    pub(crate) fn of(connection: &Connection) -> Backoff {
+        Backoff::new(connection.0.servers.len())
+    }
+
+    pub(crate) fn next(&mut self) -> Duration {
+        if self.fresh > 0 {
+            self.fresh -= 1;
+            return Duration::ZERO;
+        }
+        let wait = random::jittered(self.next);
+        self.next = (self.next * 2).min(BACKOFF_MAX);
+        wait
+    }
+
+    /// Waits; `false` if there would be no time left afterwards.
+    pub(crate) async fn wait_until(&mut self, deadline: Instant) -> bool {
+        let wait = self.next();
+        if Instant::now() + wait >= deadline {
+            return false;
+        }
+        tokio::time::sleep(wait).await;
+        true
+    }
+}
+
+fn bearer(token: &str) -> Result<MetadataValue<Ascii>, Error> {
+    let mut value: MetadataValue<Ascii> = format!("Bearer {token}").parse().map_err(|_| {
+        Error::Invalid("the token has characters that no header can carry".to_string())
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_checked_before_they_are_used() {
+        for (url, good) in [
+            ("http://127.0.0.1:7400", true),
+            ("http://127.0.0.1:7400/", true),
+            ("http://queue.internal:7400", true),
+            ("https://127.0.0.1:7400", false),
+            ("127.0.0.1:7400", false),
+            ("http://not a host", false),
+        ] {
+            let server = Server::at(url, Duration::from_secs(1));
+            assert_eq!(server.is_ok(), good, "{url}");
+        }
+        assert!(Connection::new(Vec::new(), None).is_err());
+    }
+
+    #[test]
+    fn every_server_is_asked_once_before_waiting() {
+        let mut backoff = Backoff::new(3);
+        assert_eq!(backoff.next(), Duration::ZERO);
+        assert_eq!(backoff.next(), Duration::ZERO);
+        let mut longest = Duration::ZERO;
+        for _ in 0..20 {
+            let wait = backoff.next();
+            assert!(wait >= BACKOFF_MIN / 2 && wait <= BACKOFF_MAX, "{wait:?}");
+            longest = longest.max(wait);
+        }
+        assert!(longest > BACKOFF_MAX / 2 - BACKOFF_MIN, "{longest:?}");
+    }
+
+    #[tokio::test]
+    async fn two_failures_of_one_server_move_on_once() {
+        let server = |url| Server::at(url, Duration::from_secs(1)).unwrap();
+        let servers = vec![server("http://127.0.0.1:1"), server("http://127.0.0.1:2")];
+        let connection = Connection::new(servers, None).unwrap();
+        let (first, second) = (connection.current(), connection.current());
+        first.failed();
+        second.failed();
+        assert_eq!(connection.current().server(), "http://127.0.0.1:2");
+    }
+}

@@ -1,0 +1,225 @@
+//! Error: why a call did not do what was asked, with the broker's stable code.
+//!
+//! Three kinds matter to a caller: the broker said no (`Rejected`: sending it again changes
+//! nothing), nothing was decided (`Unavailable`: safe to send again), and nobody knows
+//! (`OutcomeUnknown`: look first, or repeat it only with an identity).
+
+use crate::{TaskError, TaskId, TaskState};
+use std::{error::Error as StdError, time::Duration};
+use taskyard_proto::v1;
+use tonic::{Code, ConnectError, Status};
+
+/// The metadata key under which the broker sends the stable code of a refusal.
+const CODE_KEY: &str = "taskyard-code";
+
+/// Why a call did not do what was asked.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The broker understood and said no. Nothing changed.
+    #[error("{message}")]
+    Rejected {
+        /// The stable code, such as `not_found` or `queue_full`.
+        code: String,
+        /// What is wrong and what to do next.
+        message: String,
+    },
+    /// No server took the call. Nothing changed; it is safe to send it again.
+    #[error("{message}")]
+    Unavailable {
+        /// `unavailable` or `no_quorum`.
+        code: String,
+        /// Which servers were tried and what each said last.
+        message: String,
+    },
+    /// The call was sent and no answer came back: it may or may not have happened.
+    #[error("the outcome is unknown: {message}; look before sending it again")]
+    OutcomeUnknown {
+        /// How the answer was lost.
+        message: String,
+    },
+    /// What was asked makes no sense; found before anything was sent.
+    #[error("{0}")]
+    Invalid(String),
+    /// A value from the broker is not of the type asked for.
+    #[error("{what} is not of the expected type: {problem}")]
+    Decode {
+        /// Which value.
+        what: String,
+        /// What the decoder says.
+        problem: String,
+    },
+    /// The task whose result was waited for has ended, but did not succeed.
+    #[error("task {task} ended as {state}{}", because(.error.as_ref()))]
+    NotSucceeded {
+        /// The task.
+        task: TaskId,
+        /// How it ended.
+        state: TaskState,
+        /// The error of its last attempt, if it had one.
+        error: Option<TaskError>,
+    },
+    /// The task whose result was waited for has not ended in time.
+    #[error("task {task} is still {state} after {waited:?}; wait longer or look at its queue")]
+    NotFinished {
+        /// The task.
+        task: TaskId,
+        /// Where it is.
+        state: TaskState,
+        /// How long the call waited.
+        waited: Duration,
+    },
+}
+
+fn because(error: Option<&TaskError>) -> String {
+    error.map(|error| format!(": {error}")).unwrap_or_default()
+}
+
+impl Error {
+    /// The stable code: one of those in `docs/protocol.md`, or `not_succeeded`, `not_finished` and
+    /// `decode`, which only this crate makes.
+    pub fn code(&self) -> &str {
+        match self {
+            Error::Rejected { code, .. } | Error::Unavailable { code, .. } => code,
+            Error::OutcomeUnknown { .. } => "outcome_unknown",
+            Error::Invalid(_) => "invalid_argument",
+            Error::Decode { .. } => "decode",
+            Error::NotSucceeded { .. } => "not_succeeded",
+            Error::NotFinished { .. } => "not_finished",
+        }
+    }
+
+    /// Nothing was decided, so the same call may be sent again without a second thought.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Error::Unavailable { .. })
+    }
+
+    /// It may or may not have happened. Enqueues repeat themselves safely until their deadline, so
+    /// they end this way only when no server answered in all that time.
+    pub fn is_outcome_unknown(&self) -> bool {
+        matches!(self, Error::OutcomeUnknown { .. })
+    }
+
+    /// There is no such task, queue or worker, or its retention removed it.
+    pub fn is_not_found(&self) -> bool {
+        self.code() == "not_found"
+    }
+
+    /// Sorts what the broker put into an answer for one item.
+    pub(crate) fn from_item(error: v1::Error) -> Error {
+        Error::from_code(error.code, error.message)
+    }
+
+    fn from_code(code: String, message: String) -> Error {
+        match code.as_str() {
+            "unavailable" | "no_quorum" => Error::Unavailable { code, message },
+            "outcome_unknown" => Error::OutcomeUnknown { message },
+            _ => Error::Rejected { code, message },
+        }
+    }
+
+    /// Sorts a gRPC status. Without the broker's own code it came from the transport, or from a
+    /// proxy: then only a connection that never stood is known to have changed nothing.
+    pub(crate) fn from_status(server: &str, status: &Status) -> Error {
+        if let Some(code) = status.metadata().get(CODE_KEY).and_then(|code| code.to_str().ok()) {
+            return Error::from_code(code.to_string(), status.message().to_string());
+        }
+        if never_connected(status) {
+            let message = format!("cannot reach {server}: {}", innermost(status));
+            return Error::unavailable(message);
+        }
+        let message = match status.message() {
+            "" => status.code().description(),
+            message => message,
+        };
+        let refused = |code: &str| Error::Rejected {
+            code: code.to_string(),
+            message: format!("{server}: {message}"),
+        };
+        match status.code() {
+            Code::InvalidArgument | Code::OutOfRange | Code::FailedPrecondition => {
+                refused("invalid_argument")
+            }
+            Code::NotFound => refused("not_found"),
+            Code::Unauthenticated => refused("unauthenticated"),
+            Code::PermissionDenied => refused("permission_denied"),
+            Code::ResourceExhausted => refused("limit_exceeded"),
+            Code::Unimplemented => Error::Rejected {
+                code: "invalid_argument".to_string(),
+                message: format!(
+                    "{server} does not know this call: {message}; is it a Taskyard of this version"
+                ),
+            },
+            Code::Ok
+            | Code::Cancelled
+            | Code::Unknown
+            | Code::DeadlineExceeded
+            | Code::AlreadyExists
+            | Code::Aborted
+            | Code::Internal
+            | Code::Unavailable
+            | Code::DataLoss => Error::OutcomeUnknown { message: format!("{server}: {message}") },
+        }
+    }
+
+    pub(crate) fn unavailable(message: impl Into<String>) -> Error {
+        Error::Unavailable { code: "unavailable".to_string(), message: message.into() }
+    }
+
+    /// No answer that a later one could contradict: worth asking again, if asking is harmless.
+    pub(crate) fn is_undecided(&self) -> bool {
+        matches!(self, Error::Unavailable { .. } | Error::OutcomeUnknown { .. })
+    }
+}
+
+fn never_connected(status: &Status) -> bool {
+    std::iter::successors(status.source(), |error| (*error).source())
+        .any(|error| error.is::<ConnectError>())
+}
+
+/// The last error of a chain: "connection refused" rather than "transport error".
+fn innermost(status: &Status) -> String {
+    std::iter::successors(status.source(), |error| (*error).source())
+        .last()
+        .map_or_else(|| status.message().to_string(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic::metadata::MetadataMap;
+
+    fn status(code: Code, own_code: Option<&str>) -> Status {
+        let mut metadata = MetadataMap::new();
+        if let Some(own_code) = own_code {
+            metadata.insert(CODE_KEY, own_code.parse().unwrap());
+        }
+        Status::with_metadata(code, "why", metadata)
+    }
+
+    #[test]
+    fn the_brokers_code_decides_the_kind() {
+        for (own_code, retryable, unknown) in [
+            ("not_found", false, false),
+            ("queue_full", false, false),
+            ("unavailable", true, false),
+            ("no_quorum", true, false),
+            ("outcome_unknown", false, true),
+        ] {
+            let error = Error::from_status("here", &status(Code::Unknown, Some(own_code)));
+            assert_eq!(error.code(), own_code);
+            assert_eq!(error.is_retryable(), retryable, "{own_code}");
+            assert_eq!(error.is_outcome_unknown(), unknown, "{own_code}");
+        }
+    }
+
+    #[test]
+    fn without_a_code_only_a_refused_connection_is_safe_to_repeat() {
+        let broken = Error::from_status("here", &status(Code::Unavailable, None));
+        assert!(broken.is_outcome_unknown(), "{broken:?}");
+        let refused = ConnectError("connection refused".into());
+        let refused = Error::from_status("here", &Status::from_error(Box::new(refused)));
+        assert!(refused.is_retryable(), "{refused:?}");
+        assert_eq!(refused.to_string(), "cannot reach here: connection refused");
+    }
+}

@@ -1,0 +1,242 @@
+//! Gather: turns concurrent enqueues into few requests.
+//!
+//! While one request is in flight, further enqueues wait together and go as the next one, so that a
+//! single caller pays one round trip and a thousand callers share it: no timer, no setting. A second
+//! request goes beside the first when a full one is waiting.
+//!
+//! Each request has a random batch id and is sent again as it was, to another server if need be,
+//! until every task in it is decided or every caller has given up: the broker answers a repetition
+//! with the ids it gave before, so nothing is enqueued twice.
+
+use crate::{
+    Error,
+    connection::{Backoff, Connection},
+    random,
+};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use taskyard_proto::v1;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
+    time::Instant,
+};
+
+/// A request is full with this many tasks: past that, sharing a round trip gains nothing.
+const REQUEST_TASKS_MAX: usize = 1_000;
+/// A request is full with this many bytes of payload; one larger task goes alone.
+const REQUEST_BYTES_MAX: usize = 1 << 20;
+/// One is being answered while the next is on its way.
+const IN_FLIGHT_MAX: usize = 2;
+/// Bound on what waits or is in flight: each task takes one unit and one more per KiB of payload.
+/// Who comes later waits until there is room.
+const UNITS_MAX: usize = 64 << 10;
+
+/// Gathers the enqueues of all clones of one client.
+#[derive(Clone, Debug)]
+pub(crate) struct Gather(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    connection: Connection,
+    room: Arc<Semaphore>,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    items: VecDeque<Item>,
+    bytes: usize,
+    in_flight: usize,
+}
+
+#[derive(Debug)]
+struct Item {
+    task: v1::NewTask,
+    answer: oneshot::Sender<Result<v1::EnqueueReply, Error>>,
+    deadline: Instant,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Gather {
+    pub(crate) fn new(connection: Connection) -> Gather {
+        let room = Arc::new(Semaphore::new(UNITS_MAX));
+        Gather(Arc::new(Shared { connection, room, waiting: Mutex::default() }))
+    }
+
+    /// Enqueues one task together with whatever else is waiting.
+    pub(crate) async fn enqueue(
+        &self,
+        task: v1::NewTask,
+        deadline: Instant,
+    ) -> Result<v1::EnqueueReply, Error> {
+        let units = (1 + task.payload.len() / 1_024).min(UNITS_MAX) as u32;
+        let room = Arc::clone(&self.0.room).acquire_many_owned(units);
+        let Ok(room) = tokio::time::timeout_at(deadline, room).await else {
+            let message = "too many enqueues are waiting for an answer; enqueue again later";
+            return Err(Error::unavailable(message));
+        };
+        let room = room.expect("the semaphore is never closed");
+        let (answer, answered) = oneshot::channel();
+        self.push(Item { task, answer, deadline, _room: room });
+        match tokio::time::timeout_at(deadline, answered).await {
+            Ok(Ok(answer)) => answer,
+            // The runtime that carried the request was shut down under it.
+            Ok(Err(_)) => Err(unanswered("the request was dropped with its runtime")),
+            Err(_) => Err(unanswered("no server answered in time")),
+        }
+    }
+
+    fn push(&self, item: Item) {
+        let mut waiting = self.0.waiting();
+        waiting.bytes += item.task.payload.len();
+        waiting.items.push_back(item);
+        let idle = waiting.in_flight == 0;
+        let full = waiting.items.len() >= REQUEST_TASKS_MAX || waiting.bytes >= REQUEST_BYTES_MAX;
+        if idle || (full && waiting.in_flight < IN_FLIGHT_MAX) {
+            waiting.in_flight += 1;
+            let flight = Flight(Arc::clone(&self.0));
+            tokio::spawn(flight.carry());
+        }
+    }
+}
+
+impl Shared {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Carries requests until nothing waits. Counts as in flight until it is dropped.
+struct Flight(Arc<Shared>);
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.0.waiting().in_flight -= 1;
+    }
+}
+
+impl Flight {
+    async fn carry(self) {
+        while let Some(batch) = self.next_batch() {
+            batch.carry(&self.0.connection).await;
+        }
+    }
+
+    /// Takes what waits, up to a full request; leaves flight if there is nothing.
+    ///
+    /// Callers that gave up before their task was sent are left out.
+    fn next_batch(&self) -> Option<Batch> {
+        let mut waiting = self.0.waiting();
+        let mut batch = Batch { tasks: Vec::new(), callers: Vec::new() };
+        let mut bytes = 0;
+        while let Some(item) = waiting.items.front() {
+            let item_bytes = item.task.payload.len();
+            let full = batch.tasks.len() == REQUEST_TASKS_MAX
+                || (bytes + item_bytes > REQUEST_BYTES_MAX && !batch.tasks.is_empty());
+            if full {
+                break;
+            }
+            waiting.bytes -= item_bytes;
+            let item = waiting.items.pop_front().expect("the front was just seen");
+            if item.answer.is_closed() {
+                continue;
+            }
+            bytes += item_bytes;
+            batch.tasks.push(item.task);
+            let (answer, deadline, room) = (item.answer, item.deadline, item._room);
+            batch.callers.push(Some(Caller { answer, deadline, _room: room }));
+        }
+        (!batch.tasks.is_empty()).then_some(batch)
+    }
+}
+
+/// One request: the tasks in their order, and who still waits for each.
+struct Batch {
+    tasks: Vec<v1::NewTask>,
+    callers: Vec<Option<Caller>>,
+}
+
+struct Caller {
+    answer: oneshot::Sender<Result<v1::EnqueueReply, Error>>,
+    deadline: Instant,
+    _room: OwnedSemaphorePermit,
+}
+
+impl Batch {
+    /// Sends the request until every caller is answered or has given up.
+    async fn carry(mut self, connection: &Connection) {
+        let request = v1::EnqueueManyRequest {
+            tasks: std::mem::take(&mut self.tasks),
+            batch_id: random::identity().to_vec(),
+        };
+        let mut backoff = Backoff::of(connection);
+        while let Some(deadline) = self.deadline() {
+            let mut attempt = connection.current();
+            let call = attempt.wire.enqueue_many(connection.request(request.clone()));
+            let error = match tokio::time::timeout_at(deadline, call).await {
+                Ok(Ok(reply)) => match self.answer(reply.into_inner()) {
+                    None => return,
+                    Some(undecided) => undecided,
+                },
+                Ok(Err(status)) => Error::from_status(attempt.server(), &status),
+                Err(_) => attempt.timed_out(),
+            };
+            if !error.is_undecided() {
+                return self.refuse(&error);
+            }
+            tracing::debug!(%error, "an enqueue request got no answer and is sent again");
+            attempt.failed();
+            if !backoff.wait_until(deadline).await {
+                return self.refuse(&error);
+            }
+        }
+    }
+
+    /// When the last caller gives up; `None` if nobody waits any more.
+    fn deadline(&self) -> Option<Instant> {
+        let waiting = self.callers.iter().flatten().filter(|caller| !caller.answer.is_closed());
+        waiting.map(|caller| caller.deadline).max()
+    }
+
+    /// Hands each caller its answer. Returns an error if some tasks are undecided still.
+    fn answer(&mut self, reply: v1::EnqueueManyReply) -> Option<Error> {
+        if reply.results.len() != self.callers.len() {
+            let (results, tasks) = (reply.results.len(), self.callers.len());
+            let message = format!("the broker answered {results} of {tasks} tasks");
+            self.refuse(&Error::OutcomeUnknown { message });
+            return None;
+        }
+        let mut undecided = None;
+        for (slot, result) in self.callers.iter_mut().zip(reply.results) {
+            let answer = match result.error {
+                None => Ok(v1::EnqueueReply { id: result.id, duplicate: result.duplicate }),
+                Some(error) => Err(Error::from_item(error)),
+            };
+            match answer {
+                Err(error) if error.is_undecided() => {
+                    if slot.is_some() {
+                        undecided = Some(error);
+                    }
+                }
+                decided => {
+                    if let Some(caller) = slot.take() {
+                        let _ = caller.answer.send(decided);
+                    }
+                }
+            }
+        }
+        undecided
+    }
+
+    fn refuse(&mut self, error: &Error) {
+        for caller in self.callers.iter_mut().filter_map(Option::take) {
+            let _ = caller.answer.send(Err(error.clone()));
+        }
+    }
+}
+
+fn unanswered(message: &str) -> Error {
+    Error::OutcomeUnknown { message: message.to_string() }
+}

@@ -1,0 +1,159 @@
+//! Operating a broker: its workers, a backup, and what it says about itself.
+
+use crate::{Client, Error, Timestamp, connection::Repeat};
+use bytes::Bytes;
+use serde::Serialize;
+use taskyard_proto::v1;
+use tonic::Streaming;
+
+impl Client {
+    /// All workers that have a session, and those lost a short while ago.
+    pub async fn workers(&self) -> Result<Vec<WorkerDetails>, Error> {
+        let reply = self
+            .call(v1::ListWorkersRequest {}, Repeat::Always, |mut wire, request| async move {
+                wire.list_workers(request).await
+            })
+            .await?;
+        Ok(reply.workers.into_iter().map(WorkerDetails::from).collect())
+    }
+
+    /// Asks a worker to finish what it has and claim nothing more.
+    pub async fn quiet_worker(&self, id: impl Into<String>) -> Result<(), Error> {
+        let request = v1::WorkerRequest { id: id.into() };
+        self.call(request, Repeat::Always, |mut wire, request| async move {
+            wire.quiet_worker(request).await
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Asks a worker to shut down gracefully.
+    pub async fn stop_worker(&self, id: impl Into<String>) -> Result<(), Error> {
+        let request = v1::WorkerRequest { id: id.into() };
+        self.call(request, Repeat::Always, |mut wire, request| async move {
+            wire.stop_worker(request).await
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// A consistent copy of everything the broker holds, to be written to a file as it comes.
+    pub async fn backup(&self) -> Result<Backup, Error> {
+        let chunks = self
+            .call(v1::BackupRequest {}, Repeat::Always, |mut wire, request| async move {
+                wire.backup(request).await
+            })
+            .await?;
+        Ok(Backup { chunks })
+    }
+
+    /// What the broker says about itself.
+    pub async fn info(&self) -> Result<BrokerDetails, Error> {
+        let reply = self
+            .call(v1::GetInfoRequest {}, Repeat::Always, |mut wire, request| async move {
+                wire.get_info(request).await
+            })
+            .await?;
+        Ok(BrokerDetails {
+            version: reply.version,
+            cluster_id: reply.cluster_id,
+            shards: reply.shards,
+            now: Timestamp::from_millis(reply.now),
+        })
+    }
+}
+
+/// A worker as the broker sees it. Serialized as on the HTTP front.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct WorkerDetails {
+    /// Its id: that of its session, fresh each time a worker starts.
+    pub id: String,
+    /// What it calls itself.
+    pub name: String,
+    /// The machine it runs on.
+    pub host: String,
+    /// Its process there.
+    pub pid: u32,
+    /// The version of its SDK.
+    pub version: String,
+    /// The queues it claims from.
+    pub queues: Vec<String>,
+    /// How many tasks it runs at once.
+    pub slots: u32,
+    /// How many it runs now.
+    pub busy: u32,
+    /// `running`, `quiet`, `stopping` or `lost`.
+    pub state: String,
+    /// Since when it is there.
+    pub connected_at: Timestamp,
+    /// When it was last heard of.
+    pub beat_at: Timestamp,
+    /// The memory it uses, in bytes; 0 if it does not know.
+    pub rss_bytes: u64,
+}
+
+impl From<v1::Worker> for WorkerDetails {
+    fn from(wire: v1::Worker) -> WorkerDetails {
+        WorkerDetails {
+            id: wire.id,
+            name: wire.name,
+            host: wire.host,
+            pid: wire.pid,
+            version: wire.version,
+            queues: wire.queues,
+            slots: wire.slots,
+            busy: wire.busy,
+            state: wire.state,
+            connected_at: Timestamp::from_millis(wire.connected_at),
+            beat_at: Timestamp::from_millis(wire.beat_at),
+            rss_bytes: wire.rss_bytes,
+        }
+    }
+}
+
+/// What a broker says about itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct BrokerDetails {
+    /// Its version.
+    pub version: String,
+    /// Which cluster it belongs to.
+    pub cluster_id: String,
+    /// How many shards its data is in.
+    pub shards: u32,
+    /// Its clock.
+    pub now: Timestamp,
+}
+
+/// A backup as it comes. Made by [`Client::backup`].
+#[derive(Debug)]
+pub struct Backup {
+    chunks: Streaming<v1::BackupChunk>,
+}
+
+/// The next bytes of a backup, and how far it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BackupChunk {
+    /// To be written after those before.
+    pub data: Bytes,
+    /// Shards that are complete.
+    pub shards_done: u32,
+    /// Shards in all.
+    pub shards: u32,
+}
+
+impl Backup {
+    /// The next chunk; `None` when the backup is complete. After an error what was written is
+    /// incomplete and of no use.
+    pub async fn next(&mut self) -> Result<Option<BackupChunk>, Error> {
+        let chunk = self.chunks.message().await;
+        let chunk = chunk.map_err(|status| Error::from_status("the broker", &status))?;
+        Ok(chunk.map(|chunk| BackupChunk {
+            data: chunk.data,
+            shards_done: chunk.shards_done,
+            shards: chunk.shards,
+        }))
+    }
+}

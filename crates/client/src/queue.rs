@@ -1,0 +1,234 @@
+//! Queues: how they stand, pause and resume, purge, settings.
+
+use crate::{
+    Client, Error, RetryPolicy,
+    bulk::{Bulk, Operation},
+    connection::Repeat,
+};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use taskyard_proto::v1;
+
+impl Client {
+    /// How every queue stands.
+    pub async fn queues(&self) -> Result<Vec<QueueDetails>, Error> {
+        let reply = self
+            .call(v1::ListQueuesRequest {}, Repeat::Always, |mut wire, request| async move {
+                wire.list_queues(request).await
+            })
+            .await?;
+        Ok(reply.queues.into_iter().map(QueueDetails::from).collect())
+    }
+
+    /// One queue, to look at or to change.
+    ///
+    /// ```no_run
+    /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
+    /// client.queue("mail").pause().await?;
+    /// println!("{} wait", client.queue("mail").details().await?.ready);
+    /// # Ok(()) }
+    /// ```
+    pub fn queue(&self, name: impl Into<String>) -> Queue {
+        Queue { client: self.clone(), name: name.into() }
+    }
+}
+
+/// One queue, to look at or to change. Made by [`Client::queue`].
+#[derive(Clone, Debug)]
+pub struct Queue {
+    client: Client,
+    name: String,
+}
+
+impl Queue {
+    /// How it stands.
+    pub async fn details(&self) -> Result<QueueDetails, Error> {
+        let reply = self
+            .client
+            .call(self.request(), Repeat::Always, |mut wire, request| async move {
+                wire.get_queue(request).await
+            })
+            .await?;
+        Ok(reply.into())
+    }
+
+    /// Hands out nothing more from it; enqueues and running tasks go on.
+    pub async fn pause(&self) -> Result<(), Error> {
+        self.client
+            .call(self.request(), Repeat::Always, |mut wire, request| async move {
+                wire.pause_queue(request).await
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// Hands out tasks again.
+    pub async fn resume(&self) -> Result<(), Error> {
+        self.client
+            .call(self.request(), Repeat::Always, |mut wire, request| async move {
+                wire.resume_queue(request).await
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// Removes its waiting tasks. Await it, or read how far it is.
+    pub fn purge(&self) -> Bulk {
+        Bulk::new(self.client.clone(), Operation::Purge(self.request()))
+    }
+
+    /// What is set for it.
+    pub async fn settings(&self) -> Result<QueueSettings, Error> {
+        let reply = self
+            .client
+            .call(self.request(), Repeat::Always, |mut wire, request| async move {
+                wire.get_queue_settings(request).await
+            })
+            .await?;
+        Ok(reply.into())
+    }
+
+    /// Replaces all of its settings; what is `None` returns to the default.
+    pub async fn set(&self, settings: QueueSettings) -> Result<QueueSettings, Error> {
+        let request = v1::SetQueueSettingsRequest {
+            queue: self.name.clone(),
+            settings: Some(settings.into()),
+        };
+        let reply = self
+            .client
+            .call(request, Repeat::Always, |mut wire, request| async move {
+                wire.set_queue_settings(request).await
+            })
+            .await?;
+        Ok(reply.into())
+    }
+
+    fn request(&self) -> v1::QueueRequest {
+        v1::QueueRequest { queue: self.name.clone() }
+    }
+}
+
+/// How a queue stands. Serialized as on the HTTP front.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct QueueDetails {
+    /// Its name.
+    pub name: String,
+    /// Tasks that may be claimed now.
+    pub ready: u64,
+    /// Tasks that wait for their time.
+    pub scheduled: u64,
+    /// Tasks that workers hold.
+    pub claimed: u64,
+    /// Tasks that wait for others.
+    pub blocked: u64,
+    /// Dead letters.
+    pub dead: u64,
+    /// Nothing is handed out.
+    pub paused: bool,
+    /// How long the oldest ready task has been waiting, in milliseconds.
+    pub oldest_ready_age_ms: u64,
+    /// Tasks enqueued so far.
+    pub enqueued_total: u64,
+    /// Tasks that succeeded so far.
+    pub succeeded_total: u64,
+    /// Attempts that failed so far.
+    pub failed_total: u64,
+    /// Tasks that became dead letters so far.
+    pub dead_total: u64,
+    /// Claims whose worker died so far.
+    pub lost_total: u64,
+    /// Tasks that expired before they ran so far.
+    pub expired_total: u64,
+    /// Tasks that were cancelled so far.
+    pub cancelled_total: u64,
+}
+
+impl QueueDetails {
+    /// How long the oldest ready task has been waiting.
+    pub fn oldest_ready_age(&self) -> Duration {
+        Duration::from_millis(self.oldest_ready_age_ms)
+    }
+}
+
+impl From<v1::Queue> for QueueDetails {
+    fn from(wire: v1::Queue) -> QueueDetails {
+        QueueDetails {
+            name: wire.name,
+            ready: wire.ready,
+            scheduled: wire.scheduled,
+            claimed: wire.claimed,
+            blocked: wire.blocked,
+            dead: wire.dead,
+            paused: wire.paused,
+            oldest_ready_age_ms: wire.oldest_ready_age_ms,
+            enqueued_total: wire.enqueued_total,
+            succeeded_total: wire.succeeded_total,
+            failed_total: wire.failed_total,
+            dead_total: wire.dead_total,
+            lost_total: wire.lost_total,
+            expired_total: wire.expired_total,
+            cancelled_total: wire.cancelled_total,
+        }
+    }
+}
+
+/// What is set for a queue; `None` is the broker's default. Names are those of the HTTP front.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct QueueSettings {
+    /// Enqueues are refused while this many tasks wait. No bound by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_length: Option<u64>,
+    /// How long a `request_id` is remembered, in milliseconds. 24 h by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dedup_window_ms: Option<u64>,
+    /// How long finished tasks can be looked up, in milliseconds. 24 h by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retention_ms: Option<u64>,
+    /// How many finished tasks can be looked up. 10,000 by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retention_count: Option<u32>,
+    /// How long dead letters are kept, in milliseconds. 30 days by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dead_retention_ms: Option<u64>,
+    /// How many dead letters are kept. No bound by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dead_retention_count: Option<u32>,
+    /// The retry policy of tasks that bring none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry: Option<RetryPolicy>,
+    /// The timeout of tasks that bring none, in milliseconds. No limit by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+}
+
+impl From<v1::QueueSettings> for QueueSettings {
+    fn from(wire: v1::QueueSettings) -> QueueSettings {
+        QueueSettings {
+            max_length: wire.max_length,
+            dedup_window_ms: wire.dedup_window_ms,
+            retention_ms: wire.retention_ms,
+            retention_count: wire.retention_count,
+            dead_retention_ms: wire.dead_retention_ms,
+            dead_retention_count: wire.dead_retention_count,
+            retry: wire.retry.map(RetryPolicy::from),
+            timeout_ms: wire.timeout_ms,
+        }
+    }
+}
+
+impl From<QueueSettings> for v1::QueueSettings {
+    fn from(settings: QueueSettings) -> v1::QueueSettings {
+        v1::QueueSettings {
+            max_length: settings.max_length,
+            dedup_window_ms: settings.dedup_window_ms,
+            retention_ms: settings.retention_ms,
+            retention_count: settings.retention_count,
+            dead_retention_ms: settings.dead_retention_ms,
+            dead_retention_count: settings.dead_retention_count,
+            retry: settings.retry.map(v1::RetryPolicy::from),
+            timeout_ms: settings.timeout_ms,
+        }
+    }
+}

@@ -1,0 +1,553 @@
+//! Session: what a worker holds and what it still owes the broker, without any I/O.
+//!
+//! Invariants: a claim is held from its receipt until the broker has confirmed what became of it, and
+//! every held claim is named in every beat and every hello, so that none is released by mistake. An
+//! answer stays until it is confirmed and is sent again on every new stream; the broker recognises it
+//! by the claim's token. The broker is never granted more tasks than there are free slots.
+
+mod drive;
+
+use crate::{CancelReason, Error};
+use prost::Message;
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    mem,
+};
+use taskyard_proto::v1::{self, answer::Answer, broker_message, worker_message};
+use tokio::sync::{mpsc, oneshot, watch};
+
+pub(crate) use drive::{Plan, start};
+
+/// Answers in one message: enough to share its cost, few enough to be read in one go.
+const ANSWERS_MAX: usize = 1_000;
+/// Bytes of answers in one message; one larger answer goes alone.
+const ANSWERS_BYTES_MAX: usize = 1 << 20;
+
+/// One claim of one task.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ClaimKey {
+    pub(crate) id: String,
+    pub(crate) token: u64,
+}
+
+impl ClaimKey {
+    pub(crate) fn of(task: &v1::ClaimedTask) -> ClaimKey {
+        ClaimKey { id: task.id.clone(), token: task.claim_token }
+    }
+
+    fn to_wire(&self) -> v1::HeldClaim {
+        v1::HeldClaim { id: self.id.clone(), claim_token: self.token }
+    }
+}
+
+impl From<v1::HeldClaim> for ClaimKey {
+    fn from(wire: v1::HeldClaim) -> ClaimKey {
+        ClaimKey { id: wire.id, token: wire.claim_token }
+    }
+}
+
+/// What handlers and the worker's owner tell the session.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// An attempt is over. Without an answer its claim is lost anyway.
+    Ended { key: ClaimKey, answer: Option<Answer> },
+    /// A slot is free again.
+    SlotFree,
+    /// A handler says how far it is.
+    Progress { key: ClaimKey, progress: v1::TaskProgress },
+    /// A handler saves where it is, and waits.
+    Checkpoint { key: ClaimKey, state: Vec<u8>, saved: oneshot::Sender<Result<(), Error>> },
+    /// Claim nothing more.
+    Quiet,
+    /// Claim nothing more, finish, and leave.
+    Stop,
+    /// Nobody waits for this worker any more: leave now.
+    Abandon,
+}
+
+/// The way to the session from anywhere.
+#[derive(Clone, Debug)]
+pub(crate) struct Reports(mpsc::UnboundedSender<Report>);
+
+impl Reports {
+    /// Bounded by nature: each attempt reports its end once and its checkpoints one by one.
+    pub(crate) fn new() -> (Reports, mpsc::UnboundedReceiver<Report>) {
+        let (reports, inbox) = mpsc::unbounded_channel();
+        (Reports(reports), inbox)
+    }
+
+    /// Tells the session, if it is still there.
+    pub(crate) fn send(&self, report: Report) {
+        let _ = self.0.send(report);
+    }
+}
+
+/// A taken slot of the worker; free again when the last clone of its `Arc` is gone.
+#[derive(Debug)]
+pub(crate) struct Slot(pub(crate) Reports);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.send(Report::SlotFree);
+    }
+}
+
+/// Tells an attempt to stop. The first reason stays, except that a lost claim overrides all.
+#[derive(Clone, Debug)]
+pub(crate) struct Stopper(watch::Sender<Option<CancelReason>>);
+
+impl Stopper {
+    fn new() -> Stopper {
+        Stopper(watch::Sender::new(None))
+    }
+
+    pub(crate) fn stop(&self, reason: CancelReason) {
+        self.0.send_if_modified(|current| {
+            let changes = current.is_none()
+                || (reason == CancelReason::Lost && *current != Some(CancelReason::Lost));
+            if changes {
+                *current = Some(reason);
+            }
+            changes
+        });
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Option<CancelReason>> {
+        self.0.subscribe()
+    }
+}
+
+/// A task to run, and the way to stop it.
+#[derive(Debug)]
+pub(crate) struct Assigned {
+    pub(crate) task: v1::ClaimedTask,
+    pub(crate) stopper: Stopper,
+}
+
+/// Whether the session claims, and whether it will leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Running,
+    Quiet,
+    Stopping,
+}
+
+/// What a message of the broker asks for.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    pub(crate) run: Vec<Assigned>,
+    pub(crate) asked: Option<Phase>,
+}
+
+/// What a worker holds and what it still owes the broker.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// All of the hello but the session's id and its claims.
+    hello: v1::Hello,
+    phase: Phase,
+    held: HashMap<ClaimKey, Held>,
+    /// Attempts that have not ended.
+    running: usize,
+    /// Slots that are taken: attempts, and threads that outlive theirs.
+    busy: u32,
+    owed: BTreeMap<u64, Owed>,
+    next_number: u64,
+    /// Numbers of answers to send, in order.
+    unsent: VecDeque<u64>,
+    /// Numbers of answers that the broker could not decide on; sent again a little later.
+    undecided: Vec<u64>,
+    started: Vec<v1::HeldClaim>,
+    beat: bool,
+    /// Tasks received on this stream.
+    received: u64,
+    /// Tasks that the broker may send on this stream in all, as it was told last.
+    granted: u64,
+}
+
+#[derive(Debug)]
+struct Held {
+    stopper: Stopper,
+    ended: bool,
+    progress: Option<v1::TaskProgress>,
+    progress_owed: bool,
+}
+
+/// An answer that is not confirmed yet.
+#[derive(Debug)]
+struct Owed {
+    key: ClaimKey,
+    answer: Answer,
+    saved: Option<oneshot::Sender<Result<(), Error>>>,
+}
+
+impl Session {
+    pub(crate) fn new(hello: v1::Hello) -> Session {
+        Session {
+            hello,
+            phase: Phase::Running,
+            held: HashMap::new(),
+            running: 0,
+            busy: 0,
+            owed: BTreeMap::new(),
+            next_number: 1,
+            unsent: VecDeque::new(),
+            undecided: Vec::new(),
+            started: Vec::new(),
+            beat: false,
+            received: 0,
+            granted: 0,
+        }
+    }
+
+    /// The first message of a new stream. Whatever the last one carried without confirmation goes
+    /// out again after it.
+    pub(crate) fn hello(&mut self) -> v1::WorkerMessage {
+        self.received = 0;
+        self.granted = 0;
+        self.undecided.clear();
+        self.unsent = self.owed.keys().copied().collect();
+        self.started = self.claims(|held| !held.ended);
+        let hello = v1::Hello { held: self.claims(|_| true), ..self.hello.clone() };
+        message(worker_message::Message::Hello(hello))
+    }
+
+    /// The broker's first message on a stream.
+    pub(crate) fn welcome(&mut self, session_id: Vec<u8>) {
+        self.hello.session_id = session_id;
+        self.beat = true;
+    }
+
+    pub(crate) fn has_id(&self) -> bool {
+        !self.hello.session_id.is_empty()
+    }
+
+    /// The broker does not know the session any more; the next hello opens another.
+    pub(crate) fn forget_id(&mut self) {
+        self.hello.session_id.clear();
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Goes from running to quiet to stopping, never back.
+    pub(crate) fn enter(&mut self, phase: Phase) {
+        if self.phase == Phase::Running || phase == Phase::Stopping {
+            self.beat |= self.phase != phase;
+            self.phase = phase;
+        }
+    }
+
+    /// Attempts that have not ended.
+    pub(crate) fn running(&self) -> usize {
+        self.running
+    }
+
+    /// Everything that was said about claims is confirmed.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.owed.is_empty()
+    }
+
+    pub(crate) fn stop_all(&self, reason: CancelReason) {
+        self.held.values().for_each(|held| held.stopper.stop(reason));
+    }
+
+    pub(crate) fn receive(&mut self, message: broker_message::Message) -> Received {
+        let mut received = Received::default();
+        match message {
+            broker_message::Message::Welcome(welcome) => self.welcome(welcome.session_id),
+            broker_message::Message::Tasks(tasks) => {
+                let run = tasks.tasks.into_iter().filter_map(|task| self.take(task));
+                received.run = run.collect();
+            }
+            broker_message::Message::Replies(replies) => {
+                replies.replies.into_iter().for_each(|reply| self.settle(reply));
+            }
+            broker_message::Message::Orders(orders) => {
+                received.asked = match orders.state() {
+                    v1::WorkerState::Quiet => Some(Phase::Quiet),
+                    v1::WorkerState::Stopping => Some(Phase::Stopping),
+                    v1::WorkerState::Running | v1::WorkerState::Lost => None,
+                };
+                for claim in orders.cancel {
+                    self.stop(&claim.into(), CancelReason::Requested);
+                }
+                for claim in orders.lost {
+                    self.stop(&claim.into(), CancelReason::Lost);
+                }
+            }
+        }
+        received
+    }
+
+    pub(crate) fn report(&mut self, report: Report) {
+        match report {
+            Report::Ended { key, answer } => self.ended(key, answer),
+            Report::SlotFree => self.busy = self.busy.saturating_sub(1),
+            Report::Progress { key, progress } => {
+                if let Some(held) = self.held.get_mut(&key) {
+                    held.progress = Some(progress);
+                }
+            }
+            Report::Checkpoint { key, state, saved } => self.checkpoint(key, state, saved),
+            Report::Quiet => self.enter(Phase::Quiet),
+            Report::Stop => self.enter(Phase::Stopping),
+            Report::Abandon => {
+                self.enter(Phase::Stopping);
+                // Dropped where they are; the goodbye gives the tasks back.
+                self.stop_all(CancelReason::Lost);
+            }
+        }
+    }
+
+    /// Names what is held in the next message, so that leases are renewed.
+    pub(crate) fn beat(&mut self) {
+        self.beat = true;
+    }
+
+    /// Sends again what the broker could not decide on, and what handlers said about their progress
+    /// since it was last sent.
+    pub(crate) fn catch_up(&mut self) {
+        self.unsent.extend(mem::take(&mut self.undecided));
+        let mut reports = Vec::new();
+        for (key, held) in self.held.iter_mut().filter(|(_, held)| !held.ended) {
+            if !held.progress_owed && held.progress.is_some() {
+                held.progress_owed = true;
+                reports.push((key.clone(), held.progress.take()));
+            }
+        }
+        for (key, progress) in reports {
+            let extend = v1::ExtendRequest { progress, ..extend(&key) };
+            self.owe(key, Answer::Extend(extend), None);
+        }
+    }
+
+    /// The next message to send, if there is one. `rss_bytes` goes into beats.
+    ///
+    /// Answers go before credits: a freed slot must not be filled before its task is told finished.
+    pub(crate) fn outgoing(
+        &mut self,
+        rss_bytes: impl FnOnce() -> u64,
+    ) -> Option<v1::WorkerMessage> {
+        use worker_message::Message;
+        if !self.started.is_empty() {
+            let claims = mem::take(&mut self.started);
+            return Some(message(Message::Started(v1::Started { claims })));
+        }
+        if !self.unsent.is_empty() {
+            return Some(message(Message::Answers(self.answers())));
+        }
+        let budget = self.budget();
+        if budget != self.granted {
+            self.granted = budget;
+            let credits = v1::Credits { free: self.free(), tasks_received: self.received };
+            return Some(message(Message::Credits(credits)));
+        }
+        if mem::take(&mut self.beat) {
+            let state = match self.phase {
+                Phase::Running => v1::WorkerState::Running,
+                Phase::Quiet => v1::WorkerState::Quiet,
+                Phase::Stopping => v1::WorkerState::Stopping,
+            };
+            let (held, rss_bytes) = (self.claims(|_| true), rss_bytes());
+            let beat = v1::Beat { held, rss_bytes, state: state.into() };
+            return Some(message(Message::Beat(beat)));
+        }
+        None
+    }
+
+    pub(crate) fn has_outgoing(&self) -> bool {
+        !self.started.is_empty()
+            || !self.unsent.is_empty()
+            || self.budget() != self.granted
+            || self.beat
+    }
+
+    fn free(&self) -> u32 {
+        match self.phase {
+            Phase::Running => self.hello.slots.saturating_sub(self.busy),
+            Phase::Quiet | Phase::Stopping => 0,
+        }
+    }
+
+    /// Tasks that the broker may send on this stream in all. Grows when a slot becomes free, stays
+    /// when a task arrives.
+    fn budget(&self) -> u64 {
+        self.received + u64::from(self.free())
+    }
+
+    /// Accepts a task: to be run, or to be given back because the worker is leaving.
+    fn take(&mut self, task: v1::ClaimedTask) -> Option<Assigned> {
+        self.received += 1;
+        let key = ClaimKey::of(&task);
+        if self.held.contains_key(&key) {
+            return None;
+        }
+        self.lose_older(&key);
+        let (stopper, leaving) = (Stopper::new(), self.phase == Phase::Stopping);
+        let held =
+            Held { stopper: stopper.clone(), ended: leaving, progress: None, progress_owed: false };
+        self.held.insert(key.clone(), held);
+        if leaving {
+            let release = v1::ReleaseRequest { id: key.id.clone(), claim_token: key.token };
+            self.owe(key, Answer::Release(release), None);
+            return None;
+        }
+        self.running += 1;
+        self.busy += 1;
+        self.started.push(key.to_wire());
+        Some(Assigned { task, stopper })
+    }
+
+    /// A new claim of a task proves that an older one, still running here, is lost.
+    fn lose_older(&self, key: &ClaimKey) {
+        let older = |(other, _): &(&ClaimKey, &Held)| other.id == key.id && other.token < key.token;
+        for (_, held) in self.held.iter().filter(older) {
+            held.stopper.stop(CancelReason::Lost);
+        }
+    }
+
+    fn stop(&self, key: &ClaimKey, reason: CancelReason) {
+        if let Some(held) = self.held.get(key) {
+            held.stopper.stop(reason);
+        }
+    }
+
+    fn ended(&mut self, key: ClaimKey, answer: Option<Answer>) {
+        let Some(held) = self.held.get_mut(&key) else { return };
+        if !mem::replace(&mut held.ended, true) {
+            self.running -= 1;
+        }
+        self.started.retain(|claim| claim.id != key.id || claim.claim_token != key.token);
+        match answer {
+            Some(answer) => self.owe(key, answer, None),
+            None => {
+                self.held.remove(&key);
+            }
+        }
+    }
+
+    fn checkpoint(
+        &mut self,
+        key: ClaimKey,
+        state: Vec<u8>,
+        saved: oneshot::Sender<Result<(), Error>>,
+    ) {
+        let Some(held) = self.held.get_mut(&key) else { return };
+        let progress = held.progress.take();
+        let extend = v1::ExtendRequest { progress, resume_state: Some(state), ..extend(&key) };
+        self.owe(key, Answer::Extend(extend), Some(saved));
+    }
+
+    fn owe(
+        &mut self,
+        key: ClaimKey,
+        answer: Answer,
+        saved: Option<oneshot::Sender<Result<(), Error>>>,
+    ) {
+        let number = self.next_number;
+        self.next_number += 1;
+        self.owed.insert(number, Owed { key, answer, saved });
+        self.unsent.push_back(number);
+    }
+
+    /// The answers to send next, up to a full message.
+    fn answers(&mut self) -> v1::Answers {
+        let mut answers = Vec::new();
+        let mut bytes = 0;
+        while let Some(number) = self.unsent.front() {
+            if let Some(owed) = self.owed.get(number) {
+                let answer = v1::Answer { number: *number, answer: Some(owed.answer.clone()) };
+                bytes += answer.encoded_len();
+                let full = answers.len() == ANSWERS_MAX || bytes > ANSWERS_BYTES_MAX;
+                if full && !answers.is_empty() {
+                    break;
+                }
+                answers.push(answer);
+            }
+            self.unsent.pop_front();
+        }
+        v1::Answers { answers }
+    }
+
+    /// The broker has answered an answer.
+    fn settle(&mut self, reply: v1::AnswerReply) {
+        let Some(owed) = self.owed.remove(&reply.number) else { return };
+        if let Some(held) = self.held.get_mut(&owed.key)
+            && matches!(owed.answer, Answer::Extend(_))
+            && owed.saved.is_none()
+        {
+            held.progress_owed = false;
+        }
+        let Some(error) = reply.error.map(Error::from_item) else {
+            return self.accepted(owed, reply.extend.is_some_and(|extend| extend.cancel_requested));
+        };
+        if error.is_undecided() {
+            self.owed.insert(reply.number, owed);
+            self.undecided.push(reply.number);
+            return;
+        }
+        self.refused(owed, error);
+    }
+
+    fn accepted(&mut self, owed: Owed, cancel_requested: bool) {
+        if let Answer::Extend(_) = owed.answer {
+            if cancel_requested {
+                self.stop(&owed.key, CancelReason::Requested);
+            }
+            if let Some(saved) = owed.saved {
+                let _ = saved.send(Ok(()));
+            }
+        } else {
+            self.held.remove(&owed.key);
+        }
+    }
+
+    fn refused(&mut self, owed: Owed, error: Error) {
+        let Owed { key, answer, saved } = owed;
+        let gone = matches!(error.code(), "claim_lost" | "already_finished" | "not_found");
+        match answer {
+            Answer::Extend(_) => {
+                if gone {
+                    self.stop(&key, CancelReason::Lost);
+                }
+                if let Some(saved) = saved {
+                    let _ = saved.send(Err(error));
+                }
+            }
+            // What is wrong with its result or its follow-ups must show, not wait for the lease.
+            Answer::Ack(_) if !gone => {
+                tracing::error!(task = key.id, %error, "the broker refused a task's result");
+                let message = format!("the broker refused the result: {error}");
+                let refusal = v1::TaskError {
+                    r#type: error.code().to_string(),
+                    message,
+                    backtrace: String::new(),
+                };
+                let fail = v1::FailRequest {
+                    id: key.id.clone(),
+                    claim_token: key.token,
+                    error: Some(refusal),
+                    ..v1::FailRequest::default()
+                };
+                self.owe(key, Answer::Fail(fail), None);
+            }
+            Answer::Ack(_) | Answer::Fail(_) | Answer::Release(_) | Answer::Snooze(_) => {
+                tracing::warn!(task = key.id, %error, "what became of a task came too late");
+                self.held.remove(&key);
+            }
+        }
+    }
+
+    fn claims(&self, which: impl Fn(&Held) -> bool) -> Vec<v1::HeldClaim> {
+        self.held.iter().filter(|(_, held)| which(held)).map(|(key, _)| key.to_wire()).collect()
+    }
+}
+
+fn extend(key: &ClaimKey) -> v1::ExtendRequest {
+    v1::ExtendRequest { id: key.id.clone(), claim_token: key.token, ..v1::ExtendRequest::default() }
+}
+
+fn message(message: worker_message::Message) -> v1::WorkerMessage {
+    v1::WorkerMessage { message: Some(message) }
+}
