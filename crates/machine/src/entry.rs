@@ -3,10 +3,19 @@
 //! Commands are encoded where they are decoded from the wire, off the shard loop; packing them is a
 //! copy.
 
+use crate::limits::ENTRY_BYTES_MAX;
+use crate::wire::{Reader, Wire, write_varint};
 use crate::{Command, Timestamp};
 
 /// The version of the machine's behaviour that this build proposes.
 pub const RULES_CURRENT: u16 = 1;
+
+/// The first byte of every entry: how the rest is laid out.
+const ENTRY_VERSION: u8 = 1;
+
+/// Where the number of commands is written, after the version: four bytes, little-endian, fixed so
+/// that it can grow with each push.
+const COUNT_AT: std::ops::Range<usize> = 1..5;
 
 /// A command in its log encoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,8 +24,9 @@ pub struct EncodedCommand(Box<[u8]>);
 impl EncodedCommand {
     /// Encodes a command.
     pub fn new(command: &Command<'_>) -> EncodedCommand {
-        let _ = command;
-        unimplemented!("machine crate")
+        let mut out = Vec::new();
+        command.write(&mut out);
+        EncodedCommand(out.into_boxed_slice())
     }
 
     /// Takes bytes that were encoded before (an outbox's).
@@ -40,14 +50,22 @@ pub struct EntryBuilder {
 impl EntryBuilder {
     /// An empty entry of the current rules at `now`.
     pub fn new(now: Timestamp) -> EntryBuilder {
-        let _ = now;
-        unimplemented!("machine crate")
+        let mut bytes = vec![ENTRY_VERSION, 0, 0, 0, 0];
+        RULES_CURRENT.write(&mut bytes);
+        now.write(&mut bytes);
+        EntryBuilder { bytes, commands: 0 }
     }
 
     /// Adds a command; `false` if the entry is not empty and would grow past `ENTRY_BYTES_MAX`.
     pub fn push(&mut self, command: &EncodedCommand) -> bool {
-        let _ = command;
-        unimplemented!("machine crate")
+        if self.commands > 0 && self.bytes.len() + command.0.len() > ENTRY_BYTES_MAX {
+            return false;
+        }
+        write_varint(command.0.len() as u64, &mut self.bytes);
+        self.bytes.extend_from_slice(&command.0);
+        self.commands += 1;
+        self.bytes[COUNT_AT].copy_from_slice(&self.commands.to_le_bytes());
+        true
     }
 
     /// How many commands it holds.
@@ -83,7 +101,81 @@ pub struct DecodeError {
 impl<'a> Entry<'a> {
     /// Reads an entry.
     pub fn decode(bytes: &'a [u8]) -> Result<Entry<'a>, DecodeError> {
-        let _ = bytes;
-        unimplemented!("machine crate")
+        let mut reader = Reader::new(bytes);
+        match reader.byte()? {
+            ENTRY_VERSION => {}
+            other => return Err(reader.error(format_args!("unknown entry version {other}"))),
+        }
+        let count = reader.take(COUNT_AT.len())?;
+        let count = u32::from_le_bytes(count.try_into().expect("four bytes were taken"));
+        let (rules, now) = reader.read()?;
+        let mut commands = Vec::new();
+        for _ in 0..count {
+            commands.push(decode_command(reader.read()?)?);
+        }
+        reader.finish()?;
+        Ok(Entry { rules, now, commands })
+    }
+}
+
+/// Reads one encoded command, whole.
+fn decode_command(bytes: &[u8]) -> Result<Command<'_>, DecodeError> {
+    let mut reader = Reader::new(bytes);
+    let command = reader.read()?;
+    reader.finish()?;
+    Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::tests::every_command;
+    use crate::{Enqueue, NewTask};
+
+    fn pack(commands: &[Command<'_>]) -> Vec<u8> {
+        let mut builder = EntryBuilder::new(Timestamp(1_700_000_000_000));
+        for command in commands {
+            assert!(builder.push(&EncodedCommand::new(command)));
+        }
+        assert_eq!(builder.commands() as usize, commands.len());
+        builder.finish()
+    }
+
+    #[test]
+    fn an_entry_gives_back_its_time_and_commands() {
+        let commands = every_command();
+        let bytes = pack(&commands);
+        let entry = Entry::decode(&bytes).unwrap();
+        assert_eq!(entry.rules, RULES_CURRENT);
+        assert_eq!(entry.now, Timestamp(1_700_000_000_000));
+        assert_eq!(entry.commands, commands);
+    }
+
+    #[test]
+    fn a_cut_or_foreign_entry_is_an_error() {
+        let bytes = pack(&every_command());
+        for length in 0..bytes.len() {
+            assert!(Entry::decode(&bytes[..length]).is_err(), "cut at {length}");
+        }
+        assert!(Entry::decode(&[]).is_err());
+        assert!(Entry::decode(b"{}").is_err());
+    }
+
+    #[test]
+    fn an_entry_is_packed_to_its_bound_and_a_larger_command_travels_alone() {
+        let payload = vec![b'x'; ENTRY_BYTES_MAX];
+        let mut task = NewTask { task_type: "t", ..NewTask::default() };
+        let small =
+            EncodedCommand::new(&Command::Enqueue(Enqueue { queue: "q", task: task.clone() }));
+        task.body.payload = &payload;
+        let large = EncodedCommand::new(&Command::Enqueue(Enqueue { queue: "q", task }));
+
+        let mut alone = EntryBuilder::new(Timestamp(0));
+        assert!(alone.push(&large), "the first command always fits");
+        assert!(!alone.push(&small));
+        let mut packed = EntryBuilder::new(Timestamp(0));
+        assert!(packed.push(&small));
+        assert!(!packed.push(&large));
+        assert_eq!(packed.commands(), 1);
     }
 }

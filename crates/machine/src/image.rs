@@ -4,7 +4,17 @@
 //! later entry changes a frozen record that is not yet encoded, its image at C is encoded first. So
 //! a checkpoint is taken in small bites and still is one cut.
 
-use crate::TaskId;
+use crate::entry::DecodeError;
+use crate::kept::{Keep, Kept};
+use crate::life::{Attempt, ClaimState, Extra, State, Task};
+use crate::limits::{ATTEMPTS_KEPT_MAX, PRIORITY_MAX};
+use crate::names::Names;
+use crate::queue::{LaneId, Queue, Totals};
+use crate::slab::{NO_SLOT, Slot};
+use crate::wire::{Reader, Wire};
+use crate::{Identity, Machine, QueueName, TaskId};
+use std::collections::BTreeMap;
+use xxhash_rust::xxh3::Xxh3;
 
 /// Which record of a shard's state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,4 +40,420 @@ pub struct Record {
 pub struct ImageError {
     /// What was found and where.
     pub what: String,
+}
+
+impl From<DecodeError> for ImageError {
+    fn from(error: DecodeError) -> ImageError {
+        ImageError { what: error.what }
+    }
+}
+
+/// The first byte of a task's image.
+const TASK_VERSION: u8 = 1;
+
+// The first byte of the other keys; the rest are the `KIND`s of what is `Kept`. A record whose
+// format changes gets a new one.
+const KIND_COUNTERS: u8 = 1;
+const KIND_QUEUE: u8 = 2;
+
+/// What a checkpoint in the making holds beside the marks on the records.
+#[derive(Debug, Default)]
+pub(crate) struct Cut {
+    /// Records of the frozen cut that are ready to be handed out.
+    pub(crate) early: Vec<Record>,
+    /// Stored tasks that were removed since the last cut.
+    pub(crate) removed: Vec<TaskId>,
+    /// Those of the frozen cut.
+    frozen_removed: Vec<TaskId>,
+}
+
+impl Machine {
+    /// How many records have changed since the last freeze.
+    pub fn dirty_records(&self) -> usize {
+        self.cut.removed.len()
+            + self.tasks.dirty()
+            + self.queues.slab.dirty()
+            + self.dedup.dirty()
+            + self.replays.dirty()
+            + self.batches.dirty()
+            + self.staged.dirty()
+            + self.outbox.dirty()
+            + self.links.dirty()
+    }
+
+    /// Marks the cut of a checkpoint: `frozen_bite` then hands out all changes since the previous one.
+    ///
+    /// # Panics
+    /// If the previous cut has not been handed out whole.
+    pub fn freeze(&mut self) {
+        assert!(
+            self.cut.early.is_empty() && self.cut.frozen_removed.is_empty(),
+            "the previous cut was not handed out whole"
+        );
+        self.cut.frozen_removed = std::mem::take(&mut self.cut.removed);
+        // The counters change with every entry, so that they are encoded at once.
+        let counters = Record { key: counters_key(), value: Some(encode(&self.counters)) };
+        self.cut.early.push(counters);
+        self.tasks.freeze();
+        self.queues.slab.freeze();
+        self.dedup.freeze();
+        self.replays.freeze();
+        self.batches.freeze();
+        self.staged.freeze();
+        self.outbox.freeze();
+        self.links.freeze();
+    }
+
+    /// Encodes up to `records_max` records of the frozen cut; empty when all were handed out.
+    pub fn frozen_bite(&mut self, records_max: usize) -> Vec<Record> {
+        std::iter::from_fn(|| self.next_frozen()).take(records_max).collect()
+    }
+
+    fn next_frozen(&mut self) -> Option<Record> {
+        if let Some(record) = self.cut.early.pop() {
+            return Some(record);
+        }
+        if let Some(id) = self.cut.frozen_removed.pop() {
+            return Some(Record { key: RecordKey::Task(id), value: None });
+        }
+        if let Some(slot) = self.tasks.next_frozen() {
+            self.tasks.thaw(slot);
+            return Some(task_record(self.tasks.get(slot), &self.names));
+        }
+        if let Some(number) = self.queues.slab.next_frozen() {
+            self.queues.slab.thaw(number);
+            return Some(queue_record(number, self.queues.get(number)));
+        }
+        (self.dedup.next_frozen())
+            .or_else(|| self.replays.next_frozen())
+            .or_else(|| self.batches.next_frozen())
+            .or_else(|| self.staged.next_frozen())
+            .or_else(|| self.outbox.next_frozen())
+            .or_else(|| self.links.next_frozen())
+    }
+
+    /// Every record of the state, sorted by key: equal for equal states.
+    pub fn records(&self) -> Vec<(RecordKey, Box<[u8]>)> {
+        let mut records: Vec<_> = self.all_records().collect();
+        records.sort_unstable();
+        records
+    }
+
+    /// A hash of the whole state, for comparing replicas.
+    pub fn state_hash(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        for (key, value) in self.all_records() {
+            match key {
+                RecordKey::Task(id) => hash.update(&id.to_u128().to_be_bytes()),
+                RecordKey::Rest(key) => hash.update(&key),
+            }
+            hash.update(&(value.len() as u64).to_le_bytes());
+            hash.update(&value);
+        }
+        hash.digest()
+    }
+
+    /// Every record, in an order that equal states share.
+    fn all_records(&self) -> impl Iterator<Item = (RecordKey, Box<[u8]>)> {
+        let counters = (counters_key(), encode(&self.counters));
+        let tasks = self.ids.iter_after(None).map(|(id, slot)| {
+            (RecordKey::Task(id), encode_task(self.tasks.get(slot), &self.names))
+        });
+        let queues = self.queues.slab.iter();
+        let queues = queues.map(|(number, queue)| (queue_key(number), encode_queue(queue)));
+        std::iter::once(counters)
+            .chain(tasks)
+            .chain(queues)
+            .chain(self.dedup.records())
+            .chain(self.replays.records())
+            .chain(self.batches.records())
+            .chain(self.staged.records())
+            .chain(self.outbox.records())
+            .chain(self.links.records())
+    }
+
+    /// Rebuilds the state from all records of a checkpoint, in any order. No records are an empty
+    /// shard.
+    pub fn load<I>(identity: Identity, records: I) -> Result<Machine, ImageError>
+    where
+        I: IntoIterator<Item = (RecordKey, Box<[u8]>)>,
+    {
+        let mut machine = Machine::new(identity);
+        let mut queues = BTreeMap::new();
+        for (key, value) in records {
+            match key {
+                RecordKey::Task(id) => machine.load_task(id, &value)?,
+                RecordKey::Rest(key) => machine.load_rest(&key, &value, &mut queues)?,
+            }
+        }
+        machine.load_queues(queues)?;
+        machine.rebuild_indexes()?;
+        Ok(machine)
+    }
+
+    fn load_task(&mut self, id: TaskId, value: &[u8]) -> Result<(), ImageError> {
+        if id.home != self.identity.shard || self.ids.get(id).is_some() {
+            return Err(ImageError { what: format!("task {id} is twice or of another shard") });
+        }
+        let mut reader = Reader::new(value);
+        let task = read_task(id, &mut reader, &mut self.names)?;
+        reader.finish()?;
+        self.task_heap_bytes += task.heap_bytes() as u64;
+        let slot = self.tasks.insert_stored(task);
+        self.ids.insert(id, slot);
+        Ok(())
+    }
+
+    fn load_rest(
+        &mut self,
+        key: &[u8],
+        value: &[u8],
+        queues: &mut BTreeMap<Slot, Queue>,
+    ) -> Result<(), ImageError> {
+        let mut key = Reader::new(key);
+        match key.byte()? {
+            KIND_COUNTERS => self.counters = Reader::new(value).read()?,
+            KIND_QUEUE => {
+                queues.insert(key.read()?, read_queue(&mut Reader::new(value))?);
+            }
+            kind if kind == kind_of(&self.dedup) => self.dedup.load(key, value)?,
+            kind if kind == kind_of(&self.replays) => self.replays.load(key, value)?,
+            kind if kind == kind_of(&self.batches) => self.batches.load(key, value)?,
+            kind if kind == kind_of(&self.staged) => self.staged.load(key, value)?,
+            kind if kind == kind_of(&self.outbox) => self.outbox.load(key, value)?,
+            kind if kind == kind_of(&self.links) => self.links.load(key, value)?,
+            other => return Err(ImageError { what: format!("unknown kind of record {other}") }),
+        }
+        Ok(())
+    }
+
+    /// Queues keep their numbers, which have no gaps.
+    fn load_queues(&mut self, queues: BTreeMap<Slot, Queue>) -> Result<(), ImageError> {
+        for (expected, (number, queue)) in (0..).zip(queues) {
+            if number != expected {
+                return Err(ImageError { what: format!("queue {expected} is missing") });
+            }
+            self.queues.by_name.insert(queue.name.clone(), number);
+            self.queues.slab.insert_stored(queue);
+        }
+        Ok(())
+    }
+
+    /// Puts every task into its lane, in order, and into the indexes.
+    fn rebuild_indexes(&mut self) -> Result<(), ImageError> {
+        let mut places: Vec<(Slot, LaneId, u64, Slot)> = self
+            .tasks
+            .iter()
+            .map(|(slot, task)| (task.queue, LaneId::of(task), task.order, slot))
+            .collect();
+        places.sort_unstable();
+        for (queue, lane, _, slot) in places {
+            if queue as usize >= self.queues.by_name.len() {
+                let id = self.tasks.get(slot).id;
+                return Err(ImageError { what: format!("queue {queue} of task {id} is missing") });
+            }
+            self.queues.slab.get_mut(queue).lane_mut(lane).push_back(&mut self.tasks, slot);
+            self.index(slot);
+        }
+        for number in 0..self.queues.by_name.len() as Slot {
+            for lane in LaneId::RETAINED {
+                self.refresh_retention(number, lane);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn kind_of<V: Keep>(_: &Kept<V>) -> u8 {
+    V::KIND
+}
+
+pub(crate) fn task_record(task: &Task, names: &Names) -> Record {
+    Record { key: RecordKey::Task(task.id), value: Some(encode_task(task, names)) }
+}
+
+pub(crate) fn queue_record(number: Slot, queue: &Queue) -> Record {
+    Record { key: queue_key(number), value: Some(encode_queue(queue)) }
+}
+
+/// The key of a record that is no task.
+pub(crate) fn rest_key<'a>(kind: u8, key: &impl Wire<'a>) -> RecordKey {
+    let mut out = vec![kind];
+    key.write(&mut out);
+    RecordKey::Rest(out.into_boxed_slice())
+}
+
+fn counters_key() -> RecordKey {
+    RecordKey::Rest([KIND_COUNTERS].into())
+}
+
+fn queue_key(number: Slot) -> RecordKey {
+    rest_key(KIND_QUEUE, &number)
+}
+
+fn encode<'a>(value: &impl Wire<'a>) -> Box<[u8]> {
+    let mut out = Vec::new();
+    value.write(&mut out);
+    out.into_boxed_slice()
+}
+
+fn encode_queue(queue: &Queue) -> Box<[u8]> {
+    let mut out = Vec::new();
+    queue.name.as_str().write(&mut out);
+    queue.paused.write(&mut out);
+    queue.settings.write(&mut out);
+    queue.totals.write(&mut out);
+    out.into_boxed_slice()
+}
+
+fn read_queue(reader: &mut Reader<'_>) -> Result<Queue, DecodeError> {
+    let name = QueueName::parse(reader.read()?).map_err(|error| reader.error(error))?;
+    let mut queue = Queue::new(name);
+    queue.paused = reader.read()?;
+    queue.settings = reader.read()?;
+    queue.totals = reader.read::<Totals>()?;
+    reader.finish()?;
+    Ok(queue)
+}
+
+fn encode_task(task: &Task, names: &Names) -> Box<[u8]> {
+    let mut out = Vec::with_capacity(96);
+    out.push(TASK_VERSION);
+    task.queue.write(&mut out);
+    (&**names.get(task.task_type)).write(&mut out);
+    task.order.write(&mut out);
+    task.enqueued_at.write(&mut out);
+    write_state(&task.state, names, &mut out);
+    task.body_bytes.write(&mut out);
+    task.body_checksum.write(&mut out);
+    task.attempt.write(&mut out);
+    task.failures.write(&mut out);
+    out.extend([task.losses, task.priority]);
+    out.push(task.attempts().count() as u8);
+    for attempt in task.attempts() {
+        write_attempt(attempt, &mut out);
+    }
+    task.extra.is_some().write(&mut out);
+    if let Some(extra) = &task.extra {
+        extra.write(&mut out);
+    }
+    out.into_boxed_slice()
+}
+
+fn read_task(id: TaskId, reader: &mut Reader<'_>, names: &mut Names) -> Result<Task, DecodeError> {
+    match reader.byte()? {
+        TASK_VERSION => {}
+        other => return Err(reader.error(format_args!("unknown task version {other}"))),
+    }
+    let task = Task {
+        id,
+        queue: reader.read()?,
+        task_type: names.intern(reader.read()?),
+        previous: NO_SLOT,
+        next: NO_SLOT,
+        order: reader.read()?,
+        enqueued_at: reader.read()?,
+        state: read_state(reader, names)?,
+        body_bytes: reader.read()?,
+        body_checksum: reader.read()?,
+        attempt: reader.read()?,
+        failures: reader.read()?,
+        losses: reader.read()?,
+        priority: reader.read()?,
+        last_attempt: read_attempts(reader)?,
+        extra: reader.read::<Option<Box<Extra>>>()?,
+    };
+    if task.priority > PRIORITY_MAX {
+        return Err(reader.error(format_args!("priority {}", task.priority)));
+    }
+    Ok(task)
+}
+
+fn write_state(state: &State, names: &Names, out: &mut Vec<u8>) {
+    match state {
+        State::Scheduled { run_at } => (1u8, *run_at).write(out),
+        State::Ready { since } => (2u8, *since).write(out),
+        State::Claimed(claim) => {
+            out.push(3);
+            claim.token.write(out);
+            (&**names.get(claim.worker)).write(out);
+            claim.session.write(out);
+            claim.claimed_at.write(out);
+            claim.lease_ms.write(out);
+            claim.lease_expires_at.write(out);
+            claim.timeout_at.write(out);
+            claim.ends_at.write(out);
+            claim.ready_since.write(out);
+            claim.engaged.write(out);
+            claim.cancel_requested.write(out);
+        }
+        State::Finished { ending, at } => {
+            out.push(4);
+            ending.write(out);
+            at.write(out);
+        }
+    }
+}
+
+fn read_state(reader: &mut Reader<'_>, names: &mut Names) -> Result<State, DecodeError> {
+    match reader.byte()? {
+        1 => Ok(State::Scheduled { run_at: reader.read()? }),
+        2 => Ok(State::Ready { since: reader.read()? }),
+        3 => Ok(State::Claimed(Box::new(ClaimState {
+            token: reader.read()?,
+            worker: names.intern(reader.read()?),
+            session: reader.read()?,
+            claimed_at: reader.read()?,
+            lease_ms: reader.read()?,
+            lease_expires_at: reader.read()?,
+            timeout_at: reader.read()?,
+            ends_at: reader.read()?,
+            ready_since: reader.read()?,
+            engaged: reader.read()?,
+            cancel_requested: reader.read()?,
+        }))),
+        4 => Ok(State::Finished { ending: reader.read()?, at: reader.read()? }),
+        other => Err(reader.error(format_args!("unknown state {other}"))),
+    }
+}
+
+fn write_attempt(attempt: &Attempt, out: &mut Vec<u8>) {
+    attempt.attempt.write(out);
+    attempt.outcome.write(out);
+    attempt.token.write(out);
+    (&*attempt.worker).write(out);
+    attempt.claimed_at.write(out);
+    attempt.ended_at.write(out);
+    attempt.retry_at.write(out);
+    attempt.error.is_some().write(out);
+    if let Some(error) = &attempt.error {
+        error.write(out);
+    }
+}
+
+fn read_attempts(reader: &mut Reader<'_>) -> Result<Option<Box<Attempt>>, DecodeError> {
+    let count = usize::from(reader.byte()?);
+    if count > ATTEMPTS_KEPT_MAX {
+        return Err(reader.error(format_args!("{count} attempts")));
+    }
+    let mut attempts = Vec::with_capacity(count);
+    for _ in 0..count {
+        attempts.push(Attempt {
+            attempt: reader.read()?,
+            outcome: reader.read()?,
+            token: reader.read()?,
+            worker: reader.read::<&str>()?.into(),
+            claimed_at: reader.read()?,
+            ended_at: reader.read()?,
+            retry_at: reader.read()?,
+            error: reader.read()?,
+            previous: None,
+        });
+    }
+    // Newest first in the image: the last one read is the innermost.
+    let chain = attempts
+        .into_iter()
+        .rev()
+        .fold(None, |previous, attempt| Some(Box::new(Attempt { previous, ..attempt })));
+    Ok(chain)
 }

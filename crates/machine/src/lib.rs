@@ -1,26 +1,71 @@
 //! Taskyard's machine: the state of one shard, as a pure value.
+//!
+//! [`Machine::apply`] is its only door: a log entry goes in, one answer per command comes out, and
+//! what happened is told as [`Event`]s. There is no clock, no randomness, no I/O and no logging in
+//! here: time and seeds come in with the entry, ids and tokens from counters in the state, and the
+//! bodies of tasks are handed to [`Payloads`] beside it. So a replay is the same as the first run.
+//!
+//! What always holds, and [`Machine::check`] verifies:
+//!
+//! - Two machines fed the same entries are equal, byte for byte ([`Machine::records`]).
+//! - A task is in exactly one state, in exactly one lane of its queue, and under at most one claim.
+//! - A later claim of a task has a higher token, and only the current token changes the task.
+//! - A command is accepted whole or rejected whole; a [`Rejection`] changes nothing but time.
+//! - The records of a cut ([`Machine::freeze`]) are the state at the cut, however late they are read.
 #![warn(missing_docs)]
+#![deny(clippy::float_arithmetic)]
 
+mod ack;
+mod batch;
+mod cancel;
+mod check;
+mod claim;
+mod codec;
 mod command;
+mod dead;
+mod deadlines;
+mod dedup;
+mod draw;
+mod enqueue;
 mod entry;
 mod event;
+mod expire;
+mod extend;
+mod fail;
+mod ids;
 mod image;
+mod kept;
+mod life;
 pub mod limits;
 mod machine;
+mod names;
+mod outbox;
 mod outcome;
+mod pause;
 mod payloads;
 mod query;
+mod queue;
 mod queue_name;
 mod rejection;
+mod release;
+mod replay;
 mod retry;
+mod revive;
+mod session;
 mod settings;
+mod slab;
 mod task;
+mod transition;
+mod turn;
+mod view;
+mod wire;
 
 pub use command::*;
 pub use entry::{DecodeError, EncodedCommand, Entry, EntryBuilder, RULES_CURRENT};
 pub use event::{DeathReason, Event, EventKind, TaskRef};
 pub use image::{ImageError, Record, RecordKey};
-pub use machine::{Identity, Machine, Outgoing, home_shard};
+pub use machine::{Identity, Machine, home_shard};
+pub use outbox::Outgoing;
 pub use outcome::{AfterFailure, BulkProgress, ClaimedTask, Enqueued, Outcome, Renewal};
 pub use payloads::{NoPayloads, Payloads};
 pub use query::{

@@ -94,6 +94,8 @@ limits! {
     ATTEMPTS_KEPT_MAX: usize = 10, "attempts";
     /// More attempts than this is a loop, not a retry.
     ATTEMPTS_MAX: u32 = 10_000, "attempts";
+    /// A wait that grows faster than a hundredfold is a list of delays.
+    RETRY_FACTOR_THOUSANDTHS_MAX: u32 = 100_000, "thousandths";
     /// Entries in an explicit list of retry delays.
     RETRY_DELAYS_MAX: usize = 100, "delays";
     /// Follow-up tasks that one ack may carry.
@@ -120,6 +122,12 @@ limits! {
     DEAD_RETENTION_MS_DEFAULT: u64 = 2_592_000_000, "ms";
     /// No claim lapses this soon after a change of leader: an outage of the broker is not one of its workers.
     LEASE_FLOOR_MS: u64 = 15_000, "ms";
+    /// After its timeout an attempt has this long to be ended by its own worker before the broker ends it.
+    TIMEOUT_GRACE_MS: u64 = 5_000, "ms";
+    /// How long the answers to a session's last claims are kept, so that their repetition gets them again.
+    CLAIM_REPLAY_KEPT_FOR_MS: u64 = 60_000, "ms";
+    /// Answers kept per session: it never has more claims on their way to one shard.
+    CLAIM_REPLAYS_MAX: usize = 8, "claims";
     /// Queues of one shard: each costs counters and a place in every list.
     QUEUES_PER_SHARD_MAX: usize = 10_000, "queues";
     /// Commands of one log entry are packed up to this; a larger one travels alone.

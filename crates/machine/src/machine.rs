@@ -1,10 +1,24 @@
 //! Machine: the state of one shard, and `apply`, its only door.
 
+use crate::batch::{BatchMemory, Staged};
+use crate::deadlines::Deadlines;
+use crate::dedup::DedupRecord;
+use crate::ids::Ids;
+use crate::image::Cut;
+use crate::kept::Kept;
+use crate::life::Task;
+use crate::names::Names;
+use crate::outbox::{Link, Owed};
+use crate::queue::{Queue, Queues};
+use crate::replay::Replays;
+use crate::slab::{Slab, Slot};
+use crate::turn::Turn;
+use crate::wire::wire_struct;
 use crate::{
-    Claim, Claimable, ClaimedTask, Entry, Event, ImageError, Outcome, Payloads, QueueName,
-    QueueSettings, QueueView, Record, RecordKey, Rejection, SessionId, ShardId, TaskFilter, TaskId,
-    TaskPage, TaskView, Timestamp,
+    Entry, Event, Outcome, Payloads, RULES_CURRENT, Rejection, SessionId, ShardId, TaskId,
+    Timestamp,
 };
+use std::collections::BTreeMap;
 
 /// Which shard this is, of how many, in which cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,24 +34,89 @@ pub struct Identity {
 /// The state of one shard, as a value: two machines fed the same entries are equal byte for byte.
 #[derive(Debug)]
 pub struct Machine {
-    identity: Identity,
+    pub(crate) identity: Identity,
+    pub(crate) counters: Counters,
+
+    // Records: what checkpoints hold, beside the counters.
+    pub(crate) tasks: Slab<Task>,
+    pub(crate) queues: Queues,
+    pub(crate) dedup: Kept<DedupRecord>,
+    pub(crate) replays: Kept<Replays>,
+    pub(crate) batches: Kept<BatchMemory>,
+    pub(crate) staged: Kept<Staged>,
+    pub(crate) outbox: Kept<Owed>,
+    pub(crate) links: Kept<Link>,
+
+    // Indexes: what follows from the tasks, and is rebuilt from them.
+    pub(crate) ids: Ids,
+    pub(crate) deadlines: Deadlines,
+    pub(crate) names: Names,
+    /// Dead letters, in id order.
+    pub(crate) dead: BTreeMap<TaskId, Slot>,
+    /// Claims of each session, by the order in which they were made.
+    pub(crate) held: BTreeMap<SessionId, BTreeMap<u64, Slot>>,
+    /// Bytes that tasks hold beside their slots.
+    pub(crate) task_heap_bytes: u64,
+
+    /// The checkpoint that is being taken.
+    pub(crate) cut: Cut,
 }
 
-/// What the outbox owes another shard.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outgoing {
-    /// To whom.
-    pub to: ShardId,
-    /// Its number, from 1, per target.
-    pub sequence: u64,
-    /// The encoded command.
-    pub command: Box<[u8]>,
+/// The numbers of a shard that are about no single task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// The time of the last entry.
+    pub(crate) now: Timestamp,
+    /// No claim ends by itself before this.
+    pub(crate) lease_floor: Timestamp,
+    /// The sequence of the next task id.
+    pub(crate) next_sequence: u64,
+    /// The next claim token.
+    pub(crate) next_token: u64,
+    /// The order of the next task at the back of a lane.
+    pub(crate) next_back: u64,
+    /// The order of the next task at the front of a lane; it counts down.
+    pub(crate) next_front: u64,
+}
+
+wire_struct!(Counters { now, lease_floor, next_sequence, next_token, next_back, next_front });
+
+impl Default for Counters {
+    fn default() -> Counters {
+        const MIDDLE: u64 = 1 << 63;
+        Counters {
+            now: Timestamp(0),
+            lease_floor: Timestamp(0),
+            next_sequence: 1,
+            next_token: 1,
+            next_back: MIDDLE,
+            next_front: MIDDLE - 1,
+        }
+    }
 }
 
 impl Machine {
     /// An empty shard.
     pub fn new(identity: Identity) -> Machine {
-        Machine { identity }
+        Machine {
+            identity,
+            counters: Counters::default(),
+            tasks: Slab::new(),
+            queues: Queues::new(),
+            dedup: Kept::new(),
+            replays: Kept::new(),
+            batches: Kept::new(),
+            staged: Kept::new(),
+            outbox: Kept::new(),
+            links: Kept::new(),
+            ids: Ids::new(identity.shard),
+            deadlines: Deadlines::default(),
+            names: Names::default(),
+            dead: BTreeMap::new(),
+            held: BTreeMap::new(),
+            task_heap_bytes: 0,
+            cut: Cut::default(),
+        }
     }
 
     /// Which shard this is.
@@ -47,6 +126,9 @@ impl Machine {
 
     /// Decides the commands of one committed entry. The only way this state ever changes.
     ///
+    /// Answers each command, in order. Time never goes back: an entry older than the state happens
+    /// at the state's time.
+    ///
     /// # Panics
     /// On rules this build does not know: going on would diverge from the other replicas.
     pub fn apply(
@@ -55,115 +137,58 @@ impl Machine {
         payloads: &mut dyn Payloads,
         events: &mut Vec<Event>,
     ) -> Vec<Result<Outcome, Rejection>> {
-        let _ = (entry, payloads, events);
-        unimplemented!("machine crate")
+        assert_eq!(
+            entry.rules, RULES_CURRENT,
+            "an entry follows rules {} and this build knows {RULES_CURRENT}; upgrade this node",
+            entry.rules
+        );
+        self.counters.now = self.counters.now.max(entry.now);
+        let mut turn = Turn::new(self, payloads, events);
+        entry.commands.iter().map(|command| turn.decide(command)).collect()
     }
 
     /// The time of the last entry.
     pub fn now(&self) -> Timestamp {
-        unimplemented!("machine crate")
+        self.counters.now
     }
 
-    /// When `ExpireDue` next has something to do; `None` if nothing has a deadline.
+    /// When `ExpireDue` next has something to do; `None` if nothing has a deadline. It may have
+    /// passed.
     pub fn next_due(&self) -> Option<Timestamp> {
-        unimplemented!("machine crate")
+        let parts = [
+            self.deadlines.next_due(),
+            self.dedup.next_due(),
+            self.replays.next_due(),
+            self.batches.next_due(),
+            self.staged.next_due(),
+        ];
+        parts.into_iter().flatten().min()
     }
 
-    /// Whether a claim would get something at `now`. Empty claims never enter the log.
-    pub fn claimable(&self, claim: &Claim<'_>, now: Timestamp) -> Claimable {
-        let _ = (claim, now);
-        unimplemented!("machine crate")
-    }
-
-    /// One task, whole.
-    pub fn task(&self, task: TaskId) -> Option<TaskView> {
-        let _ = task;
-        unimplemented!("machine crate")
-    }
-
-    /// Tasks that match, in id order after `after`; looks at `SCAN_TASKS_MAX` at most.
-    pub fn tasks(&self, filter: &TaskFilter<'_>, after: Option<TaskId>, limit: usize) -> TaskPage {
-        let _ = (filter, after, limit);
-        unimplemented!("machine crate")
-    }
-
-    /// All queues, by name.
-    pub fn queues(&self) -> Vec<QueueView> {
-        unimplemented!("machine crate")
-    }
-
-    /// One queue.
-    pub fn queue(&self, queue: &QueueName) -> Option<QueueView> {
-        let _ = queue;
-        unimplemented!("machine crate")
-    }
-
-    /// A queue's own settings.
-    pub fn queue_settings(&self, queue: &QueueName) -> Option<QueueSettings> {
-        let _ = queue;
-        unimplemented!("machine crate")
-    }
-
-    /// Sessions that hold claims here.
-    pub fn sessions(&self) -> Vec<SessionId> {
-        unimplemented!("machine crate")
-    }
-
-    /// What the outbox owes, in order, at most `limit`.
-    pub fn outgoing(&self, limit: usize) -> Vec<Outgoing> {
-        unimplemented!("machine crate: {limit}")
-    }
-
-    /// Bytes of memory that this state takes, estimated; bodies not included.
+    /// Bytes of memory that this state takes, estimated; bodies not included. Costs nothing to ask.
     pub fn memory_bytes(&self) -> u64 {
-        unimplemented!("machine crate")
+        /// An id in its group, and the marks of a slot.
+        const ID_BYTES: usize = 6;
+        let per_task = Slab::<Task>::VALUE_BYTES + ID_BYTES;
+        let per_dead = size_of::<(TaskId, Slot)>() * 3 / 2;
+        let fixed = self.tasks.len() * per_task
+            + self.queues.by_name.len() * Slab::<Queue>::VALUE_BYTES
+            + self.dead.len() * per_dead;
+        fixed as u64
+            + self.task_heap_bytes
+            + self.deadlines.memory_bytes()
+            + self.names.memory_bytes()
+            + self.dedup.memory_bytes()
+            + self.replays.memory_bytes()
+            + self.batches.memory_bytes()
+            + self.staged.memory_bytes()
+            + self.outbox.memory_bytes()
+            + self.links.memory_bytes()
     }
 
     /// Tasks in the state, in any state of their life.
     pub fn task_count(&self) -> u64 {
-        unimplemented!("machine crate")
-    }
-
-    /// How many records have changed since the last freeze.
-    pub fn dirty_records(&self) -> usize {
-        unimplemented!("machine crate")
-    }
-
-    /// Marks the cut of a checkpoint: `frozen_bite` then hands out all changes since the previous one.
-    ///
-    /// # Panics
-    /// If the previous cut has not been handed out whole.
-    pub fn freeze(&mut self) {
-        unimplemented!("machine crate")
-    }
-
-    /// Encodes up to `records_max` records of the frozen cut; empty when all were handed out.
-    pub fn frozen_bite(&mut self, records_max: usize) -> Vec<Record> {
-        unimplemented!("machine crate: {records_max}")
-    }
-
-    /// Rebuilds the state from all records of a checkpoint, in any order.
-    pub fn load<I>(identity: Identity, records: I) -> Result<Machine, ImageError>
-    where
-        I: IntoIterator<Item = (RecordKey, Box<[u8]>)>,
-    {
-        let _ = (identity, records.into_iter().count());
-        unimplemented!("machine crate")
-    }
-
-    /// Every record of the state, sorted by key: equal for equal states.
-    pub fn records(&self) -> Vec<(RecordKey, Box<[u8]>)> {
-        unimplemented!("machine crate")
-    }
-
-    /// A hash of the whole state, for comparing replicas.
-    pub fn state_hash(&self) -> u64 {
-        unimplemented!("machine crate")
-    }
-
-    /// Checks every invariant between the parts of the state; the first violation, in words. Slow: for tests and the simulator.
-    pub fn check(&self) -> Result<(), String> {
-        unimplemented!("machine crate")
+        self.tasks.len() as u64
     }
 }
 
@@ -172,6 +197,3 @@ pub fn home_shard(queue: &str, shards: u16) -> ShardId {
     let hash = xxhash_rust::xxh3::xxh3_64(queue.as_bytes());
     ShardId((hash % u64::from(shards.max(1))) as u16)
 }
-
-#[allow(dead_code)]
-type Handed = ClaimedTask;

@@ -28,6 +28,12 @@ pub enum Rejection {
         /// The id that was asked for.
         task: TaskId,
     },
+    /// The task was here, ended, and was removed by its retention, a purge or a discard.
+    #[error("task {task} has ended and is no longer kept")]
+    AlreadyRemoved {
+        /// The task that was removed.
+        task: TaskId,
+    },
     /// No such queue: it is made by its first task or its first settings.
     #[error("queue {queue} does not exist; it is made by its first task or by setting it")]
     QueueNotFound {
@@ -91,6 +97,10 @@ pub enum Rejection {
 }
 
 impl Rejection {
+    pub(crate) fn invalid(what: impl Into<String>) -> Rejection {
+        Rejection::InvalidArgument { what: what.into() }
+    }
+
     /// The stable code, the same on every front.
     pub fn code(&self) -> &'static str {
         match self {
@@ -102,9 +112,19 @@ impl Rejection {
             | Rejection::QueueNotFound { .. }
             | Rejection::BatchNotFound { .. } => "not_found",
             Rejection::ClaimLost { .. } => "claim_lost",
-            Rejection::AlreadyFinished { .. } => "already_finished",
+            Rejection::AlreadyFinished { .. } | Rejection::AlreadyRemoved { .. } => {
+                "already_finished"
+            }
             Rejection::QueueFull { .. } => "queue_full",
             Rejection::LimitExceeded { .. } => "limit_exceeded",
         }
     }
+}
+
+/// Refuses a value over its bound, naming both.
+pub(crate) fn at_most(what: &str, value: u64, max: u64) -> Result<(), Rejection> {
+    if value <= max {
+        return Ok(());
+    }
+    Err(Rejection::invalid(format!("{what} is {value}; at most {max} is allowed")))
 }

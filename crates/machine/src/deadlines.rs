@@ -1,0 +1,45 @@
+//! The shard's time index: what must happen, and when.
+//!
+//! Invariant: a task is here exactly once while `Task::due_at` has a value, under that value, and a
+//! retained lane of a queue exactly once while it holds a task. Ties fall by the tasks' order and
+//! the queues' numbers, never by slots, so that a reloaded state passes them in the same order.
+
+use crate::Timestamp;
+use crate::queue::LaneId;
+use crate::slab::Slot;
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug, Default)]
+pub(crate) struct Deadlines {
+    /// (due, the task's order): the task.
+    pub(crate) tasks: BTreeMap<(Timestamp, u64), Slot>,
+    /// (due, the queue's number, lane).
+    pub(crate) lanes: BTreeSet<(Timestamp, Slot, LaneId)>,
+}
+
+/// What one deadline costs.
+const DEADLINE_BYTES: usize = size_of::<((Timestamp, u64), Slot)>() * 3 / 2;
+
+impl Deadlines {
+    pub(crate) fn next_due(&self) -> Option<Timestamp> {
+        let task = self.tasks.first_key_value().map(|(&(at, _), _)| at);
+        let lane = self.lanes.first().map(|&(at, _, _)| at);
+        task.into_iter().chain(lane).min()
+    }
+
+    /// The first task that is due at `now`.
+    pub(crate) fn due_task(&self, now: Timestamp) -> Option<Slot> {
+        let (&(at, _), &slot) = self.tasks.first_key_value()?;
+        (at <= now).then_some(slot)
+    }
+
+    /// The first lane that is due at `now`.
+    pub(crate) fn due_lane(&self, now: Timestamp) -> Option<(Slot, LaneId)> {
+        let &(at, queue, lane) = self.lanes.first()?;
+        (at <= now).then_some((queue, lane))
+    }
+
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        ((self.tasks.len() + self.lanes.len()) * DEADLINE_BYTES) as u64
+    }
+}

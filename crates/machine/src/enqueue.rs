@@ -1,0 +1,244 @@
+//! Enqueue: what a new task must satisfy, and how it enters the state.
+
+use crate::life::{Extra, State, Task};
+use crate::limits::*;
+use crate::rejection::at_most;
+use crate::slab::{NO_SLOT, Slot};
+use crate::turn::Turn;
+use crate::{
+    Body, Enqueue, Enqueued, EventKind, NewTask, Outcome, QueueName, Rejection, ShardId, TaskId,
+    Timestamp, When,
+};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// When the task names none.
+pub(crate) const PRIORITY_DEFAULT: u8 = 5;
+
+impl Turn<'_> {
+    pub(crate) fn enqueue(&mut self, enqueue: &Enqueue<'_>) -> Result<Outcome, Rejection> {
+        self.enqueue_one(enqueue).map(Outcome::Enqueued)
+    }
+
+    /// Adds one task, or finds the one that its request_id made before: that answer comes first, for
+    /// a retried request must get it even when the queue is full or the task's time has passed.
+    pub(crate) fn enqueue_one(&mut self, enqueue: &Enqueue<'_>) -> Result<Enqueued, Rejection> {
+        let Enqueue { queue, task } = enqueue;
+        if let Some(id) = self.known_request(queue, task.request_id) {
+            return Ok(Enqueued { id, duplicate: true });
+        }
+        task.check(self.now)?;
+        self.check_room(queue, 1)?;
+        let queue = self.queue_or_new(queue)?;
+        Ok(self.insert_new(queue, task))
+    }
+
+    /// Adds a checked task under this shard's next id, unless its request_id is known.
+    pub(crate) fn insert_new(&mut self, queue: Slot, task: &NewTask<'_>) -> Enqueued {
+        let name = self.shard.queues.get(queue).name.clone();
+        if let Some(id) = self.known_request(name.as_str(), task.request_id) {
+            return Enqueued { id, duplicate: true };
+        }
+        let id = self.next_id(self.shard.identity.shard);
+        self.insert_task(queue, id, task);
+        Enqueued { id, duplicate: false }
+    }
+
+    /// A new id for a task that lives on `home`.
+    pub(crate) fn next_id(&mut self, home: ShardId) -> TaskId {
+        let sequence = self.shard.counters.next_sequence;
+        self.shard.counters.next_sequence += 1;
+        let identity = self.shard.identity;
+        TaskId { incarnation: identity.incarnation, home, origin: identity.shard, sequence }
+    }
+
+    /// Adds a checked task under an id.
+    pub(crate) fn insert_task(&mut self, queue: Slot, id: TaskId, new: &NewTask<'_>) {
+        let run_at = new.run_at.from(self.now);
+        let state = if run_at > self.now {
+            State::Scheduled { run_at }
+        } else {
+            State::Ready { since: self.now }
+        };
+        let ready = matches!(state, State::Ready { .. });
+        let (body_bytes, body_checksum) = self.put_body(id, &new.body);
+        let task_type = self.shard.names.intern(new.task_type);
+        let slot = self.add_task(Task {
+            id,
+            queue,
+            task_type,
+            previous: NO_SLOT,
+            next: NO_SLOT,
+            order: 0,
+            enqueued_at: self.now,
+            state,
+            body_bytes,
+            body_checksum,
+            attempt: 0,
+            failures: 0,
+            losses: 0,
+            priority: new.priority.unwrap_or(PRIORITY_DEFAULT),
+            last_attempt: None,
+            extra: new.extra(),
+        });
+        self.remember_request(queue, new.request_id, id);
+        self.emit_task(slot, EventKind::TaskEnqueued);
+        if ready {
+            self.emit_task(slot, EventKind::TaskReady);
+        }
+    }
+
+    /// Hands a body to the store beside the state, and gives its length and checksum.
+    pub(crate) fn put_body(&mut self, id: TaskId, body: &Body<'_>) -> (u32, u32) {
+        self.scratch.clear();
+        body.encode_into(&mut self.scratch);
+        self.payloads.put(id, &self.scratch);
+        (self.scratch.len() as u32, xxh3_64(&self.scratch) as u32)
+    }
+
+    /// Whether a queue, which may not exist yet, can take `count` more tasks.
+    pub(crate) fn check_room(&self, queue: &str, count: u64) -> Result<(), Rejection> {
+        let Some(number) = self.shard.queues.find(queue) else { return Ok(()) };
+        let queue = self.shard.queues.get(number);
+        match queue.settings.max_length {
+            Some(limit) if queue.waiting() + count > limit => {
+                Err(Rejection::QueueFull { queue: queue.name.clone(), limit })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The number of a queue, which is made if the shard has room for it.
+    pub(crate) fn queue_or_new(&mut self, queue: &str) -> Result<Slot, Rejection> {
+        if let Some(number) = self.shard.queues.find(queue) {
+            return Ok(number);
+        }
+        let name = parse_queue(queue)?;
+        if self.shard.queues.by_name.len() >= QUEUES_PER_SHARD_MAX {
+            return Err(Rejection::LimitExceeded {
+                what: format!(
+                    "this shard holds its limit of {QUEUES_PER_SHARD_MAX} queues; \
+                     use an existing queue instead of {queue}"
+                ),
+            });
+        }
+        Ok(self.shard.queues.add(name))
+    }
+}
+
+/// A queue's name, checked.
+pub(crate) fn parse_queue(queue: &str) -> Result<QueueName, Rejection> {
+    QueueName::parse(queue).map_err(|invalid| Rejection::invalid(invalid.to_string()))
+}
+
+impl NewTask<'_> {
+    /// Checks everything about the task that its queue has no say in.
+    pub(crate) fn check(&self, now: Timestamp) -> Result<(), Rejection> {
+        self.check_shape()?;
+        self.check_times(now)
+    }
+
+    /// Checks what does not depend on the time.
+    pub(crate) fn check_shape(&self) -> Result<(), Rejection> {
+        if self.task_type.is_empty() {
+            return Err(Rejection::invalid("type is empty; give the name of a function"));
+        }
+        at_most_bytes("type", self.task_type.len(), TYPE_BYTES_MAX)?;
+        if let Some(priority) = self.priority {
+            at_most("priority", priority.into(), PRIORITY_MAX.into())?;
+        }
+        if let Some(request_id) = self.request_id {
+            if request_id.is_empty() {
+                return Err(Rejection::invalid("request_id is empty; leave it out or give a text"));
+            }
+            at_most_bytes("request_id", request_id.len(), REQUEST_ID_BYTES_MAX)?;
+        }
+        self.body.check()?;
+        at_most("the number of tags", self.tags.len() as u64, TAGS_MAX as u64)?;
+        for tag in &self.tags {
+            at_most_bytes("a tag", tag.len(), TAG_BYTES_MAX)?;
+        }
+        if let Some(retry) = &self.retry {
+            retry.check()?;
+        }
+        check_timeout(self.timeout_ms)?;
+        at_most("retention_ms", self.retention_ms.unwrap_or(0), HORIZON_MS_MAX)
+    }
+
+    /// Checks that it can run, within the horizon and before it expires.
+    pub(crate) fn check_times(&self, now: Timestamp) -> Result<(), Rejection> {
+        self.run_at.check("run_at", now)?;
+        let Some(expires_at) = self.expires_at else { return Ok(()) };
+        When::At(expires_at).check("expires_at", now)?;
+        if expires_at <= self.run_at.from(now).max(now) {
+            return Err(Rejection::NeverRuns { expires_at });
+        }
+        Ok(())
+    }
+
+    /// What few tasks have; most have none of it.
+    fn extra(&self) -> Option<Box<Extra>> {
+        let plain = self.expires_at.is_none()
+            && self.timeout_ms.is_none()
+            && self.retention_ms.is_none()
+            && self.retry.is_none()
+            && self.tags.is_empty();
+        (!plain).then(|| {
+            Box::new(Extra {
+                expires_at: self.expires_at,
+                timeout_ms: self.timeout_ms,
+                retention_ms: self.retention_ms,
+                retry: self.retry.clone().map(Box::new),
+                tags: self.tags.iter().map(|&tag| tag.into()).collect(),
+                ..Extra::default()
+            })
+        })
+    }
+}
+
+impl Body<'_> {
+    pub(crate) fn check(&self) -> Result<(), Rejection> {
+        at_most_bytes("payload", self.payload.len(), PAYLOAD_BYTES_CEILING)?;
+        at_most_bytes("content_type", self.content_type.len(), CONTENT_TYPE_BYTES_MAX)?;
+        at_most("the number of headers", self.headers.len() as u64, HEADERS_MAX as u64)?;
+        let bytes = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+        at_most_bytes("headers", bytes, HEADERS_BYTES_MAX)
+    }
+}
+
+impl When {
+    /// The moment that is meant at `now`.
+    pub(crate) fn from(self, now: Timestamp) -> Timestamp {
+        match self {
+            When::Now => now,
+            When::After { ms } => now.plus_ms(ms),
+            When::At(at) => at,
+        }
+    }
+
+    /// Refuses a moment past the horizon.
+    pub(crate) fn check(self, what: &str, now: Timestamp) -> Result<(), Rejection> {
+        let at = self.from(now);
+        if at.ms_since(now) <= HORIZON_MS_MAX {
+            return Ok(());
+        }
+        Err(Rejection::invalid(format!(
+            "{what} {at} is {} ms ahead; at most {HORIZON_MS_MAX} ms are allowed",
+            at.ms_since(now)
+        )))
+    }
+}
+
+pub(crate) fn check_timeout(timeout_ms: Option<u64>) -> Result<(), Rejection> {
+    match timeout_ms {
+        Some(0) => Err(Rejection::invalid("timeout_ms is 0; leave it out for no timeout")),
+        _ => at_most("timeout_ms", timeout_ms.unwrap_or(0), HORIZON_MS_MAX),
+    }
+}
+
+/// Refuses a text or bytes over their bound.
+pub(crate) fn at_most_bytes(what: &str, bytes: usize, max: usize) -> Result<(), Rejection> {
+    if bytes <= max {
+        return Ok(());
+    }
+    Err(Rejection::invalid(format!("{what} has {bytes} bytes; at most {max} are allowed")))
+}

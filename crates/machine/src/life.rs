@@ -1,0 +1,354 @@
+//! Task: all that the state holds about one task, and where it is in its life.
+//!
+//! A waiting task is under a hundred bytes: what few tasks have sits behind `extra`, what only a
+//! claimed one has in its state, and past attempts in a chain.
+
+use crate::names::NameId;
+use crate::slab::Slot;
+use crate::wire::{wire_struct, wire_words};
+use crate::{
+    AttemptOutcome, ClaimToken, DeathReason, RetryPolicy, SessionId, TaskError, TaskId,
+    TaskStateName, Timestamp,
+};
+use std::sync::Arc;
+
+/// One task, without its body.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) id: TaskId,
+    pub(crate) queue: Slot,
+    pub(crate) task_type: NameId,
+    /// Neighbours in its lane; no part of its image.
+    pub(crate) previous: Slot,
+    pub(crate) next: Slot,
+    /// Its place in its lane: lanes are sorted by it. Unique on the shard.
+    pub(crate) order: u64,
+    pub(crate) enqueued_at: Timestamp,
+    pub(crate) state: State,
+    pub(crate) body_bytes: u32,
+    pub(crate) body_checksum: u32,
+    /// Claims so far, without those given back.
+    pub(crate) attempt: u32,
+    /// Failures that count against the retry policy.
+    pub(crate) failures: u16,
+    /// Losses that count towards quarantine.
+    pub(crate) losses: u8,
+    pub(crate) priority: u8,
+    /// The newest ended attempt; it holds the one before.
+    pub(crate) last_attempt: Option<Box<Attempt>>,
+    pub(crate) extra: Option<Box<Extra>>,
+}
+
+/// Where a task is in its life. Each state holds exactly what is true there.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// Waits for its time: a delay, a retry, a snooze.
+    Scheduled { run_at: Timestamp },
+    /// May be claimed, since then.
+    Ready { since: Timestamp },
+    /// One worker holds it.
+    Claimed(Box<ClaimState>),
+    /// Ended; kept as its retention says.
+    Finished { ending: Ending, at: Timestamp },
+}
+
+/// How a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Succeeded,
+    Failed,
+    Dead,
+    Cancelled,
+    Expired,
+}
+
+/// A live claim.
+#[derive(Clone, Debug)]
+pub(crate) struct ClaimState {
+    pub(crate) token: ClaimToken,
+    pub(crate) worker: NameId,
+    pub(crate) session: Option<SessionId>,
+    pub(crate) claimed_at: Timestamp,
+    /// What it was claimed for, and is renewed by.
+    pub(crate) lease_ms: u64,
+    pub(crate) lease_expires_at: Timestamp,
+    /// When the broker ends the attempt because its run time is over.
+    pub(crate) timeout_at: Option<Timestamp>,
+    /// When the claim ends by itself: lease or timeout, not before the lease floor.
+    pub(crate) ends_at: Timestamp,
+    /// Since when the task was ready, in case it is given back.
+    pub(crate) ready_since: Timestamp,
+    /// Renewed or extended at least once: its worker had started.
+    pub(crate) engaged: bool,
+    pub(crate) cancel_requested: bool,
+}
+
+/// An ended attempt.
+#[derive(Debug)]
+pub(crate) struct Attempt {
+    pub(crate) attempt: u32,
+    pub(crate) outcome: AttemptOutcome,
+    pub(crate) token: ClaimToken,
+    pub(crate) worker: Arc<str>,
+    pub(crate) claimed_at: Timestamp,
+    pub(crate) ended_at: Timestamp,
+    /// When its failure was to be retried.
+    pub(crate) retry_at: Option<Timestamp>,
+    pub(crate) error: Option<Box<Failure>>,
+    pub(crate) previous: Option<Box<Attempt>>,
+}
+
+/// What went wrong in an attempt.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Failure {
+    pub(crate) error_type: Box<str>,
+    pub(crate) message: Box<str>,
+    pub(crate) backtrace: Box<str>,
+}
+
+/// What few tasks have.
+#[derive(Debug, Default)]
+pub(crate) struct Extra {
+    pub(crate) expires_at: Option<Timestamp>,
+    pub(crate) timeout_ms: Option<u64>,
+    pub(crate) retention_ms: Option<u64>,
+    pub(crate) retry: Option<Box<RetryPolicy>>,
+    pub(crate) tags: Box<[Box<str>]>,
+    pub(crate) progress: Option<(u8, Box<str>)>,
+    pub(crate) resume_state: Option<Box<[u8]>>,
+    pub(crate) result: Option<Box<[u8]>>,
+    pub(crate) death: Option<DeathReason>,
+    pub(crate) follow_ups: Box<[TaskId]>,
+}
+
+wire_words!(Ending { 1 => Succeeded, 2 => Failed, 3 => Dead, 4 => Cancelled, 5 => Expired });
+wire_words!(DeathReason { 1 => AttemptsSpent, 2 => NotRetryable, 3 => Quarantined });
+wire_words!(AttemptOutcome {
+    1 => Succeeded, 2 => Failed, 3 => Lost, 4 => Released, 5 => Snoozed, 6 => Cancelled, 7 => TimedOut,
+});
+wire_struct!(Failure { error_type, message, backtrace });
+wire_struct!(Extra {
+    expires_at,
+    timeout_ms,
+    retention_ms,
+    retry,
+    tags,
+    progress,
+    resume_state,
+    result,
+    death,
+    follow_ups,
+});
+
+impl State {
+    pub(crate) fn name(&self) -> TaskStateName {
+        match self {
+            State::Scheduled { .. } => TaskStateName::Scheduled,
+            State::Ready { .. } => TaskStateName::Ready,
+            State::Claimed(_) => TaskStateName::Claimed,
+            State::Finished { ending, .. } => match ending {
+                Ending::Succeeded => TaskStateName::Succeeded,
+                Ending::Failed => TaskStateName::Failed,
+                Ending::Dead => TaskStateName::Dead,
+                Ending::Cancelled => TaskStateName::Cancelled,
+                Ending::Expired => TaskStateName::Expired,
+            },
+        }
+    }
+}
+
+impl Task {
+    pub(crate) fn extra_mut(&mut self) -> &mut Extra {
+        self.extra.get_or_insert_default()
+    }
+
+    pub(crate) fn expires_at(&self) -> Option<Timestamp> {
+        self.extra.as_ref()?.expires_at
+    }
+
+    pub(crate) fn finished_at(&self) -> Option<Timestamp> {
+        match self.state {
+            State::Finished { at, .. } => Some(at),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn claim(&self) -> Option<&ClaimState> {
+        match &self.state {
+            State::Claimed(claim) => Some(claim),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn claim_mut(&mut self) -> Option<&mut ClaimState> {
+        match &mut self.state {
+            State::Claimed(claim) => Some(claim),
+            _ => None,
+        }
+    }
+
+    /// When something happens to the task by itself. What its queue's retention decides for all its
+    /// finished tasks is not here: the queue has one deadline for that.
+    pub(crate) fn due_at(&self) -> Option<Timestamp> {
+        match &self.state {
+            State::Scheduled { run_at } => {
+                Some(self.expires_at().map_or(*run_at, |at| at.min(*run_at)))
+            }
+            State::Ready { .. } => self.expires_at(),
+            State::Claimed(claim) => Some(claim.ends_at),
+            State::Finished { ending: Ending::Dead, .. } => None,
+            State::Finished { at, .. } => {
+                let own = self.extra.as_ref()?.retention_ms?;
+                Some(at.plus_ms(own))
+            }
+        }
+    }
+
+    /// Ended attempts, newest first.
+    pub(crate) fn attempts(&self) -> impl Iterator<Item = &Attempt> {
+        let newest = self.last_attempt.as_deref();
+        std::iter::successors(newest, |attempt| attempt.previous.as_deref())
+    }
+
+    /// Adds the newest attempt, and forgets the oldest beyond `kept_max`.
+    pub(crate) fn push_attempt(&mut self, mut attempt: Box<Attempt>, kept_max: usize) {
+        attempt.previous = self.last_attempt.take();
+        let mut oldest = &mut attempt;
+        for _ in 1..kept_max {
+            match oldest.previous {
+                Some(ref mut previous) => oldest = previous,
+                None => break,
+            }
+        }
+        oldest.previous = None;
+        self.last_attempt = Some(attempt);
+    }
+
+    /// The newest error.
+    pub(crate) fn last_error(&self) -> Option<&Failure> {
+        self.attempts().find_map(|attempt| attempt.error.as_deref())
+    }
+
+    /// Bytes that it holds beside its slot.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        let claim = self.claim().map_or(0, |_| size_of::<ClaimState>());
+        let attempts: usize = self.attempts().map(Attempt::bytes).sum();
+        claim + attempts + self.extra.as_ref().map_or(0, |extra| extra.bytes())
+    }
+}
+
+impl Attempt {
+    fn bytes(&self) -> usize {
+        let error = self.error.as_ref().map_or(0, |error| {
+            size_of::<Failure>()
+                + error.error_type.len()
+                + error.message.len()
+                + error.backtrace.len()
+        });
+        size_of::<Attempt>() + error
+    }
+}
+
+impl Extra {
+    fn bytes(&self) -> usize {
+        size_of::<Extra>()
+            + self.retry.as_ref().map_or(0, |_| size_of::<RetryPolicy>())
+            + self.tags.iter().map(|tag| size_of::<Box<str>>() + tag.len()).sum::<usize>()
+            + self.progress.as_ref().map_or(0, |(_, message)| message.len())
+            + self.resume_state.as_ref().map_or(0, |state| state.len())
+            + self.result.as_ref().map_or(0, |result| result.len())
+            + size_of_val(&*self.follow_ups)
+    }
+}
+
+impl Failure {
+    /// Keeps an error, cut to `bytes_max` in all: the type and the message before the backtrace.
+    pub(crate) fn cut(error: &TaskError<'_>, bytes_max: usize) -> Failure {
+        let error_type = prefix(error.error_type, bytes_max);
+        let message = prefix(error.message, bytes_max - error_type.len());
+        let backtrace = prefix(error.backtrace, bytes_max - error_type.len() - message.len());
+        Failure {
+            error_type: error_type.into(),
+            message: message.into(),
+            backtrace: backtrace.into(),
+        }
+    }
+}
+
+/// The longest beginning of a text that fits and ends at a character.
+pub(crate) fn prefix(text: &str, bytes_max: usize) -> &str {
+    let mut end = bytes_max.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ShardId;
+    use crate::slab::{NO_SLOT, Slab};
+
+    fn task() -> Task {
+        let id = TaskId { incarnation: 0, home: ShardId(0), origin: ShardId(0), sequence: 0 };
+        Task {
+            id,
+            queue: 0,
+            task_type: crate::names::Names::default().intern("t"),
+            previous: NO_SLOT,
+            next: NO_SLOT,
+            order: 0,
+            enqueued_at: Timestamp(0),
+            state: State::Ready { since: Timestamp(0) },
+            body_bytes: 0,
+            body_checksum: 0,
+            attempt: 0,
+            failures: 0,
+            losses: 0,
+            priority: 5,
+            last_attempt: None,
+            extra: None,
+        }
+    }
+
+    #[test]
+    fn a_waiting_task_is_under_a_hundred_bytes() {
+        assert_eq!(Slab::<Task>::VALUE_BYTES, 96);
+        assert_eq!(task().heap_bytes(), 0);
+    }
+
+    #[test]
+    fn only_the_newest_attempts_are_kept() {
+        let mut task = task();
+        for attempt in 1..=5 {
+            let ended = Attempt {
+                attempt,
+                outcome: AttemptOutcome::Failed,
+                token: ClaimToken(attempt.into()),
+                worker: "w".into(),
+                claimed_at: Timestamp(0),
+                ended_at: Timestamp(0),
+                retry_at: None,
+                error: None,
+                previous: None,
+            };
+            task.push_attempt(Box::new(ended), 3);
+        }
+        let kept: Vec<u32> = task.attempts().map(|attempt| attempt.attempt).collect();
+        assert_eq!(kept, [5, 4, 3]);
+    }
+
+    #[test]
+    fn errors_are_cut_at_characters_backtrace_first() {
+        let error = TaskError { error_type: "io", message: "weiß", backtrace: "main.rs" };
+        let cut = |bytes_max| {
+            let failure = Failure::cut(&error, bytes_max);
+            [failure.error_type, failure.message, failure.backtrace].map(String::from)
+        };
+        assert_eq!(cut(100), ["io", "weiß", "main.rs"]);
+        assert_eq!(cut(9), ["io", "weiß", "ma"]);
+        assert_eq!(cut(6), ["io", "wei", "m"]);
+        assert_eq!(cut(1), ["i", "", ""]);
+    }
+}

@@ -1,0 +1,170 @@
+//! What this shard owes other shards, and what it has taken from them.
+//!
+//! A message is stored in the entry of its cause and numbered per target. The leader delivers it as
+//! a command on the target, which takes each number once and in order; the sender drops it when the
+//! target has answered. So it arrives exactly once, whatever is sent again.
+
+use crate::entry::DecodeError;
+use crate::kept::Keep;
+use crate::slab::Slot;
+use crate::turn::Turn;
+use crate::wire::{Reader, Wire, wire_struct};
+use crate::{Deliver, Delivered, Enqueue, EventKind, Machine, Outcome, Rejection, ShardId, TaskId};
+
+/// What the outbox owes another shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    /// To whom.
+    pub to: ShardId,
+    /// Its number, from 1, per target.
+    pub sequence: u64,
+    /// The encoded message, for [`Deliver::command`].
+    pub command: Box<[u8]>,
+}
+
+/// A message that waits for its target.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Owed {
+    message: Box<[u8]>,
+}
+
+wire_struct!(Owed { message });
+
+impl Keep for Owed {
+    type Key = (ShardId, u64);
+    const KIND: u8 = 7;
+
+    fn heap_bytes(&self) -> usize {
+        self.message.len()
+    }
+}
+
+/// How far this shard and another are with each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Link {
+    /// The last number that was given to a message for it.
+    sent: u64,
+    /// The last number that was taken from it.
+    taken: u64,
+}
+
+wire_struct!(Link { sent, taken });
+
+impl Keep for Link {
+    type Key = ShardId;
+    const KIND: u8 = 8;
+}
+
+/// What one shard asks of another. The sender has checked it and answered for it, so the target may
+/// not refuse.
+#[derive(Debug, PartialEq)]
+enum Message<'a> {
+    /// Add this task, whose id the sender made.
+    Enqueue { id: TaskId, enqueue: Enqueue<'a> },
+}
+
+impl<'a> Wire<'a> for Message<'a> {
+    fn write(&self, out: &mut Vec<u8>) {
+        match self {
+            Message::Enqueue { id, enqueue } => {
+                out.push(1);
+                id.write(out);
+                enqueue.write(out);
+            }
+        }
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<Message<'a>, DecodeError> {
+        match reader.byte()? {
+            1 => Ok(Message::Enqueue { id: reader.read()?, enqueue: reader.read()? }),
+            other => Err(reader.error(format_args!("unknown message {other}"))),
+        }
+    }
+}
+
+impl Turn<'_> {
+    /// Owes another shard a task under an id that was made here.
+    pub(crate) fn owe_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>) {
+        let mut message = Vec::new();
+        Message::Enqueue { id, enqueue: enqueue.clone() }.write(&mut message);
+        let mut link = self.link(id.home);
+        link.sent += 1;
+        self.shard.links.insert(id.home, link);
+        let owed = Owed { message: message.into_boxed_slice() };
+        self.shard.outbox.insert((id.home, link.sent), owed);
+        self.emit(EventKind::OutgoingQueued(id.home));
+    }
+
+    pub(crate) fn deliver(&mut self, deliver: Deliver<'_>) -> Result<Outcome, Rejection> {
+        let mut link = self.link(deliver.from);
+        if deliver.sequence <= link.taken {
+            return Ok(Outcome::Taken);
+        }
+        if deliver.sequence != link.taken + 1 {
+            return Err(Rejection::invalid(format!(
+                "message {} of shard {} came before message {}; deliver in order",
+                deliver.sequence,
+                deliver.from,
+                link.taken + 1
+            )));
+        }
+        let mut reader = Reader::new(deliver.command);
+        let message = reader.read().and_then(|message| reader.finish().map(|()| message));
+        match message {
+            Ok(Message::Enqueue { id, enqueue }) => self.take_enqueue(id, &enqueue)?,
+            Err(error) => return Err(Rejection::invalid(error.to_string())),
+        }
+        link.taken += 1;
+        self.shard.links.insert(deliver.from, link);
+        Ok(Outcome::Taken)
+    }
+
+    /// Adds a task that another shard has accepted for this one.
+    fn take_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>) -> Result<(), Rejection> {
+        if id.home != self.shard.identity.shard {
+            return Err(Rejection::invalid(format!("task {id} lives on shard {}", id.home)));
+        }
+        let queue = self.queue_for_accepted(enqueue.queue);
+        if self.known_request(enqueue.queue, enqueue.task.request_id).is_none() {
+            self.insert_task(queue, id, &enqueue.task);
+        }
+        Ok(())
+    }
+
+    /// The queue of a task that is already accepted: no bound refuses it any more.
+    pub(crate) fn queue_for_accepted(&mut self, queue: &str) -> Slot {
+        self.shard.queues.find(queue).unwrap_or_else(|| {
+            let name = crate::QueueName::parse(queue).expect("the sender has checked the name");
+            self.shard.queues.add(name)
+        })
+    }
+
+    pub(crate) fn delivered(&mut self, delivered: Delivered) -> Outcome {
+        let Delivered { to, up_to } = delivered;
+        let taken: Vec<_> =
+            self.shard.outbox.range((to, 0)..=(to, up_to)).map(|(key, _)| key).collect();
+        for key in taken {
+            self.shard.outbox.remove(key);
+        }
+        Outcome::Done
+    }
+
+    fn link(&self, shard: ShardId) -> Link {
+        self.shard.links.get(shard).copied().unwrap_or_default()
+    }
+}
+
+impl Machine {
+    /// What the outbox owes, in order per target, about `limit` in all. Targets share the limit, so
+    /// that one that is away does not hold up the others.
+    pub fn outgoing(&self, limit: usize) -> Vec<Outgoing> {
+        let targets = || self.links.iter().map(|(shard, _)| shard);
+        let share = limit.div_ceil(targets().count().max(1));
+        let owed = targets().flat_map(|to| {
+            self.outbox.range((to, 0)..=(to, u64::MAX)).take(share).map(|((to, sequence), owed)| {
+                Outgoing { to, sequence, command: owed.message.clone() }
+            })
+        });
+        owed.take(limit).collect()
+    }
+}

@@ -1,0 +1,251 @@
+//! Queue: a queue's settings, totals and lanes.
+//!
+//! Every task is in exactly one lane of its queue, which follows from its state: one lane of ready
+//! tasks per priority, and one each for the scheduled, claimed, finished and dead. So lane lengths
+//! are the exact counts. A lane is a list through the tasks themselves, sorted by their `order`.
+
+use crate::life::{Ending, State, Task};
+use crate::limits::{
+    DEAD_RETENTION_MS_DEFAULT, DEDUP_WINDOW_MS_DEFAULT, PRIORITY_MAX, RETENTION_COUNT_DEFAULT,
+    RETENTION_MS_DEFAULT,
+};
+use crate::slab::{NO_SLOT, Slab, Slot};
+use crate::wire::wire_struct;
+use crate::{QueueCounts, QueueName, QueueSettings, Timestamp};
+use std::collections::BTreeMap;
+
+/// Which lane of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct LaneId(u8);
+
+impl LaneId {
+    pub(crate) const SCHEDULED: LaneId = LaneId(PRIORITY_MAX + 1);
+    pub(crate) const CLAIMED: LaneId = LaneId(PRIORITY_MAX + 2);
+    /// Finished, kept as the queue says.
+    pub(crate) const FINISHED: LaneId = LaneId(PRIORITY_MAX + 3);
+    pub(crate) const DEAD: LaneId = LaneId(PRIORITY_MAX + 4);
+    /// Finished, kept as the task itself says.
+    pub(crate) const FINISHED_OWN: LaneId = LaneId(PRIORITY_MAX + 5);
+    pub(crate) const COUNT: usize = PRIORITY_MAX as usize + 6;
+
+    /// Lanes whose tasks the queue's own retention removes.
+    pub(crate) const RETAINED: [LaneId; 2] = [LaneId::FINISHED, LaneId::DEAD];
+
+    /// Lanes of ready tasks, in the order in which they are claimed.
+    pub(crate) fn ready() -> impl Iterator<Item = LaneId> {
+        (0..=PRIORITY_MAX).rev().map(LaneId)
+    }
+
+    pub(crate) fn all() -> impl Iterator<Item = LaneId> {
+        (0..LaneId::COUNT as u8).map(LaneId)
+    }
+
+    /// The lane in which a task belongs.
+    pub(crate) fn of(task: &Task) -> LaneId {
+        match task.state {
+            State::Ready { .. } => LaneId(task.priority),
+            State::Scheduled { .. } => LaneId::SCHEDULED,
+            State::Claimed(_) => LaneId::CLAIMED,
+            State::Finished { ending: Ending::Dead, .. } => LaneId::DEAD,
+            State::Finished { .. } => {
+                let own = task.extra.as_ref().is_some_and(|extra| extra.retention_ms.is_some());
+                if own { LaneId::FINISHED_OWN } else { LaneId::FINISHED }
+            }
+        }
+    }
+}
+
+/// A list through tasks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lane {
+    pub(crate) head: Slot,
+    pub(crate) tail: Slot,
+    pub(crate) length: u32,
+}
+
+impl Lane {
+    const EMPTY: Lane = Lane { head: NO_SLOT, tail: NO_SLOT, length: 0 };
+
+    pub(crate) fn push_back(&mut self, tasks: &mut Slab<Task>, slot: Slot) {
+        let task = tasks.get_mut(slot);
+        (task.previous, task.next) = (self.tail, NO_SLOT);
+        match self.tail {
+            NO_SLOT => self.head = slot,
+            tail => tasks.get_mut(tail).next = slot,
+        }
+        self.tail = slot;
+        self.length += 1;
+    }
+
+    pub(crate) fn push_front(&mut self, tasks: &mut Slab<Task>, slot: Slot) {
+        let task = tasks.get_mut(slot);
+        (task.previous, task.next) = (NO_SLOT, self.head);
+        match self.head {
+            NO_SLOT => self.tail = slot,
+            head => tasks.get_mut(head).previous = slot,
+        }
+        self.head = slot;
+        self.length += 1;
+    }
+
+    pub(crate) fn unlink(&mut self, tasks: &mut Slab<Task>, slot: Slot) {
+        let task = tasks.get_mut(slot);
+        let (previous, next) = (task.previous, task.next);
+        (task.previous, task.next) = (NO_SLOT, NO_SLOT);
+        match previous {
+            NO_SLOT => self.head = next,
+            previous => tasks.get_mut(previous).next = next,
+        }
+        match next {
+            NO_SLOT => self.tail = previous,
+            next => tasks.get_mut(next).previous = previous,
+        }
+        self.length -= 1;
+    }
+}
+
+/// What was ever counted. Part of the queue's image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) enqueued: u64,
+    pub(crate) succeeded: u64,
+    pub(crate) failed: u64,
+    pub(crate) dead: u64,
+    pub(crate) lost: u64,
+    pub(crate) expired: u64,
+    pub(crate) cancelled: u64,
+}
+
+impl Totals {
+    /// One more task that ended. One that failed without a dead letter had its failures counted.
+    pub(crate) fn count(&mut self, ending: Ending) {
+        match ending {
+            Ending::Succeeded => self.succeeded += 1,
+            Ending::Failed => {}
+            Ending::Dead => self.dead += 1,
+            Ending::Cancelled => self.cancelled += 1,
+            Ending::Expired => self.expired += 1,
+        }
+    }
+}
+
+wire_struct!(Totals { enqueued, succeeded, failed, dead, lost, expired, cancelled });
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) name: QueueName,
+    pub(crate) paused: bool,
+    pub(crate) settings: QueueSettings,
+    pub(crate) totals: Totals,
+    pub(crate) lanes: [Lane; LaneId::COUNT],
+    /// The deadline of each of `LaneId::RETAINED` that the time index holds.
+    pub(crate) retention_due: [Option<Timestamp>; 2],
+}
+
+impl Queue {
+    pub(crate) fn new(name: QueueName) -> Queue {
+        Queue {
+            name,
+            paused: false,
+            settings: QueueSettings::default(),
+            totals: Totals::default(),
+            lanes: [Lane::EMPTY; LaneId::COUNT],
+            retention_due: [None; 2],
+        }
+    }
+
+    pub(crate) fn lane(&self, id: LaneId) -> &Lane {
+        &self.lanes[id.0 as usize]
+    }
+
+    pub(crate) fn lane_mut(&mut self, id: LaneId) -> &mut Lane {
+        &mut self.lanes[id.0 as usize]
+    }
+
+    /// The task to claim next.
+    pub(crate) fn first_ready(&self) -> Option<Slot> {
+        LaneId::ready().map(|id| self.lane(id).head).find(|&head| head != NO_SLOT)
+    }
+
+    pub(crate) fn ready(&self) -> u64 {
+        LaneId::ready().map(|id| u64::from(self.lane(id).length)).sum()
+    }
+
+    /// Tasks that count against `max_length`.
+    pub(crate) fn waiting(&self) -> u64 {
+        self.ready() + u64::from(self.lane(LaneId::SCHEDULED).length)
+    }
+
+    /// Whether it has tasks that become ready by themselves one day.
+    pub(crate) fn has_timed(&self) -> bool {
+        self.lane(LaneId::SCHEDULED).length > 0 || self.lane(LaneId::CLAIMED).length > 0
+    }
+
+    pub(crate) fn dedup_window_ms(&self) -> u64 {
+        self.settings.dedup_window_ms.unwrap_or(DEDUP_WINDOW_MS_DEFAULT)
+    }
+
+    /// How many tasks of a retained lane are kept, and for how long.
+    pub(crate) fn retention(&self, lane: LaneId) -> (u32, u64) {
+        let settings = &self.settings;
+        if lane == LaneId::DEAD {
+            let count = settings.dead_retention_count.unwrap_or(u32::MAX);
+            (count, settings.dead_retention_ms.unwrap_or(DEAD_RETENTION_MS_DEFAULT))
+        } else {
+            let count = settings.retention_count.unwrap_or(RETENTION_COUNT_DEFAULT);
+            (count, settings.retention_ms.unwrap_or(RETENTION_MS_DEFAULT))
+        }
+    }
+
+    /// Whether tasks that can't be retried become dead letters.
+    pub(crate) fn keeps_dead(&self) -> bool {
+        self.settings.dead_retention_count != Some(0)
+    }
+
+    pub(crate) fn counts(&self) -> QueueCounts {
+        let length = |id| u64::from(self.lane(id).length);
+        QueueCounts {
+            blocked: 0,
+            scheduled: length(LaneId::SCHEDULED),
+            ready: self.ready(),
+            claimed: length(LaneId::CLAIMED),
+            dead: length(LaneId::DEAD),
+            finished: length(LaneId::FINISHED) + length(LaneId::FINISHED_OWN),
+            enqueued_total: self.totals.enqueued,
+            succeeded_total: self.totals.succeeded,
+            failed_total: self.totals.failed,
+            dead_total: self.totals.dead,
+            lost_total: self.totals.lost,
+            expired_total: self.totals.expired,
+            cancelled_total: self.totals.cancelled,
+        }
+    }
+}
+
+/// All queues of a shard. They are numbered as they are made and never removed, so that a task's
+/// image can name its queue by number.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    pub(crate) slab: Slab<Queue>,
+    pub(crate) by_name: BTreeMap<QueueName, Slot>,
+}
+
+impl Queues {
+    pub(crate) fn new() -> Queues {
+        Queues { slab: Slab::new(), by_name: BTreeMap::new() }
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<Slot> {
+        self.by_name.get(name).copied()
+    }
+
+    pub(crate) fn get(&self, number: Slot) -> &Queue {
+        self.slab.get(number)
+    }
+
+    pub(crate) fn add(&mut self, name: QueueName) -> Slot {
+        let number = self.slab.insert(Queue::new(name.clone()));
+        self.by_name.insert(name, number);
+        number
+    }
+}

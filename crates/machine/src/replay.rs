@@ -1,0 +1,73 @@
+//! Replay: a session's claim that is sent again gets its first answer again.
+//!
+//! The broker repeats a claim whose outcome it does not know. Without this, the tasks of the first
+//! one would wait for their lease, held by nobody.
+
+use crate::kept::Keep;
+use crate::limits::{CLAIM_REPLAY_KEPT_FOR_MS, CLAIM_REPLAYS_MAX};
+use crate::turn::Turn;
+use crate::wire::wire_struct;
+use crate::{Claim, ClaimToken, ClaimedTask, SessionId, TaskId, Timestamp};
+
+/// A session's last claims, oldest first.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Replays {
+    pub(crate) claims: Vec<Replay>,
+    expires_at: Timestamp,
+}
+
+/// One numbered claim and what it was given.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Replay {
+    sequence: u64,
+    given: Box<[(TaskId, ClaimToken)]>,
+}
+
+wire_struct!(Replays { claims, expires_at });
+wire_struct!(Replay { sequence, given });
+
+impl Keep for Replays {
+    type Key = SessionId;
+    const KIND: u8 = 4;
+
+    fn expires_at(&self) -> Option<Timestamp> {
+        Some(self.expires_at)
+    }
+
+    fn heap_bytes(&self) -> usize {
+        let replay = |replay: &Replay| size_of::<Replay>() + size_of_val(&*replay.given);
+        self.claims.iter().map(replay).sum()
+    }
+}
+
+impl Replays {
+    pub(crate) fn find(&self, sequence: u64) -> Option<&Replay> {
+        self.claims.iter().find(|replay| replay.sequence == sequence)
+    }
+}
+
+impl Turn<'_> {
+    /// The answer that this claim had before, as far as its tasks are still held.
+    pub(crate) fn replayed(&self, claim: &Claim<'_>) -> Option<Vec<ClaimedTask>> {
+        let replays = self.shard.replays.get(claim.session?)?;
+        let replay = replays.find(claim.claim_sequence?)?;
+        let held = replay.given.iter().filter_map(|&(task, token)| self.held(task, token).ok());
+        Some(held.map(|slot| self.shard.claimed_task(slot)).collect())
+    }
+
+    pub(crate) fn remember_claim(&mut self, claim: &Claim<'_>, answer: &[ClaimedTask]) {
+        let (Some(session), Some(sequence)) = (claim.session, claim.claim_sequence) else { return };
+        if answer.is_empty() {
+            return;
+        }
+        let replay =
+            Replay { sequence, given: answer.iter().map(|task| (task.id, task.token)).collect() };
+        let mut replays = self.shard.replays.remove(session).unwrap_or_default();
+        if replays.claims.len() >= CLAIM_REPLAYS_MAX {
+            replays.claims.remove(0);
+        }
+        replays.claims.push(replay);
+        replays.expires_at = self.now.plus_ms(CLAIM_REPLAY_KEPT_FOR_MS);
+        self.shard.replays.insert(session, replays);
+    }
+}

@@ -1,0 +1,308 @@
+//! How tasks come, change state and go, with every index in step.
+//!
+//! `transition` is the one way from state to state. It is the only code that moves a task between
+//! lanes, and it stops the replica on a step that is not in a task's life.
+
+use crate::image;
+use crate::life::{Attempt, Ending, Failure, State, Task};
+use crate::limits::ATTEMPTS_KEPT_MAX;
+use crate::queue::{LaneId, Queue};
+use crate::slab::{NO_SLOT, Slot};
+use crate::turn::Turn;
+use crate::{AttemptOutcome, EventKind, Machine, TaskStateName, Timestamp};
+
+/// Where in its lane a task goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// It was there before and nothing was spent.
+    Front,
+    Back,
+}
+
+/// Whether a task's life has this step.
+fn may_become(from: TaskStateName, to: TaskStateName) -> bool {
+    use TaskStateName::*;
+    match (from, to) {
+        // Due, expired, taken back, or retried by hand.
+        (Scheduled, Ready | Expired | Cancelled) => true,
+        (Ready, Claimed | Expired | Cancelled) => true,
+        // Every end of an attempt.
+        (Claimed, Ready | Scheduled | Succeeded | Failed | Dead | Cancelled) => true,
+        // Retried by hand.
+        (Failed | Dead | Cancelled | Expired, Ready) => true,
+        _ => false,
+    }
+}
+
+impl Turn<'_> {
+    /// Moves a task to another state.
+    pub(crate) fn transition(&mut self, slot: Slot, to: State, place: Place) {
+        let task = self.task(slot);
+        let (from, next) = (task.state.name(), to.name());
+        assert!(may_become(from, next), "task {} can't go from {from} to {next}", task.id);
+        let queue = task.queue;
+        self.shard.unlink(slot);
+        let order = self.shard.next_order(place);
+        let left = self.shard.edit(slot, |task| {
+            task.order = order;
+            std::mem::replace(&mut task.state, to)
+        });
+        if let State::Claimed(claim) = left {
+            self.shard.names.release(claim.worker);
+        }
+        self.shard.link(slot, place);
+        if let State::Finished { ending, .. } = self.task(slot).state {
+            self.shard.edit_queue(queue, |queue| queue.totals.count(ending));
+        }
+    }
+
+    /// Lets a waiting or claimed task run: now, or when its time has come.
+    pub(crate) fn schedule(&mut self, slot: Slot, run_at: Timestamp) {
+        if run_at > self.now {
+            self.transition(slot, State::Scheduled { run_at }, Place::Back);
+        } else {
+            self.make_ready(slot, self.now, Place::Back);
+        }
+    }
+
+    pub(crate) fn make_ready(&mut self, slot: Slot, since: Timestamp, place: Place) {
+        self.transition(slot, State::Ready { since }, place);
+        self.emit_task(slot, EventKind::TaskReady);
+    }
+
+    /// Ends a task, and removes what its queue's retention then no longer keeps: perhaps the task
+    /// itself, so the slot must not be used after.
+    pub(crate) fn finish(
+        &mut self,
+        slot: Slot,
+        ending: Ending,
+        fact: impl FnOnce(crate::TaskRef) -> EventKind,
+    ) {
+        self.transition(slot, State::Finished { ending, at: self.now }, Place::Back);
+        self.emit_task(slot, fact);
+        let task = self.task(slot);
+        let (queue, lane) = (task.queue, LaneId::of(task));
+        if LaneId::RETAINED.contains(&lane) {
+            self.trim(queue, lane);
+        }
+    }
+
+    /// Removes the oldest of a lane that holds more than its queue keeps. Settings may have shrunk
+    /// by much, so it is bounded: two for each that comes; `ExpireDue` does the rest.
+    fn trim(&mut self, queue: Slot, lane: LaneId) {
+        for _ in 0..2 {
+            let found = self.shard.queues.get(queue);
+            if found.lane(lane).length <= found.retention(lane).0 {
+                return;
+            }
+            self.remove_task(found.lane(lane).head);
+        }
+    }
+
+    /// Writes down how the current attempt of a claimed task ended. The state changes next.
+    pub(crate) fn end_attempt(
+        &mut self,
+        slot: Slot,
+        outcome: AttemptOutcome,
+        error: Option<Box<Failure>>,
+        retry_at: Option<Timestamp>,
+    ) {
+        let task = self.task(slot);
+        let claim = task.claim().unwrap_or_else(|| panic!("task {} is not claimed", task.id));
+        let ended = Box::new(Attempt {
+            attempt: task.attempt,
+            outcome,
+            token: claim.token,
+            worker: self.shard.names.get(claim.worker).clone(),
+            claimed_at: claim.claimed_at,
+            ended_at: self.now,
+            retry_at,
+            error,
+            previous: None,
+        });
+        self.shard.edit(slot, |task| task.push_attempt(ended, ATTEMPTS_KEPT_MAX));
+    }
+
+    /// Adds a new task, in its first state.
+    pub(crate) fn add_task(&mut self, mut task: Task) -> Slot {
+        let (id, queue) = (task.id, task.queue);
+        task.order = self.shard.next_order(Place::Back);
+        self.shard.task_heap_bytes += task.heap_bytes() as u64;
+        let slot = self.shard.tasks.insert(task);
+        self.shard.ids.insert(id, slot);
+        self.shard.link(slot, Place::Back);
+        self.shard.edit_queue(queue, |queue| queue.totals.enqueued += 1);
+        slot
+    }
+
+    /// Takes a task that nobody holds out of the state.
+    pub(crate) fn remove_task(&mut self, slot: Slot) {
+        assert!(self.task(slot).claim().is_none(), "task {} is claimed", self.task(slot).id);
+        self.emit_task(slot, EventKind::TaskRemoved);
+        self.shard.unlink(slot);
+        self.shard.keep_image(slot);
+        let (task, stored) = self.shard.tasks.remove(slot);
+        self.shard.ids.remove(task.id);
+        self.shard.names.release(task.task_type);
+        self.shard.task_heap_bytes -= task.heap_bytes() as u64;
+        if stored {
+            self.shard.cut.removed.push(task.id);
+        }
+        self.payloads.remove(task.id);
+    }
+}
+
+impl Machine {
+    /// Changes what a task's image holds, but not its state, order or deadline.
+    pub(crate) fn edit<R>(&mut self, slot: Slot, change: impl FnOnce(&mut Task) -> R) -> R {
+        self.keep_image(slot);
+        self.tasks.mark_dirty(slot);
+        let task = self.tasks.get_mut(slot);
+        let before = task.heap_bytes() as u64;
+        let result = change(task);
+        self.task_heap_bytes = self.task_heap_bytes - before + task.heap_bytes() as u64;
+        result
+    }
+
+    /// Changes a task in a way that may move its deadline.
+    pub(crate) fn edit_deadline<R>(
+        &mut self,
+        slot: Slot,
+        change: impl FnOnce(&mut Task) -> R,
+    ) -> R {
+        self.unlink_deadline(slot);
+        let result = self.edit(slot, change);
+        self.link_deadline(slot);
+        result
+    }
+
+    /// Changes what a queue's image holds.
+    pub(crate) fn edit_queue<R>(
+        &mut self,
+        number: Slot,
+        change: impl FnOnce(&mut Queue) -> R,
+    ) -> R {
+        if self.queues.slab.is_frozen(number) {
+            self.cut.early.push(image::queue_record(number, self.queues.get(number)));
+            self.queues.slab.thaw(number);
+        }
+        self.queues.slab.mark_dirty(number);
+        change(self.queues.slab.get_mut(number))
+    }
+
+    /// Before a change to a task of the frozen cut, its image is taken.
+    fn keep_image(&mut self, slot: Slot) {
+        if self.tasks.is_frozen(slot) {
+            self.cut.early.push(image::task_record(self.tasks.get(slot), &self.names));
+            self.tasks.thaw(slot);
+        }
+    }
+
+    fn next_order(&mut self, place: Place) -> u64 {
+        let counters = &mut self.counters;
+        match place {
+            Place::Back => {
+                counters.next_back += 1;
+                counters.next_back - 1
+            }
+            Place::Front => {
+                counters.next_front -= 1;
+                counters.next_front + 1
+            }
+        }
+    }
+
+    /// Puts a task into the lane and the indexes that follow from its state.
+    fn link(&mut self, slot: Slot, place: Place) {
+        let task = self.tasks.get(slot);
+        let (queue, lane) = (task.queue, LaneId::of(task));
+        self.index(slot);
+        let list = self.queues.slab.get_mut(queue).lane_mut(lane);
+        match place {
+            Place::Front => list.push_front(&mut self.tasks, slot),
+            Place::Back => list.push_back(&mut self.tasks, slot),
+        }
+        self.refresh_retention(queue, lane);
+    }
+
+    /// The reverse of `link`.
+    fn unlink(&mut self, slot: Slot) {
+        self.unlink_deadline(slot);
+        let task = self.tasks.get(slot);
+        let (queue, lane) = (task.queue, LaneId::of(task));
+        if lane == LaneId::DEAD {
+            self.dead.remove(&task.id);
+        }
+        if let Some(session) = task.claim().and_then(|claim| claim.session) {
+            let held = self.held.get_mut(&session).expect("a session knows its claims");
+            held.remove(&task.order);
+            if held.is_empty() {
+                self.held.remove(&session);
+            }
+        }
+        self.queues.slab.get_mut(queue).lane_mut(lane).unlink(&mut self.tasks, slot);
+        self.refresh_retention(queue, lane);
+    }
+
+    /// Enters a task into every index but its lane.
+    pub(crate) fn index(&mut self, slot: Slot) {
+        self.link_deadline(slot);
+        let task = self.tasks.get(slot);
+        if LaneId::of(task) == LaneId::DEAD {
+            self.dead.insert(task.id, slot);
+        }
+        if let Some(session) = task.claim().and_then(|claim| claim.session) {
+            self.held.entry(session).or_default().insert(task.order, slot);
+        }
+    }
+
+    fn link_deadline(&mut self, slot: Slot) {
+        let task = self.tasks.get(slot);
+        if let Some(at) = task.due_at() {
+            self.deadlines.tasks.insert((at, task.order), slot);
+        }
+    }
+
+    fn unlink_deadline(&mut self, slot: Slot) {
+        let task = self.tasks.get(slot);
+        if let Some(at) = task.due_at() {
+            self.deadlines.tasks.remove(&(at, task.order));
+        }
+    }
+
+    /// Brings the deadline of a retained lane in step with its oldest task and its queue's settings.
+    pub(crate) fn refresh_retention(&mut self, number: Slot, lane: LaneId) {
+        let Some(position) = LaneId::RETAINED.iter().position(|&retained| retained == lane) else {
+            return;
+        };
+        let due = self.retention_due(number, lane);
+        let known = &mut self.queues.slab.get_mut(number).retention_due[position];
+        if *known == due {
+            return;
+        }
+        if let Some(at) = *known {
+            self.deadlines.lanes.remove(&(at, number, lane));
+        }
+        if let Some(at) = due {
+            self.deadlines.lanes.insert((at, number, lane));
+        }
+        *known = due;
+    }
+
+    /// When the oldest task of a retained lane must go: at once if there are too many.
+    pub(crate) fn retention_due(&self, number: Slot, lane: LaneId) -> Option<Timestamp> {
+        let queue = self.queues.get(number);
+        let (count_max, kept_for_ms) = queue.retention(lane);
+        let list = queue.lane(lane);
+        if list.head == NO_SLOT {
+            return None;
+        }
+        if list.length > count_max {
+            return Some(Timestamp(0));
+        }
+        match self.tasks.get(list.head).state {
+            State::Finished { at, .. } => Some(at.plus_ms(kept_for_ms)),
+            ref other => panic!("a task in lane {lane:?} is {}", other.name()),
+        }
+    }
+}

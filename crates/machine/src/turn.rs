@@ -1,0 +1,115 @@
+//! Turn: one entry at work on the state. Commands are its methods, each in its own file.
+
+use crate::life::Task;
+use crate::limits::{EXPIRIES_PER_ENTRY_MAX, LEASE_FLOOR_MS};
+use crate::slab::Slot;
+use crate::{
+    ClaimToken, Command, Event, EventKind, Machine, Outcome, Payloads, Rejection, TaskId, TaskRef,
+    Timestamp,
+};
+
+pub(crate) struct Turn<'m> {
+    pub(crate) shard: &'m mut Machine,
+    pub(crate) payloads: &'m mut dyn Payloads,
+    events: &'m mut Vec<Event>,
+    /// The entry's time.
+    pub(crate) now: Timestamp,
+    /// Room to encode bodies in.
+    pub(crate) scratch: Vec<u8>,
+    /// How many more tasks claims may find expired: the loop is not held longer.
+    pub(crate) expiries_left: usize,
+}
+
+impl<'m> Turn<'m> {
+    pub(crate) fn new(
+        shard: &'m mut Machine,
+        payloads: &'m mut dyn Payloads,
+        events: &'m mut Vec<Event>,
+    ) -> Turn<'m> {
+        let now = shard.counters.now;
+        let expiries_left = EXPIRIES_PER_ENTRY_MAX;
+        Turn { shard, payloads, events, now, scratch: Vec::new(), expiries_left }
+    }
+
+    /// The table of contents: which file decides what.
+    pub(crate) fn decide(&mut self, command: &Command<'_>) -> Result<Outcome, Rejection> {
+        match command {
+            Command::Enqueue(enqueue) => self.enqueue(enqueue),
+            Command::EnqueueMany(many) => self.enqueue_many(many),
+            Command::EnqueueBatch(batch) => self.enqueue_batch(batch),
+            Command::StageBatch(part) => self.stage_batch(part),
+            Command::CommitBatch(commit) => self.commit_batch(*commit),
+            Command::Claim(claim) => self.claim(claim),
+            Command::Ack(ack) => self.ack(ack),
+            Command::Fail(fail) => self.fail(fail),
+            Command::Extend(extend) => self.extend(extend),
+            Command::Renew(renew) => self.renew(renew),
+            Command::Release(release) => self.release(*release),
+            Command::Snooze(snooze) => self.snooze(*snooze),
+            Command::Cancel(cancel) => self.cancel(*cancel),
+            Command::Retry(retry) => self.retry(retry),
+            Command::Dead(dead) => self.dead(dead),
+            Command::PauseQueue(queue) => self.pause_queue(*queue),
+            Command::ResumeQueue(queue) => self.resume_queue(*queue),
+            Command::PurgeQueue(queue) => self.purge_queue(*queue),
+            Command::SetQueue(set) => self.set_queue(set),
+            Command::EndSession(end) => self.end_session(end),
+            Command::ExpireDue => Ok(self.expire_due()),
+            Command::BeginTerm => Ok(self.begin_term()),
+            Command::Deliver(deliver) => self.deliver(*deliver),
+            Command::Delivered(delivered) => Ok(self.delivered(*delivered)),
+        }
+    }
+
+    /// An outage of the broker is not one of its workers: they get time to come back.
+    fn begin_term(&mut self) -> Outcome {
+        self.shard.counters.lease_floor = self.now.plus_ms(LEASE_FLOOR_MS);
+        Outcome::Done
+    }
+
+    pub(crate) fn task(&self, slot: Slot) -> &Task {
+        self.shard.tasks.get(slot)
+    }
+
+    /// The slot of a task that is here.
+    pub(crate) fn find(&self, task: TaskId) -> Result<Slot, Rejection> {
+        self.shard.ids.get(task).ok_or_else(|| {
+            let identity = self.shard.identity;
+            let made_here = task.incarnation == identity.incarnation
+                && (task.home, task.origin) == (identity.shard, identity.shard)
+                && (1..self.shard.counters.next_sequence).contains(&task.sequence);
+            match made_here {
+                true => Rejection::AlreadyRemoved { task },
+                false => Rejection::TaskNotFound { task },
+            }
+        })
+    }
+
+    /// The slot of a task that is held under this very claim.
+    pub(crate) fn held(&self, task: TaskId, token: ClaimToken) -> Result<Slot, Rejection> {
+        let slot = self.find(task)?;
+        let found = self.task(slot);
+        let state = found.state.name();
+        match found.claim() {
+            Some(claim) if claim.token == token => Ok(slot),
+            None if state.is_finished() => Err(Rejection::AlreadyFinished { task, state }),
+            _ => Err(Rejection::ClaimLost { task }),
+        }
+    }
+
+    pub(crate) fn emit(&mut self, kind: EventKind) {
+        self.events.push(Event { at: self.now, kind });
+    }
+
+    /// Tells a fact about a task.
+    pub(crate) fn emit_task(&mut self, slot: Slot, fact: impl FnOnce(TaskRef) -> EventKind) {
+        let task = self.shard.tasks.get(slot);
+        let about = TaskRef {
+            id: task.id,
+            queue: self.shard.queues.get(task.queue).name.clone(),
+            task_type: self.shard.names.get(task.task_type).clone(),
+            attempt: task.attempt,
+        };
+        self.emit(fact(about));
+    }
+}

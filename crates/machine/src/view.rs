@@ -1,0 +1,176 @@
+//! Queries: the state as fronts, dashboard and CLI see it. They take `&self` and decide nothing.
+
+use crate::life::{Attempt, State, Task};
+use crate::limits::{PAGE_TASKS_MAX, SCAN_TASKS_MAX};
+use crate::queue::{LaneId, Queue};
+use crate::retry::RetryPolicy;
+use crate::slab::{NO_SLOT, Slot};
+use crate::{
+    AttemptView, ClaimView, Machine, QueueName, QueueSettings, QueueView, SessionId, TaskFilter,
+    TaskId, TaskPage, TaskStateName, TaskView, Timestamp,
+};
+use std::ops::Bound;
+
+impl Machine {
+    /// One task, whole.
+    pub fn task(&self, task: TaskId) -> Option<TaskView> {
+        self.ids.get(task).map(|slot| self.task_view(slot))
+    }
+
+    /// Tasks that match, in id order after `after`; looks at `SCAN_TASKS_MAX` at most.
+    pub fn tasks(&self, filter: &TaskFilter<'_>, after: Option<TaskId>, limit: usize) -> TaskPage {
+        if filter.state == Some(TaskStateName::Dead) {
+            let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+            let dead = self.dead.range((start, Bound::Unbounded));
+            return self.page(dead.map(|(&id, &slot)| (id, slot)), filter, limit);
+        }
+        self.page(self.ids.iter_after(after), filter, limit)
+    }
+
+    fn page(
+        &self,
+        candidates: impl Iterator<Item = (TaskId, Slot)>,
+        filter: &TaskFilter<'_>,
+        limit: usize,
+    ) -> TaskPage {
+        let limit = limit.clamp(1, PAGE_TASKS_MAX);
+        let mut tasks = Vec::new();
+        let mut last = None;
+        for (looked_at, (id, slot)) in candidates.enumerate() {
+            if looked_at == SCAN_TASKS_MAX || tasks.len() == limit {
+                return TaskPage { tasks, next: last };
+            }
+            if self.matches(self.tasks.get(slot), filter) {
+                tasks.push(self.task_view(slot));
+            }
+            last = Some(id);
+        }
+        TaskPage { tasks, next: None }
+    }
+
+    /// Whether every given part of a filter holds for a task.
+    pub(crate) fn matches(&self, task: &Task, filter: &TaskFilter<'_>) -> bool {
+        let in_queue = |name| self.queues.get(task.queue).name.as_str() == name;
+        let of_type = |name| &**self.names.get(task.task_type) == name;
+        let tagged = |tag| {
+            task.extra.as_ref().is_some_and(|extra| extra.tags.iter().any(|own| &**own == tag))
+        };
+        let failed_with = |text| {
+            task.last_error()
+                .is_some_and(|error| &*error.error_type == text || error.message.contains(text))
+        };
+        filter.state.is_none_or(|state| task.state.name() == state)
+            && filter.queue.is_none_or(in_queue)
+            && filter.task_type.is_none_or(of_type)
+            && filter.tag.is_none_or(tagged)
+            && filter.error.is_none_or(failed_with)
+    }
+
+    /// All queues, by name.
+    pub fn queues(&self) -> Vec<QueueView> {
+        self.queues.by_name.values().map(|&number| self.queue_view(number)).collect()
+    }
+
+    /// One queue.
+    pub fn queue(&self, queue: &QueueName) -> Option<QueueView> {
+        self.queues.find(queue.as_str()).map(|number| self.queue_view(number))
+    }
+
+    /// A queue's own settings.
+    pub fn queue_settings(&self, queue: &QueueName) -> Option<QueueSettings> {
+        let number = self.queues.find(queue.as_str())?;
+        Some(self.queues.get(number).settings.clone())
+    }
+
+    /// Sessions that hold claims here.
+    pub fn sessions(&self) -> Vec<SessionId> {
+        self.held.keys().copied().collect()
+    }
+
+    fn queue_view(&self, number: Slot) -> QueueView {
+        let queue = self.queues.get(number);
+        QueueView {
+            name: queue.name.clone(),
+            paused: queue.paused,
+            counts: queue.counts(),
+            oldest_ready_at: self.oldest_ready_at(queue),
+        }
+    }
+
+    /// Lanes are in the order in which tasks became ready, so that a head is the oldest of its lane.
+    fn oldest_ready_at(&self, queue: &Queue) -> Option<Timestamp> {
+        LaneId::ready()
+            .map(|lane| queue.lane(lane).head)
+            .filter(|&head| head != NO_SLOT)
+            .filter_map(|head| match self.tasks.get(head).state {
+                State::Ready { since } => Some(since),
+                _ => None,
+            })
+            .min()
+    }
+
+    fn task_view(&self, slot: Slot) -> TaskView {
+        let task = self.tasks.get(slot);
+        let queue = self.queues.get(task.queue);
+        let extra = task.extra.as_deref();
+        let own_retry = extra.and_then(|extra| extra.retry.as_deref());
+        let max_attempts = own_retry
+            .or(queue.settings.retry.as_ref())
+            .map_or(RetryPolicy::default().max_attempts, |policy| policy.max_attempts);
+        let mut attempts: Vec<AttemptView> = task.attempts().map(attempt_view).collect();
+        attempts.reverse();
+        TaskView {
+            id: task.id,
+            queue: queue.name.clone(),
+            task_type: self.names.get(task.task_type).clone(),
+            state: task.state.name(),
+            priority: task.priority,
+            attempt: task.attempt,
+            max_attempts,
+            losses: task.losses.into(),
+            enqueued_at: task.enqueued_at,
+            run_at: match task.state {
+                State::Scheduled { run_at } => Some(run_at),
+                _ => None,
+            },
+            expires_at: task.expires_at(),
+            finished_at: task.finished_at(),
+            timeout_ms: self.timeout_ms(slot),
+            claim: self.claim_view(task),
+            progress: extra
+                .and_then(|extra| extra.progress.as_ref())
+                .map(|(percent, message)| (*percent, message.to_string())),
+            resume_state: extra.and_then(|extra| extra.resume_state.as_deref()).map(<[u8]>::to_vec),
+            result: extra.and_then(|extra| extra.result.as_deref()).map(<[u8]>::to_vec),
+            death: extra.and_then(|extra| extra.death),
+            tags: extra
+                .map_or(Vec::new(), |extra| extra.tags.iter().map(|tag| tag.to_string()).collect()),
+            attempts,
+            body_bytes: task.body_bytes,
+        }
+    }
+
+    fn claim_view(&self, task: &Task) -> Option<ClaimView> {
+        task.claim().map(|claim| ClaimView {
+            token: claim.token,
+            worker: self.names.get(claim.worker).clone(),
+            session: claim.session,
+            claimed_at: claim.claimed_at,
+            lease_expires_at: claim.lease_expires_at,
+            cancel_requested: claim.cancel_requested,
+        })
+    }
+}
+
+fn attempt_view(attempt: &Attempt) -> AttemptView {
+    AttemptView {
+        attempt: attempt.attempt,
+        worker: attempt.worker.clone(),
+        claimed_at: attempt.claimed_at,
+        ended_at: attempt.ended_at,
+        outcome: attempt.outcome,
+        error: attempt.error.as_ref().map(|error| {
+            [&error.error_type, &error.message, &error.backtrace].map(|text| text.to_string())
+        }),
+    }
+}
