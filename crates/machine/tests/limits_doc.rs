@@ -82,7 +82,7 @@ fn for_people(value: u64, unit: &str) -> String {
         _ => &[],
     };
     // A day reads better as 24 h; an hour and below as 1 of their own unit.
-    let whole = |scale: u64| value > scale && value % scale == 0;
+    let whole = |scale: u64| value > scale && value.is_multiple_of(scale);
     let exact = |scale: u64| value == scale && scale < 86_400_000;
     match scales.iter().find(|(scale, _)| whole(*scale) || exact(*scale)) {
         Some((scale, name)) => format!("{} {name}", with_commas(value / scale)),
@@ -94,7 +94,7 @@ fn with_commas(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
