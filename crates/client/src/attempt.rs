@@ -111,7 +111,13 @@ async fn supervise(
 ) -> Outcome {
     let reason = tokio::select! {
         biased;
-        response = &mut work => return Outcome::Done(response),
+        response = &mut work => {
+            let reason = *cancel.borrow();
+            return match reason {
+                Some(reason) => Outcome::Yielded(response, reason),
+                None => Outcome::Done(response),
+            };
+        }
         reason = stopped(&mut cancel) => reason,
     };
     if reason == CancelReason::Lost {
@@ -153,8 +159,10 @@ impl Outcome {
                 Err(Fail { then: Then::Policy | Then::Cancelled, .. }) => release(key),
                 _ => answer(response, context),
             },
+            Outcome::Yielded(_, CancelReason::Lost) | Outcome::Dropped(CancelReason::Lost) => {
+                return None;
+            }
             Outcome::Yielded(response, _) => answer(response, context),
-            Outcome::Dropped(CancelReason::Lost) => return None,
             Outcome::Dropped(CancelReason::Shutdown) => release(key),
             Outcome::Dropped(_) => {
                 let message = format!("the handler went on for {CANCEL_GRACE:?} and was dropped");
@@ -296,7 +304,7 @@ mod tests {
     #[test]
     fn a_panic_is_a_failure_that_says_what_and_where() {
         watch_panics();
-        let fail = caught(|| None::<u8>.expect("no way")).unwrap_err();
+        let fail = caught(|| -> u8 { panic!("no way") }).unwrap_err();
         assert_eq!(fail.error().to_string(), "panic: no way");
         assert!(fail.error().backtrace.starts_with(file!()), "{}", fail.error().backtrace);
         assert_eq!(caught(|| 7).unwrap(), 7);

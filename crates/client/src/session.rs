@@ -551,3 +551,6 @@ fn extend(key: &ClaimKey) -> v1::ExtendRequest {
 fn message(message: worker_message::Message) -> v1::WorkerMessage {
     v1::WorkerMessage { message: Some(message) }
 }
+
+#[cfg(test)]
+mod tests;
