@@ -70,12 +70,122 @@ impl Turn<'_> {
     fn follow_up(&mut self, follow_up: &FollowUp<'_>) -> TaskId {
         let FollowUp { home, enqueue } = follow_up;
         if *home == self.shard.identity.shard {
-            let queue = self.queue_for_accepted(enqueue.queue);
+            let queue = self.queue_for_accepted(enqueue.queue).expect("its name was checked");
             self.insert_new(queue, &enqueue.task).id
         } else {
             let id = self.next_id(*home);
             self.owe_enqueue(id, enqueue);
             id
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{SHARD, Yard, new_task};
+    use crate::{ClaimToken, ClaimedTask, Command, Enqueue, NewTask, QueueSettings, ShardId};
+
+    fn follow_up<'a>(home: ShardId, task: NewTask<'a>) -> FollowUp<'a> {
+        FollowUp { home, enqueue: Enqueue { queue: "next", task } }
+    }
+
+    fn ack<'a>(held: &ClaimedTask, follow_ups: Vec<FollowUp<'a>>) -> Command<'a> {
+        Command::Ack(Ack { task: held.id, token: held.token, result: Some(b"42"), follow_ups })
+    }
+
+    #[test]
+    fn an_ack_ends_the_task_and_keeps_its_result_and_attempt() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        yard.pass_ms(250);
+        assert_eq!(yard.send(ack(&held, vec![])), Ok(Outcome::Acked { follow_ups: vec![] }));
+        let task = yard.task(id);
+        assert_eq!(task.state, TaskStateName::Succeeded);
+        assert_eq!(task.result.as_deref(), Some(&b"42"[..]));
+        assert_eq!(task.attempts[0].outcome, AttemptOutcome::Succeeded);
+        let succeeded = |event: &EventKind| matches!(event, EventKind::TaskSucceeded(_, 250));
+        assert!(yard.events().iter().any(succeeded));
+    }
+
+    #[test]
+    fn only_the_current_token_is_accepted() {
+        let mut yard = Yard::new();
+        yard.enqueue("mail");
+        let first = yard.claim_one("mail");
+        yard.release(&first).unwrap();
+        assert_eq!(yard.ack(&first), Err(Rejection::ClaimLost { task: first.id }), "given back");
+        let second = yard.claim_one("mail");
+        assert!(second.token > first.token);
+        assert_eq!(yard.ack(&first), Err(Rejection::ClaimLost { task: first.id }));
+        yard.ack(&second).unwrap();
+        let finished =
+            Rejection::AlreadyFinished { task: first.id, state: TaskStateName::Succeeded };
+        assert_eq!(yard.ack(&first), Err(finished));
+    }
+
+    #[test]
+    fn the_same_ack_again_gets_the_same_answer_while_the_task_is_kept() {
+        let mut yard = Yard::new();
+        yard.set("mail", QueueSettings { retention_count: Some(1), ..QueueSettings::default() });
+        yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        let command = || ack(&held, vec![follow_up(SHARD, new_task())]);
+        let first = yard.send(command());
+        assert_eq!(yard.send(command()), first);
+        assert_eq!(yard.counts("next").enqueued_total, 1, "its follow-up was made once");
+        yard.enqueue("mail");
+        let other = yard.claim_one("mail");
+        yard.ack(&other).unwrap();
+        assert_eq!(yard.send(command()), Err(Rejection::AlreadyRemoved { task: held.id }));
+        assert_eq!(yard.ack(&held).unwrap_err().code(), "already_finished");
+    }
+
+    #[test]
+    fn an_unknown_task_is_not_found() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        let unknown = [
+            TaskId { sequence: id.sequence + 1, ..id },
+            TaskId { incarnation: 8, sequence: 0, ..id },
+            TaskId { origin: ShardId(3), ..id },
+            TaskId { home: ShardId(2), ..id },
+            TaskId { sequence: 0, ..id },
+        ];
+        for task in unknown {
+            let ack = Ack { task, token: ClaimToken(1), result: None, follow_ups: vec![] };
+            assert_eq!(yard.send(Command::Ack(ack)), Err(Rejection::TaskNotFound { task }));
+        }
+    }
+
+    #[test]
+    fn a_bad_follow_up_refuses_the_ack_and_is_named() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        let bad = NewTask { task_type: "", ..new_task() };
+        for (index, bad) in
+            [follow_up(SHARD, bad), follow_up(ShardId(4), new_task())].into_iter().enumerate()
+        {
+            let mut follow_ups = vec![follow_up(SHARD, new_task()); index];
+            follow_ups.push(bad);
+            let answer = yard.send(ack(&held, follow_ups));
+            let Err(Rejection::BatchElement { index: named, .. }) = answer else {
+                panic!("{answer:?}");
+            };
+            assert_eq!(named as usize, index);
+        }
+        assert_eq!(yard.state(id), TaskStateName::Claimed);
+    }
+
+    #[test]
+    fn a_full_queue_does_not_refuse_a_follow_up() {
+        let mut yard = Yard::new();
+        yard.set("next", QueueSettings { max_length: Some(0), ..QueueSettings::default() });
+        yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        yard.send(ack(&held, vec![follow_up(SHARD, new_task())])).unwrap();
+        assert_eq!(yard.counts("next").ready, 1);
     }
 }

@@ -340,3 +340,121 @@ impl Turn<'_> {
 pub(crate) fn in_batch(index: u32, rejection: Rejection) -> Rejection {
     Rejection::BatchElement { index, rejection: Box::new(rejection) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Enqueue;
+    use crate::QueueSettings;
+    use crate::testing::{Yard, new_task};
+
+    fn batch<'a>(batch_id: Option<u128>, tasks: Vec<NewTask<'a>>) -> Command<'a> {
+        Command::EnqueueBatch(EnqueueBatch { batch_id, queue: "mail", tasks })
+    }
+
+    fn ids(outcome: Result<Outcome, Rejection>) -> Vec<TaskId> {
+        match outcome {
+            Ok(Outcome::EnqueuedBatch(made)) => made.into_iter().map(|made| made.id).collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_bad_task_refuses_the_batch_and_is_named() {
+        let mut yard = Yard::new();
+        let bad = NewTask { priority: Some(12), ..new_task() };
+        let answer = yard.send(batch(None, vec![new_task(), bad, new_task()]));
+        let Err(Rejection::BatchElement { index: 1, rejection }) = answer else {
+            panic!("{answer:?}");
+        };
+        assert_eq!(rejection.code(), "invalid_argument");
+        assert_eq!(yard.machine.task_count(), 0);
+        assert!(yard.send(batch(None, vec![])).is_err(), "an empty batch is a mistake");
+    }
+
+    #[test]
+    fn a_batch_that_does_not_fit_its_queue_is_refused_whole() {
+        let mut yard = Yard::new();
+        yard.set("mail", QueueSettings { max_length: Some(2), ..QueueSettings::default() });
+        let answer = yard.send(batch(None, vec![new_task(); 3]));
+        assert_eq!(answer.unwrap_err().code(), "queue_full");
+        let same = NewTask { request_id: Some("r"), ..new_task() };
+        let made = ids(yard.send(batch(None, vec![same.clone(), same, new_task()])));
+        assert_eq!(made[0], made[1], "repeated request ids are one task, so two fit");
+        assert_eq!(yard.counts("mail").ready, 2);
+    }
+
+    #[test]
+    fn a_batch_that_is_sent_again_enqueues_nothing_twice() {
+        let mut yard = Yard::new();
+        let first = ids(yard.send(batch(Some(1), vec![new_task(); 3])));
+        assert_eq!(ids(yard.send(batch(Some(1), vec![new_task(); 3]))), first);
+        assert!(yard.send(batch(Some(1), vec![new_task(); 2])).is_err(), "another batch");
+        assert_eq!(yard.counts("mail").enqueued_total, 3);
+        yard.wait_ms(BATCH_ID_KEPT_FOR_MS);
+        assert_ne!(ids(yard.send(batch(Some(1), vec![new_task(); 3]))), first);
+    }
+
+    #[test]
+    fn many_tasks_are_answered_one_by_one_and_rejected_ones_are_judged_again() {
+        let mut yard = Yard::new();
+        yard.set("small", QueueSettings { max_length: Some(1), ..QueueSettings::default() });
+        let send = |yard: &mut Yard| {
+            let item = |queue| Enqueue { queue, task: new_task() };
+            let items = vec![item("small"), item("small"), item("mail")];
+            match yard.send(Command::EnqueueMany(EnqueueMany { batch_id: Some(9), items })) {
+                Ok(Outcome::EnqueuedMany(answers)) => answers,
+                other => panic!("{other:?}"),
+            }
+        };
+        let first = send(&mut yard);
+        assert_eq!(first[1].as_ref().unwrap_err().code(), "queue_full");
+        yard.claim_one("small");
+        let second = send(&mut yard);
+        assert_eq!((&second[0], &second[2]), (&first[0], &first[2]));
+        assert!(second[1].is_ok(), "there is room for it now");
+        assert_eq!(send(&mut yard), second);
+    }
+
+    fn stage(part: u32, tasks: Vec<NewTask<'_>>) -> Command<'_> {
+        Command::StageBatch(StageBatch { batch_id: 5, queue: "mail", part, tasks })
+    }
+
+    fn commit(parts: u32) -> Command<'static> {
+        Command::CommitBatch(CommitBatch { batch_id: 5, parts })
+    }
+
+    #[test]
+    fn a_staged_batch_is_invisible_until_it_is_committed() {
+        let mut yard = Yard::new();
+        assert_eq!(yard.send(stage(0, vec![new_task(); 2])), Ok(Outcome::Staged));
+        assert_eq!(yard.send(stage(0, vec![new_task(); 2])), Ok(Outcome::Staged), "repeated");
+        assert!(yard.send(stage(2, vec![new_task()])).is_err(), "out of order");
+        assert_eq!(yard.send(stage(1, vec![new_task()])), Ok(Outcome::Staged));
+        assert_eq!(yard.machine.task_count(), 0);
+        assert!(yard.send(commit(3)).is_err(), "a part is missing");
+        let made = ids(yard.send(commit(2)));
+        assert_eq!(made.len(), 3);
+        assert_eq!(ids(yard.send(commit(2))), made, "committed again");
+        assert_eq!(yard.send(stage(0, vec![new_task()])), Ok(Outcome::Staged), "a late repetition");
+        assert_eq!(yard.counts("mail").enqueued_total, 3);
+    }
+
+    #[test]
+    fn a_bad_part_names_its_place_in_the_whole_batch() {
+        let mut yard = Yard::new();
+        yard.send(stage(0, vec![new_task(); 2])).unwrap();
+        let bad = NewTask { task_type: "", ..new_task() };
+        let answer = yard.send(stage(1, vec![new_task(), bad]));
+        assert!(matches!(answer, Err(Rejection::BatchElement { index: 3, .. })), "{answer:?}");
+    }
+
+    #[test]
+    fn a_staged_batch_that_nobody_commits_is_dropped() {
+        let mut yard = Yard::new();
+        yard.send(stage(0, vec![new_task()])).unwrap();
+        yard.wait_ms(BATCH_STAGED_FOR_MS);
+        let answer = yard.send(commit(1));
+        assert_eq!(answer, Err(Rejection::BatchNotFound { batch: 5 }));
+    }
+}

@@ -205,3 +205,127 @@ impl Machine {
         own.or(self.queues.get(task.queue).settings.timeout_ms)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{START, Yard, claim, new_task};
+    use crate::{Command, NewTask, QueueCommand, QueueSettings, TaskId, TaskStateName, When};
+
+    fn prioritised(priority: u8) -> NewTask<'static> {
+        NewTask { priority: Some(priority), ..new_task() }
+    }
+
+    fn ids(tasks: &[ClaimedTask]) -> Vec<TaskId> {
+        tasks.iter().map(|task| task.id).collect()
+    }
+
+    #[test]
+    fn higher_priorities_come_first_and_older_tasks_in_one() {
+        let mut yard = Yard::new();
+        let mut enqueue = |priority| yard.enqueue_task("mail", prioritised(priority)).unwrap().id;
+        let [low, middle, high, also_high] = [0, 5, 9, 9].map(&mut enqueue);
+        assert_eq!(ids(&yard.claim("mail", 10)), [high, also_high, middle, low]);
+    }
+
+    #[test]
+    fn strict_queues_are_emptied_in_the_order_given() {
+        let mut yard = Yard::new();
+        let [a, b] = ["a", "b"].map(|queue| yard.enqueue(queue));
+        let queues = ["b", "unknown", "a"].map(|name| ClaimQueue { name, weight: 1 }).to_vec();
+        let taken = yard.claim_with(Claim { queues, tasks_max: 10, ..claim("a") });
+        assert_eq!(ids(&taken), [b, a]);
+        assert_eq!(yard.machine.queues().len(), 2, "an unknown queue is not made");
+    }
+
+    #[test]
+    fn weighted_queues_share_by_weight_and_the_seed_decides() {
+        let mut yard = Yard::new();
+        for _ in 0..400 {
+            yard.enqueue_unchecked("light", new_task());
+            yard.enqueue_unchecked("heavy", new_task());
+        }
+        let queues = vec![
+            ClaimQueue { name: "light", weight: 1 },
+            ClaimQueue { name: "empty", weight: 50 },
+            ClaimQueue { name: "heavy", weight: 3 },
+        ];
+        let weighted = Claim { queues, weighted_seed: Some(3), tasks_max: 400, ..claim("x") };
+        let taken = yard.claim_with(weighted);
+        let heavy = taken.iter().filter(|task| task.queue.as_str() == "heavy").count();
+        assert_eq!(taken.len(), 400);
+        assert!((270..330).contains(&heavy), "{heavy} of 400");
+    }
+
+    #[test]
+    fn a_paused_queue_hands_out_nothing() {
+        let mut yard = Yard::new();
+        yard.enqueue("mail");
+        yard.send(Command::PauseQueue(QueueCommand { queue: "mail" })).unwrap();
+        assert_eq!(yard.machine.claimable(&claim("mail"), Timestamp(START)), Claimable::OnEvent);
+        assert!(yard.claim("mail", 1).is_empty());
+        yard.send(Command::ResumeQueue(QueueCommand { queue: "mail" })).unwrap();
+        assert_eq!(yard.claim("mail", 1).len(), 1);
+    }
+
+    #[test]
+    fn an_expired_task_is_never_handed_out() {
+        let mut yard = Yard::new();
+        let expires_at = Some(Timestamp(START + 5));
+        let late = yard.enqueue_task("mail", NewTask { expires_at, ..new_task() }).unwrap().id;
+        let good = yard.enqueue("mail");
+        yard.pass_ms(5);
+        assert_eq!(ids(&yard.claim("mail", 2)), [good]);
+        assert_eq!(yard.state(late), TaskStateName::Expired);
+    }
+
+    #[test]
+    fn claimable_says_now_later_or_on_an_event() {
+        let mut yard = Yard::new();
+        let now = Timestamp(START);
+        assert_eq!(yard.machine.claimable(&claim("mail"), now), Claimable::OnEvent);
+        let run_at = When::After { ms: 500 };
+        yard.enqueue_task("mail", NewTask { run_at, ..new_task() }).unwrap();
+        let at = Timestamp(START + 500);
+        assert_eq!(yard.machine.claimable(&claim("mail"), now), Claimable::At(at));
+        yard.enqueue("mail");
+        yard.enqueue("mail");
+        assert_eq!(yard.machine.claimable(&claim("mail"), now), Claimable::Now(2));
+    }
+
+    #[test]
+    fn bad_claims_are_refused() {
+        let mut yard = Yard::new();
+        let queue = |weight| vec![ClaimQueue { name: "mail", weight }];
+        let worker = "w".repeat(300);
+        let bad = [
+            Claim { queues: vec![], ..claim("mail") },
+            Claim { queues: vec![ClaimQueue { name: "q", weight: 1 }; 65], ..claim("mail") },
+            Claim { queues: queue(0), ..claim("mail") },
+            Claim { queues: queue(1_001), ..claim("mail") },
+            Claim { tasks_max: 0, ..claim("mail") },
+            Claim { tasks_max: 1_001, ..claim("mail") },
+            Claim { lease_ms: 999, ..claim("mail") },
+            Claim { lease_ms: LEASE_MS_MAX + 1, ..claim("mail") },
+            Claim { worker: &worker, ..claim("mail") },
+        ];
+        for claim in bad {
+            let rejection = yard.send(Command::Claim(claim.clone())).unwrap_err();
+            assert_eq!(rejection.code(), "invalid_argument", "{claim:?}");
+        }
+    }
+
+    #[test]
+    fn a_claim_carries_its_terms() {
+        let mut yard = Yard::new();
+        yard.set("mail", QueueSettings { timeout_ms: Some(70), ..QueueSettings::default() });
+        yard.enqueue("mail");
+        yard.enqueue_task("mail", NewTask { timeout_ms: Some(7), ..new_task() }).unwrap();
+        let taken = yard.claim("mail", 2);
+        let timeouts: Vec<_> = taken.iter().map(|task| task.timeout_ms).collect();
+        assert_eq!(timeouts, [Some(70), Some(7)], "the queue's, or the task's own");
+        assert_eq!(taken[0].attempt, 1);
+        assert_eq!(taken[0].lease_expires_at, Timestamp(START + 30_000));
+        assert!(taken[1].token > taken[0].token);
+    }
+}

@@ -64,3 +64,91 @@ impl Turn<'_> {
         (found, None)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Yard, fail, tried};
+    use crate::{Command, Fail, NewTask, TaskError, TaskStateName};
+
+    fn bury(yard: &mut Yard, queue: &str, error_type: &'static str) -> TaskId {
+        let id = yard.enqueue_task(queue, NewTask { tags: vec!["x"], ..tried(1) }).unwrap().id;
+        let held = yard.claim_one(queue);
+        let error = TaskError { error_type, message: "no route", backtrace: "" };
+        yard.fail_with(Fail { error, ..fail(&held) }).unwrap();
+        id
+    }
+
+    fn send(yard: &mut Yard, action: DeadAction, selection: Selection<'_>) -> BulkProgress {
+        match yard.send(Command::Dead(DeadCommand { action, selection })) {
+            Ok(Outcome::Bulk(progress)) => progress,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn matching(filter: TaskFilter<'_>) -> Selection<'_> {
+        Selection::Filter { filter, after: None, dead_before: None }
+    }
+
+    #[test]
+    fn named_letters_are_changed_and_others_skipped() {
+        let mut yard = Yard::new();
+        let dead = bury(&mut yard, "mail", "io");
+        let ready = yard.enqueue("mail");
+        let unknown = TaskId { sequence: 99, ..dead };
+        let ids = Selection::Ids(vec![dead, ready, unknown, dead]);
+        let progress = send(&mut yard, DeadAction::Retry, ids);
+        assert_eq!((progress.changed, progress.skipped, progress.next), (1, 3, None));
+        assert_eq!(yard.state(dead), TaskStateName::Ready);
+        let many = Selection::Ids(vec![dead; BULK_PER_ENTRY_MAX + 1]);
+        let command = DeadCommand { action: DeadAction::Retry, selection: many };
+        assert!(yard.send(Command::Dead(command)).is_err());
+    }
+
+    #[test]
+    fn a_filter_matches_queue_type_error_and_tag() {
+        let mut yard = Yard::new();
+        bury(&mut yard, "mail", "io");
+        bury(&mut yard, "mail", "parse");
+        bury(&mut yard, "video", "io");
+        let none = TaskFilter::default();
+        for (filter, count) in [
+            (TaskFilter { queue: Some("unknown"), ..none.clone() }, 0),
+            (TaskFilter { task_type: Some("other"), ..none.clone() }, 0),
+            (TaskFilter { tag: Some("y"), ..none.clone() }, 0),
+            (TaskFilter { error: Some("parse"), queue: Some("mail"), ..none.clone() }, 1),
+            (TaskFilter { error: Some("route"), tag: Some("x"), ..none.clone() }, 2),
+        ] {
+            let progress = send(&mut yard, DeadAction::Discard, matching(filter.clone()));
+            assert_eq!(progress.changed, count, "{filter:?}");
+        }
+        assert_eq!(yard.machine.task_count(), 0);
+    }
+
+    #[test]
+    fn an_operation_goes_on_from_its_cursor_and_spares_later_deaths() {
+        let mut yard = Yard::new();
+        let total = BULK_PER_ENTRY_MAX + 5;
+        for _ in 0..total {
+            yard.bury_unchecked("mail");
+        }
+        yard.pass_ms(1);
+        let dead_before = Some(yard.now());
+        let late = bury(&mut yard, "mail", "io");
+        let mut after = None;
+        let mut changed = 0;
+        loop {
+            let filter = TaskFilter::default();
+            let selection = Selection::Filter { filter, after, dead_before };
+            let progress = send(&mut yard, DeadAction::Discard, selection);
+            assert!(progress.changed as usize <= BULK_PER_ENTRY_MAX);
+            changed += progress.changed as usize;
+            match progress.next {
+                Some(next) => after = Some(next),
+                None => break,
+            }
+        }
+        assert_eq!(changed, total);
+        assert_eq!(yard.state(late), TaskStateName::Dead);
+    }
+}

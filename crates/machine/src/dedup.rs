@@ -51,3 +51,52 @@ impl Turn<'_> {
 fn request_key(queue: &str, request_id: &str) -> u128 {
     xxh3_128_with_seed(request_id.as_bytes(), xxh3_64(queue.as_bytes()))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{Yard, new_task};
+    use crate::{NewTask, QueueSettings, limits::DEDUP_WINDOW_MS_DEFAULT};
+
+    fn request(request_id: &str) -> NewTask<'_> {
+        NewTask { request_id: Some(request_id), ..new_task() }
+    }
+
+    #[test]
+    fn a_known_request_gets_the_first_id_in_its_queue_alone() {
+        let mut yard = Yard::new();
+        let first = yard.enqueue_task("mail", request("r")).unwrap();
+        let again = yard.enqueue_task("mail", request("r")).unwrap();
+        assert_eq!((again.id, again.duplicate), (first.id, true));
+        assert!(!yard.enqueue_task("video", request("r")).unwrap().duplicate);
+        assert!(!yard.enqueue_task("mail", request("R")).unwrap().duplicate);
+    }
+
+    #[test]
+    fn a_known_request_is_answered_even_when_full_ended_or_removed() {
+        let mut yard = Yard::new();
+        let settings = QueueSettings {
+            max_length: Some(1),
+            retention_count: Some(0),
+            ..QueueSettings::default()
+        };
+        yard.set("mail", settings);
+        let first = yard.enqueue_task("mail", request("r")).unwrap().id;
+        assert_eq!(yard.enqueue_task("mail", request("r")).unwrap().id, first, "full");
+        let held = yard.claim_one("mail");
+        yard.ack(&held).unwrap();
+        assert_eq!(yard.machine.task(first), None);
+        assert_eq!(yard.enqueue_task("mail", request("r")).unwrap().id, first, "removed");
+    }
+
+    #[test]
+    fn a_request_is_remembered_for_its_window_and_no_longer() {
+        let mut yard = Yard::new();
+        let first = yard.enqueue_task("mail", request("r")).unwrap().id;
+        yard.wait_ms(DEDUP_WINDOW_MS_DEFAULT - 1);
+        assert_eq!(yard.enqueue_task("mail", request("r")).unwrap().id, first);
+        yard.pass_ms(1);
+        let second = yard.enqueue_task("mail", request("r")).unwrap();
+        assert!(!second.duplicate, "even before ExpireDue has removed the record");
+        assert_eq!(yard.enqueue_task("mail", request("r")).unwrap().id, second.id);
+    }
+}

@@ -242,3 +242,130 @@ pub(crate) fn at_most_bytes(what: &str, bytes: usize, max: usize) -> Result<(), 
     }
     Err(Rejection::invalid(format!("{what} has {bytes} bytes; at most {max} are allowed")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{START, Yard, new_task};
+    use crate::{QueueSettings, RetryPolicy, TaskStateName};
+
+    #[test]
+    fn a_task_is_ready_at_once_or_scheduled() {
+        let mut yard = Yard::new();
+        for (run_at, state) in [
+            (When::Now, TaskStateName::Ready),
+            (When::After { ms: 0 }, TaskStateName::Ready),
+            (When::After { ms: 1 }, TaskStateName::Scheduled),
+            (When::At(Timestamp(START - 1)), TaskStateName::Ready),
+            (When::At(Timestamp(START + 1)), TaskStateName::Scheduled),
+            (When::After { ms: HORIZON_MS_MAX }, TaskStateName::Scheduled),
+        ] {
+            let id = yard.enqueue_task("mail", NewTask { run_at, ..new_task() }).unwrap().id;
+            assert_eq!(yard.state(id), state, "{run_at:?}");
+        }
+        let counts = yard.counts("mail");
+        assert_eq!((counts.ready, counts.scheduled, counts.enqueued_total), (3, 3, 6));
+    }
+
+    #[test]
+    fn the_body_is_kept_beside_the_state() {
+        let mut yard = Yard::new();
+        let body = Body { content_type: "text/plain", headers: vec![("a", "b")], payload: b"hi" };
+        let task = NewTask { body: body.clone(), ..new_task() };
+        let id = yard.enqueue_task("mail", task).unwrap().id;
+        assert_eq!(yard.body(id), Some(body.clone()));
+        assert_eq!(yard.task(id).body_bytes as usize, body.encode().len());
+    }
+
+    #[test]
+    fn every_bound_is_an_invalid_argument_that_names_it() {
+        let long = "x".repeat(300);
+        let large = vec![0; PAYLOAD_BYTES_CEILING + 1];
+        let many = vec!["t"; TAGS_MAX + 1];
+        let body = |body| NewTask { body, ..new_task() };
+        let horizon = HORIZON_MS_MAX + 1;
+        let cases: Vec<(NewTask<'_>, &str)> = vec![
+            (NewTask { task_type: "", ..new_task() }, "type is empty"),
+            (NewTask { task_type: &long, ..new_task() }, "type has 300 bytes"),
+            (NewTask { priority: Some(12), ..new_task() }, "priority is 12; at most 9"),
+            (NewTask { request_id: Some(""), ..new_task() }, "request_id is empty"),
+            (NewTask { request_id: Some(&long), ..new_task() }, "request_id has 300 bytes"),
+            (NewTask { tags: many, ..new_task() }, "number of tags is 17"),
+            (NewTask { tags: vec![&long], ..new_task() }, "a tag has 300 bytes"),
+            (NewTask { timeout_ms: Some(0), ..new_task() }, "timeout_ms is 0"),
+            (NewTask { retention_ms: Some(horizon), ..new_task() }, "retention_ms is"),
+            (NewTask { run_at: When::After { ms: horizon }, ..new_task() }, "ms ahead; at most"),
+            (
+                // The year 9999.
+                NewTask { run_at: When::At(Timestamp(253_402_300_799_000)), ..new_task() },
+                "run_at 253402300799000 is 253401300799000 ms ahead; at most 315576000000 ms",
+            ),
+            (
+                NewTask { expires_at: Some(Timestamp(u64::MAX)), ..new_task() },
+                "expires_at 18446744073709551615 is",
+            ),
+            (
+                NewTask {
+                    retry: Some(RetryPolicy { max_attempts: 0, ..RetryPolicy::default() }),
+                    ..new_task()
+                },
+                "max_attempts is 0",
+            ),
+            (body(Body { payload: &large, ..Body::default() }), "payload has 8388609 bytes"),
+            (body(Body { content_type: &long, ..Body::default() }), "content_type has 300"),
+            (body(Body { headers: vec![("a", "b"); 65], ..Body::default() }), "headers is 65"),
+        ];
+        let mut yard = Yard::new();
+        for (task, text) in cases {
+            let rejection = yard.enqueue_task("mail", task).unwrap_err();
+            assert_eq!(rejection.code(), "invalid_argument");
+            assert!(rejection.to_string().contains(text), "{rejection} lacks {text}");
+        }
+        let rejection = yard.enqueue_task("no spaces", new_task()).unwrap_err();
+        assert!(rejection.to_string().contains("' '"), "{rejection}");
+        assert_eq!(yard.machine.task_count(), 0);
+        assert!(yard.machine.queues().is_empty(), "a rejected task makes no queue");
+    }
+
+    #[test]
+    fn a_task_that_would_expire_before_it_runs_is_refused() {
+        let mut yard = Yard::new();
+        for (run_at, expires_at, accepted) in [
+            (When::Now, START, false),
+            (When::Now, START + 1, true),
+            (When::After { ms: 10 }, START + 10, false),
+            (When::After { ms: 10 }, START + 11, true),
+            (When::At(Timestamp(0)), START, false),
+        ] {
+            let expires_at = Some(Timestamp(expires_at));
+            let task = NewTask { run_at, expires_at, ..new_task() };
+            let answer = yard.enqueue_task("mail", task);
+            assert_eq!(answer.is_ok(), accepted, "{run_at:?} {expires_at:?}: {answer:?}");
+        }
+    }
+
+    #[test]
+    fn a_full_queue_refuses_new_tasks_until_one_leaves() {
+        let mut yard = Yard::new();
+        yard.set("mail", QueueSettings { max_length: Some(2), ..QueueSettings::default() });
+        yard.enqueue("mail");
+        yard.enqueue_task("mail", NewTask { run_at: When::After { ms: 9 }, ..new_task() }).unwrap();
+        let full = yard.enqueue_task("mail", new_task()).unwrap_err();
+        assert_eq!(full.code(), "queue_full");
+        yard.claim_one("mail");
+        yard.enqueue("mail");
+    }
+
+    #[test]
+    fn time_never_goes_back() {
+        let mut yard = Yard::new();
+        yard.enqueue("mail");
+        let entry = crate::Entry {
+            rules: crate::RULES_CURRENT,
+            now: Timestamp(START - 3_600_000),
+            commands: vec![crate::Command::Enqueue(Enqueue { queue: "mail", task: new_task() })],
+        };
+        yard.machine.apply(&entry, &mut crate::NoPayloads, &mut Vec::new());
+        assert_eq!(yard.machine.now(), Timestamp(START));
+    }
+}

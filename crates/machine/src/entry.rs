@@ -4,7 +4,7 @@
 //! copy.
 
 use crate::limits::ENTRY_BYTES_MAX;
-use crate::wire::{Reader, Wire, write_varint};
+use crate::wire::{LIST_CAPACITY_MAX, Reader, Wire, write_varint};
 use crate::{Command, Timestamp};
 
 /// The version of the machine's behaviour that this build proposes.
@@ -109,7 +109,7 @@ impl<'a> Entry<'a> {
         let count = reader.take(COUNT_AT.len())?;
         let count = u32::from_le_bytes(count.try_into().expect("four bytes were taken"));
         let (rules, now) = reader.read()?;
-        let mut commands = Vec::new();
+        let mut commands = Vec::with_capacity((count as usize).min(LIST_CAPACITY_MAX));
         for _ in 0..count {
             commands.push(decode_command(reader.read()?)?);
         }

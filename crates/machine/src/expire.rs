@@ -70,3 +70,133 @@ impl Turn<'_> {
         self.fail_attempt(slot, AttemptOutcome::TimedOut, &error, None, true);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{RETENTION_MS_DEFAULT, TIMEOUT_GRACE_MS};
+    use crate::testing::{START, Yard, new_task, tried};
+    use crate::{NewTask, QueueSettings, TaskId, TaskStateName, Timestamp, When};
+
+    #[test]
+    fn due_tasks_become_ready_in_the_order_of_their_time() {
+        let mut yard = Yard::new();
+        let mut later = |ms| {
+            let run_at = When::After { ms };
+            yard.enqueue_task("mail", NewTask { run_at, ..new_task() }).unwrap().id
+        };
+        let [third, first, second] = [30, 10, 20].map(&mut later);
+        assert_eq!(yard.machine.next_due(), Some(Timestamp(START + 10)));
+        yard.wait_ms(30);
+        let order: Vec<TaskId> = yard.claim("mail", 3).iter().map(|task| task.id).collect();
+        assert_eq!(order, [first, second, third]);
+    }
+
+    #[test]
+    fn one_entry_does_a_bounded_number() {
+        let mut yard = Yard::new();
+        for _ in 0..EXPIRIES_PER_ENTRY_MAX + 3 {
+            yard.enqueue_unchecked("mail", NewTask { run_at: When::After { ms: 5 }, ..new_task() });
+        }
+        yard.pass_ms(5);
+        assert_eq!(yard.expire() as usize, EXPIRIES_PER_ENTRY_MAX);
+        assert!(yard.machine.next_due().is_some_and(|at| at <= yard.now()));
+        assert_eq!(yard.expire(), 3);
+        assert_eq!(yard.machine.next_due(), None);
+    }
+
+    #[test]
+    fn a_waiting_task_expires_even_while_it_waits_for_a_retry() {
+        let mut yard = Yard::new();
+        let expires_at = Some(Timestamp(START + 1_000));
+        let ready = yard.enqueue_task("mail", NewTask { expires_at, ..new_task() }).unwrap().id;
+        let held = yard.claim_one("mail");
+        let waiting = yard.enqueue_task("mail", NewTask { expires_at, ..new_task() }).unwrap().id;
+        yard.fail(&held).unwrap();
+        assert_eq!(yard.state(ready), TaskStateName::Scheduled, "it retries after 30 s");
+        yard.wait_ms(999);
+        assert_eq!(yard.counts("mail").expired_total, 0);
+        yard.wait_ms(1);
+        assert_eq!(yard.state(ready), TaskStateName::Expired);
+        assert_eq!(yard.state(waiting), TaskStateName::Expired);
+    }
+
+    #[test]
+    fn a_timeout_is_a_failure_never_a_loss() {
+        let mut yard = Yard::new();
+        let task = NewTask { timeout_ms: Some(1_000), ..tried(2) };
+        let id = yard.enqueue_task("mail", task).unwrap().id;
+        let held = yard.claim_one("mail");
+        yard.extend(&held).unwrap();
+        yard.wait_ms(1_000 + TIMEOUT_GRACE_MS - 1);
+        assert_eq!(yard.state(id), TaskStateName::Claimed, "its own worker comes first");
+        yard.wait_ms(1);
+        let task = yard.task(id);
+        assert_eq!((task.state, task.losses), (TaskStateName::Ready, 0));
+        assert_eq!(task.attempts[0].outcome, AttemptOutcome::TimedOut);
+        let error = task.attempts[0].error.as_ref().unwrap();
+        assert_eq!(
+            (error[0].as_str(), error[1].as_str()),
+            ("timeout", "ended by the broker after 6000 ms")
+        );
+        assert_eq!(yard.counts("mail").failed_total, 1);
+    }
+
+    fn finish_one(yard: &mut Yard, task: NewTask<'_>) -> TaskId {
+        let id = yard.enqueue_task("mail", task).unwrap().id;
+        let held = yard.claim_one("mail");
+        yard.ack(&held).unwrap();
+        id
+    }
+
+    #[test]
+    fn finished_tasks_are_kept_by_number_and_age() {
+        let mut yard = Yard::new();
+        yard.set("mail", QueueSettings { retention_count: Some(2), ..QueueSettings::default() });
+        let ids = [(); 3].map(|()| finish_one(&mut yard, new_task()));
+        let own = NewTask { retention_ms: Some(5), ..new_task() };
+        let own = finish_one(&mut yard, own);
+        let kept = |yard: &Yard, id| yard.machine.task(id).is_some();
+        assert_eq!(ids.map(|id| kept(&yard, id)), [false, true, true], "the oldest goes");
+        assert!(kept(&yard, own), "its own retention does not count against the number");
+        yard.wait_ms(5);
+        assert!(!kept(&yard, own));
+        yard.wait_ms(RETENTION_MS_DEFAULT - 6);
+        assert!(kept(&yard, ids[1]));
+        yard.wait_ms(1);
+        assert_eq!(yard.machine.task_count(), 0);
+        assert_eq!(yard.counts("mail").succeeded_total, 4);
+    }
+
+    #[test]
+    fn shrunk_settings_take_hold_of_what_is_kept() {
+        let mut yard = Yard::new();
+        for _ in 0..5 {
+            finish_one(&mut yard, new_task());
+        }
+        yard.set("mail", QueueSettings { retention_count: Some(1), ..QueueSettings::default() });
+        yard.expire();
+        assert_eq!(yard.counts("mail").finished, 1);
+        yard.set("mail", QueueSettings { retention_ms: Some(10), ..QueueSettings::default() });
+        yard.wait_ms(10);
+        assert_eq!(yard.counts("mail").finished, 0);
+    }
+
+    #[test]
+    fn dead_letters_have_their_own_retention() {
+        let mut yard = Yard::new();
+        let settings = QueueSettings {
+            retention_count: Some(0),
+            dead_retention_count: Some(2),
+            dead_retention_ms: Some(50),
+            ..QueueSettings::default()
+        };
+        yard.set("mail", settings);
+        for _ in 0..3 {
+            yard.bury_unchecked("mail");
+        }
+        assert_eq!((yard.counts("mail").dead, yard.counts("mail").dead_total), (2, 3));
+        yard.wait_ms(50);
+        assert_eq!(yard.machine.task_count(), 0);
+    }
+}

@@ -63,3 +63,92 @@ impl Turn<'_> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Yard, extend};
+    use crate::{ClaimToken, Command, Progress, TaskStateName, limits::LEASE_FLOOR_MS};
+
+    #[test]
+    fn an_extended_lease_runs_from_now() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        yard.pass_ms(29_999);
+        for (lease_ms, expected) in [(None, 30_000), (Some(1_000), 1_000), (None, 30_000)] {
+            let command = Command::Extend(Extend { lease_ms, ..extend(&held) });
+            let lease_expires_at = yard.now().plus_ms(expected);
+            let outcome = Outcome::Extended { lease_expires_at, cancel_requested: false };
+            assert_eq!(yard.send(command), Ok(outcome));
+        }
+        yard.wait_ms(29_999);
+        assert_eq!(yard.state(id), TaskStateName::Claimed);
+        yard.wait_ms(1);
+        assert_eq!(yard.state(id), TaskStateName::Ready);
+        assert_eq!(yard.extend(&held), Err(Rejection::ClaimLost { task: id }));
+    }
+
+    #[test]
+    fn progress_is_shown_and_the_resume_state_reaches_the_next_attempt() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        let progress = Some(Progress { percent: 40, message: "page 2" });
+        let resume_state = Some(&b"2"[..]);
+        yard.send(Command::Extend(Extend { progress, resume_state, ..extend(&held) })).unwrap();
+        assert_eq!(yard.task(id).progress, Some((40, "page 2".to_owned())));
+        yard.extend(&held).unwrap();
+        yard.release(&held).unwrap();
+        let next = yard.claim_one("mail");
+        assert_eq!(next.resume_state.as_deref(), resume_state, "a plain extend keeps it");
+    }
+
+    #[test]
+    fn bad_extends_are_refused() {
+        let mut yard = Yard::new();
+        yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        let large = vec![0; RESUME_STATE_BYTES_MAX + 1];
+        for bad in [
+            Extend { lease_ms: Some(1), ..extend(&held) },
+            Extend { progress: Some(Progress { percent: 101, message: "" }), ..extend(&held) },
+            Extend { resume_state: Some(&large), ..extend(&held) },
+        ] {
+            let rejection = yard.send(Command::Extend(bad)).unwrap_err();
+            assert_eq!(rejection.code(), "invalid_argument");
+        }
+    }
+
+    #[test]
+    fn a_renewal_answers_each_claim_by_itself() {
+        let mut yard = Yard::new();
+        yard.enqueue("mail");
+        yard.enqueue("mail");
+        let held = yard.claim("mail", 2);
+        yard.cancel(held[1].id).unwrap();
+        yard.pass_ms(10_000);
+        let claims = vec![
+            (held[0].id, held[0].token),
+            (held[1].id, held[1].token),
+            (held[0].id, ClaimToken(99)),
+        ];
+        let lease_expires_at = yard.now().plus_ms(30_000);
+        let renewed = |cancel_requested| Renewal::Held { lease_expires_at, cancel_requested };
+        let expected = vec![renewed(false), renewed(true), Renewal::Lost];
+        assert_eq!(yard.send(Command::Renew(Renew { claims })), Ok(Outcome::Renewed(expected)));
+    }
+
+    #[test]
+    fn no_claim_ends_by_itself_soon_after_a_change_of_leader() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        yard.claim_one("mail");
+        yard.pass_ms(40_000);
+        yard.send(Command::BeginTerm).unwrap();
+        yard.wait_ms(LEASE_FLOOR_MS - 1);
+        assert_eq!(yard.state(id), TaskStateName::Claimed);
+        yard.wait_ms(1);
+        assert_eq!(yard.state(id), TaskStateName::Ready);
+    }
+}

@@ -63,13 +63,13 @@ impl Turn<'_> {
         retryable: bool,
     ) -> AfterFailure {
         let error = Some(Box::new(Failure::cut(error, ERROR_BYTES_MAX)));
-        let queue = self.task(slot).queue;
-        self.shard.edit_queue(queue, |queue| queue.totals.failed += 1);
         if self.cancel_requested(slot) {
-            self.end_attempt(slot, outcome, error, None);
+            self.end_attempt(slot, AttemptOutcome::Cancelled, error, None);
             self.finish(slot, Ending::Cancelled, EventKind::TaskCancelled);
             return AfterFailure::Cancelled;
         }
+        let queue = self.task(slot).queue;
+        self.shard.edit_queue(queue, |queue| queue.totals.failed += 1);
         self.shard.edit(slot, |task| task.failures = task.failures.saturating_add(1));
         let task = self.task(slot);
         let policy = self.retry_policy(slot);
@@ -148,5 +148,130 @@ impl Turn<'_> {
     /// Since when a claimed task had been ready.
     pub(crate) fn ready_since(&self, slot: Slot) -> Timestamp {
         self.task(slot).claim().map_or(self.now, |claim| claim.ready_since)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Yard, claim, fail, new_task, tried};
+    use crate::{Backoff, Claim, NewTask, QueueSettings, SessionId};
+
+    #[test]
+    fn a_failed_task_waits_by_its_policy_and_dies_when_its_attempts_are_spent() {
+        let mut yard = Yard::new();
+        let backoff = Backoff::List { delays_ms: [100, 2_000].into() };
+        let retry = RetryPolicy { backoff, max_attempts: 3, jitter_thousandths: 0 };
+        let task = NewTask { retry: Some(retry), ..new_task() };
+        let id = yard.enqueue_task("mail", task).unwrap().id;
+        for delay_ms in [100, 2_000] {
+            let held = yard.claim_one("mail");
+            let run_at = yard.now().plus_ms(delay_ms);
+            assert_eq!(yard.fail(&held), Ok(AfterFailure::Retry { run_at }));
+            yard.wait_ms(delay_ms - 1);
+            assert_eq!(yard.state(id), TaskStateName::Scheduled, "never before its time");
+            yard.wait_ms(1);
+            assert_eq!(yard.state(id), TaskStateName::Ready);
+        }
+        let held = yard.claim_one("mail");
+        assert_eq!(yard.fail(&held), Ok(AfterFailure::Dead));
+        let task = yard.task(id);
+        assert_eq!(task.death, Some(DeathReason::AttemptsSpent));
+        assert_eq!(task.attempts.len(), 3);
+        let counts = yard.counts("mail");
+        assert_eq!((counts.dead, counts.dead_total, counts.failed_total), (1, 1, 3));
+    }
+
+    #[test]
+    fn a_failure_can_name_its_time_or_refuse_a_retry() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        let far = Some(When::After { ms: u64::MAX });
+        assert!(yard.fail_with(Fail { retry_at: far, ..fail(&held) }).is_err());
+        let retry_at = Some(When::After { ms: 7 });
+        let run_at = yard.now().plus_ms(7);
+        let after = yard.fail_with(Fail { retry_at, ..fail(&held) });
+        assert_eq!(after, Ok(AfterFailure::Retry { run_at }));
+        yard.wait_ms(7);
+        let held = yard.claim_one("mail");
+        let after = yard.fail_with(Fail { retryable: false, ..fail(&held) });
+        assert_eq!(after, Ok(AfterFailure::Dead));
+        assert_eq!(yard.task(id).death, Some(DeathReason::NotRetryable));
+    }
+
+    #[test]
+    fn a_queue_without_dead_letters_ends_them_as_failed() {
+        let mut yard = Yard::new();
+        let settings = QueueSettings { dead_retention_count: Some(0), ..QueueSettings::default() };
+        yard.set("mail", settings);
+        let id = yard.enqueue_task("mail", tried(1)).unwrap().id;
+        let held = yard.claim_one("mail");
+        assert_eq!(yard.fail(&held), Ok(AfterFailure::Failed));
+        assert_eq!(yard.state(id), TaskStateName::Failed);
+    }
+
+    #[test]
+    fn the_same_failure_again_gets_the_same_answer_until_the_next_attempt() {
+        let mut yard = Yard::new();
+        yard.enqueue_task("mail", tried(2)).unwrap();
+        let first = yard.claim_one("mail");
+        let answer = yard.fail(&first);
+        assert_eq!(yard.fail(&first), answer);
+        let second = yard.claim_one("mail");
+        assert_eq!(yard.fail(&first), Err(Rejection::ClaimLost { task: first.id }));
+        assert_eq!(yard.fail(&second), Ok(AfterFailure::Dead));
+        assert_eq!(yard.fail(&second), Ok(AfterFailure::Dead));
+        assert_eq!(yard.fail(&first).unwrap_err().code(), "already_finished");
+    }
+
+    #[test]
+    fn a_lapse_counts_only_when_the_worker_had_shown_to_be_alive() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        for _ in 0..5 {
+            yard.claim_one("mail");
+            yard.wait_ms(30_000);
+            assert_eq!(yard.state(id), TaskStateName::Ready);
+        }
+        let task = yard.task(id);
+        assert_eq!((task.losses, task.attempt), (0, 5));
+        let held = yard.claim_one("mail");
+        yard.extend(&held).unwrap();
+        yard.wait_ms(30_000);
+        assert_eq!(yard.task(id).losses, 1);
+        assert_eq!(yard.ack(&held), Err(Rejection::ClaimLost { task: id }), "too late");
+    }
+
+    #[test]
+    fn losses_are_spaced_and_the_third_quarantines() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        for delay_ms in [0, 10_000] {
+            let held = yard.claim_one("mail");
+            yard.extend(&held).unwrap();
+            yard.wait_ms(30_000);
+            let task = yard.task(id);
+            let run_at = (delay_ms > 0).then(|| yard.now().plus_ms(delay_ms));
+            assert_eq!(task.run_at, run_at);
+            yard.wait_ms(delay_ms);
+        }
+        let held = yard.claim_one("mail");
+        yard.extend(&held).unwrap();
+        yard.wait_ms(30_000);
+        let task = yard.task(id);
+        assert_eq!((task.state, task.death), (TaskStateName::Dead, Some(DeathReason::Quarantined)));
+        assert_eq!(yard.counts("mail").failed_total, 0, "a loss is no failure");
+        assert_eq!(yard.counts("mail").lost_total, 3);
+    }
+
+    #[test]
+    fn a_lost_task_goes_back_to_the_front() {
+        let mut yard = Yard::new();
+        let first = yard.enqueue("mail");
+        yard.enqueue("mail");
+        yard.claim_with(Claim { session: Some(SessionId(1)), ..claim("mail") });
+        yard.wait_ms(30_000);
+        assert_eq!(yard.claim_one("mail").id, first);
     }
 }

@@ -55,6 +55,8 @@ mod session;
 mod settings;
 mod slab;
 mod task;
+#[cfg(test)]
+mod testing;
 mod transition;
 mod turn;
 mod view;

@@ -4,12 +4,15 @@
 //! a command on the target, which takes each number once and in order; the sender drops it when the
 //! target has answered. So it arrives exactly once, whatever is sent again.
 
+use crate::enqueue::parse_queue;
 use crate::entry::DecodeError;
 use crate::kept::Keep;
 use crate::slab::Slot;
 use crate::turn::Turn;
 use crate::wire::{Reader, Wire, wire_struct};
-use crate::{Deliver, Delivered, Enqueue, EventKind, Machine, Outcome, Rejection, ShardId, TaskId};
+use crate::{
+    Deliver, Delivered, Enqueue, EventKind, Machine, Outcome, Rejection, ShardId, TaskId, When,
+};
 
 /// What the outbox owes another shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,8 +88,11 @@ impl<'a> Wire<'a> for Message<'a> {
 impl Turn<'_> {
     /// Owes another shard a task under an id that was made here.
     pub(crate) fn owe_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>) {
+        let mut enqueue = enqueue.clone();
+        // A delay counts from this entry, not from the delivery.
+        enqueue.task.run_at = When::At(enqueue.task.run_at.from(self.now));
         let mut message = Vec::new();
-        Message::Enqueue { id, enqueue: enqueue.clone() }.write(&mut message);
+        Message::Enqueue { id, enqueue }.write(&mut message);
         let mut link = self.link(id.home);
         link.sent += 1;
         self.shard.links.insert(id.home, link);
@@ -124,19 +130,21 @@ impl Turn<'_> {
         if id.home != self.shard.identity.shard {
             return Err(Rejection::invalid(format!("task {id} lives on shard {}", id.home)));
         }
-        let queue = self.queue_for_accepted(enqueue.queue);
-        if self.known_request(enqueue.queue, enqueue.task.request_id).is_none() {
+        enqueue.task.check_shape()?;
+        let queue = self.queue_for_accepted(enqueue.queue)?;
+        let known = self.known_request(enqueue.queue, enqueue.task.request_id);
+        if known.is_none() && self.shard.ids.get(id).is_none() {
             self.insert_task(queue, id, &enqueue.task);
         }
         Ok(())
     }
 
     /// The queue of a task that is already accepted: no bound refuses it any more.
-    pub(crate) fn queue_for_accepted(&mut self, queue: &str) -> Slot {
-        self.shard.queues.find(queue).unwrap_or_else(|| {
-            let name = crate::QueueName::parse(queue).expect("the sender has checked the name");
-            self.shard.queues.add(name)
-        })
+    pub(crate) fn queue_for_accepted(&mut self, queue: &str) -> Result<Slot, Rejection> {
+        match self.shard.queues.find(queue) {
+            Some(number) => Ok(number),
+            None => parse_queue(queue).map(|name| self.shard.queues.add(name)),
+        }
     }
 
     pub(crate) fn delivered(&mut self, delivered: Delivered) -> Outcome {
@@ -166,5 +174,97 @@ impl Machine {
             })
         });
         owed.take(limit).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{SHARD, START, Yard, new_task};
+    use crate::{Ack, Command, FollowUp, NewTask, QueueSettings, TaskStateName, Timestamp};
+
+    const OTHER: ShardId = ShardId(2);
+
+    /// Acks a task on shard 2 that is followed by one in queue `next` of shard 1.
+    fn follow(source: &mut Yard, task: NewTask<'_>) -> TaskId {
+        source.enqueue("mail");
+        let held = source.claim_one("mail");
+        let enqueue = Enqueue { queue: "next", task };
+        let follow_ups = vec![FollowUp { home: SHARD, enqueue }];
+        let ack = Ack { task: held.id, token: held.token, result: None, follow_ups };
+        match source.send(Command::Ack(ack)) {
+            Ok(Outcome::Acked { follow_ups }) => follow_ups[0],
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn deliver(target: &mut Yard, outgoing: &Outgoing) -> Result<Outcome, Rejection> {
+        let Outgoing { sequence, command, .. } = outgoing;
+        let deliver = Deliver { from: OTHER, sequence: *sequence, command };
+        target.send(Command::Deliver(deliver))
+    }
+
+    #[test]
+    fn a_follow_up_reaches_its_shard_once_however_often_it_is_delivered() {
+        let mut source = Yard::of_shard(OTHER);
+        let mut target = Yard::new();
+        let ids = [follow(&mut source, new_task()), follow(&mut source, new_task())];
+        assert!(source.events().contains(&EventKind::OutgoingQueued(SHARD)));
+        assert_eq!((ids[0].home, ids[0].origin), (SHARD, OTHER));
+        let outgoing = source.machine.outgoing(10);
+        assert_eq!(outgoing.iter().map(|o| o.sequence).collect::<Vec<_>>(), [1, 2]);
+        assert!(deliver(&mut target, &outgoing[1]).is_err(), "in order");
+        for outgoing in [&outgoing[0], &outgoing[1], &outgoing[0], &outgoing[1]] {
+            assert_eq!(deliver(&mut target, outgoing), Ok(Outcome::Taken));
+        }
+        for id in ids {
+            assert_eq!(target.state(id), TaskStateName::Ready);
+        }
+        assert_eq!(target.counts("next").enqueued_total, 2);
+    }
+
+    #[test]
+    fn what_was_taken_is_dropped_and_the_rest_stays() {
+        let mut source = Yard::of_shard(OTHER);
+        for _ in 0..3 {
+            follow(&mut source, new_task());
+        }
+        source.send(Command::Delivered(Delivered { to: SHARD, up_to: 2 })).unwrap();
+        let left = source.machine.outgoing(10);
+        assert_eq!(left.iter().map(|o| (o.to, o.sequence)).collect::<Vec<_>>(), [(SHARD, 3)]);
+        assert!(source.machine.outgoing(0).is_empty());
+    }
+
+    #[test]
+    fn an_accepted_follow_up_is_not_refused_and_its_delay_counts_from_the_ack() {
+        let mut source = Yard::of_shard(OTHER);
+        let mut target = Yard::new();
+        target.set("next", QueueSettings { max_length: Some(0), ..QueueSettings::default() });
+        let run_at = When::After { ms: 60_000 };
+        let id = follow(&mut source, NewTask { run_at, ..new_task() });
+        target.pass_ms(20_000);
+        deliver(&mut target, &source.machine.outgoing(1)[0]).unwrap();
+        assert_eq!(target.task(id).run_at, Some(Timestamp(START + 60_000)));
+    }
+
+    #[test]
+    fn a_known_request_is_not_made_twice() {
+        let mut source = Yard::of_shard(OTHER);
+        let mut target = Yard::new();
+        let request = || NewTask { request_id: Some("r"), ..new_task() };
+        target.enqueue_task("next", request()).unwrap();
+        follow(&mut source, request());
+        deliver(&mut target, &source.machine.outgoing(1)[0]).unwrap();
+        assert_eq!(target.counts("next").enqueued_total, 1);
+    }
+
+    #[test]
+    fn foreign_bytes_are_refused() {
+        let mut target = Yard::new();
+        for command in [&b""[..], b"\x09", b"{\"task\":1}"] {
+            let deliver = Deliver { from: OTHER, sequence: 1, command };
+            let rejection = target.send(Command::Deliver(deliver)).unwrap_err();
+            assert_eq!(rejection.code(), "invalid_argument");
+        }
     }
 }

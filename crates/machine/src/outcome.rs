@@ -33,7 +33,8 @@ pub enum Outcome {
     },
     /// To `Renew`: one answer per claim.
     Renewed(Vec<Renewal>),
-    /// To `Release`. A cancelled task is `Cancelled`, else it is `Ready`.
+    /// To `Release`: a cancelled task is `Cancelled`, else it is `Ready`. Also to `Snooze` of a
+    /// cancelled one, which will not run again.
     Released {
         /// Where it is now.
         state: TaskStateName,

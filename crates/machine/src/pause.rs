@@ -82,3 +82,71 @@ impl QueueSettings {
         self.retry.as_ref().map_or(Ok(()), |retry| retry.check())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Yard, new_task};
+    use crate::{Command, NewTask, RetryPolicy, When};
+
+    #[test]
+    fn purge_removes_what_waits_a_bounded_number_per_entry() {
+        let mut yard = Yard::new();
+        yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        for _ in 0..BULK_PER_ENTRY_MAX {
+            yard.enqueue_unchecked("mail", new_task());
+        }
+        let later = NewTask { run_at: When::After { ms: 5 }, ..new_task() };
+        let scheduled = yard.enqueue_task("mail", later).unwrap().id;
+        let other = yard.enqueue("video");
+        let purge = || Command::PurgeQueue(QueueCommand { queue: "mail" });
+        let changed = BULK_PER_ENTRY_MAX as u32;
+        let first = BulkProgress { changed, skipped: 0, next: Some(scheduled) };
+        assert_eq!(yard.send(purge()), Ok(Outcome::Bulk(first)));
+        let rest = BulkProgress { changed: 1, skipped: 0, next: None };
+        assert_eq!(yard.send(purge()), Ok(Outcome::Bulk(rest)));
+        let counts = yard.counts("mail");
+        assert_eq!((counts.ready, counts.scheduled, counts.claimed), (0, 0, 1));
+        yard.ack(&held).unwrap();
+        assert!(yard.machine.task(other).is_some());
+    }
+
+    #[test]
+    fn an_unknown_queue_is_not_found_until_it_is_set() {
+        let mut yard = Yard::new();
+        let command = QueueCommand { queue: "mail" };
+        for command in [
+            Command::PauseQueue(command),
+            Command::ResumeQueue(command),
+            Command::PurgeQueue(command),
+        ] {
+            assert_eq!(yard.send(command).unwrap_err().code(), "not_found");
+        }
+        yard.set("mail", QueueSettings::default());
+        assert_eq!(yard.send(Command::PauseQueue(command)), Ok(Outcome::Done));
+        assert_eq!(yard.send(Command::PauseQueue(command)), Ok(Outcome::Done));
+        let paused = yard.events().into_iter().filter(|e| matches!(e, EventKind::QueuePaused(_)));
+        assert_eq!(paused.count(), 1, "only a change is told");
+    }
+
+    #[test]
+    fn settings_out_of_bounds_are_refused() {
+        let mut yard = Yard::new();
+        let none = QueueSettings::default;
+        for settings in [
+            QueueSettings { dedup_window_ms: Some(DEDUP_WINDOW_MS_MAX + 1), ..none() },
+            QueueSettings { retention_ms: Some(u64::MAX), ..none() },
+            QueueSettings { dead_retention_ms: Some(u64::MAX), ..none() },
+            QueueSettings { timeout_ms: Some(0), ..none() },
+            QueueSettings {
+                retry: Some(RetryPolicy { max_attempts: 0, ..RetryPolicy::default() }),
+                ..none()
+            },
+        ] {
+            let set = Command::SetQueue(SetQueue { queue: "mail", settings });
+            assert_eq!(yard.send(set).unwrap_err().code(), "invalid_argument");
+        }
+        assert!(yard.machine.queues().is_empty());
+    }
+}

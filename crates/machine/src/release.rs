@@ -15,31 +15,72 @@ impl Turn<'_> {
     pub(crate) fn snooze(&mut self, snooze: Snooze) -> Result<Outcome, Rejection> {
         let slot = self.held(snooze.task, snooze.token)?;
         snooze.until.check("until", self.now)?;
+        if self.cancel_requested(slot) {
+            let state = self.yield_cancelled(slot);
+            return Ok(Outcome::Released { state });
+        }
         let run_at = snooze.until.from(self.now).max(self.now);
         self.end_unspent(slot, AttemptOutcome::Snoozed);
-        if self.cancel_requested(slot) {
-            self.finish(slot, Ending::Cancelled, EventKind::TaskCancelled);
-        } else {
-            self.emit_task(slot, |task| EventKind::TaskSnoozed(task, run_at));
-            self.schedule(slot, run_at);
-        }
+        self.emit_task(slot, |task| EventKind::TaskSnoozed(task, run_at));
+        self.schedule(slot, run_at);
         Ok(Outcome::Snoozed { run_at })
     }
 
     /// Puts a claimed task back where it was, or ends it if it was cancelled meanwhile.
     pub(crate) fn give_back(&mut self, slot: Slot) -> TaskStateName {
+        if self.cancel_requested(slot) {
+            return self.yield_cancelled(slot);
+        }
         let since = self.ready_since(slot);
         self.end_unspent(slot, AttemptOutcome::Released);
-        if self.cancel_requested(slot) {
-            self.finish(slot, Ending::Cancelled, EventKind::TaskCancelled);
-            return TaskStateName::Cancelled;
-        }
         self.make_ready(slot, since, Place::Front);
         TaskStateName::Ready
+    }
+
+    /// Its worker gives up a task that it was asked to stop.
+    fn yield_cancelled(&mut self, slot: Slot) -> TaskStateName {
+        self.end_attempt(slot, AttemptOutcome::Cancelled, None, None);
+        self.finish(slot, Ending::Cancelled, EventKind::TaskCancelled);
+        TaskStateName::Cancelled
     }
 
     fn end_unspent(&mut self, slot: Slot, outcome: AttemptOutcome) {
         self.end_attempt(slot, outcome, None, None);
         self.shard.edit(slot, |task| task.attempt -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::Yard;
+    use crate::{AttemptOutcome, Command, Outcome, Snooze, TaskStateName, When};
+
+    #[test]
+    fn a_released_task_goes_back_to_the_front_and_spends_nothing() {
+        let mut yard = Yard::new();
+        let first = yard.enqueue("mail");
+        yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        let released = Outcome::Released { state: TaskStateName::Ready };
+        assert_eq!(yard.release(&held), Ok(released));
+        let task = yard.task(first);
+        assert_eq!((task.attempt, task.losses), (0, 0));
+        assert_eq!(task.attempts[0].outcome, AttemptOutcome::Released);
+        let again = yard.claim_one("mail");
+        assert_eq!((again.id, again.attempt), (first, 1));
+    }
+
+    #[test]
+    fn a_snoozed_task_waits_and_spends_nothing() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        let until = When::After { ms: 500 };
+        let snooze = Command::Snooze(Snooze { task: id, token: held.token, until });
+        let run_at = yard.now().plus_ms(500);
+        assert_eq!(yard.send(snooze), Ok(Outcome::Snoozed { run_at }));
+        assert_eq!(yard.task(id).run_at, Some(run_at));
+        yard.wait_ms(500);
+        assert_eq!(yard.claim_one("mail").attempt, 1);
     }
 }

@@ -71,3 +71,45 @@ impl Turn<'_> {
         self.shard.replays.insert(session, replays);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Yard, claim};
+    use crate::{Claimable, Timestamp};
+
+    fn numbered(sequence: u64) -> Claim<'static> {
+        Claim {
+            session: Some(SessionId(1)),
+            claim_sequence: Some(sequence),
+            tasks_max: 2,
+            ..claim("mail")
+        }
+    }
+
+    #[test]
+    fn a_repeated_claim_gets_the_tasks_it_still_holds() {
+        let mut yard = Yard::new();
+        for _ in 0..4 {
+            yard.enqueue("mail");
+        }
+        let first = yard.claim_with(numbered(1));
+        assert_eq!(yard.claim_with(numbered(1)), first);
+        yard.ack(&first[0]).unwrap();
+        assert_eq!(yard.claim_with(numbered(1)), first[1..]);
+        assert_eq!(yard.counts("mail").ready, 2, "nothing more was handed out");
+        assert_ne!(yard.claim_with(numbered(2)), first, "another number is another claim");
+    }
+
+    #[test]
+    fn a_repeated_claim_is_worth_an_entry_even_when_nothing_is_ready() {
+        let mut yard = Yard::new();
+        yard.enqueue("mail");
+        let now = Timestamp(0);
+        yard.claim_with(numbered(1));
+        assert_eq!(yard.machine.claimable(&numbered(1), now), Claimable::Now(1));
+        yard.wait_ms(CLAIM_REPLAY_KEPT_FOR_MS);
+        yard.claim_one("mail");
+        assert_ne!(yard.machine.claimable(&numbered(1), now), Claimable::Now(1), "forgotten");
+    }
+}

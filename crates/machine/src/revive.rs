@@ -29,13 +29,15 @@ impl Turn<'_> {
                 (task.body_bytes, task.body_checksum) = (bytes, checksum);
             });
         }
-        if !matches!(self.task(slot).state, State::Ready { .. }) {
-            self.revive(slot);
+        match self.task(slot).state {
+            State::Ready { .. } | State::Claimed(_) => {}
+            State::Scheduled { .. } => self.make_ready(slot, self.now, Place::Back),
+            State::Finished { .. } => self.revive(slot),
         }
         Ok(Outcome::Retried)
     }
 
-    /// Makes a task ready with all its retries before it. Attempts go on counting, for tokens,
+    /// Makes a finished task ready with all its retries before it. Attempts go on counting, for
     /// history and workers must tell old runs from new ones.
     pub(crate) fn revive(&mut self, slot: Slot) {
         let now = self.now;
@@ -48,5 +50,70 @@ impl Turn<'_> {
             }
         });
         self.make_ready(slot, now, Place::Back);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{START, Yard, new_task, tried};
+    use crate::{AfterFailure, Body, Command, NewTask, Timestamp, When};
+
+    #[test]
+    fn a_dead_letter_starts_again_with_all_its_retries() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue_task("mail", tried(2)).unwrap().id;
+        for attempt in 1..=2 {
+            let held = yard.claim_one("mail");
+            assert_eq!(held.attempt, attempt);
+            yard.fail(&held).unwrap();
+        }
+        assert_eq!(yard.retry(id), Ok(Outcome::Retried));
+        assert_eq!(yard.retry(id), Ok(Outcome::Retried), "a ready task stays ready");
+        assert_eq!(yard.task(id).death, None);
+        let held = yard.claim_one("mail");
+        assert_eq!(held.attempt, 3, "attempts go on counting");
+        assert!(matches!(yard.fail(&held), Ok(AfterFailure::Retry { .. })));
+    }
+
+    #[test]
+    fn a_retry_can_edit_the_body() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue_task("mail", tried(1)).unwrap().id;
+        let held = yard.claim_one("mail");
+        yard.fail(&held).unwrap();
+        let body = Body { payload: b"mended", ..Body::default() };
+        yard.send(Command::Retry(Retry { task: id, body: Some(body.clone()) })).unwrap();
+        assert_eq!(yard.body(id), Some(body.clone()));
+        assert_eq!(yard.task(id).body_bytes as usize, body.encode().len());
+    }
+
+    #[test]
+    fn cancelled_expired_and_scheduled_tasks_become_ready() {
+        let mut yard = Yard::new();
+        let cancelled = yard.enqueue("mail");
+        yard.cancel(cancelled).unwrap();
+        let later = NewTask { run_at: When::After { ms: 60_000 }, ..new_task() };
+        let scheduled = yard.enqueue_task("mail", later).unwrap().id;
+        let expires_at = Some(Timestamp(START + 5));
+        let expired = yard.enqueue_task("mail", NewTask { expires_at, ..new_task() }).unwrap().id;
+        yard.wait_ms(5);
+        for id in [cancelled, scheduled, expired] {
+            assert_eq!(yard.retry(id), Ok(Outcome::Retried));
+            assert_eq!(yard.state(id), TaskStateName::Ready);
+        }
+        assert_eq!(yard.claim("mail", 3).len(), 3, "the old expiry no longer counts");
+    }
+
+    #[test]
+    fn a_running_or_succeeded_task_can_not_be_retried() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        let running = yard.retry(id).unwrap_err();
+        assert!(running.to_string().contains("is claimed; let its attempt end"), "{running}");
+        yard.ack(&held).unwrap();
+        let succeeded = yard.retry(id).unwrap_err();
+        assert!(succeeded.to_string().contains("is succeeded; enqueue it again"), "{succeeded}");
     }
 }

@@ -306,3 +306,20 @@ impl Machine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_that_succeeded_or_is_claimed_never_just_becomes_something_else() {
+        use TaskStateName::*;
+        for to in TaskStateName::ALL {
+            assert!(!may_become(Succeeded, to), "succeeded is for good, not {to}");
+            assert!(!may_become(to, Blocked), "nothing is blocked again, not {to}");
+        }
+        assert!(!may_become(Scheduled, Claimed), "only a ready task is claimed");
+        assert!(!may_become(Dead, Claimed) && !may_become(Claimed, Claimed));
+        assert!(!may_become(Claimed, Expired), "only a waiting task expires");
+    }
+}

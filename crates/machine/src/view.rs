@@ -174,3 +174,98 @@ fn attempt_view(attempt: &Attempt) -> AttemptView {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{START, Yard, new_task, tried};
+    use crate::{NewTask, TaskFilter};
+
+    fn listed(page: &TaskPage) -> Vec<TaskId> {
+        page.tasks.iter().map(|task| task.id).collect()
+    }
+
+    #[test]
+    fn lists_page_by_id_and_end() {
+        let mut yard = Yard::new();
+        let ids: Vec<TaskId> = (0..5).map(|_| yard.enqueue("mail")).collect();
+        let all = TaskFilter::default();
+        let first = yard.machine.tasks(&all, None, 2);
+        assert_eq!((listed(&first), first.next), (ids[..2].to_vec(), Some(ids[1])));
+        let second = yard.machine.tasks(&all, first.next, 2);
+        let third = yard.machine.tasks(&all, second.next, 2);
+        assert_eq!((listed(&third), third.next), (ids[4..].to_vec(), None));
+        let exact = yard.machine.tasks(&all, None, 5);
+        assert_eq!((exact.tasks.len(), exact.next), (5, None));
+    }
+
+    #[test]
+    fn every_part_of_a_filter_must_match() {
+        let mut yard = Yard::new();
+        yard.bury_unchecked("mail");
+        let tagged = NewTask { tags: vec!["vip"], ..new_task() };
+        let tagged = yard.enqueue_task("mail", tagged).unwrap().id;
+        let other = NewTask { task_type: "resize", ..new_task() };
+        let other = yard.enqueue_task("video", other).unwrap().id;
+        let none = TaskFilter::default();
+        for (filter, expected) in [
+            (TaskFilter { tag: Some("vip"), ..none.clone() }, vec![tagged]),
+            (TaskFilter { task_type: Some("resize"), ..none.clone() }, vec![other]),
+            (TaskFilter { queue: Some("video"), ..none.clone() }, vec![other]),
+            (TaskFilter { queue: Some("video"), tag: Some("vip"), ..none.clone() }, vec![]),
+            (TaskFilter { state: Some(TaskStateName::Ready), ..none.clone() }, vec![tagged, other]),
+        ] {
+            let page = yard.machine.tasks(&filter, None, 10);
+            assert_eq!(listed(&page), expected, "{filter:?}");
+        }
+        let dead = TaskFilter { state: Some(TaskStateName::Dead), error: Some("io"), ..none };
+        assert_eq!(yard.machine.tasks(&dead, None, 10).tasks.len(), 1);
+    }
+
+    #[test]
+    fn a_long_scan_hands_back_a_cursor() {
+        let mut yard = Yard::new();
+        for _ in 0..SCAN_TASKS_MAX + 1 {
+            yard.enqueue_unchecked("mail", new_task());
+        }
+        let nothing = TaskFilter { queue: Some("video"), ..TaskFilter::default() };
+        let first = yard.machine.tasks(&nothing, None, 10);
+        assert!(first.tasks.is_empty() && first.next.is_some());
+        assert_eq!(yard.machine.tasks(&nothing, first.next, 10).next, None);
+    }
+
+    #[test]
+    fn a_view_shows_claim_and_history_oldest_first() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue_task("mail", tried(3)).unwrap().id;
+        for _ in 0..2 {
+            let held = yard.claim_one("mail");
+            yard.fail(&held).unwrap();
+        }
+        let held = yard.claim_one("mail");
+        let task = yard.task(id);
+        assert_eq!((task.attempt, task.max_attempts), (3, 3));
+        let attempts: Vec<u32> = task.attempts.iter().map(|attempt| attempt.attempt).collect();
+        assert_eq!(attempts, [1, 2]);
+        let claim = task.claim.unwrap();
+        assert_eq!((claim.token, &*claim.worker), (held.token, "ann"));
+    }
+
+    #[test]
+    fn the_oldest_ready_task_is_that_of_all_priorities() {
+        let mut yard = Yard::new();
+        let low = NewTask { priority: Some(0), ..new_task() };
+        yard.enqueue_task("mail", low).unwrap();
+        yard.pass_ms(10);
+        yard.enqueue("mail");
+        let name = QueueName::parse("mail").unwrap();
+        let oldest = yard.machine.queue(&name).unwrap().oldest_ready_at;
+        assert_eq!(oldest, Some(Timestamp(START)));
+        let held = yard.claim("mail", 2);
+        assert_eq!(yard.machine.queue(&name).unwrap().oldest_ready_at, None);
+        yard.pass_ms(10);
+        yard.release(&held[1]).unwrap();
+        let oldest = yard.machine.queue(&name).unwrap().oldest_ready_at;
+        assert_eq!(oldest, Some(Timestamp(START)), "a released task is as old as before");
+    }
+}

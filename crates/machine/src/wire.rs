@@ -7,7 +7,7 @@
 use crate::{ClaimToken, DecodeError, SessionId, ShardId, TaskId, TaskStateName, Timestamp};
 
 /// Room made for a list before its elements are read: a false count must not allocate.
-const LIST_CAPACITY_MAX: usize = 256;
+pub(crate) const LIST_CAPACITY_MAX: usize = 256;
 
 /// Where reading has come to.
 pub(crate) struct Reader<'a> {
