@@ -3,9 +3,36 @@
 //! Every task of `work --exec` starts this binary again under two hidden names, so these are looked
 //! at before anything else.
 
+mod args;
+mod backup;
+mod bench;
+mod confirm;
+mod dead;
+mod demo;
+mod enqueue;
+mod log;
+mod output;
+mod payload;
+mod queue;
+mod remote;
+mod serve;
+mod signals;
+mod task;
+mod values;
+mod work;
+mod worker;
+
 use std::{ffi::OsString, process::ExitCode};
 
+use anyhow::Result;
+use clap::Parser;
 use taskyard_cli::exec;
+
+use crate::{
+    args::{Cli, Command, Common},
+    output::Output,
+    remote::{Complaint, Remote},
+};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -18,6 +45,37 @@ fn main() -> ExitCode {
     match arguments.first().and_then(|first| first.to_str()) {
         Some(exec::SUPERVISOR) => exec::supervisor_main(),
         Some(exec::LAUNCHER) => exec::launcher_main(&arguments[1..]),
-        _ => ExitCode::from(2),
+        _ => run(Cli::parse()),
     }
+}
+
+fn run(cli: Cli) -> ExitCode {
+    let Cli { common, command } = cli;
+    let output = Output::new(common.json);
+    let done = match command {
+        Command::Serve(args) => serve::run(&args, output),
+        Command::Demo(args) => demo::run(&args, output),
+        Command::Bench(args) => bench::run(&args, &common, output),
+        Command::Work(args) => work::run(&args, &common),
+        Command::Enqueue(args) => ask(&common, async |remote| enqueue::run(remote, &args).await),
+        Command::Task(command) => ask(&common, async |remote| task::run(remote, command).await),
+        Command::Queue(command) => ask(&common, async |remote| queue::run(remote, command).await),
+        Command::Dead(command) => ask(&common, async |remote| dead::run(remote, command).await),
+        Command::Worker(command) => ask(&common, async |remote| worker::run(remote, command).await),
+        Command::Backup(args) => ask(&common, async |remote| backup::backup(remote, &args).await),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let complaint = Complaint::of(&error, &common.server);
+            complaint.print(common.json);
+            ExitCode::from(complaint.exit_code)
+        }
+    }
+}
+
+/// Runs a command that asks a broker and ends.
+fn ask(common: &Common, command: impl AsyncFnOnce(&Remote) -> Result<()>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async { command(&Remote::connect(common).await?).await })
 }

@@ -1,0 +1,120 @@
+//! What the demo's tasks did so far, for its view.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use hdrhistogram::Histogram;
+
+/// Happenings that stay in view.
+const RECENT_MAX: usize = 6;
+
+/// One thing worth telling.
+#[derive(Clone, Debug)]
+pub(super) struct Happening {
+    pub(super) at: Duration,
+    pub(super) kind: &'static str,
+    pub(super) what: String,
+    pub(super) tone: Tone,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tone {
+    Good,
+    Bad,
+    Plain,
+}
+
+/// Shared by the producer, the handlers and the view.
+pub(super) struct Board {
+    started: Instant,
+    inner: Mutex<Inner>,
+}
+
+/// What the view shows.
+#[derive(Clone, Debug)]
+pub(super) struct Inner {
+    pub(super) enqueued: u64,
+    pub(super) executed: u64,
+    pub(super) retries: u64,
+    pub(super) deaths: u64,
+    /// Microseconds from the call that enqueues to the end of the handler.
+    pub(super) latency: Histogram<u64>,
+    /// Executions in each second so far.
+    pub(super) per_second: Vec<u64>,
+    pub(super) recent: VecDeque<Happening>,
+    /// Happenings there ever were: what a plain view has not printed yet.
+    pub(super) happened: usize,
+    /// Percent and message of the long task.
+    pub(super) rendering: Option<(u32, String)>,
+    /// Tasks and time of the burst at the end.
+    pub(super) burst: Option<(u64, Duration)>,
+    /// A dead letter to look at.
+    pub(super) dead: Option<String>,
+}
+
+impl Board {
+    pub(super) fn new() -> Board {
+        // Up to a minute, two digits: a megabyte would be too much for what it says.
+        let latency =
+            Histogram::new_with_bounds(1, 60_000_000, 2).expect("the bounds are in order");
+        let inner = Inner {
+            enqueued: 0,
+            executed: 0,
+            retries: 0,
+            deaths: 0,
+            latency,
+            per_second: Vec::new(),
+            recent: VecDeque::new(),
+            happened: 0,
+            rendering: None,
+            burst: None,
+            dead: None,
+        };
+        Board { started: Instant::now(), inner: Mutex::new(inner) }
+    }
+
+    pub(super) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A handler has ended well; its task was enqueued at `sent_us`, if it went straight to work.
+    pub(super) fn executed(&self, sent_us: Option<u64>) {
+        let elapsed = self.elapsed();
+        let second = usize::try_from(elapsed.as_secs()).unwrap_or(usize::MAX).min(3_600);
+        let mut inner = self.lock();
+        inner.executed += 1;
+        if inner.per_second.len() <= second {
+            inner.per_second.resize(second + 1, 0);
+        }
+        inner.per_second[second] += 1;
+        if let Some(sent_us) = sent_us {
+            inner.latency.saturating_record(now_us(elapsed).saturating_sub(sent_us));
+        }
+    }
+
+    pub(super) fn tell(&self, kind: &'static str, tone: Tone, what: impl Into<String>) {
+        let happening = Happening { at: self.elapsed(), kind, what: what.into(), tone };
+        let mut inner = self.lock();
+        inner.happened += 1;
+        inner.recent.push_back(happening);
+        if inner.recent.len() > RECENT_MAX {
+            inner.recent.pop_front();
+        }
+    }
+
+    /// The time since the start, as payloads carry it.
+    pub(super) fn now_us(&self) -> u64 {
+        now_us(self.elapsed())
+    }
+}
+
+fn now_us(elapsed: Duration) -> u64 {
+    elapsed.as_micros().try_into().unwrap_or(u64::MAX)
+}

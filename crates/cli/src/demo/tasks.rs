@@ -1,0 +1,226 @@
+//! The demo's tasks: quick ones, one that fails and then succeeds, one that dies, one that waits for
+//! its time, a long one that says how far it is; and the producer that enqueues them.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use taskyard::{Client, Fail, NewTask, RetryPolicy, State, TaskContext, WorkerBuilder};
+use tokio::task::JoinSet;
+
+use super::board::{Board, Tone};
+
+/// Quick tasks per tick of the story.
+const GREETINGS_PER_TICK: u32 = 10;
+const TICK: Duration = Duration::from_millis(50);
+/// The burst at the end: this many tasks, or as many as fit into its time.
+const BURST_TASKS: u64 = 20_000;
+const BURST_FOR_MAX: Duration = Duration::from_secs(2);
+const BURST_AT_ONCE: usize = 2_000;
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Greeting {
+    name: String,
+    /// When it was enqueued, in microseconds since the demo began.
+    sent_us: u64,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Mail {
+    to: String,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Charge {
+    card: String,
+    cents: u32,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Video {
+    frames: u32,
+}
+
+pub(super) fn register(builder: WorkerBuilder, board: &Arc<Board>) -> WorkerBuilder {
+    builder
+        .name("demo-worker")
+        .queue("billing")
+        .queue("mail")
+        .queue("media")
+        .queue("default")
+        .state(Arc::clone(board))
+        .handler("greet", greet)
+        .handler("send_mail", send_mail)
+        .handler("charge_card", charge_card)
+        .handler("remind", remind)
+        .handler("render_video", render_video)
+}
+
+async fn greet(greeting: Greeting, State(board): State<Arc<Board>>) -> Result<String, Fail> {
+    board.executed(Some(greeting.sent_us));
+    Ok(format!("hello {}", greeting.name))
+}
+
+/// The other side refuses the first try of each mail.
+async fn send_mail(
+    mail: Mail,
+    context: TaskContext,
+    State(board): State<Arc<Board>>,
+) -> Result<(), Fail> {
+    tokio::time::sleep(Duration::from_millis(40)).await;
+    if context.attempt() == 1 {
+        board.lock().retries += 1;
+        board.tell("send_mail", Tone::Bad, format!("{}: connection refused, runs again", mail.to));
+        return Err(Fail::new("connection refused").kind("connection_refused"));
+    }
+    board.executed(None);
+    board.tell(
+        "send_mail",
+        Tone::Good,
+        format!("{}: sent on attempt {}", mail.to, context.attempt()),
+    );
+    Ok(())
+}
+
+/// A card that no attempt can charge.
+async fn charge_card(
+    charge: Charge,
+    context: TaskContext,
+    State(board): State<Arc<Board>>,
+) -> Result<(), Fail> {
+    tokio::time::sleep(Duration::from_millis(25)).await;
+    if context.attempt() < 2 {
+        board.lock().retries += 1;
+        board.tell(
+            "charge_card",
+            Tone::Bad,
+            format!("{}: bank timed out, runs again", charge.card),
+        );
+        return Err(Fail::new("the bank did not answer").kind("bank_timeout"));
+    }
+    board.tell("charge_card", Tone::Bad, format!("{}: card expired, a dead letter", charge.card));
+    let mut inner = board.lock();
+    inner.deaths += 1;
+    inner.dead = Some(context.id().to_string());
+    Err(Fail::permanent(format!("card {} has expired", charge.card)).kind("card_expired"))
+}
+
+async fn remind(due_us: u64, State(board): State<Arc<Board>>) -> Result<(), Fail> {
+    let late = Duration::from_micros(board.now_us().saturating_sub(due_us));
+    board.executed(None);
+    board.tell("remind", Tone::Good, format!("ran {} ms after its time", late.as_millis()));
+    Ok(())
+}
+
+async fn render_video(
+    video: Video,
+    context: TaskContext,
+    State(board): State<Arc<Board>>,
+) -> Result<String, Fail> {
+    for frame in 1..=video.frames {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let percent = frame * 100 / video.frames.max(1);
+        let message = format!("frame {frame} of {}", video.frames);
+        context.progress(percent, &message);
+        board.lock().rendering = Some((percent, message));
+    }
+    board.executed(None);
+    board.tell("render_video", Tone::Good, format!("{} frames rendered", video.frames));
+    Ok("cat.mp4".to_owned())
+}
+
+/// Enqueues the demo's load: a story for `duration`, then a burst.
+pub(super) async fn story(client: Client, board: Arc<Board>, duration: Duration) -> Result<()> {
+    let started = Instant::now();
+    let frames = u32::try_from(duration.as_millis() * 3 / 4 / 10).unwrap_or(1).max(1);
+    enqueue(&client, &board, NewTask::new("render_video", &Video { frames }).queue("media"))
+        .await?;
+    board.tell("render_video", Tone::Plain, "a long one, with progress");
+
+    let mut tick = tokio::time::interval(TICK);
+    let mut people = ["ada", "grace", "edsger", "barbara", "leslie"].iter().cycle();
+    for number in 0u32.. {
+        tick.tick().await;
+        if started.elapsed() >= duration {
+            break;
+        }
+        let mut sending = JoinSet::new();
+        for _ in 0..GREETINGS_PER_TICK {
+            let name = people.next().copied().unwrap_or_default().to_owned();
+            let task = NewTask::new("greet", &Greeting { name, sent_us: board.now_us() });
+            let (client, board) = (client.clone(), Arc::clone(&board));
+            sending.spawn(async move { enqueue(&client, &board, task).await });
+        }
+        if number % 20 == 4 {
+            let to = format!("{}@example.com", people.next().copied().unwrap_or_default());
+            let retry = RetryPolicy::fixed(Duration::from_millis(900)).jitter(0.0).max_attempts(5);
+            enqueue(
+                &client,
+                &board,
+                NewTask::new("send_mail", &Mail { to }).queue("mail").retry(retry),
+            )
+            .await?;
+        }
+        if number % 50 == 12 {
+            let card = format!("4000-{:04}", 17 * number % 10_000);
+            let retry = RetryPolicy::fixed(Duration::from_millis(600)).jitter(0.0).max_attempts(3);
+            let charge = Charge { card, cents: 1_999 };
+            enqueue(
+                &client,
+                &board,
+                NewTask::new("charge_card", &charge).queue("billing").retry(retry),
+            )
+            .await?;
+        }
+        if number % 60 == 20 {
+            let delay = Duration::from_secs(2);
+            let due_us = board.now_us() + 2_000_000;
+            enqueue(&client, &board, NewTask::new("remind", &due_us).delay(delay)).await?;
+            board.tell("remind", Tone::Plain, "waits 2 s for its time");
+        }
+        while let Some(sent) = sending.join_next().await {
+            sent??;
+        }
+    }
+    burst(&client, &board).await
+}
+
+/// As many tasks as there can be, a few thousand at once.
+async fn burst(client: &Client, board: &Arc<Board>) -> Result<()> {
+    board.tell("greet", Tone::Plain, format!("a burst of up to {BURST_TASKS} at once"));
+    let before = board.lock().executed;
+    let started = Instant::now();
+    let mut sending = JoinSet::new();
+    let mut sent = 0;
+    while sent < BURST_TASKS && started.elapsed() < BURST_FOR_MAX {
+        let greeting = Greeting { name: "everyone".to_owned(), sent_us: board.now_us() };
+        let task = NewTask::new("greet", &greeting);
+        let (client, board) = (client.clone(), Arc::clone(board));
+        sending.spawn(async move { enqueue(&client, &board, task).await });
+        sent += 1;
+        if sending.len() >= BURST_AT_ONCE
+            && let Some(answer) = sending.join_next().await
+        {
+            answer??;
+        }
+    }
+    while let Some(answer) = sending.join_next().await {
+        answer??;
+    }
+    // Other tasks end meanwhile too: a handful beside thousands.
+    while board.lock().executed < before + sent && started.elapsed() < 2 * BURST_FOR_MAX {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let executed = board.lock().executed - before;
+    board.lock().burst = Some((executed.min(sent), started.elapsed()));
+    Ok(())
+}
+
+async fn enqueue(client: &Client, board: &Board, task: NewTask) -> Result<()> {
+    client.enqueue_new(task).await?;
+    board.lock().enqueued += 1;
+    Ok(())
+}

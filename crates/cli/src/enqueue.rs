@@ -1,0 +1,92 @@
+//! `taskyard enqueue`: one task from the command line, or many from a file.
+
+mod bulk;
+mod line;
+
+use std::time::{Duration, SystemTime};
+
+use anyhow::Result;
+use serde::Serialize;
+use taskyard::{NewTask, TaskId, Timestamp};
+
+use crate::{args::EnqueueArgs, payload, queue, remote::Remote, task};
+
+pub(crate) async fn run(remote: &Remote, args: &EnqueueArgs) -> Result<()> {
+    if let Some(file) = &args.file {
+        return bulk::run(remote, args, file).await;
+    }
+    let enqueued = remote.client.enqueue_new(new_task(args)?).await?;
+    if args.wait {
+        let patience = args.wait_for.unwrap_or(Duration::MAX);
+        remote.output.say(format_args!("enqueued {}", enqueued.id()));
+        return task::result(remote, enqueued.id(), Some(patience)).await;
+    }
+    let answer = Answer { id: enqueued.id(), duplicate: enqueued.is_duplicate() };
+    remote.output.value(&answer, |answer| answer.id.to_string())?;
+    if answer.duplicate {
+        remote.output.say("this request id was known: nothing was added, this is its task");
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    id: &'a TaskId,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    duplicate: bool,
+}
+
+/// The task that was typed.
+fn new_task(args: &EnqueueArgs) -> Result<NewTask> {
+    let kind = args.kind.clone().unwrap_or_default();
+    let payload = args.payload.as_deref().unwrap_or("null");
+    let task = if args.raw {
+        NewTask::raw(kind, payload::read(payload)?).content_type(&args.content_type)
+    } else {
+        NewTask::raw(kind, payload::read_json(payload)?)
+    };
+    let task = with_defaults(task, args)?;
+    Ok(match &args.request_id {
+        Some(request_id) => task.request_id(request_id),
+        None => task,
+    })
+}
+
+/// Adds what the options say about one task or about all of a file.
+fn with_defaults(mut task: NewTask, args: &EnqueueArgs) -> Result<NewTask> {
+    if let Some(queue) = &args.queue {
+        task = task.queue(queue);
+    }
+    if let Some(priority) = args.priority {
+        task = task.priority(priority);
+    }
+    if let Some(delay) = args.delay {
+        task = task.delay(delay);
+    }
+    if let Some(at) = args.at {
+        task = task.at(Timestamp::from_millis(at));
+    }
+    if let Some(at) = args.expires_at {
+        task = task.expires_at(Timestamp::from_millis(at));
+    }
+    if let Some(span) = args.expires_in {
+        let now = SystemTime::now();
+        task = task.expires_at(now.checked_add(span).unwrap_or(now));
+    }
+    if let Some(timeout) = args.timeout {
+        task = task.timeout(timeout);
+    }
+    if let Some(retention) = args.retention {
+        task = task.retention(retention);
+    }
+    if let Some(policy) = queue::retry_policy(&args.retry, None)? {
+        task = task.retry(policy);
+    }
+    for tag in &args.tag {
+        task = task.tag(tag);
+    }
+    for (name, value) in &args.header {
+        task = task.header(name, value);
+    }
+    Ok(task)
+}

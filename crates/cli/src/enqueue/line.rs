@@ -1,0 +1,130 @@
+//! One line of a file of tasks: the object that HTTP takes, and `queue` beside it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use taskyard::{NewTask, RetryPolicy, Timestamp};
+
+use super::with_defaults;
+use crate::{args::EnqueueArgs, values};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line<'a> {
+    r#type: Option<String>,
+    queue: Option<String>,
+    /// As it stands in the line: a number keeps all its digits.
+    #[serde(borrow)]
+    payload: Option<&'a RawValue>,
+    headers: Option<BTreeMap<String, String>>,
+    priority: Option<u8>,
+    delay_ms: Option<u64>,
+    run_at: Option<String>,
+    expires_at: Option<String>,
+    request_id: Option<String>,
+    retry: Option<RetryPolicy>,
+    timeout_ms: Option<u64>,
+    retention_ms: Option<u64>,
+    tags: Option<Vec<String>>,
+}
+
+/// A task and the queue it names.
+pub(super) struct Parsed {
+    pub(super) task: NewTask,
+    pub(super) queue: String,
+}
+
+/// Reads one line; what it does not say, `args` say.
+pub(super) fn parse(line: &str, args: &EnqueueArgs) -> Result<Parsed> {
+    let line: Line<'_> = serde_json::from_str(line).context("not a task")?;
+    let kind = line.r#type.or_else(|| args.kind.clone());
+    let kind = kind.context("it has no type: give it one, or name one for all lines")?;
+    let payload = line.payload.map_or("null", RawValue::get).to_owned();
+    let mut task = with_defaults(NewTask::raw(kind, payload), args)?;
+    if let Some(queue) = &line.queue {
+        task = task.queue(queue);
+    }
+    if let Some(priority) = line.priority {
+        task = task.priority(priority);
+    }
+    match (line.delay_ms, &line.run_at) {
+        (Some(_), Some(_)) => anyhow::bail!("it has both delay_ms and run_at: keep one"),
+        (Some(delay), None) => task = task.delay(Duration::from_millis(delay)),
+        (None, Some(moment)) => task = task.at(parse_moment("run_at", moment)?),
+        (None, None) => {}
+    }
+    if let Some(moment) = &line.expires_at {
+        task = task.expires_at(parse_moment("expires_at", moment)?);
+    }
+    if let Some(request_id) = line.request_id {
+        task = task.request_id(request_id);
+    }
+    if let Some(policy) = line.retry {
+        task = task.retry(policy);
+    }
+    if let Some(timeout) = line.timeout_ms {
+        task = task.timeout(Duration::from_millis(timeout));
+    }
+    if let Some(retention) = line.retention_ms {
+        task = task.retention(Duration::from_millis(retention));
+    }
+    for tag in line.tags.into_iter().flatten() {
+        task = task.tag(tag);
+    }
+    for (name, value) in line.headers.into_iter().flatten() {
+        task = task.header(name, value);
+    }
+    let queue = line.queue.or_else(|| args.queue.clone()).unwrap_or_else(|| "default".to_owned());
+    Ok(Parsed { task, queue })
+}
+
+fn parse_moment(name: &str, text: &str) -> Result<Timestamp> {
+    let moment = values::moment(text).map_err(|why| anyhow::anyhow!("{name}: {why}"))?;
+    Ok(Timestamp::from_millis(moment))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn args(line: &str) -> EnqueueArgs {
+        let line = format!("taskyard enqueue --file x {line}");
+        match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
+            Command::Enqueue(args) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_line_wins_over_the_options() {
+        let options = args("mail --queue slow");
+        let parsed = parse(r#"{"queue": "fast", "payload": {"n": 1.50}}"#, &options).unwrap();
+        assert_eq!(parsed.queue, "fast");
+        let shown = format!("{:?}", parsed.task);
+        assert!(shown.contains("1.50"), "the payload is kept to the letter: {shown}");
+        assert_eq!(parse("{}", &options).unwrap().queue, "slow");
+    }
+
+    #[test]
+    fn bad_lines_say_what_is_wrong() {
+        for (line, part) in [
+            ("", "not a task"),
+            ("[]", "not a task"),
+            ("{", "not a task"),
+            (r#"{"payload": 1}"#, "no type"),
+            (r#"{"type": "a", "prioritty": 1}"#, "prioritty"),
+            (r#"{"type": "a", "priority": 300}"#, "300"),
+            (r#"{"type": "a", "delay_ms": -1}"#, "-1"),
+            (r#"{"type": "a", "delay_ms": 1, "run_at": "2031-05-01T09:30:00Z"}"#, "both"),
+            (r#"{"type": "a", "run_at": "tomorrow"}"#, "run_at"),
+            (r#"{"type": "a", "retry": {"policy": "sometimes"}}"#, "sometimes"),
+        ] {
+            let error = parse(line, &args("")).err().expect(line);
+            assert!(format!("{error:#}").contains(part), "{line}: {error:#}");
+        }
+    }
+}

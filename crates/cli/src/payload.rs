@@ -1,0 +1,79 @@
+//! A payload as it is typed: JSON text, `@FILE`, or `-` for stdin.
+
+use std::io::Read;
+
+use anyhow::{Context, Result};
+use serde::de::IgnoredAny;
+
+use crate::{output::shorten, remote::usage};
+
+/// More than any broker takes: refused before it is read to the end.
+const BYTES_MAX: u64 = 64 << 20;
+
+/// Reads what `argument` stands for, as it is.
+pub(crate) fn read(argument: &str) -> Result<Vec<u8>> {
+    match argument.strip_prefix('@') {
+        Some(file) => {
+            let open = std::fs::File::open(file).with_context(|| format!("cannot read {file}"))?;
+            read_bounded(open).with_context(|| format!("cannot read {file}"))
+        }
+        None if argument == "-" => read_bounded(std::io::stdin()).context("cannot read stdin"),
+        None => Ok(argument.as_bytes().to_vec()),
+    }
+}
+
+/// Reads what `argument` stands for, which must be JSON.
+pub(crate) fn read_json(argument: &str) -> Result<Vec<u8>> {
+    let bytes = read(argument)?;
+    check_json(&bytes).map_err(|problem| {
+        let shown = shorten(&String::from_utf8_lossy(&bytes), 60);
+        usage(format!(
+            "the payload {shown} is not JSON ({problem}): quote it for the shell, as in \
+             '{{\"key\": 1}}' or '\"text\"', or send it as it is with --raw"
+        ))
+    })?;
+    Ok(bytes)
+}
+
+fn check_json(bytes: &[u8]) -> serde_json::Result<IgnoredAny> {
+    serde_json::from_slice(bytes)
+}
+
+fn read_bounded(from: impl Read) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > BYTES_MAX {
+        anyhow::bail!(
+            "it is larger than any payload may be; put it in a file store and enqueue a reference"
+        );
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::Usage;
+
+    #[test]
+    fn json_is_taken_as_it_is() {
+        for text in ["null", "{\"a\": 1}", "\"text\"", " [1,2] "] {
+            assert_eq!(read_json(text).unwrap(), text.as_bytes());
+        }
+    }
+
+    #[test]
+    fn what_is_not_json_is_a_mistake_in_usage_that_says_how() {
+        for text in ["hello", "{a: 1}", "", "{} {}", "ünïcode"] {
+            let error = read_json(text).unwrap_err();
+            let Usage(message) = error.downcast_ref().unwrap();
+            assert!(message.contains("--raw") && message.contains("quote it"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = read("@/no/such/file").unwrap_err();
+        assert!(format!("{error:#}").contains("cannot read /no/such/file"), "{error:#}");
+    }
+}

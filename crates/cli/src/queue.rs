@@ -1,0 +1,262 @@
+//! `taskyard queue`: look at queues, pause, purge and set them.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+use taskyard::{QueueDetails, QueueSettings, RetryGrowth, RetryPolicy};
+
+use crate::{
+    args::{PolicyName, QueueCommand, QueueSetArgs, RetryArgs, SettingName},
+    confirm::confirm,
+    output::{self, Colour, Table, plain},
+    remote::{Remote, usage},
+    values::{self, millis},
+};
+
+pub(crate) async fn run(remote: &Remote, command: QueueCommand) -> Result<()> {
+    let Remote { client, output } = remote;
+    match command {
+        QueueCommand::List => {
+            let queues = client.queues().await?;
+            if output.is_json() {
+                for queue in &queues {
+                    output.json_line(queue)?;
+                }
+            } else {
+                output.value(&(), |()| table(&queues).render(*output))?;
+            }
+        }
+        QueueCommand::Get { queue } => {
+            let details = client.queue(&queue).details().await?;
+            let settings = client.queue(&queue).settings().await?;
+            let both = QueueWithSettings { details: &details, settings: &settings };
+            output.value(&both, |both| {
+                let counts = table(std::slice::from_ref(both.details)).render(*output);
+                format!("{counts}\n{}", show_settings(both.settings))
+            })?;
+        }
+        QueueCommand::Pause { queues } => {
+            for queue in queues {
+                client.queue(&queue).pause().await?;
+                output.say(format_args!("queue {queue} is paused: enqueues go on, claims wait"));
+            }
+        }
+        QueueCommand::Resume { queues } => {
+            for queue in queues {
+                client.queue(&queue).resume().await?;
+                output.say(format_args!("queue {queue} runs"));
+            }
+        }
+        QueueCommand::Purge { queue, yes } => {
+            let waiting = client.queue(&queue).details().await?;
+            let waiting = waiting.ready + waiting.scheduled + waiting.blocked;
+            confirm(yes, &format!("remove {waiting} waiting tasks of queue {queue}?"))?;
+            let bar = output::progress(*output, Some(waiting), "tasks");
+            let mut purge = client.queue(&queue).purge();
+            let mut removed = 0;
+            while let Some(progress) = purge.next().await? {
+                removed = progress.changed;
+                bar.set_position(removed);
+            }
+            bar.finish_and_clear();
+            output.value(&Purged { queue, removed }, |purged| {
+                format!("removed {} tasks of queue {}", purged.removed, purged.queue)
+            })?;
+        }
+        QueueCommand::Set(args) => {
+            let queue = client.queue(&args.queue);
+            let settings = change(&args, queue.settings().await?)?;
+            let settings = queue.set(settings).await?;
+            output.value(&settings, show_settings)?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct QueueWithSettings<'a> {
+    #[serde(flatten)]
+    details: &'a QueueDetails,
+    settings: &'a QueueSettings,
+}
+
+#[derive(Serialize)]
+struct Purged {
+    queue: String,
+    removed: u64,
+}
+
+fn table(queues: &[QueueDetails]) -> Table {
+    let columns = [
+        "queue",
+        ">ready",
+        ">scheduled",
+        ">claimed",
+        ">dead",
+        ">succeeded",
+        ">failed",
+        "oldest",
+        "",
+    ];
+    let mut table = Table::new(&columns);
+    for queue in queues {
+        let dead = if queue.dead > 0 { Colour::Red } else { Colour::None };
+        let oldest = match queue.ready {
+            0 => String::new(),
+            _ => values::show_roughly(queue.oldest_ready_age()),
+        };
+        let paused = if queue.paused { "paused" } else { "" };
+        table.row(vec![
+            (Colour::Bold, queue.name.clone()),
+            plain(queue.ready),
+            plain(queue.scheduled),
+            plain(queue.claimed),
+            (dead, queue.dead.to_string()),
+            plain(queue.succeeded_total),
+            plain(queue.failed_total),
+            plain(oldest),
+            (Colour::Yellow, paused.to_owned()),
+        ]);
+    }
+    table
+}
+
+/// The settings that result from what was typed: what is not given stays.
+fn change(args: &QueueSetArgs, mut settings: QueueSettings) -> Result<QueueSettings> {
+    for name in &args.unset {
+        match name {
+            SettingName::MaxLength => settings.max_length = None,
+            SettingName::DedupWindow => settings.dedup_window_ms = None,
+            SettingName::Retention => settings.retention_ms = None,
+            SettingName::RetentionCount => settings.retention_count = None,
+            SettingName::DeadRetention => settings.dead_retention_ms = None,
+            SettingName::DeadRetentionCount => settings.dead_retention_count = None,
+            SettingName::Timeout => settings.timeout_ms = None,
+            SettingName::Retry => settings.retry = None,
+        }
+    }
+    let before = settings.clone();
+    settings.max_length = args.max_length.or(before.max_length);
+    settings.dedup_window_ms = args.dedup_window.map(millis).or(before.dedup_window_ms);
+    settings.retention_ms = args.retention.map(millis).or(before.retention_ms);
+    settings.retention_count = args.retention_count.or(before.retention_count);
+    settings.dead_retention_ms = args.dead_retention.map(millis).or(before.dead_retention_ms);
+    settings.dead_retention_count = args.dead_retention_count.or(before.dead_retention_count);
+    settings.timeout_ms = args.timeout.map(millis).or(before.timeout_ms);
+    settings.retry = retry_policy(&args.retry, before.retry.clone())?.or(before.retry.clone());
+    if args.unset.is_empty() && settings == before {
+        return Err(usage(format!(
+            "nothing to change: name a setting of queue {}, see taskyard queue set --help",
+            args.queue
+        )));
+    }
+    Ok(settings)
+}
+
+/// The policy that was typed, on top of `before`; `None` if nothing was.
+pub(crate) fn retry_policy(
+    args: &RetryArgs,
+    before: Option<RetryPolicy>,
+) -> Result<Option<RetryPolicy>> {
+    let given = args.policy.is_some()
+        || args.max_attempts.is_some()
+        || args.retry_delay.is_some()
+        || args.retry_delay_max.is_some()
+        || args.retry_factor.is_some()
+        || args.retry_jitter.is_some()
+        || !args.retry_delays.is_empty();
+    if !given {
+        return Ok(None);
+    }
+    let mut policy = match args.policy {
+        None if !args.retry_delays.is_empty() => RetryPolicy::list([]),
+        None => before.unwrap_or_else(RetryPolicy::exponential),
+        Some(PolicyName::Exponential) => RetryPolicy::exponential(),
+        Some(PolicyName::Fixed) => RetryPolicy::fixed(Duration::from_secs(30)),
+        Some(PolicyName::Linear) => RetryPolicy::linear(Duration::from_secs(30)),
+        Some(PolicyName::Polynomial) => RetryPolicy::polynomial(),
+        Some(PolicyName::List) => RetryPolicy::list([]),
+        Some(PolicyName::Never) => RetryPolicy::never(),
+    };
+    if !args.retry_delays.is_empty() {
+        if policy.policy != RetryGrowth::List {
+            return Err(usage("--retry-delays is for --retry list alone"));
+        }
+        policy = RetryPolicy::list(args.retry_delays.iter().copied());
+    } else if policy.policy == RetryGrowth::List && policy.delays_ms.is_empty() {
+        return Err(usage("--retry list needs its waits: --retry-delays 1s,10s,1m"));
+    }
+    policy.max_attempts = args.max_attempts.or(policy.max_attempts);
+    policy.delay_ms = args.retry_delay.map(millis).or(policy.delay_ms);
+    policy.delay_max_ms = args.retry_delay_max.map(millis).or(policy.delay_max_ms);
+    policy.factor = args.retry_factor.or(policy.factor);
+    policy.jitter = args.retry_jitter.or(policy.jitter);
+    Ok(Some(policy))
+}
+
+fn show_settings(settings: &QueueSettings) -> String {
+    let number = |n: Option<u64>| n.map_or_else(|| "default".to_owned(), |n| n.to_string());
+    let span = |ms: Option<u64>| match ms {
+        Some(ms) => values::show_duration(Duration::from_millis(ms)),
+        None => "default".to_owned(),
+    };
+    let retry = match &settings.retry {
+        Some(policy) => serde_json::to_string(policy).unwrap_or_default(),
+        None => "default".to_owned(),
+    };
+    [
+        ("max-length", number(settings.max_length)),
+        ("dedup-window", span(settings.dedup_window_ms)),
+        ("retention", span(settings.retention_ms)),
+        ("retention-count", number(settings.retention_count.map(u64::from))),
+        ("dead-retention", span(settings.dead_retention_ms)),
+        ("dead-retention-count", number(settings.dead_retention_count.map(u64::from))),
+        ("timeout", span(settings.timeout_ms)),
+        ("retry", retry),
+    ]
+    .map(|(name, value)| format!("{name:<20}  {value}\n"))
+    .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn set(line: &str) -> QueueSetArgs {
+        let line = format!("taskyard queue set mail {line}");
+        match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
+            Command::Queue(QueueCommand::Set(args)) => *args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn only_what_is_given_changes() {
+        let before = QueueSettings {
+            max_length: Some(5),
+            timeout_ms: Some(1_000),
+            ..QueueSettings::default()
+        };
+        let after = change(&set("--retention 1h --unset max-length"), before.clone()).unwrap();
+        assert_eq!(after.max_length, None);
+        assert_eq!(after.timeout_ms, Some(1_000));
+        assert_eq!(after.retention_ms, Some(3_600_000));
+        assert!(change(&set(""), before).is_err(), "nothing to change");
+    }
+
+    #[test]
+    fn a_retry_policy_is_built_on_the_one_before() {
+        let fixed = RetryPolicy::fixed(Duration::from_secs(9)).max_attempts(3);
+        let before = QueueSettings { retry: Some(fixed.clone()), ..QueueSettings::default() };
+        let after = change(&set("--max-attempts 7"), before.clone()).unwrap();
+        assert_eq!(after.retry, Some(fixed.max_attempts(7)));
+        let after = change(&set("--retry-delays 1s,2s"), before.clone()).unwrap();
+        assert_eq!(after.retry.unwrap().delays_ms, [1_000, 2_000]);
+        for wrong in ["--retry list", "--retry fixed --retry-delays 1s"] {
+            assert!(change(&set(wrong), before.clone()).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The broker that a command talks to, and what to say when it does not answer.
+
+use std::{fmt, io::IsTerminal, time::Duration};
+
+use anyhow::Result;
+use taskyard::Client;
+
+use crate::{
+    args::Common,
+    output::{Colour, Output, may_colour, paint},
+};
+
+/// A broker that is there answers within this; a person waits no longer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A broker that answered, and how to show what it says.
+pub(crate) struct Remote {
+    pub(crate) client: Client,
+    pub(crate) output: Output,
+}
+
+impl Remote {
+    pub(crate) async fn connect(common: &Common) -> Result<Remote> {
+        let output = Output::new(common.json);
+        Ok(Remote { client: connect(common).await?, output })
+    }
+}
+
+/// A client whose broker has answered.
+pub(crate) async fn connect(common: &Common) -> Result<Client> {
+    let mut builder = Client::builder(&common.server).connect_timeout(CONNECT_TIMEOUT);
+    if let Some(token) = &common.token {
+        builder = builder.token(token);
+    }
+    Ok(builder.connect().await?)
+}
+
+/// The command line is well formed and still means nothing: exit code 2.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// An error of [`Usage`].
+pub(crate) fn usage(message: impl Into<String>) -> anyhow::Error {
+    anyhow::Error::new(Usage(message.into()))
+}
+
+/// What went wrong, for a person or for a script.
+pub(crate) struct Complaint {
+    pub(crate) code: String,
+    pub(crate) text: String,
+    pub(crate) exit_code: u8,
+}
+
+impl Complaint {
+    /// Says it on stderr.
+    pub(crate) fn print(&self, json: bool) {
+        if json {
+            eprintln!("{}", serde_json::json!({ "code": self.code, "detail": self.text }));
+        } else {
+            let colours = may_colour() && std::io::stderr().is_terminal();
+            eprintln!("{} {}", paint(colours, Colour::Red, "error:"), self.text);
+        }
+    }
+
+    /// Adds to an error where it happened and what to do next.
+    pub(crate) fn of(error: &anyhow::Error, servers: &[String]) -> Complaint {
+        if let Some(Usage(text)) = error.downcast_ref() {
+            let code = "invalid_argument".to_owned();
+            return Complaint { code, text: text.clone(), exit_code: 2 };
+        }
+        let servers = servers.join(", ");
+        let text = format!("{error:#}");
+        let Some(refused) = error.downcast_ref::<taskyard::Error>() else {
+            return Complaint { code: "failed".to_owned(), text, exit_code: 1 };
+        };
+        let text = match refused.code() {
+            "unavailable" => format!(
+                "no broker answers at {servers}: start one with `taskyard serve`, or say where it \
+                 is with --server or TASKYARD_URL ({text})"
+            ),
+            "unauthenticated" => format!("{text}; give a token with --token or TASKYARD_TOKEN"),
+            "outcome_unknown" => format!("{text} (broker {servers})"),
+            _ => text,
+        };
+        Complaint { code: refused.code().to_owned(), text, exit_code: 1 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context as _;
+
+    fn complaint(error: &anyhow::Error) -> Complaint {
+        Complaint::of(error, &["http://here:7400".to_owned()])
+    }
+
+    #[test]
+    fn usage_exits_with_2_and_the_rest_with_1() {
+        let refused = complaint(&usage("name a queue"));
+        assert_eq!((refused.exit_code, refused.text.as_str()), (2, "name a queue"));
+        let failed = complaint(&anyhow::anyhow!("no such file"));
+        assert_eq!((failed.exit_code, failed.code.as_str()), (1, "failed"));
+    }
+
+    #[test]
+    fn a_silent_broker_is_named_with_what_to_do() {
+        let error = taskyard::Error::Unavailable {
+            code: "unavailable".to_owned(),
+            message: "connection refused".to_owned(),
+        };
+        let complaint = complaint(&Err::<(), _>(error).context("task 1").unwrap_err());
+        assert_eq!(complaint.exit_code, 1);
+        for part in ["http://here:7400", "taskyard serve", "--server", "connection refused"] {
+            assert!(complaint.text.contains(part), "{}", complaint.text);
+        }
+    }
+}

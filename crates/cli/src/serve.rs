@@ -1,0 +1,60 @@
+//! `taskyard serve`: a broker until it is told to stop.
+
+mod settings;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use taskyard_server::{Config, Node};
+
+use crate::{args::ServeArgs, log, output::Output, signals::Signals};
+
+pub(crate) fn run(args: &ServeArgs, output: Output) -> Result<()> {
+    log::start(&args.log)?;
+    let config = settings::config(args)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(config, output))
+}
+
+/// The first line of `serve --json`: where the broker is.
+#[derive(Serialize)]
+struct Started {
+    url: String,
+    address: String,
+    data: String,
+    pid: u32,
+}
+
+async fn serve(config: Config, output: Output) -> Result<()> {
+    let mut signals = Signals::listen()?;
+    let data = config.data.clone();
+    let shown = data.display();
+    let node = tokio::select! {
+        node = Node::start(config) => node.with_context(|| format!("cannot start on {shown}"))?,
+        () = signals.next() => anyhow::bail!("stopped before it was up"),
+    };
+    let address = node.address().map(|address| address.to_string()).unwrap_or_default();
+    let url = format!("http://{address}");
+    if output.is_json() {
+        output.json_line(&Started {
+            url,
+            address,
+            data: shown.to_string(),
+            pid: std::process::id(),
+        })?;
+    } else {
+        let version = env!("CARGO_PKG_VERSION");
+        eprintln!(
+            "taskyard {version} listens on {url} and keeps its tasks in {shown}; Ctrl-C stops it"
+        );
+    }
+    tokio::select! {
+        () = signals.next() => {}
+        error = node.failed() => {
+            return Err(anyhow::Error::new(error).context(format!("the broker on {shown} stopped")));
+        }
+    }
+    tracing::info!("stopping");
+    signals.or_at_once(node.stop()).await;
+    tracing::info!("stopped");
+    Ok(())
+}

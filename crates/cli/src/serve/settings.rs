@@ -1,0 +1,208 @@
+//! What a node is told: options over environment variables over a file over defaults.
+//!
+//! A file is checked whole: every mistake is reported at once, and an unknown key gets the one that
+//! was probably meant.
+
+use std::{fs, net::SocketAddr, path::Path, time::Duration};
+
+use anyhow::{Context, Result};
+use taskyard_server::Config;
+use toml::Value;
+
+use crate::{args::ServeArgs, remote::usage, values};
+
+/// Where state is kept if nothing says so.
+const DATA: &str = "taskyard-data";
+/// One task must fit one log entry.
+const PAYLOAD_MAX: u64 = 8 << 20;
+
+/// The settings of a file, each as it stands there or not at all.
+#[derive(Debug, Default, PartialEq)]
+struct Settings {
+    data: Option<String>,
+    listen: Option<SocketAddr>,
+    shards: Option<u16>,
+    payload_max: Option<u64>,
+    memory_max: Option<u64>,
+    disk_reserve: Option<u64>,
+    shutdown_grace: Option<Duration>,
+}
+
+const KEYS: [&str; 7] =
+    ["data", "listen", "shards", "payload_max", "memory_max", "disk_reserve", "shutdown_grace"];
+
+/// What the node is told in the end.
+pub(super) fn config(args: &ServeArgs) -> Result<Config> {
+    let file = match &args.config {
+        Some(path) => read(path)?,
+        None => Settings::default(),
+    };
+    let data = args.data.clone().or(file.data.map(Into::into)).unwrap_or_else(|| DATA.into());
+    let mut config = Config::new(data);
+    if let Some(listen) = args.listen.or(file.listen) {
+        config.listen = Some(listen);
+    }
+    if let Some(shards) = args.shards.or(file.shards) {
+        config.shards = shards;
+    }
+    if let Some(bytes) = args.payload_max.or(file.payload_max) {
+        config.payload_bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX);
+    }
+    if let Some(bytes) = args.memory_max.or(file.memory_max) {
+        config.memory_bytes_max = bytes;
+    }
+    if let Some(bytes) = args.disk_reserve.or(file.disk_reserve) {
+        config.disk_reserve_bytes = bytes;
+    }
+    if let Some(grace) = args.shutdown_grace.or(file.shutdown_grace) {
+        config.shutdown_grace = grace;
+    }
+    validate(&config)?;
+    Ok(config)
+}
+
+fn validate(config: &Config) -> Result<()> {
+    let mut problems = Vec::new();
+    if !(1..=4096).contains(&config.shards) {
+        problems.push(format!("shards is {}: it must be 1 to 4096", config.shards));
+    }
+    if config.payload_bytes_max == 0 || config.payload_bytes_max as u64 > PAYLOAD_MAX {
+        let bytes = config.payload_bytes_max;
+        problems.push(format!("payload_max is {bytes} bytes: it must be 1 byte to 8M"));
+    }
+    if config.memory_bytes_max < 16 << 20 {
+        let bytes = config.memory_bytes_max;
+        problems.push(format!("memory_max is {bytes} bytes: a broker needs 16M at least"));
+    }
+    report(&problems)
+}
+
+fn read(path: &Path) -> Result<Settings> {
+    let shown = path.display();
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
+    parse(&text).with_context(|| format!("{shown} is no configuration"))
+}
+
+fn parse(text: &str) -> Result<Settings> {
+    let table: toml::Table = text.parse().map_err(|error| usage(format!("{error}")))?;
+    let mut settings = Settings::default();
+    let mut problems = Vec::new();
+    for (key, value) in &table {
+        let taken = match key.as_str() {
+            "data" => take(&mut settings.data, value, |text| Ok(text.to_owned())),
+            "listen" => take(&mut settings.listen, value, |text| {
+                text.parse().map_err(|_| format!("{text:?} is no address like 127.0.0.1:7400"))
+            }),
+            "shards" => take(&mut settings.shards, value, |text| {
+                text.parse().map_err(|_| format!("{text:?} is no number from 1 to 4096"))
+            }),
+            "payload_max" => take(&mut settings.payload_max, value, values::size),
+            "memory_max" => take(&mut settings.memory_max, value, values::size),
+            "disk_reserve" => take(&mut settings.disk_reserve, value, values::size),
+            "shutdown_grace" => take(&mut settings.shutdown_grace, value, values::duration),
+            unknown => Err(format!("there is no such key{}", did_you_mean(unknown))),
+        };
+        if let Err(problem) = taken {
+            problems.push(format!("{key}: {problem}"));
+        }
+    }
+    report(&problems)?;
+    Ok(settings)
+}
+
+/// A value may be written as a text or, where it is a number, as one.
+fn take<T>(
+    slot: &mut Option<T>,
+    value: &Value,
+    read: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<(), String> {
+    *slot = Some(match value {
+        Value::String(text) => read(text)?,
+        Value::Integer(number) => read(&number.to_string())?,
+        other => {
+            return Err(format!("a {} is neither a text nor a whole number", other.type_str()));
+        }
+    });
+    Ok(())
+}
+
+fn report(problems: &[String]) -> Result<()> {
+    if problems.is_empty() { Ok(()) } else { Err(usage(problems.join("\n"))) }
+}
+
+fn did_you_mean(unknown: &str) -> String {
+    let nearest = KEYS.iter().min_by_key(|key| distance(unknown, key));
+    match nearest {
+        Some(key) if distance(unknown, key) <= 3 => format!("; did you mean {key}?"),
+        _ => format!("; there are {}", KEYS.join(", ")),
+    }
+}
+
+/// How many letters to add, drop or change to get from one word to the other.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, letter) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, other) in to.iter().enumerate() {
+            let change = diagonal + usize::from(letter != *other);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
+
+    fn args(line: &str) -> ServeArgs {
+        match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
+            Command::Serve(args) => args,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn options_win_over_the_file_and_that_over_defaults() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("taskyard.toml");
+        fs::write(&file, "listen = \"127.0.0.1:1\"\nshards = 4\nmemory_max = \"2G\"\n").unwrap();
+        let line = format!("taskyard serve --shards 8 --config {}", file.display());
+        let config = config(&args(&line)).unwrap();
+        assert_eq!(config.shards, 8);
+        assert_eq!(config.memory_bytes_max, 2 << 30);
+        assert_eq!(config.listen.map(|address| address.port()), Some(1));
+        assert_eq!(config.payload_bytes_max, 1 << 20, "the default");
+    }
+
+    #[test]
+    fn every_mistake_of_a_file_is_reported_at_once() {
+        let text = "listn = 1\nshards = \"many\"\nmemory_max = true\npayload_max = \"1X\"";
+        let error = format!("{:#}", parse(text).unwrap_err());
+        for part in ["did you mean listen?", "many", "memory_max", "1X"] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+        assert!(format!("{:#}", parse("a = ").unwrap_err()).contains("line 1"));
+    }
+
+    #[test]
+    fn bounds_are_reported_together() {
+        let error = config(&args("taskyard serve --shards 0 --payload-max 9M")).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("shards is 0") && error.contains("payload_max is"), "{error}");
+    }
+
+    #[test]
+    fn distance_counts_letters() {
+        for (from, to, letters) in
+            [("", "abc", 3), ("listn", "listen", 1), ("data", "data", 0), ("kitten", "sitting", 3)]
+        {
+            assert_eq!(distance(from, to), letters, "{from} {to}");
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! `taskyard task`: look at tasks, cancel them, run them again.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use taskyard::{TaskDetails, TaskId, TaskOutcome, TaskState, Tasks, Timestamp};
+
+use crate::{
+    args::{FilterArgs, PageArgs, TaskCommand},
+    output::{Colour, Output, Table, now, plain, relative, shorten},
+    payload,
+    remote::Remote,
+    values,
+};
+
+/// One long poll; longer waits are many of them.
+const WAIT_EACH: Duration = Duration::from_secs(30);
+
+pub(crate) async fn run(remote: &Remote, command: TaskCommand) -> Result<()> {
+    let Remote { client, output } = remote;
+    match command {
+        TaskCommand::Get { id } => {
+            let task = client.get(id.as_str()).await?;
+            output.value(&task, |task| describe(task, *output))?;
+        }
+        TaskCommand::List { filter, state, page } => {
+            let mut tasks = filter_tasks(client.tasks(), &filter);
+            if let Some(state) = state {
+                tasks = tasks.state(state);
+            }
+            list(*output, tasks, &page).await?;
+        }
+        TaskCommand::Cancel { ids } => {
+            for id in ids {
+                let state = client.cancel(id.as_str()).await.context(format!("task {id}"))?;
+                let changed = Changed { id, state };
+                output.value(&changed, |changed| match changed.state {
+                    TaskState::Claimed => {
+                        format!("{} will be cancelled when its worker yields", changed.id)
+                    }
+                    state => format!("{} is {}", changed.id, output.state(state)),
+                })?;
+            }
+        }
+        TaskCommand::Retry { ids, payload } => {
+            let payload = payload.as_deref().map(payload::read_json).transpose()?;
+            for id in ids {
+                let state = client.retry_edited(id.as_str(), payload.clone()).await;
+                let changed = Changed { state: state.context(format!("task {id}"))?, id };
+                output.value(&changed, |changed| {
+                    format!("{} is {}", changed.id, output.state(changed.state))
+                })?;
+            }
+        }
+        TaskCommand::Result { id, wait, wait_for } => {
+            let patience = wait.then_some(wait_for.unwrap_or(Duration::MAX));
+            result(remote, &TaskId::from(id), patience).await?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Changed {
+    id: String,
+    state: TaskState,
+}
+
+/// Prints what a task returned, after waiting for its end if `patience` says so. Not a success is
+/// a failure of this command too.
+pub(crate) async fn result(remote: &Remote, id: &TaskId, patience: Option<Duration>) -> Result<()> {
+    let outcome = outcome(remote, id, patience).await?;
+    if outcome.state == TaskState::Succeeded {
+        return Ok(remote.output.value(&outcome, |outcome| match &outcome.result {
+            Some(result) => String::from_utf8_lossy(result).into_owned(),
+            None => "null".to_owned(),
+        })?);
+    }
+    if remote.output.is_json() {
+        remote.output.json_line(&outcome)?;
+    }
+    if !outcome.state.is_finished() {
+        anyhow::bail!("task {id} is {}; wait for its end with --wait", outcome.state);
+    }
+    match &outcome.error {
+        Some(error) => anyhow::bail!("task {id} ended as {}: {error}", outcome.state),
+        None => anyhow::bail!("task {id} ended as {}", outcome.state),
+    }
+}
+
+async fn outcome(remote: &Remote, id: &TaskId, patience: Option<Duration>) -> Result<TaskOutcome> {
+    let started = std::time::Instant::now();
+    loop {
+        let left = patience.unwrap_or_default().saturating_sub(started.elapsed());
+        let outcome = remote.client.outcome(id, left.min(WAIT_EACH)).await?;
+        if outcome.state.is_finished() || left <= WAIT_EACH {
+            return Ok(outcome);
+        }
+    }
+}
+
+/// Narrows a list.
+pub(crate) fn filter_tasks(mut tasks: Tasks, filter: &FilterArgs) -> Tasks {
+    if let Some(queue) = &filter.queue {
+        tasks = tasks.queue(queue);
+    }
+    if let Some(kind) = &filter.kind {
+        tasks = tasks.kind(kind);
+    }
+    if let Some(error) = &filter.error {
+        tasks = tasks.error(error);
+    }
+    if let Some(tag) = &filter.tag {
+        tasks = tasks.tag(tag);
+    }
+    tasks
+}
+
+/// Prints up to `page.limit` tasks, and how to go on.
+pub(crate) async fn list(output: Output, mut tasks: Tasks, page: &PageArgs) -> Result<()> {
+    if let Some(cursor) = &page.cursor {
+        tasks = tasks.after(cursor);
+    }
+    if page.payload {
+        tasks = tasks.with_payload();
+    }
+    // A page is never larger than what is still wanted, so that its cursor is where the list ends.
+    let mut found: Vec<TaskDetails> = Vec::new();
+    let mut ended = false;
+    while found.len() < page.limit && !ended {
+        let wanted = (page.limit - found.len()).min(1_000);
+        tasks = tasks.page_size(u32::try_from(wanted).unwrap_or(u32::MAX));
+        match tasks.page().await? {
+            Some(next) => found.extend(next),
+            None => ended = true,
+        }
+    }
+    let cursor = if ended { None } else { tasks.cursor() };
+    if output.is_json() {
+        for task in &found {
+            output.json_line(task)?;
+        }
+    } else {
+        output.value(&(), |()| table(&found).render(output))?;
+    }
+    if let Some(cursor) = cursor {
+        eprintln!("there may be more: go on with --cursor {cursor}");
+    }
+    Ok(())
+}
+
+fn table(tasks: &[TaskDetails]) -> Table {
+    let now = now();
+    let mut table = Table::new(&["id", "queue", "type", "state", ">attempt", "when", "last error"]);
+    for task in tasks {
+        let error = last_error(task).map(|error| shorten(&error, 60)).unwrap_or_default();
+        table.row(vec![
+            plain(&task.id),
+            plain(&task.queue),
+            plain(&task.kind),
+            (crate::output::state_colour(task.state), task.state.to_string()),
+            plain(format!("{}/{}", task.attempt, task.max_attempts)),
+            plain(relative(moment_of(task), now)),
+            (Colour::Grey, error),
+        ]);
+    }
+    table
+}
+
+/// The moment that says most about a task in its state.
+fn moment_of(task: &TaskDetails) -> Timestamp {
+    let claimed = task.claim.as_ref().map(|claim| claim.claimed_at);
+    task.finished_at.or(claimed).or(task.run_at).unwrap_or(task.enqueued_at)
+}
+
+fn last_error(task: &TaskDetails) -> Option<String> {
+    let attempt = task.attempts.iter().rfind(|attempt| attempt.error.is_some())?;
+    attempt.error.as_ref().map(ToString::to_string)
+}
+
+fn describe(task: &TaskDetails, output: Output) -> String {
+    let now = now();
+    let mut lines = Vec::new();
+    let mut line = |name: &str, value: String| {
+        lines.push(format!("{}  {value}", output.paint(Colour::Grey, format!("{name:<12}"))));
+    };
+    let when = |moment: Timestamp| format!("{moment} ({})", relative(moment, now));
+    line("id", task.id.to_string());
+    line("type", format!("{} in queue {}", task.kind, task.queue));
+    line("state", output.state(task.state));
+    if !task.death_reason.is_empty() {
+        line("why", task.death_reason.clone());
+    }
+    line("attempt", format!("{} of {}", task.attempt, task.max_attempts));
+    if task.losses > 0 {
+        line("losses", format!("{} of its workers died", task.losses));
+    }
+    line("priority", task.priority.to_string());
+    line("enqueued", when(task.enqueued_at));
+    for (name, moment) in
+        [("runs", task.run_at), ("expires", task.expires_at), ("finished", task.finished_at)]
+    {
+        if let Some(moment) = moment {
+            line(name, when(moment));
+        }
+    }
+    if let Some(claim) = &task.claim {
+        let cancel = if claim.cancel_requested { ", asked to stop" } else { "" };
+        line(
+            "worker",
+            format!("{} since {}{cancel}", claim.worker, relative(claim.claimed_at, now)),
+        );
+    }
+    if let Some(progress) = &task.progress {
+        line("progress", format!("{} % {}", progress.percent, progress.message));
+    }
+    if let Some(timeout) = task.timeout {
+        line("timeout", values::show_duration(timeout));
+    }
+    if !task.tags.is_empty() {
+        line("tags", task.tags.join(", "));
+    }
+    for (name, value) in &task.headers {
+        line("header", format!("{name}={value}"));
+    }
+    for (name, bytes) in [("payload", &task.payload), ("result", &task.result)] {
+        if let Some(bytes) = bytes {
+            line(name, show_bytes(bytes));
+        }
+    }
+    for attempt in &task.attempts {
+        let took = values::show_roughly(attempt.ended_at.since(attempt.claimed_at));
+        let error = attempt.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+        line(
+            &format!("  #{}", attempt.attempt),
+            format!("{} after {took} on {}{error}", attempt.outcome, attempt.worker),
+        );
+    }
+    lines.join("\n")
+}
+
+/// Text as it is, cut to a few lines; anything else as its size.
+fn show_bytes(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.chars().any(|c| c.is_control() && !c.is_whitespace()) => {
+            shorten(text.trim_end(), 2_000)
+        }
+        _ => format!("{} of bytes; see --json", values::show_size(bytes.len() as u64)),
+    }
+}

@@ -1,0 +1,190 @@
+//! Values as people type them: durations, sizes, moments, pairs. And back.
+
+use std::time::Duration;
+
+/// Units of time, the longest first, so that a duration is shown in as few as possible.
+const UNITS: [(&str, u64); 5] =
+    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+
+/// `250ms`, `10s`, `5m`, `1h30m`, `2d`. A bare number is refused: its unit would be a guess.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("{text:?} is not a duration: write it like 250ms, 10s, 5m, 1h30m or 2d");
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut total: u64 = 0;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        let (number, after) = rest.split_at(digits);
+        let letters = after.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(after.len());
+        let (unit, after) = after.split_at(letters);
+        let number: u64 = number.parse().map_err(|_| bad())?;
+        let (_, unit_ms) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
+        let ms = number.checked_mul(*unit_ms).ok_or_else(bad)?;
+        total = total.checked_add(ms).ok_or_else(bad)?;
+        rest = after;
+    }
+    if text.is_empty() { Err(bad()) } else { Ok(Duration::from_millis(total)) }
+}
+
+/// The shortest exact way to write a duration, in whole milliseconds.
+pub(crate) fn show_duration(duration: Duration) -> String {
+    let mut left = millis(duration);
+    if left == 0 {
+        return "0".to_owned();
+    }
+    let mut text = String::new();
+    for (unit, ms) in UNITS {
+        if left >= ms {
+            text += &format!("{}{unit}", left / ms);
+            left %= ms;
+        }
+    }
+    text
+}
+
+/// Roughly how long: the two largest units at most, for tables.
+pub(crate) fn show_roughly(duration: Duration) -> String {
+    let ms = millis(duration);
+    let (first, second) = match ms {
+        0..1_000 => return format!("{ms}ms"),
+        1_000..10_000 => return format!("{}.{}s", ms / 1_000, ms % 1_000 / 100),
+        10_000..60_000 => return format!("{}s", ms / 1_000),
+        60_000..3_600_000 => (2, 3),
+        3_600_000..86_400_000 => (1, 2),
+        86_400_000.. => (0, 1),
+    };
+    let (long, short) = (UNITS[first], UNITS[second]);
+    match ms % long.1 / short.1 {
+        0 => format!("{}{}", ms / long.1, long.0),
+        rest => format!("{}{}{rest}{}", ms / long.1, long.0, short.0),
+    }
+}
+
+/// Whole milliseconds, the most there can be instead of more.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    duration.as_millis().try_into().unwrap_or(u64::MAX)
+}
+
+const SIZES: [(&str, u64); 4] = [("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
+
+/// `4096`, `64K`, `512M`, `2G`: powers of 1024; `KiB`, `MB` and the like mean the same.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    let bad = || format!("{text:?} is not a size: write it like 4096, 64K, 512M or 2G");
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| bad())?;
+    let unit = unit.to_ascii_uppercase();
+    let factor = match unit.strip_suffix("IB").or(unit.strip_suffix('B')).unwrap_or(&unit) {
+        "" => 1,
+        letter => SIZES.iter().find(|(name, _)| *name == letter).ok_or_else(bad)?.1,
+    };
+    number.checked_mul(factor).ok_or_else(bad)
+}
+
+/// A size in the largest unit that keeps a digit before the point.
+pub(crate) fn show_size(bytes: u64) -> String {
+    match SIZES.iter().find(|(_, factor)| bytes >= *factor) {
+        None => format!("{bytes} B"),
+        Some((unit, factor)) => format!("{:.1} {unit}iB", bytes as f64 / *factor as f64),
+    }
+}
+
+/// A moment as RFC 3339, in milliseconds since the Unix epoch.
+pub(crate) fn moment(text: &str) -> Result<u64, String> {
+    let bad = || format!("{text:?} is not a moment: write it like 2031-05-01T09:30:00Z");
+    let moment: jiff::Timestamp = text.parse().map_err(|_| bad())?;
+    moment.as_millisecond().try_into().map_err(|_| bad())
+}
+
+/// `name=value`.
+pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("{text:?} is not a pair: write it like name=value")),
+    }
+}
+
+/// `name` or `name:weight`.
+pub(crate) fn weighted(text: &str) -> Result<(String, Option<u32>), String> {
+    match text.rsplit_once(':') {
+        None => Ok((text.to_owned(), None)),
+        Some((name, weight)) => match weight.parse() {
+            Ok(weight @ 1..) => Ok((name.to_owned(), Some(weight))),
+            _ => Err(format!("{text:?}: the weight after the colon must be a number from 1")),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_and_shown() {
+        for (text, ms) in [
+            ("0", 0),
+            ("250ms", 250),
+            ("10s", 10_000),
+            ("5m", 300_000),
+            ("1h30m", 5_400_000),
+            ("2d", 172_800_000),
+            ("1s500ms", 1_500),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
+            assert_eq!(show_duration(Duration::from_millis(ms)), text);
+        }
+        for text in ["", "10", "s", "-5s", "1.5h", "10 s", "5x", "99999999999999999999s", "1h30"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn rough_durations_have_two_units_at_most() {
+        for (ms, text) in [
+            (7, "7ms"),
+            (1_500, "1.5s"),
+            (59_999, "59s"),
+            (60_000, "1m"),
+            (90_500, "1m30s"),
+            (3_660_000, "1h1m"),
+            (90_000_000, "1d1h"),
+        ] {
+            assert_eq!(show_roughly(Duration::from_millis(ms)), text);
+        }
+    }
+
+    #[test]
+    fn sizes_are_read_and_shown() {
+        for (text, bytes) in
+            [("0", 0), ("4096", 4096), ("64K", 65_536), ("512MiB", 512 << 20), ("2gb", 2 << 30)]
+        {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "K", "12X", "-1", "1.5G", "99999999999T"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+        assert_eq!(show_size(100), "100 B");
+        assert_eq!(show_size(1_536), "1.5 KiB");
+        assert_eq!(show_size(3 << 30), "3.0 GiB");
+    }
+
+    #[test]
+    fn moments_are_utc_milliseconds() {
+        assert_eq!(moment("1970-01-01T00:00:01.5Z"), Ok(1_500));
+        assert_eq!(moment("1970-01-01T02:00:00+02:00"), Ok(0));
+        for text in ["", "tomorrow", "2031-05-01", "2031-05-01T09:30:00", "1969-01-01T00:00:00Z"] {
+            assert!(moment(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn pairs_and_weights_are_split() {
+        assert_eq!(pair("a=b=c"), Ok(("a".into(), "b=c".into())));
+        assert!(pair("a").is_err() && pair("=b").is_err());
+        assert_eq!(weighted("mail"), Ok(("mail".into(), None)));
+        assert_eq!(weighted("mail:3"), Ok(("mail".into(), Some(3))));
+        assert!(weighted("mail:0").is_err() && weighted("mail:x").is_err());
+    }
+}

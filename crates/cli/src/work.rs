@@ -1,0 +1,196 @@
+//! `taskyard work`: a worker that runs a command for each task.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::{Context, Result};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use taskyard::{CancelReason, Cancelled, Fail, RawResult, TaskContext, TaskRequest, Worker};
+use taskyard_cli::exec::{Job, Limits, Report, Runner, Verdict};
+use tokio::sync::oneshot;
+
+use crate::{
+    args::{Common, WorkArgs},
+    log, remote,
+    signals::Signals,
+};
+
+/// How `sh` runs a command line.
+const SHELL: [&str; 2] = ["/bin/sh", "-c"];
+
+pub(crate) fn run(args: &WorkArgs, common: &Common) -> Result<()> {
+    log::start(&args.log)?;
+    Runner::adopt_orphans().context("cannot look after the tasks' processes")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let worked = runtime.block_on(work(args, common));
+    // Nothing is left to wait for: what still runs is killed by its supervisor.
+    runtime.shutdown_background();
+    worked
+}
+
+async fn work(args: &WorkArgs, common: &Common) -> Result<()> {
+    let mut signals = Signals::listen()?;
+    let client = remote::connect(common).await?;
+    let worker = worker(args, client)?;
+    let names: Vec<&str> = args.queue.iter().map(|(name, _)| name.as_str()).collect();
+    tracing::info!(queues = names.join(","), "waiting for tasks");
+    let (stop, stopped) = oneshot::channel::<()>();
+    let mut running = std::pin::pin!(worker.run_until(stopped));
+    tokio::select! {
+        ended = &mut running => return Ok(ended?),
+        () = signals.next() => {}
+    }
+    tracing::info!(grace = ?args.shutdown_grace, "stopping; a second signal stops at once");
+    drop(stop);
+    Ok(signals.or_at_once(running).await?)
+}
+
+/// The worker that was typed.
+fn worker(args: &WorkArgs, client: taskyard::Client) -> Result<Worker> {
+    let runner = Arc::new(runner(args));
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut builder = Worker::builder(client)
+        .concurrency(args.concurrency.map_or(processors, |count| count as usize))
+        .shutdown_grace(args.shutdown_grace);
+    for (queue, weight) in &args.queue {
+        builder = match weight {
+            Some(weight) => builder.queue_weighted(queue, *weight),
+            None => builder.queue(queue),
+        };
+    }
+    if let Some(name) = &args.name {
+        builder = builder.name(name);
+    }
+    if let Some(timeout) = args.timeout {
+        builder = builder.timeout(timeout);
+    }
+    let handler = move |request: TaskRequest| handle(Arc::clone(&runner), request);
+    Ok(builder.fallback(handler).build()?)
+}
+
+fn runner(args: &WorkArgs) -> Runner {
+    let argv = match &args.exec {
+        Some(command) => {
+            SHELL.iter().copied().chain([command.as_str()]).map(str::to_owned).collect()
+        }
+        None => args.argv.clone(),
+    };
+    Runner {
+        // This very file, even if another has taken its name since.
+        program: "/proc/self/exe".into(),
+        argv,
+        limits: Limits {
+            memory_bytes: args.memory,
+            cpu_seconds: args.cpu_seconds,
+            processes_max: Some(args.max_processes).filter(|&max| max > 0),
+        },
+        grace: args.kill_grace,
+    }
+}
+
+async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, Fail> {
+    let context = request.context().clone();
+    let timeout = context.time_left();
+    let limits = runner.limits;
+    let started = Instant::now();
+    let reported = run_one(runner, request).await;
+    let report = reported.map_err(|error| Fail::new(error).kind("not started"))?;
+    let took = started.elapsed();
+    let (id, kind, attempt) = (context.id(), context.kind(), context.attempt());
+    match report.verdict(timeout, &limits) {
+        Verdict::Ack(result) => {
+            tracing::info!(%id, kind, attempt, ?took, "succeeded");
+            Ok(RawResult(result.unwrap_or_else(|| b"null".to_vec()).into()))
+        }
+        Verdict::Fail(failure) => {
+            tracing::warn!(%id, kind, attempt, ?took, error = failure.message, "failed");
+            let fail = match failure.retryable {
+                true => Fail::new(failure.message),
+                false => Fail::permanent(failure.message),
+            };
+            Err(fail.kind(failure.error_type).backtrace(failure.backtrace))
+        }
+        Verdict::Stopped => {
+            let reason = context.cancel_reason();
+            tracing::info!(%id, kind, attempt, ?took, ?reason, "stopped");
+            match reason {
+                Some(CancelReason::Timeout) => {
+                    Err(Fail::new("ran longer than its timeout").kind("timeout"))
+                }
+                _ => Err(Cancelled.into()),
+            }
+        }
+    }
+}
+
+/// Runs the command in a task of its own, which keeps the request, and with it the worker's slot,
+/// until no process is left. The caller may be dropped meanwhile: that stops it.
+async fn run_one(runner: Arc<Runner>, request: TaskRequest) -> std::io::Result<Report> {
+    let (keep, dropped) = oneshot::channel::<()>();
+    let running = tokio::spawn(async move {
+        let context = request.context().clone();
+        let stop = async move {
+            tokio::select! {
+                _ = context.cancelled() => {}
+                _ = dropped => {}
+            }
+        };
+        let job = job(request.context(), request.payload());
+        let report = runner.run(job, stop).await;
+        drop(request);
+        report
+    });
+    let report = running.await.map_err(std::io::Error::other)?;
+    drop(keep);
+    report
+}
+
+fn job(context: &TaskContext, payload: &[u8]) -> Job {
+    let timeout = context.time_left();
+    let mut environment = vec![
+        ("TASKYARD_ID", context.id().to_string()),
+        ("TASKYARD_TYPE", context.kind().to_owned()),
+        ("TASKYARD_QUEUE", context.queue().to_owned()),
+        ("TASKYARD_ATTEMPT", context.attempt().to_string()),
+    ];
+    environment.extend(timeout.and_then(deadline).map(|moment| ("TASKYARD_DEADLINE", moment)));
+    environment.extend(context.resume_bytes().map(resume_state));
+    Job { payload: payload.to_vec(), environment, timeout }
+}
+
+/// The moment `left` from now, as RFC 3339.
+fn deadline(left: Duration) -> Option<String> {
+    let moment = jiff::Timestamp::try_from(SystemTime::now().checked_add(left)?).ok()?;
+    Some(format!("{moment:.3}"))
+}
+
+/// Text as it is; other bytes, and zero bytes that no environment can hold, as base64.
+fn resume_state(bytes: &[u8]) -> (&'static str, String) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.contains('\0') => ("TASKYARD_RESUME_STATE", text.to_owned()),
+        _ => ("TASKYARD_RESUME_STATE_BASE64", BASE64_STANDARD.encode(bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resume_state_is_text_where_it_can_be() {
+        assert_eq!(resume_state(b"{\"at\": 3}"), ("TASKYARD_RESUME_STATE", "{\"at\": 3}".into()));
+        for bytes in [&b"\xff\x00"[..], b"a\0b"] {
+            assert_eq!(resume_state(bytes).0, "TASKYARD_RESUME_STATE_BASE64");
+        }
+        assert_eq!(resume_state(b"\xff\x00").1, "/wA=");
+    }
+
+    #[test]
+    fn a_deadline_is_rfc_3339() {
+        let moment = deadline(Duration::from_secs(60)).unwrap();
+        assert!(crate::values::moment(&moment).is_ok() && moment.ends_with('Z'), "{moment}");
+        assert_eq!(deadline(Duration::MAX), None);
+    }
+}
