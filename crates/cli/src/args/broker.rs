@@ -1,0 +1,140 @@
+//! What is typed to run, save, restore and measure a broker.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::{Args, ValueEnum};
+
+use crate::values;
+
+#[derive(Debug, Args)]
+#[command(after_help = SERVE_EXAMPLES)]
+pub(crate) struct ServeArgs {
+    /// Where state is kept; made if it does not exist [default: ./taskyard-data]
+    #[arg(long, env = "TASKYARD_DATA", value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+    /// Address for gRPC and HTTP; port 0 takes any free one [default: 127.0.0.1:7400]
+    #[arg(long, env = "TASKYARD_LISTEN", value_name = "ADDR")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Shards of a new data directory, fixed from then on [default: 32]
+    #[arg(long, env = "TASKYARD_SHARDS", value_name = "N")]
+    pub(crate) shards: Option<u16>,
+    /// Largest payload taken, up to 8M [default: 1M]
+    #[arg(long, env = "TASKYARD_PAYLOAD_MAX", value_name = "SIZE", value_parser = values::size)]
+    pub(crate) payload_max: Option<u64>,
+    /// Memory for tasks and payloads; over it payloads go to disk, then enqueues are refused
+    /// [default: half of the machine's]
+    #[arg(long, env = "TASKYARD_MEMORY_MAX", value_name = "SIZE", value_parser = values::size)]
+    pub(crate) memory_max: Option<u64>,
+    /// Free disk space below which enqueues are refused [default: 1G]
+    #[arg(long, env = "TASKYARD_DISK_RESERVE", value_name = "SIZE", value_parser = values::size)]
+    pub(crate) disk_reserve: Option<u64>,
+    /// How long a stop waits for calls in flight [default: 10s]
+    #[arg(long, env = "TASKYARD_SHUTDOWN_GRACE", value_name = "DURATION", value_parser = values::duration)]
+    pub(crate) shutdown_grace: Option<Duration>,
+    /// A TOML file with the same names as these options, with _ for -
+    #[arg(long, env = "TASKYARD_CONFIG", value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+const SERVE_EXAMPLES: &str = "\
+Options win over environment variables, those over the file, that over the defaults.
+SIGTERM or Ctrl-C stops gracefully; a second one stops at once, which loses nothing that was
+acknowledged.
+
+Examples:
+  taskyard serve --data /var/lib/taskyard
+  taskyard serve --listen 0.0.0.0:7400 --memory-max 4G
+  taskyard serve --config /etc/taskyard.toml
+
+A file:
+  data = \"/var/lib/taskyard\"
+  listen = \"10.0.0.5:7400\"
+  memory_max = \"4G\"";
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct LogArgs {
+    /// What to log, such as warn or taskyard_server=debug [default: info]
+    #[arg(long, env = "RUST_LOG", value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+    /// How to write the log, to stderr.
+    #[arg(long, env = "TASKYARD_LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
+    pub(crate) log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  taskyard demo
+  taskyard demo --keep        stay up afterwards, to look around with the commands it prints")]
+pub(crate) struct DemoArgs {
+    /// Keep running until Ctrl-C.
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Address for gRPC and HTTP; port 0 takes any free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub(crate) listen: SocketAddr,
+    /// How long the load runs.
+    #[arg(long, value_name = "DURATION", default_value = "8s", value_parser = values::duration)]
+    pub(crate) duration: Duration,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  taskyard backup yard-monday.backup
+The file appears under its name only when it is whole. Tasks of each shard are copied as of one
+moment; the broker goes on meanwhile.")]
+pub(crate) struct BackupArgs {
+    /// Where to; - for stdout.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Replace the file if there is one.
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Three phases: enqueue as fast as answers come, execute what waits, then both at a fixed rate, timed
+from the moment each task was due.
+
+Examples:
+  taskyard bench                              a broker of its own, in a folder beside you
+  taskyard bench --tasks 1000000 --seconds 60 --restart --json
+  taskyard bench --remote --server http://10.0.0.5:7400 --rate 20000"
+)]
+pub(crate) struct BenchArgs {
+    /// Measure the broker at --server instead of starting one.
+    #[arg(long)]
+    pub(crate) remote: bool,
+    /// Stop after this many tasks.
+    #[arg(long, value_name = "N", default_value_t = 200_000)]
+    pub(crate) tasks: u64,
+    /// Stop each phase after this long.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) seconds: u64,
+    /// Bytes of each payload.
+    #[arg(long, value_name = "SIZE", default_value = "256", value_parser = values::size)]
+    pub(crate) payload: u64,
+    /// Enqueues in flight at once.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub(crate) clients: usize,
+    /// Tasks that workers run at once.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) slots: u32,
+    /// Queues to spread the tasks over.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) queues: u32,
+    /// Tasks per second of the last phase [default: half of what was executed at the fastest]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) rate: Option<u64>,
+    /// Kill the broker while all tasks wait, and time its return.
+    #[arg(long, conflicts_with = "remote")]
+    pub(crate) restart: bool,
+}

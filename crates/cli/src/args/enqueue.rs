@@ -1,0 +1,123 @@
+//! What is typed to add tasks.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, ValueEnum};
+
+use crate::values;
+
+#[derive(Debug, Args)]
+#[command(after_help = ENQUEUE_EXAMPLES)]
+pub(crate) struct EnqueueArgs {
+    /// What kind of task: the name of the function that does it.
+    #[arg(value_name = "TYPE", required_unless_present = "file")]
+    pub(crate) kind: Option<String>,
+    /// Its input: JSON text, @FILE, or - for stdin [default: null]
+    #[arg(value_name = "PAYLOAD", allow_hyphen_values = true)]
+    pub(crate) payload: Option<String>,
+    /// The payload is bytes, not JSON.
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Media type of a --raw payload.
+    #[arg(long, value_name = "TYPE", requires = "raw", default_value = "application/octet-stream")]
+    pub(crate) content_type: String,
+    /// The queue [default: default]
+    #[arg(long, short, value_name = "NAME")]
+    pub(crate) queue: Option<String>,
+    /// 0 to 9, 9 first [default: 5]
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=9))]
+    pub(crate) priority: Option<u8>,
+    /// Not before this much later: 10s, 5m, 1h30m.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, conflicts_with = "at")]
+    pub(crate) delay: Option<Duration>,
+    /// Not before this moment: 2031-05-01T09:30:00Z.
+    #[arg(long, value_name = "TIME", value_parser = values::moment)]
+    pub(crate) at: Option<u64>,
+    /// Give it up if no worker has begun by this moment.
+    #[arg(long, value_name = "TIME", value_parser = values::moment, conflicts_with = "expires_in")]
+    pub(crate) expires_at: Option<u64>,
+    /// Give it up if no worker has begun this much later.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    pub(crate) expires_in: Option<Duration>,
+    /// Enqueue once only: the same id in the same queue answers with the same task.
+    #[arg(long, value_name = "ID")]
+    pub(crate) request_id: Option<String>,
+    /// The longest one attempt may run.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// How long it is kept after its end.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    pub(crate) retention: Option<Duration>,
+    /// A word to find it by; may be given several times.
+    #[arg(long, value_name = "TAG")]
+    pub(crate) tag: Vec<String>,
+    /// Data that travels with it; may be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = values::pair)]
+    pub(crate) header: Vec<(String, String)>,
+    /// Wait for its end and print its result.
+    #[arg(long)]
+    pub(crate) wait: bool,
+    /// With --wait: give up after this long.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, requires = "wait")]
+    pub(crate) wait_for: Option<Duration>,
+    /// Add one task per line of a JSONL file, or of stdin (-). Options above are defaults for
+    /// lines that do not say otherwise.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["payload", "raw", "wait", "request_id"], help_heading = "Many tasks")]
+    pub(crate) file: Option<PathBuf>,
+    /// All lines or none, in one queue; up to 10,000 tasks.
+    #[arg(long, requires = "file", help_heading = "Many tasks")]
+    pub(crate) batch: bool,
+    // Last, because its heading holds for all that follows.
+    #[command(flatten)]
+    pub(crate) retry: RetryArgs,
+}
+
+const ENQUEUE_EXAMPLES: &str = "\
+Examples:
+  taskyard enqueue send_mail '{\"to\": \"ada@example.com\"}' --queue mail
+  taskyard enqueue report @input.json --delay 10m --priority 8
+  taskyard enqueue resize '\"cat.png\"' --wait
+  taskyard enqueue import - --raw --content-type text/csv < rows.csv
+  taskyard enqueue --file tasks.jsonl --queue import
+
+A line of a file is an object; all but the type (which TYPE gives for all lines) may be left out:
+  {\"type\": \"send_mail\", \"queue\": \"mail\", \"payload\": {\"to\": \"ada@example.com\"}, \"delay_ms\": 5000,
+   \"priority\": 7, \"request_id\": \"order-17\", \"tags\": [\"new\"], \"retry\": {\"max_attempts\": 3}}";
+
+/// A retry policy. What is not given keeps its default.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Retry")]
+pub(crate) struct RetryArgs {
+    /// How the wait grows [default: exponential]
+    #[arg(long = "retry", value_name = "POLICY")]
+    pub(crate) policy: Option<PolicyName>,
+    /// Attempts in all, the first included; 1 never retries [default: 25]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_attempts: Option<u32>,
+    /// The first wait [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    pub(crate) retry_delay: Option<Duration>,
+    /// The longest wait [default: 1h]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    pub(crate) retry_delay_max: Option<Duration>,
+    /// Growth per failure [default: 2]
+    #[arg(long, value_name = "X")]
+    pub(crate) retry_factor: Option<f64>,
+    /// Added to each wait: up to this share of it, 0 to 1 [default: 0.25]
+    #[arg(long, value_name = "SHARE")]
+    pub(crate) retry_jitter: Option<f64>,
+    /// For --retry list: every wait, the last repeats.
+    #[arg(long, value_name = "DURATION,...", value_delimiter = ',', value_parser = values::duration)]
+    pub(crate) retry_delays: Vec<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PolicyName {
+    Exponential,
+    Fixed,
+    Linear,
+    Polynomial,
+    List,
+    /// One attempt.
+    Never,
+}

@@ -1,0 +1,227 @@
+//! What is typed to look at tasks, queues, dead letters and workers, and to change them.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::RetryArgs;
+use crate::values;
+
+/// Which tasks.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct FilterArgs {
+    /// Of this queue.
+    #[arg(long, short, value_name = "NAME")]
+    pub(crate) queue: Option<String>,
+    /// Of this type.
+    #[arg(long = "type", short = 't', value_name = "TYPE")]
+    pub(crate) kind: Option<String>,
+    /// Whose last error contains this text.
+    #[arg(long, short, value_name = "TEXT")]
+    pub(crate) error: Option<String>,
+    /// With this tag.
+    #[arg(long, value_name = "TAG")]
+    pub(crate) tag: Option<String>,
+}
+
+/// How much of a list.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PageArgs {
+    /// At most this many.
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 50)]
+    pub(crate) limit: usize,
+    /// Go on where a list ended; it prints its cursor.
+    #[arg(long, value_name = "CURSOR")]
+    pub(crate) cursor: Option<String>,
+    /// With payloads.
+    #[arg(long)]
+    pub(crate) payload: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TaskCommand {
+    /// Everything that is known about a task.
+    #[command(after_help = "Example:\n  taskyard task get 3f0a... --json | jq .attempts")]
+    Get {
+        #[arg(value_name = "ID")]
+        id: String,
+    },
+    /// Tasks that match.
+    #[command(after_help = "Examples:
+  taskyard task list --queue mail --state scheduled
+  taskyard task list --state dead --error 'connection refused' --json")]
+    List {
+        #[command(flatten)]
+        filter: FilterArgs,
+        /// In this state: scheduled, ready, claimed, succeeded, failed, dead, cancelled, expired.
+        #[arg(long, short, value_name = "STATE")]
+        state: Option<taskyard::TaskState>,
+        #[command(flatten)]
+        page: PageArgs,
+    },
+    /// Take tasks back: at once while they wait, else when their worker yields.
+    Cancel {
+        #[arg(value_name = "ID", required = true)]
+        ids: Vec<String>,
+    },
+    /// Run a task again that is dead, or now instead of later.
+    #[command(after_help = "Examples:
+  taskyard task retry 3f0a...
+  taskyard task retry 3f0a... --payload '{\"to\": \"ada@example.org\"}'")]
+    Retry {
+        #[arg(value_name = "ID", required = true)]
+        ids: Vec<String>,
+        /// With this payload instead: JSON text, @FILE, or - for stdin.
+        #[arg(long, value_name = "PAYLOAD", allow_hyphen_values = true)]
+        payload: Option<String>,
+    },
+    /// What a task returned. Exits 1 if it did not succeed.
+    #[command(after_help = "Examples:
+  taskyard task result 3f0a...
+  taskyard task result 3f0a... --wait --wait-for 5m")]
+    Result {
+        #[arg(value_name = "ID")]
+        id: String,
+        /// Wait for its end.
+        #[arg(long)]
+        wait: bool,
+        /// With --wait: give up after this long.
+        #[arg(long, value_name = "DURATION", value_parser = values::duration, requires = "wait")]
+        wait_for: Option<Duration>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum QueueCommand {
+    /// All queues with their counts.
+    List,
+    /// One queue: its counts and its settings.
+    Get {
+        #[arg(value_name = "QUEUE")]
+        queue: String,
+    },
+    /// Hand out no more tasks of a queue; enqueues go on.
+    Pause {
+        #[arg(value_name = "QUEUE", required = true)]
+        queues: Vec<String>,
+    },
+    /// Hand out tasks again.
+    Resume {
+        #[arg(value_name = "QUEUE", required = true)]
+        queues: Vec<String>,
+    },
+    /// Remove all waiting tasks of a queue.
+    Purge {
+        #[arg(value_name = "QUEUE")]
+        queue: String,
+        /// Do not ask.
+        #[arg(long, short)]
+        yes: bool,
+    },
+    /// Change settings of a queue; what is not given stays.
+    Set(Box<QueueSetArgs>),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  taskyard queue set mail --max-length 100000 --retention 7d
+  taskyard queue set mail --retry fixed --retry-delay 1m --max-attempts 5
+  taskyard queue set mail --unset max-length --unset retry")]
+pub(crate) struct QueueSetArgs {
+    #[arg(value_name = "QUEUE")]
+    pub(crate) queue: String,
+    /// Most waiting tasks.
+    #[arg(long, value_name = "N")]
+    pub(crate) max_length: Option<u64>,
+    /// How long a request id is remembered.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    pub(crate) dedup_window: Option<Duration>,
+    /// How long finished tasks are kept at most.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    pub(crate) retention: Option<Duration>,
+    /// How many finished tasks are kept at most.
+    #[arg(long, value_name = "N")]
+    pub(crate) retention_count: Option<u32>,
+    /// How long dead letters are kept.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    pub(crate) dead_retention: Option<Duration>,
+    /// How many dead letters are kept at most; 0 keeps none.
+    #[arg(long, value_name = "N")]
+    pub(crate) dead_retention_count: Option<u32>,
+    /// The longest one attempt may run, for tasks that do not say.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Return a setting to its default; may be given several times.
+    #[arg(long, value_name = "SETTING")]
+    pub(crate) unset: Vec<SettingName>,
+    // Last, because its heading holds for all that follows.
+    #[command(flatten)]
+    pub(crate) retry: RetryArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SettingName {
+    MaxLength,
+    DedupWindow,
+    Retention,
+    RetentionCount,
+    DeadRetention,
+    DeadRetentionCount,
+    Timeout,
+    Retry,
+}
+
+/// Which dead letters: ids, a filter, or all of them. One of these has to be said.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DeadSelection {
+    /// These.
+    #[arg(value_name = "ID", conflicts_with_all = ["all", "queue", "kind", "error", "tag"])]
+    pub(crate) ids: Vec<String>,
+    /// All there are.
+    #[arg(long, conflicts_with_all = ["queue", "kind", "error", "tag"])]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) filter: FilterArgs,
+    /// Do not ask.
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeadCommand {
+    /// Dead letters that match.
+    #[command(
+        after_help = "Example:\n  taskyard dead list --queue mail --error 'connection refused'"
+    )]
+    List {
+        #[command(flatten)]
+        filter: FilterArgs,
+        #[command(flatten)]
+        page: PageArgs,
+    },
+    /// Run them again, with all their attempts.
+    #[command(after_help = "Examples:
+  taskyard dead retry 3f0a... 3f0b...
+  taskyard dead retry --queue mail --error 'connection refused'
+  taskyard dead retry --all --yes")]
+    Retry(DeadSelection),
+    /// Remove them for good.
+    #[command(after_help = "Example:\n  taskyard dead discard --type old_report")]
+    Discard(DeadSelection),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum WorkerCommand {
+    /// Workers that are connected, or were a moment ago.
+    List,
+    /// Let workers finish what they have and claim nothing more.
+    Quiet {
+        #[arg(value_name = "ID", required = true)]
+        ids: Vec<String>,
+    },
+    /// Let workers shut down.
+    Stop {
+        #[arg(value_name = "ID", required = true)]
+        ids: Vec<String>,
+    },
+}

@@ -1,0 +1,68 @@
+//! What is typed to work on tasks.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::LogArgs;
+use crate::values;
+
+#[derive(Debug, Args)]
+#[command(after_help = WORK_HELP)]
+pub(crate) struct WorkArgs {
+    /// Where tasks come from, in this order; may be given several times. With weights (mail:3) by
+    /// chance in these shares.
+    #[arg(long, short, value_name = "NAME[:WEIGHT]", default_value = "default", value_parser = values::weighted)]
+    pub(crate) queue: Vec<(String, Option<u32>)>,
+    /// Tasks at once [default: one per processor]
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) concurrency: Option<u32>,
+    /// Run by sh for each task.
+    #[arg(long, value_name = "COMMAND", required_unless_present = "argv", conflicts_with = "argv")]
+    pub(crate) exec: Option<String>,
+    /// After --: a program and its arguments, run without a shell.
+    #[arg(last = true, value_name = "PROGRAM")]
+    pub(crate) argv: Vec<String>,
+    /// The name shown to people [default: taskyard]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Kill a task that runs longer, if it brings no timeout of its own.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Address space of each process.
+    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Limits of each task")]
+    pub(crate) memory: Option<u64>,
+    /// Processor time of each process.
+    #[arg(long, value_name = "N", help_heading = "Limits of each task")]
+    pub(crate) cpu_seconds: Option<u64>,
+    /// Processes alive at once, the command itself included; 0 for no limit. They are counted
+    /// every 50 ms: more may live for a moment before all are killed.
+    #[arg(long, value_name = "N", default_value_t = 512, help_heading = "Limits of each task")]
+    pub(crate) max_processes: u32,
+    /// Between SIGTERM and SIGKILL for a task that is stopped.
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = values::duration)]
+    pub(crate) kill_grace: Duration,
+    /// How long a stop of the worker waits for running tasks; the rest is given back.
+    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = values::duration)]
+    pub(crate) shutdown_grace: Duration,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+const WORK_HELP: &str = "\
+The command gets the payload on stdin, and in its environment TASKYARD_ID, TASKYARD_TYPE,
+TASKYARD_QUEUE, TASKYARD_ATTEMPT, TASKYARD_DEADLINE (RFC 3339, if the task has a timeout) and
+TASKYARD_RESUME_STATE (or TASKYARD_RESUME_STATE_BASE64, if it is not text).
+
+  exit 0     the task succeeded; stdout (its last 64 KiB) is its result, as JSON if it is JSON
+  exit 65    it failed for good: a dead letter, no retry
+  any other  it failed, with the tail of stderr as its error; it is retried by its policy
+
+What the command leaves running when it ends is killed. All of it, with children that left its
+process group, is killed at its timeout, when the task is cancelled, when its lease is lost, and
+when the worker dies.
+
+Examples:
+  taskyard work --queue mail --exec './send-mail'
+  taskyard work -q urgent -q bulk -c 8 --memory 512M --timeout 5m --exec 'python3 job.py'
+  taskyard work -q images:3 -q videos:1 -- ffmpeg-wrapper --fast";
