@@ -3,8 +3,10 @@
 pub mod broker;
 pub mod clock;
 pub mod config;
+mod data_dir;
 pub mod error;
 pub mod front;
+mod log;
 pub mod node;
 pub mod shard;
 

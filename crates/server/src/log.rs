@@ -1,0 +1,359 @@
+//! Log: the Raft log of all shards on disk. The only file that names raft-engine.
+//!
+//! All groups share one file and one sync. Invariant: every write is synced before it returns, and
+//! before the next one begins; so a record that can't be read is a torn tail exactly if no sound
+//! record follows it (`scan.rs`).
+
+mod scan;
+
+use crate::node::StartError;
+use raft_engine::{Command, Config, Engine, LogBatch, MessageExt, ReadableSize, RecoveryMode};
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use taskyard_machine::ShardId;
+use taskyard_replica::{LogReader, eraftpb};
+
+/// One file of the log. Larger ones are rotated less often and freed later.
+const FILE_BYTES: u64 = 64 << 20;
+/// Past this, shards whose entries are oldest are asked to make a checkpoint.
+const PURGE_BYTES: u64 = 512 << 20;
+const HARD_STATE_KEY: &[u8] = b"hard_state";
+const CUT_KEY: &[u8] = b"cut";
+
+/// A shard's Raft group. Group 0 is the control group.
+pub(crate) fn group_of(shard: ShardId) -> u64 {
+    u64::from(shard.0) + 1
+}
+
+struct Entries;
+
+impl MessageExt for Entries {
+    type Entry = eraftpb::Entry;
+
+    fn index(entry: &eraftpb::Entry) -> u64 {
+        entry.index
+    }
+}
+
+/// The log of all groups.
+pub(crate) struct Log {
+    engine: Engine,
+}
+
+/// What a group's log holds when it is opened.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct GroupState {
+    /// Term, vote, commit; `None` if nothing was ever written.
+    pub hard_state: Option<eraftpb::HardState>,
+    /// Everything up to this index was dropped, since a checkpoint holds it.
+    pub cut: u64,
+    /// First and last index, if there is any entry.
+    pub entries: Option<(u64, u64)>,
+}
+
+/// How long one write took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    /// Bytes on disk.
+    pub bytes: usize,
+    /// The sync alone.
+    pub synced_in: Duration,
+    /// All of it.
+    pub took: Duration,
+}
+
+/// The log can't be written any more; nothing of the failed write may be acknowledged.
+#[derive(Debug, thiserror::Error)]
+#[error("the log can't be written: {0}; the node stops, since nobody knows what is on the disk")]
+pub(crate) struct WriteError(String);
+
+/// What is to be written as one record with one sync. Reused from turn to turn.
+#[derive(Default)]
+pub(crate) struct Batch(LogBatch);
+
+impl Batch {
+    /// Appends entries, replacing what the group holds from the first one's index on.
+    pub(crate) fn append(&mut self, group: u64, entries: &[eraftpb::Entry]) {
+        self.0
+            .add_entries::<Entries>(group, entries)
+            .expect("a turn gathers less than the 2 GiB that one record may hold");
+    }
+
+    /// Stores term, vote and commit.
+    pub(crate) fn hard_state(&mut self, group: u64, state: &eraftpb::HardState) {
+        self.0
+            .put_message(group, HARD_STATE_KEY.to_vec(), state)
+            .expect("a hard state is a few bytes");
+    }
+
+    /// Drops everything up to `index`, which a synced checkpoint holds.
+    pub(crate) fn cut(&mut self, group: u64, index: u64) {
+        self.0.add_command(group, Command::Compact { index: index + 1 });
+        self.0
+            .put(group, CUT_KEY.to_vec(), index.to_le_bytes().to_vec())
+            .expect("the key is not one of raft-engine's own");
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// About how many bytes it will take on disk.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.approximate_size()
+    }
+}
+
+impl Log {
+    /// Opens the log in `dir`, which exists. A torn last write is cut off; anything else that can't
+    /// be read is an error.
+    pub(crate) fn open(dir: &Path) -> Result<Log, StartError> {
+        let damaged = |what: String| {
+            StartError(format!(
+                "{what}; restore a backup into a new directory, or start a copy of this one on another disk"
+            ))
+        };
+        scan::check(dir).map_err(damaged)?;
+        let config = Config {
+            dir: dir.to_string_lossy().into_owned(),
+            recovery_mode: RecoveryMode::TolerateTailCorruption,
+            batch_compression_threshold: ReadableSize(0),
+            target_file_size: ReadableSize(FILE_BYTES),
+            purge_threshold: ReadableSize(PURGE_BYTES),
+            ..Config::default()
+        };
+        let engine = Engine::open(config)
+            .map_err(|error| damaged(format!("the log in {} can't be opened: {error}", dir.display())))?;
+        Ok(Log { engine })
+    }
+
+    /// What is there of one group.
+    pub(crate) fn group(&self, group: u64) -> Result<GroupState, StartError> {
+        let unreadable = |what: String| {
+            StartError(format!("the log of group {group} can't be read: {what}; restore a backup"))
+        };
+        let hard_state = self
+            .engine
+            .get_message::<eraftpb::HardState>(group, HARD_STATE_KEY)
+            .map_err(|error| unreadable(error.to_string()))?;
+        let cut = match self.engine.get(group, CUT_KEY) {
+            None => 0,
+            Some(bytes) => {
+                let bytes = bytes.try_into().map_err(|_| unreadable("its cut is damaged".into()))?;
+                u64::from_le_bytes(bytes)
+            }
+        };
+        let entries = self.engine.first_index(group).zip(self.engine.last_index(group));
+        Ok(GroupState { hard_state, cut, entries })
+    }
+
+    /// Writes and syncs. The batch is empty afterwards.
+    ///
+    /// # Panics
+    /// If the sync fails: raft-engine's choice, and right. What is on the disk is unknown then.
+    pub(crate) fn write(&self, batch: &mut Batch) -> Result<Written, WriteError> {
+        let begun = Instant::now();
+        raft_engine::set_perf_context(raft_engine::PerfContext::default());
+        let bytes =
+            self.engine.write(&mut batch.0, true).map_err(|error| WriteError(error.to_string()))?;
+        let synced_in = raft_engine::get_perf_context().log_sync_duration;
+        Ok(Written { bytes, synced_in, took: begun.elapsed() })
+    }
+
+    /// Reads one group.
+    pub(crate) fn reader(self: &Arc<Log>, group: u64) -> GroupReader {
+        GroupReader { log: Arc::clone(self), group }
+    }
+
+    /// Frees files that nothing needs any more. Returns groups that keep old files from being
+    /// freed: they should be checkpointed. For a thread of its own: it may take a while.
+    pub(crate) fn purge(&self) -> Result<Vec<u64>, WriteError> {
+        self.engine.purge_expired_files().map_err(|error| WriteError(error.to_string()))
+    }
+}
+
+/// Reads the entries of one group.
+pub(crate) struct GroupReader {
+    log: Arc<Log>,
+    group: u64,
+}
+
+impl LogReader for GroupReader {
+    /// # Panics
+    /// If the entries can't be read back: they were synced, so the disk has lost them.
+    fn entries(&self, from: u64, to: u64, bytes_max: u64) -> Vec<eraftpb::Entry> {
+        let mut entries = Vec::new();
+        let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+        let fetched = self.log.engine.fetch_entries_to::<Entries>(
+            self.group,
+            from,
+            to,
+            Some(bytes_max),
+            &mut entries,
+        );
+        if let Err(error) = fetched {
+            let group = self.group;
+            panic!("entries from {from} of group {group} can't be read back from the log: {error}");
+        }
+        entries
+    }
+
+    fn term(&self, index: u64) -> Option<u64> {
+        let entry = self.log.engine.get_entry::<Entries>(self.group, index);
+        match entry {
+            Ok(entry) => entry.map(|entry| entry.term),
+            Err(error) => {
+                let group = self.group;
+                panic!("entry {index} of group {group} can't be read back from the log: {error}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, OpenOptions};
+    use std::os::unix::fs::FileExt;
+    use std::path::PathBuf;
+
+    fn entry(index: u64, bytes: usize) -> eraftpb::Entry {
+        let data = vec![index as u8; bytes].into();
+        eraftpb::Entry { index, term: 1, data, ..Default::default() }
+    }
+
+    fn write(log: &Log, group: u64, indexes: std::ops::RangeInclusive<u64>) -> Written {
+        let mut batch = Batch::default();
+        let last = *indexes.end();
+        let entries: Vec<_> = indexes.map(|index| entry(index, 300)).collect();
+        batch.append(group, &entries);
+        let hard_state = eraftpb::HardState { term: 1, commit: last, ..Default::default() };
+        batch.hard_state(group, &hard_state);
+        log.write(&mut batch).unwrap()
+    }
+
+    fn newest_file(dir: &Path) -> PathBuf {
+        let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+        let logs = files.filter(|path| path.extension().is_some_and(|end| end == "raftlog"));
+        logs.max().unwrap()
+    }
+
+    fn indexes(log: &Arc<Log>, group: u64) -> Vec<u64> {
+        let Some((first, last)) = log.group(group).unwrap().entries else { return Vec::new() };
+        let entries = log.reader(group).entries(first, last + 1, u64::MAX);
+        entries.iter().map(|entry| entry.index).collect()
+    }
+
+    #[test]
+    fn what_was_written_is_there_after_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = Arc::new(Log::open(dir.path()).unwrap());
+        assert_eq!(log.group(3).unwrap(), GroupState::default());
+        write(&log, 3, 2..=5);
+        write(&log, 4, 2..=2);
+        let mut batch = Batch::default();
+        batch.cut(3, 3);
+        log.write(&mut batch).unwrap();
+        assert!(batch.is_empty());
+        drop(log);
+        let log = Arc::new(Log::open(dir.path()).unwrap());
+        let state = log.group(3).unwrap();
+        assert_eq!((state.cut, state.entries), (3, Some((4, 5))));
+        assert_eq!(state.hard_state.unwrap().commit, 5);
+        assert_eq!(indexes(&log, 4), [2]);
+        assert_eq!(log.reader(3).term(5), Some(1));
+        assert_eq!(log.reader(3).term(9), None);
+        let one = log.reader(3).entries(4, 6, 1);
+        assert_eq!(one.len(), 1, "at least one, whatever the bound");
+    }
+
+    /// Cuts the file at every offset of the last record and of the one before.
+    #[test]
+    fn a_torn_tail_loses_the_torn_write_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let original = dir.path().join("original");
+        fs::create_dir(&original).unwrap();
+        let log = Log::open(&original).unwrap();
+        let sizes: Vec<usize> = (0..3).map(|i| write(&log, 1, 2 + i..=2 + i).bytes).collect();
+        drop(log);
+        let file = newest_file(&original);
+        let bytes = fs::read(&file).unwrap();
+        let third = bytes.len() - sizes[2];
+        let second = third - sizes[1];
+        for cut in (second..=bytes.len()).step_by(7).chain([third - 1, third, third + 1]) {
+            for filler in [None, Some(0u8), Some(0xff)] {
+                let copy = dir.path().join(format!("cut-{cut}-{filler:?}"));
+                fs::create_dir(&copy).unwrap();
+                let mut torn = bytes[..cut].to_vec();
+                torn.resize(cut + filler.map_or(0, |_| 4096), filler.unwrap_or_default());
+                fs::write(copy.join(file.file_name().unwrap()), torn).unwrap();
+                let log = Arc::new(Log::open(&copy).unwrap());
+                let whole = if cut < third { 1 } else { 2 + u64::from(cut == bytes.len()) };
+                assert_eq!(indexes(&log, 1), (2..2 + whole).collect::<Vec<_>>(), "cut at {cut}");
+                drop(log);
+                fs::remove_dir_all(&copy).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_damaged_middle_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = Log::open(dir.path()).unwrap();
+        let sizes: Vec<usize> = (0..3).map(|i| write(&log, 1, 2 + i..=2 + i).bytes).collect();
+        drop(log);
+        let file = newest_file(dir.path());
+        let bytes = fs::read(&file).unwrap();
+        let first = bytes.len() - sizes.iter().sum::<usize>();
+        for offset in [3, first + 1, first + 9, first + 100, first + sizes[0] - 2] {
+            let mut broken = bytes.clone();
+            broken[offset] ^= 0x55;
+            fs::write(&file, &broken).unwrap();
+            let error = Log::open(dir.path()).err().expect("it must not open").0;
+            assert!(error.contains("is damaged at byte"), "offset {offset}: {error}");
+        }
+        fs::write(&file, &bytes).unwrap();
+        assert_eq!(indexes(&Arc::new(Log::open(dir.path()).unwrap()), 1), [2, 3, 4]);
+    }
+
+    #[test]
+    fn a_damaged_older_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = Log::open(dir.path()).unwrap();
+        let mut batch = Batch::default();
+        // Two rotations' worth: the rotation looks at the size before a write.
+        for index in 2..=4 {
+            batch.append(1, &[entry(index, FILE_BYTES as usize + 1)]);
+            log.write(&mut batch).unwrap();
+        }
+        let newest = newest_file(dir.path());
+        let older = newest.with_file_name("0000000000000001.raftlog");
+        assert!(older.exists() && older != newest);
+        drop(log);
+        let damaged = OpenOptions::new().write(true).open(&older).unwrap();
+        damaged.write_all_at(b"?", 1000).unwrap();
+        let error = Log::open(dir.path()).err().expect("it must not open").0;
+        assert!(error.contains("0001.raftlog is damaged at byte 69"), "{error}");
+    }
+
+    #[test]
+    fn purge_frees_files_behind_the_cut() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = Log::open(dir.path()).unwrap();
+        let mut batch = Batch::default();
+        for index in 2..=11 {
+            batch.append(1, &[entry(index, FILE_BYTES as usize + 1)]);
+            log.write(&mut batch).unwrap();
+        }
+        let files = || fs::read_dir(dir.path()).unwrap().count();
+        let before = files();
+        batch.cut(1, 10);
+        log.write(&mut batch).unwrap();
+        log.purge().unwrap();
+        assert!(log.engine.get_used_size() <= 3 * FILE_BYTES as usize, "{} files", files());
+        assert!(before >= 10);
+    }
+}
