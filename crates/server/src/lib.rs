@@ -1,6 +1,7 @@
 //! Taskyard's server: everything that touches the world.
 
 pub mod broker;
+mod checkpoint;
 pub mod clock;
 pub mod config;
 mod data_dir;
@@ -8,7 +9,9 @@ pub mod error;
 pub mod front;
 mod log;
 pub mod node;
+mod payloads;
 pub mod shard;
+mod shard_loop;
 
 pub use broker::Broker;
 pub use clock::Clock;

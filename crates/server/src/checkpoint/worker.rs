@@ -1,0 +1,179 @@
+//! The threads beside the shard loop: one writes checkpoints, one reads bodies back, one frees space.
+//!
+//! None of them is ever waited for by the loop. A failure of any of them is reported and stops the
+//! node: what it was about may be half done.
+
+use super::{Change, Cut, Store, View};
+use crate::log::Log;
+use bytes::Bytes;
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+};
+use taskyard_machine::{ShardId, TaskId};
+
+/// Work for the thread that writes checkpoints, done in order.
+pub(crate) enum Job {
+    /// More of a checkpoint that is to be written.
+    Changes(ShardId, Vec<Change>),
+    /// That was all of it: write it.
+    Write(ShardId, Cut),
+    /// Take a consistent view of all that is written by now.
+    View(Box<dyn FnOnce(View) + Send>),
+}
+
+/// Bodies that are not in memory.
+pub(crate) struct BodiesRequest {
+    pub tasks: Vec<TaskId>,
+    /// Called with one answer per task; `None` if the store does not have it.
+    pub answer: Box<dyn FnOnce(Vec<Option<Bytes>>) + Send>,
+}
+
+/// What these threads tell the loop.
+pub(crate) enum Report {
+    /// A checkpoint is synced.
+    Written(ShardId, Cut),
+    /// The log's files can't be freed before these groups are checkpointed.
+    Holding(Vec<u64>),
+    /// The node must stop.
+    Failed(Failure),
+}
+
+/// Why the node can't go on, in words.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure(pub String);
+
+/// Handles of the threads. Dropping it ends them, after what they were given is done.
+pub(crate) struct Checkpointer {
+    jobs: Option<mpsc::Sender<Job>>,
+    reads: Option<mpsc::Sender<BodiesRequest>>,
+    tidy: Option<mpsc::SyncSender<()>>,
+    tasks_live: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Checkpointer {
+    pub(crate) fn start(
+        store: &Arc<Store>,
+        log: &Arc<Log>,
+        report: impl Fn(Report) + Clone + Send + 'static,
+    ) -> std::io::Result<Checkpointer> {
+        let tasks_live = Arc::new(AtomicU64::new(0));
+        let (jobs, jobs_taken) = mpsc::channel();
+        let (reads, reads_taken) = mpsc::channel();
+        // Room for one: asking again before it has begun changes nothing.
+        let (tidy, tidy_taken) = mpsc::sync_channel(1);
+        let write = {
+            let (store, report) = (Arc::clone(store), report.clone());
+            move || write_checkpoints(&store, &jobs_taken, &report)
+        };
+        let read = {
+            let store = Arc::clone(store);
+            move || read_bodies(&store, &reads_taken)
+        };
+        let free = {
+            let (store, log, report) = (Arc::clone(store), Arc::clone(log), report.clone());
+            let tasks_live = Arc::clone(&tasks_live);
+            move || free_space(&store, &log, &tidy_taken, &tasks_live, &report)
+        };
+        let threads = vec![
+            spawn("checkpoints", write, report.clone())?,
+            spawn("bodies", read, report.clone())?,
+            spawn("space", free, report)?,
+        ];
+        let (jobs, reads, tidy) = (Some(jobs), Some(reads), Some(tidy));
+        Ok(Checkpointer { jobs, reads, tidy, tasks_live, threads })
+    }
+
+    pub(crate) fn job(&self, job: Job) {
+        // A thread that is gone has reported why.
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+    }
+
+    pub(crate) fn read(&self, request: BodiesRequest) {
+        let _ = self.reads.as_ref().map(|reads| reads.send(request));
+    }
+
+    /// Frees what is no longer needed, soon. `tasks_live` is how many tasks there are.
+    pub(crate) fn tidy(&self, tasks_live: u64) {
+        self.tasks_live.store(tasks_live, Ordering::Relaxed);
+        let _ = self.tidy.as_ref().map(|tidy| tidy.try_send(()));
+    }
+}
+
+impl Drop for Checkpointer {
+    fn drop(&mut self) {
+        (self.jobs, self.reads, self.tidy) = (None, None, None);
+        for thread in self.threads.drain(..) {
+            // Its panic was caught and reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn spawn(
+    name: &str,
+    work: impl FnOnce() -> Result<(), String> + Send + 'static,
+    report: impl Fn(Report) + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let ended = catch_unwind(AssertUnwindSafe(work));
+        let failure = match ended {
+            Ok(Ok(())) => return,
+            Ok(Err(failure)) => failure,
+            Err(panic) => crate::shard_loop::words_of(panic.as_ref()),
+        };
+        report(Report::Failed(Failure(failure)));
+    })
+}
+
+fn write_checkpoints(
+    store: &Arc<Store>,
+    jobs: &mpsc::Receiver<Job>,
+    report: &impl Fn(Report),
+) -> Result<(), String> {
+    let mut gathered: HashMap<ShardId, Vec<Change>> = HashMap::new();
+    for job in jobs {
+        match job {
+            Job::Changes(shard, changes) => gathered.entry(shard).or_default().extend(changes),
+            Job::Write(shard, cut) => {
+                let changes = gathered.remove(&shard).unwrap_or_default();
+                store.write(shard, &cut, changes).map_err(|error| error.to_string())?;
+                report(Report::Written(shard, cut));
+            }
+            Job::View(take) => take(store.view()),
+        }
+    }
+    Ok(())
+}
+
+fn read_bodies(store: &Store, requests: &mpsc::Receiver<BodiesRequest>) -> Result<(), String> {
+    for BodiesRequest { tasks, answer } in requests {
+        let bodies: Result<Vec<_>, _> = tasks.iter().map(|&task| store.body(task)).collect();
+        answer(bodies.map_err(|error| error.to_string())?);
+    }
+    Ok(())
+}
+
+fn free_space(
+    store: &Store,
+    log: &Log,
+    asked: &mpsc::Receiver<()>,
+    tasks_live: &AtomicU64,
+    report: &impl Fn(Report),
+) -> Result<(), String> {
+    for () in asked {
+        let holding = log.purge().map_err(|error| error.to_string())?;
+        if !holding.is_empty() {
+            report(Report::Holding(holding));
+        }
+        store.reclaim(tasks_live.load(Ordering::Relaxed)).map_err(|error| error.to_string())?;
+    }
+    Ok(())
+}

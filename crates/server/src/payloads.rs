@@ -1,0 +1,233 @@
+//! Bodies: the bodies of one shard's tasks that are in memory.
+//!
+//! Invariant: the body of every task in the state is here, or in the checkpoint store, or both. It
+//! leaves memory only when a synced checkpoint holds it (or with its task), so whatever is not here
+//! is in the store. What is evicted first is what was enqueued last: queues are served oldest first.
+
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use taskyard_machine::{Payloads, TaskId};
+
+/// Bodies of neighbouring ids share a chunk, so that growing never moves what is there.
+const CHUNK_BODIES: usize = 128;
+/// What a body costs besides its bytes, about: its slot, its allocation, its share of the tree.
+const OVERHEAD_BYTES: u64 = 96;
+
+/// Where else a body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stored {
+    /// In the log alone.
+    No,
+    /// In a checkpoint that is being written.
+    Soon,
+    /// In a synced checkpoint.
+    Yes,
+}
+
+#[derive(Debug)]
+struct Body {
+    bytes: Bytes,
+    stored: Stored,
+}
+
+/// Up to `CHUNK_BODIES` bodies with neighbouring ids.
+#[derive(Debug)]
+struct Chunk {
+    bodies: Box<[Option<Body>]>,
+    held: usize,
+}
+
+impl Chunk {
+    fn new() -> Chunk {
+        Chunk { bodies: (0..CHUNK_BODIES).map(|_| None).collect(), held: 0 }
+    }
+}
+
+/// The bodies of one shard that are in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Bodies {
+    chunks: BTreeMap<u128, Chunk>,
+    bytes: u64,
+    bytes_unstored: u64,
+}
+
+/// The chunk of a task and its place in it.
+fn place(task: TaskId) -> (u128, usize) {
+    let id = task.to_u128();
+    (id / CHUNK_BODIES as u128, (id % CHUNK_BODIES as u128) as usize)
+}
+
+fn cost(bytes: &Bytes) -> u64 {
+    bytes.len() as u64 + OVERHEAD_BYTES
+}
+
+impl Bodies {
+    /// A body that is in memory.
+    pub(crate) fn get(&self, task: TaskId) -> Option<Bytes> {
+        let (chunk, slot) = place(task);
+        let body = self.chunks.get(&chunk)?.bodies[slot].as_ref()?;
+        Some(body.bytes.clone())
+    }
+
+    /// Memory taken, in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Memory of bodies that no checkpoint holds yet: it can't be freed by evicting.
+    pub(crate) fn bytes_unstored(&self) -> u64 {
+        self.bytes_unstored
+    }
+
+    /// The body for a checkpoint's record of this task, if that must hold it. Followed by
+    /// `checkpointed` when the checkpoint is synced.
+    pub(crate) fn take_unstored(&mut self, task: TaskId) -> Option<Bytes> {
+        let (chunk, slot) = place(task);
+        let body = self.chunks.get_mut(&chunk)?.bodies[slot].as_mut()?;
+        if body.stored != Stored::No {
+            return None;
+        }
+        body.stored = Stored::Soon;
+        Some(body.bytes.clone())
+    }
+
+    /// The checkpoint that took this body is synced. One that was replaced meanwhile waits for the
+    /// next checkpoint.
+    pub(crate) fn checkpointed(&mut self, task: TaskId) {
+        let (chunk, slot) = place(task);
+        let body = self.chunks.get_mut(&chunk).and_then(|chunk| chunk.bodies[slot].as_mut());
+        if let Some(body) = body
+            && body.stored == Stored::Soon
+        {
+            body.stored = Stored::Yes;
+            self.bytes_unstored -= cost(&body.bytes);
+        }
+    }
+
+    /// Frees up to `bytes` by evicting stored bodies, newest first. Returns how much was freed.
+    pub(crate) fn evict(&mut self, bytes: u64) -> u64 {
+        let mut freed = 0;
+        let mut emptied = Vec::new();
+        for (&key, chunk) in self.chunks.iter_mut().rev() {
+            for slot in chunk.bodies.iter_mut().rev() {
+                if freed >= bytes {
+                    break;
+                }
+                if let Some(body) = slot.take_if(|body| body.stored == Stored::Yes) {
+                    freed += cost(&body.bytes);
+                    chunk.held -= 1;
+                }
+            }
+            if chunk.held == 0 {
+                emptied.push(key);
+            }
+            if freed >= bytes {
+                break;
+            }
+        }
+        for key in emptied {
+            self.chunks.remove(&key);
+        }
+        self.bytes -= freed;
+        freed
+    }
+
+    fn forget(&mut self, body: &Body) {
+        self.bytes -= cost(&body.bytes);
+        if body.stored != Stored::Yes {
+            self.bytes_unstored -= cost(&body.bytes);
+        }
+    }
+}
+
+impl Payloads for Bodies {
+    fn put(&mut self, task: TaskId, body: &[u8]) {
+        let (key, slot) = place(task);
+        let bytes = Bytes::copy_from_slice(body);
+        let cost = cost(&bytes);
+        let chunk = self.chunks.entry(key).or_insert_with(Chunk::new);
+        let replaced = chunk.bodies[slot].replace(Body { bytes, stored: Stored::No });
+        match &replaced {
+            Some(replaced) => self.forget(replaced),
+            None => chunk.held += 1,
+        }
+        self.bytes += cost;
+        self.bytes_unstored += cost;
+    }
+
+    fn remove(&mut self, task: TaskId) {
+        let (key, slot) = place(task);
+        let Some(chunk) = self.chunks.get_mut(&key) else { return };
+        let Some(removed) = chunk.bodies[slot].take() else { return };
+        chunk.held -= 1;
+        if chunk.held == 0 {
+            self.chunks.remove(&key);
+        }
+        self.forget(&removed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use taskyard_machine::ShardId;
+
+    fn task(sequence: u64) -> TaskId {
+        TaskId { incarnation: 1, home: ShardId(2), origin: ShardId(2), sequence }
+    }
+
+    fn with_bodies(count: u64) -> Bodies {
+        let mut bodies = Bodies::default();
+        for sequence in 0..count {
+            bodies.put(task(sequence), &[7; 100]);
+        }
+        bodies
+    }
+
+    fn store(bodies: &mut Bodies, sequences: impl IntoIterator<Item = u64>) {
+        for sequence in sequences {
+            bodies.take_unstored(task(sequence));
+            bodies.checkpointed(task(sequence));
+        }
+    }
+
+    #[test]
+    fn only_what_a_checkpoint_holds_is_evicted_newest_first() {
+        let mut bodies = with_bodies(300);
+        assert_eq!(bodies.evict(u64::MAX), 0, "nothing is stored");
+        store(&mut bodies, 0..200);
+        assert_eq!(bodies.evict(10 * (100 + OVERHEAD_BYTES)), 10 * (100 + OVERHEAD_BYTES));
+        assert!(bodies.get(task(189)).is_some() && bodies.get(task(190)).is_none());
+        assert!(bodies.get(task(299)).is_some(), "not stored yet");
+        bodies.evict(u64::MAX);
+        assert_eq!(bodies.bytes(), bodies.bytes_unstored());
+        assert_eq!(bodies.bytes(), 100 * (100 + OVERHEAD_BYTES));
+    }
+
+    #[test]
+    fn a_body_replaced_during_a_checkpoint_waits_for_the_next_one() {
+        let mut bodies = with_bodies(1);
+        assert!(bodies.take_unstored(task(0)).is_some());
+        assert!(bodies.take_unstored(task(0)).is_none(), "once per checkpoint");
+        bodies.put(task(0), b"edited");
+        bodies.checkpointed(task(0));
+        assert_eq!(bodies.evict(u64::MAX), 0);
+        assert_eq!(bodies.take_unstored(task(0)).as_deref(), Some(&b"edited"[..]));
+        bodies.checkpointed(task(0));
+        assert!(bodies.evict(u64::MAX) > 0);
+        assert_eq!(bodies.get(task(0)), None);
+    }
+
+    #[test]
+    fn accounts_are_even_when_all_is_gone() {
+        let mut bodies = with_bodies(500);
+        store(&mut bodies, 100..300);
+        bodies.evict(5_000);
+        for sequence in 0..500 {
+            bodies.remove(task(sequence));
+            bodies.remove(task(sequence));
+        }
+        assert_eq!((bodies.bytes(), bodies.bytes_unstored()), (0, 0));
+        assert!(bodies.chunks.is_empty());
+    }
+}
