@@ -4,6 +4,7 @@
 //! tasks, leases, silence of sessions) follows it.
 
 use std::{
+    fmt,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -19,12 +20,18 @@ enum Source {
     Manual(Arc<Manual>),
 }
 
-#[derive(Debug)]
 struct Manual {
     wall_start_ms: u64,
     started: Instant,
     moved: Mutex<Duration>,
     changed: watch::Sender<u64>,
+    on_move: Mutex<Vec<Box<dyn Fn() + Send>>>,
+}
+
+impl fmt::Debug for Manual {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Manual").field("moved", &self.moved_by()).finish_non_exhaustive()
+    }
 }
 
 impl Clock {
@@ -40,6 +47,7 @@ impl Clock {
             started: Instant::now(),
             moved: Mutex::new(Duration::ZERO),
             changed: watch::Sender::new(0),
+            on_move: Mutex::default(),
         };
         Clock(Source::Manual(Arc::new(manual)))
     }
@@ -77,6 +85,17 @@ impl Clock {
         let Source::Manual(manual) = &self.0 else { panic!("the system's clock can't be moved") };
         *manual.moved.lock().unwrap_or_else(PoisonError::into_inner) += by;
         manual.changed.send_modify(|count| *count += 1);
+        for moved in manual.on_move.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            moved();
+        }
+    }
+
+    /// Calls `moved` whenever a manual clock was moved: for threads that can't await
+    /// [`Clock::changes`]. Never called for the system's clock.
+    pub(crate) fn on_move(&self, moved: impl Fn() + Send + 'static) {
+        if let Source::Manual(manual) = &self.0 {
+            manual.on_move.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(moved));
+        }
     }
 
     /// Tells whenever a manual clock was moved; `None` for the system's clock.
@@ -85,6 +104,20 @@ impl Clock {
             Source::System => None,
             Source::Manual(manual) => Some(manual.changed.subscribe()),
         }
+    }
+}
+
+/// Measures real time, whatever clock the node has: for disks and polls, never for tasks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stopwatch(Instant);
+
+impl Stopwatch {
+    pub(crate) fn start() -> Stopwatch {
+        Stopwatch(Instant::now())
+    }
+
+    pub(crate) fn elapsed(self) -> Duration {
+        self.0.elapsed()
     }
 }
 

@@ -6,13 +6,9 @@
 
 mod scan;
 
-use crate::node::StartError;
+use crate::{clock::Stopwatch, node::StartError};
 use raft_engine::{Command, Config, Engine, LogBatch, MessageExt, ReadableSize, RecoveryMode};
-use std::{
-    path::Path,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{path::Path, sync::Arc, time::Duration};
 use taskyard_machine::ShardId;
 use taskyard_replica::{LogReader, eraftpb};
 
@@ -155,7 +151,7 @@ impl Log {
     /// # Panics
     /// If the sync fails: raft-engine's choice, and right. What is on the disk is unknown then.
     pub(crate) fn write(&self, batch: &mut Batch) -> Result<Written, WriteError> {
-        let begun = Instant::now();
+        let begun = Stopwatch::start();
         raft_engine::set_perf_context(raft_engine::PerfContext::default());
         let bytes =
             self.engine.write(&mut batch.0, true).map_err(|error| WriteError(error.to_string()))?;

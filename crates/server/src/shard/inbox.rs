@@ -1,0 +1,171 @@
+//! Inbox: how everything reaches the shard loop's thread.
+//!
+//! Whoever pushes takes a lock for a moment; the loop takes all there is at once. While the loop syncs
+//! the log, the next batch gathers here: group commit without a timer.
+
+use super::{ClaimRequest, HandedTask, ShardStatus};
+use crate::{
+    Error,
+    checkpoint::{Report, View},
+};
+use bytes::Bytes;
+use std::{
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use taskyard_machine::{ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, SessionId, ShardId, TaskId};
+use tokio::sync::oneshot;
+
+/// The answer to one call.
+pub(crate) type Answer<T> = oneshot::Sender<Result<T, Error>>;
+
+/// A look at one shard's state on the loop's thread; told why if there is none.
+pub(crate) type ReadFn = Box<dyn FnOnce(Result<&Machine, Error>) + Send>;
+
+/// Names one parked claim, hint or watch, so that it can be taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct TicketId(pub u64);
+
+/// A claim that waits for its tasks.
+pub(crate) struct Waiter {
+    pub ticket: TicketId,
+    pub request: ClaimRequest,
+    pub answer: Answer<Vec<HandedTask>>,
+}
+
+/// One thing for the loop to do.
+pub(crate) enum Input {
+    Propose { shard: ShardId, command: EncodedCommand, enqueue: bool, answer: Answer<Outcome> },
+    ProposeAll {
+        commands: Vec<(ShardId, EncodedCommand)>,
+        enqueue: bool,
+        answer: oneshot::Sender<Vec<Result<Outcome, Error>>>,
+    },
+    Claim { shard: ShardId, waiter: Waiter, parks: bool },
+    Hint { shard: ShardId, ticket: TicketId, queues: Vec<String>, answer: Answer<bool> },
+    Read { shard: ShardId, read: ReadFn },
+    Bodies { tasks: Vec<TaskId>, answer: Answer<Vec<Option<Bytes>>> },
+    Watch { task: TaskId, ticket: TicketId, answer: Answer<bool> },
+    /// Nobody waits for this claim or hint any more.
+    Unpark { shard: ShardId, ticket: TicketId },
+    /// Nobody waits for this task any more.
+    Unwatch { task: TaskId, ticket: TicketId },
+    /// Claims that were handed over and not taken: they go back.
+    Undelivered { claims: Vec<(TaskId, ClaimToken)> },
+    /// Bodies of claimed tasks came from disk.
+    BodiesRead { waiter: Waiter, tasks: Vec<ClaimedTask>, bodies: Vec<Option<Bytes>> },
+    SessionsAlive(Vec<SessionId>),
+    SessionCut(SessionId),
+    SessionNotStarted(SessionId, Vec<TaskId>),
+    Status(oneshot::Sender<Vec<ShardStatus>>),
+    /// Checkpoint all shards at one moment and take a view of that.
+    Backup(Answer<View>),
+    Report(Report),
+    /// Something to look at has changed outside: a manual clock.
+    Look,
+    /// End calls, checkpoint, then end the thread.
+    Stop,
+    /// End the thread at once, as a crash would.
+    Halt,
+}
+
+#[derive(Default)]
+struct Queue {
+    inputs: Vec<Input>,
+    /// Why nothing is taken any more.
+    closed: Option<String>,
+}
+
+/// Where inputs gather.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    queue: Mutex<Queue>,
+    filled: Condvar,
+}
+
+impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands something to the loop. An input that is not taken is dropped, and so answered.
+    pub(crate) fn push(&self, input: Input) -> Result<(), Error> {
+        let mut queue = self.lock();
+        if let Some(why) = &queue.closed {
+            return Err(Error::Unavailable(why.clone()));
+        }
+        let was_empty = queue.inputs.is_empty();
+        queue.inputs.push(input);
+        drop(queue);
+        if was_empty {
+            self.filled.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Waits until there is something, or until `wait` is over; `None` waits for something alone.
+    /// Moves all there is into `inputs`.
+    pub(crate) fn take(&self, inputs: &mut Vec<Input>, wait: Option<Duration>) {
+        let mut queue = self.lock();
+        if queue.inputs.is_empty() {
+            let is_empty = |queue: &mut Queue| queue.inputs.is_empty();
+            queue = match wait {
+                Some(Duration::ZERO) => queue,
+                Some(wait) => {
+                    let waited = self.filled.wait_timeout_while(queue, wait, is_empty);
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => {
+                    let waited = self.filled.wait_while(queue, is_empty);
+                    waited.unwrap_or_else(PoisonError::into_inner)
+                }
+            };
+        }
+        // Both buffers are kept and swapped: no allocation once they have grown.
+        std::mem::swap(inputs, &mut queue.inputs);
+    }
+
+    /// Takes nothing from now on, and drops what is there.
+    pub(crate) fn close(&self, why: &str) {
+        let dropped = {
+            let mut queue = self.lock();
+            queue.closed.get_or_insert_with(|| why.to_owned());
+            std::mem::take(&mut queue.inputs)
+        };
+        drop(dropped);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_waiting_loop_is_woken_by_an_input() {
+        let inbox = Arc::new(Inbox::default());
+        let pusher = {
+            let inbox = Arc::clone(&inbox);
+            std::thread::spawn(move || inbox.push(Input::Look))
+        };
+        let mut inputs = Vec::new();
+        inbox.take(&mut inputs, None);
+        assert!(matches!(inputs[..], [Input::Look]));
+        pusher.join().unwrap().unwrap();
+        inputs.clear();
+        inbox.take(&mut inputs, Some(Duration::from_millis(1)));
+        assert!(inputs.is_empty());
+    }
+
+    #[test]
+    fn a_closed_inbox_says_why_and_answers_what_it_held() {
+        let inbox = Inbox::default();
+        let (answer, mut answered) = oneshot::channel();
+        inbox.push(Input::Status(answer)).unwrap();
+        inbox.close("the disk is gone");
+        inbox.close("later words change nothing");
+        assert!(answered.try_recv().is_err(), "dropped");
+        let error = inbox.push(Input::Look).unwrap_err();
+        assert_eq!(error.to_string(), "the disk is gone");
+    }
+}

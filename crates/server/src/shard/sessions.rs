@@ -1,0 +1,208 @@
+//! Sessions: which worker sessions live, as the leaders on this node remember it. Never logged.
+//!
+//! A session that holds claims and is not heard of for 15 s is ended: each shard that it has claims on
+//! gets an `EndSession`, again until all of its claims there have ended. A closed connection shortens
+//! that to 5 s. A new leader gives everybody a fresh 15 s.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::{Duration, Instant},
+};
+use taskyard_machine::{SessionId, ShardId, TaskId};
+
+/// How long a session may be silent.
+const SILENCE_MAX: Duration = Duration::from_secs(15);
+/// How long it may be silent once its connection has closed without a goodbye.
+const SILENCE_AFTER_CUT_MAX: Duration = Duration::from_secs(5);
+
+struct Session {
+    ends_at: Instant,
+    /// Where it holds claims, or held some lately.
+    shards: BTreeSet<ShardId>,
+    /// Where its end is on its way through the log.
+    ending: BTreeSet<ShardId>,
+    not_started: Vec<TaskId>,
+}
+
+/// The sessions that hold claims on this node's shards.
+#[derive(Default)]
+pub(crate) struct Sessions {
+    sessions: HashMap<SessionId, Session>,
+    /// No session ends before this.
+    next_end_at: Option<Instant>,
+}
+
+impl Sessions {
+    /// It has claims on `shard`. A claim is a sign of life.
+    pub(crate) fn holds(&mut self, session: SessionId, shard: ShardId, now: Instant) {
+        let ends_at = now + SILENCE_MAX;
+        let known = self.sessions.entry(session).or_insert_with(|| Session {
+            ends_at,
+            shards: BTreeSet::new(),
+            ending: BTreeSet::new(),
+            not_started: Vec::new(),
+        });
+        known.ends_at = known.ends_at.max(ends_at);
+        known.shards.insert(shard);
+        self.look_at(ends_at);
+    }
+
+    /// These live.
+    pub(crate) fn alive(&mut self, sessions: &[SessionId], now: Instant) {
+        for session in sessions {
+            if let Some(known) = self.sessions.get_mut(session) {
+                known.ends_at = now + SILENCE_MAX;
+                known.not_started.clear();
+            }
+        }
+    }
+
+    /// Its connection closed without a goodbye.
+    pub(crate) fn cut(&mut self, session: SessionId, now: Instant) {
+        let ends_at = now + SILENCE_AFTER_CUT_MAX;
+        if let Some(known) = self.sessions.get_mut(&session) {
+            known.ends_at = known.ends_at.min(ends_at);
+            self.look_at(ends_at);
+        }
+    }
+
+    /// These claims of it never began.
+    pub(crate) fn not_started(&mut self, session: SessionId, tasks: Vec<TaskId>) {
+        if let Some(known) = self.sessions.get_mut(&session) {
+            known.not_started = tasks;
+        }
+    }
+
+    /// It has ended on `shard`, or holds nothing there any more.
+    pub(crate) fn ended(&mut self, session: SessionId, shard: ShardId) {
+        if let Some(known) = self.sessions.get_mut(&session) {
+            known.shards.remove(&shard);
+            known.ending.remove(&shard);
+            if known.shards.is_empty() {
+                self.sessions.remove(&session);
+            }
+        }
+    }
+
+    /// Its end was not decided: it is asked for again.
+    pub(crate) fn not_ended(&mut self, session: SessionId, shard: ShardId, now: Instant) {
+        if let Some(known) = self.sessions.get_mut(&session) {
+            known.ending.remove(&shard);
+            self.look_at(now);
+        }
+    }
+
+    /// Forgets what was known of a shard: this node leads it no more.
+    pub(crate) fn forget(&mut self, shard: ShardId) {
+        self.sessions.retain(|_, session| {
+            session.shards.remove(&shard);
+            session.ending.remove(&shard);
+            !session.shards.is_empty()
+        });
+    }
+
+    /// When to look for silent ones next.
+    pub(crate) fn next_end_at(&self) -> Option<Instant> {
+        self.next_end_at
+    }
+
+    /// Sessions that have been silent too long, on each shard that holds claims of theirs, with the
+    /// claims there that never began. Each is named once, until its end is decided.
+    pub(crate) fn take_silent(&mut self, now: Instant) -> Vec<(SessionId, ShardId, Vec<TaskId>)> {
+        if self.next_end_at.is_none_or(|at| at > now) {
+            return Vec::new();
+        }
+        let mut silent = Vec::new();
+        let mut next: Option<Instant> = None;
+        for (&id, session) in &mut self.sessions {
+            if session.ends_at > now {
+                next = Some(next.map_or(session.ends_at, |next| next.min(session.ends_at)));
+                continue;
+            }
+            for &shard in session.shards.difference(&session.ending) {
+                let of_shard = session.not_started.iter().copied().filter(|task| task.home == shard);
+                silent.push((id, shard, of_shard.collect()));
+            }
+            session.ending = session.shards.clone();
+        }
+        self.next_end_at = next;
+        silent
+    }
+
+    fn look_at(&mut self, at: Instant) {
+        self.next_end_at = Some(self.next_end_at.map_or(at, |next| next.min(at)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: SessionId = SessionId(7);
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    fn silent_at(sessions: &mut Sessions, at: Instant) -> Vec<ShardId> {
+        sessions.take_silent(at).into_iter().map(|(_, shard, _)| shard).collect()
+    }
+
+    #[test]
+    fn silence_ends_a_session_on_every_shard_once() {
+        let start = Instant::now();
+        let mut sessions = Sessions::default();
+        sessions.holds(S, ShardId(1), start);
+        sessions.holds(S, ShardId(4), start);
+        assert_eq!(silent_at(&mut sessions, start + seconds(14)), []);
+        assert_eq!(silent_at(&mut sessions, start + seconds(15)), [ShardId(1), ShardId(4)]);
+        assert_eq!(silent_at(&mut sessions, start + seconds(16)), [], "under way");
+        sessions.ended(S, ShardId(1));
+        sessions.not_ended(S, ShardId(4), start + seconds(16));
+        assert_eq!(silent_at(&mut sessions, start + seconds(16)), [ShardId(4)]);
+        sessions.ended(S, ShardId(4));
+        assert!(sessions.sessions.is_empty());
+    }
+
+    #[test]
+    fn a_sign_of_life_puts_it_off_and_a_cut_brings_it_forward() {
+        let start = Instant::now();
+        let mut sessions = Sessions::default();
+        sessions.holds(S, ShardId(1), start);
+        sessions.alive(&[S, SessionId(8)], start + seconds(10));
+        assert_eq!(silent_at(&mut sessions, start + seconds(20)), []);
+        sessions.cut(S, start + seconds(11));
+        assert_eq!(silent_at(&mut sessions, start + seconds(15)), []);
+        assert_eq!(silent_at(&mut sessions, start + seconds(16)), [ShardId(1)]);
+    }
+
+    #[test]
+    fn it_comes_back_after_a_cut() {
+        let start = Instant::now();
+        let mut sessions = Sessions::default();
+        sessions.holds(S, ShardId(1), start);
+        sessions.cut(S, start + seconds(1));
+        sessions.alive(&[S], start + seconds(4));
+        assert_eq!(silent_at(&mut sessions, start + seconds(18)), []);
+        assert_eq!(silent_at(&mut sessions, start + seconds(19)), [ShardId(1)]);
+    }
+
+    #[test]
+    fn claims_that_never_began_are_named_to_their_shard_until_it_lives_again() {
+        let task = |home, sequence| TaskId {
+            incarnation: 1,
+            home: ShardId(home),
+            origin: ShardId(home),
+            sequence,
+        };
+        let start = Instant::now();
+        let mut sessions = Sessions::default();
+        sessions.holds(S, ShardId(1), start);
+        sessions.not_started(S, vec![task(1, 5), task(2, 6)]);
+        let silent = sessions.take_silent(start + seconds(15));
+        assert_eq!(silent, [(S, ShardId(1), vec![task(1, 5)])]);
+        sessions.not_ended(S, ShardId(1), start + seconds(15));
+        sessions.alive(&[S], start + seconds(15));
+        assert_eq!(sessions.take_silent(start + seconds(30)), [(S, ShardId(1), vec![])]);
+    }
+}

@@ -1,0 +1,294 @@
+//! Waiters: claims of one shard, parked until an event wakes them.
+//!
+//! A parked claim costs its memory and nothing else: no log entry, no timer. It stands in line at each
+//! of its queues. A wake of a queue serves its line from the front, as far as there are tasks that are
+//! not promised to claims on their way through the log; it never looks at other queues' lines.
+
+use super::inbox::{Answer, TicketId, Waiter};
+use crate::Error;
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    time::{Duration, Instant},
+};
+use taskyard_machine::{Claim, ClaimQueue, Claimable, Machine, Timestamp};
+
+/// Claims and hints that one shard parks at most. Each is a worker that waits: more workers than this
+/// for one shard's queues are a mistake in somebody's loop.
+pub(crate) const PARKED_MAX: usize = 100_000;
+/// How soon the next hint is told of tasks that nobody has claimed after the last one was.
+const HINT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+enum Parked {
+    Claim(Waiter),
+    Hint { queues: Vec<String>, answer: Answer<bool> },
+}
+
+impl Parked {
+    fn is_gone(&self) -> bool {
+        match self {
+            Parked::Claim(waiter) => waiter.answer.is_closed(),
+            Parked::Hint { answer, .. } => answer.is_closed(),
+        }
+    }
+}
+
+/// Who stands in line at one queue. Entries whose ticket is no longer parked are skipped.
+#[derive(Default)]
+struct Line {
+    claims: VecDeque<TicketId>,
+    hints: VecDeque<TicketId>,
+    /// Tasks that claims on their way through the log will probably take.
+    promised: u64,
+    /// When hints are looked at again.
+    hint_again_at: Option<Instant>,
+}
+
+/// A claim to be proposed, and what was promised to it.
+pub(crate) struct Served {
+    pub waiter: Waiter,
+    pub promised: (String, u64),
+}
+
+/// The parked claims of one shard.
+#[derive(Default)]
+pub(crate) struct Waiters {
+    parked: HashMap<TicketId, Parked>,
+    lines: HashMap<String, Line>,
+    /// Queues to serve in this turn.
+    woken: Vec<String>,
+    /// Queues that have nothing before a moment which no event tells of.
+    timed: BTreeSet<(Timestamp, String)>,
+    /// Tickets left in lines after they were served or taken away.
+    stale: usize,
+}
+
+impl Waiters {
+    /// How many claims and hints are parked.
+    pub(crate) fn len(&self) -> usize {
+        self.parked.len()
+    }
+
+    /// Parks a claim at the end of its lines, or refuses it.
+    pub(crate) fn park(&mut self, waiter: Waiter) {
+        if self.parked.len() >= PARKED_MAX {
+            let _ = waiter.answer.send(Err(full()));
+            return;
+        }
+        for (queue, _) in &waiter.request.queues {
+            self.line(queue).claims.push_back(waiter.ticket);
+            self.woken.push(queue.clone());
+        }
+        self.parked.insert(waiter.ticket, Parked::Claim(waiter));
+    }
+
+    /// Parks a claim that got nothing where it stood before. It is not served before the next event.
+    pub(crate) fn park_again(&mut self, waiter: Waiter) {
+        if waiter.answer.is_closed() {
+            return;
+        }
+        for (queue, _) in &waiter.request.queues {
+            self.line(queue).claims.push_front(waiter.ticket);
+        }
+        self.parked.insert(waiter.ticket, Parked::Claim(waiter));
+    }
+
+    /// Parks a hint: it is told when one of its queues has something.
+    pub(crate) fn park_hint(&mut self, ticket: TicketId, queues: Vec<String>, answer: Answer<bool>) {
+        if self.parked.len() >= PARKED_MAX {
+            let _ = answer.send(Err(full()));
+            return;
+        }
+        for queue in &queues {
+            self.line(queue).hints.push_back(ticket);
+            self.woken.push(queue.clone());
+        }
+        self.parked.insert(ticket, Parked::Hint { queues, answer });
+    }
+
+    /// Nobody waits for this one any more.
+    pub(crate) fn unpark(&mut self, ticket: TicketId) {
+        if let Some(parked) = self.parked.remove(&ticket) {
+            self.left(&parked);
+        }
+    }
+
+    /// A queue may have something.
+    pub(crate) fn wake(&mut self, queue: &str) {
+        if !self.parked.is_empty()
+            && self.lines.contains_key(queue)
+            && self.woken.last().is_none_or(|last| last != queue)
+        {
+            self.woken.push(queue.to_owned());
+        }
+    }
+
+    /// Whether [`Waiters::serve`] has something to look at.
+    pub(crate) fn is_woken(&self) -> bool {
+        !self.woken.is_empty()
+    }
+
+    /// A proposed claim has been decided, or never will be.
+    pub(crate) fn settle(&mut self, (queue, promised): &(String, u64)) {
+        if let Some(line) = self.lines.get_mut(queue) {
+            line.promised -= promised;
+        }
+    }
+
+    /// When the next queue must be looked at without an event: in shard time, and in real time.
+    pub(crate) fn next_look(&self) -> (Option<Timestamp>, Option<Instant>) {
+        let timed = self.timed.first().map(|(at, _)| *at);
+        let hints = self.lines.values().filter_map(|line| line.hint_again_at).min();
+        (timed, if self.parked.is_empty() { None } else { hints })
+    }
+
+    /// Wakes queues whose moment has come.
+    pub(crate) fn wake_due(&mut self, now: Timestamp, real: Instant) {
+        while self.timed.first().is_some_and(|(at, _)| *at <= now) {
+            let (_, queue) = self.timed.pop_first().expect("the loop has just looked at it");
+            self.woken.push(queue);
+        }
+        for (queue, line) in &mut self.lines {
+            if line.hint_again_at.take_if(|at| *at <= real).is_some() {
+                self.woken.push(queue.clone());
+            }
+        }
+    }
+
+    /// Takes claims that can get something out of the woken queues' lines, and tells hints of the rest.
+    pub(crate) fn serve(&mut self, machine: &Machine, now: Timestamp, real: Instant) -> Vec<Served> {
+        let mut woken = std::mem::take(&mut self.woken);
+        woken.sort_unstable();
+        woken.dedup();
+        let mut served = Vec::new();
+        for queue in &woken {
+            self.serve_queue(queue, machine, now, real, &mut served);
+        }
+        self.sweep();
+        served
+    }
+
+    /// Empties all lines; everybody is told that there is nothing, or why.
+    pub(crate) fn end(&mut self, why: Option<&Error>) {
+        for (_, parked) in self.parked.drain() {
+            let failed = why.cloned();
+            match parked {
+                Parked::Claim(waiter) => {
+                    let _ = waiter.answer.send(failed.map_or(Ok(Vec::new()), Err));
+                }
+                Parked::Hint { answer, .. } => {
+                    let _ = answer.send(failed.map_or(Ok(false), Err));
+                }
+            }
+        }
+        *self = Waiters::default();
+    }
+
+    fn serve_queue(
+        &mut self,
+        queue: &str,
+        machine: &Machine,
+        now: Timestamp,
+        real: Instant,
+        served: &mut Vec<Served>,
+    ) {
+        let Some(line) = self.lines.get_mut(queue) else { return };
+        let mut free = match machine.claimable(&look(queue), now) {
+            Claimable::Now(ready) => ready.saturating_sub(line.promised),
+            Claimable::At(at) => {
+                // What is due already comes with an event of its own.
+                if at > now {
+                    self.timed.insert((at, queue.to_owned()));
+                }
+                0
+            }
+            Claimable::OnEvent => 0,
+        };
+        while free > 0
+            && let Some(ticket) = line.claims.pop_front()
+        {
+            let Some(parked) = self.parked.remove(&ticket) else {
+                self.stale = self.stale.saturating_sub(1);
+                continue;
+            };
+            let Parked::Claim(waiter) = parked else { unreachable!("hints stand in their own line") };
+            self.stale += waiter.request.queues.len() - 1;
+            if waiter.answer.is_closed() {
+                continue;
+            }
+            let taken = u64::from(waiter.request.tasks_max).min(free);
+            line.promised += taken;
+            free -= taken;
+            served.push(Served { waiter, promised: (queue.to_owned(), taken) });
+        }
+        let mut told = false;
+        while free > 0
+            && let Some(ticket) = line.hints.pop_front()
+        {
+            let Some(parked) = self.parked.remove(&ticket) else {
+                self.stale = self.stale.saturating_sub(1);
+                continue;
+            };
+            let Parked::Hint { queues, answer } = parked else {
+                unreachable!("claims stand in their own line")
+            };
+            self.stale += queues.len() - 1;
+            if answer.send(Ok(true)).is_ok() {
+                free -= 1;
+                told = true;
+            }
+        }
+        // Who was told may be gone before it claims: then the next one's turn comes.
+        line.hint_again_at =
+            (told && !line.hints.is_empty()).then(|| real + HINT_AGAIN_AFTER);
+    }
+
+    fn line(&mut self, queue: &str) -> &mut Line {
+        if !self.lines.contains_key(queue) {
+            self.lines.insert(queue.to_owned(), Line::default());
+        }
+        self.lines.get_mut(queue).expect("just made")
+    }
+
+    fn left(&mut self, parked: &Parked) {
+        self.stale += match parked {
+            Parked::Claim(waiter) => waiter.request.queues.len(),
+            Parked::Hint { queues, .. } => queues.len(),
+        };
+        self.sweep();
+    }
+
+    /// Once more tickets are stale than parked, lines are cleaned: each costs a constant share.
+    fn sweep(&mut self) {
+        if self.stale <= 64 + self.parked.len() {
+            return;
+        }
+        self.stale = 0;
+        let parked = &mut self.parked;
+        parked.retain(|_, parked| !parked.is_gone());
+        self.lines.retain(|_, line| {
+            line.claims.retain(|ticket| parked.contains_key(ticket));
+            line.hints.retain(|ticket| parked.contains_key(ticket));
+            !line.claims.is_empty() || !line.hints.is_empty() || line.promised > 0
+        });
+        self.timed.retain(|(_, queue)| self.lines.contains_key(queue));
+    }
+}
+
+/// A claim of everything in one queue, to ask whether there is something.
+fn look(queue: &str) -> Claim<'_> {
+    Claim {
+        queues: vec![ClaimQueue { name: queue, weight: 1 }],
+        weighted_seed: None,
+        tasks_max: 1,
+        lease_ms: taskyard_machine::limits::LEASE_MS_DEFAULT,
+        session: None,
+        claim_sequence: None,
+        worker: "",
+    }
+}
+
+fn full() -> Error {
+    Error::LimitExceeded(format!(
+        "{PARKED_MAX} claims are parked on this shard; claim without waiting, or later"
+    ))
+}

@@ -1,0 +1,69 @@
+//! Watchers: who waits for a task to end.
+
+use super::inbox::{Answer, TicketId};
+use std::collections::HashMap;
+use taskyard_machine::{Event, EventKind, TaskId};
+
+/// Who waits for tasks of one shard.
+#[derive(Default)]
+pub(crate) struct Watchers {
+    waiting: HashMap<TaskId, Vec<(TicketId, Answer<bool>)>>,
+}
+
+impl Watchers {
+    pub(crate) fn watch(&mut self, task: TaskId, ticket: TicketId, answer: Answer<bool>) {
+        self.waiting.entry(task).or_default().push((ticket, answer));
+    }
+
+    pub(crate) fn unwatch(&mut self, task: TaskId, ticket: TicketId) {
+        if let Some(waiting) = self.waiting.get_mut(&task) {
+            waiting.retain(|(other, _)| *other != ticket);
+            if waiting.is_empty() {
+                self.waiting.remove(&task);
+            }
+        }
+    }
+
+    /// Tells those whose task has ended.
+    pub(crate) fn observe(&mut self, event: &Event) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        if let Some(task) = ended(&event.kind) {
+            for (_, answer) in self.waiting.remove(&task).unwrap_or_default() {
+                let _ = answer.send(Ok(true));
+            }
+        }
+    }
+
+    /// Tells everybody that their task has not ended.
+    pub(crate) fn end(&mut self) {
+        for (_, answer) in self.waiting.drain().flat_map(|(_, waiting)| waiting) {
+            let _ = answer.send(Ok(false));
+        }
+    }
+}
+
+fn ended(event: &EventKind) -> Option<TaskId> {
+    match event {
+        EventKind::TaskSucceeded(task, _)
+        | EventKind::TaskFailed(task)
+        | EventKind::TaskDied(task, _)
+        | EventKind::TaskCancelled(task)
+        | EventKind::TaskExpired(task)
+        | EventKind::TaskRemoved(task) => Some(task.id),
+        EventKind::TaskEnqueued(_)
+        | EventKind::TaskReady(_)
+        | EventKind::TaskClaimed(..)
+        | EventKind::TaskProgressed(..)
+        | EventKind::TaskRetrying(..)
+        | EventKind::TaskSnoozed(..)
+        | EventKind::TaskLost(_)
+        | EventKind::TaskCancelRequested(_)
+        | EventKind::QueuePaused(_)
+        | EventKind::QueueResumed(_)
+        | EventKind::QueueSet(_)
+        | EventKind::SessionEnded(_)
+        | EventKind::OutgoingQueued(_) => None,
+    }
+}
