@@ -207,7 +207,8 @@ impl View {
         let tasks = self.snapshot.prefix(&self.store.tasks, shard.0.to_be_bytes());
         let tasks = tasks.map(move |item| {
             let (key, value) = read(item, 2)?;
-            let damaged = || self.store.error("read: a key is damaged", fjall::Error::Unrecoverable);
+            let damaged =
+                || self.store.error("read: a key is damaged", fjall::Error::Unrecoverable);
             let id = key[..].try_into().map_err(|_| damaged())?;
             Ok((RecordKey::Task(TaskId::from_u128(u128::from_be_bytes(id))), value))
         });
@@ -228,7 +229,8 @@ impl View {
         bodies.map(|item| {
             let (key, value) =
                 item.into_inner().map_err(|error| self.store.error("read", error))?;
-            let damaged = || self.store.error("read: a key is damaged", fjall::Error::Unrecoverable);
+            let damaged =
+                || self.store.error("read: a key is damaged", fjall::Error::Unrecoverable);
             let id = key[2..].try_into().map_err(|_| damaged())?;
             Ok((TaskId::from_u128(u128::from_be_bytes(id)), Bytes::from(value)))
         })

@@ -107,18 +107,9 @@ impl Clock {
     }
 }
 
-/// Measures real time, whatever clock the node has: for disks and polls, never for tasks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Stopwatch(Instant);
-
-impl Stopwatch {
-    pub(crate) fn start() -> Stopwatch {
-        Stopwatch(Instant::now())
-    }
-
-    pub(crate) fn elapsed(self) -> Duration {
-        self.0.elapsed()
-    }
+/// Real time, whatever clock the node has: for disks and polls, never for tasks.
+pub(crate) fn real_now() -> Instant {
+    Instant::now()
 }
 
 impl Manual {

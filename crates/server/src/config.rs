@@ -1,8 +1,13 @@
 //! Config: one struct, defaults, `validate()`.
 
-use crate::Clock;
+use crate::{Clock, node::StartError};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use taskyard_machine::limits;
+
+/// More shards than this cost memory and checkpoints, and bring nothing on one node.
+const SHARDS_MAX: u16 = 4096;
+/// Less would not hold the batches in flight.
+const MEMORY_BYTES_MIN: u64 = 16 << 20;
 
 /// Everything a node can be told. Each field says its default and what too small and too large cost.
 #[derive(Clone, Debug)]
@@ -39,5 +44,32 @@ impl Config {
             shutdown_grace: Duration::from_secs(10),
             clock: Clock::system(),
         }
+    }
+
+    /// Checks every field; reports all mistakes at once.
+    pub fn validate(&self) -> Result<(), StartError> {
+        let mut mistakes = Vec::new();
+        let mut check = |is_good: bool, mistake: String| {
+            if !is_good {
+                mistakes.push(mistake);
+            }
+        };
+        check(!self.data.as_os_str().is_empty(), "data is empty; name a directory".into());
+        let shards = self.shards;
+        check(
+            (1..=SHARDS_MAX).contains(&shards),
+            format!("shards is {shards}; it must be 1 to {SHARDS_MAX}"),
+        );
+        let (payload, ceiling) = (self.payload_bytes_max, limits::PAYLOAD_BYTES_CEILING);
+        check(
+            (1..=ceiling).contains(&payload),
+            format!("payload_bytes_max is {payload}; it must be 1 to {ceiling}"),
+        );
+        let memory = self.memory_bytes_max;
+        check(
+            memory >= MEMORY_BYTES_MIN,
+            format!("memory_bytes_max is {memory}; it must be at least {MEMORY_BYTES_MIN}"),
+        );
+        if mistakes.is_empty() { Ok(()) } else { Err(StartError(mistakes.join("\n"))) }
     }
 }

@@ -171,7 +171,9 @@ fn unusable(path: &Path, error: &io::Error) -> StartError {
     let path = path.display();
     StartError(match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            format!("{path} can't be written: {error}; give this user the right to, or choose another directory")
+            format!(
+                "{path} can't be written: {error}; give this user the right to, or choose another directory"
+            )
         }
         io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
             format!("{path} is not a directory; choose another path")

@@ -1,10 +1,12 @@
 //! Taskyard's server: everything that touches the world.
 
+mod backup;
 pub mod broker;
 mod checkpoint;
 pub mod clock;
 pub mod config;
 mod data_dir;
+mod disk;
 pub mod error;
 pub mod front;
 mod log;
@@ -12,6 +14,7 @@ pub mod node;
 mod payloads;
 pub mod shard;
 mod shard_loop;
+mod telemetry;
 
 pub use broker::Broker;
 pub use clock::Clock;

@@ -6,7 +6,7 @@
 
 mod scan;
 
-use crate::{clock::Stopwatch, node::StartError};
+use crate::{clock, node::StartError};
 use raft_engine::{Command, Config, Engine, LogBatch, MessageExt, ReadableSize, RecoveryMode};
 use std::{path::Path, sync::Arc, time::Duration};
 use taskyard_machine::ShardId;
@@ -121,8 +121,9 @@ impl Log {
             purge_threshold: ReadableSize(PURGE_BYTES),
             ..Config::default()
         };
-        let engine = Engine::open(config)
-            .map_err(|error| damaged(format!("the log in {} can't be opened: {error}", dir.display())))?;
+        let engine = Engine::open(config).map_err(|error| {
+            damaged(format!("the log in {} can't be opened: {error}", dir.display()))
+        })?;
         Ok(Log { engine })
     }
 
@@ -138,7 +139,8 @@ impl Log {
         let cut = match self.engine.get(group, CUT_KEY) {
             None => 0,
             Some(bytes) => {
-                let bytes = bytes.try_into().map_err(|_| unreadable("its cut is damaged".into()))?;
+                let bytes =
+                    bytes.try_into().map_err(|_| unreadable("its cut is damaged".into()))?;
                 u64::from_le_bytes(bytes)
             }
         };
@@ -151,7 +153,7 @@ impl Log {
     /// # Panics
     /// If the sync fails: raft-engine's choice, and right. What is on the disk is unknown then.
     pub(crate) fn write(&self, batch: &mut Batch) -> Result<Written, WriteError> {
-        let begun = Stopwatch::start();
+        let begun = clock::real_now();
         raft_engine::set_perf_context(raft_engine::PerfContext::default());
         let bytes =
             self.engine.write(&mut batch.0, true).map_err(|error| WriteError(error.to_string()))?;

@@ -1,37 +1,60 @@
 //! Node: opens shards, starts fronts, stops them in reverse order.
 
-use crate::{Config, Error};
-use std::net::SocketAddr;
+use crate::{Broker, Config, Error, Front, shard::Engine};
+use std::{net::SocketAddr, time::Duration};
+use tokio::net::TcpListener;
 
 /// A running node.
 #[derive(Debug)]
-pub struct Node {}
+pub struct Node {
+    front: Front,
+    engine: Engine,
+    shutdown_grace: Duration,
+}
 
 impl Node {
     /// Opens the data directory, recovers every shard and starts to listen.
     pub async fn start(config: Config) -> Result<Node, StartError> {
-        let _ = config;
-        unimplemented!("engine")
+        config.validate()?;
+        // Before the data directory: a port that is taken is found out in no time.
+        let listener = match config.listen {
+            None => None,
+            Some(address) => Some(TcpListener::bind(address).await.map_err(|error| {
+                StartError(format!(
+                    "can't listen on {address}: {error}; stop what uses it or choose another address"
+                ))
+            })?),
+        };
+        let shutdown_grace = config.shutdown_grace;
+        let opening = config.clone();
+        let engine = tokio::task::spawn_blocking(move || Engine::start(&opening)).await;
+        let engine = engine.map_err(|error| StartError(format!("recovery ended: {error}")))??;
+        let broker = Broker::new(engine.shards(), &config);
+        let front = Front::start(broker, listener)
+            .map_err(|error| StartError(format!("the fronts can't be started: {error}")))?;
+        Ok(Node { front, engine, shutdown_grace })
     }
 
     /// Where it listens, if it does.
     pub fn address(&self) -> Option<SocketAddr> {
-        unimplemented!("engine")
+        self.front.address()
     }
 
     /// An in-process connection: speak HTTP/2 (gRPC) or HTTP/1 on it.
     pub fn connect(&self) -> tokio::io::DuplexStream {
-        unimplemented!("front")
+        self.front.connect()
     }
 
     /// Completes when the node has stopped by itself because it could not go on (a failed disk).
     pub async fn failed(&self) -> Error {
-        unimplemented!("engine")
+        Error::Unavailable(self.engine.failed().await)
     }
 
     /// Stops gracefully: no new calls, those in flight end, parked claims return, state is checkpointed.
     pub async fn stop(self) {
-        unimplemented!("engine")
+        let Node { front, engine, shutdown_grace } = self;
+        front.stop(shutdown_grace).await;
+        let _ = tokio::task::spawn_blocking(move || engine.stop()).await;
     }
 }
 

@@ -3,17 +3,52 @@
 //! Cheap to clone. Every method hands its request to the shard loop's thread and awaits the answer;
 //! nothing here decides anything about a task.
 
-use crate::Error;
+mod engine;
+pub(crate) mod inbox;
+pub(crate) mod leader_clock;
+pub(crate) mod outbox;
+pub(crate) mod sessions;
+pub(crate) mod timer;
+pub(crate) mod waiters;
+pub(crate) mod watchers;
+
+pub use engine::Engine;
+
+use crate::{Error, backup, telemetry::Telemetry};
 use bytes::Bytes;
-use std::time::Duration;
-use taskyard_machine::{
-    ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome, SessionId, ShardId, TaskId,
+use inbox::{Inbox, Input, TicketId, Waiter};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
-use tokio::sync::mpsc;
+use taskyard_machine::{
+    Claim, ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome, SessionId, ShardId,
+    TaskId,
+};
+use tokio::sync::{broadcast, mpsc, oneshot};
 
 /// All shards of this node.
-#[derive(Clone, Debug)]
-pub struct Shards {}
+#[derive(Clone)]
+pub struct Shards(Arc<Handle>);
+
+struct Handle {
+    inbox: Arc<Inbox>,
+    count: u16,
+    incarnation: u32,
+    tickets: AtomicU64,
+    events: broadcast::Sender<Arc<Vec<Event>>>,
+    telemetry: Arc<Telemetry>,
+}
+
+impl fmt::Debug for Shards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shards").field("count", &self.0.count).finish_non_exhaustive()
+    }
+}
 
 /// A claim, owned, as it may be parked.
 #[derive(Clone, Debug)]
@@ -36,6 +71,19 @@ impl ClaimRequest {
     /// The queues, borrowed.
     pub fn queues(&self) -> Vec<ClaimQueue<'_>> {
         self.queues.iter().map(|(name, weight)| ClaimQueue { name, weight: *weight }).collect()
+    }
+
+    /// As it is proposed. `seed` is for a weighted draw.
+    pub(crate) fn command(&self, seed: u64) -> Claim<'_> {
+        Claim {
+            queues: self.queues(),
+            weighted_seed: self.weighted.then_some(seed),
+            tasks_max: self.tasks_max,
+            lease_ms: self.lease_ms,
+            session: self.session,
+            claim_sequence: None,
+            worker: &self.worker,
+        }
     }
 }
 
@@ -75,7 +123,7 @@ pub struct ShardStatus {
 impl Shards {
     /// How many shards there are.
     pub fn count(&self) -> u16 {
-        unimplemented!("engine")
+        self.0.count
     }
 
     /// The shard of a queue.
@@ -91,8 +139,9 @@ impl Shards {
         command: EncodedCommand,
         enqueue: bool,
     ) -> Result<Outcome, Error> {
-        let _ = (shard, command, enqueue);
-        unimplemented!("engine")
+        let (answer, answered) = oneshot::channel();
+        self.0.inbox.push(Input::Propose { shard, command, enqueue, answer })?;
+        answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
     /// Proposes several commands with one hand-off; answers in the same order.
@@ -101,8 +150,12 @@ impl Shards {
         commands: Vec<(ShardId, EncodedCommand)>,
         enqueue: bool,
     ) -> Vec<Result<Outcome, Error>> {
-        let _ = (commands, enqueue);
-        unimplemented!("engine")
+        let count = commands.len();
+        let (answer, answered) = oneshot::channel();
+        if let Err(error) = self.0.inbox.push(Input::ProposeAll { commands, enqueue, answer }) {
+            return vec![Err(error); count];
+        }
+        answered.await.unwrap_or_else(|_| vec![Err(Error::OutcomeUnknown); count])
     }
 
     /// Claims from queues of one shard; parks up to `wait` when nothing is ready, without a log
@@ -111,11 +164,28 @@ impl Shards {
     pub async fn claim(
         &self,
         shard: ShardId,
-        claim: ClaimRequest,
+        request: ClaimRequest,
         wait: Duration,
     ) -> Result<Vec<HandedTask>, Error> {
-        let _ = (shard, claim, wait);
-        unimplemented!("engine")
+        let (answer, answered) = oneshot::channel();
+        let ticket = self.ticket();
+        let waiter = Waiter { ticket, request, parks: !wait.is_zero(), answer };
+        self.0.inbox.push(Input::Claim { shard, waiter })?;
+        let mut parked = ParkedClaim { shards: self, shard, ticket, answered, is_settled: false };
+        let answer = if wait.is_zero() {
+            (&mut parked.answered).await
+        } else {
+            match tokio::time::timeout(wait, &mut parked.answered).await {
+                Ok(answer) => answer,
+                // What was handed over at the last moment counts. Anything later goes back.
+                Err(_) => match parked.take() {
+                    Some(answer) => Ok(answer),
+                    None => return Ok(Vec::new()),
+                },
+            }
+        };
+        parked.is_settled = true;
+        answer.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
     /// Parks until one of `queues` (all on `shard`) may have something to claim, or `wait` is over
@@ -128,8 +198,14 @@ impl Shards {
         queues: Vec<String>,
         wait: Duration,
     ) -> Result<bool, Error> {
-        let _ = (shard, queues, wait);
-        unimplemented!("engine")
+        let (answer, answered) = oneshot::channel();
+        let ticket = self.ticket();
+        self.0.inbox.push(Input::Hint { shard, ticket, queues, answer })?;
+        let _parked = OnDrop(|| self.tell(Input::Unpark { shard, ticket }));
+        match tokio::time::timeout(wait, answered).await {
+            Ok(answer) => answer.unwrap_or_else(|_| Err(gone())),
+            Err(_) => Ok(false),
+        }
     }
 
     /// Reads the state on the loop's thread after confirming leadership. `read` must be quick.
@@ -138,61 +214,130 @@ impl Shards {
         T: Send + 'static,
         F: FnOnce(&Machine) -> T + Send + 'static,
     {
-        let _ = (shard, read);
-        unimplemented!("engine")
+        let (answer, answered) = oneshot::channel();
+        let read = move |machine: Result<&Machine, Error>| {
+            let _ = answer.send(machine.map(read));
+        };
+        self.0.inbox.push(Input::Read { shard, read: Box::new(read) })?;
+        answered.await.unwrap_or_else(|_| Err(gone()))
     }
 
     /// The encoded bodies of tasks, from memory or disk; `None` for one that is gone.
     pub async fn bodies(&self, tasks: Vec<TaskId>) -> Result<Vec<Option<Bytes>>, Error> {
-        let _ = tasks;
-        unimplemented!("engine")
+        let (answer, answered) = oneshot::channel();
+        self.0.inbox.push(Input::Bodies { tasks, answer })?;
+        answered.await.unwrap_or_else(|_| Err(gone()))
     }
 
     /// Waits until the task has ended or `wait` is over; `true` if it has ended.
     pub async fn finished(&self, task: TaskId, wait: Duration) -> Result<bool, Error> {
-        let _ = (task, wait);
-        unimplemented!("engine")
+        let (answer, answered) = oneshot::channel();
+        let ticket = self.ticket();
+        self.0.inbox.push(Input::Watch { task, ticket, answer })?;
+        let _watched = OnDrop(|| self.tell(Input::Unwatch { task, ticket }));
+        match tokio::time::timeout(wait, answered).await {
+            Ok(answer) => answer.unwrap_or_else(|_| Err(gone())),
+            Err(_) => Ok(false),
+        }
     }
 
     /// Tells the leaders which sessions live (once a second, from the gateway).
     pub fn sessions_alive(&self, sessions: Vec<SessionId>) {
-        let _ = sessions;
-        unimplemented!("engine")
+        self.tell(Input::SessionsAlive(sessions));
     }
 
     /// The connection of a session closed without a goodbye: its silence limit becomes 5 s from now,
     /// unless it is named alive again.
     pub fn session_cut(&self, session: SessionId) {
-        let _ = session;
-        unimplemented!("engine")
+        self.tell(Input::SessionCut(session));
     }
 
     /// Claims that a session was handed and never reported started, as the gateway knows them when
     /// the session falls silent; replaces what was said before. They go into its `EndSession` as
     /// `not_started`: released, not lost. Forgotten when the session is named alive again.
     pub fn session_not_started(&self, session: SessionId, tasks: Vec<TaskId>) {
-        let _ = (session, tasks);
-        unimplemented!("engine")
+        self.tell(Input::SessionNotStarted(session, tasks));
     }
 
     /// A consistent copy of every shard, as the bytes of one file, in parts. A slow reader slows the
     /// copy, not the shards; dropping the receiver ends it.
     pub async fn backup(&self) -> Result<mpsc::Receiver<Result<BackupPart, Error>>, Error> {
-        unimplemented!("engine")
+        let (answer, answered) = oneshot::channel();
+        self.0.inbox.push(Input::Backup(answer))?;
+        let view = answered.await.unwrap_or_else(|_| Err(gone()))?;
+        Ok(backup::stream(view, self.0.count, self.0.incarnation))
     }
 
     /// How each shard stands, in order.
     pub async fn status(&self) -> Result<Vec<ShardStatus>, Error> {
-        unimplemented!("engine")
+        let (answer, answered) = oneshot::channel();
+        self.0.inbox.push(Input::Status(answer))?;
+        answered.await.map_err(|_| gone())
     }
 
     /// Metrics of this node, in the Prometheus text format.
     pub fn metrics(&self) -> String {
-        unimplemented!("engine")
+        self.0.telemetry.render()
     }
 
     /// All events of all shards from now on, batched per loop turn. A slow reader misses some and is told how many.
-    pub fn events(&self) -> tokio::sync::broadcast::Receiver<std::sync::Arc<Vec<Event>>> {
-        unimplemented!("engine")
+    pub fn events(&self) -> broadcast::Receiver<Arc<Vec<Event>>> {
+        self.0.events.subscribe()
+    }
+
+    fn ticket(&self) -> TicketId {
+        TicketId(self.0.tickets.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Something nobody waits for; a loop that has ended needs it no more.
+    fn tell(&self, input: Input) {
+        let _ = self.0.inbox.push(input);
+    }
+}
+
+/// Nothing was changed by what was asked: the loop ended before.
+fn gone() -> Error {
+    Error::Unavailable("this node has stopped; send it to another one, or again later".into())
+}
+
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// A claim on its way. Dropped, it takes its waiter away and gives back what was handed to it.
+struct ParkedClaim<'a> {
+    shards: &'a Shards,
+    shard: ShardId,
+    ticket: TicketId,
+    answered: oneshot::Receiver<Result<Vec<HandedTask>, Error>>,
+    /// The caller has its answer.
+    is_settled: bool,
+}
+
+impl ParkedClaim<'_> {
+    /// What was handed over by now. Nothing can be from here on.
+    fn take(&mut self) -> Option<Result<Vec<HandedTask>, Error>> {
+        self.answered.close();
+        self.answered.try_recv().ok()
+    }
+}
+
+impl Drop for ParkedClaim<'_> {
+    fn drop(&mut self) {
+        if self.is_settled {
+            return;
+        }
+        match self.take() {
+            Some(Ok(handed)) => {
+                let claims = handed.iter().map(|task| (task.task.id, task.task.token)).collect();
+                self.shards.tell(Input::Undelivered { claims });
+            }
+            Some(Err(_)) => {}
+            None => self.shards.tell(Input::Unpark { shard: self.shard, ticket: self.ticket }),
+        }
     }
 }

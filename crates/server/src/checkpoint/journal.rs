@@ -94,10 +94,8 @@ fn sound_batch(data: &[u8]) -> Option<usize> {
     }
     let end = data.get(position..position + 9 + END_MAGIC.len())?;
     let stored = u64::from_le_bytes(*end[1..9].first_chunk()?);
-    let sound = items > 0
-        && end[0] == TAG_END
-        && end[9..] == *END_MAGIC
-        && stored == checksum.digest();
+    let sound =
+        items > 0 && end[0] == TAG_END && end[9..] == *END_MAGIC && stored == checksum.digest();
     sound.then_some(position + end.len())
 }
 

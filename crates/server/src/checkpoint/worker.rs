@@ -3,7 +3,7 @@
 //! None of them is ever waited for by the loop. A failure of any of them is reported and stops the
 //! node: what it was about may be half done.
 
-use super::{Change, Cut, Store, View};
+use super::{Change, Cut, Store};
 use crate::log::Log;
 use bytes::Bytes;
 use std::{
@@ -24,8 +24,8 @@ pub(crate) enum Job {
     Changes(ShardId, Vec<Change>),
     /// That was all of it: write it.
     Write(ShardId, Cut),
-    /// Take a consistent view of all that is written by now.
-    View(Box<dyn FnOnce(View) + Send>),
+    /// Take views of all that is written by now.
+    View(Box<dyn FnOnce(&Arc<Store>) + Send>),
 }
 
 /// Bodies that are not in memory.
@@ -147,7 +147,7 @@ fn write_checkpoints(
                 store.write(shard, &cut, changes).map_err(|error| error.to_string())?;
                 report(Report::Written(shard, cut));
             }
-            Job::View(take) => take(store.view()),
+            Job::View(take) => take(store),
         }
     }
     Ok(())

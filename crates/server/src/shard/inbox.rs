@@ -13,7 +13,9 @@ use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use taskyard_machine::{ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, SessionId, ShardId, TaskId};
+use taskyard_machine::{
+    ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, SessionId, ShardId, TaskId,
+};
 use tokio::sync::oneshot;
 
 /// The answer to one call.
@@ -30,30 +32,67 @@ pub(crate) struct TicketId(pub u64);
 pub(crate) struct Waiter {
     pub ticket: TicketId,
     pub request: ClaimRequest,
+    /// Whether it waits when there is nothing.
+    pub parks: bool,
     pub answer: Answer<Vec<HandedTask>>,
 }
 
 /// One thing for the loop to do.
 pub(crate) enum Input {
-    Propose { shard: ShardId, command: EncodedCommand, enqueue: bool, answer: Answer<Outcome> },
+    Propose {
+        shard: ShardId,
+        command: EncodedCommand,
+        enqueue: bool,
+        answer: Answer<Outcome>,
+    },
     ProposeAll {
         commands: Vec<(ShardId, EncodedCommand)>,
         enqueue: bool,
         answer: oneshot::Sender<Vec<Result<Outcome, Error>>>,
     },
-    Claim { shard: ShardId, waiter: Waiter, parks: bool },
-    Hint { shard: ShardId, ticket: TicketId, queues: Vec<String>, answer: Answer<bool> },
-    Read { shard: ShardId, read: ReadFn },
-    Bodies { tasks: Vec<TaskId>, answer: Answer<Vec<Option<Bytes>>> },
-    Watch { task: TaskId, ticket: TicketId, answer: Answer<bool> },
+    Claim {
+        shard: ShardId,
+        waiter: Waiter,
+    },
+    Hint {
+        shard: ShardId,
+        ticket: TicketId,
+        queues: Vec<String>,
+        answer: Answer<bool>,
+    },
+    Read {
+        shard: ShardId,
+        read: ReadFn,
+    },
+    Bodies {
+        tasks: Vec<TaskId>,
+        answer: Answer<Vec<Option<Bytes>>>,
+    },
+    Watch {
+        task: TaskId,
+        ticket: TicketId,
+        answer: Answer<bool>,
+    },
     /// Nobody waits for this claim or hint any more.
-    Unpark { shard: ShardId, ticket: TicketId },
+    Unpark {
+        shard: ShardId,
+        ticket: TicketId,
+    },
     /// Nobody waits for this task any more.
-    Unwatch { task: TaskId, ticket: TicketId },
+    Unwatch {
+        task: TaskId,
+        ticket: TicketId,
+    },
     /// Claims that were handed over and not taken: they go back.
-    Undelivered { claims: Vec<(TaskId, ClaimToken)> },
+    Undelivered {
+        claims: Vec<(TaskId, ClaimToken)>,
+    },
     /// Bodies of claimed tasks came from disk.
-    BodiesRead { waiter: Waiter, tasks: Vec<ClaimedTask>, bodies: Vec<Option<Bytes>> },
+    BodiesRead {
+        waiter: Waiter,
+        tasks: Vec<ClaimedTask>,
+        bodies: Vec<Option<Bytes>>,
+    },
     SessionsAlive(Vec<SessionId>),
     SessionCut(SessionId),
     SessionNotStarted(SessionId, Vec<TaskId>),

@@ -120,7 +120,8 @@ impl Sessions {
                 continue;
             }
             for &shard in session.shards.difference(&session.ending) {
-                let of_shard = session.not_started.iter().copied().filter(|task| task.home == shard);
+                let of_shard =
+                    session.not_started.iter().copied().filter(|task| task.home == shard);
                 silent.push((id, shard, of_shard.collect()));
             }
             session.ending = session.shards.clone();

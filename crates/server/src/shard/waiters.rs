@@ -39,8 +39,6 @@ struct Line {
     hints: VecDeque<TicketId>,
     /// Tasks that claims on their way through the log will probably take.
     promised: u64,
-    /// When hints are looked at again.
-    hint_again_at: Option<Instant>,
 }
 
 /// A claim to be proposed, and what was promised to it.
@@ -58,6 +56,10 @@ pub(crate) struct Waiters {
     woken: Vec<String>,
     /// Queues that have nothing before a moment which no event tells of.
     timed: BTreeSet<(Timestamp, String)>,
+    /// Queues whose hints are looked at again: who was told may be gone before it claims.
+    hints_again: BTreeSet<(Instant, String)>,
+    /// Claims that do not wait: they go after the next serving.
+    hasty: Vec<TicketId>,
     /// Tickets left in lines after they were served or taken away.
     stale: usize,
 }
@@ -78,12 +80,16 @@ impl Waiters {
             self.line(queue).claims.push_back(waiter.ticket);
             self.woken.push(queue.clone());
         }
+        if !waiter.parks {
+            self.hasty.push(waiter.ticket);
+        }
         self.parked.insert(waiter.ticket, Parked::Claim(waiter));
     }
 
     /// Parks a claim that got nothing where it stood before. It is not served before the next event.
     pub(crate) fn park_again(&mut self, waiter: Waiter) {
-        if waiter.answer.is_closed() {
+        if waiter.answer.is_closed() || !waiter.parks {
+            let _ = waiter.answer.send(Ok(Vec::new()));
             return;
         }
         for (queue, _) in &waiter.request.queues {
@@ -93,7 +99,12 @@ impl Waiters {
     }
 
     /// Parks a hint: it is told when one of its queues has something.
-    pub(crate) fn park_hint(&mut self, ticket: TicketId, queues: Vec<String>, answer: Answer<bool>) {
+    pub(crate) fn park_hint(
+        &mut self,
+        ticket: TicketId,
+        queues: Vec<String>,
+        answer: Answer<bool>,
+    ) {
         if self.parked.len() >= PARKED_MAX {
             let _ = answer.send(Err(full()));
             return;
@@ -137,8 +148,7 @@ impl Waiters {
     /// When the next queue must be looked at without an event: in shard time, and in real time.
     pub(crate) fn next_look(&self) -> (Option<Timestamp>, Option<Instant>) {
         let timed = self.timed.first().map(|(at, _)| *at);
-        let hints = self.lines.values().filter_map(|line| line.hint_again_at).min();
-        (timed, if self.parked.is_empty() { None } else { hints })
+        (timed, self.hints_again.first().map(|(at, _)| *at))
     }
 
     /// Wakes queues whose moment has come.
@@ -147,21 +157,33 @@ impl Waiters {
             let (_, queue) = self.timed.pop_first().expect("the loop has just looked at it");
             self.woken.push(queue);
         }
-        for (queue, line) in &mut self.lines {
-            if line.hint_again_at.take_if(|at| *at <= real).is_some() {
-                self.woken.push(queue.clone());
-            }
+        while self.hints_again.first().is_some_and(|(at, _)| *at <= real) {
+            let (_, queue) = self.hints_again.pop_first().expect("the loop has just looked at it");
+            self.woken.push(queue);
         }
     }
 
     /// Takes claims that can get something out of the woken queues' lines, and tells hints of the rest.
-    pub(crate) fn serve(&mut self, machine: &Machine, now: Timestamp, real: Instant) -> Vec<Served> {
+    pub(crate) fn serve(
+        &mut self,
+        machine: &Machine,
+        now: Timestamp,
+        real: Instant,
+    ) -> Vec<Served> {
         let mut woken = std::mem::take(&mut self.woken);
         woken.sort_unstable();
         woken.dedup();
         let mut served = Vec::new();
         for queue in &woken {
             self.serve_queue(queue, machine, now, real, &mut served);
+        }
+        for ticket in std::mem::take(&mut self.hasty) {
+            if let Some(parked) = self.parked.remove(&ticket) {
+                self.left(&parked);
+                if let Parked::Claim(waiter) = parked {
+                    let _ = waiter.answer.send(Ok(Vec::new()));
+                }
+            }
         }
         self.sweep();
         served
@@ -210,7 +232,9 @@ impl Waiters {
                 self.stale = self.stale.saturating_sub(1);
                 continue;
             };
-            let Parked::Claim(waiter) = parked else { unreachable!("hints stand in their own line") };
+            let Parked::Claim(waiter) = parked else {
+                unreachable!("hints stand in their own line")
+            };
             self.stale += waiter.request.queues.len() - 1;
             if waiter.answer.is_closed() {
                 continue;
@@ -237,9 +261,9 @@ impl Waiters {
                 told = true;
             }
         }
-        // Who was told may be gone before it claims: then the next one's turn comes.
-        line.hint_again_at =
-            (told && !line.hints.is_empty()).then(|| real + HINT_AGAIN_AFTER);
+        if told && !line.hints.is_empty() {
+            self.hints_again.insert((real + HINT_AGAIN_AFTER, queue.to_owned()));
+        }
     }
 
     fn line(&mut self, queue: &str) -> &mut Line {

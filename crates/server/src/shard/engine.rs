@@ -1,0 +1,148 @@
+//! Engine: opens a data directory, recovers its shards and runs their thread.
+//!
+//! Dropped without [`Engine::stop`] it ends as a crash would: what was acknowledged is on disk, nothing
+//! more is done.
+
+use super::{
+    Handle, Shards,
+    inbox::{Inbox, Input},
+};
+use crate::{
+    Config,
+    checkpoint::{Checkpointer, Store},
+    data_dir::DataDir,
+    disk::DiskGuard,
+    log::Log,
+    node::StartError,
+    shard_loop::{Parts, ShardLoop, recover_all, words_of},
+    telemetry::Telemetry,
+};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, atomic::AtomicU64, mpsc},
+    thread::JoinHandle,
+};
+use tokio::sync::{broadcast, watch};
+
+/// Batches of events that a reader may be behind before it misses some.
+const EVENT_BATCHES: usize = 1024;
+
+/// The shards of one data directory, running.
+#[derive(Debug)]
+pub struct Engine {
+    shards: Shards,
+    failed: watch::Receiver<Option<String>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Opens `config.data` and recovers every shard. Blocks until all of them serve.
+    pub fn start(config: &Config) -> Result<Engine, StartError> {
+        let data = DataDir::open(&config.data, config.shards)?;
+        let format = data.format();
+        let log = Arc::new(Log::open(&data.log())?);
+        let store = Store::open(&data.state())?;
+        let shards = recover_all(format, &store, &log)?;
+        let inbox = Arc::new(Inbox::default());
+        let report = {
+            let inbox = Arc::clone(&inbox);
+            move |report| drop(inbox.push(Input::Report(report)))
+        };
+        let thread_failed =
+            |error: std::io::Error| StartError(format!("a thread can't be started: {error}"));
+        let checkpointer = Checkpointer::start(&store, &log, report).map_err(thread_failed)?;
+        let events = broadcast::Sender::new(EVENT_BATCHES);
+        let telemetry = Arc::new(Telemetry::default());
+        let looking = Arc::downgrade(&inbox);
+        config.clock.on_move(move || {
+            let _ = looking.upgrade().map(|inbox| inbox.push(Input::Look));
+        });
+        let (up, serves) = mpsc::sync_channel(1);
+        let (failure, failed) = watch::channel(None);
+        let parts = Parts {
+            shards,
+            inbox: Arc::clone(&inbox),
+            log,
+            checkpointer,
+            clock: config.clock.clone(),
+            disk: DiskGuard::new(data.path(), config.disk_reserve_bytes),
+            memory_bytes_max: config.memory_bytes_max,
+            events: events.clone(),
+            telemetry: Arc::clone(&telemetry),
+            up,
+        };
+        let handle = Handle {
+            inbox: Arc::clone(&inbox),
+            count: format.shards,
+            incarnation: format.incarnation,
+            tickets: AtomicU64::new(1),
+            events,
+            telemetry,
+        };
+        let thread = std::thread::Builder::new()
+            .name("shards".into())
+            .spawn(move || run(parts, &inbox, data, &failure))
+            .map_err(thread_failed)?;
+        let engine = Engine { shards: Shards(Arc::new(handle)), failed, thread: Some(thread) };
+        if serves.recv().is_err() {
+            let why = engine.failed.borrow().clone();
+            return Err(StartError(why.unwrap_or_else(|| "the shards did not come up".into())));
+        }
+        Ok(engine)
+    }
+
+    /// The handle to its shards.
+    pub fn shards(&self) -> Shards {
+        self.shards.clone()
+    }
+
+    /// Completes when it has ended by itself because it could not go on; says why.
+    pub async fn failed(&self) -> String {
+        let mut failed = self.failed.clone();
+        let why = failed.wait_for(Option::is_some).await;
+        match why {
+            Ok(why) => why.clone().unwrap_or_default(),
+            // It ended in order: it does not fail any more.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Ends calls, checkpoints every shard and closes the directory. Blocks until it is closed.
+    pub fn stop(mut self) {
+        self.end(Input::Stop);
+    }
+
+    fn end(&mut self, how: Input) {
+        if let Some(thread) = self.thread.take() {
+            // An inbox that is closed belongs to a thread that has ended.
+            let _ = self.shards.0.inbox.push(how);
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.end(Input::Halt);
+    }
+}
+
+/// Drives the shards until they end; whatever ends them, every call gets an answer.
+fn run(parts: Parts, inbox: &Inbox, data: DataDir, failure: &watch::Sender<Option<String>>) {
+    let ended = catch_unwind(AssertUnwindSafe(|| ShardLoop::new(parts).run()));
+    let why = match ended {
+        Ok(Ok(())) => None,
+        Ok(Err(failed)) => Some(failed.0),
+        Err(panic) => Some(words_of(panic.as_ref())),
+    };
+    if let Some(why) = &why {
+        tracing::error!("the shards have stopped: {why}");
+    }
+    inbox.close(why.as_deref().unwrap_or("this node has stopped"));
+    // The lock goes last: the next process must find everything closed.
+    drop(data);
+    failure.send_if_modified(|told| {
+        *told = why;
+        told.is_some()
+    });
+}

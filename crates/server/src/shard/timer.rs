@@ -1,0 +1,40 @@
+//! Timer: a leader proposes `ExpireDue` when something of its shard is due.
+//!
+//! At most one is in flight; it does a bounded number of things, and the next one follows at once
+//! while more is due.
+
+use taskyard_machine::{Machine, Timestamp};
+
+/// After an expiry that found nothing to do, for as long nothing is tried again: a deadline that
+/// stays due must not spin the loop.
+const PAUSE_MS: u64 = 20;
+
+/// The timer of one shard.
+#[derive(Debug, Default)]
+pub(crate) struct Timer {
+    in_flight: bool,
+    not_before: Timestamp,
+}
+
+impl Timer {
+    /// When to propose next.
+    pub(crate) fn next(&self, machine: &Machine) -> Option<Timestamp> {
+        if self.in_flight {
+            return None;
+        }
+        machine.next_due().map(|due| due.max(self.not_before))
+    }
+
+    /// Whether to propose now; then it is in flight.
+    pub(crate) fn fires(&mut self, machine: &Machine, now: Timestamp) -> bool {
+        let fires = self.next(machine).is_some_and(|due| due <= now);
+        self.in_flight |= fires;
+        fires
+    }
+
+    /// It was decided and did this many things, or was lost.
+    pub(crate) fn done(&mut self, count: u32, now: Timestamp) {
+        self.in_flight = false;
+        self.not_before = if count == 0 { now.plus_ms(PAUSE_MS) } else { Timestamp(0) };
+    }
+}

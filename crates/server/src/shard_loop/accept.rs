@@ -1,0 +1,219 @@
+//! What comes in from the inbox.
+
+use super::{Checkpoints, Course, ShardLoop, local::Waiting, settle::PartialAnswers};
+use crate::{
+    Error,
+    checkpoint::{BodiesRequest, Failure, Report},
+    shard::{
+        ShardStatus,
+        inbox::{Answer, Input, ReadFn, TicketId},
+    },
+};
+use bytes::Bytes;
+use taskyard_machine::{EncodedCommand, Outcome, Rejection, ShardId, TaskId};
+use tokio::sync::oneshot;
+
+impl ShardLoop {
+    pub(super) fn accept(&mut self, input: Input) -> Result<(), Failure> {
+        match input {
+            Input::Propose { shard, command, enqueue, answer } => {
+                match self.admit(shard, enqueue) {
+                    Ok(number) => self.add(number, command, Waiting::Call(answer)),
+                    Err(error) => drop(answer.send(Err(error))),
+                }
+            }
+            Input::ProposeAll { commands, enqueue, answer } => {
+                self.accept_all(commands, enqueue, answer);
+            }
+            Input::Claim { shard, waiter } => match self.admit(shard, false) {
+                Ok(number) => {
+                    self.shards[number].waiters.park(waiter);
+                    self.activate(number);
+                }
+                Err(error) => drop(waiter.answer.send(Err(error))),
+            },
+            Input::Hint { shard, ticket, queues, answer } => match self.admit(shard, false) {
+                Ok(number) => {
+                    self.shards[number].waiters.park_hint(ticket, queues, answer);
+                    self.activate(number);
+                }
+                Err(error) => drop(answer.send(Err(error))),
+            },
+            Input::Unpark { shard, ticket } => {
+                if let Ok(number) = self.number(shard) {
+                    self.shards[number].waiters.unpark(ticket);
+                }
+            }
+            Input::Read { shard, read } => self.accept_read(shard, read),
+            Input::Bodies { tasks, answer } => self.accept_bodies(tasks, answer),
+            Input::Watch { task, ticket, answer } => self.accept_watch(task, ticket, answer),
+            Input::Unwatch { task, ticket } => {
+                if let Ok(number) = self.number(task.home) {
+                    self.shards[number].watchers.unwatch(task, ticket);
+                }
+            }
+            Input::Undelivered { claims } => self.give_back(&claims),
+            Input::BodiesRead { waiter, tasks, bodies } => {
+                self.bodies_read(waiter, tasks, bodies)?;
+            }
+            Input::SessionsAlive(sessions) => {
+                self.sessions.alive(&sessions, self.reading.monotonic);
+            }
+            Input::SessionCut(session) => self.sessions.cut(session, self.reading.monotonic),
+            Input::SessionNotStarted(session, tasks) => self.sessions.not_started(session, tasks),
+            Input::Status(answer) => drop(answer.send(self.status())),
+            Input::Backup(answer) => match self.course {
+                Course::Going => self.checkpoints.backup(answer),
+                Course::Stopping | Course::Halted => {
+                    drop(answer.send(Err(ShardLoop::stopped_error())));
+                }
+            },
+            Input::Report(report) => self.accept_report(report)?,
+            Input::Look => {}
+            Input::Stop => self.stop(),
+            Input::Halt => self.course = Course::Halted,
+        }
+        Ok(())
+    }
+
+    /// The place of a shard on this node.
+    fn number(&self, shard: ShardId) -> Result<usize, Error> {
+        let number = usize::from(shard.0);
+        if number < self.shards.len() {
+            return Ok(number);
+        }
+        let count = self.shards.len();
+        Err(Error::NotFound(format!("there is no shard {shard}; this cluster has {count}")))
+    }
+
+    /// Whether a command may be taken now.
+    fn admit(&mut self, shard: ShardId, enqueue: bool) -> Result<usize, Error> {
+        let number = self.number(shard)?;
+        if self.course != Course::Going {
+            return Err(ShardLoop::stopped_error());
+        }
+        if enqueue {
+            self.disk.admit()?;
+            self.memory.admit()?;
+        }
+        Ok(number)
+    }
+
+    fn add(&mut self, number: usize, command: EncodedCommand, waiting: Waiting) {
+        self.shards[number].pending.push((command, waiting));
+        self.activate(number);
+    }
+
+    fn accept_all(
+        &mut self,
+        commands: Vec<(ShardId, EncodedCommand)>,
+        enqueue: bool,
+        answer: oneshot::Sender<Vec<Result<Outcome, Error>>>,
+    ) {
+        let free = self.partial.iter().position(Option::is_none);
+        let slot = free.unwrap_or_else(|| {
+            self.partial.push(None);
+            self.partial.len() - 1
+        });
+        self.partial[slot] = Some(PartialAnswers::new(commands.len(), answer));
+        if commands.is_empty() {
+            self.answer_if_whole(slot);
+        }
+        for (position, (shard, command)) in commands.into_iter().enumerate() {
+            match self.admit(shard, enqueue) {
+                Ok(number) => self.add(number, command, Waiting::Part { slot, position }),
+                Err(error) => self.answer_part(slot, position, Err(error)),
+            }
+        }
+    }
+
+    fn accept_read(&mut self, shard: ShardId, read: ReadFn) {
+        match self.number(shard) {
+            Ok(number) => {
+                self.shards[number].reads.push(read);
+                self.activate(number);
+            }
+            Err(error) => read(Err(error)),
+        }
+    }
+
+    fn accept_bodies(&mut self, tasks: Vec<TaskId>, answer: Answer<Vec<Option<Bytes>>>) {
+        let in_memory = |task: &TaskId| {
+            let shard = self.shards.get(usize::from(task.home.0))?;
+            shard.state().bodies.get(*task)
+        };
+        let found: Vec<Option<Bytes>> = tasks.iter().map(in_memory).collect();
+        let missing: Vec<TaskId> = tasks
+            .iter()
+            .zip(&found)
+            .filter(|(_, body)| body.is_none())
+            .map(|(id, _)| *id)
+            .collect();
+        if missing.is_empty() {
+            let _ = answer.send(Ok(found));
+            return;
+        }
+        let fill = move |read: Vec<Option<Bytes>>| {
+            let mut read = read.into_iter();
+            let filled = found.into_iter().map(|body| body.or_else(|| read.next().flatten()));
+            let _ = answer.send(Ok(filled.collect()));
+        };
+        self.checkpointer.read(BodiesRequest { tasks: missing, answer: Box::new(fill) });
+    }
+
+    fn accept_watch(&mut self, task: TaskId, ticket: TicketId, answer: Answer<bool>) {
+        let number = match self.number(task.home) {
+            Ok(number) => number,
+            Err(error) => return drop(answer.send(Err(error))),
+        };
+        let shard = &mut self.shards[number];
+        match shard.machine().task(task).map(|task| task.state.is_finished()) {
+            Some(true) => drop(answer.send(Ok(true))),
+            None => drop(answer.send(Err(Rejection::TaskNotFound { task }.into()))),
+            Some(false) if self.course != Course::Going => drop(answer.send(Ok(false))),
+            Some(false) => shard.watchers.watch(task, ticket, answer),
+        }
+    }
+
+    fn accept_report(&mut self, report: Report) -> Result<(), Failure> {
+        match report {
+            Report::Failed(failure) => return Err(failure),
+            Report::Written(shard, cut) => {
+                let number = usize::from(shard.0);
+                self.checkpoints.written(&mut self.shards[number], &cut);
+                self.activate(number);
+                let tasks_live = self.shards.iter().map(|shard| shard.machine().task_count());
+                self.checkpointer.tidy(tasks_live.sum());
+            }
+            Report::Holding(groups) => {
+                for shard in &mut self.shards {
+                    if groups.contains(&shard.group) {
+                        Checkpoints::want(shard);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> Vec<ShardStatus> {
+        let status = self.shards.iter().map(|shard| ShardStatus {
+            shard: shard.id,
+            term: shard.replica.term(),
+            serves: shard.leading.is_some(),
+            persisted: shard.replica.last_index(),
+            applied: shard.replica.applied(),
+        });
+        status.collect()
+    }
+
+    /// Ends what waits; what is on its way through the log is still answered.
+    fn stop(&mut self) {
+        self.course = Course::Stopping;
+        for shard in &mut self.shards {
+            shard.waiters.end(None);
+            shard.watchers.end();
+            Checkpoints::want(shard);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Checkpoints: when a shard's state is written down, and in which bites.
+//!
+//! One shard after the other: its cut is frozen between two turns, then a bite is taken in each turn and
+//! handed to the thread that writes; so the loop is never held for long. When it is synced, the log up to
+//! the cut is dropped. A backup freezes all shards in the same turn, so that what they owe each other
+//! fits together.
+
+use super::local::LocalShard;
+use crate::{
+    checkpoint::{Change, Checkpointer, Cut, Job, View},
+    shard::inbox::Answer,
+};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+use taskyard_machine::{RecordKey, TaskId};
+
+/// Log of a shard after which it is checkpointed: bounds the replay at the next start.
+const LOG_BYTES_MAX: u64 = 64 << 20;
+/// Changed records after which it is checkpointed: bounds the batch that is written at once.
+const DIRTY_RECORDS_MAX: usize = 200_000;
+/// How long a change may wait for a checkpoint.
+const DIRTY_FOR_MAX: Duration = Duration::from_secs(60);
+/// Records encoded per turn, about half a millisecond's work.
+const BITE_RECORDS: usize = 512;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Nothing is under way.
+    Idle,
+    /// The cut is frozen and not all of it is handed to the writing thread.
+    Frozen,
+    /// It is being written.
+    Writing,
+}
+
+/// Where one shard is with its checkpoints.
+pub(crate) struct Checkpoint {
+    stage: Stage,
+    /// The last entry in the last synced checkpoint.
+    stored: u64,
+    /// Asked for, whatever the rules below say.
+    wanted: bool,
+    /// When the oldest change must be checkpointed.
+    due_at: Option<Instant>,
+    /// The cut under way, and the bodies that go with it.
+    cut: Option<Cut>,
+    bodies: Vec<TaskId>,
+}
+
+impl Checkpoint {
+    /// Of a shard whose last checkpoint holds all up to `stored`.
+    pub(crate) fn new(stored: u64) -> Checkpoint {
+        Checkpoint {
+            stage: Stage::Idle,
+            stored,
+            wanted: false,
+            due_at: None,
+            cut: None,
+            bodies: Vec::new(),
+        }
+    }
+
+    /// When it is due, if it is.
+    pub(crate) fn due_at(&self) -> Option<Instant> {
+        self.due_at.filter(|_| self.stage == Stage::Idle)
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.stage == Stage::Idle
+    }
+
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+}
+
+/// The checkpoints under way on this node.
+#[derive(Default)]
+pub(crate) struct Checkpoints {
+    /// Shards that are frozen, in the order in which they are handed out.
+    frozen: VecDeque<usize>,
+    writing: usize,
+    /// Backups that wait for the checkpoints under way.
+    backups_asked: Vec<Answer<View>>,
+    /// Backups for which all shards were frozen in one turn.
+    backups_frozen: Vec<Answer<View>>,
+}
+
+impl Checkpoints {
+    /// Asks for a view of all shards at one moment.
+    pub(crate) fn backup(&mut self, answer: Answer<View>) {
+        self.backups_asked.push(answer);
+    }
+
+    /// Whether a turn without inputs has something to do here.
+    pub(crate) fn has_bites(&self) -> bool {
+        !self.frozen.is_empty() || (self.writing == 0 && self.has_backups())
+    }
+
+    fn has_backups(&self) -> bool {
+        !self.backups_asked.is_empty() || !self.backups_frozen.is_empty()
+    }
+
+    /// Whether one that is due can begin. One is written while the next one's bites are taken, not
+    /// more: they wait in memory.
+    pub(crate) fn may_begin(&self) -> bool {
+        self.writing < 2 && !self.has_backups()
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.frozen.is_empty() && self.writing == 0 && !self.has_backups()
+    }
+
+    /// Something was applied on `shard`: is a checkpoint due, and by when?
+    pub(crate) fn note_change(shard: &mut LocalShard, now: Instant) {
+        let state = shard.replica.machine();
+        let grown =
+            state.log_bytes >= LOG_BYTES_MAX || state.machine.dirty_records() >= DIRTY_RECORDS_MAX;
+        shard.checkpoint.wanted |= grown;
+        shard.checkpoint.due_at.get_or_insert(now + DIRTY_FOR_MAX);
+    }
+
+    /// Asks for a checkpoint of `shard` as soon as may be.
+    pub(crate) fn want(shard: &mut LocalShard) {
+        shard.checkpoint.wanted = true;
+    }
+
+    /// Begins what is due and takes one bite.
+    pub(crate) fn step(
+        &mut self,
+        shards: &mut [LocalShard],
+        checkpointer: &Checkpointer,
+        now: Instant,
+    ) {
+        if self.frozen.is_empty() {
+            self.begin(shards, checkpointer, now);
+        }
+        if let Some(&number) = self.frozen.front() {
+            let shard = &mut shards[number];
+            if !bite(shard, checkpointer) {
+                shard.checkpoint.stage = Stage::Writing;
+                let cut = shard.checkpoint.cut.clone().expect("a frozen checkpoint has a cut");
+                checkpointer.job(Job::Write(shard.id, cut));
+                self.frozen.pop_front();
+                self.writing += 1;
+            }
+        }
+    }
+
+    /// The checkpoint of `shard` is synced: its log may go.
+    pub(crate) fn written(&mut self, shard: &mut LocalShard, cut: &Cut) {
+        let state = shard.replica.machine_mut();
+        for task in std::mem::take(&mut shard.checkpoint.bodies) {
+            state.bodies.checkpointed(task);
+        }
+        shard.checkpoint.stage = Stage::Idle;
+        shard.checkpoint.stored = cut.index;
+        shard.checkpoint.cut = None;
+        shard.replica.compact(cut.index);
+        shard.log_cut = Some(cut.index);
+        self.writing -= 1;
+    }
+
+    fn begin(&mut self, shards: &mut [LocalShard], checkpointer: &Checkpointer, now: Instant) {
+        if self.has_backups() {
+            if self.writing == 0 {
+                self.back_up(shards, checkpointer);
+            }
+            return;
+        }
+        if self.may_begin() {
+            let due = |shard: &LocalShard| {
+                let checkpoint = &shard.checkpoint;
+                let is_due = checkpoint.due_at.is_some_and(|due| due <= now);
+                checkpoint.stage == Stage::Idle && (checkpoint.wanted || is_due)
+            };
+            if let Some(number) = shards.iter().position(due)
+                && freeze(&mut shards[number])
+            {
+                self.frozen.push_back(number);
+            }
+        }
+    }
+
+    /// Nothing is under way: takes the view of what was frozen, or freezes all for those who ask.
+    fn back_up(&mut self, shards: &mut [LocalShard], checkpointer: &Checkpointer) {
+        let frozen = std::mem::take(&mut self.backups_frozen);
+        if !frozen.is_empty() {
+            checkpointer.job(Job::View(Box::new(move |store| {
+                for answer in frozen {
+                    let _ = answer.send(Ok(store.view()));
+                }
+            })));
+            return;
+        }
+        for (number, shard) in shards.iter_mut().enumerate() {
+            if freeze(shard) {
+                self.frozen.push_back(number);
+            }
+        }
+        self.backups_frozen = std::mem::take(&mut self.backups_asked);
+    }
+}
+
+/// Marks the cut of a checkpoint; `false` if there is nothing new.
+fn freeze(shard: &mut LocalShard) -> bool {
+    let index = shard.replica.applied();
+    shard.checkpoint.wanted = false;
+    shard.checkpoint.due_at = None;
+    if index == shard.checkpoint.stored {
+        return false;
+    }
+    let term = shard.replica.applied_term();
+    let conf_state = shard.replica.conf_state().clone();
+    let state = shard.replica.machine_mut();
+    state.machine.freeze();
+    state.log_bytes = 0;
+    shard.checkpoint.cut = Some(Cut { index, term, conf_state });
+    shard.checkpoint.stage = Stage::Frozen;
+    true
+}
+
+/// Hands out the next records of a frozen cut; `false` if there are none left.
+fn bite(shard: &mut LocalShard, checkpointer: &Checkpointer) -> bool {
+    let state = shard.replica.machine_mut();
+    let records = state.machine.frozen_bite(BITE_RECORDS);
+    if records.is_empty() {
+        return false;
+    }
+    let mut changes = Vec::with_capacity(records.len());
+    for record in records {
+        if let (RecordKey::Task(task), Some(_)) = (&record.key, &record.value)
+            && let Some(body) = state.bodies.take_unstored(*task)
+        {
+            shard.checkpoint.bodies.push(*task);
+            changes.push(Change::Body(*task, body));
+        }
+        changes.push(Change::Record(record.key, record.value));
+    }
+    checkpointer.job(Job::Changes(shard.id, changes));
+    true
+}

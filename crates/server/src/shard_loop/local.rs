@@ -1,0 +1,204 @@
+//! LocalShard: one shard as the loop's thread holds it: its replica, and all that waits for it.
+
+use super::checkpoints::Checkpoint;
+use crate::{
+    Error,
+    payloads::Bodies,
+    shard::{
+        inbox::{Answer, ReadFn},
+        leader_clock::LeaderClock,
+        outbox::Outbox,
+        timer::Timer,
+        waiters::{Served, Waiters},
+        watchers::Watchers,
+    },
+};
+use std::collections::VecDeque;
+use taskyard_machine::{
+    EncodedCommand, Entry, EntryBuilder, Event, Machine, Outcome, Rejection, SessionId, ShardId,
+    Timestamp,
+};
+use taskyard_replica::{Replica, StateMachine, eraftpb::HardState};
+
+/// What a shard agrees on, and what is kept beside it.
+pub(crate) struct State {
+    pub machine: Machine,
+    pub bodies: Bodies,
+    /// What happened since they were last taken.
+    pub events: Vec<Event>,
+    /// Bytes of entries since the last checkpoint's cut.
+    pub log_bytes: u64,
+}
+
+impl State {
+    pub(crate) fn new(machine: Machine) -> State {
+        State { machine, bodies: Bodies::default(), events: Vec::new(), log_bytes: 0 }
+    }
+
+    /// Memory taken, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.machine.memory_bytes() + self.bodies.bytes()
+    }
+}
+
+impl StateMachine for State {
+    type Outcome = Vec<Result<Outcome, Rejection>>;
+
+    /// # Panics
+    /// If the entry can't be read: going on without it would diverge from the other replicas.
+    fn apply(&mut self, index: u64, data: &[u8]) -> Self::Outcome {
+        let entry = Entry::decode(data).unwrap_or_else(|error| {
+            let shard = self.machine.identity().shard;
+            panic!("entry {index} of shard {shard}: {error}; start the newer version that wrote it")
+        });
+        self.log_bytes += data.len() as u64;
+        self.machine.apply(&entry, &mut self.bodies, &mut self.events)
+    }
+}
+
+/// Who waits for the outcome of one command.
+pub(crate) enum Waiting {
+    Call(Answer<Outcome>),
+    /// One of several commands of one call.
+    Part {
+        slot: usize,
+        position: usize,
+    },
+    Claim(Served),
+    Expiry,
+    SessionEnd(SessionId),
+    /// The outbox of `from` delivers here.
+    Deliver {
+        from: ShardId,
+        sequence: u64,
+    },
+    Delivered,
+    Nobody,
+}
+
+/// One shard of this node.
+pub(crate) struct LocalShard {
+    pub id: ShardId,
+    pub group: u64,
+    pub replica: Replica<State>,
+    /// Its time, while this node leads it.
+    pub leading: Option<LeaderClock>,
+    /// Commands to be proposed in this turn.
+    pub pending: Vec<(EncodedCommand, Waiting)>,
+    /// Reads to be confirmed in this turn.
+    pub reads: Vec<ReadFn>,
+    pub waiters: Waiters,
+    pub watchers: Watchers,
+    pub timer: Timer,
+    pub outbox: Outbox,
+    pub checkpoint: Checkpoint,
+    /// A commit index that needs no sync of its own.
+    pub hard_state: Option<HardState>,
+    /// The log up to here is to be dropped.
+    pub log_cut: Option<u64>,
+    pub is_active: bool,
+    /// What it last took of the memory budget.
+    pub memory_bytes: u64,
+    next_number: u64,
+    in_flight: VecDeque<(u64, Vec<Waiting>)>,
+    reads_in_flight: VecDeque<(u64, Vec<ReadFn>)>,
+}
+
+impl LocalShard {
+    pub(crate) fn new(
+        id: ShardId,
+        group: u64,
+        replica: Replica<State>,
+        checkpoint: Checkpoint,
+    ) -> LocalShard {
+        LocalShard {
+            id,
+            group,
+            replica,
+            leading: None,
+            pending: Vec::new(),
+            reads: Vec::new(),
+            waiters: Waiters::default(),
+            watchers: Watchers::default(),
+            timer: Timer::default(),
+            outbox: Outbox::default(),
+            checkpoint,
+            hard_state: None,
+            log_cut: None,
+            is_active: false,
+            memory_bytes: 0,
+            next_number: 0,
+            in_flight: VecDeque::new(),
+            reads_in_flight: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn state(&self) -> &State {
+        self.replica.machine()
+    }
+
+    pub(crate) fn machine(&self) -> &Machine {
+        &self.replica.machine().machine
+    }
+
+    /// Packs the pending commands into entries and appends them. Returns who will get no answer,
+    /// since this node does not lead: nothing was appended for them.
+    pub(crate) fn propose(&mut self, now: Timestamp) -> Vec<Waiting> {
+        let mut refused = Vec::new();
+        let mut pending = self.pending.drain(..).peekable();
+        while pending.peek().is_some() {
+            let mut entry = EntryBuilder::new(now);
+            let mut waiting = Vec::new();
+            while let Some((_, waits)) = pending.next_if(|(command, _)| entry.push(command)) {
+                waiting.push(waits);
+            }
+            self.next_number += 1;
+            match self.replica.propose(entry.finish(), self.next_number) {
+                Ok(()) => self.in_flight.push_back((self.next_number, waiting)),
+                Err(_) => refused.extend(waiting),
+            }
+        }
+        refused
+    }
+
+    /// Asks for the waiting reads to be confirmed, with one question for all.
+    pub(crate) fn ask_reads(&mut self) -> Vec<ReadFn> {
+        if self.reads.is_empty() {
+            return Vec::new();
+        }
+        let reads = std::mem::take(&mut self.reads);
+        self.next_number += 1;
+        match self.replica.read(self.next_number) {
+            Ok(()) => {
+                self.reads_in_flight.push_back((self.next_number, reads));
+                Vec::new()
+            }
+            Err(_) => reads,
+        }
+    }
+
+    /// Who waits for the proposal of this number.
+    pub(crate) fn answers_of(&mut self, number: u64) -> Vec<Waiting> {
+        take_number(&mut self.in_flight, number)
+    }
+
+    /// The reads that were asked under this number.
+    pub(crate) fn reads_of(&mut self, number: u64) -> Vec<ReadFn> {
+        take_number(&mut self.reads_in_flight, number)
+    }
+
+    /// Whether nothing is on its way through the log.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.in_flight.is_empty() && self.pending.is_empty()
+    }
+
+    /// No leader with a majority is known here.
+    pub(crate) fn no_quorum(&self) -> Error {
+        Error::NoQuorum { shard: self.id.0 }
+    }
+}
+
+fn take_number<T>(queue: &mut VecDeque<(u64, Vec<T>)>, number: u64) -> Vec<T> {
+    let position = queue.iter().position(|(other, _)| *other == number);
+    position.and_then(|position| queue.remove(position)).map(|(_, found)| found).unwrap_or_default()
+}

@@ -1,0 +1,74 @@
+//! MemoryBudget: what tasks and their bodies may take of this node's memory.
+//!
+//! Past four fifths of it, stored bodies are evicted, and shards whose bodies are in no checkpoint yet
+//! get one. At all of it, enqueues are refused: what is left are the tasks themselves.
+
+use super::{checkpoints::Checkpoints, local::LocalShard};
+use crate::Error;
+
+/// What one turn evicts at most: it frees allocation by allocation.
+const EVICT_BYTES_PER_TURN: u64 = 8 << 20;
+
+/// The budget of all shards of this node.
+#[derive(Debug)]
+pub(crate) struct MemoryBudget {
+    bytes_max: u64,
+    bytes: u64,
+}
+
+impl MemoryBudget {
+    pub(crate) fn new(bytes_max: u64) -> MemoryBudget {
+        MemoryBudget { bytes_max, bytes: 0 }
+    }
+
+    /// Taken by all shards, as of the last turn.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// A shard has changed.
+    pub(crate) fn note(&mut self, shard: &mut LocalShard) {
+        let bytes = shard.state().memory_bytes();
+        self.bytes = self.bytes - shard.memory_bytes + bytes;
+        shard.memory_bytes = bytes;
+    }
+
+    /// Whether more tasks may be taken.
+    pub(crate) fn admit(&self) -> Result<(), Error> {
+        let (bytes, bytes_max) = (self.bytes, self.bytes_max);
+        if bytes < bytes_max {
+            return Ok(());
+        }
+        Err(Error::LimitExceeded(format!(
+            "tasks take {bytes} bytes of memory, the budget memory_bytes_max is {bytes_max}; \
+             enqueue again when some are done, or raise it"
+        )))
+    }
+
+    /// Evicts what can be had again from disk, and asks for checkpoints of what can't.
+    pub(crate) fn enforce(&mut self, shards: &mut [LocalShard]) {
+        let aim = self.bytes_max / 5 * 4;
+        if self.bytes <= aim {
+            return;
+        }
+        let mut left = (self.bytes - aim).min(EVICT_BYTES_PER_TURN);
+        for shard in &mut *shards {
+            if left == 0 {
+                return;
+            }
+            let freed = shard.replica.machine_mut().bodies.evict(left);
+            left = left.saturating_sub(freed);
+            if freed > 0 {
+                self.note(shard);
+            }
+        }
+        if left > 0 {
+            let unstored = |shard: &&mut LocalShard| shard.state().bodies.bytes_unstored();
+            if let Some(shard) = shards.iter_mut().max_by_key(unstored)
+                && unstored(&shard) > self.bytes_max / 100
+            {
+                Checkpoints::want(shard);
+            }
+        }
+    }
+}

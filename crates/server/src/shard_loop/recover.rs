@@ -1,0 +1,147 @@
+//! Recovery: from what the disk holds to a replica, or plain words why not.
+//!
+//! A shard is its last checkpoint and the log after it. The two must meet: a checkpoint older than the
+//! start of the log, or a log that is gone, means that something synced was lost; then the node does
+//! not start as if nothing had been.
+
+use super::{
+    checkpoints::Checkpoint,
+    local::{LocalShard, State},
+};
+use crate::{
+    checkpoint::{Cut, Store},
+    data_dir::Format,
+    log::{GroupState, Log, group_of},
+    node::StartError,
+};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+use taskyard_machine::{Identity, Machine, ShardId};
+use taskyard_replica::{Config, Replica, Restored, eraftpb};
+
+/// The only replica of a shard, so far.
+const REPLICA_ID: u64 = 1;
+
+/// All shards of a data directory, as their disk left them. Several at once: loading is work for the
+/// processor.
+pub(crate) fn recover_all(
+    format: Format,
+    store: &Arc<Store>,
+    log: &Arc<Log>,
+) -> Result<Vec<LocalShard>, StartError> {
+    let next = AtomicUsize::new(0);
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    let recover_some = || {
+        let mut recovered = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Ok(id) = u16::try_from(number) else { break };
+            if id >= format.shards {
+                break;
+            }
+            recovered.push((id, recover(ShardId(id), format, store, log)?));
+        }
+        Ok(recovered)
+    };
+    let parts: Result<Vec<_>, StartError> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(recover_some)).collect();
+        let joined = threads.into_iter().map(|thread| match thread.join() {
+            Ok(recovered) => recovered,
+            Err(panic) => Err(StartError(super::words_of(panic.as_ref()))),
+        });
+        joined.collect()
+    });
+    let mut shards: Vec<_> = parts?.into_iter().flatten().collect();
+    shards.sort_by_key(|(id, _)| *id);
+    Ok(shards.into_iter().map(|(_, shard)| shard).collect())
+}
+
+fn recover(
+    shard: ShardId,
+    format: Format,
+    store: &Arc<Store>,
+    log: &Arc<Log>,
+) -> Result<LocalShard, StartError> {
+    let group = group_of(shard);
+    let damaged = |what: String| {
+        StartError(format!(
+            "shard {shard} can't be recovered: {what}; restore a backup into a new directory"
+        ))
+    };
+    let held = log.group(group)?;
+    let view = store.view();
+    let cut = view.cut(shard).map_err(|error| damaged(error.to_string()))?;
+    check_they_meet(cut.as_ref(), &held).map_err(damaged)?;
+    let identity = Identity { incarnation: format.incarnation, shard, shards: format.shards };
+    let machine = match &cut {
+        None => Machine::new(identity),
+        Some(_) => {
+            let mut failed = None;
+            let records = view.records(shard).map_while(|record| match record {
+                Ok(record) => Some(record),
+                Err(error) => {
+                    failed = Some(error);
+                    None
+                }
+            });
+            let loaded = Machine::load(identity, records);
+            if let Some(error) = failed {
+                return Err(damaged(error.to_string()));
+            }
+            loaded.map_err(|error| damaged(error.to_string()))?
+        }
+    };
+    let stored = cut.as_ref().map_or(0, |cut| cut.index);
+    let restored = restored(cut, &held);
+    let config = Config {
+        id: REPLICA_ID,
+        seed: u64::from(format.incarnation),
+        heartbeat_ticks: 2,
+        election_ticks: 10,
+    };
+    let reader = Box::new(log.reader(group));
+    // The reader panics where the log can't be read back.
+    let built = catch_unwind(AssertUnwindSafe(|| {
+        Replica::new(&config, restored, reader, State::new(machine))
+    }));
+    let replica = match built {
+        Ok(replica) => replica.map_err(|error| damaged(error.to_string()))?,
+        Err(panic) => return Err(damaged(super::words_of(panic.as_ref()))),
+    };
+    Ok(LocalShard::new(shard, group, replica, Checkpoint::new(stored)))
+}
+
+fn check_they_meet(cut: Option<&Cut>, held: &GroupState) -> Result<(), String> {
+    let applied = cut.map_or(1, |cut| cut.index);
+    if cut.is_some() && held.hard_state.is_none() {
+        return Err(format!("its checkpoint is at {applied}, but its log is gone"));
+    }
+    if applied < held.cut {
+        let cut = held.cut;
+        return Err(format!("its checkpoint is at {applied}, but its log begins after {cut}"));
+    }
+    match held.entries {
+        Some((first, last)) if last > applied && first > applied + 1 => {
+            Err(format!("its checkpoint is at {applied}, but its log begins at {first}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn restored(cut: Option<Cut>, held: &GroupState) -> Restored {
+    let first = eraftpb::ConfState { voters: vec![REPLICA_ID], ..Default::default() };
+    let (applied, applied_term, conf_state) =
+        cut.map_or((0, 0, first), |cut| (cut.index, cut.term, cut.conf_state));
+    let (first_index, last_index) = match held.entries {
+        Some((first, last)) if first <= applied => (first, last.max(applied)),
+        Some((_, last)) => (0, last.max(applied)),
+        None => (0, applied),
+    };
+    let hard_state = held.hard_state.clone().unwrap_or_default();
+    Restored { hard_state, conf_state, applied, applied_term, first_index, last_index }
+}

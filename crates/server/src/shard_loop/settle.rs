@@ -1,0 +1,315 @@
+//! What comes of it: outcomes to those who wait, events to those who watch.
+
+use super::{
+    Checkpoints, ShardLoop,
+    local::{State, Waiting},
+};
+use crate::{
+    Error,
+    checkpoint::{BodiesRequest, Failure},
+    shard::{
+        HandedTask,
+        inbox::{Input, ReadFn, Waiter},
+    },
+};
+use bytes::Bytes;
+use std::sync::Arc;
+use taskyard_machine::{
+    BulkProgress, ClaimToken, ClaimedTask, Command, Event, EventKind, Outcome, Rejection, Release,
+    SessionId, ShardId, TaskId,
+};
+use taskyard_replica::{Progress, StateMachine};
+use tokio::sync::oneshot;
+
+type Outcomes = <State as StateMachine>::Outcome;
+
+/// The answers of one call with several commands, until all are there.
+pub(super) struct PartialAnswers {
+    answers: Vec<Option<Result<Outcome, Error>>>,
+    missing: usize,
+    answer: oneshot::Sender<Vec<Result<Outcome, Error>>>,
+}
+
+impl PartialAnswers {
+    pub(super) fn new(
+        commands: usize,
+        answer: oneshot::Sender<Vec<Result<Outcome, Error>>>,
+    ) -> PartialAnswers {
+        PartialAnswers { answers: vec![None; commands], missing: commands, answer }
+    }
+}
+
+impl ShardLoop {
+    /// Answers what was applied, then looks at what happened, in this order: a claim that got nothing
+    /// is parked before an event can wake it.
+    pub(super) fn settle(
+        &mut self,
+        number: usize,
+        progress: Progress<Outcomes>,
+        was_leading: bool,
+    ) {
+        assert!(progress.messages.is_empty(), "shard {number} has no peers to talk to");
+        let has_changed = !progress.applied.is_empty();
+        for applied in progress.applied {
+            let Some(proposal) = applied.proposal else { continue };
+            let waiting = self.shards[number].answers_of(proposal);
+            for (waiting, outcome) in waiting.into_iter().zip(applied.outcome) {
+                self.settle_one(number, waiting, outcome);
+            }
+        }
+        for proposal in progress.dropped {
+            for waiting in self.shards[number].answers_of(proposal) {
+                self.fail_one(number, waiting, &Error::OutcomeUnknown);
+            }
+        }
+        for read in progress.reads {
+            let shard = &mut self.shards[number];
+            for read in shard.reads_of(read) {
+                read(Ok(shard.machine()));
+            }
+        }
+        for read in progress.reads_dropped {
+            let shard = &mut self.shards[number];
+            let error = shard.no_quorum();
+            for read in shard.reads_of(read) {
+                read(Err(error.clone()));
+            }
+        }
+        if let Some(role) = progress.role {
+            self.rise(number, role);
+        }
+        if has_changed {
+            let events = std::mem::take(&mut self.shards[number].replica.machine_mut().events);
+            // What happened before this node led the shard was told by its leader then.
+            if was_leading {
+                self.observe(number, events);
+            }
+            let shard = &mut self.shards[number];
+            Checkpoints::note_change(shard, self.reading.monotonic);
+            self.memory.note(shard);
+        }
+    }
+
+    fn observe(&mut self, number: usize, events: Vec<Event>) {
+        let shard = &mut self.shards[number];
+        for event in &events {
+            shard.watchers.observe(event);
+            match &event.kind {
+                EventKind::TaskReady(task) => shard.waiters.wake(task.queue.as_str()),
+                EventKind::QueueResumed(queue) | EventKind::QueueSet(queue) => {
+                    shard.waiters.wake(queue.as_str());
+                }
+                EventKind::OutgoingQueued(_) => shard.outbox.stir(),
+                EventKind::SessionEnded(session) => self.sessions.ended(*session, shard.id),
+                _ => {}
+            }
+        }
+        if shard.waiters.is_woken() || shard.outbox.is_stirred() {
+            self.activate(number);
+        }
+        self.turn_events.extend(events);
+    }
+
+    fn settle_one(&mut self, number: usize, waiting: Waiting, outcome: Result<Outcome, Rejection>) {
+        match waiting {
+            Waiting::Call(answer) => drop(answer.send(outcome.map_err(Error::Rejected))),
+            Waiting::Part { slot, position } => {
+                self.answer_part(slot, position, outcome.map_err(Error::Rejected));
+            }
+            Waiting::Claim(served) => {
+                let shard = &mut self.shards[number];
+                shard.waiters.settle(&served.promised);
+                match outcome {
+                    Ok(Outcome::Claimed(tasks)) if tasks.is_empty() => {
+                        shard.waiters.park_again(served.waiter);
+                    }
+                    Ok(Outcome::Claimed(tasks)) => self.hand_over(number, served.waiter, tasks),
+                    Ok(other) => unreachable!("a claim was answered with {other:?}"),
+                    Err(rejection) => drop(served.waiter.answer.send(Err(rejection.into()))),
+                }
+            }
+            Waiting::Expiry => {
+                let count = match outcome {
+                    Ok(Outcome::Expired { count }) => count,
+                    _ => 0,
+                };
+                let shard = &mut self.shards[number];
+                let now = shard.machine().now();
+                shard.timer.done(count, now);
+            }
+            Waiting::SessionEnd(session) => self.settle_session_end(number, session, &outcome),
+            Waiting::Deliver { from, sequence } => {
+                let to = self.shards[number].id;
+                self.settle_delivery(from, to, sequence, outcome);
+            }
+            Waiting::Delivered => {
+                // There may have been more than is sent at once.
+                self.shards[number].outbox.stir();
+                self.activate(number);
+            }
+            Waiting::Nobody => {}
+        }
+    }
+
+    fn settle_session_end(
+        &mut self,
+        number: usize,
+        session: SessionId,
+        outcome: &Result<Outcome, Rejection>,
+    ) {
+        let shard = self.shards[number].id;
+        match outcome {
+            Ok(Outcome::Bulk(BulkProgress { next: Some(_), .. })) => {
+                self.sessions.not_ended(session, shard, self.reading.monotonic);
+            }
+            _ => self.sessions.ended(session, shard),
+        }
+    }
+
+    fn settle_delivery(
+        &mut self,
+        from: ShardId,
+        to: ShardId,
+        sequence: u64,
+        outcome: Result<Outcome, Rejection>,
+    ) {
+        let source = usize::from(from.0);
+        match outcome {
+            Ok(_) => self.shards[source].outbox.taken(to, sequence),
+            Err(rejection) => {
+                tracing::error!(
+                    "shard {to} has refused message {sequence} of shard {from}: {rejection}; it is sent again"
+                );
+                self.shards[source].outbox.refused(to);
+            }
+        }
+        self.activate(source);
+    }
+
+    /// This node does not lead the shard, or it was lost on the way.
+    fn fail_one(&mut self, number: usize, waiting: Waiting, error: &Error) {
+        let shard = &mut self.shards[number];
+        match waiting {
+            Waiting::Call(answer) => drop(answer.send(Err(error.clone()))),
+            Waiting::Part { slot, position } => {
+                self.answer_part(slot, position, Err(error.clone()));
+            }
+            Waiting::Claim(served) => {
+                shard.waiters.settle(&served.promised);
+                let _ = served.waiter.answer.send(Err(error.clone()));
+            }
+            Waiting::Expiry => {
+                let now = shard.machine().now();
+                shard.timer.done(0, now);
+            }
+            Waiting::Deliver { from, .. } => {
+                let to = shard.id;
+                self.shards[usize::from(from.0)].outbox.refused(to);
+            }
+            Waiting::SessionEnd(_) | Waiting::Delivered | Waiting::Nobody => {}
+        }
+    }
+
+    /// Nothing was appended for these.
+    pub(super) fn refuse(&mut self, number: usize, refused: Vec<Waiting>, reads: Vec<ReadFn>) {
+        let error = self.shards[number].no_quorum();
+        for waiting in refused {
+            self.fail_one(number, waiting, &error);
+        }
+        for read in reads {
+            read(Err(error.clone()));
+        }
+    }
+
+    pub(super) fn answer_part(
+        &mut self,
+        slot: usize,
+        position: usize,
+        answer: Result<Outcome, Error>,
+    ) {
+        let partial = self.partial[slot].as_mut().expect("it is there until all are answered");
+        partial.answers[position] = Some(answer);
+        partial.missing -= 1;
+        self.answer_if_whole(slot);
+    }
+
+    pub(super) fn answer_if_whole(&mut self, slot: usize) {
+        if let Some(whole) = self.partial[slot].take_if(|partial| partial.missing == 0) {
+            let _ = whole.answer.send(whole.answers.into_iter().flatten().collect());
+        }
+    }
+
+    /// Gives a worker its tasks, with their bodies. Those that are not in memory are read first, on
+    /// another thread.
+    fn hand_over(&mut self, number: usize, waiter: Waiter, tasks: Vec<ClaimedTask>) {
+        let shard = &self.shards[number];
+        if let Some(session) = waiter.request.session {
+            self.sessions.holds(session, shard.id, self.reading.monotonic);
+        }
+        let bodies = &shard.state().bodies;
+        let bodies: Vec<Option<Bytes>> = tasks.iter().map(|task| bodies.get(task.id)).collect();
+        if bodies.iter().all(Option::is_some) {
+            let handed = tasks.into_iter().zip(bodies.into_iter().flatten());
+            self.answer_claim(
+                waiter,
+                handed.map(|(task, body)| HandedTask { task, body }).collect(),
+            );
+            return;
+        }
+        let missing = tasks.iter().zip(&bodies).filter(|(_, body)| body.is_none());
+        let missing = missing.map(|(task, _)| task.id).collect();
+        let inbox = Arc::clone(&self.inbox);
+        let answer = move |read: Vec<Option<Bytes>>| {
+            let mut read = read.into_iter();
+            let bodies = bodies.into_iter().map(|body| body.or_else(|| read.next().flatten()));
+            let bodies = bodies.collect();
+            let _ = inbox.push(Input::BodiesRead { waiter, tasks, bodies });
+        };
+        self.checkpointer.read(BodiesRequest { tasks: missing, answer: Box::new(answer) });
+    }
+
+    /// Hands over what was read. A task may have ended, and its body gone, in the meantime.
+    pub(super) fn bodies_read(
+        &mut self,
+        waiter: Waiter,
+        tasks: Vec<ClaimedTask>,
+        bodies: Vec<Option<Bytes>>,
+    ) -> Result<(), Failure> {
+        let mut handed = Vec::with_capacity(tasks.len());
+        for (task, body) in tasks.into_iter().zip(bodies) {
+            match body {
+                Some(body) => handed.push(HandedTask { task, body }),
+                None if self.is_held(task.id, task.token) => {
+                    return Err(Failure(format!(
+                        "the body of task {} is gone from the disk; restore a backup",
+                        task.id
+                    )));
+                }
+                None => {}
+            }
+        }
+        self.answer_claim(waiter, handed);
+        Ok(())
+    }
+
+    fn is_held(&self, task: TaskId, token: ClaimToken) -> bool {
+        let view = self.shards[usize::from(task.home.0)].machine().task(task);
+        view.and_then(|view| view.claim).is_some_and(|claim| claim.token == token)
+    }
+
+    fn answer_claim(&mut self, waiter: Waiter, handed: Vec<HandedTask>) {
+        if let Err(Ok(handed)) = waiter.answer.send(Ok(handed)) {
+            let claims: Vec<_> =
+                handed.iter().map(|task| (task.task.id, task.task.token)).collect();
+            self.give_back(&claims);
+        }
+    }
+
+    /// Nobody took these: other workers may have them at once.
+    pub(super) fn give_back(&mut self, claims: &[(TaskId, ClaimToken)]) {
+        for &(task, token) in claims {
+            let number = usize::from(task.home.0);
+            self.command(number, &Command::Release(Release { task, token }), Waiting::Nobody);
+        }
+    }
+}

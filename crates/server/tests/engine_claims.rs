@@ -1,0 +1,139 @@
+//! Claims: handed out, parked without cost, woken by events, never orphaned.
+
+mod engine;
+
+use engine::{Bench, config, request, start, waits};
+use std::time::Duration;
+use taskyard_machine::{Body, TaskStateName};
+
+const LONG: Duration = Duration::from_secs(20);
+
+#[tokio::test]
+async fn a_task_is_enqueued_claimed_and_acked() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = start(&config(dir.path()));
+    let bench = Bench(engine.shards());
+    let id = bench.enqueue("mail", b"hello").await;
+    let claimed = bench.claim("mail", 10, LONG).await;
+    assert_eq!(claimed.len(), 1);
+    assert_eq!(claimed[0].task.id, id);
+    assert_eq!(Body::decode(&claimed[0].body).unwrap().payload, b"hello");
+    bench.ack(id, claimed[0].task.token).await.unwrap();
+    assert_eq!(bench.task(id).await.unwrap().state, TaskStateName::Succeeded);
+    engine.stop();
+}
+
+#[tokio::test]
+async fn a_parked_claim_is_woken_by_an_enqueue() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = start(&config(dir.path()));
+    let bench = Bench(engine.shards());
+    let parked = bench.claim("mail", 1, LONG);
+    let enqueued = async {
+        tokio::task::yield_now().await;
+        bench.enqueue("mail", b"x").await
+    };
+    let (claimed, id) = tokio::join!(parked, enqueued);
+    assert_eq!(claimed[0].task.id, id);
+}
+
+#[tokio::test]
+async fn a_claim_that_does_not_wait_returns_empty_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = start(&config(dir.path()));
+    let bench = Bench(engine.shards());
+    assert!(bench.claim("mail", 1, Duration::ZERO).await.is_empty());
+    assert!(bench.claim("mail", 1, Duration::from_millis(20)).await.is_empty());
+    let status = bench.0.status().await.unwrap();
+    let home = bench.0.home("mail");
+    let shard = status[usize::from(home.0)];
+    bench.claim("mail", 1, Duration::ZERO).await;
+    let after = bench.0.status().await.unwrap()[usize::from(home.0)];
+    assert_eq!(shard.persisted, after.persisted, "empty claims never enter the log");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_parked_claims_are_served_in_the_order_in_which_they_came() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = start(&config(dir.path()));
+    let shards = engine.shards();
+    let home = shards.home("mail");
+    let mut parked = Vec::new();
+    for _ in 0..10_000 {
+        let shards = shards.clone();
+        parked.push(Box::pin(async move {
+            shards.claim(home, request("mail", 1), Duration::from_secs(60)).await.unwrap()
+        }));
+    }
+    // Polled once, each stands in line.
+    for claim in &mut parked {
+        assert!(waits(claim).await);
+    }
+    let bench = Bench(shards.clone());
+    let before = shards.status().await.unwrap()[usize::from(home.0)].persisted;
+    let ids = bench.enqueue_many("mail", 3, b"x").await;
+    for (claim, id) in parked.drain(..3).zip(&ids) {
+        assert_eq!(claim.await[0].task.id, *id);
+    }
+    let after = shards.status().await.unwrap()[usize::from(home.0)].persisted;
+    assert!(after - before <= 4, "one entry to enqueue, one to claim: {}", after - before);
+    // The rest goes away; then a new task waits for somebody who is there.
+    drop(parked);
+    let id = bench.enqueue("mail", b"x").await;
+    assert_eq!(bench.claim("mail", 1, LONG).await[0].task.id, id);
+}
+
+#[tokio::test]
+async fn what_was_handed_to_somebody_who_left_goes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = start(&config(dir.path()));
+    let bench = Bench(engine.shards());
+    let home = bench.0.home("mail");
+    let mut leaving = Box::pin(bench.0.claim(home, request("mail", 1), LONG));
+    assert!(waits(&mut leaving).await);
+    let id = bench.enqueue("mail", b"x").await;
+    // The claim has been decided and handed over, and nobody has looked.
+    engine::eventually("the task is claimed", async || {
+        bench.task(id).await.unwrap().state == TaskStateName::Claimed
+    })
+    .await;
+    drop(leaving);
+    let claimed = bench.claim("mail", 1, LONG).await;
+    assert_eq!(claimed[0].task.id, id);
+    let attempts = bench.task(id).await.unwrap();
+    assert_eq!(attempts.losses, 0);
+}
+
+#[tokio::test]
+async fn hints_tell_of_tasks_and_take_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = start(&config(dir.path()));
+    let bench = Bench(engine.shards());
+    let home = bench.0.home("mail");
+    let hint = || bench.0.claimable(home, vec!["mail".into()], LONG);
+    let mut first = Box::pin(hint());
+    let mut second = Box::pin(hint());
+    assert!(waits(&mut first).await);
+    assert!(waits(&mut second).await);
+    bench.enqueue("mail", b"x").await;
+    assert!(first.await.unwrap());
+    // The first does not claim: the second's turn comes.
+    assert!(second.await.unwrap());
+    assert_eq!(bench.claim("mail", 1, Duration::ZERO).await.len(), 1);
+    assert!(!bench.0.claimable(home, vec!["mail".into()], Duration::from_millis(1)).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_watched_task_tells_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = start(&config(dir.path()));
+    let bench = Bench(engine.shards());
+    let id = bench.enqueue("mail", b"x").await;
+    assert!(!bench.0.finished(id, Duration::from_millis(1)).await.unwrap());
+    let claimed = bench.claim("mail", 1, LONG).await;
+    let (finished, acked) =
+        tokio::join!(bench.0.finished(id, LONG), bench.ack(id, claimed[0].task.token));
+    acked.unwrap();
+    assert!(finished.unwrap());
+    assert!(bench.0.finished(id, LONG).await.unwrap(), "already ended");
+}

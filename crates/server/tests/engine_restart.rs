@@ -1,0 +1,55 @@
+//! Restarts: whatever ends the process, what was acknowledged is there.
+
+mod engine;
+
+use engine::{Bench, config, start};
+use std::time::Duration;
+use taskyard_machine::TaskStateName;
+
+const NOW: Duration = Duration::ZERO;
+
+async fn check_all_is_there(stop: bool) {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let mut waiting = bench.enqueue_many("mail", 500, b"waiting").await;
+    let done = bench.claim("mail", 100, NOW).await;
+    for task in &done {
+        bench.ack(task.task.id, task.task.token).await.unwrap();
+    }
+    waiting.drain(..100);
+    if stop {
+        engine.stop()
+    } else {
+        drop(engine)
+    }
+
+    for round in 0..3 {
+        let engine = start(&config);
+        let bench = Bench(engine.shards());
+        assert_eq!(bench.ready("mail").await, waiting.len() as u64, "round {round}");
+        for task in &done {
+            let view = bench.task(task.task.id).await.expect("finished tasks are kept");
+            assert_eq!(view.state, TaskStateName::Succeeded);
+        }
+        assert_eq!(bench.payload(waiting[7]).await.as_deref(), Some(&b"waiting"[..]));
+        waiting.extend(bench.enqueue_many("mail", 10, b"more").await);
+        if round == 1 { engine.stop() } else { drop(engine) }
+    }
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let claimed = bench.claim("mail", 1000, NOW).await;
+    let ids: Vec<_> = claimed.iter().map(|task| task.task.id).collect();
+    assert_eq!(ids, waiting, "all of them, once, in order");
+}
+
+#[tokio::test]
+async fn all_is_there_after_a_stop() {
+    check_all_is_there(true).await;
+}
+
+#[tokio::test]
+async fn all_is_there_after_a_crash() {
+    check_all_is_there(false).await;
+}
