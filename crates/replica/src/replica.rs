@@ -374,10 +374,7 @@ impl<M: StateMachine> Replica<M> {
 
     /// Takes the state of the snapshot in a [`Ready`], before that ready is reported persisted.
     pub fn install(&mut self, machine: M) {
-        assert!(
-            self.outstanding.iter().any(|ready| ready.snapshot.is_some()),
-            "a snapshot was installed that no ready asked for"
-        );
+        assert!(self.installs(), "a snapshot was installed that no ready asked for");
         self.installed = Some(machine);
     }
 
@@ -519,10 +516,15 @@ impl<M: StateMachine> Replica<M> {
         (leader != raft::INVALID_ID && leader != self.id()).then_some(leader)
     }
 
-    /// The last index that is both committed and persisted here.
+    /// The last index that is both committed and persisted here. While a snapshot is being written
+    /// nothing is: it has replaced the entries before it.
     fn appliable(&self) -> u64 {
         let log = &self.node.raft.raft_log;
-        log.committed.min(log.persisted)
+        if self.installs() { self.applied } else { log.committed.min(log.persisted) }
+    }
+
+    fn installs(&self) -> bool {
+        self.outstanding.iter().any(|ready| ready.snapshot.is_some())
     }
 
     /// Campaigning makes raft read all that is committed and not applied at once, and fails when a
@@ -530,7 +532,7 @@ impl<M: StateMachine> Replica<M> {
     fn may_campaign(&self) -> bool {
         let log = &self.node.raft.raft_log;
         self.applied >= self.replay_until
-            && self.outstanding.iter().all(|ready| ready.snapshot.is_none())
+            && !self.installs()
             && (!self.is_alone() || log.persisted == log.last_index())
     }
 

@@ -1,0 +1,49 @@
+//! LeaderClock: the time that a leader stamps on entries. It starts from the later of the state's
+//! time and the wall clock, follows the wall clock forward, and runs at half speed while ahead of
+//! it. So a shard's time never goes back, whatever clocks do, and never stands still for long.
+
+/// The wall clock's value when a run begins, in ms since the epoch.
+pub(crate) const RUN_BEGINS_AT_MS: u64 = 1_700_000_000_000;
+
+/// One leader's time on one shard, in ms.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LeaderClock {
+    last: u64,
+    /// Of the node's monotonic clock, when `last` was stamped.
+    stamped_at: u64,
+}
+
+impl LeaderClock {
+    /// A new term begins on a state whose last entry is of `state_now`.
+    pub(crate) fn begin(state_now: u64, wall: u64, monotonic: u64) -> LeaderClock {
+        LeaderClock { last: state_now.max(wall), stamped_at: monotonic }
+    }
+
+    /// The time of the next entry.
+    pub(crate) fn stamp(&mut self, wall: u64, monotonic: u64) -> u64 {
+        let elapsed = monotonic - self.stamped_at;
+        if wall >= self.last {
+            self.last = wall;
+            self.stamped_at = monotonic;
+        } else {
+            self.last += elapsed / 2;
+            // What half speed rounds off is not lost, or short steps would stand still.
+            self.stamped_at = monotonic - elapsed % 2;
+        }
+        self.last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_follows_the_wall_forward_and_halves_when_ahead() {
+        let mut clock = LeaderClock::begin(1_000, 900, 0);
+        let stamps =
+            [(910, 10), (920, 20), (921, 21), (922, 22), (2_000, 30), (500, 40), (540, 80)]
+                .map(|(wall, monotonic)| clock.stamp(wall, monotonic));
+        assert_eq!(stamps, [1_005, 1_010, 1_010, 1_011, 2_000, 2_005, 2_025]);
+    }
+}

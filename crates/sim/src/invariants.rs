@@ -1,0 +1,510 @@
+//! Invariants: what must hold whatever fails. The oracle sees every entry that any replica applies
+//! and every answer that any client gets, and keeps its own, independent account of each task.
+//!
+//! Per shard: one leader per term; a committed entry never changes; replicas that applied the same
+//! index did the same and are equal; time never goes back. Per task: enqueued once; one live claim;
+//! tokens grow; never before its time; never again once it succeeded. Per client: what was
+//! acknowledged is on a majority of disks, stays, and is seen by every later read.
+
+use crate::rng::hash;
+use crate::shard::Applied;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use taskyard_machine::{
+    ClaimedTask, Command, DeadAction, Entry, Event, EventKind, FollowUp, Machine, NewTask, Outcome,
+    Rejection, Selection, TaskId, TaskStateName, TaskView, When,
+};
+
+/// Something that must never happen, in words.
+pub(crate) type Violation = String;
+
+/// What every replica must agree on about one entry.
+#[derive(Debug)]
+struct Committed {
+    term: u64,
+    data: u64,
+    fingerprint: u64,
+    state_hash: Option<u64>,
+}
+
+/// Where the oracle thinks that a task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Waiting,
+    Claimed { token: u64 },
+    Finished(TaskStateName),
+    Removed,
+}
+
+#[derive(Debug)]
+struct Task {
+    phase: Phase,
+    token_last: u64,
+    /// It must not be claimed before this.
+    runs_from: u64,
+}
+
+#[derive(Debug, Default)]
+struct ShardAccount {
+    committed: BTreeMap<u64, Committed>,
+    tasks: BTreeMap<TaskId, Task>,
+    now: u64,
+    /// The highest index whose outcome was told to a client.
+    told: u64,
+    leaders: BTreeMap<u64, usize>,
+}
+
+/// The account of one run.
+#[derive(Debug)]
+pub(crate) struct Oracle {
+    shards: Vec<ShardAccount>,
+    /// The task of each (queue, request id).
+    requests: BTreeMap<(String, String), TaskId>,
+    /// What clients were told is enqueued.
+    acknowledged: BTreeSet<TaskId>,
+    /// What acks have promised to enqueue on other shards.
+    follow_ups: BTreeSet<TaskId>,
+    pub(crate) entries: u64,
+    pub(crate) claims: u64,
+}
+
+impl Oracle {
+    pub(crate) fn new(shards: u16) -> Oracle {
+        Oracle {
+            shards: (0..shards).map(|_| ShardAccount::default()).collect(),
+            requests: BTreeMap::new(),
+            acknowledged: BTreeSet::new(),
+            follow_ups: BTreeSet::new(),
+            entries: 0,
+            claims: 0,
+        }
+    }
+
+    /// A replica says that it leads.
+    pub(crate) fn leads(&mut self, shard: u16, term: u64, node: usize) -> Result<(), Violation> {
+        let leader = *self.shards[usize::from(shard)].leaders.entry(term).or_insert(node);
+        if leader != node {
+            return Err(format!(
+                "nodes {leader} and {node} both lead shard {shard} in term {term}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// A replica has applied an entry. The first one to do so sets what it meant.
+    pub(crate) fn applied(
+        &mut self,
+        shard: u16,
+        node: usize,
+        index: u64,
+        term: u64,
+        applied: &Applied,
+    ) -> Result<(), Violation> {
+        let at = || format!("node {node}, shard {shard}, entry {index}");
+        if let Some(fault) = &applied.fault {
+            return Err(format!("{}: {fault}", at()));
+        }
+        let account = &mut self.shards[usize::from(shard)];
+        let committed = Committed {
+            term,
+            data: hash(&applied.data),
+            fingerprint: applied.fingerprint(),
+            state_hash: applied.state_hash,
+        };
+        if let Some(first) = account.committed.get(&index) {
+            if (first.term, first.data) != (committed.term, committed.data) {
+                let terms = (first.term, committed.term);
+                return Err(format!("{}: a committed entry changed, terms {terms:?}", at()));
+            }
+            if first.fingerprint != committed.fingerprint {
+                return Err(format!("{}: replicas decided differently", at()));
+            }
+            if first.state_hash != committed.state_hash {
+                return Err(format!("{}: replicas' states differ", at()));
+            }
+            return Ok(());
+        }
+        if account.committed.keys().next_back().is_some_and(|&last| last > index) {
+            return Err(format!("{}: an entry appeared behind the last one", at()));
+        }
+        account.committed.insert(index, committed);
+        self.entries += 1;
+        self.judge(shard, applied).map_err(|violation| format!("{}: {violation}", at()))
+    }
+
+    /// Follows what an entry did to each task.
+    fn judge(&mut self, shard: u16, applied: &Applied) -> Result<(), Violation> {
+        let entry = Entry::decode(&applied.data).map_err(|error| error.to_string())?;
+        let account = &mut self.shards[usize::from(shard)];
+        let now = entry.now.0;
+        if now < account.now {
+            return Err(format!("time went back from {} to {now}", account.now));
+        }
+        account.now = now;
+        if entry.commands.len() != applied.outcomes.len() {
+            return Err("an entry has one outcome per command".into());
+        }
+        let mut claims = VecDeque::new();
+        for (command, outcome) in entry.commands.iter().zip(&applied.outcomes) {
+            if entry.commands.len() == 1 {
+                account.judge_token(command, outcome, &applied.events)?;
+            }
+            if let Ok(Outcome::Claimed(tasks)) = outcome {
+                account.judge_claims(command, tasks, &mut claims)?;
+            }
+        }
+        self.claims += claims.len() as u64;
+        let revived = account.revived(&entry.commands, &applied.outcomes);
+        let born = born(&entry.commands, &applied.outcomes, now);
+        for event in &applied.events {
+            account.follow(event, &born, &revived, &mut claims, now)?;
+        }
+        if let Some(claim) = claims.front() {
+            return Err(format!("task {} was handed out without an event", claim.id));
+        }
+        for (task, view) in &applied.views {
+            account.compare(*task, view.as_ref())?;
+        }
+        self.judge_requests(&entry.commands, &applied.outcomes)
+    }
+
+    /// A request id names one task for ever; follow-ups are promised with their ids.
+    fn judge_requests(
+        &mut self,
+        commands: &[Command<'_>],
+        outcomes: &[Result<Outcome, Rejection>],
+    ) -> Result<(), Violation> {
+        for (queue, task, id, _) in enqueued(commands, outcomes) {
+            let Some(request_id) = task.request_id else { continue };
+            let key = (queue.to_owned(), request_id.to_owned());
+            let first = *self.requests.entry(key).or_insert(id);
+            if first != id {
+                return Err(format!("request {request_id} of {queue} made {first} and {id}"));
+            }
+        }
+        for (command, outcome) in commands.iter().zip(outcomes) {
+            if let (Command::Ack(ack), Ok(Outcome::Acked { follow_ups })) = (command, outcome) {
+                if follow_ups.len() != ack.follow_ups.len() {
+                    return Err(format!("ack of {} lost follow-ups", ack.task));
+                }
+                self.follow_ups.extend(follow_ups);
+            }
+        }
+        Ok(())
+    }
+
+    /// A client is told an outcome. `kept` says how many of `nodes` disks hold the entry by now.
+    pub(crate) fn told(
+        &mut self,
+        shard: u16,
+        index: u64,
+        kept: usize,
+        nodes: usize,
+    ) -> Result<(), Violation> {
+        if kept * 2 <= nodes {
+            return Err(format!(
+                "shard {shard}, entry {index} was answered, but only {kept} of {nodes} disks hold it"
+            ));
+        }
+        let account = &mut self.shards[usize::from(shard)];
+        account.told = account.told.max(index);
+        Ok(())
+    }
+
+    /// What a read that begins now must at least see.
+    pub(crate) fn read_floor(&self, shard: u16) -> u64 {
+        self.shards[usize::from(shard)].told
+    }
+
+    /// A client knows that these are enqueued.
+    pub(crate) fn acknowledge(&mut self, tasks: &[TaskId]) -> Result<(), Violation> {
+        for &task in tasks {
+            if !self.shards[usize::from(task.home.0)].tasks.contains_key(&task) {
+                return Err(format!("task {task} was acknowledged and never enqueued"));
+            }
+            self.acknowledged.insert(task);
+        }
+        Ok(())
+    }
+
+    /// A strong read may miss a task only if it was removed.
+    pub(crate) fn check_view(
+        &self,
+        task: TaskId,
+        view: Option<&TaskView>,
+    ) -> Result<(), Violation> {
+        let account = self.shards[usize::from(task.home.0)].tasks.get(&task);
+        let removed = account.is_none_or(|account| account.phase == Phase::Removed);
+        if view.is_none() && !removed {
+            return Err(format!("a read did not see task {task}"));
+        }
+        Ok(())
+    }
+
+    /// Every acknowledged task is in the state of its shard's leader, or left it in an allowed way.
+    pub(crate) fn check_present(&self, shard: u16, machine: &Machine) -> Result<(), Violation> {
+        let tasks = &self.shards[usize::from(shard)].tasks;
+        for task in self.acknowledged.iter().filter(|task| task.home.0 == shard) {
+            let removed = tasks.get(task).is_some_and(|account| account.phase == Phase::Removed);
+            if !removed && machine.task(*task).is_none() {
+                return Err(format!("acknowledged task {task} is lost"));
+            }
+        }
+        Ok(())
+    }
+
+    /// After healing: everything has ended, and what acks promised was enqueued.
+    pub(crate) fn check_end(&self) -> Result<(), Violation> {
+        let all = || self.shards.iter().flat_map(|account| &account.tasks);
+        let open = |phase| matches!(phase, Phase::Waiting | Phase::Claimed { .. });
+        if let Some((task, account)) = all().find(|(_, account)| open(account.phase)) {
+            return Err(format!("task {task} never ended: {:?}", account.phase));
+        }
+        let known: BTreeSet<TaskId> = all().map(|(task, _)| *task).collect();
+        if let Some(task) = self.follow_ups.difference(&known).next() {
+            return Err(format!("follow-up {task} was promised and never enqueued"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn task_count(&self) -> usize {
+        self.shards.iter().map(|account| account.tasks.len()).sum()
+    }
+}
+
+impl ShardAccount {
+    /// While a claim is live its token is good, and no other is. Only for entries of one command:
+    /// within a longer one an earlier command may have ended the claim.
+    fn judge_token(
+        &self,
+        command: &Command<'_>,
+        outcome: &Result<Outcome, Rejection>,
+        events: &[Event],
+    ) -> Result<(), Violation> {
+        let (task, token) = match command {
+            Command::Ack(ack) => (ack.task, ack.token),
+            Command::Fail(fail) => (fail.task, fail.token),
+            Command::Extend(extend) => (extend.task, extend.token),
+            Command::Release(release) => (release.task, release.token),
+            Command::Snooze(snooze) => (snooze.task, snooze.token),
+            _ => return Ok(()),
+        };
+        let Some(account) = self.tasks.get(&task) else { return Ok(()) };
+        let live = account.phase == Phase::Claimed { token: token.0 };
+        // The same ack or failure again may get the same answer, and changes nothing.
+        let ends = matches!(command, Command::Ack(_) | Command::Fail(_));
+        let repeated = ends && account.token_last == token.0 && events.is_empty();
+        match outcome {
+            Err(Rejection::ClaimLost { .. }) if live => {
+                Err(format!("token {} of {task} is live and was refused", token.0))
+            }
+            Ok(_) if !live && !repeated => {
+                Err(format!("token {} of {task} is not live and was accepted", token.0))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Each handed-out task is either new, which an event confirms, or the same answer once more.
+    fn judge_claims<'t>(
+        &self,
+        command: &Command<'_>,
+        tasks: &'t [ClaimedTask],
+        claims: &mut VecDeque<&'t ClaimedTask>,
+    ) -> Result<(), Violation> {
+        let Command::Claim(command) = command else {
+            return Err("only a claim hands out tasks".into());
+        };
+        for claim in tasks {
+            let token_last = self.tasks.get(&claim.id).map_or(0, |account| account.token_last);
+            let known = claim.token.0 <= token_last
+                || claims.iter().any(|other| (other.id, other.token) == (claim.id, claim.token));
+            if !known {
+                claims.push_back(claim);
+            } else if command.claim_sequence.is_none() {
+                return Err(format!(
+                    "token {} of {} was handed out twice",
+                    claim.token.0, claim.id
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tasks that these commands make ready by hand.
+    fn revived(
+        &self,
+        commands: &[Command<'_>],
+        outcomes: &[Result<Outcome, Rejection>],
+    ) -> BTreeSet<TaskId> {
+        let mut revived = BTreeSet::new();
+        for (command, _) in commands.iter().zip(outcomes).filter(|(_, outcome)| outcome.is_ok()) {
+            match command {
+                Command::Retry(retry) => {
+                    revived.insert(retry.task);
+                }
+                Command::Dead(dead) if dead.action == DeadAction::Retry => match &dead.selection {
+                    Selection::Ids(ids) => revived.extend(ids),
+                    Selection::Filter { .. } => {
+                        let dead = Phase::Finished(TaskStateName::Dead);
+                        let all = self.tasks.iter().filter(|(_, task)| task.phase == dead);
+                        revived.extend(all.map(|(id, _)| *id));
+                    }
+                },
+                _ => {}
+            }
+        }
+        revived
+    }
+
+    fn follow(
+        &mut self,
+        event: &Event,
+        born: &BTreeMap<TaskId, u64>,
+        revived: &BTreeSet<TaskId>,
+        claims: &mut VecDeque<&ClaimedTask>,
+        now: u64,
+    ) -> Result<(), Violation> {
+        let Some(id) = crate::shard::task_of(event) else { return Ok(()) };
+        if let EventKind::TaskEnqueued(_) = event.kind {
+            let runs_from = born.get(&id).copied().unwrap_or(0);
+            let task = Task { phase: Phase::Waiting, token_last: 0, runs_from };
+            return match self.tasks.insert(id, task) {
+                Some(_) => Err(format!("task {id} was enqueued twice")),
+                None => Ok(()),
+            };
+        }
+        let task =
+            self.tasks.get_mut(&id).ok_or_else(|| format!("{event:?} of an unknown task"))?;
+        let before = task.phase;
+        let live = matches!(before, Phase::Claimed { .. });
+        let waiting = before == Phase::Waiting;
+        let finished = matches!(before, Phase::Finished(_));
+        let revived = revived.contains(&id);
+        let (allowed, after) = match &event.kind {
+            EventKind::TaskEnqueued(_) => unreachable!("handled above"),
+            EventKind::TaskReady(_) => (waiting || live || (finished && revived), Phase::Waiting),
+            EventKind::TaskClaimed(..) => {
+                let claim = claims.pop_front().filter(|claim| claim.id == id);
+                let claim = claim.ok_or_else(|| format!("{event:?} was not answered"))?;
+                if claim.token.0 <= task.token_last {
+                    let last = task.token_last;
+                    return Err(format!("token of {id} went from {last} to {}", claim.token.0));
+                }
+                if now < task.runs_from {
+                    return Err(format!(
+                        "task {id} was handed out {} ms early",
+                        task.runs_from - now
+                    ));
+                }
+                task.token_last = claim.token.0;
+                (waiting, Phase::Claimed { token: claim.token.0 })
+            }
+            EventKind::TaskProgressed(..) | EventKind::TaskCancelRequested(_) => (live, before),
+            EventKind::TaskSucceeded(..) => (live, Phase::Finished(TaskStateName::Succeeded)),
+            EventKind::TaskRetrying(_, run_at) | EventKind::TaskSnoozed(_, run_at) => {
+                task.runs_from = run_at.0;
+                (live, Phase::Waiting)
+            }
+            EventKind::TaskLost(_) => (live, Phase::Waiting),
+            EventKind::TaskFailed(_) => (live, Phase::Finished(TaskStateName::Failed)),
+            EventKind::TaskDied(..) => (live || waiting, Phase::Finished(TaskStateName::Dead)),
+            EventKind::TaskCancelled(_) => {
+                (live || waiting, Phase::Finished(TaskStateName::Cancelled))
+            }
+            EventKind::TaskExpired(_) => (waiting, Phase::Finished(TaskStateName::Expired)),
+            EventKind::TaskRemoved(_) => (waiting || finished, Phase::Removed),
+            EventKind::QueuePaused(_)
+            | EventKind::QueueResumed(_)
+            | EventKind::QueueSet(_)
+            | EventKind::SessionEnded(_)
+            | EventKind::OutgoingQueued(_) => unreachable!("not about a task"),
+        };
+        if revived {
+            task.runs_from = task.runs_from.min(now);
+        }
+        if !allowed {
+            return Err(format!("{event:?} of a task that is {before:?}"));
+        }
+        task.phase = after;
+        Ok(())
+    }
+
+    /// The machine's own view must agree with this account.
+    fn compare(&self, id: TaskId, view: Option<&TaskView>) -> Result<(), Violation> {
+        let phase = self.tasks.get(&id).map(|task| task.phase);
+        let agree = match (phase, view) {
+            (Some(Phase::Removed), None) => true,
+            (Some(Phase::Waiting), Some(view)) => {
+                matches!(view.state, TaskStateName::Ready | TaskStateName::Scheduled)
+            }
+            (Some(Phase::Claimed { token }), Some(view)) => {
+                view.state == TaskStateName::Claimed
+                    && view.claim.as_ref().is_some_and(|claim| claim.token.0 == token)
+            }
+            (Some(Phase::Finished(state)), Some(view)) => view.state == state,
+            _ => false,
+        };
+        let shown =
+            || view.map(|view| (view.state, view.claim.as_ref().map(|claim| claim.token.0)));
+        if agree {
+            Ok(())
+        } else {
+            Err(format!("task {id} is {phase:?}, but shown as {:?}", shown()))
+        }
+    }
+}
+
+/// Every accepted task of these commands: queue, task, id, whether it was known.
+fn enqueued<'c>(
+    commands: &'c [Command<'c>],
+    outcomes: &[Result<Outcome, Rejection>],
+) -> Vec<(&'c str, &'c NewTask<'c>, TaskId, bool)> {
+    let mut accepted = Vec::new();
+    for (command, outcome) in commands.iter().zip(outcomes) {
+        match (command, outcome) {
+            (Command::Enqueue(enqueue), Ok(Outcome::Enqueued(answer))) => {
+                accepted.push((enqueue.queue, &enqueue.task, answer.id, answer.duplicate));
+            }
+            (Command::EnqueueMany(many), Ok(Outcome::EnqueuedMany(answers))) => {
+                for (item, answer) in many.items.iter().zip(answers) {
+                    if let Ok(answer) = answer {
+                        accepted.push((item.queue, &item.task, answer.id, answer.duplicate));
+                    }
+                }
+            }
+            (Command::EnqueueBatch(batch), Ok(Outcome::EnqueuedBatch(answers))) => {
+                for (task, answer) in batch.tasks.iter().zip(answers) {
+                    accepted.push((batch.queue, task, answer.id, answer.duplicate));
+                }
+            }
+            _ => {}
+        }
+    }
+    accepted
+}
+
+/// From when each new task of these commands may run.
+fn born(
+    commands: &[Command<'_>],
+    outcomes: &[Result<Outcome, Rejection>],
+    now: u64,
+) -> BTreeMap<TaskId, u64> {
+    let from = |when: When| match when {
+        When::Now => now,
+        When::After { ms } => now + ms,
+        When::At(at) => at.0,
+    };
+    let mut born: BTreeMap<TaskId, u64> = BTreeMap::new();
+    for (_, task, id, known) in enqueued(commands, outcomes) {
+        if !known {
+            born.insert(id, from(task.run_at));
+        }
+    }
+    for (command, outcome) in commands.iter().zip(outcomes) {
+        if let (Command::Ack(ack), Ok(Outcome::Acked { follow_ups })) = (command, outcome) {
+            let planned = ack.follow_ups.iter().map(|FollowUp { enqueue, .. }| enqueue.task.run_at);
+            born.extend(follow_ups.iter().copied().zip(planned.map(from)));
+        }
+    }
+    born
+}

@@ -1,0 +1,769 @@
+//! Node: one machine of the cluster: its disk, its clock, and the driver of its replicas, which
+//! does what the server's shard loop does: drain, step, write once, send, apply, answer.
+//!
+//! Invariant: a client is answered, and a peer told, only after the write that it depends on is
+//! synced (unless the run is sabotaged to see that this matters).
+
+use crate::checkpointing::Checkpointing;
+use crate::clock::{LeaderClock, RUN_BEGINS_AT_MS};
+use crate::cluster::Sabotage;
+use crate::disk::{Checkpoint, Disk, Write};
+use crate::invariants::Violation;
+use crate::rng::Rng;
+use crate::shard::{Applied, Records, Shard};
+use crate::workload::{Answer, Asked, Call};
+use std::collections::{BTreeMap, VecDeque};
+use taskyard_machine::{
+    Claimable, Command, Deliver, Delivered, EncodedCommand, Entry, EntryBuilder, Identity, Machine,
+    Outcome, Rejection, ShardId, Timestamp,
+};
+use taskyard_replica::eraftpb::{HardState, Message};
+use taskyard_replica::{Config, Progress, Ready, Replica, Restored, Role};
+
+/// Who a node is in its run.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeConfig {
+    pub(crate) id: usize,
+    pub(crate) nodes: usize,
+    pub(crate) shards: u16,
+    pub(crate) seed: u64,
+    pub(crate) sabotage: Sabotage,
+}
+
+/// What nodes send each other.
+#[derive(Clone, Debug)]
+pub(crate) enum Peer {
+    Raft {
+        shard: u16,
+        message: Box<Message>,
+    },
+    /// What the outbox of `from` owes shard `to`.
+    Owed {
+        from: u16,
+        to: u16,
+        sequence: u64,
+        command: Box<[u8]>,
+    },
+    /// What became of it.
+    Taken {
+        from: u16,
+        to: u16,
+        sequence: u64,
+        answer: Answer,
+    },
+}
+
+/// Something of a node's own that happens later.
+#[derive(Clone, Debug)]
+pub(crate) enum Effect {
+    Synced {
+        frame: usize,
+    },
+    /// The next bite of a checkpoint.
+    Bite {
+        shard: u16,
+        cut: u64,
+    },
+    /// A checkpoint is on disk.
+    Stored {
+        shard: u16,
+        cut: u64,
+    },
+    SnapshotSent {
+        shard: u16,
+        to: usize,
+        arrived: bool,
+    },
+}
+
+/// What came of a turn.
+#[derive(Debug, Default)]
+pub(crate) struct Output {
+    /// Shard, index, term, what it did.
+    pub(crate) applied: Vec<(u16, u64, u64, Applied)>,
+    pub(crate) roles: Vec<(u16, Role)>,
+    /// Entries (shard, index, term) whose outcome is told to somebody.
+    pub(crate) told: Vec<(u16, u64, u64)>,
+    pub(crate) effects: Vec<(u64, Effect)>,
+    pub(crate) peers: Vec<(usize, Peer)>,
+    pub(crate) answers: Vec<(usize, u64, Answer)>,
+}
+
+/// Who waits for a command's outcome.
+#[derive(Clone, Copy, Debug)]
+enum Waiting {
+    Client { client: usize, number: u64 },
+    Outbox { node: usize, from: u16, sequence: u64 },
+    Expiry,
+    Nobody,
+}
+
+/// One shard on one node.
+struct Host {
+    replica: Replica<Shard>,
+    clock: LeaderClock,
+    inbox: VecDeque<(EncodedCommand, Waiting)>,
+    proposals: BTreeMap<u64, Vec<Waiting>>,
+    next_number: u64,
+    /// Client, its number, the task, what must be seen.
+    reads: BTreeMap<u64, (usize, u64, taskyard_machine::TaskId, u64)>,
+    expiring: bool,
+    /// When to ask again, per target of the outbox, and whom.
+    owed: BTreeMap<u16, (u64, usize)>,
+    checkpointing: Option<Checkpointing>,
+    checkpointed: u64,
+}
+
+/// A running process: gone with a crash.
+struct Process {
+    hosts: Vec<Host>,
+    /// Written and not yet synced: frame, then (shard, ready).
+    in_flight: VecDeque<(usize, Vec<(u16, u64)>)>,
+}
+
+pub(crate) struct Node {
+    config: NodeConfig,
+    rng: Rng,
+    pub(crate) disk: Disk,
+    process: Option<Process>,
+    /// Raised by every start and crash: events of earlier lives are void.
+    pub(crate) boot: u64,
+    pub(crate) wall_offset: i64,
+    pub(crate) tick_ms: u64,
+    /// Whether it goes on while a write is being synced.
+    pipelined: bool,
+    /// How long a sync takes, at least and at most, but for a stall now and then.
+    sync_ms: (u64, u64),
+    commands_max: u64,
+    checkpoint_every: u64,
+    output: Output,
+    /// The state of each shard when it crashed, with the index it was at.
+    before_crash: BTreeMap<u16, (u64, Records)>,
+    next_cut: u64,
+    pub(crate) snapshots: u64,
+    pub(crate) checkpoints: u64,
+}
+
+/// How long an outbox waits for an answer.
+const OWED_MS_MAX: u64 = 400;
+
+impl Node {
+    pub(crate) fn new(config: NodeConfig, mut rng: Rng) -> Node {
+        let lies = config.sabotage == Sabotage::LyingDisks;
+        let slow = rng.chance(150) || config.sabotage == Sabotage::AnswerBeforeSync;
+        Node {
+            disk: if lies { Disk::lying() } else { Disk::default() },
+            process: None,
+            boot: 0,
+            wall_offset: rng.between(0, 4_000) as i64 - 2_000,
+            tick_ms: rng.between(47, 53),
+            pipelined: rng.chance(500),
+            sync_ms: if slow { (50, 300) } else { (1, 5) },
+            commands_max: *rng.pick(&[1, 4, 32]),
+            checkpoint_every: rng.between(15, 150),
+            output: Output::default(),
+            before_crash: BTreeMap::new(),
+            next_cut: 0,
+            snapshots: 0,
+            checkpoints: 0,
+            config,
+            rng,
+        }
+    }
+
+    pub(crate) fn id(&self) -> usize {
+        self.config.id
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.process.is_some()
+    }
+
+    /// Starts the process on what the disk holds.
+    pub(crate) fn start(&mut self, now: u64) -> Result<(), Violation> {
+        self.boot += 1;
+        self.disk.recover();
+        let hosts =
+            (0..self.config.shards).map(|shard| self.open(shard, now)).collect::<Result<_, _>>()?;
+        self.process = Some(Process { hosts, in_flight: VecDeque::new() });
+        Ok(())
+    }
+
+    fn identity(&self, shard: u16) -> Identity {
+        Identity { incarnation: 7, shard: ShardId(shard), shards: self.config.shards }
+    }
+
+    fn open(&mut self, shard: u16, now: u64) -> Result<Host, Violation> {
+        let id = self.config.id;
+        let wrong = |what: String| format!("node {id} can't open shard {shard}: {what}");
+        let voters: Vec<u64> = (1..=self.config.nodes as u64).collect();
+        let mut restored = Restored::first(&voters);
+        let mut state = Shard::new(self.identity(shard));
+        let log = self.disk.log(shard);
+        if log.hard_state != HardState::default() {
+            restored.hard_state = log.hard_state;
+        }
+        if let Some(checkpoint) = self.disk.checkpoint(shard) {
+            state = Shard::load(self.identity(shard), &checkpoint)
+                .map_err(|error| wrong(error.to_string()))?;
+            restored.applied = checkpoint.index;
+            restored.applied_term = checkpoint.term;
+            restored.conf_state = checkpoint.conf_state.clone();
+        }
+        let applied = restored.applied;
+        // A crash may come between a snapshot's checkpoint and the reset of the log that it
+        // replaces: then the log does not lead up to the checkpoint, and says nothing.
+        let first = log.entries.keys().next().copied().unwrap_or(u64::MAX);
+        let at_applied = log.entries.get(&applied).map(|entry| entry.term);
+        let connects = first == applied + 1 || at_applied == Some(restored.applied_term);
+        restored.last_index = applied;
+        if connects {
+            restored.first_index = first;
+            restored.last_index = log.entries.keys().next_back().copied().unwrap_or(applied);
+        }
+        restored.hard_state.term = restored.hard_state.term.max(restored.applied_term);
+        state.deaf = self.config.sabotage == Sabotage::DeafReplica && id == 1;
+        state.before_crash = self.before_crash.remove(&shard);
+        if let Some((_, records)) =
+            state.before_crash.take_if(|(index, _)| *index == state.last_index && *index > 0)
+        {
+            let now = state.machine.records();
+            if now != records {
+                let difference = crate::shard::first_difference(&records, &now);
+                return Err(wrong(format!("the checkpoint differs from the state: {difference}")));
+            }
+        }
+        let config = Config {
+            id: id as u64 + 1,
+            seed: self.config.seed ^ u64::from(shard),
+            heartbeat_ticks: 2,
+            election_ticks: 10,
+        };
+        let disk = self.disk.reader(shard);
+        let mut replica = Replica::new(&config, restored, Box::new(disk.clone()), state)
+            .map_err(|error| wrong(error.to_string()))?;
+        replica.set_snapshot_source(Box::new(disk));
+        Ok(Host {
+            replica,
+            clock: LeaderClock::begin(0, 0, now),
+            inbox: VecDeque::new(),
+            proposals: BTreeMap::new(),
+            next_number: 0,
+            reads: BTreeMap::new(),
+            expiring: false,
+            owed: BTreeMap::new(),
+            checkpointing: None,
+            checkpointed: applied,
+        })
+    }
+
+    /// The process ends; half of the time the power goes with it.
+    pub(crate) fn crash(&mut self) {
+        self.boot += 1;
+        self.output = Output::default();
+        let process = self.process.take();
+        for (shard, host) in process.iter().flat_map(|process| &process.hosts).enumerate() {
+            let state = host.replica.machine();
+            self.before_crash.insert(shard as u16, (state.last_index, state.machine.records()));
+        }
+        if self.rng.chance(500) || self.config.sabotage != Sabotage::None {
+            self.disk.crash(&mut self.rng);
+        }
+    }
+
+    pub(crate) fn tick(&mut self) {
+        for host in self.process.iter_mut().flat_map(|process| &mut process.hosts) {
+            host.replica.tick();
+        }
+    }
+
+    pub(crate) fn transfer(&mut self, shard: u16, to: usize) {
+        if let Some(process) = &mut self.process {
+            process.hosts[usize::from(shard)].replica.transfer_leader(to as u64 + 1);
+        }
+    }
+
+    /// A client's request arrives. A node that is down answers nothing.
+    pub(crate) fn call(&mut self, call: Call) {
+        let Some(process) = &mut self.process else { return };
+        let host = &mut process.hosts[usize::from(call.request.shard)];
+        if let Some(leader) = host.not_leading() {
+            self.output.answers.push((call.client, call.number, Answer::NotLeader { leader }));
+            return;
+        }
+        match call.request.asked {
+            Asked::Command(command) => {
+                let waiting = Waiting::Client { client: call.client, number: call.number };
+                host.inbox.push_back((command, waiting));
+            }
+            Asked::Read { task, floor } => {
+                let number = host.number();
+                if host.replica.read(number).is_ok() {
+                    host.reads.insert(number, (call.client, call.number, task, floor));
+                }
+            }
+        }
+    }
+
+    pub(crate) fn peer(&mut self, from: usize, peer: Peer, now: u64) {
+        let Some(process) = &mut self.process else { return };
+        match peer {
+            Peer::Raft { shard, message } => {
+                process.hosts[usize::from(shard)].replica.step(*message)
+            }
+            Peer::Owed { from: source, to, sequence, command } => {
+                let host = &mut process.hosts[usize::from(to)];
+                if let Some(leader) = host.not_leading() {
+                    let answer = Answer::NotLeader { leader };
+                    self.output
+                        .peers
+                        .push((from, Peer::Taken { from: source, to, sequence, answer }));
+                    return;
+                }
+                let deliver = Deliver { from: ShardId(source), sequence, command: &command };
+                let command = EncodedCommand::new(&Command::Deliver(deliver));
+                host.inbox
+                    .push_back((command, Waiting::Outbox { node: from, from: source, sequence }));
+            }
+            Peer::Taken { from: source, to, sequence, answer } => {
+                let host = &mut process.hosts[usize::from(source)];
+                host.owed_answered(to, sequence, &answer, now, from);
+            }
+        }
+    }
+
+    pub(crate) fn effect(&mut self, effect: &Effect, now: u64) -> Result<(), Violation> {
+        match *effect {
+            Effect::Synced { frame } => {
+                self.disk.sync(frame);
+                let Some(process) = &mut self.process else { return Ok(()) };
+                let mut done = Vec::new();
+                while process.in_flight.front().is_some_and(|(written, _)| *written <= frame) {
+                    done.extend(process.in_flight.pop_front().map(|(_, readies)| readies));
+                }
+                for (shard, number) in done.into_iter().flatten() {
+                    self.persisted(shard, number, now)?;
+                }
+                Ok(())
+            }
+            Effect::Bite { shard, cut } => {
+                self.bite(shard, cut);
+                Ok(())
+            }
+            Effect::Stored { shard, cut } => self.stored(shard, cut),
+            Effect::SnapshotSent { shard, to, arrived } => {
+                if let Some(process) = &mut self.process {
+                    let replica = &mut process.hosts[usize::from(shard)].replica;
+                    replica.snapshot_sent(to as u64 + 1, arrived);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Does all there is to do now.
+    pub(crate) fn turn(&mut self, now: u64) -> Result<Output, Violation> {
+        loop {
+            self.lead(now);
+            let syncing =
+                self.process.as_ref().is_some_and(|process| !process.in_flight.is_empty());
+            if (syncing && !self.pipelined) || !self.write_ready(now)? {
+                break;
+            }
+        }
+        self.begin_checkpoints();
+        Ok(std::mem::take(&mut self.output))
+    }
+
+    /// What every leader of a shard does: packs what was asked, expires, delivers its outbox.
+    fn lead(&mut self, now: u64) {
+        let wall = (RUN_BEGINS_AT_MS + now).saturating_add_signed(self.wall_offset);
+        let Some(process) = &mut self.process else { return };
+        for (shard, host) in process.hosts.iter_mut().enumerate() {
+            if host.not_leading().is_some() {
+                continue;
+            }
+            let stamp = host.clock.stamp(wall, now);
+            host.expire(stamp);
+            host.deliver(shard as u16, now, self.config.nodes, &mut self.rng, &mut self.output);
+            host.propose(stamp, self.commands_max, &mut self.output);
+        }
+    }
+
+    /// Takes a ready of every shard, writes them as one frame, and goes on where no sync is needed.
+    fn write_ready(&mut self, now: u64) -> Result<bool, Violation> {
+        let Some(process) = &mut self.process else { return Ok(false) };
+        let mut readies: Vec<(u16, Ready)> = Vec::new();
+        for (shard, host) in process.hosts.iter_mut().enumerate() {
+            readies.extend(host.replica.ready().map(|ready| (shard as u16, ready)));
+        }
+        if readies.is_empty() {
+            return Ok(false);
+        }
+        let mut writes = Vec::new();
+        let mut at_once = Vec::new();
+        let mut after_sync = Vec::new();
+        for (shard, mut ready) in readies {
+            self.send(shard, std::mem::take(&mut ready.messages_now));
+            let reset = ready.snapshot.is_some();
+            if let Some(snapshot) = ready.snapshot.take() {
+                self.install(shard, &snapshot)?;
+            }
+            if reset || !ready.entries.is_empty() || ready.hard_state.is_some() {
+                let (entries, hard_state) = (ready.entries, ready.hard_state);
+                writes.push(Write { shard, reset, entries, hard_state, ..Write::default() });
+            }
+            let early = self.config.sabotage == Sabotage::AnswerBeforeSync;
+            let ready_list = if ready.must_sync && !early { &mut after_sync } else { &mut at_once };
+            ready_list.push((shard, ready.number));
+        }
+        if !writes.is_empty() {
+            let frame = self.disk.write(&writes);
+            let (least, most) = if self.rng.chance(20) { (20, 200) } else { self.sync_ms };
+            let delay = self.rng.between(least, most);
+            self.output.effects.push((delay, Effect::Synced { frame }));
+            if let (Some(process), false) = (&mut self.process, after_sync.is_empty()) {
+                process.in_flight.push_back((frame, after_sync));
+            }
+        }
+        for (shard, number) in at_once {
+            self.persisted(shard, number, now)?;
+        }
+        Ok(true)
+    }
+
+    fn send(&mut self, shard: u16, messages: Vec<Message>) {
+        for message in messages {
+            let to = message.to as usize - 1;
+            self.output.peers.push((to, Peer::Raft { shard, message: Box::new(message) }));
+        }
+    }
+
+    /// Replaces a shard's state by a snapshot of its leader's: first the checkpoint, then the log.
+    fn install(
+        &mut self,
+        shard: u16,
+        snapshot: &taskyard_replica::eraftpb::Snapshot,
+    ) -> Result<(), Violation> {
+        let metadata = snapshot.get_metadata();
+        let mut checkpoint = Checkpoint {
+            index: metadata.index,
+            term: metadata.term,
+            conf_state: metadata.get_conf_state().clone(),
+            ..Checkpoint::default()
+        };
+        checkpoint.decode_state(&snapshot.data).ok_or("a snapshot came damaged")?;
+        let mut state =
+            Shard::load(self.identity(shard), &checkpoint).map_err(|error| error.to_string())?;
+        state.deaf = self.config.sabotage == Sabotage::DeafReplica && self.config.id == 1;
+        self.disk.store_checkpoint(shard, checkpoint);
+        self.snapshots += 1;
+        if let Some(process) = &mut self.process {
+            let host = &mut process.hosts[usize::from(shard)];
+            host.checkpointing = None;
+            host.checkpointed = metadata.index;
+            host.replica.install(state);
+        }
+        Ok(())
+    }
+
+    fn persisted(&mut self, shard: u16, number: u64, now: u64) -> Result<(), Violation> {
+        let wall = (RUN_BEGINS_AT_MS + now).saturating_add_signed(self.wall_offset);
+        let Some(process) = &mut self.process else { return Ok(()) };
+        let host = &mut process.hosts[usize::from(shard)];
+        let mut progress = host.replica.persisted(number);
+        let messages = std::mem::take(&mut progress.messages);
+        host.take(shard, progress, wall, now, &mut self.output)?;
+        self.send(shard, messages);
+        Ok(())
+    }
+
+    fn begin_checkpoints(&mut self) {
+        let Some(process) = &mut self.process else { return };
+        for (shard, host) in process.hosts.iter_mut().enumerate() {
+            let due = host.replica.applied() >= host.checkpointed + self.checkpoint_every;
+            if due && host.checkpointing.is_none() {
+                self.next_cut += 1;
+                let before = self.disk.checkpoint(shard as u16);
+                host.checkpointing =
+                    Some(Checkpointing::begin(self.next_cut, &mut host.replica, before.as_deref()));
+                let bite = Effect::Bite { shard: shard as u16, cut: self.next_cut };
+                self.output.effects.push((self.rng.between(1, 20), bite));
+            }
+        }
+    }
+
+    fn bite(&mut self, shard: u16, cut: u64) {
+        let Some(process) = &mut self.process else { return };
+        let host = &mut process.hosts[usize::from(shard)];
+        let Some(checkpointing) = host.checkpointing.as_mut().filter(|one| one.cut == cut) else {
+            return;
+        };
+        let records_max = self.rng.between(1, 40) as usize;
+        let more = checkpointing.bite(&mut host.replica.machine_mut().machine, records_max);
+        let next = if more { Effect::Bite { shard, cut } } else { Effect::Stored { shard, cut } };
+        self.output.effects.push((self.rng.between(1, 20), next));
+    }
+
+    /// A checkpoint is whole: it must be the exact state at its cut. The log behind it can go.
+    fn stored(&mut self, shard: u16, cut: u64) -> Result<(), Violation> {
+        let Some(process) = &mut self.process else { return Ok(()) };
+        let host = &mut process.hosts[usize::from(shard)];
+        let Some(checkpointing) = host.checkpointing.take_if(|one| one.cut == cut) else {
+            return Ok(());
+        };
+        let mut checkpoint = checkpointing
+            .finish()
+            .map_err(|what| format!("node {}, shard {shard}: {what}", self.config.id))?;
+        if self.config.sabotage == Sabotage::ForgetfulCheckpoint {
+            checkpoint.records.pop_last();
+        }
+        let index = checkpoint.index;
+        self.disk.store_checkpoint(shard, checkpoint);
+        host.checkpointed = index;
+        self.checkpoints += 1;
+        let keep = *self.rng.pick(&[0, 0, 5, 40]);
+        let compact_to = index.saturating_sub(keep);
+        if compact_to >= host.replica.first_index() {
+            host.replica.compact(compact_to);
+            self.disk.write(&[Write { shard, compact_to, ..Write::default() }]);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn machine(&self, shard: u16) -> Option<&Machine> {
+        self.host(shard).map(|host| &host.replica.machine().machine)
+    }
+
+    fn host(&self, shard: u16) -> Option<&Host> {
+        self.process.as_ref().map(|process| &process.hosts[usize::from(shard)])
+    }
+
+    pub(crate) fn leads(&self, shard: u16) -> bool {
+        self.host(shard).is_some_and(|host| host.not_leading().is_none())
+    }
+
+    pub(crate) fn applied(&self, shard: u16) -> u64 {
+        self.host(shard).map_or(0, |host| host.replica.applied())
+    }
+
+    pub(crate) fn check(&self, shard: u16) -> Result<(), Violation> {
+        self.host(shard).map_or(Ok(()), |host| host.replica.machine().check())
+    }
+
+    /// What keeps a shard here from being at rest; empty if nothing does.
+    pub(crate) fn unrest(&self, shard: u16) -> String {
+        let Some(host) = self.host(shard) else { return "it is down".into() };
+        let machine = &host.replica.machine().machine;
+        for queue in machine.queues() {
+            let counts = queue.counts;
+            if counts.ready + counts.scheduled + counts.claimed + counts.blocked > 0 {
+                return format!("{} is not empty: {counts:?}", queue.name);
+            }
+        }
+        if !machine.outgoing(1).is_empty() {
+            return "its outbox is not empty".into();
+        }
+        if !host.proposals.is_empty() || !host.inbox.is_empty() {
+            return "something is still asked of it".into();
+        }
+        String::new()
+    }
+}
+
+impl Host {
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    /// `None` if it leads; else the node to ask, if it knows one.
+    fn not_leading(&self) -> Option<Option<usize>> {
+        match self.replica.role() {
+            Role::Leader { .. } => None,
+            Role::Follower { leader, .. } => Some(leader.map(|id| id as usize - 1)),
+        }
+    }
+
+    fn expire(&mut self, stamp: u64) {
+        let due = self.replica.machine().machine.next_due();
+        if !self.expiring && due.is_some_and(|due| due.0 <= stamp) {
+            self.expiring = true;
+            self.inbox.push_back((EncodedCommand::new(&Command::ExpireDue), Waiting::Expiry));
+        }
+    }
+
+    /// Asks the targets of the outbox to take what is first in line for them.
+    fn deliver(&mut self, shard: u16, now: u64, nodes: usize, rng: &mut Rng, output: &mut Output) {
+        for outgoing in self.replica.machine().machine.outgoing(64) {
+            let to = outgoing.to.0;
+            let first = self.owed.get(&to).is_none_or(|(until, _)| *until <= now);
+            if first {
+                let node = self.owed.get(&to).map_or(0, |(_, node)| *node);
+                // Whoever did not answer may be down.
+                let next = rng.below(nodes as u64) as usize;
+                self.owed.insert(to, (now + OWED_MS_MAX, next));
+                let command = outgoing.command;
+                let sequence = outgoing.sequence;
+                output.peers.push((node, Peer::Owed { from: shard, to, sequence, command }));
+            }
+        }
+    }
+
+    fn owed_answered(&mut self, to: u16, sequence: u64, answer: &Answer, now: u64, from: usize) {
+        if self.not_leading().is_some() {
+            return;
+        }
+        match answer {
+            Answer::Decided(outcome) if outcome.is_ok() => {
+                let delivered = Delivered { to: ShardId(to), up_to: sequence };
+                let command = EncodedCommand::new(&Command::Delivered(delivered));
+                self.inbox.push_back((command, Waiting::Nobody));
+                // The next one waits until this one has left the outbox.
+                self.owed.insert(to, (now + 20, from));
+            }
+            Answer::NotLeader { leader: Some(node) } => {
+                self.owed.insert(to, (now + 5, *node));
+            }
+            _ => {}
+        }
+    }
+
+    /// Packs what waits into entries. A claim that would get nothing is answered without one.
+    fn propose(&mut self, stamp: u64, commands_max: u64, output: &mut Output) {
+        while !self.inbox.is_empty() {
+            let mut builder = EntryBuilder::new(Timestamp(stamp));
+            let mut waiting = Vec::new();
+            while let Some((command, who)) = self.inbox.pop_front() {
+                if let (true, Waiting::Client { client, number }) =
+                    (self.gets_nothing(&command, stamp), who)
+                {
+                    output.answers.push((client, number, Answer::Nothing));
+                    continue;
+                }
+                if !builder.push(&command) {
+                    self.inbox.push_front((command, who));
+                    break;
+                }
+                waiting.push(who);
+                if waiting.len() as u64 >= commands_max {
+                    break;
+                }
+            }
+            if waiting.is_empty() {
+                return;
+            }
+            let number = self.number();
+            match self.replica.propose(builder.finish(), number) {
+                Ok(()) => {
+                    self.proposals.insert(number, waiting);
+                }
+                Err(refused) => {
+                    let leader = refused.leader.map(|id| id as usize - 1);
+                    self.answer_all(&waiting, &Answer::NotLeader { leader }, output);
+                }
+            }
+        }
+    }
+
+    fn gets_nothing(&self, command: &EncodedCommand, stamp: u64) -> bool {
+        let now = Timestamp(stamp);
+        let mut builder = EntryBuilder::new(now);
+        builder.push(command);
+        let bytes = builder.finish();
+        let entry = Entry::decode(&bytes).expect("it was encoded just now");
+        match &entry.commands[0] {
+            Command::Claim(claim) => {
+                let claimable = self.replica.machine().machine.claimable(claim, now);
+                !matches!(claimable, Claimable::Now(_))
+            }
+            _ => false,
+        }
+    }
+
+    fn answer_all(&mut self, waiting: &[Waiting], answer: &Answer, output: &mut Output) {
+        for who in waiting {
+            self.answer(*who, answer.clone(), output);
+        }
+    }
+
+    fn answer(&mut self, who: Waiting, answer: Answer, output: &mut Output) {
+        match who {
+            Waiting::Client { client, number } => output.answers.push((client, number, answer)),
+            Waiting::Outbox { node, from, sequence } => {
+                let to = self.replica.machine().machine.identity().shard.0;
+                output.peers.push((node, Peer::Taken { from, to, sequence, answer }));
+            }
+            Waiting::Expiry => self.expiring = false,
+            Waiting::Nobody => {}
+        }
+    }
+
+    fn take(
+        &mut self,
+        shard: u16,
+        progress: Progress<Applied>,
+        wall: u64,
+        now: u64,
+        output: &mut Output,
+    ) -> Result<(), Violation> {
+        for applied in progress.applied {
+            let (index, term) = (applied.index, applied.term);
+            let waiting = applied.proposal.and_then(|number| self.proposals.remove(&number));
+            if let Some(waiting) = waiting {
+                output.told.push((shard, index, term));
+                for (who, outcome) in waiting.iter().zip(&applied.outcome.outcomes) {
+                    check_delivery(*who, outcome)?;
+                    self.answer(*who, Answer::Decided(Box::new(outcome.clone())), output);
+                }
+            }
+            output.applied.push((shard, index, term, applied.outcome));
+        }
+        for number in progress.dropped {
+            let waiting = self.proposals.remove(&number).unwrap_or_default();
+            self.answer_all(&waiting, &Answer::Unknown, output);
+        }
+        for number in progress.reads {
+            let Some((client, call, task, floor)) = self.reads.remove(&number) else { continue };
+            let applied = self.replica.applied();
+            if applied < floor {
+                return Err(format!(
+                    "a read on shard {shard} saw {applied}, {floor} was told before"
+                ));
+            }
+            let view = self.replica.machine().machine.task(task).map(Box::new);
+            output.answers.push((client, call, Answer::View(view)));
+        }
+        for number in progress.reads_dropped {
+            let read = self.reads.remove(&number);
+            output.answers.extend(read.map(|(client, call, ..)| (client, call, Answer::Unknown)));
+        }
+        if let Some(role) = progress.role {
+            self.took_role(role, wall, now, output);
+            output.roles.push((shard, role));
+        }
+        Ok(())
+    }
+
+    fn took_role(&mut self, role: Role, wall: u64, now: u64, output: &mut Output) {
+        let waiting: Vec<Waiting> = self.inbox.drain(..).map(|(_, who)| who).collect();
+        self.answer_all(&waiting, &Answer::NotLeader { leader: None }, output);
+        self.expiring = false;
+        self.owed.clear();
+        if let Role::Leader { .. } = role {
+            let state_now = self.replica.machine().machine.now().0;
+            self.clock = LeaderClock::begin(state_now, wall, now);
+            self.inbox.push_back((EncodedCommand::new(&Command::BeginTerm), Waiting::Nobody));
+        }
+    }
+}
+
+/// What an outbox owes is made by the machine itself: a target that refuses it has lost something.
+fn check_delivery(who: Waiting, outcome: &Result<Outcome, Rejection>) -> Result<(), Violation> {
+    match (who, outcome) {
+        (Waiting::Outbox { from, sequence, .. }, Err(rejection)) => {
+            Err(format!("delivery {sequence} of shard {from} was refused: {rejection}"))
+        }
+        _ => Ok(()),
+    }
+}

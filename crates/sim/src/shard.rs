@@ -1,0 +1,176 @@
+//! Shard: the real machine as a replica's state, with its bodies and what the checkers want to see
+//! of each entry at the moment it is applied.
+
+use crate::disk::Checkpoint;
+use crate::rng::hash;
+use std::collections::{BTreeMap, BTreeSet};
+use taskyard_machine::{
+    Entry, Event, EventKind, Identity, ImageError, Machine, Outcome, Payloads, RecordKey,
+    Rejection, TaskId, TaskView,
+};
+use taskyard_replica::StateMachine;
+
+/// Replicas compare their state's hash at every such index.
+const STATE_HASH_EVERY: u64 = 8;
+
+/// All records of a state, in order.
+pub(crate) type Records = Vec<(RecordKey, Box<[u8]>)>;
+
+/// One replica's state.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    pub(crate) machine: Machine,
+    pub(crate) bodies: Bodies,
+    /// The index of the last entry that reached the machine, 0 before the first.
+    pub(crate) last_index: u64,
+    /// The state that this replica had before a crash: the reloaded one must come by it.
+    pub(crate) before_crash: Option<(u64, Records)>,
+    /// Passes over an entry now and then: a bug put in on purpose.
+    pub(crate) deaf: bool,
+}
+
+/// The bodies of tasks, by task.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Bodies(pub(crate) BTreeMap<TaskId, Box<[u8]>>);
+
+impl Payloads for Bodies {
+    fn put(&mut self, task: TaskId, body: &[u8]) {
+        self.0.insert(task, body.into());
+    }
+
+    fn remove(&mut self, task: TaskId) {
+        self.0.remove(&task);
+    }
+}
+
+/// What one entry did, as seen on one replica.
+#[derive(Debug)]
+pub(crate) struct Applied {
+    pub(crate) data: Vec<u8>,
+    pub(crate) outcomes: Vec<Result<Outcome, Rejection>>,
+    pub(crate) events: Vec<Event>,
+    /// The tasks that the events are about, as they are now.
+    pub(crate) views: Vec<(TaskId, Option<TaskView>)>,
+    pub(crate) state_hash: Option<u64>,
+    /// What is wrong with this replica by itself.
+    pub(crate) fault: Option<String>,
+}
+
+impl Applied {
+    /// Equal on every replica.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        hash(format!("{:?}{:?}", self.outcomes, self.events).as_bytes())
+    }
+}
+
+impl StateMachine for Shard {
+    type Outcome = Applied;
+
+    fn apply(&mut self, index: u64, data: &[u8]) -> Applied {
+        let entry = Entry::decode(data).expect("entries are written by this build");
+        let mut events = Vec::new();
+        let outcomes = if self.deaf && index.is_multiple_of(50) {
+            Vec::new()
+        } else {
+            self.machine.apply(&entry, &mut self.bodies, &mut events)
+        };
+        self.last_index = index;
+        let touched: BTreeSet<TaskId> = events.iter().filter_map(task_of).collect();
+        let views = touched.into_iter().map(|task| (task, self.machine.task(task))).collect();
+        let hashed = index.is_multiple_of(STATE_HASH_EVERY);
+        Applied {
+            data: data.to_vec(),
+            outcomes,
+            events,
+            views,
+            state_hash: hashed.then(|| self.machine.state_hash()),
+            fault: self.compare_before_crash(index),
+        }
+    }
+}
+
+impl Shard {
+    pub(crate) fn new(identity: Identity) -> Shard {
+        Shard {
+            machine: Machine::new(identity),
+            bodies: Bodies::default(),
+            last_index: 0,
+            before_crash: None,
+            deaf: false,
+        }
+    }
+
+    pub(crate) fn load(identity: Identity, checkpoint: &Checkpoint) -> Result<Shard, ImageError> {
+        let records = checkpoint.records.iter().map(|(key, value)| (key.clone(), value.clone()));
+        Ok(Shard {
+            machine: Machine::load(identity, records)?,
+            bodies: Bodies(checkpoint.bodies.clone()),
+            last_index: checkpoint.index,
+            before_crash: None,
+            deaf: false,
+        })
+    }
+
+    /// A reload and replay must make the state that was there, byte for byte.
+    fn compare_before_crash(&mut self, index: u64) -> Option<String> {
+        let (expected, records) = self.before_crash.take_if(|(expected, _)| *expected <= index)?;
+        // A snapshot may have leapt over it.
+        let now = (expected == index).then(|| self.machine.records())?;
+        (now != records).then(|| {
+            let difference = first_difference(&records, &now);
+            format!("the state at {index} differs after a restart: {difference}")
+        })
+    }
+
+    /// What is wrong between the machine's own parts, or between it and its bodies.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.machine.check()?;
+        let known = self.bodies.0.keys().find(|task| self.machine.task(**task).is_none());
+        if let Some(task) = known {
+            return Err(format!("the body of {task} outlived its task"));
+        }
+        Ok(())
+    }
+}
+
+/// The task that an event is about.
+pub(crate) fn task_of(event: &Event) -> Option<TaskId> {
+    match &event.kind {
+        EventKind::TaskEnqueued(task)
+        | EventKind::TaskReady(task)
+        | EventKind::TaskClaimed(task, _)
+        | EventKind::TaskProgressed(task, _)
+        | EventKind::TaskSucceeded(task, _)
+        | EventKind::TaskRetrying(task, _)
+        | EventKind::TaskSnoozed(task, _)
+        | EventKind::TaskFailed(task)
+        | EventKind::TaskDied(task, _)
+        | EventKind::TaskLost(task)
+        | EventKind::TaskCancelRequested(task)
+        | EventKind::TaskCancelled(task)
+        | EventKind::TaskExpired(task)
+        | EventKind::TaskRemoved(task) => Some(task.id),
+        EventKind::QueuePaused(_)
+        | EventKind::QueueResumed(_)
+        | EventKind::QueueSet(_)
+        | EventKind::SessionEnded(_)
+        | EventKind::OutgoingQueued(_) => None,
+    }
+}
+
+/// Where two states first part, in words.
+pub(crate) fn first_difference(left: &Records, right: &Records) -> String {
+    let left: BTreeMap<_, _> = left.iter().map(|(key, value)| (key, value)).collect();
+    let right: BTreeMap<_, _> = right.iter().map(|(key, value)| (key, value)).collect();
+    for (key, value) in &left {
+        match right.get(key) {
+            None => return format!("{key:?} is gone"),
+            Some(other) if other != value => {
+                return format!("{key:?} was {value:02x?} and is {other:02x?}");
+            }
+            Some(_) => {}
+        }
+    }
+    let new = right.keys().find(|key| !left.contains_key(*key));
+    format!("{new:?} is new")
+}

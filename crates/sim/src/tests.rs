@@ -1,0 +1,135 @@
+//! Whole runs: a few seeds of each shape, replays, and bugs put in on purpose.
+//!
+//! A seed that found something gets a test of its own here, named after what it found.
+
+use crate::cluster::{Failure, Options, Report, Sabotage, run};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+fn options(seed: u64) -> Options {
+    Options {
+        seed,
+        steps: 6_000,
+        nodes: 3,
+        shards: 2,
+        faults: true,
+        verbose: false,
+        sabotage: Sabotage::None,
+        blind: false,
+    }
+}
+
+fn check(options: &Options) -> Report {
+    run(options).unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+/// What a run with a bug in it finds: a violation, or a replica that stopped rather than diverge.
+fn found(options: &Options) -> Option<String> {
+    match catch_unwind(AssertUnwindSafe(|| run(options))) {
+        Ok(Ok(_)) => None,
+        Ok(Err(Failure { what, .. })) => Some(what),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            Some(text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))?)
+        }
+    }
+}
+
+/// Each of these seeds must find the bug, in one of these words.
+fn check_found(sabotage: Sabotage, words: &[&str]) {
+    for seed in 1..=3 {
+        let what = found(&Options { sabotage, ..options(seed) });
+        let what = what.unwrap_or_else(|| panic!("seed {seed} did not find {sabotage:?}"));
+        assert!(
+            words.iter().any(|word| what.contains(word)),
+            "seed {seed} found something else: {what}"
+        );
+    }
+}
+
+#[test]
+fn promises_hold_under_faults() {
+    for seed in 1..=4 {
+        let report = check(&options(seed));
+        assert!(report.tasks > 20 && report.claims > 10 && report.crashes > 0, "{report:?}");
+    }
+}
+
+#[test]
+fn promises_hold_on_one_node_that_crashes() {
+    for seed in 1..=3 {
+        let report = check(&Options { nodes: 1, ..options(seed) });
+        assert!(report.crashes > 0 && report.checkpoints > 0, "{report:?}");
+    }
+}
+
+#[test]
+fn promises_hold_on_five_nodes_and_many_shards() {
+    check(&Options { nodes: 5, shards: 4, ..options(11) });
+}
+
+#[test]
+fn without_faults_all_goes_well() {
+    let report = check(&Options { faults: false, ..options(5) });
+    assert_eq!(report.crashes, 0);
+    assert!(report.tasks > 100, "{report:?}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    let first = check(&options(7));
+    assert_eq!(first, check(&options(7)));
+    assert_ne!(first.trace, check(&options(8)).trace);
+}
+
+#[test]
+fn snapshots_and_checkpoints_are_exercised() {
+    let reports: Vec<Report> = (20..24).map(|seed| check(&options(seed))).collect();
+    assert!(reports.iter().map(|report| report.snapshots).sum::<u64>() > 0, "{reports:?}");
+    assert!(reports.iter().all(|report| report.checkpoints > 0), "{reports:?}");
+}
+
+#[test]
+fn answers_before_the_sync_are_found() {
+    check_found(Sabotage::AnswerBeforeSync, &["disks hold it"]);
+}
+
+#[test]
+fn lying_disks_are_found() {
+    check_found(Sabotage::LyingDisks, &["disks hold it"]);
+}
+
+/// Without a look at the disks: an acknowledged task is gone, a committed entry changed, or a
+/// replica saw that its own log lost something.
+#[test]
+fn lost_writes_are_found_by_what_they_do() {
+    for sabotage in [Sabotage::LyingDisks, Sabotage::AnswerBeforeSync] {
+        let findings: Vec<Option<String>> = (1..=4)
+            .map(|seed| found(&Options { sabotage, blind: true, steps: 12_000, ..options(seed) }))
+            .collect();
+        assert!(findings.iter().filter(|what| what.is_some()).count() >= 2, "{findings:#?}");
+    }
+}
+
+#[test]
+fn a_replica_that_misses_entries_is_found() {
+    check_found(
+        Sabotage::DeafReplica,
+        &["decided differently", "one outcome per command", "states differ"],
+    );
+}
+
+#[test]
+fn a_checkpoint_that_lost_a_record_is_found() {
+    check_found(Sabotage::ForgetfulCheckpoint, &["can't open shard", "differ", "is not the state"]);
+}
+
+#[test]
+fn a_failure_says_how_to_see_it_again() {
+    let options = Options { sabotage: Sabotage::LyingDisks, ..options(1) };
+    let failure = run(&options).expect_err("lying disks are found");
+    let text = failure.to_string();
+    let command =
+        "cargo run -p taskyard-sim -- --seed 1 --steps 6000 --nodes 3 --shards 2 --faults on";
+    assert!(text.contains(command), "{text}");
+    assert!(text.starts_with("seed 1 failed at step "), "{text}");
+}

@@ -1,0 +1,636 @@
+//! Workload: clients that produce, work and interfere, and that retry what they do not know the
+//! outcome of only where the operation has an identity (a request id, a batch id, a claim sequence,
+//! a token).
+
+use crate::invariants::{Oracle, Violation};
+use crate::rng::Rng;
+use std::collections::{BTreeMap, BTreeSet};
+use taskyard_machine::{
+    Ack, Backoff, Body, Cancel, Claim, ClaimQueue, ClaimToken, Command, DeadAction, DeadCommand,
+    EncodedCommand, EndSession, Enqueue, EnqueueBatch, EnqueueMany, Extend, Fail, FollowUp,
+    NewTask, Outcome, Progress, QueueCommand, QueueSettings, Rejection, Release, Renew, Retry,
+    RetryPolicy, Selection, SessionEnd, SessionId, SetQueue, Snooze, TaskError, TaskFilter, TaskId,
+    TaskView, Timestamp, When, home_shard,
+};
+
+/// What a client asks of a shard.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) shard: u16,
+    pub(crate) asked: Asked,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Asked {
+    Command(EncodedCommand),
+    /// A strong read of one task, which must show at least what was told before it began.
+    Read {
+        task: TaskId,
+        floor: u64,
+    },
+}
+
+/// What comes back.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    Decided(Box<Result<Outcome, Rejection>>),
+    /// Nothing to claim now.
+    Nothing,
+    View(Option<Box<TaskView>>),
+    /// Not appended; perhaps that node leads.
+    NotLeader {
+        leader: Option<usize>,
+    },
+    /// Appended, and then leadership was lost.
+    Unknown,
+}
+
+/// What a client does next: send this request to that node as call `number`.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) client: usize,
+    pub(crate) number: u64,
+    pub(crate) to: usize,
+    pub(crate) request: Request,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Producer,
+    Worker,
+    /// Cancels, retries, pauses, purges, and ends the sessions of dead workers.
+    Operator,
+}
+
+/// Why a call was made: what its answer is for.
+#[derive(Clone, Debug)]
+enum Purpose {
+    Enqueue,
+    Claim,
+    /// Ends the attempt, however it is answered.
+    Finish(TaskId),
+    /// The attempt goes on.
+    Keep(TaskId),
+    Read(TaskId),
+    EndSession {
+        session: SessionId,
+        shard: u16,
+    },
+    Interfere,
+}
+
+#[derive(Clone, Debug)]
+struct Open {
+    number: u64,
+    request: Request,
+    purpose: Purpose,
+    /// Whether it may be sent again when its outcome is unknown.
+    identified: bool,
+    /// It is known not to have been appended: it may be sent again in any case.
+    refused: bool,
+    gives_up_at: u64,
+    sends_left: u32,
+}
+
+#[derive(Debug)]
+struct Client {
+    kind: Kind,
+    rng: Rng,
+    next_number: u64,
+    open: Option<Open>,
+    /// Whom it takes for each shard's leader.
+    leaders: Vec<usize>,
+    session: u128,
+    claim_sequence: u64,
+    held: BTreeMap<TaskId, ClaimToken>,
+}
+
+/// All clients of one run.
+#[derive(Debug)]
+pub(crate) struct Workload {
+    clients: Vec<Client>,
+    queues: Vec<String>,
+    shards: u16,
+    nodes: usize,
+    next_name: u64,
+    /// Tasks that clients know of, to pick from.
+    known: Vec<TaskId>,
+    request_ids: Vec<(String, String)>,
+    dead_sessions: BTreeSet<(SessionId, u16)>,
+    /// Nothing new is begun; what there is, is worked off.
+    draining: bool,
+    pub(crate) answered: u64,
+}
+
+const CALL_MS_MAX: u64 = 1_500;
+const CALL_SENDS_MAX: u32 = 12;
+
+impl Workload {
+    pub(crate) fn new(rng: &mut Rng, shards: u16, nodes: usize) -> Workload {
+        let kinds =
+            [Kind::Producer; 2].into_iter().chain([Kind::Worker; 3]).chain([Kind::Operator]);
+        let client = |kind| Client {
+            kind,
+            rng: rng.fork(),
+            next_number: 0,
+            open: None,
+            leaders: vec![0; usize::from(shards)],
+            session: u128::from(rng.next()),
+            claim_sequence: 0,
+            held: BTreeMap::new(),
+        };
+        Workload {
+            clients: kinds.map(client).collect(),
+            queues: (0..6).map(|number| format!("queue-{number}")).collect(),
+            shards,
+            nodes,
+            next_name: 0,
+            known: Vec::new(),
+            request_ids: Vec::new(),
+            dead_sessions: BTreeSet::new(),
+            draining: false,
+            answered: 0,
+        }
+    }
+
+    pub(crate) fn clients(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// From here on clients only work off what there is.
+    pub(crate) fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Nobody waits for an answer or holds a task.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.dead_sessions.is_empty() && self.clients.iter().all(|client| client.held.is_empty())
+    }
+
+    /// A client's turn: it begins a call, or gives up on one. Returns how long it then waits.
+    pub(crate) fn wake(&mut self, client: usize, now: u64, oracle: &Oracle) -> (Option<Call>, u64) {
+        if let Some(open) = &self.clients[client].open {
+            if now < open.gives_up_at {
+                return (None, open.gives_up_at - now);
+            }
+            let unknown = !open.refused;
+            return (self.send_again(client, now, unknown), CALL_MS_MAX);
+        }
+        let operator = self.clients[client].kind == Kind::Operator;
+        let pause = self.clients[client].rng.between(1, 60);
+        let pause = pause + if self.draining && operator { 500 } else { 0 };
+        let Some((request, purpose, identified)) = self.choose(client, oracle) else {
+            return (None, pause + if self.draining { 200 } else { 0 });
+        };
+        let this = &mut self.clients[client];
+        this.next_number += 1;
+        this.open = Some(Open {
+            number: this.next_number,
+            request,
+            purpose,
+            identified,
+            refused: false,
+            gives_up_at: now,
+            sends_left: CALL_SENDS_MAX,
+        });
+        (self.send_again(client, now, false), CALL_MS_MAX)
+    }
+
+    /// Sends the open call (once more). One that may have happened is repeated only by its identity.
+    fn send_again(&mut self, client: usize, now: u64, unknown: bool) -> Option<Call> {
+        let nodes = self.nodes as u64;
+        let this = &mut self.clients[client];
+        let open = this.open.as_mut()?;
+        if (unknown && !open.identified) || open.sends_left == 0 {
+            let open = this.open.take()?;
+            self.give_up(client, &open.purpose);
+            return None;
+        }
+        open.sends_left -= 1;
+        open.refused = false;
+        open.gives_up_at = now + CALL_MS_MAX;
+        let leader = &mut this.leaders[usize::from(open.request.shard)];
+        if unknown {
+            *leader = this.rng.below(nodes) as usize;
+        }
+        Some(Call { client, number: open.number, to: *leader, request: open.request.clone() })
+    }
+
+    fn give_up(&mut self, client: usize, purpose: &Purpose) {
+        match purpose {
+            // The lease will free it.
+            Purpose::Finish(task) | Purpose::Keep(task) => {
+                self.clients[client].held.remove(task);
+            }
+            Purpose::Claim => self.clients[client].claim_sequence += 1,
+            Purpose::EndSession { session, shard } => {
+                self.dead_sessions.insert((*session, *shard));
+            }
+            Purpose::Enqueue | Purpose::Read(_) | Purpose::Interfere => {}
+        }
+    }
+
+    /// An answer arrives. Returns a call to send at once, if it says whom to ask instead.
+    pub(crate) fn answer(
+        &mut self,
+        client: usize,
+        number: u64,
+        answer: Answer,
+        now: u64,
+        oracle: &mut Oracle,
+    ) -> Result<Option<Call>, Violation> {
+        let nodes = self.nodes as u64;
+        let this = &mut self.clients[client];
+        let Some(open) = this.open.take_if(|open| open.number == number) else { return Ok(None) };
+        let leader = &mut this.leaders[usize::from(open.request.shard)];
+        match answer {
+            Answer::NotLeader { leader: Some(node) } => {
+                *leader = node;
+                this.open = Some(open);
+                Ok(self.send_again(client, now, false))
+            }
+            Answer::NotLeader { leader: None } => {
+                *leader = this.rng.below(nodes) as usize;
+                // The next wake sends it; asking at once would only spin.
+                let open = this.open.insert(open);
+                open.gives_up_at = now;
+                open.refused = true;
+                Ok(None)
+            }
+            Answer::Unknown => {
+                this.open = Some(open);
+                Ok(self.send_again(client, now, true))
+            }
+            Answer::Nothing => {
+                this.claim_sequence += 1;
+                Ok(None)
+            }
+            Answer::View(view) => {
+                if let Purpose::Read(task) = open.purpose {
+                    oracle.check_view(task, view.as_deref())?;
+                }
+                Ok(None)
+            }
+            Answer::Decided(outcome) => {
+                self.answered += 1;
+                self.decided(client, open.purpose, *outcome, oracle)?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn decided(
+        &mut self,
+        client: usize,
+        purpose: Purpose,
+        outcome: Result<Outcome, Rejection>,
+        oracle: &mut Oracle,
+    ) -> Result<(), Violation> {
+        match (purpose, outcome) {
+            (Purpose::Enqueue, Ok(outcome)) => {
+                let ids = match outcome {
+                    Outcome::Enqueued(enqueued) => vec![enqueued.id],
+                    Outcome::EnqueuedBatch(all) => all.iter().map(|enqueued| enqueued.id).collect(),
+                    Outcome::EnqueuedMany(all) => {
+                        all.iter().flatten().map(|enqueued| enqueued.id).collect()
+                    }
+                    other => return Err(format!("an enqueue was answered {other:?}")),
+                };
+                oracle.acknowledge(&ids)?;
+                self.known.extend(ids);
+            }
+            (Purpose::Claim, outcome) => {
+                let this = &mut self.clients[client];
+                this.claim_sequence += 1;
+                if let Ok(Outcome::Claimed(tasks)) = outcome {
+                    this.held.extend(tasks.iter().map(|task| (task.id, task.token)));
+                }
+            }
+            (Purpose::Finish(task), _) | (Purpose::Keep(task), Err(_)) => {
+                self.clients[client].held.remove(&task);
+            }
+            (Purpose::EndSession { session, shard }, Ok(Outcome::Bulk(progress))) => {
+                if progress.next.is_some() {
+                    self.dead_sessions.insert((session, shard));
+                }
+            }
+            (Purpose::Enqueue | Purpose::Interfere | Purpose::EndSession { .. }, Err(_))
+            | (Purpose::Keep(_) | Purpose::Interfere | Purpose::EndSession { .. }, Ok(_))
+            | (Purpose::Read(_), _) => {}
+        }
+        Ok(())
+    }
+
+    fn choose(&mut self, client: usize, oracle: &Oracle) -> Option<(Request, Purpose, bool)> {
+        match self.clients[client].kind {
+            Kind::Producer if self.draining => None,
+            Kind::Producer => Some(self.produce(client)),
+            Kind::Worker => self.work(client),
+            Kind::Operator => self.operate(client, oracle),
+        }
+    }
+
+    fn name(&mut self, prefix: &str) -> String {
+        self.next_name += 1;
+        format!("{prefix}-{}", self.next_name)
+    }
+
+    fn shard_of(&self, queue: &str) -> u16 {
+        home_shard(queue, self.shards).0
+    }
+
+    fn produce(&mut self, client: usize) -> (Request, Purpose, bool) {
+        let mut rng = self.clients[client].rng.clone();
+        let queue = rng.pick(&self.queues).clone();
+        let shard = self.shard_of(&queue);
+        let draw = rng.below(100);
+        let produced = if draw < 60 {
+            self.enqueue(&mut rng, &queue, shard)
+        } else {
+            self.enqueue_several(&mut rng, &queue, shard, draw < 80)
+        };
+        self.clients[client].rng = rng;
+        produced
+    }
+
+    fn enqueue(&mut self, rng: &mut Rng, queue: &str, shard: u16) -> (Request, Purpose, bool) {
+        let mut task = new_task(rng);
+        // A known request id now and then: it must lead to the task that it made.
+        let again = rng.chance(150) && !self.request_ids.is_empty();
+        let (queue, request_id) = if again {
+            rng.pick(&self.request_ids).clone()
+        } else {
+            (queue.to_owned(), self.name("request"))
+        };
+        let shard = if again { self.shard_of(&queue) } else { shard };
+        let identified = again || rng.chance(600);
+        if identified {
+            task.request_id = Some(&request_id);
+            self.request_ids.push((queue.clone(), request_id.clone()));
+        }
+        let command = Command::Enqueue(Enqueue { queue: &queue, task });
+        (ask(shard, &command), Purpose::Enqueue, identified)
+    }
+
+    fn enqueue_several(
+        &mut self,
+        rng: &mut Rng,
+        queue: &str,
+        shard: u16,
+        atomic: bool,
+    ) -> (Request, Purpose, bool) {
+        let names: Vec<String> = (0..rng.between(1, 6)).map(|_| self.name("item")).collect();
+        let tasks: Vec<NewTask<'_>> = names
+            .iter()
+            .map(|name| {
+                let request_id = rng.chance(400).then_some(name.as_str());
+                NewTask { request_id, ..new_task(rng) }
+            })
+            .collect();
+        let identified = rng.chance(800);
+        let batch_id = identified.then(|| u128::from(rng.next()));
+        let command = if atomic {
+            Command::EnqueueBatch(EnqueueBatch { batch_id, queue, tasks })
+        } else {
+            let items = tasks.into_iter().map(|task| Enqueue { queue, task }).collect();
+            Command::EnqueueMany(EnqueueMany { batch_id, items })
+        };
+        (ask(shard, &command), Purpose::Enqueue, identified)
+    }
+
+    fn work(&mut self, client: usize) -> Option<(Request, Purpose, bool)> {
+        let draining = self.draining;
+        let this = &mut self.clients[client];
+        if !draining && this.rng.chance(15) {
+            // The worker dies with what it holds; another takes its place.
+            this.held.clear();
+            let session = SessionId(this.session);
+            this.session = u128::from(this.rng.next());
+            let shards = 0..self.shards;
+            self.dead_sessions.extend(shards.map(|shard| (session, shard)));
+            return None;
+        }
+        let held = this.held.len();
+        let full = held >= 6 || (held > 0 && this.rng.chance(600));
+        if full { self.attend(client) } else { Some(self.claim(client)) }
+    }
+
+    fn claim(&mut self, client: usize) -> (Request, Purpose, bool) {
+        let mut rng = self.clients[client].rng.clone();
+        let shard = rng.below(u64::from(self.shards)) as u16;
+        let own: Vec<&String> =
+            self.queues.iter().filter(|queue| self.shard_of(queue) == shard).collect();
+        let this = &mut self.clients[client];
+        let draining = self.draining;
+        let mut queues: Vec<ClaimQueue<'_>> = own
+            .iter()
+            .filter(|_| draining || rng.chance(700))
+            .map(|queue| ClaimQueue { name: queue, weight: 1 + (queue.len() as u32 % 3) })
+            .collect();
+        if queues.is_empty() {
+            queues
+                .push(ClaimQueue { name: own.first().map_or("nowhere", |queue| queue), weight: 1 });
+        }
+        let in_session = rng.chance(800);
+        let command = Command::Claim(Claim {
+            queues,
+            weighted_seed: rng.chance(300).then(|| rng.next()),
+            tasks_max: rng.between(1, 5) as u32,
+            lease_ms: rng.between(1_000, 20_000),
+            session: in_session.then_some(SessionId(this.session)),
+            claim_sequence: in_session.then_some(this.claim_sequence),
+            worker: "worker",
+        });
+        this.rng = rng;
+        (ask(shard, &command), Purpose::Claim, in_session)
+    }
+
+    /// Does something with a held task.
+    fn attend(&mut self, client: usize) -> Option<(Request, Purpose, bool)> {
+        let mut rng = self.clients[client].rng.clone();
+        let held: Vec<(TaskId, ClaimToken)> =
+            self.clients[client].held.iter().map(|(task, token)| (*task, *token)).collect();
+        let &(task, token) = rng.pick(&held);
+        let draw = if self.draining { 0 } else { rng.below(100) };
+        let follow_queue = rng.pick(&self.queues).clone();
+        let error = TaskError { error_type: "Sim", message: "it failed", backtrace: "" };
+        let finish = Purpose::Finish(task);
+        let (command, purpose) = match draw {
+            0..50 => {
+                let follow_ups = (0..rng.below(3)).filter(|_| !self.draining && rng.chance(300));
+                let home = home_shard(&follow_queue, self.shards);
+                let follow_ups = follow_ups
+                    .map(|_| FollowUp {
+                        home,
+                        enqueue: Enqueue { queue: &follow_queue, task: new_task_now() },
+                    })
+                    .collect();
+                let result = Some(&b"\"done\""[..]);
+                (Command::Ack(Ack { task, token, result, follow_ups }), finish)
+            }
+            50..65 => {
+                let retry_at = rng.chance(300).then(|| When::After { ms: rng.below(2_000) });
+                let retryable = !rng.chance(150);
+                (Command::Fail(Fail { task, token, error, retry_at, retryable }), finish)
+            }
+            65..75 => {
+                let extend = Extend {
+                    task,
+                    token,
+                    lease_ms: rng.chance(500).then(|| rng.between(1_000, 20_000)),
+                    progress: rng
+                        .chance(500)
+                        .then(|| Progress { percent: rng.below(101) as u8, message: "on it" }),
+                    resume_state: rng.chance(300).then_some(&b"half"[..]),
+                };
+                (Command::Extend(extend), Purpose::Keep(task))
+            }
+            75..80 => {
+                let shard = task.home.0;
+                let claims =
+                    held.iter().copied().filter(|(task, _)| task.home.0 == shard).collect();
+                (Command::Renew(Renew { claims }), Purpose::Keep(task))
+            }
+            80..88 => (Command::Release(Release { task, token }), finish),
+            88..94 => {
+                let until = When::After { ms: rng.below(3_000) };
+                (Command::Snooze(Snooze { task, token, until }), finish)
+            }
+            _ => {
+                // Forgotten: its lease will lapse.
+                self.clients[client].held.remove(&task);
+                self.clients[client].rng = rng;
+                return None;
+            }
+        };
+        let request = ask(task.home.0, &command);
+        self.clients[client].rng = rng;
+        Some((request, purpose, true))
+    }
+
+    fn operate(&mut self, client: usize, oracle: &Oracle) -> Option<(Request, Purpose, bool)> {
+        let mut rng = self.clients[client].rng.clone();
+        let operation = self.operation(&mut rng, oracle);
+        self.clients[client].rng = rng;
+        operation
+    }
+
+    fn operation(&mut self, rng: &mut Rng, oracle: &Oracle) -> Option<(Request, Purpose, bool)> {
+        let ends = self.draining || rng.chance(400);
+        if let (true, Some((session, shard))) = (ends, self.dead_sessions.first().copied()) {
+            self.dead_sessions.remove(&(session, shard));
+            let reason = if rng.chance(300) { SessionEnd::Goodbye } else { SessionEnd::Silence };
+            let end = EndSession { session, reason, not_started: vec![], keep: vec![] };
+            let purpose = Purpose::EndSession { session, shard };
+            return Some((ask(shard, &Command::EndSession(end)), purpose, true));
+        }
+        let queue = rng.pick(&self.queues).clone();
+        let shard = self.shard_of(&queue);
+        if self.draining && !rng.chance(200) {
+            return None;
+        }
+        if self.draining {
+            let resume = Command::ResumeQueue(QueueCommand { queue: &queue });
+            return Some((ask(shard, &resume), Purpose::Interfere, true));
+        }
+        let task = if self.known.is_empty() { None } else { Some(*rng.pick(&self.known)) };
+        let on_task = |task: TaskId, command: Command<'_>| {
+            Some((ask(task.home.0, &command), Purpose::Interfere, true))
+        };
+        let on_queue =
+            |command: Command<'_>| Some((ask(shard, &command), Purpose::Interfere, true));
+        match (rng.below(100), task) {
+            (0..30, Some(task)) => {
+                let asked = Asked::Read { task, floor: oracle.read_floor(task.home.0) };
+                let request = Request { shard: task.home.0, asked };
+                Some((request, Purpose::Read(task), true))
+            }
+            (30..50, Some(task)) => on_task(task, Command::Cancel(Cancel { task })),
+            (50..65, Some(task)) => {
+                let body = Body { payload: b"edited", ..Body::default() };
+                let body = rng.chance(300).then_some(body);
+                on_task(task, Command::Retry(Retry { task, body }))
+            }
+            (65..73, Some(task)) => {
+                let action = if rng.chance(600) { DeadAction::Retry } else { DeadAction::Discard };
+                let selection = Selection::Ids(vec![task]);
+                on_task(task, Command::Dead(DeadCommand { action, selection }))
+            }
+            (73..77, _) => {
+                let filter = TaskFilter { queue: Some(&queue), ..TaskFilter::default() };
+                let selection = Selection::Filter { filter, after: None, dead_before: None };
+                on_queue(Command::Dead(DeadCommand { action: DeadAction::Retry, selection }))
+            }
+            (77..83, _) => on_queue(Command::PauseQueue(QueueCommand { queue: &queue })),
+            (83..95, _) => on_queue(Command::ResumeQueue(QueueCommand { queue: &queue })),
+            (95..97, _) => on_queue(Command::PurgeQueue(QueueCommand { queue: &queue })),
+            (97..100, _) => {
+                let settings = QueueSettings {
+                    retention_count: rng.chance(500).then(|| rng.below(5) as u32),
+                    dead_retention_count: rng.chance(300).then(|| rng.below(4) as u32),
+                    max_length: rng.chance(200).then(|| rng.between(5, 40)),
+                    ..QueueSettings::default()
+                };
+                on_queue(Command::SetQueue(SetQueue { queue: &queue, settings }))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn ask(shard: u16, command: &Command<'_>) -> Request {
+    Request { shard, asked: Asked::Command(EncodedCommand::new(command)) }
+}
+
+fn new_task_now() -> NewTask<'static> {
+    NewTask {
+        task_type: "follow_up",
+        body: Body { payload: b"{}", ..Body::default() },
+        ..NewTask::default()
+    }
+}
+
+fn new_task(rng: &mut Rng) -> NewTask<'static> {
+    const PAYLOADS: [&[u8]; 4] = [b"", b"1", b"{\"a\": 1}", b"[1, 2, 3, 4, 5, 6, 7, 8, 9]"];
+    let run_at = match rng.below(10) {
+        0..2 => When::After { ms: rng.below(5_000) },
+        2 => When::At(Timestamp(crate::clock::RUN_BEGINS_AT_MS + rng.below(60_000))),
+        _ => When::Now,
+    };
+    let retry = rng.chance(700).then(|| RetryPolicy {
+        backoff: Backoff::Exponential {
+            delay_ms: rng.between(100, 1_000),
+            factor_thousandths: 2_000,
+            delay_max_ms: 5_000,
+        },
+        max_attempts: rng.between(1, 4) as u32,
+        jitter_thousandths: 250,
+    });
+    NewTask {
+        task_type: "work",
+        body: Body { payload: PAYLOADS[rng.below(4) as usize], ..Body::default() },
+        priority: rng.chance(500).then(|| rng.below(10) as u8),
+        run_at,
+        expires_at: rng
+            .chance(60)
+            .then(|| Timestamp(crate::clock::RUN_BEGINS_AT_MS + rng.between(60_000, 240_000))),
+        retry,
+        timeout_ms: rng.chance(100).then(|| rng.between(1_000, 10_000)),
+        retention_ms: rng.chance(100).then(|| rng.between(100, 5_000)),
+        tags: if rng.chance(200) { vec!["sim"] } else { vec![] },
+        ..NewTask::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shard_has_queues() {
+        let workload = Workload::new(&mut Rng::new(1), 2, 3);
+        let shards: BTreeSet<u16> =
+            workload.queues.iter().map(|queue| workload.shard_of(queue)).collect();
+        assert_eq!(shards, BTreeSet::from([0, 1]));
+    }
+}
