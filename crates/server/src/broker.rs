@@ -1,15 +1,149 @@
 //! Broker: one method per operation: route, propose, translate.
+//!
+//! It decides nothing about a task: it checks what only this node knows (its payload limit, the
+//! grammar of names), finds the shard, encodes the command off the shard loop, and hands the answer
+//! back. What is asked of several shards at once is put together here.
 
-use crate::{Config, shard::Shards};
+mod bulk;
+mod claim;
+mod cursor;
+mod enqueue;
+mod finish;
+mod inspect;
+mod retry;
+
+pub use bulk::{BulkJob, BulkReport, DeadSelection};
+pub(crate) use claim::check_wait;
+pub use claim::{ClaimAsked, Places};
+pub use enqueue::QUEUE_DEFAULT;
+pub(crate) use finish::finished_task;
+pub use inspect::{ClusterView, Found, ListAsked, NodeInfo, Page, TaskResult};
+pub use retry::Edit;
+
+use crate::{Clock, Config, Error, sessions::Sessions, shard::Shards};
+use std::sync::Arc;
+use taskyard_machine::{
+    Command, EncodedCommand, Outcome, QueueName, QueueSettings, Rejection, ShardId, TaskId,
+    Timestamp,
+};
+use tokio::sync::watch;
 
 /// Routes every operation to its shards. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Broker {}
+pub struct Broker(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    shards: Shards,
+    sessions: Sessions,
+    clock: Clock,
+    payload_bytes_max: usize,
+    stopping: watch::Sender<bool>,
+}
 
 impl Broker {
     /// A broker over the shards of this node.
     pub fn new(shards: Shards, config: &Config) -> Broker {
-        let _ = (shards, config);
-        unimplemented!("fronts")
+        Broker(Arc::new(Inner {
+            sessions: Sessions::new(shards.clone(), config.clock.clone()),
+            shards,
+            clock: config.clock.clone(),
+            payload_bytes_max: config.payload_bytes_max,
+            stopping: watch::Sender::new(false),
+        }))
     }
+
+    /// The shards of this node.
+    pub(crate) fn shards(&self) -> &Shards {
+        &self.0.shards
+    }
+
+    /// The workers' sessions on this node.
+    pub(crate) fn sessions(&self) -> &Sessions {
+        &self.0.sessions
+    }
+
+    /// Where this node's time comes from.
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    /// Ends long polls and worker streams, now and from now on.
+    pub(crate) fn stop_waiting(&self) {
+        self.0.stopping.send_replace(true);
+    }
+
+    /// Completes when this node stops: what waits for something returns.
+    pub(crate) async fn stopping(&self) {
+        // The sender lives as long as this handle, so waiting can't fail before it is told.
+        let _ = self.0.stopping.subscribe().wait_for(|stopping| *stopping).await;
+    }
+
+    /// Whether this node stops.
+    pub(crate) fn is_stopping(&self) -> bool {
+        *self.0.stopping.borrow()
+    }
+
+    /// Stops handing out tasks of a queue.
+    pub async fn pause(&self, queue: &str) -> Result<(), Error> {
+        let queue_command = taskyard_machine::QueueCommand { queue };
+        self.command_queue(queue, &Command::PauseQueue(queue_command)).await
+    }
+
+    /// Hands out tasks of a queue again.
+    pub async fn resume(&self, queue: &str) -> Result<(), Error> {
+        let queue_command = taskyard_machine::QueueCommand { queue };
+        self.command_queue(queue, &Command::ResumeQueue(queue_command)).await
+    }
+
+    /// Replaces a queue's settings; makes the queue if it does not exist.
+    pub async fn set_queue(&self, queue: &str, settings: QueueSettings) -> Result<(), Error> {
+        let set = taskyard_machine::SetQueue { queue, settings };
+        self.command_queue(queue, &Command::SetQueue(set)).await
+    }
+
+    async fn command_queue(&self, queue: &str, command: &Command<'_>) -> Result<(), Error> {
+        let shard = self.shard_of_queue(queue)?;
+        match self.propose(shard, command).await? {
+            Outcome::Done => Ok(()),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Proposes a command that adds no tasks.
+    async fn propose(&self, shard: ShardId, command: &Command<'_>) -> Result<Outcome, Error> {
+        self.shards().propose(shard, EncodedCommand::new(command), false).await
+    }
+
+    fn shard_of_queue(&self, queue: &str) -> Result<ShardId, Error> {
+        check_queue(queue)?;
+        Ok(self.shards().home(queue))
+    }
+
+    /// The shard that an id names, if this cluster has it.
+    fn shard_of_task(&self, task: TaskId) -> Result<ShardId, Error> {
+        if task.home.0 < self.shards().count() {
+            Ok(task.home)
+        } else {
+            Err(Rejection::TaskNotFound { task }.into())
+        }
+    }
+
+    /// This node's wall time.
+    pub fn now(&self) -> Timestamp {
+        Timestamp(self.clock().wall_ms())
+    }
+}
+
+/// Checks a queue's name at the edge; the value is in the error.
+pub(crate) fn check_queue(queue: &str) -> Result<(), Error> {
+    QueueName::check(queue).map_err(|reason| {
+        let shown: String = queue.chars().take(64).collect();
+        Error::Invalid(format!("queue {shown:?}: {reason}"))
+    })
+}
+
+/// A shard's answer that does not belong to what was asked of it.
+fn unexpected(outcome: &Outcome) -> ! {
+    panic!("a shard gave the answer to another command: {outcome:?}")
 }

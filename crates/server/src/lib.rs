@@ -12,6 +12,8 @@ pub mod front;
 mod log;
 pub mod node;
 mod payloads;
+mod random;
+pub mod sessions;
 pub mod shard;
 mod shard_loop;
 mod telemetry;

@@ -1,0 +1,205 @@
+//! Bulk operations: purge of a queue, retry and discard of dead letters.
+//!
+//! Each is a job of this server: it goes on, a bounded entry at a time, whether or not the one who
+//! asked still listens, and tells how far it is to whoever does.
+
+use super::{Broker, unexpected};
+use crate::Error;
+use std::{future::Future, sync::Arc};
+use taskyard_machine::{
+    BulkProgress, Command, DeadAction, DeadCommand, Outcome, QueueCommand, Selection, ShardId,
+    TaskFilter, TaskId, limits,
+};
+use tokio::sync::watch;
+
+/// How far a job is.
+#[derive(Clone, Debug, Default)]
+pub struct BulkReport {
+    /// Tasks changed so far.
+    pub changed: u64,
+    /// Tasks named but not fit for it, so far.
+    pub skipped: u64,
+    /// How it ended, once it has.
+    pub ended: Option<Result<(), Error>>,
+}
+
+/// A job that runs; dropping this does not stop it.
+#[derive(Clone, Debug)]
+pub struct BulkJob(watch::Receiver<BulkReport>);
+
+impl BulkJob {
+    /// The next report after the last one seen, `None` after the job has ended.
+    pub async fn next(&mut self) -> Option<BulkReport> {
+        if let Err(_gone) = self.0.changed().await {
+            return None;
+        }
+        Some(self.0.borrow_and_update().clone())
+    }
+
+    /// Waits for the job's end.
+    pub async fn end(&mut self) -> BulkReport {
+        // If the job is gone, its last report stands.
+        let _ = self.0.wait_for(|report| report.ended.is_some()).await;
+        self.0.borrow().clone()
+    }
+
+    /// How far it is now.
+    pub fn report(&self) -> BulkReport {
+        self.0.borrow().clone()
+    }
+}
+
+/// Which dead letters.
+#[derive(Clone, Debug)]
+pub enum DeadSelection {
+    /// These.
+    Ids(Vec<TaskId>),
+    /// All that match.
+    Filter {
+        /// In this queue.
+        queue: Option<String>,
+        /// Of this type.
+        task_type: Option<String>,
+        /// Whose last error's type is this, or whose message contains it.
+        error: Option<String>,
+        /// With this tag.
+        tag: Option<String>,
+    },
+}
+
+impl Broker {
+    /// Removes the waiting tasks of a queue.
+    pub async fn purge(&self, queue: &str) -> Result<BulkJob, Error> {
+        let counts = self.queue(queue).await?.counts;
+        // Those that wait now: a producer that is as fast as the purge must not keep it going.
+        let waiting = counts.ready + counts.scheduled + counts.blocked;
+        let (broker, queue) = (self.clone(), queue.to_owned());
+        Ok(start(|report| async move {
+            let shard = broker.shard_of_queue(&queue)?;
+            let purge = Command::PurgeQueue(QueueCommand { queue: &queue });
+            while report.changed() < waiting {
+                let progress = bulk(broker.propose(shard, &purge).await?);
+                report.count(progress);
+                if progress.next.is_none() {
+                    break;
+                }
+            }
+            Ok(())
+        }))
+    }
+
+    /// Retries or discards dead letters.
+    pub fn dead(&self, action: DeadAction, selection: DeadSelection) -> Result<BulkJob, Error> {
+        if let DeadSelection::Filter { queue: Some(queue), .. } = &selection {
+            self.shard_of_queue(queue)?;
+        }
+        let broker = self.clone();
+        Ok(start(|report| async move {
+            match selection {
+                DeadSelection::Ids(ids) => broker.dead_by_ids(action, ids, &report).await,
+                filter @ DeadSelection::Filter { .. } => {
+                    broker.dead_by_filter(action, &filter, &report).await
+                }
+            }
+        }))
+    }
+
+    async fn dead_by_ids(
+        &self,
+        action: DeadAction,
+        mut ids: Vec<TaskId>,
+        report: &Reporter,
+    ) -> Result<(), Error> {
+        let named = ids.len();
+        ids.retain(|id| self.shard_of_task(*id).is_ok());
+        report.count(BulkProgress { skipped: (named - ids.len()) as u32, ..Default::default() });
+        ids.sort();
+        for of_shard in ids.chunk_by(|one, other| one.home == other.home) {
+            for part in of_shard.chunks(limits::BULK_PER_ENTRY_MAX) {
+                let selection = Selection::Ids(part.to_vec());
+                let command = Command::Dead(DeadCommand { action, selection });
+                report.count(bulk(self.propose(part[0].home, &command).await?));
+            }
+        }
+        Ok(())
+    }
+
+    async fn dead_by_filter(
+        &self,
+        action: DeadAction,
+        selection: &DeadSelection,
+        report: &Reporter,
+    ) -> Result<(), Error> {
+        let DeadSelection::Filter { queue, task_type, error, tag } = selection else {
+            return Ok(());
+        };
+        let filter = TaskFilter {
+            queue: queue.as_deref(),
+            state: None,
+            task_type: task_type.as_deref(),
+            error: error.as_deref(),
+            tag: tag.as_deref(),
+        };
+        let shards: Vec<ShardId> = match queue {
+            Some(queue) => vec![self.shard_of_queue(queue)?],
+            None => (0..self.shards().count()).map(ShardId).collect(),
+        };
+        for shard in shards {
+            // What dies while this runs is left alone, or a task that dies at once again would keep
+            // it going for ever.
+            let now = self.shards().read(shard, |machine| machine.now()).await?;
+            let mut after = None;
+            loop {
+                let dead_before = Some(now.plus_ms(1));
+                let filter = filter.clone();
+                let selection = Selection::Filter { filter, after, dead_before };
+                let command = Command::Dead(DeadCommand { action, selection });
+                let progress = bulk(self.propose(shard, &command).await?);
+                report.count(progress);
+                after = progress.next;
+                if after.is_none() {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a job tells how far it is.
+#[derive(Clone, Debug)]
+struct Reporter(Arc<watch::Sender<BulkReport>>);
+
+impl Reporter {
+    fn changed(&self) -> u64 {
+        self.0.borrow().changed
+    }
+
+    fn count(&self, progress: BulkProgress) {
+        self.0.send_modify(|report| {
+            report.changed += u64::from(progress.changed);
+            report.skipped += u64::from(progress.skipped);
+        });
+    }
+}
+
+fn start<F>(work: impl FnOnce(Reporter) -> F) -> BulkJob
+where
+    F: Future<Output = Result<(), Error>> + Send + 'static,
+{
+    let (sender, reports) = watch::channel(BulkReport::default());
+    let reporter = Reporter(Arc::new(sender));
+    let work = work(reporter.clone());
+    tokio::spawn(async move {
+        let ended = work.await;
+        reporter.0.send_modify(|report| report.ended = Some(ended));
+    });
+    BulkJob(reports)
+}
+
+fn bulk(outcome: Outcome) -> BulkProgress {
+    match outcome {
+        Outcome::Bulk(progress) => progress,
+        other => unexpected(&other),
+    }
+}

@@ -1,0 +1,316 @@
+//! Claims: from queues of one shard, parked there; or of several, parked as hints on each.
+//!
+//! A claim over several shards asks each which of them has something, then claims from those one
+//! at a time (strict) or by shares drawn from the weights. When nothing is there it leaves a hint on
+//! every shard and sleeps. Nothing claimed is lost when the caller goes away: `Holding` releases it.
+
+use super::{Broker, check_queue};
+use crate::{
+    Error,
+    random::random_u64,
+    shard::{ClaimRequest, HandedTask},
+};
+use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use std::{collections::BTreeMap, time::Duration};
+use taskyard_machine::{Claim, ClaimQueue, Claimable, Machine, SessionId, ShardId, limits};
+
+/// Where a claim looks: checked, and grouped by shard.
+#[derive(Clone, Debug)]
+pub struct Places {
+    weighted: bool,
+    runs: Vec<Run>,
+}
+
+/// Queues of one shard that are asked for together.
+#[derive(Clone, Debug)]
+struct Run {
+    shard: ShardId,
+    queues: Vec<(String, u32)>,
+}
+
+impl Run {
+    fn weight(&self) -> u64 {
+        self.queues.iter().map(|(_, weight)| u64::from(*weight)).sum()
+    }
+}
+
+/// A claim, whatever shards its queues live on.
+#[derive(Clone, Debug)]
+pub struct ClaimAsked {
+    /// At most this many, at least 1.
+    pub tasks_max: u32,
+    /// Lease of each claim.
+    pub lease_ms: u64,
+    /// The session that will hold them.
+    pub session: Option<SessionId>,
+    /// Who claims, for people.
+    pub worker: String,
+}
+
+impl ClaimAsked {
+    /// Checks what the machine would refuse: an empty claim never gets to it.
+    pub fn check(&self) -> Result<(), Error> {
+        let tasks_max = limits::CLAIM_TASKS_MAX;
+        if self.tasks_max == 0 || self.tasks_max as usize > tasks_max {
+            return Err(Error::Invalid(format!("max {} is not 1 to {tasks_max}", self.tasks_max)));
+        }
+        let (shortest, longest) = (limits::LEASE_MS_MIN, limits::LEASE_MS_MAX);
+        if self.lease_ms < shortest || self.lease_ms > longest {
+            let text = format!("lease_ms {} is not {shortest} to {longest}", self.lease_ms);
+            return Err(Error::Invalid(text));
+        }
+        let (bytes, bytes_max) = (self.worker.len(), limits::WORKER_NAME_BYTES_MAX);
+        if bytes > bytes_max {
+            let text = format!("worker has {bytes} bytes, at most {bytes_max} are allowed");
+            return Err(Error::Invalid(text));
+        }
+        Ok(())
+    }
+}
+
+/// How long a call may wait for something to happen.
+pub(crate) fn check_wait(wait_ms: u64) -> Result<Duration, Error> {
+    let longest = limits::CLAIM_WAIT_MS_MAX;
+    if wait_ms > longest {
+        return Err(Error::Invalid(format!("wait_ms {wait_ms} is more than {longest}")));
+    }
+    Ok(Duration::from_millis(wait_ms))
+}
+
+impl Broker {
+    /// Checks the queues of a claim and groups them by shard. Queues are looked at in the order
+    /// given; if any has a weight (not 0), all are drawn by weight, those without one as 1.
+    pub fn places(&self, queues: &[(String, u32)]) -> Result<Places, Error> {
+        if queues.is_empty() {
+            return Err(Error::Invalid("queues is empty; name at least one queue".into()));
+        }
+        let (count, count_max) = (queues.len(), limits::CLAIM_QUEUES_MAX);
+        if count > count_max {
+            let text = format!("queues names {count} queues, at most {count_max} are allowed");
+            return Err(Error::Invalid(text));
+        }
+        let weighted = queues.iter().any(|(_, weight)| *weight != 0);
+        let mut runs: Vec<Run> = Vec::new();
+        for (index, (name, weight)) in queues.iter().enumerate() {
+            check_queue(name)?;
+            if *weight > limits::WEIGHT_MAX {
+                let text =
+                    format!("weight {weight} of queue {name} is not 1 to {}", limits::WEIGHT_MAX);
+                return Err(Error::Invalid(text));
+            }
+            if queues[..index].iter().any(|(earlier, _)| earlier == name) {
+                return Err(Error::Invalid(format!("queues names {name} twice")));
+            }
+            let shard = self.shards().home(name);
+            // Strict order allows only neighbours to be asked together.
+            let joined = match weighted {
+                true => runs.iter_mut().find(|run| run.shard == shard),
+                false => runs.last_mut().filter(|run| run.shard == shard),
+            };
+            let queue = (name.clone(), (*weight).max(1));
+            match joined {
+                Some(run) => run.queues.push(queue),
+                None => runs.push(Run { shard, queues: vec![queue] }),
+            }
+        }
+        Ok(Places { weighted, runs })
+    }
+
+    /// Claims up to `asked.tasks_max` tasks; when nothing is ready, waits up to `wait` for the first.
+    /// Dropping the future gives back whatever it had claimed.
+    pub async fn claim(
+        &self,
+        places: &Places,
+        asked: &ClaimAsked,
+        wait: Duration,
+    ) -> Result<Vec<HandedTask>, Error> {
+        asked.check()?;
+        let claim = async {
+            match places.runs.as_slice() {
+                [run] => {
+                    let request = request(places, run, asked, asked.tasks_max);
+                    self.shards().claim(run.shard, request, wait).await
+                }
+                _ => self.claim_from_several(places, asked, wait).await,
+            }
+        };
+        if wait.is_zero() {
+            return claim.await;
+        }
+        tokio::select! {
+            claimed = claim => claimed,
+            () = self.stopping() => Ok(Vec::new()),
+        }
+    }
+
+    async fn claim_from_several(
+        &self,
+        places: &Places,
+        asked: &ClaimAsked,
+        wait: Duration,
+    ) -> Result<Vec<HandedTask>, Error> {
+        let mut queues: BTreeMap<ShardId, Vec<String>> = BTreeMap::new();
+        for run in &places.runs {
+            let names = run.queues.iter().map(|(name, _)| name.clone());
+            queues.entry(run.shard).or_default().extend(names);
+        }
+        let probes = queues.iter().map(|(&shard, names)| self.has_something(shard, names.clone()));
+        let mut ready = Vec::new();
+        for (shard, has_something) in queues.keys().zip(join_all(probes).await) {
+            if has_something? {
+                ready.push(*shard);
+            }
+        }
+        let claimed = self.claim_from(places, asked, &ready).await?;
+        if !claimed.is_empty() || wait.is_zero() {
+            return Ok(claimed);
+        }
+        let hint = |shard: ShardId| {
+            let names = queues[&shard].clone();
+            async move { (shard, self.shards().claimable(shard, names, wait).await) }
+        };
+        let mut hints: FuturesUnordered<_> = queues.keys().map(|&shard| hint(shard)).collect();
+        let mut over = std::pin::pin!(tokio::time::sleep(wait));
+        loop {
+            let (shard, claimable) = tokio::select! {
+                Some(hint) = hints.next() => hint,
+                () = &mut over => return Ok(Vec::new()),
+            };
+            if !claimable? {
+                return Ok(Vec::new());
+            }
+            let claimed = self.claim_from(places, asked, &[shard]).await?;
+            if !claimed.is_empty() {
+                return Ok(claimed);
+            }
+            // Somebody else was quicker.
+            hints.push(hint(shard));
+        }
+    }
+
+    /// Whether one of these queues of a shard has something to claim now.
+    async fn has_something(&self, shard: ShardId, queues: Vec<String>) -> Result<bool, Error> {
+        let look = move |machine: &Machine| {
+            let claim = Claim {
+                queues: queues.iter().map(|name| ClaimQueue { name, weight: 1 }).collect(),
+                weighted_seed: None,
+                tasks_max: 1,
+                lease_ms: limits::LEASE_MS_DEFAULT,
+                session: None,
+                claim_sequence: None,
+                worker: "",
+            };
+            matches!(machine.claimable(&claim, machine.now()), Claimable::Now(_))
+        };
+        self.shards().read(shard, look).await
+    }
+
+    /// Claims without waiting from those shards alone.
+    async fn claim_from(
+        &self,
+        places: &Places,
+        asked: &ClaimAsked,
+        shards: &[ShardId],
+    ) -> Result<Vec<HandedTask>, Error> {
+        let runs: Vec<&Run> =
+            places.runs.iter().filter(|run| shards.contains(&run.shard)).collect();
+        let mut held = Holding { broker: self, tasks: Vec::new() };
+        let mut left = asked.tasks_max;
+        if places.weighted && runs.len() > 1 {
+            let shares = draw(&runs, left, random_u64());
+            let claims =
+                runs.iter().zip(shares).filter(|(_, share)| *share > 0).map(|(run, share)| {
+                    let request = request(places, run, asked, share);
+                    self.shards().claim(run.shard, request, Duration::ZERO)
+                });
+            let mut failed = None;
+            for claimed in join_all(claims).await {
+                match claimed {
+                    Ok(tasks) => held.tasks.extend(tasks),
+                    Err(error) => failed = Some(error),
+                }
+            }
+            if let (Some(error), true) = (failed, held.tasks.is_empty()) {
+                return Err(error);
+            }
+            left = left.saturating_sub(held.tasks.len() as u32);
+        }
+        // What one shard could not fill, the next may.
+        for run in runs {
+            if left == 0 {
+                break;
+            }
+            let request = request(places, run, asked, left);
+            match self.shards().claim(run.shard, request, Duration::ZERO).await {
+                Ok(tasks) => {
+                    left = left.saturating_sub(tasks.len() as u32);
+                    held.tasks.extend(tasks);
+                }
+                Err(error) if held.tasks.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(std::mem::take(&mut held.tasks))
+    }
+}
+
+fn request(places: &Places, run: &Run, asked: &ClaimAsked, tasks_max: u32) -> ClaimRequest {
+    ClaimRequest {
+        queues: run.queues.clone(),
+        weighted: places.weighted,
+        tasks_max,
+        lease_ms: asked.lease_ms,
+        session: asked.session,
+        worker: asked.worker.clone(),
+    }
+}
+
+/// Splits `credits` over the runs: each credit goes to one of them, drawn by weight.
+fn draw(runs: &[&Run], credits: u32, mut seed: u64) -> Vec<u32> {
+    let total: u64 = runs.iter().map(|run| run.weight()).sum();
+    let mut shares = vec![0; runs.len()];
+    for _ in 0..credits {
+        // xorshift64*: plenty for shares, and the machine draws the order within a shard itself.
+        seed ^= seed >> 12;
+        seed ^= seed << 25;
+        seed ^= seed >> 27;
+        let drawn = u128::from(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+        let mut point = ((drawn * u128::from(total)) >> 64) as u64;
+        for (run, share) in runs.iter().zip(&mut shares) {
+            match point.checked_sub(run.weight()) {
+                Some(rest) => point = rest,
+                None => {
+                    *share += 1;
+                    break;
+                }
+            }
+        }
+    }
+    shares
+}
+
+/// Claimed tasks that nobody has yet; gives them back when dropped.
+struct Holding<'a> {
+    broker: &'a Broker,
+    tasks: Vec<HandedTask>,
+}
+
+impl Drop for Holding<'_> {
+    fn drop(&mut self) {
+        self.broker.release_later(&self.tasks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credits_are_shared_by_weight_and_none_is_lost() {
+        let run = |weight| Run { shard: ShardId(0), queues: vec![("q".into(), weight)] };
+        let (heavy, light) = (run(3), run(1));
+        let shares = draw(&[&heavy, &light], 4_000, 42);
+        assert_eq!(shares.iter().sum::<u32>(), 4_000);
+        assert!((2_800..3_200).contains(&shares[0]), "{shares:?}");
+    }
+}

@@ -1,0 +1,74 @@
+//! Cursor: where a list over all shards goes on, as opaque text.
+//!
+//! Lists walk the shards in order, each in id order. So one shard and the last id seen there are a
+//! position on every shard: those before it are done, those after it untouched.
+
+use crate::Error;
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use taskyard_machine::{ShardId, TaskId};
+
+/// A position in a list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cursor {
+    /// The shard to go on with.
+    pub(super) shard: ShardId,
+    /// The last id seen there.
+    pub(super) after: Option<TaskId>,
+}
+
+const VERSION: u8 = 1;
+const BYTES_WITHOUT_ID: usize = 3;
+const BYTES_WITH_ID: usize = BYTES_WITHOUT_ID + 16;
+
+impl Cursor {
+    pub(super) fn encode(self) -> String {
+        let mut bytes = vec![VERSION];
+        bytes.extend(self.shard.0.to_be_bytes());
+        bytes.extend(self.after.iter().flat_map(|task| task.to_u128().to_be_bytes()));
+        BASE64_URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    pub(super) fn decode(text: &str, shards: u16) -> Result<Cursor, Error> {
+        Cursor::read(text).filter(|cursor| cursor.shard.0 < shards).ok_or_else(|| {
+            let shown: String = text.chars().take(64).collect();
+            let advice = "send the cursor of the previous page unchanged, or none";
+            Error::Invalid(format!("cursor {shown:?} is not one of this broker; {advice}"))
+        })
+    }
+
+    fn read(text: &str) -> Option<Cursor> {
+        if text.len() > 2 * BYTES_WITH_ID {
+            return None;
+        }
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+        let (&[version, high, low], id) = bytes.split_first_chunk()?;
+        let after = match id.len() {
+            0 => None,
+            _ => Some(TaskId::from_u128(u128::from_be_bytes(id.try_into().ok()?))),
+        };
+        let shard = ShardId(u16::from_be_bytes([high, low]));
+        (version == VERSION).then_some(Cursor { shard, after })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cursors_survive_text() {
+        for after in [None, Some(TaskId::from_u128(7)), Some(TaskId::from_u128(u128::MAX))] {
+            let cursor = Cursor { shard: ShardId(31), after };
+            assert_eq!(Cursor::decode(&cursor.encode(), 32).unwrap(), cursor);
+            assert!(Cursor::decode(&cursor.encode(), 31).is_err(), "a shard that does not exist");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        for text in ["", "x", "AAAA", "AQ", "AQAA_", "ä", &"A".repeat(1000), "AQAAAAAA"] {
+            let error = Cursor::decode(text, 32).unwrap_err();
+            assert_eq!(error.code(), "invalid_argument", "{text}: {error}");
+        }
+    }
+}

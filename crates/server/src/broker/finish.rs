@@ -1,0 +1,132 @@
+//! What becomes of a claim: ack, fail, extend, release, snooze; one at a time or as a worker's
+//! answers in one hand-off.
+
+use super::{Broker, unexpected};
+use crate::{Error, shard::HandedTask};
+use std::future::Future;
+use taskyard_machine::{
+    Ack, AfterFailure, Command, EncodedCommand, Extend, Fail, Outcome, Release, ShardId, Snooze,
+    TaskId, TaskStateName, Timestamp,
+};
+
+impl Broker {
+    /// Ends a claimed task well; the ids of its follow-ups.
+    pub async fn ack(&self, ack: Ack<'_>) -> Result<Vec<TaskId>, Error> {
+        match self.finish(&Command::Ack(ack)).await? {
+            Outcome::Acked { follow_ups } => Ok(follow_ups),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Ends an attempt badly.
+    pub async fn fail(&self, fail: Fail<'_>) -> Result<AfterFailure, Error> {
+        match self.finish(&Command::Fail(fail)).await? {
+            Outcome::Failed(after) => Ok(after),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Renews a lease; its new end, and whether the worker should stop.
+    pub async fn extend(&self, extend: Extend<'_>) -> Result<(Timestamp, bool), Error> {
+        match self.finish(&Command::Extend(extend)).await? {
+            Outcome::Extended { lease_expires_at, cancel_requested } => {
+                Ok((lease_expires_at, cancel_requested))
+            }
+            other => unexpected(&other),
+        }
+    }
+
+    /// Gives a claimed task back.
+    pub async fn release(&self, release: Release) -> Result<TaskStateName, Error> {
+        match self.finish(&Command::Release(release)).await? {
+            Outcome::Released { state } => Ok(state),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Puts a claimed task off; when it runs again.
+    pub async fn snooze(&self, snooze: Snooze) -> Result<Timestamp, Error> {
+        match self.finish(&Command::Snooze(snooze)).await? {
+            Outcome::Snoozed { run_at } => Ok(run_at),
+            other => unexpected(&other),
+        }
+    }
+
+    async fn finish(&self, command: &Command<'_>) -> Result<Outcome, Error> {
+        let routed = self.route(command)?;
+        self.shards().propose(routed.shard, routed.command, routed.enqueues).await
+    }
+
+    /// Proposes what a worker says about its claims, with one hand-off; answers in order.
+    pub(crate) fn finish_all(
+        &self,
+        commands: Vec<Result<Command<'_>, Error>>,
+    ) -> impl Future<Output = Vec<Result<Outcome, Error>>> + Send + use<> {
+        // Acks with follow-ups are refused when the disk is close to full, the others never.
+        let mut plain = Vec::new();
+        let mut enqueuing = Vec::new();
+        let mut places = Vec::new();
+        for command in commands {
+            places.push(command.and_then(|command| self.route(&command)).map(|routed| {
+                let group = if routed.enqueues { &mut enqueuing } else { &mut plain };
+                group.push((routed.shard, routed.command));
+                routed.enqueues
+            }));
+        }
+        let shards = self.shards().clone();
+        async move {
+            let propose = async |group: Vec<_>, enqueue| {
+                if group.is_empty() { Vec::new() } else { shards.propose_all(group, enqueue).await }
+            };
+            let (plain, enqueuing) = tokio::join!(propose(plain, false), propose(enqueuing, true));
+            let (mut plain, mut enqueuing) = (plain.into_iter(), enqueuing.into_iter());
+            let answer = |place: Result<bool, Error>| {
+                let outcomes = if place? { &mut enqueuing } else { &mut plain };
+                outcomes.next().unwrap_or(Err(Error::OutcomeUnknown))
+            };
+            places.into_iter().map(answer).collect()
+        }
+    }
+
+    /// Gives back what was claimed for somebody who went away. Not waited for: if it fails, the
+    /// lease ends it.
+    pub(crate) fn release_later(&self, tasks: &[HandedTask]) {
+        let release = |handed: &HandedTask| {
+            let release = Release { task: handed.task.id, token: handed.task.token };
+            (handed.task.id.home, EncodedCommand::new(&Command::Release(release)))
+        };
+        let commands: Vec<_> = tasks.iter().map(release).collect();
+        // A handle may be dropped after its runtime: then the node is gone, and the lease ends it.
+        if let (false, Ok(runtime)) = (commands.is_empty(), tokio::runtime::Handle::try_current()) {
+            let shards = self.shards().clone();
+            runtime.spawn(async move { shards.propose_all(commands, false).await });
+        }
+    }
+
+    fn route(&self, command: &Command<'_>) -> Result<Routed, Error> {
+        let task = finished_task(command).expect("only what finishes a claim comes here");
+        let enqueues = matches!(command, Command::Ack(ack) if !ack.follow_ups.is_empty());
+        let shard = self.shard_of_task(task)?;
+        Ok(Routed { shard, command: EncodedCommand::new(command), enqueues })
+    }
+}
+
+/// The task whose claim a command is about, if it is about one.
+pub(crate) fn finished_task(command: &Command<'_>) -> Option<TaskId> {
+    match command {
+        Command::Ack(ack) => Some(ack.task),
+        Command::Fail(fail) => Some(fail.task),
+        Command::Extend(extend) => Some(extend.task),
+        Command::Release(release) => Some(release.task),
+        Command::Snooze(snooze) => Some(snooze.task),
+        _ => None,
+    }
+}
+
+/// A command and where it goes.
+struct Routed {
+    shard: ShardId,
+    command: EncodedCommand,
+    /// It adds tasks, and so is refused when disk or memory budgets are used up.
+    enqueues: bool,
+}

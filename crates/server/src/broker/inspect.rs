@@ -1,0 +1,265 @@
+//! What may be looked at: tasks, results, queues, the node.
+//!
+//! Every look is a strong read of its shard. A list over all shards is strong per shard.
+
+use super::{Broker, cursor::Cursor};
+use crate::{Error, shard::ShardStatus};
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use std::time::Duration;
+use taskyard_machine::{
+    QueueName, QueueSettings, QueueView, Rejection, ShardId, TaskFilter, TaskId, TaskPage,
+    TaskStateName, TaskView, Timestamp, limits,
+};
+
+/// A task and, if asked for, its encoded body (see `taskyard_machine::Body::decode`).
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The task.
+    pub task: TaskView,
+    /// Its body.
+    pub body: Option<Bytes>,
+}
+
+/// Which page of which list.
+#[derive(Clone, Debug, Default)]
+pub struct ListAsked {
+    /// In this queue.
+    pub queue: Option<String>,
+    /// In this state.
+    pub state: Option<TaskStateName>,
+    /// Of this type.
+    pub task_type: Option<String>,
+    /// Whose last error's type is this, or whose message contains it.
+    pub error: Option<String>,
+    /// With this tag.
+    pub tag: Option<String>,
+    /// The cursor of the previous page.
+    pub cursor: Option<String>,
+    /// Tasks at most.
+    pub limit: u32,
+    /// Whether their bodies are wanted.
+    pub with_body: bool,
+}
+
+impl ListAsked {
+    fn filter(&self) -> TaskFilter<'_> {
+        TaskFilter {
+            queue: self.queue.as_deref(),
+            state: self.state,
+            task_type: self.task_type.as_deref(),
+            error: self.error.as_deref(),
+            tag: self.tag.as_deref(),
+        }
+    }
+}
+
+/// One page of a list over all shards.
+#[derive(Clone, Debug)]
+pub struct Page {
+    /// In id order.
+    pub tasks: Vec<Found>,
+    /// Where to go on; `None` is the end. A page may be short, even empty, and still go on.
+    pub cursor: Option<String>,
+}
+
+/// What came of a task, as far as is known.
+#[derive(Clone, Debug)]
+pub struct TaskResult {
+    /// Where it is.
+    pub state: TaskStateName,
+    /// What it returned.
+    pub result: Option<Vec<u8>>,
+    /// Type, message and backtrace of its last failed attempt, unless it succeeded.
+    pub error: Option<[String; 3]>,
+}
+
+/// What this node is.
+#[derive(Clone, Debug)]
+pub struct NodeInfo {
+    /// The broker's version.
+    pub version: &'static str,
+    /// The cluster's incarnation, as text.
+    pub cluster_id: String,
+    /// How many shards it has.
+    pub shards: u16,
+    /// Its wall time.
+    pub now: Timestamp,
+}
+
+/// The nodes and shards of this cluster.
+#[derive(Clone, Debug)]
+pub struct ClusterView {
+    /// The cluster's incarnation, as text.
+    pub cluster_id: String,
+    /// How each shard stands on this node, its only one.
+    pub shards: Vec<ShardStatus>,
+}
+
+/// Bodies on one page: with more the page is cut short, so that an answer fits a message.
+const PAGE_BODY_BYTES_MAX: usize = 4 << 20;
+
+impl Broker {
+    /// One task.
+    pub async fn task(&self, task: TaskId, with_body: bool) -> Result<Found, Error> {
+        let shard = self.shard_of_task(task)?;
+        let view = self.shards().read(shard, move |machine| machine.task(task)).await?;
+        let view = view.ok_or(Rejection::TaskNotFound { task })?;
+        let body = match with_body {
+            true => self.shards().bodies(vec![task]).await?.pop().flatten(),
+            false => None,
+        };
+        Ok(Found { task: view, body })
+    }
+
+    /// A page of tasks: shard after shard, each in id order.
+    pub async fn tasks(&self, asked: ListAsked) -> Result<Page, Error> {
+        let limit = asked.limit as usize;
+        if limit == 0 || limit > limits::PAGE_TASKS_MAX {
+            let text = format!("limit {limit} is not 1 to {}", limits::PAGE_TASKS_MAX);
+            return Err(Error::Invalid(text));
+        }
+        let shards = self.shards().count();
+        let mut at = match &asked.cursor {
+            Some(text) => Cursor::decode(text, shards)?,
+            None => Cursor::default(),
+        };
+        let mut end = shards;
+        if let Some(queue) = &asked.queue {
+            let home = self.shard_of_queue(queue)?;
+            end = home.0 + 1;
+            if at.shard != home {
+                at = Cursor { shard: home, after: None };
+            }
+        }
+        let mut views = Vec::new();
+        let with_body = asked.with_body;
+        let asked = std::sync::Arc::new(asked);
+        let mut next = Some(at);
+        while let Some(at) = next {
+            let (asked, wanted) = (asked.clone(), limit - views.len());
+            let page: TaskPage = self
+                .shards()
+                .read(at.shard, move |machine| machine.tasks(&asked.filter(), at.after, wanted))
+                .await?;
+            let found = page.tasks.len();
+            views.extend(page.tasks);
+            let following = ShardId(at.shard.0 + 1);
+            next = match page.next {
+                Some(after) => Some(Cursor { shard: at.shard, after: Some(after) }),
+                None => (following.0 < end).then_some(Cursor { shard: following, after: None }),
+            };
+            // A short page that goes on has looked at as much as one call may.
+            if views.len() >= limit || (page.next.is_some() && found < wanted) {
+                break;
+            }
+        }
+        self.page(views, next, with_body).await
+    }
+
+    async fn page(
+        &self,
+        mut views: Vec<TaskView>,
+        mut next: Option<Cursor>,
+        with_body: bool,
+    ) -> Result<Page, Error> {
+        let mut bodies = Vec::new();
+        if with_body {
+            let mut bytes = 0;
+            let fits = |view: &TaskView| {
+                bytes += view.body_bytes as usize;
+                bytes <= PAGE_BODY_BYTES_MAX
+            };
+            let kept = views.iter().map(fits).take_while(|fits| *fits).count().max(1);
+            if kept < views.len() {
+                views.truncate(kept);
+                let last = views.last().map(|view| view.id);
+                next = last.map(|id| Cursor { shard: id.home, after: Some(id) });
+            }
+            bodies = self.shards().bodies(views.iter().map(|view| view.id).collect()).await?;
+        }
+        let mut bodies = bodies.into_iter();
+        let found = |task| Found { task, body: bodies.next().flatten() };
+        let tasks = views.into_iter().map(found).collect();
+        Ok(Page { tasks, cursor: next.map(Cursor::encode) })
+    }
+
+    /// What came of a task; waits up to `wait` for its end.
+    pub async fn result(&self, task: TaskId, wait: Duration) -> Result<TaskResult, Error> {
+        if !wait.is_zero() {
+            self.shard_of_task(task)?;
+            tokio::select! {
+                finished = self.shards().finished(task, wait) => finished.map(drop)?,
+                () = self.stopping() => {}
+            }
+        }
+        let view = self.task(task, false).await?.task;
+        let error = match view.state {
+            TaskStateName::Succeeded => None,
+            _ => view.attempts.into_iter().rev().find_map(|attempt| attempt.error),
+        };
+        Ok(TaskResult { state: view.state, result: view.result, error })
+    }
+
+    /// All queues, by name.
+    pub async fn queues(&self) -> Result<Vec<QueueView>, Error> {
+        let shards = (0..self.shards().count()).map(ShardId);
+        let read = |shard| self.shards().read(shard, |machine| machine.queues());
+        let mut queues = try_join_all(shards.map(read)).await?.concat();
+        queues.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(queues)
+    }
+
+    /// One queue.
+    pub async fn queue(&self, queue: &str) -> Result<QueueView, Error> {
+        let (shard, name) = (self.shard_of_queue(queue)?, queue_name(queue));
+        let view = self.shards().read(shard, move |machine| machine.queue(&name)).await?;
+        view.ok_or_else(|| Rejection::QueueNotFound { queue: queue_name(queue) }.into())
+    }
+
+    /// A queue's own settings.
+    pub async fn queue_settings(&self, queue: &str) -> Result<QueueSettings, Error> {
+        let (shard, name) = (self.shard_of_queue(queue)?, queue_name(queue));
+        let settings =
+            self.shards().read(shard, move |machine| machine.queue_settings(&name)).await?;
+        settings.ok_or_else(|| Rejection::QueueNotFound { queue: queue_name(queue) }.into())
+    }
+
+    /// What this node is.
+    pub async fn info(&self) -> Result<NodeInfo, Error> {
+        Ok(NodeInfo {
+            version: env!("CARGO_PKG_VERSION"),
+            cluster_id: self.cluster_id().await?,
+            shards: self.shards().count(),
+            now: self.now(),
+        })
+    }
+
+    /// The nodes and shards of this cluster.
+    pub async fn cluster(&self) -> Result<ClusterView, Error> {
+        let (cluster_id, shards) = tokio::try_join!(self.cluster_id(), self.shards().status())?;
+        Ok(ClusterView { cluster_id, shards })
+    }
+
+    /// Whether every shard takes requests.
+    pub async fn check_ready(&self) -> Result<(), Error> {
+        let status = self.shards().status().await?;
+        match status.iter().find(|status| !status.serves) {
+            None => Ok(()),
+            Some(status) => {
+                let text = format!("shard {} does not serve yet; wait", status.shard);
+                Err(Error::Unavailable(text))
+            }
+        }
+    }
+
+    async fn cluster_id(&self) -> Result<String, Error> {
+        let identity = self.shards().read(ShardId(0), |machine| machine.identity()).await?;
+        Ok(format!("{:08x}", identity.incarnation))
+    }
+}
+
+/// A name whose grammar was checked before.
+fn queue_name(checked: &str) -> QueueName {
+    QueueName::parse(checked).expect("the grammar was checked when it was routed")
+}

@@ -1,0 +1,56 @@
+//! Cancel and retry of one task, by hand.
+
+use super::{Broker, unexpected};
+use crate::Error;
+use taskyard_machine::{Body, Cancel, Command, Outcome, Rejection, Retry, TaskId, TaskStateName};
+
+/// What a retry changes in the task's body; what is `None` stays.
+#[derive(Clone, Debug, Default)]
+pub struct Edit<'a> {
+    /// The new payload and its media type.
+    pub payload: Option<(&'a [u8], &'a str)>,
+    /// All headers anew.
+    pub headers: Option<Vec<(&'a str, &'a str)>>,
+}
+
+impl Broker {
+    /// Takes a task back: `Cancelled`, or `Claimed` while its worker is still to yield. The worker
+    /// is told at once if its session is on this node, else with its next renewal.
+    pub async fn cancel(&self, task: TaskId) -> Result<TaskStateName, Error> {
+        let shard = self.shard_of_task(task)?;
+        let state = match self.propose(shard, &Command::Cancel(Cancel { task })).await? {
+            Outcome::CancelRequested { state } => state,
+            other => unexpected(&other),
+        };
+        if state == TaskStateName::Claimed {
+            let claim = self.shards().read(shard, move |machine| machine.task(task)?.claim).await?;
+            if let Some((session, token)) = claim.and_then(|c| Some((c.session?, c.token))) {
+                self.sessions().cancel(session, task, token);
+            }
+        }
+        Ok(state)
+    }
+
+    /// Makes a finished or waiting task ready now, perhaps with another body.
+    pub async fn retry(&self, task: TaskId, edit: Option<Edit<'_>>) -> Result<(), Error> {
+        let shard = self.shard_of_task(task)?;
+        let outcome = match edit {
+            None => self.propose(shard, &Command::Retry(Retry { task, body: None })).await?,
+            Some(edit) => {
+                let kept = self.shards().bodies(vec![task]).await?.pop().flatten();
+                let kept = kept.ok_or(Rejection::TaskNotFound { task })?;
+                let kept = Body::decode(&kept).expect("a kept body is one that was encoded");
+                let (payload, content_type) =
+                    edit.payload.unwrap_or((kept.payload, kept.content_type));
+                self.check_payload(payload)?;
+                let headers = edit.headers.unwrap_or(kept.headers);
+                let body = Body { content_type, headers, payload };
+                self.propose(shard, &Command::Retry(Retry { task, body: Some(body) })).await?
+            }
+        };
+        match outcome {
+            Outcome::Retried => Ok(()),
+            other => unexpected(&other),
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Connections: HTTP/1 and HTTP/2 on one socket, each bounded in what it may cost.
+//!
+//! A client that sends nothing, half a request or reads nothing loses its connection; the others
+//! never notice. There are no more connections than `CONNECTIONS_MAX`; the next one is told so.
+
+use axum::{Router, http::Request};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use std::{
+    io,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{Sleep, sleep, timeout},
+};
+use tower::Service;
+
+/// Connections at once; each may be a worker.
+const CONNECTIONS_MAX: usize = 20_000;
+/// Calls under way on one HTTP/2 connection; the client waits with the next.
+const STREAMS_MAX: u32 = 2_000;
+/// Bytes of requests in flight: on one HTTP/2 stream, and on all of a connection.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+/// Larger than HTTP/2's default: a batch of tasks is many times that.
+const FRAME_BYTES_MAX: u32 = 64 << 10;
+const HEADER_BYTES_MAX: u32 = 32 << 10;
+
+/// How long a connection may keep us waiting.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// For the first request after connecting.
+    first_request: Duration,
+    /// For the whole head of a request over HTTP/1, and between two of them.
+    head: Duration,
+    /// For taking more bytes, when there are some to send.
+    write: Duration,
+    /// Between two looks whether an HTTP/2 peer still lives, and for its answer.
+    ping_every: Duration,
+    ping_answer: Duration,
+}
+
+const PATIENCE: Patience = Patience {
+    first_request: Duration::from_secs(30),
+    head: Duration::from_secs(30),
+    write: Duration::from_secs(30),
+    ping_every: Duration::from_secs(20),
+    ping_answer: Duration::from_secs(10),
+};
+
+/// All connections of a node. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Connections {
+    router: Router,
+    builder: auto::Builder<TokioExecutor>,
+    patience: Patience,
+    places: Arc<Semaphore>,
+    phase: Arc<watch::Sender<Phase>>,
+}
+
+/// What connections may still do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// End what is under way, take no new calls.
+    Closing,
+    /// End now.
+    Closed,
+}
+
+impl Connections {
+    pub(super) fn new(router: Router) -> Connections {
+        Connections::with_patience(router, PATIENCE)
+    }
+
+    fn with_patience(router: Router, patience: Patience) -> Connections {
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.head);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .keep_alive_interval(patience.ping_every)
+            .keep_alive_timeout(patience.ping_answer)
+            .max_concurrent_streams(STREAMS_MAX)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_frame_size(FRAME_BYTES_MAX)
+            .max_header_list_size(HEADER_BYTES_MAX);
+        Connections {
+            router,
+            builder,
+            patience,
+            places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            phase: Arc::new(watch::Sender::new(Phase::Open)),
+        }
+    }
+
+    /// Takes connections until it is dropped.
+    pub(super) async fn accept(self, listener: TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((socket, _)) => {
+                    if let Err(error) = socket.set_nodelay(true) {
+                        tracing::debug!(%error, "a connection closed before it was served");
+                        continue;
+                    }
+                    self.serve_socket(socket);
+                }
+                Err(error) => {
+                    // Most likely out of file descriptors: those in use are served meanwhile.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    fn serve_socket(&self, socket: TcpStream) {
+        match self.places.clone().try_acquire_owned() {
+            Ok(place) => self.serve_at(socket, place),
+            Err(_none_left) => {
+                tracing::warn!("a connection was refused: all {CONNECTIONS_MAX} are in use");
+                tokio::spawn(timeout(self.patience.head, refuse(socket)));
+            }
+        }
+    }
+
+    /// Serves one connection that is no socket; closes it if there are too many.
+    pub(super) fn serve(&self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        if let Ok(place) = self.places.clone().try_acquire_owned() {
+            self.serve_at(io, place);
+        }
+    }
+
+    fn serve_at(
+        &self,
+        io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        place: OwnedSemaphorePermit,
+    ) {
+        let asked = Arc::new(AtomicBool::new(false));
+        let service = Calls { router: self.router.clone(), asked: asked.clone() };
+        let io = TokioIo::new(Impatient { io, write: self.patience.write, stalled: None });
+        let connection = self.builder.serve_connection(io, TowerToHyperService::new(service));
+        let connection = connection.into_owned();
+        let (patience, mut phase) = (self.patience, self.phase.subscribe());
+        if *phase.borrow() != Phase::Open {
+            return;
+        }
+        tokio::spawn(async move {
+            let _place = place;
+            let mut connection = pin!(connection);
+            let mut first_request = pin!(sleep(patience.first_request));
+            let mut waits_for_first = true;
+            loop {
+                tokio::select! {
+                    // How it ended is the client's doing.
+                    _ = connection.as_mut() => return,
+                    () = &mut first_request, if waits_for_first => {
+                        if !asked.load(Ordering::Relaxed) {
+                            return;
+                        }
+                        waits_for_first = false;
+                    }
+                    changed = phase.changed() => {
+                        let now = *phase.borrow_and_update();
+                        // No more news: whoever could tell is gone.
+                        let alone = changed.is_err();
+                        if alone || now == Phase::Closed || !asked.load(Ordering::Relaxed) {
+                            return;
+                        }
+                        connection.as_mut().graceful_shutdown();
+                    }
+                }
+            }
+        });
+    }
+
+    /// Lets calls under way end, for at most `grace`.
+    pub(super) async fn stop(&self, grace: Duration) {
+        self.phase.send_replace(Phase::Closing);
+        let all = u32::try_from(CONNECTIONS_MAX).unwrap_or(u32::MAX);
+        if timeout(grace, self.places.acquire_many(all)).await.is_err() {
+            tracing::warn!("connections were closed with calls under way after {grace:?}");
+        }
+        self.phase.send_replace(Phase::Closed);
+        self.places.close();
+    }
+}
+
+/// Tells a client without a place, in the words of HTTP/1, which every client shows.
+async fn refuse(mut socket: TcpStream) -> io::Result<()> {
+    let body = format!(
+        r#"{{"type":"urn:taskyard:limit_exceeded","title":"a limit is reached","status":429,"code":"limit_exceeded","detail":"all {CONNECTIONS_MAX} connections of this broker are in use; close some or use another"}}"#
+    );
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/problem+json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
+    );
+    socket.write_all(head.as_bytes()).await?;
+    socket.write_all(body.as_bytes()).await?;
+    socket.shutdown().await
+}
+
+/// The routes, and whether this connection ever asked for one.
+#[derive(Clone)]
+struct Calls {
+    router: Router,
+    asked: Arc<AtomicBool>,
+}
+
+impl<B> Service<Request<B>> for Calls
+where
+    Router: Service<Request<B>>,
+{
+    type Response = <Router as Service<Request<B>>>::Response;
+    type Error = <Router as Service<Request<B>>>::Error;
+    type Future = <Router as Service<Request<B>>>::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.router.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        self.asked.store(true, Ordering::Relaxed);
+        self.router.call(request)
+    }
+}
+
+/// A connection that fails when the other side takes no bytes for too long.
+struct Impatient<T> {
+    io: T,
+    write: Duration,
+    /// Runs while a write waits.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+impl<T> Impatient<T> {
+    /// Passes on what a write said, unless it has been waiting for too long.
+    fn watch<R>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<R>>,
+    ) -> Poll<io::Result<R>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let write = self.write;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(write)));
+        ready!(stalled.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Impatient<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(context, buffer)
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Impatient<T> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(context, bytes);
+        self.watch(context, written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.io).poll_flush(context);
+        self.watch(context, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.io).poll_shutdown(context);
+        self.watch(context, shut)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write_vectored(context, slices);
+        self.watch(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, DuplexStream};
+
+    const SHORT: Duration = Duration::from_millis(100);
+    /// Far longer than anything here takes, far shorter than what it would take without patience.
+    const DEADLINE: Duration = Duration::from_secs(20);
+
+    fn connect(router: Router, patience: Patience) -> (DuplexStream, Connections) {
+        let connections = Connections::with_patience(router, patience);
+        let (ours, theirs) = tokio::io::duplex(1 << 10);
+        connections.serve(ours);
+        (theirs, connections)
+    }
+
+    async fn closes(mut client: DuplexStream) -> Vec<u8> {
+        let mut read = Vec::new();
+        timeout(DEADLINE, client.read_to_end(&mut read)).await.expect("closed in time").unwrap();
+        read
+    }
+
+    #[tokio::test]
+    async fn a_client_that_sends_nothing_is_closed() {
+        let (client, _all) = connect(Router::new(), Patience { first_request: SHORT, ..PATIENCE });
+        assert_eq!(closes(client).await, b"");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_sends_half_a_preface_is_closed() {
+        let (mut client, _all) =
+            connect(Router::new(), Patience { first_request: SHORT, ..PATIENCE });
+        client.write_all(b"PRI * HT").await.unwrap();
+        assert_eq!(closes(client).await, b"");
+    }
+
+    #[tokio::test]
+    async fn half_a_head_is_closed() {
+        let (mut client, _all) = connect(Router::new(), Patience { head: SHORT, ..PATIENCE });
+        client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\nx-").await.unwrap();
+        let answer = closes(client).await;
+        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 408"), "{answer:?}");
+    }
+
+    #[tokio::test]
+    async fn a_client_that_never_reads_is_closed_and_others_are_served() {
+        let large = Router::new().route("/", get(|| async { vec![b'x'; 10 << 20] }));
+        let (mut client, all) = connect(large, Patience { write: SHORT, ..PATIENCE });
+        client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        // Its place is free again once it was closed.
+        let closed = async {
+            while all.places.available_permits() < CONNECTIONS_MAX {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(DEADLINE, closed).await.expect("closed in time");
+        let mut read = Vec::new();
+        client.read_to_end(&mut read).await.unwrap();
+        assert!(read.len() < 10 << 20, "{} bytes", read.len());
+    }
+
+    #[tokio::test]
+    async fn a_call_under_way_ends_before_its_connection() {
+        let (release, released) = tokio::sync::oneshot::channel::<()>();
+        let released = Arc::new(std::sync::Mutex::new(Some(released)));
+        let (arrived, mut arrivals) = tokio::sync::mpsc::channel(1);
+        let handler = move || async move {
+            let released = released.lock().unwrap().take().unwrap();
+            arrived.send(()).await.unwrap();
+            released.await.unwrap();
+            "done"
+        };
+        let (mut client, all) = connect(Router::new().route("/", get(handler)), PATIENCE);
+        client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        arrivals.recv().await.unwrap();
+        let stopping = tokio::spawn(async move { all.stop(DEADLINE).await });
+        release.send(()).unwrap();
+        let answer = closes(client).await;
+        assert!(answer.ends_with(b"done"), "{answer:?}");
+        timeout(DEADLINE, stopping).await.expect("stopped in time").unwrap();
+    }
+
+    #[tokio::test]
+    async fn calls_that_do_not_end_are_cut_after_the_grace() {
+        let (arrived, mut arrivals) = tokio::sync::mpsc::channel(1);
+        let handler = move || async move {
+            arrived.send(()).await.unwrap();
+            std::future::pending::<()>().await;
+        };
+        let (mut client, all) = connect(Router::new().route("/", get(handler)), PATIENCE);
+        client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
+        arrivals.recv().await.unwrap();
+        timeout(DEADLINE, all.stop(SHORT)).await.expect("stopped in time");
+        assert_eq!(closes(client).await, b"");
+    }
+}

@@ -1,0 +1,282 @@
+//! What every wire checks the same way: ids, priorities, moments to run at, retry policies.
+//!
+//! Fractions end here: inside, they are integers of thousandths.
+
+use crate::Error;
+use taskyard_machine::{Backoff, RetryPolicy, TaskId, TaskStateName, Timestamp, When, limits};
+
+/// Tasks on a page that names no limit.
+pub(super) const PAGE_TASKS_DEFAULT: u32 = 50;
+
+pub(super) fn task_id(text: &str) -> Result<TaskId, Error> {
+    text.parse().map_err(|reason| Error::Invalid(format!("id {reason}")))
+}
+
+pub(super) fn priority(value: u64) -> Result<u8, Error> {
+    let highest = limits::PRIORITY_MAX;
+    u8::try_from(value)
+        .ok()
+        .filter(|priority| *priority <= highest)
+        .ok_or_else(|| Error::Invalid(format!("priority {value} is not 0 to {highest}")))
+}
+
+pub(super) fn percent(value: u64) -> Result<u8, Error> {
+    u8::try_from(value)
+        .ok()
+        .filter(|percent| *percent <= 100)
+        .ok_or_else(|| Error::Invalid(format!("progress.percent {value} is not 0 to 100")))
+}
+
+pub(super) fn state(word: &str) -> Result<TaskStateName, Error> {
+    TaskStateName::parse(word).ok_or_else(|| {
+        let known = TaskStateName::ALL.map(TaskStateName::as_str).join(", ");
+        let shown: String = word.chars().take(64).collect();
+        Error::Invalid(format!("state {shown:?} is not one of {known}"))
+    })
+}
+
+/// A filter of dead letters may name their state, and no other.
+pub(super) fn dead_state(word: &str) -> Result<(), Error> {
+    if !word.is_empty() && state(word)? != TaskStateName::Dead {
+        return Err(Error::Invalid(format!(
+            "state {word} is not dead; this is about dead letters"
+        )));
+    }
+    Ok(())
+}
+
+/// When a task may run, if the request says so at all.
+pub(super) fn when(
+    delay_ms: Option<u64>,
+    run_at: Option<Timestamp>,
+    names: [&str; 2],
+) -> Result<Option<When>, Error> {
+    match (delay_ms, run_at) {
+        (Some(ms), None) => Ok(Some(When::After { ms })),
+        (None, Some(at)) => Ok(Some(When::At(at))),
+        (None, None) => Ok(None),
+        (Some(_), Some(_)) => {
+            let [delay, moment] = names;
+            Err(Error::Invalid(format!("{delay} and {moment} exclude each other; send one")))
+        }
+    }
+}
+
+/// When a snoozed task runs again; it must be said.
+pub(super) fn until(delay_ms: Option<u64>, run_at: Option<Timestamp>) -> Result<When, Error> {
+    when(delay_ms, run_at, ["delay_ms", "run_at"])?.ok_or_else(|| {
+        Error::Invalid("delay_ms and run_at are both missing; say until when".into())
+    })
+}
+
+pub(super) const NO_SELECTION: &str =
+    "ids and filter are both missing; send one, an empty filter means all";
+pub(super) const TWO_SELECTIONS: &str = "ids and filter exclude each other; send one";
+
+/// The identity of a wire batch: 16 bytes, or none.
+pub(super) fn batch_id(bytes: &[u8]) -> Result<Option<u128>, Error> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let bytes: [u8; 16] = bytes.try_into().map_err(|_| {
+        Error::Invalid(format!("batch_id has {} bytes, it must have 16 or none", bytes.len()))
+    })?;
+    Ok(Some(u128::from_be_bytes(bytes)))
+}
+
+/// How the wait grows, by its word on the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Growth {
+    #[default]
+    Exponential,
+    Fixed,
+    Linear,
+    Polynomial,
+    List,
+}
+
+impl Growth {
+    fn word(self) -> &'static str {
+        match self {
+            Growth::Exponential => "exponential",
+            Growth::Fixed => "fixed",
+            Growth::Linear => "linear",
+            Growth::Polynomial => "polynomial",
+            Growth::List => "list",
+        }
+    }
+}
+
+/// A retry policy as wires carry it. What is `None` is the default of its growth.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct RetryDraft {
+    pub(super) growth: Growth,
+    pub(super) max_attempts: Option<u32>,
+    pub(super) delay_ms: Option<u64>,
+    pub(super) factor: Option<f64>,
+    pub(super) delay_max_ms: Option<u64>,
+    pub(super) jitter: Option<f64>,
+    pub(super) delays_ms: Vec<u64>,
+}
+
+/// The largest growth per failure: more is a typing error.
+const FACTOR_MAX: f64 = 1_000.0;
+
+impl RetryDraft {
+    /// The policy, or which of its fields makes no sense.
+    pub(super) fn policy(self) -> Result<RetryPolicy, Error> {
+        let RetryPolicy { backoff, max_attempts, jitter_thousandths } = RetryPolicy::default();
+        let Backoff::Exponential { delay_ms, factor_thousandths, delay_max_ms } = backoff else {
+            unreachable!("the default policy is exponential");
+        };
+        self.check_fields()?;
+        let delay_ms = self.delay_ms.unwrap_or(delay_ms);
+        let delay_max_ms = self.delay_max_ms.unwrap_or(delay_max_ms.max(delay_ms));
+        let factor_thousandths = match self.factor {
+            Some(factor) => thousandths("retry.factor", factor, 1.0, FACTOR_MAX)?,
+            None => factor_thousandths,
+        };
+        // Waits that grow by themselves are spread by default; those that were spelled out are kept.
+        let jitter_thousandths = match (self.jitter, self.growth) {
+            (Some(jitter), _) => thousandths("retry.jitter", jitter, 0.0, 1.0)?,
+            (None, Growth::Exponential | Growth::Linear) => jitter_thousandths,
+            (None, Growth::Fixed | Growth::Polynomial | Growth::List) => 0,
+        };
+        let backoff = match self.growth {
+            Growth::Exponential => {
+                Backoff::Exponential { delay_ms, factor_thousandths, delay_max_ms }
+            }
+            Growth::Fixed => Backoff::Fixed { delay_ms },
+            Growth::Linear => Backoff::Linear { delay_ms, delay_max_ms },
+            Growth::Polynomial => Backoff::Polynomial,
+            Growth::List => Backoff::List { delays_ms: self.delays_ms.into() },
+        };
+        let max_attempts = self.max_attempts.unwrap_or(max_attempts);
+        Ok(RetryPolicy { backoff, max_attempts, jitter_thousandths })
+    }
+
+    /// A field that its policy does not use is a mistake, not a default.
+    fn check_fields(&self) -> Result<(), Error> {
+        let growth = self.growth;
+        let uses = |growths: &[Growth]| growths.contains(&growth);
+        let given = [
+            (
+                "delay_ms",
+                self.delay_ms.is_some(),
+                uses(&[Growth::Exponential, Growth::Fixed, Growth::Linear]),
+            ),
+            ("factor", self.factor.is_some(), uses(&[Growth::Exponential])),
+            (
+                "delay_max_ms",
+                self.delay_max_ms.is_some(),
+                uses(&[Growth::Exponential, Growth::Linear]),
+            ),
+            ("delays_ms", !self.delays_ms.is_empty(), uses(&[Growth::List])),
+        ];
+        if let Some((field, ..)) = given.iter().find(|(_, given, used)| *given && !used) {
+            let text = format!("retry.{field} means nothing for the policy {}", growth.word());
+            return Err(Error::Invalid(text));
+        }
+        if growth == Growth::List && self.delays_ms.is_empty() {
+            return Err(Error::Invalid("retry.delays_ms is empty; list at least one delay".into()));
+        }
+        Ok(())
+    }
+}
+
+impl From<&RetryPolicy> for RetryDraft {
+    fn from(policy: &RetryPolicy) -> RetryDraft {
+        let fraction = |thousandths: u32| Some(f64::from(thousandths) / 1_000.0);
+        let draft = RetryDraft {
+            max_attempts: Some(policy.max_attempts),
+            jitter: fraction(policy.jitter_thousandths),
+            ..RetryDraft::default()
+        };
+        match &policy.backoff {
+            Backoff::Exponential { delay_ms, factor_thousandths, delay_max_ms } => RetryDraft {
+                growth: Growth::Exponential,
+                delay_ms: Some(*delay_ms),
+                factor: fraction(*factor_thousandths),
+                delay_max_ms: Some(*delay_max_ms),
+                ..draft
+            },
+            Backoff::Fixed { delay_ms } => {
+                RetryDraft { growth: Growth::Fixed, delay_ms: Some(*delay_ms), ..draft }
+            }
+            Backoff::Linear { delay_ms, delay_max_ms } => RetryDraft {
+                growth: Growth::Linear,
+                delay_ms: Some(*delay_ms),
+                delay_max_ms: Some(*delay_max_ms),
+                ..draft
+            },
+            Backoff::Polynomial => RetryDraft { growth: Growth::Polynomial, ..draft },
+            Backoff::List { delays_ms } => {
+                RetryDraft { growth: Growth::List, delays_ms: delays_ms.to_vec(), ..draft }
+            }
+        }
+    }
+}
+
+fn thousandths(field: &str, fraction: f64, lowest: f64, highest: f64) -> Result<u32, Error> {
+    if !(lowest..=highest).contains(&fraction) {
+        return Err(Error::Invalid(format!("{field} {fraction} is not {lowest} to {highest}")));
+    }
+    // In range, so neither the sign nor the size is lost.
+    Ok((fraction * 1_000.0).round() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_survive_the_wire() {
+        let list = Backoff::List { delays_ms: [1, 2].into() };
+        for policy in [
+            RetryPolicy::default(),
+            RetryPolicy {
+                backoff: Backoff::Fixed { delay_ms: 5 },
+                max_attempts: 3,
+                jitter_thousandths: 0,
+            },
+            RetryPolicy { backoff: Backoff::Polynomial, max_attempts: 1, jitter_thousandths: 7 },
+            RetryPolicy { backoff: list, max_attempts: 9, jitter_thousandths: 1_000 },
+        ] {
+            assert_eq!(RetryDraft::from(&policy).policy().unwrap(), policy);
+        }
+        assert_eq!(RetryDraft::default().policy().unwrap(), RetryPolicy::default());
+    }
+
+    #[test]
+    fn fractions_out_of_range_are_named() {
+        let draft = RetryDraft::default;
+        for (draft, text) in [
+            (RetryDraft { factor: Some(f64::NAN), ..draft() }, "retry.factor NaN is not 1 to 1000"),
+            (RetryDraft { factor: Some(0.5), ..draft() }, "retry.factor 0.5 is not 1 to 1000"),
+            (RetryDraft { jitter: Some(-0.1), ..draft() }, "retry.jitter -0.1 is not 0 to 1"),
+            (
+                RetryDraft { jitter: Some(f64::INFINITY), ..draft() },
+                "retry.jitter inf is not 0 to 1",
+            ),
+            (
+                RetryDraft { growth: Growth::Fixed, factor: Some(2.0), ..draft() },
+                "retry.factor means nothing for the policy fixed",
+            ),
+            (
+                RetryDraft { growth: Growth::List, ..draft() },
+                "retry.delays_ms is empty; list at least one delay",
+            ),
+        ] {
+            assert_eq!(draft.policy().unwrap_err().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn priorities_and_batch_ids_out_of_bounds_are_refused() {
+        assert_eq!(priority(9).unwrap(), 9);
+        assert_eq!(priority(12).unwrap_err().to_string(), "priority 12 is not 0 to 9");
+        assert_eq!(priority(260).unwrap_err().code(), "invalid_argument");
+        assert_eq!(batch_id(&[]).unwrap(), None);
+        assert!(batch_id(&[1; 15]).is_err());
+    }
+}

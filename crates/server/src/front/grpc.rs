@@ -1,0 +1,409 @@
+//! gRPC `taskyard.v1`: decode, call the broker, encode.
+
+mod wire;
+mod work;
+
+pub(super) use wire::{CODE_KEY, grpc_code};
+
+use crate::{
+    Broker, Error,
+    broker::{BulkJob, ClaimAsked, Edit, ListAsked, check_wait},
+    front::edge,
+    sessions::Activity,
+};
+use futures_util::{Stream, StreamExt, stream};
+use std::{future::Future, pin::Pin, time::Duration};
+use taskyard_machine::{Ack, ClaimToken, DeadAction};
+use taskyard_proto::v1::{self, taskyard_server::Taskyard};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+/// The service, over one broker.
+#[derive(Clone, Debug)]
+pub(super) struct Grpc {
+    broker: Broker,
+}
+
+type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Batches of one enqueue stream that are under way at once: enough to keep the disk busy.
+const STREAM_BATCHES_MAX: usize = 16;
+
+impl Grpc {
+    pub(super) fn new(broker: Broker) -> Grpc {
+        Grpc { broker }
+    }
+
+    fn many(
+        &self,
+        request: &v1::EnqueueManyRequest,
+    ) -> Result<impl Future<Output = v1::EnqueueManyReply> + Send + use<>, Error> {
+        let batch_id = edge::batch_id(&request.batch_id)?;
+        let items = request.tasks.iter().map(wire::enqueue).collect();
+        let answers = self.broker.enqueue_many(items, batch_id);
+        Ok(async move {
+            let results = answers.await.iter().map(wire::enqueue_result).collect();
+            v1::EnqueueManyReply { results }
+        })
+    }
+
+    fn dead(
+        &self,
+        action: DeadAction,
+        request: Request<v1::DeadRequest>,
+    ) -> Result<Response<Replies<v1::BulkReply>>, Status> {
+        let selection = wire::dead_selection(request.into_inner())?;
+        Ok(Response::new(reports(self.broker.dead(action, selection)?)))
+    }
+}
+
+/// A job's reports as a stream that ends with it.
+fn reports(job: BulkJob) -> Replies<v1::BulkReply> {
+    let next = |mut job: BulkJob| async { job.next().await.map(|r| (wire::bulk_reply(r), job)) };
+    Box::pin(stream::unfold(job, next))
+}
+
+#[tonic::async_trait]
+impl Taskyard for Grpc {
+    async fn enqueue(
+        &self,
+        request: Request<v1::EnqueueRequest>,
+    ) -> Result<Response<v1::EnqueueReply>, Status> {
+        let task = request.into_inner().task.unwrap_or_default();
+        let enqueued = self.broker.enqueue(wire::enqueue(&task)?).await?;
+        Ok(Response::new(wire::enqueue_reply(enqueued)))
+    }
+
+    async fn enqueue_batch(
+        &self,
+        request: Request<v1::EnqueueBatchRequest>,
+    ) -> Result<Response<v1::EnqueueBatchReply>, Status> {
+        let enqueued = {
+            let request = request.into_inner();
+            let queue = wire::queue_or_default(&request.queue);
+            let batch_id = edge::batch_id(&request.batch_id)?;
+            let tasks = request.tasks.iter().enumerate();
+            let tasks = tasks.map(|(index, task)| wire::batch_task(queue, index, task));
+            self.broker.enqueue_batch(queue, tasks.collect::<Result<_, _>>()?, batch_id)?
+        };
+        let tasks = enqueued.await?.into_iter().map(wire::enqueue_reply).collect();
+        Ok(Response::new(v1::EnqueueBatchReply { tasks }))
+    }
+
+    async fn enqueue_many(
+        &self,
+        request: Request<v1::EnqueueManyRequest>,
+    ) -> Result<Response<v1::EnqueueManyReply>, Status> {
+        let reply = self.many(&request.into_inner())?;
+        Ok(Response::new(reply.await))
+    }
+
+    type EnqueueStreamStream = Replies<v1::EnqueueManyReply>;
+
+    async fn enqueue_stream(
+        &self,
+        request: Request<Streaming<v1::EnqueueManyRequest>>,
+    ) -> Result<Response<Self::EnqueueStreamStream>, Status> {
+        let (grpc, broker) = (self.clone(), self.broker.clone());
+        let stopping = {
+            let broker = broker.clone();
+            async move { broker.stopping().await }
+        };
+        let requests = request.into_inner().take_until(stopping);
+        let replies = requests.map(move |message| {
+            // Encoded here, in order; what is awaited no longer holds the request.
+            let reply = message.map_err(wire::named).and_then(|m| Ok(grpc.many(&m)?));
+            async move { Ok(reply?.await) }
+        });
+        let end = stream::once(async move {
+            let stopped = broker.is_stopping();
+            stopped.then(|| Err(Error::Unavailable(work::STOPPING.into()).into()))
+        });
+        let replies =
+            replies.buffered(STREAM_BATCHES_MAX).chain(end.filter_map(std::future::ready));
+        Ok(Response::new(Box::pin(replies)))
+    }
+
+    async fn claim(
+        &self,
+        request: Request<v1::ClaimRequest>,
+    ) -> Result<Response<v1::ClaimReply>, Status> {
+        let request = request.into_inner();
+        let places = self.broker.places(&wire::queue_weights(request.queues))?;
+        let asked = ClaimAsked {
+            tasks_max: request.max.max(1),
+            lease_ms: wire::lease_ms(request.lease_ms),
+            session: None,
+            worker: request.worker,
+        };
+        let tasks = self.broker.claim(&places, &asked, check_wait(request.wait_ms)?).await?;
+        let tasks = tasks.into_iter().map(wire::claimed_task).collect();
+        Ok(Response::new(v1::ClaimReply { tasks }))
+    }
+
+    async fn ack(
+        &self,
+        request: Request<v1::AckRequest>,
+    ) -> Result<Response<v1::AckReply>, Status> {
+        let request = request.into_inner();
+        let follow_ups = self.broker.ack(ack(&self.broker, &request)?).await?;
+        Ok(Response::new(ack_reply(&follow_ups)))
+    }
+
+    async fn fail(
+        &self,
+        request: Request<v1::FailRequest>,
+    ) -> Result<Response<v1::FailReply>, Status> {
+        let request = request.into_inner();
+        let after = self.broker.fail(wire::fail(&request)?).await?;
+        Ok(Response::new(wire::fail_reply(after)))
+    }
+
+    async fn extend(
+        &self,
+        request: Request<v1::ExtendRequest>,
+    ) -> Result<Response<v1::ExtendReply>, Status> {
+        let request = request.into_inner();
+        let (lease_expires_at, cancel_requested) =
+            self.broker.extend(wire::extend(&request)?).await?;
+        let lease_expires_at = lease_expires_at.0;
+        Ok(Response::new(v1::ExtendReply { lease_expires_at, cancel_requested }))
+    }
+
+    async fn release(
+        &self,
+        request: Request<v1::ReleaseRequest>,
+    ) -> Result<Response<v1::ReleaseReply>, Status> {
+        let state = self.broker.release(wire::release(request.get_ref())?).await?;
+        Ok(Response::new(v1::ReleaseReply { state: state.as_str().into() }))
+    }
+
+    async fn snooze(
+        &self,
+        request: Request<v1::SnoozeRequest>,
+    ) -> Result<Response<v1::SnoozeReply>, Status> {
+        let run_at = self.broker.snooze(wire::snooze(request.get_ref())?).await?.0;
+        Ok(Response::new(v1::SnoozeReply { run_at }))
+    }
+
+    type WorkStream = ReceiverStream<Result<v1::BrokerMessage, Status>>;
+
+    async fn work(
+        &self,
+        request: Request<Streaming<v1::WorkerMessage>>,
+    ) -> Result<Response<Self::WorkStream>, Status> {
+        Ok(Response::new(work::start(self.broker.clone(), request.into_inner())))
+    }
+
+    async fn cancel(
+        &self,
+        request: Request<v1::CancelRequest>,
+    ) -> Result<Response<v1::CancelReply>, Status> {
+        let state = self.broker.cancel(edge::task_id(&request.get_ref().id)?).await?;
+        Ok(Response::new(v1::CancelReply { state: state.as_str().into() }))
+    }
+
+    async fn retry(
+        &self,
+        request: Request<v1::RetryRequest>,
+    ) -> Result<Response<v1::RetryReply>, Status> {
+        let request = request.into_inner();
+        let headers = (!request.headers.is_empty()).then(|| wire::headers(&request.headers));
+        let payload =
+            request.payload.as_deref().map(|bytes| (bytes, request.content_type.as_str()));
+        let edited = payload.is_some() || headers.is_some();
+        let edit = edited.then_some(Edit { payload, headers });
+        self.broker.retry(edge::task_id(&request.id)?, edit).await?;
+        Ok(Response::new(v1::RetryReply { state: "ready".into() }))
+    }
+
+    async fn get_task(
+        &self,
+        request: Request<v1::GetTaskRequest>,
+    ) -> Result<Response<v1::Task>, Status> {
+        let request = request.into_inner();
+        let found = self.broker.task(edge::task_id(&request.id)?, !request.without_payload).await?;
+        Ok(Response::new(wire::task(found)))
+    }
+
+    async fn list_tasks(
+        &self,
+        request: Request<v1::ListTasksRequest>,
+    ) -> Result<Response<v1::ListTasksReply>, Status> {
+        let request = request.into_inner();
+        let filter = request.filter.unwrap_or_default();
+        let asked = ListAsked {
+            queue: wire::given(filter.queue),
+            state: wire::given(filter.state).map(|word| edge::state(&word)).transpose()?,
+            task_type: wire::given(filter.r#type),
+            error: wire::given(filter.error),
+            tag: wire::given(filter.tag),
+            cursor: wire::given(request.cursor),
+            limit: if request.limit == 0 { edge::PAGE_TASKS_DEFAULT } else { request.limit },
+            with_body: request.with_payload,
+        };
+        let page = self.broker.tasks(asked).await?;
+        let tasks = page.tasks.into_iter().map(wire::task).collect();
+        Ok(Response::new(v1::ListTasksReply { tasks, cursor: page.cursor.unwrap_or_default() }))
+    }
+
+    async fn get_result(
+        &self,
+        request: Request<v1::GetResultRequest>,
+    ) -> Result<Response<v1::GetResultReply>, Status> {
+        let request = request.into_inner();
+        let wait = check_wait(request.wait_ms)?;
+        let result = self.broker.result(edge::task_id(&request.id)?, wait).await?;
+        Ok(Response::new(v1::GetResultReply {
+            state: result.state.as_str().into(),
+            result: result.result,
+            error: result.error.map(wire::error_reply),
+        }))
+    }
+
+    async fn list_queues(
+        &self,
+        _: Request<v1::ListQueuesRequest>,
+    ) -> Result<Response<v1::ListQueuesReply>, Status> {
+        let (queues, now) = (self.broker.queues().await?, self.broker.now());
+        let queues = queues.iter().map(|view| wire::queue(view, now)).collect();
+        Ok(Response::new(v1::ListQueuesReply { queues }))
+    }
+
+    async fn get_queue(
+        &self,
+        request: Request<v1::QueueRequest>,
+    ) -> Result<Response<v1::Queue>, Status> {
+        let view = self.broker.queue(&request.get_ref().queue).await?;
+        Ok(Response::new(wire::queue(&view, self.broker.now())))
+    }
+
+    async fn pause_queue(
+        &self,
+        request: Request<v1::QueueRequest>,
+    ) -> Result<Response<v1::QueueReply>, Status> {
+        self.broker.pause(&request.get_ref().queue).await?;
+        Ok(Response::new(v1::QueueReply {}))
+    }
+
+    async fn resume_queue(
+        &self,
+        request: Request<v1::QueueRequest>,
+    ) -> Result<Response<v1::QueueReply>, Status> {
+        self.broker.resume(&request.get_ref().queue).await?;
+        Ok(Response::new(v1::QueueReply {}))
+    }
+
+    type PurgeQueueStream = Replies<v1::BulkReply>;
+
+    async fn purge_queue(
+        &self,
+        request: Request<v1::QueueRequest>,
+    ) -> Result<Response<Self::PurgeQueueStream>, Status> {
+        Ok(Response::new(reports(self.broker.purge(&request.get_ref().queue).await?)))
+    }
+
+    async fn get_queue_settings(
+        &self,
+        request: Request<v1::QueueRequest>,
+    ) -> Result<Response<v1::QueueSettings>, Status> {
+        let settings = self.broker.queue_settings(&request.get_ref().queue).await?;
+        Ok(Response::new(wire::queue_settings_reply(&settings)))
+    }
+
+    async fn set_queue_settings(
+        &self,
+        request: Request<v1::SetQueueSettingsRequest>,
+    ) -> Result<Response<v1::QueueSettings>, Status> {
+        let request = request.into_inner();
+        let settings = wire::queue_settings(&request.settings.unwrap_or_default())?;
+        self.broker.set_queue(&request.queue, settings.clone()).await?;
+        Ok(Response::new(wire::queue_settings_reply(&settings)))
+    }
+
+    type RetryDeadStream = Replies<v1::BulkReply>;
+
+    async fn retry_dead(
+        &self,
+        request: Request<v1::DeadRequest>,
+    ) -> Result<Response<Self::RetryDeadStream>, Status> {
+        self.dead(DeadAction::Retry, request)
+    }
+
+    type DiscardDeadStream = Replies<v1::BulkReply>;
+
+    async fn discard_dead(
+        &self,
+        request: Request<v1::DeadRequest>,
+    ) -> Result<Response<Self::DiscardDeadStream>, Status> {
+        self.dead(DeadAction::Discard, request)
+    }
+
+    async fn list_workers(
+        &self,
+        _: Request<v1::ListWorkersRequest>,
+    ) -> Result<Response<v1::ListWorkersReply>, Status> {
+        let workers = self.broker.sessions().workers().into_iter().map(wire::worker).collect();
+        Ok(Response::new(v1::ListWorkersReply { workers }))
+    }
+
+    async fn quiet_worker(
+        &self,
+        request: Request<v1::WorkerRequest>,
+    ) -> Result<Response<v1::WorkerReply>, Status> {
+        self.broker.sessions().order(&request.get_ref().id, Activity::Quiet)?;
+        Ok(Response::new(v1::WorkerReply {}))
+    }
+
+    async fn stop_worker(
+        &self,
+        request: Request<v1::WorkerRequest>,
+    ) -> Result<Response<v1::WorkerReply>, Status> {
+        self.broker.sessions().order(&request.get_ref().id, Activity::Stopping)?;
+        Ok(Response::new(v1::WorkerReply {}))
+    }
+
+    type BackupStream = Replies<v1::BackupChunk>;
+
+    async fn backup(
+        &self,
+        _: Request<v1::BackupRequest>,
+    ) -> Result<Response<Self::BackupStream>, Status> {
+        let shards = self.broker.shards().count().into();
+        let parts = self.broker.shards().backup().await?;
+        let chunks = ReceiverStream::new(parts).map(move |part| {
+            let part = part?;
+            let shards_done = part.shards_done.into();
+            Ok(v1::BackupChunk { data: part.data, shards_done, shards })
+        });
+        Ok(Response::new(Box::pin(chunks)))
+    }
+
+    async fn get_info(&self, _: Request<v1::GetInfoRequest>) -> Result<Response<v1::Info>, Status> {
+        let info = self.broker.info().await?;
+        Ok(Response::new(v1::Info {
+            version: info.version.into(),
+            cluster_id: info.cluster_id,
+            shards: info.shards.into(),
+            now: info.now.0,
+        }))
+    }
+}
+
+/// An ack, its follow-ups checked and routed.
+fn ack<'a>(broker: &Broker, request: &'a v1::AckRequest) -> Result<Ack<'a>, Error> {
+    let follow_up = |task| broker.follow_up(wire::enqueue(task)?);
+    Ok(Ack {
+        task: edge::task_id(&request.id)?,
+        token: ClaimToken(request.claim_token),
+        result: request.result.as_deref(),
+        follow_ups: request.enqueue.iter().map(follow_up).collect::<Result<_, _>>()?,
+    })
+}
+
+fn ack_reply(follow_ups: &[taskyard_machine::TaskId]) -> v1::AckReply {
+    v1::AckReply { enqueued: follow_ups.iter().map(ToString::to_string).collect() }
+}
+
+/// How long the worker's side of a stream may take to read what it is sent.
+const SEND_WITHIN: Duration = Duration::from_secs(10);

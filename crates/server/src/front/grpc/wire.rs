@@ -1,0 +1,494 @@
+//! Between `taskyard.v1` and the machine's words: decoding borrows from the message, encoding
+//! shares the body's bytes.
+
+use crate::{
+    Error,
+    broker::{BulkReport, DeadSelection, Found, QUEUE_DEFAULT},
+    front::edge::{self, Growth, RetryDraft},
+    sessions::{Activity, Beat, Hello, Orders, Profile, WorkerView},
+    shard::HandedTask,
+};
+use std::collections::HashMap;
+use taskyard_machine::{
+    AfterFailure, AttemptView, Body, ClaimToken, Enqueue, Enqueued, Extend, Fail, NewTask,
+    Progress, QueueSettings, QueueView, Release, RetryPolicy, SessionId, Snooze, TaskError, TaskId,
+    TaskStateName, Timestamp, limits,
+};
+use taskyard_proto::v1;
+use tonic::{Code, Status, metadata::MetadataValue};
+
+/// The metadata key of the stable code.
+pub(in crate::front) const CODE_KEY: &str = "taskyard-code";
+
+impl From<Error> for Status {
+    fn from(error: Error) -> Status {
+        let code = error.code();
+        let mut status = Status::new(grpc_code(code), error.to_string());
+        status.metadata_mut().insert(CODE_KEY, MetadataValue::from_static(code));
+        status
+    }
+}
+
+pub(in crate::front) fn grpc_code(code: &str) -> Code {
+    match code {
+        "invalid_argument" | "payload_too_large" => Code::InvalidArgument,
+        "not_found" => Code::NotFound,
+        "claim_lost" | "already_finished" => Code::FailedPrecondition,
+        "queue_full" | "limit_exceeded" | "disk_full" => Code::ResourceExhausted,
+        "no_quorum" | "unavailable" => Code::Unavailable,
+        _ => Code::Unknown,
+    }
+}
+
+impl From<&Error> for v1::Error {
+    fn from(error: &Error) -> v1::Error {
+        v1::Error { code: error.code().into(), message: error.to_string() }
+    }
+}
+
+// ---- enqueue
+
+/// The queue that a message means.
+pub(super) fn queue_or_default(queue: &str) -> &str {
+    if queue.is_empty() { QUEUE_DEFAULT } else { queue }
+}
+
+pub(super) fn enqueue(task: &v1::NewTask) -> Result<Enqueue<'_>, Error> {
+    Ok(Enqueue { queue: queue_or_default(&task.queue), task: new_task(task)? })
+}
+
+/// A task of a batch, whose queue is the batch's.
+pub(super) fn batch_task<'a>(
+    queue: &str,
+    index: usize,
+    task: &'a v1::NewTask,
+) -> Result<NewTask<'a>, Error> {
+    let checked = if !task.queue.is_empty() && task.queue != queue {
+        Err(Error::Invalid(format!("queue {:?} is not the batch's queue {queue}", task.queue)))
+    } else {
+        new_task(task)
+    };
+    checked.map_err(|error| Error::Element { index, error: Box::new(error) })
+}
+
+fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
+    let run_at = edge::when(task.delay_ms, task.run_at.map(Timestamp), ["delay_ms", "run_at"])?;
+    Ok(NewTask {
+        task_type: &task.r#type,
+        body: Body {
+            content_type: &task.content_type,
+            headers: headers(&task.headers),
+            payload: &task.payload,
+        },
+        priority: task.priority.map(|value| edge::priority(value.into())).transpose()?,
+        run_at: run_at.unwrap_or_default(),
+        expires_at: task.expires_at.map(Timestamp),
+        request_id: task.request_id.as_deref(),
+        retry: task.retry.as_ref().map(retry_policy).transpose()?,
+        timeout_ms: task.timeout_ms,
+        retention_ms: task.retention_ms,
+        tags: task.tags.iter().map(String::as_str).collect(),
+    })
+}
+
+/// Headers in one order, whatever the map's.
+pub(super) fn headers(map: &HashMap<String, String>) -> Vec<(&str, &str)> {
+    let mut headers: Vec<_> =
+        map.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    headers.sort_unstable();
+    headers
+}
+
+fn retry_policy(retry: &v1::RetryPolicy) -> Result<RetryPolicy, Error> {
+    use v1::retry_policy::Kind;
+    let kind = Kind::try_from(retry.policy)
+        .map_err(|_| Error::Invalid(format!("retry.policy {} is not known", retry.policy)))?;
+    let draft = RetryDraft {
+        growth: match kind {
+            Kind::Exponential => Growth::Exponential,
+            Kind::Fixed => Growth::Fixed,
+            Kind::Linear => Growth::Linear,
+            Kind::Polynomial => Growth::Polynomial,
+            Kind::List => Growth::List,
+        },
+        max_attempts: retry.max_attempts,
+        delay_ms: retry.delay_ms,
+        factor: retry.factor,
+        delay_max_ms: retry.delay_max_ms,
+        jitter: retry.jitter,
+        delays_ms: retry.delays_ms.clone(),
+    };
+    draft.policy()
+}
+
+fn retry_reply(policy: &RetryPolicy) -> v1::RetryPolicy {
+    use v1::retry_policy::Kind;
+    let draft = RetryDraft::from(policy);
+    let kind = match draft.growth {
+        Growth::Exponential => Kind::Exponential,
+        Growth::Fixed => Kind::Fixed,
+        Growth::Linear => Kind::Linear,
+        Growth::Polynomial => Kind::Polynomial,
+        Growth::List => Kind::List,
+    };
+    v1::RetryPolicy {
+        policy: kind.into(),
+        max_attempts: draft.max_attempts,
+        delay_ms: draft.delay_ms,
+        factor: draft.factor,
+        delay_max_ms: draft.delay_max_ms,
+        jitter: draft.jitter,
+        delays_ms: draft.delays_ms,
+    }
+}
+
+pub(super) fn enqueue_reply(enqueued: Enqueued) -> v1::EnqueueReply {
+    v1::EnqueueReply { id: enqueued.id.to_string(), duplicate: enqueued.duplicate }
+}
+
+pub(super) fn enqueue_result(result: &Result<Enqueued, Error>) -> v1::EnqueueResult {
+    match result {
+        Ok(enqueued) => v1::EnqueueResult {
+            id: enqueued.id.to_string(),
+            duplicate: enqueued.duplicate,
+            error: None,
+        },
+        Err(error) => v1::EnqueueResult { error: Some(error.into()), ..Default::default() },
+    }
+}
+
+// ---- claim and after
+
+pub(super) fn queue_weights(queues: Vec<v1::QueueWeight>) -> Vec<(String, u32)> {
+    queues.into_iter().map(|queue| (queue.name, queue.weight)).collect()
+}
+
+/// A claim's lease, 0 being the default.
+pub(super) fn lease_ms(lease_ms: u64) -> u64 {
+    if lease_ms == 0 { limits::LEASE_MS_DEFAULT } else { lease_ms }
+}
+
+pub(super) fn claimed_task(handed: HandedTask) -> v1::ClaimedTask {
+    let HandedTask { task, body: encoded } = handed;
+    let body = body(&encoded);
+    v1::ClaimedTask {
+        id: task.id.to_string(),
+        queue: task.queue.as_str().to_owned(),
+        r#type: task.task_type.as_ref().to_owned(),
+        payload: encoded.slice_ref(body.payload),
+        content_type: body.content_type.to_owned(),
+        headers: owned_headers(&body),
+        priority: task.priority.into(),
+        attempt: task.attempt,
+        claim_token: task.token.0,
+        lease_expires_at: task.lease_expires_at.0,
+        timeout_ms: task.timeout_ms,
+        resume_state: task.resume_state.map(Vec::from),
+        enqueued_at: task.enqueued_at.0,
+    }
+}
+
+fn body(encoded: &[u8]) -> Body<'_> {
+    Body::decode(encoded).expect("a kept body is one that was encoded")
+}
+
+fn owned_headers(body: &Body<'_>) -> HashMap<String, String> {
+    body.headers.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+}
+
+pub(super) fn task_error(error: Option<&v1::TaskError>) -> TaskError<'_> {
+    error.map_or(TaskError::default(), |error| TaskError {
+        error_type: &error.r#type,
+        message: &error.message,
+        backtrace: &error.backtrace,
+    })
+}
+
+pub(super) fn fail(request: &v1::FailRequest) -> Result<Fail<'_>, Error> {
+    let retry_at = request.retry_at.map(Timestamp);
+    Ok(Fail {
+        task: edge::task_id(&request.id)?,
+        token: ClaimToken(request.claim_token),
+        error: task_error(request.error.as_ref()),
+        retry_at: edge::when(request.retry_after_ms, retry_at, ["retry_after_ms", "retry_at"])?,
+        retryable: !request.not_retryable,
+    })
+}
+
+pub(super) fn fail_reply(after: AfterFailure) -> v1::FailReply {
+    let state = |state: TaskStateName| state.as_str().to_owned();
+    match after {
+        AfterFailure::Retry { run_at } => {
+            v1::FailReply { state: state(TaskStateName::Scheduled), run_at: Some(run_at.0) }
+        }
+        AfterFailure::Dead => v1::FailReply { state: state(TaskStateName::Dead), run_at: None },
+        AfterFailure::Failed => v1::FailReply { state: state(TaskStateName::Failed), run_at: None },
+        AfterFailure::Cancelled => {
+            v1::FailReply { state: state(TaskStateName::Cancelled), run_at: None }
+        }
+    }
+}
+
+pub(super) fn extend(request: &v1::ExtendRequest) -> Result<Extend<'_>, Error> {
+    Ok(Extend {
+        task: edge::task_id(&request.id)?,
+        token: ClaimToken(request.claim_token),
+        lease_ms: request.lease_ms,
+        progress: match &request.progress {
+            Some(progress) => Some(Progress {
+                percent: edge::percent(progress.percent.into())?,
+                message: &progress.message,
+            }),
+            None => None,
+        },
+        resume_state: request.resume_state.as_deref(),
+    })
+}
+
+pub(super) fn release(request: &v1::ReleaseRequest) -> Result<Release, Error> {
+    let (task, token) = (edge::task_id(&request.id)?, ClaimToken(request.claim_token));
+    Ok(Release { task, token })
+}
+
+pub(super) fn snooze(request: &v1::SnoozeRequest) -> Result<Snooze, Error> {
+    Ok(Snooze {
+        task: edge::task_id(&request.id)?,
+        token: ClaimToken(request.claim_token),
+        until: edge::until(request.delay_ms, request.run_at.map(Timestamp))?,
+    })
+}
+
+// ---- a worker's session
+
+pub(super) fn hello(hello: v1::Hello) -> Result<Hello, Error> {
+    Ok(Hello {
+        resumed: session_id(&hello.session_id)?,
+        profile: Profile {
+            name: hello.name,
+            host: hello.host,
+            pid: hello.pid,
+            version: hello.version,
+            queues: Vec::new(),
+            slots: hello.slots,
+        },
+        queues: queue_weights(hello.queues),
+        lease_ms: lease_ms(hello.lease_ms),
+        held: held(&hello.held)?,
+    })
+}
+
+fn session_id(bytes: &[u8]) -> Result<Option<SessionId>, Error> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let bytes: [u8; 16] = bytes.try_into().map_err(|_| {
+        Error::Invalid(format!("session_id has {} bytes, it must have 16 or none", bytes.len()))
+    })?;
+    Ok(Some(SessionId(u128::from_be_bytes(bytes))))
+}
+
+pub(super) fn held(claims: &[v1::HeldClaim]) -> Result<Vec<(TaskId, ClaimToken)>, Error> {
+    let claim =
+        |claim: &v1::HeldClaim| Ok((edge::task_id(&claim.id)?, ClaimToken(claim.claim_token)));
+    claims.iter().map(claim).collect()
+}
+
+pub(super) fn beat(beat: &v1::Beat) -> Result<Beat, Error> {
+    Ok(Beat {
+        held: held(&beat.held)?,
+        rss_bytes: beat.rss_bytes,
+        activity: match beat.state() {
+            v1::WorkerState::Running | v1::WorkerState::Lost => Activity::Running,
+            v1::WorkerState::Quiet => Activity::Quiet,
+            v1::WorkerState::Stopping => Activity::Stopping,
+        },
+    })
+}
+
+pub(super) fn orders(orders: Orders) -> v1::BrokerMessage {
+    let claims = |claims: Vec<(TaskId, ClaimToken)>| {
+        let claim = |(task, token): (TaskId, ClaimToken)| v1::HeldClaim {
+            id: task.to_string(),
+            claim_token: token.0,
+        };
+        claims.into_iter().map(claim).collect()
+    };
+    let state = match orders.activity {
+        Activity::Running => v1::WorkerState::Running,
+        Activity::Quiet => v1::WorkerState::Quiet,
+        Activity::Stopping => v1::WorkerState::Stopping,
+    };
+    message(v1::broker_message::Message::Orders(v1::Orders {
+        cancel: claims(orders.cancel),
+        lost: claims(orders.lost),
+        state: state.into(),
+    }))
+}
+
+pub(super) fn message(message: v1::broker_message::Message) -> v1::BrokerMessage {
+    v1::BrokerMessage { message: Some(message) }
+}
+
+// ---- look and change
+
+pub(super) fn task(found: Found) -> v1::Task {
+    let Found { task, body: encoded } = found;
+    let body = encoded.as_deref().map(body);
+    v1::Task {
+        id: task.id.to_string(),
+        queue: task.queue.as_str().to_owned(),
+        r#type: task.task_type.as_ref().to_owned(),
+        state: task.state.as_str().to_owned(),
+        priority: task.priority.into(),
+        attempt: task.attempt,
+        max_attempts: task.max_attempts,
+        losses: task.losses,
+        payload: body.as_ref().map(|body| body.payload.to_vec()),
+        content_type: body.as_ref().map_or("", |body| body.content_type).to_owned(),
+        headers: body.as_ref().map(owned_headers).unwrap_or_default(),
+        result: task.result,
+        progress: task
+            .progress
+            .map(|(percent, message)| v1::TaskProgress { percent: percent.into(), message }),
+        enqueued_at: task.enqueued_at.0,
+        run_at: task.run_at.map(|at| at.0),
+        expires_at: task.expires_at.map(|at| at.0),
+        finished_at: task.finished_at.map(|at| at.0),
+        timeout_ms: task.timeout_ms,
+        tags: task.tags,
+        attempts: task.attempts.into_iter().map(attempt).collect(),
+        death_reason: task.death.map_or("", |reason| reason.as_str()).to_owned(),
+        claim: task.claim.map(|claim| v1::TaskClaim {
+            worker: claim.worker.as_ref().to_owned(),
+            claimed_at: claim.claimed_at.0,
+            lease_expires_at: claim.lease_expires_at.0,
+            cancel_requested: claim.cancel_requested,
+        }),
+    }
+}
+
+fn attempt(attempt: AttemptView) -> v1::Attempt {
+    v1::Attempt {
+        attempt: attempt.attempt,
+        worker: attempt.worker.as_ref().to_owned(),
+        claimed_at: attempt.claimed_at.0,
+        ended_at: attempt.ended_at.0,
+        outcome: attempt.outcome.as_str().to_owned(),
+        error: attempt.error.map(error_reply),
+    }
+}
+
+pub(super) fn error_reply([error_type, message, backtrace]: [String; 3]) -> v1::TaskError {
+    v1::TaskError { r#type: error_type, message, backtrace }
+}
+
+/// An empty text is no filter.
+pub(super) fn given(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+pub(super) fn dead_selection(request: v1::DeadRequest) -> Result<DeadSelection, Error> {
+    match (request.ids.is_empty(), request.filter) {
+        (false, None) => {
+            let ids = request.ids.iter().map(|id| edge::task_id(id));
+            Ok(DeadSelection::Ids(ids.collect::<Result<_, _>>()?))
+        }
+        (true, Some(filter)) => {
+            edge::dead_state(&filter.state)?;
+            Ok(DeadSelection::Filter {
+                queue: given(filter.queue),
+                task_type: given(filter.r#type),
+                error: given(filter.error),
+                tag: given(filter.tag),
+            })
+        }
+        (true, None) => Err(Error::Invalid(edge::NO_SELECTION.into())),
+        (false, Some(_)) => Err(Error::Invalid(edge::TWO_SELECTIONS.into())),
+    }
+}
+
+pub(super) fn bulk_reply(report: BulkReport) -> Result<v1::BulkReply, Status> {
+    let done = report.ended.is_some();
+    if let Some(ended) = report.ended {
+        ended?;
+    }
+    Ok(v1::BulkReply { changed: report.changed, skipped: report.skipped, done })
+}
+
+pub(super) fn queue(view: &QueueView, now: Timestamp) -> v1::Queue {
+    let counts = view.counts;
+    v1::Queue {
+        name: view.name.as_str().to_owned(),
+        ready: counts.ready,
+        scheduled: counts.scheduled,
+        claimed: counts.claimed,
+        blocked: counts.blocked,
+        dead: counts.dead,
+        paused: view.paused,
+        oldest_ready_age_ms: view.oldest_ready_at.map_or(0, |at| now.ms_since(at)),
+        enqueued_total: counts.enqueued_total,
+        succeeded_total: counts.succeeded_total,
+        failed_total: counts.failed_total,
+        dead_total: counts.dead_total,
+        lost_total: counts.lost_total,
+        expired_total: counts.expired_total,
+        cancelled_total: counts.cancelled_total,
+    }
+}
+
+pub(super) fn queue_settings(settings: &v1::QueueSettings) -> Result<QueueSettings, Error> {
+    Ok(QueueSettings {
+        max_length: settings.max_length,
+        dedup_window_ms: settings.dedup_window_ms,
+        retention_ms: settings.retention_ms,
+        retention_count: settings.retention_count,
+        dead_retention_ms: settings.dead_retention_ms,
+        dead_retention_count: settings.dead_retention_count,
+        retry: settings.retry.as_ref().map(retry_policy).transpose()?,
+        timeout_ms: settings.timeout_ms,
+    })
+}
+
+pub(super) fn queue_settings_reply(settings: &QueueSettings) -> v1::QueueSettings {
+    v1::QueueSettings {
+        max_length: settings.max_length,
+        dedup_window_ms: settings.dedup_window_ms,
+        retention_ms: settings.retention_ms,
+        retention_count: settings.retention_count,
+        dead_retention_ms: settings.dead_retention_ms,
+        dead_retention_count: settings.dead_retention_count,
+        retry: settings.retry.as_ref().map(retry_reply),
+        timeout_ms: settings.timeout_ms,
+    }
+}
+
+pub(super) fn worker(view: WorkerView) -> v1::Worker {
+    let Profile { name, host, pid, version, queues, slots } = view.profile;
+    v1::Worker {
+        id: view.id.to_string(),
+        name,
+        host,
+        pid,
+        version,
+        queues,
+        slots,
+        busy: view.busy,
+        state: view.state.to_owned(),
+        connected_at: view.connected_at.0,
+        beat_at: view.beat_at.0,
+        rss_bytes: view.rss_bytes,
+    }
+}
+
+/// A status that tonic made by itself (a message that can't be read) with the code it means.
+pub(super) fn named(status: Status) -> Status {
+    let error = match status.code() {
+        _ if status.metadata().contains_key(CODE_KEY) => return status,
+        Code::Internal => {
+            Error::Invalid(format!("the message can't be read: {}", status.message()))
+        }
+        Code::OutOfRange => Error::Invalid(status.message().to_owned()),
+        _ => return status,
+    };
+    error.into()
+}

@@ -1,0 +1,58 @@
+//! Dead letters: list, retry, discard.
+
+use super::{
+    Http,
+    extract::{JsonBody, Parameters},
+    queues::bulk,
+    tasks::page,
+};
+use crate::front::{edge, json, problem::Problem};
+use axum::{extract::State, response::Response};
+use taskyard_machine::{DeadAction, TaskStateName};
+
+/// A page of dead letters.
+#[utoipa::path(
+    get, path = "/v1/dead", tag = "dead letters",
+    params(json::ListQuery),
+    responses(
+        (status = 200, body = json::TaskList<'_>),
+        (status = "default", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn list(
+    State(http): State<Http>,
+    Parameters(query): Parameters<json::ListQuery>,
+) -> Result<Response, Problem> {
+    edge::dead_state(query.state.as_deref().unwrap_or_default())?;
+    page(&http.broker, query, Some(TaskStateName::Dead)).await
+}
+
+/// Makes dead letters ready, with all attempts before them.
+#[utoipa::path(
+    post, path = "/v1/dead/retry", tag = "dead letters",
+    request_body(content = json::DeadBody, content_type = "application/json"),
+    responses(
+        (status = 200, body = json::Bulk),
+        (status = 202, body = json::Bulk, description = "it takes longer, and goes on"),
+        (status = "default", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn retry(State(http): State<Http>, body: JsonBody) -> Result<Response, Problem> {
+    let selection = body.parse::<json::DeadBody>()?.selection()?;
+    bulk(http.broker.dead(DeadAction::Retry, selection)?).await
+}
+
+/// Removes dead letters for good.
+#[utoipa::path(
+    post, path = "/v1/dead/discard", tag = "dead letters",
+    request_body(content = json::DeadBody, content_type = "application/json"),
+    responses(
+        (status = 200, body = json::Bulk),
+        (status = 202, body = json::Bulk, description = "it takes longer, and goes on"),
+        (status = "default", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn discard(State(http): State<Http>, body: JsonBody) -> Result<Response, Problem> {
+    let selection = body.parse::<json::DeadBody>()?.selection()?;
+    bulk(http.broker.dead(DeadAction::Discard, selection)?).await
+}

@@ -1,0 +1,125 @@
+//! What handlers take from a request; what can't be taken is a problem that names it.
+
+use super::super::{edge, json, problem::Problem};
+use axum::{
+    body::{Bytes, to_bytes},
+    extract::{FromRequest, FromRequestParts, Path, Query, Request},
+    http::{StatusCode, header, request::Parts},
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use std::time::Duration;
+use taskyard_machine::TaskId;
+
+/// Largest body: a batch at its limit, as JSON.
+pub(in crate::front) const BODY_BYTES_MAX: usize = 32 << 20;
+/// How long the whole body may take to arrive.
+const BODY_WITHIN: Duration = Duration::from_secs(30);
+
+/// A JSON body, not yet read.
+pub(super) struct JsonBody(Bytes);
+
+impl JsonBody {
+    pub(super) fn parse<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Problem> {
+        json::parse(&self.0)
+    }
+
+    /// The default if there is no body at all.
+    pub(super) fn parse_or_default<'a, T: Deserialize<'a> + Default>(
+        &'a self,
+    ) -> Result<T, Problem> {
+        if self.0.is_empty() { Ok(T::default()) } else { self.parse() }
+    }
+
+    /// Whether it holds an array rather than an object.
+    pub(super) fn is_array(&self) -> bool {
+        self.0.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[')
+    }
+}
+
+impl<S: Sync> FromRequest<S> for JsonBody {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &S) -> Result<JsonBody, Problem> {
+        if let Some(media_type) = request.headers().get(header::CONTENT_TYPE) {
+            let text = media_type.to_str().unwrap_or("?");
+            if !json::is_json(text) {
+                let detail = format!("content-type {text} is not taken; send application/json");
+                let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+                return Err(Problem::new(status, "invalid_argument", detail));
+            }
+        }
+        let length = request.headers().get(header::CONTENT_LENGTH);
+        let length = length.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        if length.is_some_and(|length| length > BODY_BYTES_MAX as u64) {
+            return Err(too_large());
+        }
+        let body = to_bytes(request.into_body(), BODY_BYTES_MAX);
+        match tokio::time::timeout(BODY_WITHIN, body).await {
+            Ok(Ok(body)) => Ok(JsonBody(body)),
+            Ok(Err(error)) if is_length_limit(&error) => Err(too_large()),
+            Ok(Err(error)) => Err(Problem::invalid(format!("the body ended early: {error}"))),
+            Err(_elapsed) => {
+                let detail = format!("the body did not arrive within {BODY_WITHIN:?}");
+                Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "invalid_argument", detail))
+            }
+        }
+    }
+}
+
+fn too_large() -> Problem {
+    let detail = format!("the body has more than {BODY_BYTES_MAX} bytes; split it");
+    Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", detail)
+}
+
+fn is_length_limit(error: &axum::Error) -> bool {
+    let mut source = Some(error as &dyn std::error::Error);
+    while let Some(error) = source {
+        if error.to_string().contains("length limit exceeded") {
+            return true;
+        }
+        source = error.source();
+    }
+    false
+}
+
+/// The task that the path names.
+pub(super) struct TaskPath(pub(super) TaskId);
+
+impl<S: Send + Sync> FromRequestParts<S> for TaskPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<TaskPath, Problem> {
+        Ok(TaskPath(edge::task_id(&text(parts, state).await?)?))
+    }
+}
+
+/// The one name in the path: a queue's or a worker's.
+pub(super) struct NamePath(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for NamePath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<NamePath, Problem> {
+        text(parts, state).await.map(NamePath)
+    }
+}
+
+async fn text<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String, Problem> {
+    let Path(text) = Path::<String>::from_request_parts(parts, state)
+        .await
+        .map_err(|rejection| Problem::invalid(rejection.body_text()))?;
+    Ok(text)
+}
+
+/// The query's parameters.
+pub(super) struct Parameters<T>(pub(super) T);
+
+impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Parameters<T>, Problem> {
+        let Query(parameters) = Query::try_from_uri(&parts.uri)
+            .map_err(|rejection| Problem::invalid(rejection.body_text()))?;
+        Ok(Parameters(parameters))
+    }
+}

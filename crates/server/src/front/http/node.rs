@@ -1,0 +1,58 @@
+//! The node itself: cluster, metrics, health, the contract.
+
+use super::{Document, Http, ok};
+use crate::front::{json, problem::Problem};
+use axum::{
+    extract::State,
+    http::{HeaderValue, header},
+    response::{IntoResponse, Response},
+};
+use utoipa::OpenApi;
+
+/// The nodes and shards of this cluster.
+#[utoipa::path(
+    get, path = "/v1/cluster", tag = "node",
+    responses(
+        (status = 200, body = json::Cluster),
+        (status = "default", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn cluster(State(http): State<Http>) -> Result<Response, Problem> {
+    let address = http.address.map(|address| address.to_string());
+    Ok(ok(&json::Cluster::new(http.broker.cluster().await?, address)))
+}
+
+/// Metrics in the Prometheus text format.
+#[utoipa::path(
+    get, path = "/metrics", tag = "node",
+    responses((status = 200, body = String, content_type = "text/plain")),
+)]
+pub(super) async fn metrics(State(http): State<Http>) -> Response {
+    let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, content_type)], http.broker.shards().metrics()).into_response()
+}
+
+/// The process lives.
+#[utoipa::path(get, path = "/healthz", tag = "node", responses((status = 200, body = json::Health)))]
+pub(super) async fn healthz() -> Response {
+    ok(&json::Health { status: "ok" })
+}
+
+/// Every shard takes requests.
+#[utoipa::path(
+    get, path = "/readyz", tag = "node",
+    responses(
+        (status = 200, body = json::Health),
+        (status = 503, body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn readyz(State(http): State<Http>) -> Result<Response, Problem> {
+    http.broker.check_ready().await?;
+    Ok(ok(&json::Health { status: "ok" }))
+}
+
+/// This document.
+#[utoipa::path(get, path = "/openapi.json", tag = "node", responses((status = 200)))]
+pub(super) async fn openapi() -> Response {
+    ok(&Document::openapi())
+}

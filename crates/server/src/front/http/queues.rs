@@ -1,0 +1,151 @@
+//! Queues: counts, pause, purge, settings.
+
+use super::{
+    Http,
+    extract::{JsonBody, NamePath},
+    ok, reply,
+};
+use crate::{
+    broker::BulkJob,
+    front::{json, problem::Problem},
+};
+use axum::{extract::State, http::StatusCode, response::Response};
+use std::time::Duration;
+
+/// How long a call waits for the end of a bulk operation before it answers with how far it is.
+const BULK_WAITED_FOR: Duration = Duration::from_secs(60);
+
+/// All queues, with exact counts.
+#[utoipa::path(
+    get, path = "/v1/queues", tag = "queues",
+    responses(
+        (status = 200, body = json::QueueList<'_>),
+        (status = "default", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn list(State(http): State<Http>) -> Result<Response, Problem> {
+    let (views, now) = (http.broker.queues().await?, http.broker.now());
+    let queues = views.iter().map(|view| json::Queue::new(view, now)).collect();
+    Ok(ok(&json::QueueList { queues }))
+}
+
+/// One queue, with exact counts.
+#[utoipa::path(
+    get, path = "/v1/queues/{queue}", tag = "queues",
+    params(("queue" = String, Path)),
+    responses(
+        (status = 200, body = json::Queue<'_>),
+        (status = "default", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn queue(
+    State(http): State<Http>,
+    NamePath(queue): NamePath,
+) -> Result<Response, Problem> {
+    let view = http.broker.queue(&queue).await?;
+    Ok(ok(&json::Queue::new(&view, http.broker.now())))
+}
+
+/// Stops handing out tasks of a queue.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/pause", tag = "queues",
+    params(("queue" = String, Path)),
+    responses(
+        (status = 200, body = json::Paused),
+        (status = "default", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn pause(
+    State(http): State<Http>,
+    NamePath(queue): NamePath,
+) -> Result<Response, Problem> {
+    http.broker.pause(&queue).await?;
+    Ok(ok(&json::Paused { paused: true }))
+}
+
+/// Hands out tasks of a queue again.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/resume", tag = "queues",
+    params(("queue" = String, Path)),
+    responses(
+        (status = 200, body = json::Paused),
+        (status = "default", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn resume(
+    State(http): State<Http>,
+    NamePath(queue): NamePath,
+) -> Result<Response, Problem> {
+    http.broker.resume(&queue).await?;
+    Ok(ok(&json::Paused { paused: false }))
+}
+
+/// Removes the waiting tasks of a queue.
+#[utoipa::path(
+    post, path = "/v1/queues/{queue}/purge", tag = "queues",
+    params(("queue" = String, Path)),
+    responses(
+        (status = 200, body = json::Bulk),
+        (status = 202, body = json::Bulk, description = "it takes longer, and goes on"),
+        (status = "default", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn purge(
+    State(http): State<Http>,
+    NamePath(queue): NamePath,
+) -> Result<Response, Problem> {
+    bulk(http.broker.purge(&queue).await?).await
+}
+
+/// Waits for the end of a job, or answers with how far it is.
+pub(super) async fn bulk(mut job: BulkJob) -> Result<Response, Problem> {
+    // When it takes longer, the report of this moment is the answer.
+    let _ = tokio::time::timeout(BULK_WAITED_FOR, job.end()).await;
+    let report = job.report();
+    let body = json::Bulk::from(&report);
+    match report.ended {
+        Some(ended) => {
+            ended?;
+            Ok(ok(&body))
+        }
+        None => Ok(reply(StatusCode::ACCEPTED, &body)),
+    }
+}
+
+/// A queue's own settings.
+#[utoipa::path(
+    get, path = "/v1/queues/{queue}/settings", tag = "queues",
+    params(("queue" = String, Path)),
+    responses(
+        (status = 200, body = json::QueueSettings),
+        (status = "default", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn settings(
+    State(http): State<Http>,
+    NamePath(queue): NamePath,
+) -> Result<Response, Problem> {
+    let settings = http.broker.queue_settings(&queue).await?;
+    Ok(ok(&json::QueueSettings::from(&settings)))
+}
+
+/// Replaces all settings of a queue; what is absent returns to its default.
+#[utoipa::path(
+    put, path = "/v1/queues/{queue}/settings", tag = "queues",
+    params(("queue" = String, Path)),
+    request_body(content = json::QueueSettings, content_type = "application/json"),
+    responses(
+        (status = 200, body = json::QueueSettings),
+        (status = "default", body = Problem, content_type = "application/problem+json"),
+    ),
+)]
+pub(super) async fn set(
+    State(http): State<Http>,
+    NamePath(queue): NamePath,
+    body: JsonBody,
+) -> Result<Response, Problem> {
+    let body: json::QueueSettings = body.parse()?;
+    let settings = body.settings()?;
+    http.broker.set_queue(&queue, settings.clone()).await?;
+    Ok(ok(&json::QueueSettings::from(&settings)))
+}

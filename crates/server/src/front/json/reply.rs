@@ -1,0 +1,609 @@
+//! What answers hold.
+
+use super::{
+    Moment, Progress, TaskError,
+    bytes::{Shown, shown, shown_payload},
+};
+use crate::{
+    broker::{BulkReport, ClusterView, Found, TaskResult},
+    sessions::WorkerView,
+    shard::HandedTask,
+};
+use serde::Serialize;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+use taskyard_machine::{
+    AfterFailure, AttemptView, Body, ClaimView, Enqueued as MachineEnqueued, QueueView, TaskId,
+    TaskStateName, Timestamp,
+};
+use utoipa::ToSchema;
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// The task that was enqueued.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Enqueued {
+    /// Its id.
+    id: String,
+    /// Its request_id was known: this is the task it made then.
+    #[serde(skip_serializing_if = "is_false")]
+    duplicate: bool,
+}
+
+impl From<MachineEnqueued> for Enqueued {
+    fn from(enqueued: MachineEnqueued) -> Enqueued {
+        Enqueued { id: enqueued.id.to_string(), duplicate: enqueued.duplicate }
+    }
+}
+
+/// The tasks of a batch, in its order.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct EnqueuedBatch {
+    /// Their ids.
+    ids: Vec<String>,
+}
+
+impl EnqueuedBatch {
+    pub(in crate::front) fn new(enqueued: &[MachineEnqueued]) -> EnqueuedBatch {
+        EnqueuedBatch { ids: enqueued.iter().map(|enqueued| enqueued.id.to_string()).collect() }
+    }
+}
+
+/// The answer to one task or to a batch. Only for the document.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "only its schema is used")]
+pub(in crate::front) enum EnqueuedOneOrMany {
+    /// To one task.
+    One(Enqueued),
+    /// To a batch.
+    Many(EnqueuedBatch),
+}
+
+/// The claimed tasks; empty when nothing was ready in time.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Claimed<'a> {
+    /// At most as many as asked for.
+    tasks: Vec<ClaimedTask<'a>>,
+}
+
+impl<'a> Claimed<'a> {
+    pub(in crate::front) fn new(tasks: &'a [HandedTask]) -> Claimed<'a> {
+        Claimed { tasks: tasks.iter().map(ClaimedTask::new).collect() }
+    }
+}
+
+/// A task as a worker gets it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct ClaimedTask<'a> {
+    id: String,
+    queue: &'a str,
+    #[serde(rename = "type")]
+    task_type: &'a str,
+    /// As it was enqueued, if it is JSON.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    payload: Option<&'a RawValue>,
+    /// As it was enqueued, if it is not JSON.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_base64: Option<String>,
+    /// Only if it is not `application/json`.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    content_type: &'a str,
+    headers: BTreeMap<&'a str, &'a str>,
+    priority: u8,
+    /// From 1.
+    attempt: u32,
+    /// The right to finish this attempt.
+    claim_token: u64,
+    lease_expires_at: Moment,
+    /// Longest run time of this attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_ms: Option<u64>,
+    /// What the previous attempt left, if it is JSON.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    resume_state: Option<&'a RawValue>,
+    /// What the previous attempt left, if it is not JSON.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resume_state_base64: Option<String>,
+    enqueued_at: Moment,
+}
+
+impl<'a> ClaimedTask<'a> {
+    fn new(handed: &'a HandedTask) -> ClaimedTask<'a> {
+        let task = &handed.task;
+        let body = ShownBody::new(&handed.body);
+        let resume_state = task.resume_state.as_deref().map(shown).unwrap_or_default();
+        ClaimedTask {
+            id: task.id.to_string(),
+            queue: task.queue.as_str(),
+            task_type: &task.task_type,
+            payload: body.payload.json,
+            payload_base64: body.payload.base64,
+            content_type: body.content_type,
+            headers: body.headers,
+            priority: task.priority,
+            attempt: task.attempt,
+            claim_token: task.token.0,
+            lease_expires_at: task.lease_expires_at.into(),
+            timeout_ms: task.timeout_ms,
+            resume_state: resume_state.json,
+            resume_state_base64: resume_state.base64,
+            enqueued_at: task.enqueued_at.into(),
+        }
+    }
+}
+
+struct ShownBody<'a> {
+    payload: Shown<'a>,
+    content_type: &'a str,
+    headers: BTreeMap<&'a str, &'a str>,
+}
+
+impl<'a> ShownBody<'a> {
+    fn new(encoded: &'a [u8]) -> ShownBody<'a> {
+        let body = Body::decode(encoded).expect("a kept body is one that was encoded");
+        ShownBody {
+            payload: shown_payload(body.content_type, body.payload),
+            content_type: body.content_type,
+            headers: body.headers.into_iter().collect(),
+        }
+    }
+}
+
+/// The follow-ups of an ack.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Acked {
+    /// Their ids, in order.
+    enqueued: Vec<String>,
+}
+
+impl Acked {
+    pub(in crate::front) fn new(follow_ups: &[TaskId]) -> Acked {
+        Acked { enqueued: follow_ups.iter().map(ToString::to_string).collect() }
+    }
+}
+
+/// What became of a failed task.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Failed {
+    /// `scheduled`, `dead`, `failed` or `cancelled`.
+    state: &'static str,
+    /// When it runs again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run_at: Option<Moment>,
+}
+
+impl From<AfterFailure> for Failed {
+    fn from(after: AfterFailure) -> Failed {
+        let (state, run_at) = match after {
+            AfterFailure::Retry { run_at } => (TaskStateName::Scheduled, Some(run_at.into())),
+            AfterFailure::Dead => (TaskStateName::Dead, None),
+            AfterFailure::Failed => (TaskStateName::Failed, None),
+            AfterFailure::Cancelled => (TaskStateName::Cancelled, None),
+        };
+        Failed { state: state.as_str(), run_at }
+    }
+}
+
+/// A renewed lease.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Extended {
+    /// Its new end.
+    pub(in crate::front) lease_expires_at: Moment,
+    /// Stop: the task is cancelled when you yield.
+    pub(in crate::front) cancel_requested: bool,
+}
+
+/// A task that was put off.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Snoozed {
+    /// When it may run again.
+    pub(in crate::front) run_at: Moment,
+}
+
+/// Where a task is now.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct StateReply {
+    /// The word for it.
+    pub(in crate::front) state: &'static str,
+}
+
+/// One task.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Task<'a> {
+    id: String,
+    queue: &'a str,
+    #[serde(rename = "type")]
+    task_type: &'a str,
+    /// `blocked`, `scheduled`, `ready`, `claimed`, `succeeded`, `failed`, `dead`, `cancelled` or
+    /// `expired`.
+    state: &'static str,
+    priority: u8,
+    /// The attempt it is in or was last in, 0 before the first.
+    attempt: u32,
+    /// Attempts in all that its policy allows.
+    max_attempts: u32,
+    /// Claims lost so far.
+    losses: u32,
+    /// As it was enqueued, if it is JSON. Not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    payload: Option<&'a RawValue>,
+    /// As it was enqueued, if it is not JSON. Not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_base64: Option<String>,
+    /// Only if it is not `application/json`. Not in lists.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    content_type: &'a str,
+    /// Not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    headers: Option<BTreeMap<&'a str, &'a str>>,
+    /// What it returned, if it is JSON.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    result: Option<&'a RawValue>,
+    /// What it returned, if it is not JSON.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result_base64: Option<String>,
+    /// How far it is or was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<Progress<'a>>,
+    enqueued_at: Moment,
+    /// When it runs next, while scheduled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run_at: Option<Moment>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<Moment>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    finished_at: Option<Moment>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_ms: Option<u64>,
+    tags: &'a [String],
+    /// Its last attempts, oldest first.
+    attempts: Vec<Attempt<'a>>,
+    /// Why it is a dead letter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    death_reason: Option<&'static str>,
+    /// The current claim.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claim: Option<TaskClaim<'a>>,
+}
+
+impl<'a> Task<'a> {
+    pub(in crate::front) fn new(found: &'a Found) -> Task<'a> {
+        let task = &found.task;
+        let body = found.body.as_deref().map(ShownBody::new);
+        let (payload, content_type, headers) = match body {
+            Some(body) => (body.payload, body.content_type, Some(body.headers)),
+            None => (Shown::default(), "", None),
+        };
+        let result = task.result.as_deref().map(shown).unwrap_or_default();
+        let progress = |(percent, message): &'a (u8, String)| Progress {
+            percent: (*percent).into(),
+            message: message.into(),
+        };
+        Task {
+            id: task.id.to_string(),
+            queue: task.queue.as_str(),
+            task_type: &task.task_type,
+            state: task.state.as_str(),
+            priority: task.priority,
+            attempt: task.attempt,
+            max_attempts: task.max_attempts,
+            losses: task.losses,
+            payload: payload.json,
+            payload_base64: payload.base64,
+            content_type,
+            headers,
+            result: result.json,
+            result_base64: result.base64,
+            progress: task.progress.as_ref().map(progress),
+            enqueued_at: task.enqueued_at.into(),
+            run_at: task.run_at.map(Moment),
+            expires_at: task.expires_at.map(Moment),
+            finished_at: task.finished_at.map(Moment),
+            timeout_ms: task.timeout_ms,
+            tags: &task.tags,
+            attempts: task.attempts.iter().map(Attempt::new).collect(),
+            death_reason: task.death.map(|reason| reason.as_str()),
+            claim: task.claim.as_ref().map(TaskClaim::new),
+        }
+    }
+}
+
+/// One past attempt.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Attempt<'a> {
+    /// From 1.
+    attempt: u32,
+    worker: &'a str,
+    claimed_at: Moment,
+    ended_at: Moment,
+    /// `succeeded`, `failed`, `lost`, `released`, `snoozed`, `cancelled` or `timed_out`.
+    outcome: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<TaskError<'a>>,
+}
+
+impl<'a> Attempt<'a> {
+    fn new(attempt: &'a AttemptView) -> Attempt<'a> {
+        Attempt {
+            attempt: attempt.attempt,
+            worker: &attempt.worker,
+            claimed_at: attempt.claimed_at.into(),
+            ended_at: attempt.ended_at.into(),
+            outcome: attempt.outcome.as_str(),
+            error: attempt.error.as_ref().map(task_error),
+        }
+    }
+}
+
+fn task_error([error_type, message, backtrace]: &[String; 3]) -> TaskError<'_> {
+    TaskError {
+        error_type: error_type.into(),
+        message: message.into(),
+        backtrace: backtrace.into(),
+    }
+}
+
+/// The current claim of a task.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct TaskClaim<'a> {
+    worker: &'a str,
+    claimed_at: Moment,
+    lease_expires_at: Moment,
+    /// The worker is asked to stop.
+    cancel_requested: bool,
+}
+
+impl<'a> TaskClaim<'a> {
+    fn new(claim: &'a ClaimView) -> TaskClaim<'a> {
+        TaskClaim {
+            worker: &claim.worker,
+            claimed_at: claim.claimed_at.into(),
+            lease_expires_at: claim.lease_expires_at.into(),
+            cancel_requested: claim.cancel_requested,
+        }
+    }
+}
+
+/// A page of a list.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct TaskList<'a> {
+    /// In id order, without payloads.
+    pub(in crate::front) tasks: Vec<Task<'a>>,
+    /// Where to go on; absent at the end. A page may be short, even empty, and still go on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::front) cursor: Option<&'a str>,
+}
+
+/// What came of a task. Until it has ended there is a state and nothing else.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct ResultReply<'a> {
+    /// Where it is; `succeeded` comes with its result.
+    state: &'static str,
+    /// What it returned, if it is JSON.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    result: Option<&'a RawValue>,
+    /// What it returned, if it is not JSON.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result_base64: Option<String>,
+    /// Of its last failed attempt, unless it succeeded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<TaskError<'a>>,
+}
+
+impl<'a> ResultReply<'a> {
+    pub(in crate::front) fn new(result: &'a TaskResult) -> ResultReply<'a> {
+        let shown = result.result.as_deref().map(shown).unwrap_or_default();
+        ResultReply {
+            state: result.state.as_str(),
+            result: shown.json,
+            result_base64: shown.base64,
+            error: result.error.as_ref().map(task_error),
+        }
+    }
+}
+
+/// One queue, with exact counts.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Queue<'a> {
+    name: &'a str,
+    ready: u64,
+    scheduled: u64,
+    claimed: u64,
+    blocked: u64,
+    dead: u64,
+    paused: bool,
+    /// How long the oldest ready task has been ready.
+    oldest_ready_age_ms: u64,
+    enqueued_total: u64,
+    succeeded_total: u64,
+    /// Attempts that ever failed.
+    failed_total: u64,
+    dead_total: u64,
+    lost_total: u64,
+    expired_total: u64,
+    cancelled_total: u64,
+}
+
+impl<'a> Queue<'a> {
+    pub(in crate::front) fn new(view: &'a QueueView, now: Timestamp) -> Queue<'a> {
+        let counts = view.counts;
+        Queue {
+            name: view.name.as_str(),
+            ready: counts.ready,
+            scheduled: counts.scheduled,
+            claimed: counts.claimed,
+            blocked: counts.blocked,
+            dead: counts.dead,
+            paused: view.paused,
+            oldest_ready_age_ms: view.oldest_ready_at.map_or(0, |at| now.ms_since(at)),
+            enqueued_total: counts.enqueued_total,
+            succeeded_total: counts.succeeded_total,
+            failed_total: counts.failed_total,
+            dead_total: counts.dead_total,
+            lost_total: counts.lost_total,
+            expired_total: counts.expired_total,
+            cancelled_total: counts.cancelled_total,
+        }
+    }
+}
+
+/// All queues, by name.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct QueueList<'a> {
+    pub(in crate::front) queues: Vec<Queue<'a>>,
+}
+
+/// Whether a queue is paused.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Paused {
+    pub(in crate::front) paused: bool,
+}
+
+/// How far a bulk operation is.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Bulk {
+    /// Tasks changed so far.
+    changed: u64,
+    /// Tasks named but not fit for it.
+    skipped: u64,
+    /// `false`: it goes on by itself; look at the queue's counts.
+    done: bool,
+}
+
+impl From<&BulkReport> for Bulk {
+    fn from(report: &BulkReport) -> Bulk {
+        let BulkReport { changed, skipped, ended } = report;
+        Bulk { changed: *changed, skipped: *skipped, done: ended.is_some() }
+    }
+}
+
+/// One worker.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Worker {
+    id: String,
+    name: String,
+    host: String,
+    pid: u32,
+    version: String,
+    queues: Vec<String>,
+    slots: u32,
+    busy: u32,
+    /// `running`, `quiet`, `stopping` or `lost`.
+    state: &'static str,
+    connected_at: Moment,
+    beat_at: Moment,
+    rss_bytes: u64,
+}
+
+impl From<WorkerView> for Worker {
+    fn from(view: WorkerView) -> Worker {
+        let profile = view.profile;
+        Worker {
+            id: view.id.to_string(),
+            name: profile.name,
+            host: profile.host,
+            pid: profile.pid,
+            version: profile.version,
+            queues: profile.queues,
+            slots: profile.slots,
+            busy: view.busy,
+            state: view.state,
+            connected_at: view.connected_at.into(),
+            beat_at: view.beat_at.into(),
+            rss_bytes: view.rss_bytes,
+        }
+    }
+}
+
+/// Workers with a session, and those lost within a day.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct WorkerList {
+    pub(in crate::front) workers: Vec<Worker>,
+}
+
+/// What a worker was asked to do.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Asked {
+    /// `quiet` or `stopping`.
+    pub(in crate::front) asked: &'static str,
+}
+
+/// The nodes and shards of this cluster.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Cluster {
+    cluster_id: String,
+    nodes: Vec<NodeReply>,
+    shards: Vec<Shard>,
+}
+
+/// One node.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct NodeReply {
+    id: u64,
+    /// Where it listens; absent if nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    address: Option<String>,
+    zone: &'static str,
+    /// `up`.
+    state: &'static str,
+}
+
+/// One shard.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Shard {
+    id: u16,
+    /// The node that leads it; absent while none does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    leader: Option<u64>,
+    term: u64,
+    replicas: Vec<ShardReplica>,
+}
+
+/// One copy of a shard.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct ShardReplica {
+    node: u64,
+    /// Index of the last entry that it is known to have on disk.
+    #[serde(rename = "match")]
+    matched: u64,
+    /// Entries that it has not applied yet.
+    lag: u64,
+}
+
+/// The only node there is, until others can join.
+const NODE: u64 = 1;
+
+impl Cluster {
+    pub(in crate::front) fn new(view: ClusterView, address: Option<String>) -> Cluster {
+        let shard = |status: &crate::shard::ShardStatus| Shard {
+            id: status.shard.0,
+            leader: status.serves.then_some(NODE),
+            term: status.term,
+            replicas: vec![ShardReplica {
+                node: NODE,
+                matched: status.persisted,
+                lag: status.persisted.saturating_sub(status.applied),
+            }],
+        };
+        Cluster {
+            cluster_id: view.cluster_id,
+            nodes: vec![NodeReply { id: NODE, address, zone: "", state: "up" }],
+            shards: view.shards.iter().map(shard).collect(),
+        }
+    }
+}
+
+/// The process lives.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Health {
+    /// `ok`.
+    pub(in crate::front) status: &'static str,
+}

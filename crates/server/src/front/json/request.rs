@@ -1,0 +1,591 @@
+//! What requests may hold.
+
+use super::{Moment, Ms, bytes::decode_base64};
+use crate::{
+    Error,
+    broker::{DeadSelection, Edit},
+    front::edge::{self, Growth, RetryDraft},
+};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{MapAccess, Visitor, value::MapAccessDeserializer},
+};
+use serde_json::value::RawValue;
+use std::{borrow::Cow, collections::BTreeMap, fmt};
+use taskyard_machine::{
+    Body, ClaimToken, Extend, Fail, NewTask as MachineTask, Progress as MachineProgress,
+    QueueSettings as MachineSettings, RetryPolicy, Snooze as MachineSnooze,
+    TaskError as MachineError, TaskId, limits,
+};
+use utoipa::{IntoParams, ToSchema};
+
+const NULL: &[u8] = b"null";
+
+/// A task to enqueue.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct NewTask<'a> {
+    /// The queue. Only for follow-ups of an ack (default: `default`); elsewhere the path says it.
+    pub(in crate::front) queue: Option<String>,
+    /// The function's name.
+    #[serde(rename = "type")]
+    task_type: String,
+    /// Any JSON value; kept verbatim. Default `null`.
+    #[serde(borrow)]
+    #[schema(value_type = Option<serde_json::Value>)]
+    payload: Option<&'a RawValue>,
+    /// The payload, when it is not JSON.
+    payload_base64: Option<String>,
+    /// The payload's media type. Default `application/json`.
+    content_type: Option<String>,
+    /// Strings to strings, for tracing and routing.
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    /// 0 to 9, 9 first. Default 5.
+    #[schema(minimum = 0, maximum = 9)]
+    priority: Option<u64>,
+    /// When it may first run, from now; or `run_at`.
+    delay_ms: Option<Ms>,
+    /// When it may first run; or `delay_ms`.
+    run_at: Option<Moment>,
+    /// It ends as `expired` if not claimed by then.
+    expires_at: Option<Moment>,
+    /// Identity of the request: the same one again answers with the same task.
+    request_id: Option<String>,
+    /// How failures are retried. Default: the queue's.
+    retry: Option<Retry>,
+    /// Longest run time of one attempt.
+    timeout_ms: Option<Ms>,
+    /// How long it is kept after it ended. Default: the queue's.
+    retention_ms: Option<Ms>,
+    /// Words to find it by.
+    #[serde(default)]
+    tags: Vec<String>,
+    /// The payload's bytes, once `payload_base64` was decoded.
+    #[serde(skip)]
+    decoded: Option<Vec<u8>>,
+}
+
+impl NewTask<'_> {
+    /// Reads what is encoded in it; call before `task`.
+    pub(in crate::front) fn decode(&mut self) -> Result<(), Error> {
+        if let Some(text) = &self.payload_base64 {
+            if self.payload.is_some() {
+                let text = "payload and payload_base64 exclude each other; send one";
+                return Err(Error::Invalid(text.into()));
+            }
+            self.decoded = Some(decode_base64("payload_base64", text)?);
+        }
+        Ok(())
+    }
+
+    /// The task, borrowed from this.
+    pub(in crate::front) fn task(&self) -> Result<MachineTask<'_>, Error> {
+        let moment = |moment: Option<Moment>| moment.map(|moment| moment.0);
+        let delay_ms = self.delay_ms.map(|ms| ms.0);
+        let run_at = edge::when(delay_ms, moment(self.run_at), ["delay_ms", "run_at"])?;
+        let json = || self.payload.map_or(NULL, |json| json.get().as_bytes());
+        Ok(MachineTask {
+            task_type: &self.task_type,
+            body: Body {
+                content_type: self.content_type.as_deref().unwrap_or_default(),
+                headers: headers(&self.headers),
+                payload: self.decoded.as_deref().unwrap_or_else(json),
+            },
+            priority: self.priority.map(edge::priority).transpose()?,
+            run_at: run_at.unwrap_or_default(),
+            expires_at: moment(self.expires_at),
+            request_id: self.request_id.as_deref(),
+            retry: self.retry.as_ref().map(Retry::policy).transpose()?,
+            timeout_ms: self.timeout_ms.map(|ms| ms.0),
+            retention_ms: self.retention_ms.map(|ms| ms.0),
+            tags: self.tags.iter().map(String::as_str).collect(),
+        })
+    }
+}
+
+/// A task, or several as an atomic batch. Only for the document: an array is read for itself, so
+/// that its errors name the element.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, clippy::large_enum_variant, reason = "only its schema is used")]
+pub(in crate::front) enum OneOrMany<'a> {
+    /// One task.
+    One(NewTask<'a>),
+    /// All or none.
+    Many(Vec<NewTask<'a>>),
+}
+
+fn headers(map: &BTreeMap<String, String>) -> Vec<(&str, &str)> {
+    map.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
+}
+
+/// How the wait grows from failure to failure.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::front) enum RetryKind {
+    /// `delay_ms` x `factor`^n, up to `delay_max_ms`.
+    #[default]
+    Exponential,
+    /// Always `delay_ms`.
+    Fixed,
+    /// `delay_ms` x n, up to `delay_max_ms`.
+    Linear,
+    /// The formula of Sidekiq and Faktory.
+    Polynomial,
+    /// `delays_ms`, the last one repeating.
+    List,
+}
+
+/// How failures are retried.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct Retry {
+    /// Default `exponential`.
+    #[serde(default)]
+    policy: RetryKind,
+    /// Attempts in all. Default 25; 1 never retries.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_attempts: Option<u32>,
+    /// The first wait. Default 30,000. For exponential, fixed and linear.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_ms: Option<Ms>,
+    /// Growth per failure. Default 2. For exponential.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    factor: Option<f64>,
+    /// The longest wait. Default one hour. For exponential and linear.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay_max_ms: Option<Ms>,
+    /// Added to each wait: up to this share of it, 0 to 1. Default 0.25 for exponential and linear,
+    /// else 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    jitter: Option<f64>,
+    /// For list.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    delays_ms: Vec<Ms>,
+}
+
+impl Retry {
+    fn policy(&self) -> Result<RetryPolicy, Error> {
+        let draft = RetryDraft {
+            growth: match self.policy {
+                RetryKind::Exponential => Growth::Exponential,
+                RetryKind::Fixed => Growth::Fixed,
+                RetryKind::Linear => Growth::Linear,
+                RetryKind::Polynomial => Growth::Polynomial,
+                RetryKind::List => Growth::List,
+            },
+            max_attempts: self.max_attempts,
+            delay_ms: self.delay_ms.map(|ms| ms.0),
+            factor: self.factor,
+            delay_max_ms: self.delay_max_ms.map(|ms| ms.0),
+            jitter: self.jitter,
+            delays_ms: self.delays_ms.iter().map(|ms| ms.0).collect(),
+        };
+        draft.policy()
+    }
+}
+
+impl From<&RetryPolicy> for Retry {
+    fn from(policy: &RetryPolicy) -> Retry {
+        let draft = RetryDraft::from(policy);
+        Retry {
+            policy: match draft.growth {
+                Growth::Exponential => RetryKind::Exponential,
+                Growth::Fixed => RetryKind::Fixed,
+                Growth::Linear => RetryKind::Linear,
+                Growth::Polynomial => RetryKind::Polynomial,
+                Growth::List => RetryKind::List,
+            },
+            max_attempts: draft.max_attempts,
+            delay_ms: draft.delay_ms.map(Ms),
+            factor: draft.factor,
+            delay_max_ms: draft.delay_max_ms.map(Ms),
+            jitter: draft.jitter,
+            delays_ms: draft.delays_ms.into_iter().map(Ms).collect(),
+        }
+    }
+}
+
+/// A claim of ready tasks. It lives by its lease alone: extend it, or it is lost.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct Claim {
+    /// Names, looked at in this order; `{name, weight}` for some draws all by weight.
+    pub(in crate::front) queues: Vec<ClaimQueue>,
+    /// At most this many. Default 1.
+    #[serde(default = "one")]
+    #[schema(minimum = 1, maximum = 1000)]
+    pub(in crate::front) max: u32,
+    /// Default 30,000.
+    #[serde(default = "lease")]
+    pub(in crate::front) lease_ms: Ms,
+    /// How long to wait for the first task, up to 60,000. Default 0.
+    #[serde(default = "zero")]
+    pub(in crate::front) wait_ms: Ms,
+    /// Who claims, for people.
+    #[serde(default)]
+    pub(in crate::front) worker: String,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn lease() -> Ms {
+    Ms(limits::LEASE_MS_DEFAULT)
+}
+
+fn zero() -> Ms {
+    Ms(0)
+}
+
+/// A queue to claim from.
+#[derive(Debug, ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "its variants are what the document shows; see Deserialize below")]
+pub(in crate::front) enum ClaimQueue {
+    /// Its name.
+    Name(String),
+    /// Its name and share.
+    Weighted(WeightedQueue),
+}
+
+/// A queue and its share.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct WeightedQueue {
+    /// Its name.
+    pub(in crate::front) name: String,
+    /// Its share, 1 to 1000.
+    #[schema(minimum = 1, maximum = 1000)]
+    pub(in crate::front) weight: u32,
+}
+
+impl<'de> Deserialize<'de> for ClaimQueue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ClaimQueue, D::Error> {
+        struct QueueVisitor;
+        impl<'de> Visitor<'de> for QueueVisitor {
+            type Value = ClaimQueue;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a queue's name, or {\"name\", \"weight\"}")
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<ClaimQueue, E> {
+                Ok(ClaimQueue::Name(name.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ClaimQueue, A::Error> {
+                WeightedQueue::deserialize(MapAccessDeserializer::new(map))
+                    .map(ClaimQueue::Weighted)
+            }
+        }
+        deserializer.deserialize_any(QueueVisitor)
+    }
+}
+
+impl Claim {
+    /// The queues with their weights, 0 where none was given.
+    pub(in crate::front) fn queues(&mut self) -> Result<Vec<(String, u32)>, Error> {
+        let queue = |queue| match queue {
+            ClaimQueue::Name(name) => Ok((name, 0)),
+            ClaimQueue::Weighted(WeightedQueue { name, weight: 0 }) => {
+                Err(Error::Invalid(format!("weight 0 of queue {name} is not 1 to 1000")))
+            }
+            ClaimQueue::Weighted(WeightedQueue { name, weight }) => Ok((name, weight)),
+        };
+        std::mem::take(&mut self.queues).into_iter().map(queue).collect()
+    }
+}
+
+/// Ends a claimed task well.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct Ack<'a> {
+    /// The claim's token.
+    pub(in crate::front) claim_token: u64,
+    /// Any JSON value; kept verbatim.
+    #[serde(borrow)]
+    #[schema(value_type = Option<serde_json::Value>)]
+    pub(in crate::front) result: Option<&'a RawValue>,
+    /// Tasks that are enqueued with the ack or not at all.
+    #[serde(borrow, default)]
+    pub(in crate::front) enqueue: Vec<NewTask<'a>>,
+}
+
+/// What went wrong in an attempt.
+#[derive(Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(in crate::front) struct TaskError<'a> {
+    /// Its class, for grouping.
+    #[serde(rename = "type")]
+    pub(in crate::front) error_type: Cow<'a, str>,
+    /// Its message.
+    pub(in crate::front) message: Cow<'a, str>,
+    /// Where it happened.
+    pub(in crate::front) backtrace: Cow<'a, str>,
+}
+
+/// Ends an attempt badly.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct FailBody {
+    /// The claim's token.
+    claim_token: u64,
+    /// What went wrong.
+    #[serde(default)]
+    error: TaskError<'static>,
+    /// Overrides the policy's wait, not its number of attempts.
+    retry_at: Option<Moment>,
+    /// The same, from now.
+    retry_after_ms: Option<Ms>,
+    /// `false` ends the task at once as a dead letter. Default `true`.
+    #[serde(default = "yes")]
+    retryable: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl FailBody {
+    pub(in crate::front) fn fail(&self, task: TaskId) -> Result<Fail<'_>, Error> {
+        let (after_ms, at) = (self.retry_after_ms.map(|ms| ms.0), self.retry_at.map(|at| at.0));
+        Ok(Fail {
+            task,
+            token: ClaimToken(self.claim_token),
+            error: MachineError {
+                error_type: &self.error.error_type,
+                message: &self.error.message,
+                backtrace: &self.error.backtrace,
+            },
+            retry_at: edge::when(after_ms, at, ["retry_after_ms", "retry_at"])?,
+            retryable: self.retryable,
+        })
+    }
+}
+
+/// How far a running task is.
+#[derive(Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct Progress<'a> {
+    /// 0 to 100.
+    #[schema(minimum = 0, maximum = 100)]
+    pub(in crate::front) percent: u64,
+    /// One line for people.
+    #[serde(default)]
+    pub(in crate::front) message: Cow<'a, str>,
+}
+
+/// Renews a lease.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct ExtendBody<'a> {
+    /// The claim's token.
+    claim_token: u64,
+    /// The new lease, from now. Default: as long as it was claimed for.
+    lease_ms: Option<Ms>,
+    /// How far it is.
+    progress: Option<Progress<'static>>,
+    /// What the next attempt receives; kept verbatim.
+    #[serde(borrow)]
+    #[schema(value_type = Option<serde_json::Value>)]
+    resume_state: Option<&'a RawValue>,
+}
+
+impl ExtendBody<'_> {
+    pub(in crate::front) fn extend(&self, task: TaskId) -> Result<Extend<'_>, Error> {
+        let progress = |progress: &'_ Progress<'static>| edge::percent(progress.percent);
+        let percent = self.progress.as_ref().map(progress).transpose()?;
+        let message = self.progress.as_ref().map_or("", |progress| &progress.message);
+        Ok(Extend {
+            task,
+            token: ClaimToken(self.claim_token),
+            lease_ms: self.lease_ms.map(|ms| ms.0),
+            progress: percent.map(|percent| MachineProgress { percent, message }),
+            resume_state: self.resume_state.map(|json| json.get().as_bytes()),
+        })
+    }
+}
+
+/// Puts a claimed task off without spending an attempt: `delay_ms` or `run_at`.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct SnoozeBody {
+    /// The claim's token.
+    claim_token: u64,
+    /// When it may run again, from now.
+    delay_ms: Option<Ms>,
+    /// When it may run again.
+    run_at: Option<Moment>,
+}
+
+impl SnoozeBody {
+    pub(in crate::front) fn snooze(&self, task: TaskId) -> Result<MachineSnooze, Error> {
+        let (delay_ms, run_at) = (self.delay_ms.map(|ms| ms.0), self.run_at.map(|at| at.0));
+        let until = edge::until(delay_ms, run_at)?;
+        Ok(MachineSnooze { task, token: ClaimToken(self.claim_token), until })
+    }
+}
+
+/// Gives a claimed task back.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct ReleaseBody {
+    /// The claim's token.
+    pub(in crate::front) claim_token: u64,
+}
+
+/// What a retry changes; what is absent stays.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct RetryBody<'a> {
+    /// Replaces the payload.
+    #[serde(borrow)]
+    #[schema(value_type = Option<serde_json::Value>)]
+    payload: Option<&'a RawValue>,
+    /// Replaces all headers.
+    headers: Option<BTreeMap<String, String>>,
+}
+
+impl RetryBody<'_> {
+    pub(in crate::front) fn edit(&self) -> Option<Edit<'_>> {
+        let payload = self.payload.map(|json| (json.get().as_bytes(), ""));
+        let headers = self.headers.as_ref().map(headers);
+        (payload.is_some() || headers.is_some()).then_some(Edit { payload, headers })
+    }
+}
+
+/// A queue's own rules; what is absent is the default.
+#[derive(Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct QueueSettings {
+    /// Most waiting tasks; no bound by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_length: Option<u64>,
+    /// How long a request_id is remembered. Default 24 h.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dedup_window_ms: Option<Ms>,
+    /// How long finished tasks are kept at most. Default 24 h.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retention_ms: Option<Ms>,
+    /// How many finished tasks are kept at most. Default 10,000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retention_count: Option<u32>,
+    /// How long dead letters are kept. Default 30 days.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dead_retention_ms: Option<Ms>,
+    /// How many dead letters are kept at most; no bound by default. 0 ends tasks as failed instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dead_retention_count: Option<u32>,
+    /// For tasks that bring none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry: Option<Retry>,
+    /// For tasks that bring none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_ms: Option<Ms>,
+}
+
+impl QueueSettings {
+    pub(in crate::front) fn settings(&self) -> Result<MachineSettings, Error> {
+        let ms = |ms: Option<Ms>| ms.map(|ms| ms.0);
+        Ok(MachineSettings {
+            max_length: self.max_length,
+            dedup_window_ms: ms(self.dedup_window_ms),
+            retention_ms: ms(self.retention_ms),
+            retention_count: self.retention_count,
+            dead_retention_ms: ms(self.dead_retention_ms),
+            dead_retention_count: self.dead_retention_count,
+            retry: self.retry.as_ref().map(Retry::policy).transpose()?,
+            timeout_ms: ms(self.timeout_ms),
+        })
+    }
+}
+
+impl From<&MachineSettings> for QueueSettings {
+    fn from(settings: &MachineSettings) -> QueueSettings {
+        QueueSettings {
+            max_length: settings.max_length,
+            dedup_window_ms: settings.dedup_window_ms.map(Ms),
+            retention_ms: settings.retention_ms.map(Ms),
+            retention_count: settings.retention_count,
+            dead_retention_ms: settings.dead_retention_ms.map(Ms),
+            dead_retention_count: settings.dead_retention_count,
+            retry: settings.retry.as_ref().map(Retry::from),
+            timeout_ms: settings.timeout_ms.map(Ms),
+        }
+    }
+}
+
+/// Which dead letters: `ids` or `filter`; an empty filter means all.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct DeadBody {
+    /// These.
+    ids: Option<Vec<String>>,
+    /// All that match.
+    filter: Option<DeadFilter>,
+}
+
+/// Every given part must match.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct DeadFilter {
+    /// In this queue.
+    queue: Option<String>,
+    /// Of this type.
+    #[serde(rename = "type")]
+    task_type: Option<String>,
+    /// Whose last error's type is this, or whose message contains it.
+    error: Option<String>,
+    /// With this tag.
+    tag: Option<String>,
+}
+
+impl DeadBody {
+    pub(in crate::front) fn selection(self) -> Result<DeadSelection, Error> {
+        match (self.ids, self.filter) {
+            (Some(ids), None) => {
+                let ids = ids.iter().map(|id| edge::task_id(id));
+                Ok(DeadSelection::Ids(ids.collect::<Result<_, _>>()?))
+            }
+            (None, Some(DeadFilter { queue, task_type, error, tag })) => {
+                Ok(DeadSelection::Filter { queue, task_type, error, tag })
+            }
+            (None, None) => Err(Error::Invalid(edge::NO_SELECTION.into())),
+            (Some(_), Some(_)) => Err(Error::Invalid(edge::TWO_SELECTIONS.into())),
+        }
+    }
+}
+
+/// Which page of which list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(in crate::front) struct ListQuery {
+    /// In this queue.
+    pub(in crate::front) queue: Option<String>,
+    /// In this state.
+    pub(in crate::front) state: Option<String>,
+    /// Of this type.
+    #[serde(rename = "type")]
+    pub(in crate::front) task_type: Option<String>,
+    /// Whose last error's type is this, or whose message contains it.
+    pub(in crate::front) error: Option<String>,
+    /// With this tag.
+    pub(in crate::front) tag: Option<String>,
+    /// The cursor of the previous page.
+    pub(in crate::front) cursor: Option<String>,
+    /// Tasks at most, up to 1000. Default 50.
+    pub(in crate::front) limit: Option<u32>,
+}
+
+/// How long to wait for the end.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(in crate::front) struct WaitQuery {
+    /// Up to 60,000. Default 0.
+    pub(in crate::front) wait_ms: Option<u64>,
+}

@@ -1,0 +1,107 @@
+//! Durations and moments in JSON.
+
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Unexpected, Visitor},
+};
+use std::fmt;
+use taskyard_machine::Timestamp;
+use utoipa::ToSchema;
+
+/// A duration in whole milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(value_type = u64)]
+pub(in crate::front) struct Ms(pub(in crate::front) u64);
+
+impl<'de> Deserialize<'de> for Ms {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Ms, D::Error> {
+        deserializer.deserialize_u64(MsVisitor)
+    }
+}
+
+struct MsVisitor;
+
+impl Visitor<'_> for MsVisitor {
+    type Value = Ms;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("whole milliseconds, 0 or more")
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Ms, E> {
+        Ok(Ms(value))
+    }
+}
+
+/// A moment, as RFC 3339; shown in UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ToSchema)]
+#[schema(value_type = String, format = DateTime)]
+pub(in crate::front) struct Moment(pub(in crate::front) Timestamp);
+
+impl From<Timestamp> for Moment {
+    fn from(at: Timestamp) -> Moment {
+        Moment(at)
+    }
+}
+
+impl<'de> Deserialize<'de> for Moment {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Moment, D::Error> {
+        deserializer.deserialize_str(MomentVisitor)
+    }
+}
+
+struct MomentVisitor;
+
+impl Visitor<'_> for MomentVisitor {
+    type Value = Moment;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a moment such as \"2026-03-01T12:00:30Z\"")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Moment, E> {
+        let moment: jiff::Timestamp =
+            text.parse().map_err(|_| E::invalid_value(Unexpected::Str(text), &self))?;
+        // Before 1970 is as past as 1970.
+        Ok(Moment(Timestamp(moment.as_millisecond().try_into().unwrap_or(0))))
+    }
+}
+
+impl Serialize for Moment {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let moment =
+            i64::try_from(self.0.0).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
+        serializer.collect_str(&moment.unwrap_or(jiff::Timestamp::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_utc_with_milliseconds_and_take_any_offset() {
+        for (text, ms, shown) in [
+            ("2026-03-01T12:00:30Z", 1_772_366_430_000, "2026-03-01T12:00:30Z"),
+            ("2026-03-01T13:00:30.25+01:00", 1_772_366_430_250, "2026-03-01T12:00:30.25Z"),
+            ("1969-12-31T23:59:59Z", 0, "1970-01-01T00:00:00Z"),
+        ] {
+            let moment: Moment = serde_json::from_value(text.into()).unwrap();
+            assert_eq!(moment, Moment(Timestamp(ms)), "{text}");
+            assert_eq!(serde_json::to_value(moment).unwrap(), shown);
+        }
+    }
+
+    #[test]
+    fn what_is_no_moment_or_duration_is_refused() {
+        for text in ["", "tomorrow", "2026-03-01", "2026-03-01T12:00:30", "+10000-01-01T00:00:00Z"]
+        {
+            let error = serde_json::from_value::<Moment>(text.into()).unwrap_err().to_string();
+            assert!(error.contains("expected a moment"), "{text}: {error}");
+        }
+        for json in ["-5", "1.5", "\"5\"", "1e3", "18446744073709551616"] {
+            let error = serde_json::from_str::<Ms>(json).unwrap_err().to_string();
+            assert!(error.contains("expected whole milliseconds"), "{json}: {error}");
+        }
+    }
+}

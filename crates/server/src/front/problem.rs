@@ -1,0 +1,85 @@
+//! Problem: an error as HTTP shows it, `application/problem+json` with the stable code.
+
+use crate::Error;
+use axum::{
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// An error over HTTP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub(super) struct Problem {
+    /// Names the kind of problem.
+    #[serde(rename = "type")]
+    kind: String,
+    /// The kind in words.
+    title: &'static str,
+    /// The HTTP status.
+    status: u16,
+    /// For programs: stable, the same on every front.
+    code: &'static str,
+    /// For people: which field, which value, what to do.
+    detail: String,
+}
+
+impl Problem {
+    pub(super) fn new(
+        status: StatusCode,
+        code: &'static str,
+        detail: impl Into<String>,
+    ) -> Problem {
+        let kind = format!("urn:taskyard:{code}");
+        Problem { kind, title: title(code), status: status.as_u16(), code, detail: detail.into() }
+    }
+
+    pub(super) fn invalid(detail: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::BAD_REQUEST, "invalid_argument", detail)
+    }
+}
+
+impl From<Error> for Problem {
+    fn from(error: Error) -> Problem {
+        Problem::new(status(error.code()), error.code(), error.to_string())
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let content_type = HeaderValue::from_static("application/problem+json");
+        (status, [(header::CONTENT_TYPE, content_type)], body).into_response()
+    }
+}
+
+fn status(code: &str) -> StatusCode {
+    match code {
+        "invalid_argument" => StatusCode::BAD_REQUEST,
+        "not_found" => StatusCode::NOT_FOUND,
+        "claim_lost" | "already_finished" => StatusCode::CONFLICT,
+        "payload_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
+        "queue_full" | "limit_exceeded" => StatusCode::TOO_MANY_REQUESTS,
+        "disk_full" => StatusCode::INSUFFICIENT_STORAGE,
+        "no_quorum" | "outcome_unknown" | "unavailable" => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+fn title(code: &str) -> &'static str {
+    match code {
+        "invalid_argument" => "the request makes no sense",
+        "not_found" => "no such thing",
+        "claim_lost" => "the claim is lost",
+        "already_finished" => "the task has ended",
+        "payload_too_large" => "the payload is too large",
+        "queue_full" => "the queue is full",
+        "limit_exceeded" => "a limit is reached",
+        "disk_full" => "the disk is close to full",
+        "no_quorum" => "no majority",
+        "outcome_unknown" => "the outcome is unknown",
+        "unavailable" => "not available now",
+        _ => "an error",
+    }
+}

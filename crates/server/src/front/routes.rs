@@ -1,0 +1,98 @@
+//! All routes of the port, gRPC's and HTTP's, behind one guard.
+//!
+//! The guard bounds how long a call may take to begin its answer, and turns a panic of a handler
+//! into that call's error: it never takes the node down.
+
+use super::{
+    grpc::{CODE_KEY, Grpc, grpc_code},
+    http,
+    problem::Problem,
+};
+use crate::{Broker, Error};
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    middleware::{Next, from_fn},
+    response::{IntoResponse, Response},
+};
+use futures_util::FutureExt;
+use std::{net::SocketAddr, panic::AssertUnwindSafe, time::Duration};
+use taskyard_proto::v1::taskyard_server::TaskyardServer;
+use tonic::Code;
+
+/// Largest message taken over gRPC: a batch at its limit.
+const MESSAGE_BYTES_MAX: usize = 32 << 20;
+/// The longest long poll, and time to send half a request.
+const ANSWER_WITHIN: Duration = Duration::from_secs(90);
+
+pub(super) fn all(broker: &Broker, address: Option<SocketAddr>) -> Router {
+    let grpc = TaskyardServer::new(Grpc::new(broker.clone()))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(usize::MAX);
+    http::router(broker.clone(), address)
+        .route_service("/taskyard.v1.Taskyard/{*method}", grpc)
+        .layer(from_fn(guard))
+}
+
+async fn guard(request: Request, next: Next) -> Response {
+    let content_type = request.headers().get(header::CONTENT_TYPE);
+    let is_grpc =
+        content_type.is_some_and(|media| media.as_bytes().starts_with(b"application/grpc"));
+    let call = AssertUnwindSafe(next.run(request)).catch_unwind();
+    match tokio::time::timeout(ANSWER_WITHIN, call).await {
+        Ok(Ok(response)) if is_grpc => named(response),
+        Ok(Ok(response)) => response,
+        Ok(Err(panic)) => {
+            let message = panic.downcast_ref::<String>().map(String::as_str);
+            let message = message.or_else(|| panic.downcast_ref::<&str>().copied());
+            tracing::error!(message, "a call failed by a bug");
+            let detail = "this call failed by a bug of the broker; its log says more";
+            failed(is_grpc, StatusCode::INTERNAL_SERVER_ERROR, detail)
+        }
+        Err(_elapsed) => {
+            let detail = "the call took too long; look before sending it again";
+            failed(is_grpc, StatusCode::GATEWAY_TIMEOUT, detail)
+        }
+    }
+}
+
+/// A call that ended without an answer of the broker: what it did is not known.
+fn failed(is_grpc: bool, status: StatusCode, detail: &'static str) -> Response {
+    let code = Error::OutcomeUnknown.code();
+    if !is_grpc {
+        return Problem::new(status, code, detail).into_response();
+    }
+    let mut response = Response::new(Body::empty());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(GRPC_STATUS, HeaderValue::from(grpc_code(code) as i32));
+    headers.insert(GRPC_MESSAGE, HeaderValue::from_static("the%20outcome%20is%20unknown"));
+    headers.insert(CODE_KEY, HeaderValue::from_static(code));
+    response
+}
+
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+/// Gives an error that the gRPC library made by itself (a message that can't be read, or is too
+/// large) the status and code that it has everywhere else.
+fn named(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    let status = headers.get(GRPC_STATUS).and_then(|status| status.to_str().ok()?.parse().ok());
+    if headers.contains_key(CODE_KEY) {
+        return response;
+    }
+    let code = match status.map(Code::from_i32) {
+        Some(Code::Internal) => "invalid_argument",
+        Some(Code::OutOfRange | Code::ResourceExhausted) => "payload_too_large",
+        Some(Code::Unimplemented) => "not_found",
+        _ => return response,
+    };
+    if code != "not_found" {
+        headers.insert(GRPC_STATUS, HeaderValue::from(grpc_code(code) as i32));
+    }
+    headers.insert(CODE_KEY, HeaderValue::from_static(code));
+    response
+}

@@ -1,0 +1,438 @@
+//! Attached: a session with its live stream: what the worker says, and what it is told.
+//!
+//! Dropping it without a goodbye cuts the session: it can be attached again for a while, then its
+//! claims run elsewhere. Attaching twice replaces the first stream, which learns it by `ordered`.
+
+use super::{Activity, BEAT_EVERY, Held, Link, ORDERS_WAITING_MAX, Order, Profile, Session};
+use crate::{
+    Broker, Error,
+    broker::{ClaimAsked, Places, finished_task},
+    random::random_u64,
+    shard::HandedTask,
+};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    future::Future,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+use taskyard_machine::{
+    ClaimToken, Command, EncodedCommand, EndSession, Outcome, Rejection, Release, Renew, Renewal,
+    SessionEnd, SessionId, ShardId, TaskId, limits,
+};
+use tokio::sync::mpsc;
+
+/// A claim as workers name it.
+type Claim = (TaskId, ClaimToken);
+
+/// How a worker opens or resumes its session.
+#[derive(Clone, Debug, Default)]
+pub struct Hello {
+    /// The session to resume; `None` opens one.
+    pub resumed: Option<SessionId>,
+    /// Who it is; its queues are taken from `queues`.
+    pub profile: Profile,
+    /// Where it claims from, with weights.
+    pub queues: Vec<(String, u32)>,
+    /// Lease of each claim.
+    pub lease_ms: u64,
+    /// On resume: what it still holds. Other claims of the session are released.
+    pub held: Vec<Claim>,
+}
+
+/// What a worker tells of itself every few seconds.
+#[derive(Clone, Debug, Default)]
+pub struct Beat {
+    /// What it holds.
+    pub held: Vec<Claim>,
+    /// Its memory.
+    pub rss_bytes: u64,
+    /// What it does.
+    pub activity: Activity,
+}
+
+/// What a worker should do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Orders {
+    /// Stop these: they were cancelled.
+    pub cancel: Vec<Claim>,
+    /// Stop these: another attempt counts.
+    pub lost: Vec<Claim>,
+    /// Do this from now on, when an operator asked.
+    pub activity: Activity,
+}
+
+/// A session with its live stream.
+#[derive(Debug)]
+pub struct Attached {
+    broker: Broker,
+    session: Arc<Session>,
+    stream: u64,
+    places: Places,
+    asked: ClaimAsked,
+    orders: mpsc::Receiver<Order>,
+    said_goodbye: bool,
+}
+
+impl Attached {
+    /// Opens or resumes a session. On resume, claims that the worker does not list are released, and
+    /// the orders say which of those it lists are not its own any more.
+    pub async fn open(broker: &Broker, hello: Hello) -> Result<(Attached, Orders), Error> {
+        let Hello { resumed, mut profile, queues, lease_ms, held } = hello;
+        profile.queues = queues.iter().map(|(name, _)| name.clone()).collect();
+        let places = broker.places(&queues)?;
+        let worker = profile.name.clone();
+        let mut asked = ClaimAsked { tasks_max: profile.slots, lease_ms, session: None, worker };
+        asked.check().map_err(name_slots)?;
+        check_profile(&profile)?;
+
+        let (session, known) = broker.sessions().open(resumed)?;
+        asked.session = Some(session.id);
+        let (sender, orders) = mpsc::channel(ORDERS_WAITING_MAX);
+        let stream = random_u64();
+        let unlisted = {
+            let mut state = session.state();
+            let lost = matches!(state.link, Link::Lost { .. });
+            state.link = Link::Attached { stream, orders: sender };
+            state.profile = profile;
+            state.activity = Activity::Running;
+            (known && !lost).then(|| state.keep_only(&held, broker))
+        };
+        let attached = Attached {
+            broker: broker.clone(),
+            session,
+            stream,
+            places,
+            asked,
+            orders,
+            said_goodbye: false,
+        };
+        attached.heard();
+        match unlisted {
+            Some(unlisted) => attached.release(unlisted),
+            // Another node, or this one before it was started anew, may have handed out more.
+            None if resumed.is_some() => attached.end(SessionEnd::Goodbye, &held).await?,
+            None => {}
+        }
+        let orders = attached.renew(held).await;
+        Ok((attached, orders))
+    }
+
+    /// The session's id.
+    pub fn id(&self) -> SessionId {
+        self.session.id
+    }
+
+    /// How often this worker should beat: leases are renewed at a third of their length.
+    pub fn beat_every(&self) -> Duration {
+        BEAT_EVERY.min(self.lease() / 3)
+    }
+
+    /// Free slots that the worker may ever have.
+    pub fn slots(&self) -> u32 {
+        self.asked.tasks_max
+    }
+
+    /// The worker said something, so it lives.
+    pub fn heard(&self) {
+        let clock = self.broker.clock();
+        let mut state = self.session.state();
+        state.heard_at = clock.monotonic();
+        state.not_started_told = false;
+        // Under the lock, so that the leaders never learn of a silence after they learn of its end.
+        self.session.heard.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the worker wants tasks, and no operator says otherwise.
+    pub fn wants_tasks(&self) -> bool {
+        let state = self.session.state();
+        state.activity == Activity::Running && state.ordered == Activity::Running
+    }
+
+    /// Claims up to `tasks_max` tasks for this session, waiting for the first as long as it takes
+    /// (up to the longest long poll, then it is empty).
+    pub fn claim(
+        &self,
+        tasks_max: u32,
+    ) -> impl Future<Output = Result<Vec<HandedTask>, Error>> + Send + use<> {
+        let (broker, session) = (self.broker.clone(), self.session.clone());
+        let (places, asked) = (self.places.clone(), ClaimAsked { tasks_max, ..self.asked.clone() });
+        async move {
+            let wait = Duration::from_millis(limits::CLAIM_WAIT_MS_MAX);
+            let tasks = broker.claim(&places, &asked, wait).await?;
+            let renewed_at = broker.clock().monotonic();
+            let held = |handed: &HandedTask| {
+                (handed.task.id, Held { token: handed.task.token, started: false, renewed_at })
+            };
+            session.state().claims.extend(tasks.iter().map(held));
+            Ok(tasks)
+        }
+    }
+
+    /// Gives back tasks that could not be sent to the worker.
+    pub fn give_back(&self, tasks: &[HandedTask]) {
+        let mut state = self.session.state();
+        for handed in tasks {
+            state.claims.remove(&handed.task.id);
+        }
+        drop(state);
+        self.broker.release_later(tasks);
+    }
+
+    /// Handlers of these began.
+    pub fn started(&self, claims: &[Claim]) {
+        let mut state = self.session.state();
+        for (task, token) in claims {
+            if let Some(held) = state.claims.get_mut(task).filter(|held| held.token == *token) {
+                held.started = true;
+            }
+        }
+    }
+
+    /// Proposes what the worker says about its claims, with one hand-off; answers in order.
+    pub fn finish(
+        &self,
+        commands: Vec<Result<Command<'_>, Error>>,
+    ) -> impl Future<Output = Vec<Result<Outcome, Error>>> + Send + use<> {
+        let task = |command: &Result<_, _>| command.as_ref().ok().and_then(finished_task);
+        let tasks: Vec<_> = commands.iter().map(task).collect();
+        let outcomes = self.broker.finish_all(commands);
+        let (session, clock) = (self.session.clone(), self.broker.clock().clone());
+        async move {
+            let outcomes = outcomes.await;
+            let now = clock.monotonic();
+            let mut state = session.state();
+            for (task, outcome) in tasks.into_iter().zip(&outcomes) {
+                let Some(task) = task else { continue };
+                match outcome {
+                    Ok(Outcome::Extended { .. }) => {
+                        state.claims.entry(task).and_modify(|held| held.renewed_at = now);
+                    }
+                    Ok(_) => drop(state.claims.remove(&task)),
+                    Err(Error::Rejected(
+                        Rejection::ClaimLost { .. }
+                        | Rejection::TaskNotFound { .. }
+                        | Rejection::AlreadyFinished { .. },
+                    )) => drop(state.claims.remove(&task)),
+                    Err(_) => {}
+                }
+            }
+            drop(state);
+            outcomes
+        }
+    }
+
+    /// Takes a beat. The orders answer it; the future renews the leases that are due and brings more
+    /// orders if some are not the worker's any more.
+    pub fn beat(
+        &self,
+        beat: Beat,
+    ) -> (Orders, Option<impl Future<Output = Orders> + Send + use<>>) {
+        let clock = self.broker.clock();
+        let now = clock.monotonic();
+        // Half a beat early rather than a whole one late.
+        let due_after = (self.lease() / 3).saturating_sub(self.beat_every() / 2);
+        let mut state = self.session.state();
+        state.beat_at = self.broker.now();
+        state.rss_bytes = beat.rss_bytes;
+        state.activity = beat.activity;
+        let due = |claim: &Claim| match state.claims.get(&claim.0) {
+            Some(held) => now.saturating_duration_since(held.renewed_at) >= due_after,
+            None => true,
+        };
+        let due: Vec<Claim> = beat.held.into_iter().filter(due).collect();
+        let orders = Orders { activity: state.ordered, ..Orders::default() };
+        drop(state);
+        (orders, (!due.is_empty()).then(|| self.renew(due)))
+    }
+
+    /// The next order, together with those that wait behind it. `None`: another stream took over.
+    pub async fn ordered(&mut self) -> Option<Orders> {
+        let mut orders = Orders::default();
+        let mut next = self.orders.recv().await?;
+        loop {
+            match next {
+                Order::Cancel(task, token) => orders.cancel.push((task, token)),
+                Order::Activity => {}
+            }
+            match self.orders.try_recv() {
+                Ok(following) => next = following,
+                Err(_empty) => break,
+            }
+        }
+        orders.activity = self.session.state().ordered;
+        Some(orders)
+    }
+
+    /// Ends the session: what it still holds is released.
+    pub async fn goodbye(mut self) {
+        self.said_goodbye = true;
+        if self.is_current() {
+            self.broker.sessions().remove(self.session.id);
+            if let Err(error) = self.end_known().await {
+                tracing::warn!(session = %self.session.id, %error, "claims wait for their leases");
+            }
+        }
+    }
+
+    /// Leaves the session as it is, because this node stops: the worker resumes it elsewhere or here.
+    pub fn leave(mut self) {
+        self.said_goodbye = true;
+    }
+
+    /// Renews leases, one command per shard.
+    fn renew(&self, claims: Vec<Claim>) -> impl Future<Output = Orders> + Send + use<> {
+        let mut by_shard: BTreeMap<ShardId, Vec<Claim>> = BTreeMap::new();
+        let mut lost = Vec::new();
+        for claim in claims {
+            match claim.0.home.0 < self.broker.shards().count() {
+                true => by_shard.entry(claim.0.home).or_default().push(claim),
+                false => lost.push(claim),
+            }
+        }
+        let encode = |(shard, claims): (&ShardId, &Vec<Claim>)| {
+            (*shard, EncodedCommand::new(&Command::Renew(Renew { claims: claims.clone() })))
+        };
+        let commands: Vec<_> = by_shard.iter().map(encode).collect();
+        let (broker, session) = (self.broker.clone(), self.session.clone());
+        async move {
+            let mut orders = Orders { lost, ..Orders::default() };
+            if commands.is_empty() {
+                return orders;
+            }
+            let outcomes = broker.shards().propose_all(commands, false).await;
+            let now = broker.clock().monotonic();
+            let mut state = session.state();
+            for (claims, outcome) in by_shard.into_values().zip(outcomes) {
+                // Without an answer they are due again with the next beat.
+                let Ok(Outcome::Renewed(renewals)) = outcome else { continue };
+                for ((task, token), renewal) in claims.into_iter().zip(renewals) {
+                    match renewal {
+                        Renewal::Held { cancel_requested, .. } => {
+                            let held = Held { token, started: true, renewed_at: now };
+                            let known = state.claims.entry(task).or_insert(held);
+                            known.renewed_at = now;
+                            if cancel_requested {
+                                orders.cancel.push((task, token));
+                            }
+                        }
+                        Renewal::Lost => {
+                            state.claims.remove(&task);
+                            orders.lost.push((task, token));
+                        }
+                    }
+                }
+            }
+            orders.activity = state.ordered;
+            orders
+        }
+    }
+
+    fn release(&self, claims: Vec<Claim>) {
+        let release = |(task, token): Claim| {
+            (task.home, EncodedCommand::new(&Command::Release(Release { task, token })))
+        };
+        let commands: Vec<_> = claims.into_iter().map(release).collect();
+        if !commands.is_empty() {
+            let shards = self.broker.shards().clone();
+            tokio::spawn(async move { shards.propose_all(commands, false).await });
+        }
+    }
+
+    /// Ends the session's claims where this node knows of some.
+    async fn end_known(&self) -> Result<(), Error> {
+        let shards: HashSet<ShardId> = self.session.state().claims.keys().map(|t| t.home).collect();
+        for shard in shards {
+            self.end_on(shard, SessionEnd::Goodbye, Vec::new()).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends the session's claims on every shard, but for those listed.
+    async fn end(&self, reason: SessionEnd, keep: &[Claim]) -> Result<(), Error> {
+        for shard in (0..self.broker.shards().count()).map(ShardId) {
+            let holds = {
+                let id = self.session.id;
+                let read =
+                    move |machine: &taskyard_machine::Machine| machine.sessions().contains(&id);
+                self.broker.shards().read(shard, read).await?
+            };
+            if holds {
+                let keep = keep.iter().map(|(task, _)| *task).filter(|task| task.home == shard);
+                self.end_on(shard, reason, keep.collect()).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn end_on(
+        &self,
+        shard: ShardId,
+        reason: SessionEnd,
+        keep: Vec<TaskId>,
+    ) -> Result<(), Error> {
+        let end = EndSession { session: self.session.id, reason, not_started: Vec::new(), keep };
+        let end = EncodedCommand::new(&Command::EndSession(end));
+        loop {
+            match self.broker.shards().propose(shard, end.clone(), false).await? {
+                Outcome::Bulk(progress) if progress.next.is_some() => {}
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// No other stream took this session over.
+    fn is_current(&self) -> bool {
+        match &self.session.state().link {
+            Link::Attached { stream, .. } => *stream == self.stream,
+            Link::Cut { .. } | Link::Lost { .. } => false,
+        }
+    }
+
+    fn lease(&self) -> Duration {
+        Duration::from_millis(self.asked.lease_ms)
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if !self.said_goodbye && self.is_current() {
+            let mut state = self.session.state();
+            state.link = Link::Cut { at: self.broker.clock().monotonic() };
+            self.session.tell_cut(&mut state, self.broker.shards());
+        }
+    }
+}
+
+impl super::State {
+    /// Takes over what a resuming worker lists; what it does not list any more.
+    fn keep_only(&mut self, listed: &[Claim], broker: &Broker) -> Vec<Claim> {
+        let renewed_at = broker.clock().monotonic();
+        let started = |(task, token): &Claim| {
+            let started = self.claims.get(task).is_none_or(|held| held.started);
+            (*task, Held { token: *token, started, renewed_at })
+        };
+        let kept: HashMap<TaskId, Held> = listed.iter().map(started).collect();
+        let before = std::mem::replace(&mut self.claims, kept);
+        let unlisted = before.into_iter().filter(|(task, _)| !self.claims.contains_key(task));
+        unlisted.map(|(task, held)| (task, held.token)).collect()
+    }
+}
+
+fn name_slots(error: Error) -> Error {
+    match error {
+        Error::Invalid(text) => Error::Invalid(text.replacen("max ", "slots ", 1)),
+        other => other,
+    }
+}
+
+fn check_profile(profile: &Profile) -> Result<(), Error> {
+    let bytes_max = limits::WORKER_NAME_BYTES_MAX;
+    for (field, text) in [("host", &profile.host), ("version", &profile.version)] {
+        if text.len() > bytes_max {
+            let text = format!("{field} has {} bytes, at most {bytes_max} are allowed", text.len());
+            return Err(Error::Invalid(text));
+        }
+    }
+    Ok(())
+}
