@@ -27,10 +27,10 @@ impl Deadlines {
         task.into_iter().chain(lane).min()
     }
 
-    /// The first task that is due at `now`.
-    pub(crate) fn due_task(&self, now: Timestamp) -> Option<Slot> {
-        let (&(at, _), &slot) = self.tasks.first_key_value()?;
-        (at <= now).then_some(slot)
+    /// Tasks that are due at `now`, in order.
+    pub(crate) fn due_tasks(&self, now: Timestamp, count_max: usize) -> Vec<Slot> {
+        let due = self.tasks.range(..=(now, u64::MAX));
+        due.take(count_max).map(|(_, &slot)| slot).collect()
     }
 
     /// The first lane that is due at `now`.

@@ -11,20 +11,23 @@ use crate::{AttemptOutcome, EventKind, Outcome, TaskError};
 
 impl Turn<'_> {
     pub(crate) fn expire_due(&mut self) -> Outcome {
-        let mut count = 0;
-        while count < EXPIRIES_PER_ENTRY_MAX && self.pass_deadline() {
+        let due = self.shard.deadlines.due_tasks(self.now, EXPIRIES_PER_ENTRY_MAX);
+        let mut count = due.len();
+        let (claims, others): (Vec<Slot>, Vec<Slot>) =
+            due.into_iter().partition(|&slot| self.task(slot).claim().is_some());
+        // The last claim first: those that go back to the front then stand as they were claimed.
+        for &slot in claims.iter().rev().chain(&others) {
+            self.task_due(slot);
+        }
+        while count < EXPIRIES_PER_ENTRY_MAX && self.forget_one() {
             count += 1;
         }
         Outcome::Expired { count: count as u32 }
     }
 
-    /// Does the one thing that is due first; `false` if nothing is.
-    fn pass_deadline(&mut self) -> bool {
+    /// Removes one thing that is no longer kept; `false` if there is none.
+    fn forget_one(&mut self) -> bool {
         let now = self.now;
-        if let Some(slot) = self.shard.deadlines.due_task(now) {
-            self.task_due(slot);
-            return true;
-        }
         if let Some((queue, lane)) = self.shard.deadlines.due_lane(now) {
             self.remove_task(self.shard.queues.get(queue).lane(lane).head);
             return true;
@@ -35,6 +38,8 @@ impl Turn<'_> {
             || self.shard.dedup.expire_one(now)
     }
 
+    /// Does what a task's deadline is for. It touches no other task that has a deadline, so that
+    /// many can be gathered first.
     fn task_due(&mut self, slot: Slot) {
         let expired = self.task(slot).expires_at().is_some_and(|at| at <= self.now);
         match self.task(slot).state {
@@ -90,6 +95,17 @@ mod tests {
         yard.wait_ms(30);
         let order: Vec<TaskId> = yard.claim("mail", 3).iter().map(|task| task.id).collect();
         assert_eq!(order, [first, second, third]);
+    }
+
+    #[test]
+    fn lapsed_claims_go_back_in_the_order_in_which_they_were_made() {
+        let mut yard = Yard::new();
+        let ids = [(); 3].map(|()| yard.enqueue("mail"));
+        yard.claim("mail", 3);
+        yard.enqueue("mail");
+        yard.wait_ms(30_000);
+        let order: Vec<TaskId> = yard.claim("mail", 3).iter().map(|task| task.id).collect();
+        assert_eq!(order, ids);
     }
 
     #[test]

@@ -1,0 +1,258 @@
+//! From a line of a story to a command.
+
+use taskyard_machine::*;
+
+/// Where a story's time begins: stories count in seconds from here.
+pub(crate) const START: u64 = 1_700_000_000_000;
+
+/// One line: when, on which shard, and what.
+pub(crate) struct Line<'a> {
+    pub(crate) now: Timestamp,
+    pub(crate) shard: u16,
+    pub(crate) words: Vec<&'a str>,
+}
+
+impl<'a> Line<'a> {
+    pub(crate) fn parse(line: &'a str) -> Line<'a> {
+        let mut words: Vec<&str> = line.split_whitespace().collect();
+        let now = Timestamp(START + ms(words.remove(0)));
+        let mut shard = 1;
+        if words[0] == "on" {
+            shard = number(words[1]);
+            words.drain(..2);
+        }
+        Line { now, shard, words }
+    }
+
+    pub(crate) fn command(&self) -> Command<'a> {
+        let words = &self.words[1..];
+        match self.words[0] {
+            "enqueue" => {
+                Command::Enqueue(Enqueue { queue: words[0], task: self.new_task(words[1]) })
+            }
+            "many" => Command::EnqueueMany(EnqueueMany {
+                batch_id: self.option("batch").map(number),
+                items: plain(words)
+                    .map(|word| word.split_once(':').expect("QUEUE:TYPE"))
+                    .map(|(queue, task_type)| Enqueue { queue, task: self.new_task(task_type) })
+                    .collect(),
+            }),
+            "batch" => Command::EnqueueBatch(EnqueueBatch {
+                batch_id: self.option("batch").map(number),
+                queue: words[0],
+                tasks: plain(&words[1..]).map(|task_type| self.new_task(task_type)).collect(),
+            }),
+            "stage" => Command::StageBatch(StageBatch {
+                batch_id: number(self.option("batch").expect("batch=N")),
+                queue: words[0],
+                part: number(self.option("part").expect("part=N")),
+                tasks: plain(&words[1..]).map(|task_type| self.new_task(task_type)).collect(),
+            }),
+            "commit" => Command::CommitBatch(CommitBatch {
+                batch_id: number(words[0]),
+                parts: number(words[1]),
+            }),
+            "claim" => self.claim(words[0]),
+            "ack" => Command::Ack(Ack {
+                task: self.task(words[0]),
+                token: token(words[1]),
+                result: self.option("result").map(str::as_bytes),
+                follow_ups: self
+                    .option("then")
+                    .into_iter()
+                    .map(|text| self.follow_up(text))
+                    .collect(),
+            }),
+            "fail" => Command::Fail(self.fail(words)),
+            "extend" => Command::Extend(Extend {
+                task: self.task(words[0]),
+                token: token(words[1]),
+                lease_ms: self.option("lease").map(ms),
+                progress: self
+                    .option("progress")
+                    .map(|percent| Progress { percent: number(percent), message: "" }),
+                resume_state: self.option("resume").map(str::as_bytes),
+            }),
+            "renew" => Command::Renew(Renew {
+                claims: words.chunks(2).map(|pair| (self.task(pair[0]), token(pair[1]))).collect(),
+            }),
+            "release" => {
+                Command::Release(Release { task: self.task(words[0]), token: token(words[1]) })
+            }
+            "snooze" => Command::Snooze(Snooze {
+                task: self.task(words[0]),
+                token: token(words[1]),
+                until: When::After { ms: ms(words[2]) },
+            }),
+            "cancel" => Command::Cancel(Cancel { task: self.task(words[0]) }),
+            "retry" => Command::Retry(Retry {
+                task: self.task(words[0]),
+                body: self
+                    .option("payload")
+                    .map(|text| Body { payload: text.as_bytes(), ..Body::default() }),
+            }),
+            "dead" => Command::Dead(self.dead(words)),
+            "pause" => Command::PauseQueue(QueueCommand { queue: words[0] }),
+            "resume" => Command::ResumeQueue(QueueCommand { queue: words[0] }),
+            "purge" => Command::PurgeQueue(QueueCommand { queue: words[0] }),
+            "set" => Command::SetQueue(SetQueue { queue: words[0], settings: self.settings() }),
+            "end-session" => Command::EndSession(EndSession {
+                session: SessionId(number(words[0])),
+                reason: match words[1] {
+                    "goodbye" => SessionEnd::Goodbye,
+                    "silence" => SessionEnd::Silence,
+                    other => panic!("a session ends by goodbye or silence, not {other}"),
+                },
+                not_started: self.tasks("not-started"),
+                keep: self.tasks("keep"),
+            }),
+            "expire" => Command::ExpireDue,
+            "begin-term" => Command::BeginTerm,
+            other => panic!("unknown command {other}"),
+        }
+    }
+
+    fn option(&self, key: &str) -> Option<&'a str> {
+        let pairs = self.words.iter().filter_map(|word| word.split_once('='));
+        pairs.filter(|(found, _)| *found == key).map(|(_, value)| value).next()
+    }
+
+    fn flag(&self, flag: &str) -> bool {
+        self.words.contains(&flag)
+    }
+
+    fn new_task(&self, task_type: &'a str) -> NewTask<'a> {
+        let moment = |text| Timestamp(START + ms(text));
+        let run_at = match (self.option("delay"), self.option("run_at")) {
+            (Some(delay), _) => When::After { ms: ms(delay) },
+            (None, Some(at)) => When::At(moment(at)),
+            (None, None) => When::Now,
+        };
+        NewTask {
+            task_type,
+            body: Body::default(),
+            priority: self.option("priority").map(number),
+            run_at,
+            expires_at: self.option("expires").map(moment),
+            request_id: self.option("request"),
+            retry: self.option("attempts").map(|attempts| RetryPolicy {
+                backoff: Backoff::Fixed { delay_ms: self.option("wait").map_or(0, ms) },
+                max_attempts: number(attempts),
+                jitter_thousandths: 0,
+            }),
+            timeout_ms: self.option("timeout").map(ms),
+            retention_ms: self.option("retention").map(ms),
+            tags: self.option("tag").into_iter().collect(),
+        }
+    }
+
+    /// `claim a,b*3`: from a and b, b three times as often if drawn by weight.
+    fn claim(&self, queues: &'a str) -> Command<'a> {
+        let queues = queues.split(',').map(|queue| match queue.split_once('*') {
+            Some((name, weight)) => ClaimQueue { name, weight: number(weight) },
+            None => ClaimQueue { name: queue, weight: 1 },
+        });
+        Command::Claim(Claim {
+            queues: queues.collect(),
+            weighted_seed: self.option("seed").map(number),
+            tasks_max: self.option("max").map_or(1, number),
+            lease_ms: self.option("lease").map_or(30_000, ms),
+            session: self.option("session").map(|session| SessionId(number(session))),
+            claim_sequence: self.option("number").map(number),
+            worker: self.option("worker").unwrap_or("ann"),
+        })
+    }
+
+    /// `then=SHARD:QUEUE:TYPE`.
+    fn follow_up(&self, text: &'a str) -> FollowUp<'a> {
+        let mut parts = text.splitn(3, ':');
+        let mut part = || parts.next().expect("SHARD:QUEUE:TYPE");
+        let home = ShardId(number(part()));
+        FollowUp { home, enqueue: Enqueue { queue: part(), task: self.new_task(part()) } }
+    }
+
+    fn fail(&self, words: &[&'a str]) -> Fail<'a> {
+        Fail {
+            task: self.task(words[0]),
+            token: token(words[1]),
+            error: TaskError {
+                error_type: self.option("error").unwrap_or("io"),
+                message: "no route",
+                backtrace: "",
+            },
+            retry_at: self.option("retry").map(|delay| When::After { ms: ms(delay) }),
+            retryable: !self.flag("for-good"),
+        }
+    }
+
+    fn dead(&self, words: &[&'a str]) -> DeadCommand<'a> {
+        let action = match words[0] {
+            "retry" => DeadAction::Retry,
+            "discard" => DeadAction::Discard,
+            other => panic!("dead letters are retried or discarded, not {other}"),
+        };
+        let ids: Vec<TaskId> = plain(&words[1..]).map(|word| self.task(word)).collect();
+        if !ids.is_empty() {
+            return DeadCommand { action, selection: Selection::Ids(ids) };
+        }
+        let filter = TaskFilter {
+            queue: self.option("queue"),
+            state: None,
+            task_type: self.option("type"),
+            error: self.option("error"),
+            tag: self.option("tag"),
+        };
+        let selection = Selection::Filter { filter, after: None, dead_before: None };
+        DeadCommand { action, selection }
+    }
+
+    fn settings(&self) -> QueueSettings {
+        QueueSettings {
+            max_length: self.option("max_length").map(number),
+            dedup_window_ms: self.option("dedup_window").map(ms),
+            retention_ms: self.option("retention").map(ms),
+            retention_count: self.option("retention_count").map(number),
+            dead_retention_ms: self.option("dead_retention").map(ms),
+            dead_retention_count: self.option("dead_count").map(number),
+            retry: None,
+            timeout_ms: self.option("timeout").map(ms),
+        }
+    }
+
+    fn tasks(&self, key: &str) -> Vec<TaskId> {
+        let list = self.option(key).into_iter().flat_map(|list| list.split(','));
+        list.map(|word| self.task(word)).collect()
+    }
+
+    /// `t3`: the third task of this shard; `t3@2`: made by shard 2 for this one.
+    fn task(&self, word: &str) -> TaskId {
+        task(word, self.shard)
+    }
+}
+
+pub(crate) fn task(word: &str, shard: u16) -> TaskId {
+    let name = word.strip_prefix('t').expect("tasks are t1, t2, ...");
+    let (sequence, origin) = match name.split_once('@') {
+        Some((sequence, origin)) => (number(sequence), number(origin)),
+        None => (number(name), shard),
+    };
+    TaskId { incarnation: 1, home: ShardId(shard), origin: ShardId(origin), sequence }
+}
+
+fn token(word: &str) -> ClaimToken {
+    ClaimToken(number(word.strip_prefix('#').expect("tokens are #1, #2, ...")))
+}
+
+fn plain<'a>(words: &[&'a str]) -> impl Iterator<Item = &'a str> {
+    words.iter().copied().filter(|word| !word.contains('='))
+}
+
+/// Seconds, with up to three decimals.
+fn ms(text: &str) -> u64 {
+    let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
+    number::<u64>(seconds) * 1_000 + number::<u64>(&format!("{fraction:0<3}"))
+}
+
+fn number<N: std::str::FromStr>(text: &str) -> N {
+    text.parse().unwrap_or_else(|_| panic!("{text} is not a number that fits here"))
+}

@@ -1,0 +1,194 @@
+//! From answers, events and views to the words of a story.
+
+use crate::parse::{START, task};
+use taskyard_machine::*;
+
+pub(crate) fn answer(answer: &Result<Outcome, Rejection>) -> Vec<String> {
+    match answer {
+        Ok(outcome) => outcome_lines(outcome),
+        Err(rejection) => vec![refusal(rejection)],
+    }
+}
+
+fn outcome_lines(outcome: &Outcome) -> Vec<String> {
+    match outcome {
+        Outcome::Enqueued(made) => vec![enqueued(made)],
+        Outcome::EnqueuedMany(answers) => {
+            answers.iter().map(|answer| answer.as_ref().map_or_else(refusal, enqueued)).collect()
+        }
+        Outcome::EnqueuedBatch(made) => {
+            vec![made.iter().map(enqueued).collect::<Vec<_>>().join(" ")]
+        }
+        Outcome::Staged => vec!["staged".into()],
+        Outcome::Claimed(tasks) if tasks.is_empty() => vec!["nothing".into()],
+        Outcome::Claimed(tasks) => tasks.iter().map(claimed).collect(),
+        Outcome::Acked { follow_ups } => {
+            let ids: Vec<String> =
+                follow_ups.iter().map(|task| format!(" then {}", id(*task))).collect();
+            vec![format!("acked{}", ids.concat())]
+        }
+        Outcome::Failed(after) => vec![match after {
+            AfterFailure::Retry { run_at } => format!("retry at {}", time(*run_at)),
+            AfterFailure::Dead => "dead".into(),
+            AfterFailure::Failed => "failed".into(),
+            AfterFailure::Cancelled => "cancelled".into(),
+        }],
+        Outcome::Extended { lease_expires_at, cancel_requested } => {
+            vec![held(*lease_expires_at, *cancel_requested)]
+        }
+        Outcome::Renewed(renewals) => renewals
+            .iter()
+            .map(|renewal| match renewal {
+                Renewal::Held { lease_expires_at, cancel_requested } => {
+                    held(*lease_expires_at, *cancel_requested)
+                }
+                Renewal::Lost => "lost".into(),
+            })
+            .collect(),
+        Outcome::Released { state } | Outcome::CancelRequested { state } => {
+            vec![state.to_string()]
+        }
+        Outcome::Snoozed { run_at } => vec![format!("until {}", time(*run_at))],
+        Outcome::Retried => vec!["retried".into()],
+        Outcome::Bulk(progress) => {
+            let more = progress.next.map(|next| format!(", more after {}", id(next)));
+            let more = more.unwrap_or_default();
+            vec![format!("{} changed, {} skipped{more}", progress.changed, progress.skipped)]
+        }
+        Outcome::Done => vec!["done".into()],
+        Outcome::Expired { count } => vec![format!("{count} due")],
+        Outcome::Taken => vec!["taken".into()],
+    }
+}
+
+fn enqueued(made: &Enqueued) -> String {
+    let known = if made.duplicate { " (known)" } else { "" };
+    format!("{}{known}", id(made.id))
+}
+
+fn claimed(task: &ClaimedTask) -> String {
+    let resume = task
+        .resume_state
+        .as_deref()
+        .map(|state| format!(", resumes {:?}", String::from_utf8_lossy(state)));
+    format!(
+        "{} #{} from {}, attempt {}, until {}{}",
+        id(task.id),
+        task.token.0,
+        task.queue,
+        task.attempt,
+        time(task.lease_expires_at),
+        resume.unwrap_or_default()
+    )
+}
+
+fn held(until: Timestamp, cancel_requested: bool) -> String {
+    let stop = if cancel_requested { ", asked to stop" } else { "" };
+    format!("held until {}{stop}", time(until))
+}
+
+/// With task ids as stories name them.
+fn refusal(rejection: &Rejection) -> String {
+    let text = rejection.to_string();
+    let words = text.split(' ').map(|word| word.parse().map_or_else(|_| word.to_owned(), id));
+    format!("no, {}: {}", rejection.code(), words.collect::<Vec<_>>().join(" "))
+}
+
+pub(crate) fn event(event: &Event) -> String {
+    match &event.kind {
+        EventKind::TaskEnqueued(task) => format!("enqueued {}", id(task.id)),
+        EventKind::TaskReady(task) => format!("ready {}", id(task.id)),
+        EventKind::TaskClaimed(task, worker) => format!("claimed {} by {worker}", id(task.id)),
+        EventKind::TaskProgressed(task, percent) => {
+            format!("progressed {} {percent}%", id(task.id))
+        }
+        EventKind::TaskSucceeded(task, ms) => format!("succeeded {} after {ms} ms", id(task.id)),
+        EventKind::TaskRetrying(task, at) => format!("retrying {} at {}", id(task.id), time(*at)),
+        EventKind::TaskSnoozed(task, at) => format!("snoozed {} until {}", id(task.id), time(*at)),
+        EventKind::TaskFailed(task) => format!("failed {}", id(task.id)),
+        EventKind::TaskDied(task, reason) => format!("died {}: {}", id(task.id), reason.as_str()),
+        EventKind::TaskLost(task) => format!("lost {}", id(task.id)),
+        EventKind::TaskCancelRequested(task) => format!("asked to stop {}", id(task.id)),
+        EventKind::TaskCancelled(task) => format!("cancelled {}", id(task.id)),
+        EventKind::TaskExpired(task) => format!("expired {}", id(task.id)),
+        EventKind::TaskRemoved(task) => format!("removed {}", id(task.id)),
+        EventKind::QueuePaused(queue) => format!("paused {queue}"),
+        EventKind::QueueResumed(queue) => format!("resumed {queue}"),
+        EventKind::QueueSet(queue) => format!("set {queue}"),
+        EventKind::SessionEnded(session) => format!("session {} ended", session.0),
+        EventKind::OutgoingQueued(shard) => format!("owes shard {shard}"),
+    }
+}
+
+/// A task or a queue.
+pub(crate) fn what(machine: &Machine, what: &str) -> String {
+    if what.starts_with('t') && what[1..].starts_with(|c: char| c.is_ascii_digit()) {
+        let found = machine.task(task(what, machine.identity().shard.0));
+        return found.map_or("not kept".into(), |task| task_line(&task));
+    }
+    let name = QueueName::parse(what).expect("a queue's name");
+    machine.queue(&name).map_or("no such queue".into(), |queue| queue_line(&queue))
+}
+
+fn task_line(task: &TaskView) -> String {
+    let mut parts = vec![format!("{} {}", task.state, task.task_type)];
+    parts.push(format!("attempt {} of {}", task.attempt, task.max_attempts));
+    if task.losses > 0 {
+        parts.push(format!("losses {}", task.losses));
+    }
+    parts.extend(task.run_at.map(|at| format!("runs at {}", time(at))));
+    parts.extend(task.death.map(|reason| format!("died: {}", reason.as_str())));
+    parts.extend(task.progress.as_ref().map(|(percent, _)| format!("{percent}%")));
+    let result = task.result.as_deref();
+    parts.extend(result.map(|result| format!("result {}", String::from_utf8_lossy(result))));
+    for attempt in &task.attempts {
+        let outcome = attempt.outcome.as_str();
+        let error = attempt.error.as_ref().map(|[kind, message, _]| format!(" {kind}: {message}"));
+        parts.push(format!(
+            "{}. {outcome} by {} at {}{}",
+            attempt.attempt,
+            attempt.worker,
+            time(attempt.ended_at),
+            error.unwrap_or_default()
+        ));
+    }
+    parts.join(", ")
+}
+
+fn queue_line(queue: &QueueView) -> String {
+    let counts = &queue.counts;
+    let named = [
+        ("ready", counts.ready),
+        ("scheduled", counts.scheduled),
+        ("claimed", counts.claimed),
+        ("dead", counts.dead),
+        ("finished", counts.finished),
+        ("ever enqueued", counts.enqueued_total),
+        ("succeeded", counts.succeeded_total),
+        ("failed", counts.failed_total),
+        ("died", counts.dead_total),
+        ("lost", counts.lost_total),
+        ("expired", counts.expired_total),
+        ("cancelled", counts.cancelled_total),
+    ];
+    let told = named.iter().filter(|(_, count)| *count > 0);
+    let told: Vec<String> = told.map(|(name, count)| format!("{name} {count}")).collect();
+    let paused = if queue.paused { "paused, " } else { "" };
+    if told.is_empty() { format!("{paused}empty") } else { format!("{paused}{}", told.join(", ")) }
+}
+
+fn id(task: TaskId) -> String {
+    match task.home == task.origin {
+        true => format!("t{}", task.sequence),
+        false => format!("t{}@{}", task.sequence, task.origin),
+    }
+}
+
+/// Seconds since the story began.
+fn time(at: Timestamp) -> String {
+    let ms = at.0 - START;
+    match ms % 1_000 {
+        0 => (ms / 1_000).to_string(),
+        rest => format!("{}.{rest:03}", ms / 1_000),
+    }
+}
