@@ -15,7 +15,7 @@ impl Turn<'_> {
         if let Some(follow_ups) = self.acked_before(ack) {
             return Ok(Outcome::Acked { follow_ups });
         }
-        let slot = self.held(ack.task, ack.token)?;
+        let slot = self.find_held(ack.task, ack.token)?;
         at_most_bytes("result", ack.result.map_or(0, <[u8]>::len), RESULT_BYTES_MAX)?;
         self.check_follow_ups(&ack.follow_ups)?;
 

@@ -118,7 +118,7 @@ impl Machine {
             }
         }
         ensure!(dead == self.dead, "the index of dead letters disagrees with the tasks");
-        ensure!(held == self.held, "the claims of sessions disagree with the tasks");
+        ensure!(held == self.session_claims, "the claims of sessions disagree with the tasks");
         ensure!(heap_bytes == self.task_heap_bytes, "the memory of tasks is miscounted");
         Ok(())
     }

@@ -223,6 +223,7 @@ impl<'a> Wire<'a> for Backoff {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::wire::decode;
 
     const TASK: TaskId =
         TaskId { incarnation: 7, home: ShardId(1), origin: ShardId(2), sequence: 300 };
@@ -375,13 +376,6 @@ pub(crate) mod tests {
         ]
     }
 
-    fn decode(bytes: &[u8]) -> Result<Command<'_>, DecodeError> {
-        let mut reader = Reader::new(bytes);
-        let command = reader.read()?;
-        reader.finish()?;
-        Ok(command)
-    }
-
     #[test]
     fn every_command_survives_its_encoding() {
         for command in every_command() {
@@ -396,7 +390,7 @@ pub(crate) mod tests {
             let encoded = EncodedCommand::new(&command);
             for length in 0..encoded.as_bytes().len() {
                 let cut = &encoded.as_bytes()[..length];
-                assert!(decode(cut).is_err(), "{command:?} cut at {length}");
+                assert!(decode::<Command<'_>>(cut).is_err(), "{command:?} cut at {length}");
             }
         }
     }
@@ -409,7 +403,7 @@ pub(crate) mod tests {
                 for value in [0x00, 0x01, 0x7f, 0x80, 0xff] {
                     let mut damaged = bytes.clone();
                     damaged[at] = value;
-                    let _ = decode(&damaged);
+                    let _ = decode::<Command<'_>>(&damaged);
                 }
             }
         }

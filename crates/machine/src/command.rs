@@ -121,7 +121,8 @@ pub struct Enqueue<'a> {
 /// See [`Command::EnqueueMany`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct EnqueueMany<'a> {
-    /// Identity of the wire batch: its repetition within 10 minutes gets the first answer.
+    /// Identity of the wire batch: its repetition within 10 minutes enqueues nothing twice. Accepted
+    /// tasks get their first answer; rejected ones are judged again.
     pub batch_id: Option<u128>,
     /// The tasks.
     pub items: Vec<Enqueue<'a>>,

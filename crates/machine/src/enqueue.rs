@@ -53,7 +53,7 @@ impl Turn<'_> {
 
     /// Adds a checked task under an id.
     pub(crate) fn insert_task(&mut self, queue: Slot, id: TaskId, new: &NewTask<'_>) {
-        let run_at = new.run_at.from(self.now);
+        let run_at = new.run_at.moment(self.now);
         let state = if run_at > self.now {
             State::Scheduled { run_at }
         } else {
@@ -169,7 +169,7 @@ impl NewTask<'_> {
         self.run_at.check("run_at", now)?;
         let Some(expires_at) = self.expires_at else { return Ok(()) };
         When::At(expires_at).check("expires_at", now)?;
-        if expires_at <= self.run_at.from(now).max(now) {
+        if expires_at <= self.run_at.moment(now).max(now) {
             return Err(Rejection::NeverRuns { expires_at });
         }
         Ok(())
@@ -207,7 +207,7 @@ impl Body<'_> {
 
 impl When {
     /// The moment that is meant at `now`.
-    pub(crate) fn from(self, now: Timestamp) -> Timestamp {
+    pub(crate) fn moment(self, now: Timestamp) -> Timestamp {
         match self {
             When::Now => now,
             When::After { ms } => now.plus_ms(ms),
@@ -217,7 +217,7 @@ impl When {
 
     /// Refuses a moment past the horizon.
     pub(crate) fn check(self, what: &str, now: Timestamp) -> Result<(), Rejection> {
-        let at = self.from(now);
+        let at = self.moment(now);
         if at.ms_since(now) <= HORIZON_MS_MAX {
             return Ok(());
         }

@@ -4,7 +4,7 @@
 //! copy.
 
 use crate::limits::ENTRY_BYTES_MAX;
-use crate::wire::{LIST_CAPACITY_MAX, Reader, Wire, write_varint};
+use crate::wire::{LIST_CAPACITY_MAX, Reader, Wire, decode, encode, write_varint};
 use crate::{Command, Timestamp};
 
 /// The version of the machine's behaviour that this build proposes.
@@ -24,9 +24,7 @@ pub struct EncodedCommand(Box<[u8]>);
 impl EncodedCommand {
     /// Encodes a command.
     pub fn new(command: &Command<'_>) -> EncodedCommand {
-        let mut out = Vec::new();
-        command.write(&mut out);
-        EncodedCommand(out.into_boxed_slice())
+        EncodedCommand(encode(command))
     }
 
     /// Takes bytes that were encoded before (an outbox's).
@@ -111,19 +109,11 @@ impl<'a> Entry<'a> {
         let (rules, now) = reader.read()?;
         let mut commands = Vec::with_capacity((count as usize).min(LIST_CAPACITY_MAX));
         for _ in 0..count {
-            commands.push(decode_command(reader.read()?)?);
+            commands.push(decode(reader.read()?)?);
         }
         reader.finish()?;
         Ok(Entry { rules, now, commands })
     }
-}
-
-/// Reads one encoded command, whole.
-fn decode_command(bytes: &[u8]) -> Result<Command<'_>, DecodeError> {
-    let mut reader = Reader::new(bytes);
-    let command = reader.read()?;
-    reader.finish()?;
-    Ok(command)
 }
 
 #[cfg(test)]

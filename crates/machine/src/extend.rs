@@ -11,7 +11,7 @@ use crate::{EventKind, Extend, Outcome, Rejection, Renew, Renewal, Timestamp};
 
 impl Turn<'_> {
     pub(crate) fn extend(&mut self, extend: &Extend<'_>) -> Result<Outcome, Rejection> {
-        let slot = self.held(extend.task, extend.token)?;
+        let slot = self.find_held(extend.task, extend.token)?;
         if let Some(lease_ms) = extend.lease_ms {
             check_lease(lease_ms)?;
         }
@@ -39,7 +39,7 @@ impl Turn<'_> {
     pub(crate) fn renew(&mut self, renew: &Renew) -> Result<Outcome, Rejection> {
         let mut renewals = Vec::with_capacity(renew.claims.len());
         for &(task, token) in &renew.claims {
-            renewals.push(match self.held(task, token) {
+            renewals.push(match self.find_held(task, token) {
                 Ok(slot) => Renewal::Held {
                     lease_expires_at: self.renew_claim(slot, None),
                     cancel_requested: self.cancel_requested(slot),

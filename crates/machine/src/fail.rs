@@ -1,13 +1,9 @@
-//! Fail: what becomes of a task whose attempt failed, was lost, or ran out of time.
-//!
-//! Failures count against the retry policy. Losses (the worker died or went silent) do not: they are
-//! spaced and counted apart, and a task that keeps killing its workers is quarantined.
+//! Fail: what becomes of a task whose attempt failed or ran out of time: retry, dead letter or end.
 
 use crate::life::{Ending, Failure};
-use crate::limits::{ERROR_BYTES_MAX, LOSS_DELAYS_MS, LOSSES_MAX};
+use crate::limits::ERROR_BYTES_MAX;
 use crate::retry::RetryPolicy;
 use crate::slab::Slot;
-use crate::transition::Place;
 use crate::turn::Turn;
 use crate::{
     AfterFailure, AttemptOutcome, ClaimToken, DeathReason, EventKind, Fail, Outcome, Rejection,
@@ -21,7 +17,7 @@ impl Turn<'_> {
         if let Some(after) = self.failed_before(fail.task, fail.token) {
             return Ok(Outcome::Failed(after));
         }
-        let slot = self.held(fail.task, fail.token)?;
+        let slot = self.find_held(fail.task, fail.token)?;
         if let Some(retry_at) = fail.retry_at {
             retry_at.check("retry_at", self.now)?;
         }
@@ -83,7 +79,7 @@ impl Turn<'_> {
             return self.die(slot, reason);
         }
         let run_at = match retry_at {
-            Some(when) => when.from(self.now).max(self.now),
+            Some(when) => when.moment(self.now).max(self.now),
             None => self.now.plus_ms(policy.delay_after(failures, task.id)),
         };
         self.end_attempt(slot, outcome, error, Some(run_at));
@@ -92,38 +88,8 @@ impl Turn<'_> {
         AfterFailure::Retry { run_at }
     }
 
-    /// Ends a claim whose worker died, went silent or never answered. Losses that count are spaced,
-    /// so that a killer and its companions part, and in the end quarantine the task.
-    pub(crate) fn lose(&mut self, slot: Slot, counted: bool) {
-        let since = self.ready_since(slot);
-        let queue = self.task(slot).queue;
-        self.shard.edit_queue(queue, |queue| queue.totals.lost += 1);
-        self.end_attempt(slot, AttemptOutcome::Lost, None, None);
-        self.emit_task(slot, EventKind::TaskLost);
-        if self.cancel_requested(slot) {
-            self.finish(slot, Ending::Cancelled, EventKind::TaskCancelled);
-            return;
-        }
-        if !counted {
-            self.make_ready(slot, since, Place::Front);
-            return;
-        }
-        let losses = self.shard.edit(slot, |task| {
-            task.losses += 1;
-            task.losses
-        });
-        if u32::from(losses) >= LOSSES_MAX {
-            self.die(slot, DeathReason::Quarantined);
-            return;
-        }
-        match LOSS_DELAYS_MS[usize::from(losses) - 1] {
-            0 => self.make_ready(slot, since, Place::Front),
-            delay_ms => self.schedule(slot, self.now.plus_ms(delay_ms)),
-        }
-    }
-
     /// Ends a task that will not be tried again: a dead letter, unless its queue keeps none.
-    fn die(&mut self, slot: Slot, reason: DeathReason) -> AfterFailure {
+    pub(crate) fn die(&mut self, slot: Slot, reason: DeathReason) -> AfterFailure {
         if !self.shard.queues.get(self.task(slot).queue).keeps_dead() {
             self.finish(slot, Ending::Failed, EventKind::TaskFailed);
             return AfterFailure::Failed;
@@ -154,8 +120,8 @@ impl Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Yard, claim, fail, new_task, tried};
-    use crate::{Backoff, Claim, NewTask, QueueSettings, SessionId};
+    use crate::testing::{Yard, fail, new_task, tried};
+    use crate::{Backoff, NewTask, QueueSettings};
 
     #[test]
     fn a_failed_task_waits_by_its_policy_and_dies_when_its_attempts_are_spent() {
@@ -223,55 +189,5 @@ mod tests {
         assert_eq!(yard.fail(&second), Ok(AfterFailure::Dead));
         assert_eq!(yard.fail(&second), Ok(AfterFailure::Dead));
         assert_eq!(yard.fail(&first).unwrap_err().code(), "already_finished");
-    }
-
-    #[test]
-    fn a_lapse_counts_only_when_the_worker_had_shown_to_be_alive() {
-        let mut yard = Yard::new();
-        let id = yard.enqueue("mail");
-        for _ in 0..5 {
-            yard.claim_one("mail");
-            yard.wait_ms(30_000);
-            assert_eq!(yard.state(id), TaskStateName::Ready);
-        }
-        let task = yard.task(id);
-        assert_eq!((task.losses, task.attempt), (0, 5));
-        let held = yard.claim_one("mail");
-        yard.extend(&held).unwrap();
-        yard.wait_ms(30_000);
-        assert_eq!(yard.task(id).losses, 1);
-        assert_eq!(yard.ack(&held), Err(Rejection::ClaimLost { task: id }), "too late");
-    }
-
-    #[test]
-    fn losses_are_spaced_and_the_third_quarantines() {
-        let mut yard = Yard::new();
-        let id = yard.enqueue("mail");
-        for delay_ms in [0, 10_000] {
-            let held = yard.claim_one("mail");
-            yard.extend(&held).unwrap();
-            yard.wait_ms(30_000);
-            let task = yard.task(id);
-            let run_at = (delay_ms > 0).then(|| yard.now().plus_ms(delay_ms));
-            assert_eq!(task.run_at, run_at);
-            yard.wait_ms(delay_ms);
-        }
-        let held = yard.claim_one("mail");
-        yard.extend(&held).unwrap();
-        yard.wait_ms(30_000);
-        let task = yard.task(id);
-        assert_eq!((task.state, task.death), (TaskStateName::Dead, Some(DeathReason::Quarantined)));
-        assert_eq!(yard.counts("mail").failed_total, 0, "a loss is no failure");
-        assert_eq!(yard.counts("mail").lost_total, 3);
-    }
-
-    #[test]
-    fn a_lost_task_goes_back_to_the_front() {
-        let mut yard = Yard::new();
-        let first = yard.enqueue("mail");
-        yard.enqueue("mail");
-        yard.claim_with(Claim { session: Some(SessionId(1)), ..claim("mail") });
-        yard.wait_ms(30_000);
-        assert_eq!(yard.claim_one("mail").id, first);
     }
 }

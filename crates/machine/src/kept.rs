@@ -4,7 +4,7 @@
 //! and went between two cuts leaves no trace in the later one.
 
 use crate::image::{Record, RecordKey, rest_key};
-use crate::wire::{Reader, Wire};
+use crate::wire::{Reader, Wire, decode, encode};
 use crate::{DecodeError, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -187,9 +187,8 @@ impl<V: Keep> Kept<V> {
     pub(crate) fn load(&mut self, mut key: Reader<'_>, value: &[u8]) -> Result<(), DecodeError> {
         let id = key.read()?;
         key.finish()?;
-        let mut reader = Reader::new(value);
-        self.put(id, reader.read()?);
-        reader.finish()
+        self.put(id, decode(value)?);
+        Ok(())
     }
 
     /// All records, as they are now.
@@ -220,12 +219,6 @@ impl<V: Keep> Kept<V> {
         }
         Ok(())
     }
-}
-
-fn encode<V: Keep>(value: &V) -> Box<[u8]> {
-    let mut out = Vec::new();
-    value.write(&mut out);
-    out.into_boxed_slice()
 }
 
 #[cfg(test)]

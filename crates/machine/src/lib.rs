@@ -17,6 +17,7 @@
 
 mod ack;
 mod batch;
+mod batch_memory;
 mod cancel;
 mod check;
 mod claim;
@@ -34,15 +35,18 @@ mod extend;
 mod fail;
 mod ids;
 mod image;
+mod indexes;
 mod kept;
 mod life;
 pub mod limits;
+mod lose;
 mod machine;
 mod names;
 mod outbox;
 mod outcome;
 mod pause;
 mod payloads;
+mod purge;
 mod query;
 mod queue;
 mod queue_name;
@@ -54,7 +58,9 @@ mod revive;
 mod session;
 mod settings;
 mod slab;
+mod stage;
 mod task;
+mod task_image;
 #[cfg(test)]
 mod testing;
 mod transition;

@@ -1,6 +1,6 @@
 //! Machine: the state of one shard, and `apply`, its only door.
 
-use crate::batch::{BatchMemory, Staged};
+use crate::batch_memory::BatchMemory;
 use crate::deadlines::Deadlines;
 use crate::dedup::DedupRecord;
 use crate::ids::Ids;
@@ -12,6 +12,7 @@ use crate::outbox::{Link, Owed};
 use crate::queue::{Queue, Queues};
 use crate::replay::Replays;
 use crate::slab::{Slab, Slot};
+use crate::stage::Staged;
 use crate::turn::Turn;
 use crate::wire::wire_struct;
 use crate::{
@@ -54,7 +55,7 @@ pub struct Machine {
     /// Dead letters, in id order.
     pub(crate) dead: BTreeMap<TaskId, Slot>,
     /// Claims of each session, by the order in which they were made.
-    pub(crate) held: BTreeMap<SessionId, BTreeMap<u64, Slot>>,
+    pub(crate) session_claims: BTreeMap<SessionId, BTreeMap<u64, Slot>>,
     /// Bytes that tasks hold beside their slots.
     pub(crate) task_heap_bytes: u64,
 
@@ -113,7 +114,7 @@ impl Machine {
             deadlines: Deadlines::default(),
             names: Names::default(),
             dead: BTreeMap::new(),
-            held: BTreeMap::new(),
+            session_claims: BTreeMap::new(),
             task_heap_bytes: 0,
             cut: Cut::default(),
         }

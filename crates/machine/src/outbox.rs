@@ -9,7 +9,7 @@ use crate::entry::DecodeError;
 use crate::kept::Keep;
 use crate::slab::Slot;
 use crate::turn::Turn;
-use crate::wire::{Reader, Wire, wire_struct};
+use crate::wire::{Reader, Wire, decode, encode, wire_struct};
 use crate::{
     Deliver, Delivered, Enqueue, EventKind, Machine, Outcome, Rejection, ShardId, TaskId, When,
 };
@@ -90,14 +90,12 @@ impl Turn<'_> {
     pub(crate) fn owe_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>) {
         let mut enqueue = enqueue.clone();
         // A delay counts from this entry, not from the delivery.
-        enqueue.task.run_at = When::At(enqueue.task.run_at.from(self.now));
-        let mut message = Vec::new();
-        Message::Enqueue { id, enqueue }.write(&mut message);
+        enqueue.task.run_at = When::At(enqueue.task.run_at.moment(self.now));
+        let message = encode(&Message::Enqueue { id, enqueue });
         let mut link = self.link(id.home);
         link.sent += 1;
         self.shard.links.insert(id.home, link);
-        let owed = Owed { message: message.into_boxed_slice() };
-        self.shard.outbox.insert((id.home, link.sent), owed);
+        self.shard.outbox.insert((id.home, link.sent), Owed { message });
         self.emit(EventKind::OutgoingQueued(id.home));
     }
 
@@ -114,9 +112,7 @@ impl Turn<'_> {
                 link.taken + 1
             )));
         }
-        let mut reader = Reader::new(deliver.command);
-        let message = reader.read().and_then(|message| reader.finish().map(|()| message));
-        match message {
+        match decode(deliver.command) {
             Ok(Message::Enqueue { id, enqueue }) => self.take_enqueue(id, &enqueue)?,
             Err(error) => return Err(Rejection::invalid(error.to_string())),
         }

@@ -33,15 +33,14 @@ pub enum Outcome {
     },
     /// To `Renew`: one answer per claim.
     Renewed(Vec<Renewal>),
-    /// To `Release`: a cancelled task is `Cancelled`, else it is `Ready`. Also to `Snooze` of a
-    /// cancelled one, which will not run again.
+    /// To `Release`. A cancelled task is `Cancelled`, else it is `Ready`.
     Released {
         /// Where it is now.
         state: TaskStateName,
     },
     /// To `Snooze`.
     Snoozed {
-        /// When it runs again.
+        /// When it runs again. One that was cancelled meanwhile ends instead.
         run_at: Timestamp,
     },
     /// To `Cancel`: `Cancelled`, or `Claimed` while the worker is still to yield.

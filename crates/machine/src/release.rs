@@ -8,18 +8,18 @@ use crate::{AttemptOutcome, EventKind, Outcome, Rejection, Release, Snooze, Task
 
 impl Turn<'_> {
     pub(crate) fn release(&mut self, release: Release) -> Result<Outcome, Rejection> {
-        let slot = self.held(release.task, release.token)?;
+        let slot = self.find_held(release.task, release.token)?;
         Ok(Outcome::Released { state: self.give_back(slot) })
     }
 
     pub(crate) fn snooze(&mut self, snooze: Snooze) -> Result<Outcome, Rejection> {
-        let slot = self.held(snooze.task, snooze.token)?;
+        let slot = self.find_held(snooze.task, snooze.token)?;
         snooze.until.check("until", self.now)?;
+        let run_at = snooze.until.moment(self.now).max(self.now);
         if self.cancel_requested(slot) {
-            let state = self.yield_cancelled(slot);
-            return Ok(Outcome::Released { state });
+            self.yield_cancelled(slot);
+            return Ok(Outcome::Snoozed { run_at });
         }
-        let run_at = snooze.until.from(self.now).max(self.now);
         self.end_unspent(slot, AttemptOutcome::Snoozed);
         self.emit_task(slot, |task| EventKind::TaskSnoozed(task, run_at));
         self.schedule(slot, run_at);

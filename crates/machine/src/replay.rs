@@ -51,7 +51,8 @@ impl Turn<'_> {
     pub(crate) fn replayed(&self, claim: &Claim<'_>) -> Option<Vec<ClaimedTask>> {
         let replays = self.shard.replays.get(claim.session?)?;
         let replay = replays.find(claim.claim_sequence?)?;
-        let held = replay.given.iter().filter_map(|&(task, token)| self.held(task, token).ok());
+        let held =
+            replay.given.iter().filter_map(|&(task, token)| self.find_held(task, token).ok());
         Some(held.map(|slot| self.shard.claimed_task(slot)).collect())
     }
 

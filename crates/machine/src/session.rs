@@ -12,7 +12,7 @@ impl Turn<'_> {
     pub(crate) fn end_session(&mut self, end: &EndSession) -> Result<Outcome, Rejection> {
         let keep: BTreeSet<TaskId> = end.keep.iter().copied().collect();
         let not_started: BTreeSet<TaskId> = end.not_started.iter().copied().collect();
-        let Some(held) = self.shard.held.get(&end.session) else {
+        let Some(held) = self.shard.session_claims.get(&end.session) else {
             self.shard.replays.remove(end.session);
             return Ok(Outcome::Bulk(BulkProgress::default()));
         };

@@ -86,7 +86,7 @@ impl<'m> Turn<'m> {
     }
 
     /// The slot of a task that is held under this very claim.
-    pub(crate) fn held(&self, task: TaskId, token: ClaimToken) -> Result<Slot, Rejection> {
+    pub(crate) fn find_held(&self, task: TaskId, token: ClaimToken) -> Result<Slot, Rejection> {
         let slot = self.find(task)?;
         let found = self.task(slot);
         let state = found.state.name();

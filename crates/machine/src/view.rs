@@ -84,7 +84,7 @@ impl Machine {
 
     /// Sessions that hold claims here.
     pub fn sessions(&self) -> Vec<SessionId> {
-        self.held.keys().copied().collect()
+        self.session_claims.keys().copied().collect()
     }
 
     fn queue_view(&self, number: Slot) -> QueueView {

@@ -77,6 +77,21 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// Reads one value that is all of `bytes`.
+pub(crate) fn decode<'a, T: Wire<'a>>(bytes: &'a [u8]) -> Result<T, DecodeError> {
+    let mut reader = Reader::new(bytes);
+    let value = reader.read()?;
+    reader.finish()?;
+    Ok(value)
+}
+
+/// The bytes of one value.
+pub(crate) fn encode<'a>(value: &impl Wire<'a>) -> Box<[u8]> {
+    let mut out = Vec::new();
+    value.write(&mut out);
+    out.into_boxed_slice()
+}
+
 /// A value with an encoding.
 pub(crate) trait Wire<'a>: Sized {
     fn write(&self, out: &mut Vec<u8>);

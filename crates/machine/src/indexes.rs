@@ -1,0 +1,164 @@
+//! Changes to tasks and queues, with everything that follows from them in step: the image of the last
+//! cut, the memory count, lanes, deadlines, dead letters, the claims of sessions.
+
+use crate::image;
+use crate::life::{State, Task};
+use crate::queue::{LaneId, Queue};
+use crate::slab::{NO_SLOT, Slot};
+use crate::transition::Place;
+use crate::{Machine, Timestamp};
+
+impl Machine {
+    /// Changes what a task's image holds, but not its state, order or deadline.
+    pub(crate) fn edit<R>(&mut self, slot: Slot, change: impl FnOnce(&mut Task) -> R) -> R {
+        self.keep_image(slot);
+        self.tasks.mark_dirty(slot);
+        let task = self.tasks.get_mut(slot);
+        let before = task.heap_bytes() as u64;
+        let result = change(task);
+        self.task_heap_bytes = self.task_heap_bytes - before + task.heap_bytes() as u64;
+        result
+    }
+
+    /// Changes a task in a way that may move its deadline.
+    pub(crate) fn edit_deadline<R>(
+        &mut self,
+        slot: Slot,
+        change: impl FnOnce(&mut Task) -> R,
+    ) -> R {
+        self.unlink_deadline(slot);
+        let result = self.edit(slot, change);
+        self.link_deadline(slot);
+        result
+    }
+
+    /// Changes what a queue's image holds.
+    pub(crate) fn edit_queue<R>(
+        &mut self,
+        number: Slot,
+        change: impl FnOnce(&mut Queue) -> R,
+    ) -> R {
+        if self.queues.slab.is_frozen(number) {
+            self.cut.early.push(image::queue_record(number, self.queues.get(number)));
+            self.queues.slab.thaw(number);
+        }
+        self.queues.slab.mark_dirty(number);
+        change(self.queues.slab.get_mut(number))
+    }
+
+    /// Before a change to a task of the frozen cut, its image is taken.
+    pub(crate) fn keep_image(&mut self, slot: Slot) {
+        if self.tasks.is_frozen(slot) {
+            self.cut.early.push(image::task_record(self.tasks.get(slot), &self.names));
+            self.tasks.thaw(slot);
+        }
+    }
+
+    pub(crate) fn next_order(&mut self, place: Place) -> u64 {
+        let counters = &mut self.counters;
+        match place {
+            Place::Back => {
+                counters.next_back += 1;
+                counters.next_back - 1
+            }
+            Place::Front => {
+                counters.next_front -= 1;
+                counters.next_front + 1
+            }
+        }
+    }
+
+    /// Puts a task into the lane and the indexes that follow from its state.
+    pub(crate) fn link(&mut self, slot: Slot, place: Place) {
+        let task = self.tasks.get(slot);
+        let (queue, lane) = (task.queue, LaneId::of(task));
+        self.index(slot);
+        let list = self.queues.slab.get_mut(queue).lane_mut(lane);
+        match place {
+            Place::Front => list.push_front(&mut self.tasks, slot),
+            Place::Back => list.push_back(&mut self.tasks, slot),
+        }
+        self.refresh_retention(queue, lane);
+    }
+
+    /// The reverse of `link`.
+    pub(crate) fn unlink(&mut self, slot: Slot) {
+        self.unlink_deadline(slot);
+        let task = self.tasks.get(slot);
+        let (queue, lane) = (task.queue, LaneId::of(task));
+        if lane == LaneId::DEAD {
+            self.dead.remove(&task.id);
+        }
+        if let Some(session) = task.claim().and_then(|claim| claim.session) {
+            let held = self.session_claims.get_mut(&session).expect("a session knows its claims");
+            held.remove(&task.order);
+            if held.is_empty() {
+                self.session_claims.remove(&session);
+            }
+        }
+        self.queues.slab.get_mut(queue).lane_mut(lane).unlink(&mut self.tasks, slot);
+        self.refresh_retention(queue, lane);
+    }
+
+    /// Enters a task into every index but its lane.
+    pub(crate) fn index(&mut self, slot: Slot) {
+        self.link_deadline(slot);
+        let task = self.tasks.get(slot);
+        if LaneId::of(task) == LaneId::DEAD {
+            self.dead.insert(task.id, slot);
+        }
+        if let Some(session) = task.claim().and_then(|claim| claim.session) {
+            self.session_claims.entry(session).or_default().insert(task.order, slot);
+        }
+    }
+
+    fn link_deadline(&mut self, slot: Slot) {
+        let task = self.tasks.get(slot);
+        if let Some(at) = task.due_at() {
+            self.deadlines.tasks.insert((at, task.order), slot);
+        }
+    }
+
+    fn unlink_deadline(&mut self, slot: Slot) {
+        let task = self.tasks.get(slot);
+        if let Some(at) = task.due_at() {
+            self.deadlines.tasks.remove(&(at, task.order));
+        }
+    }
+
+    /// Brings the deadline of a retained lane in step with its oldest task and its queue's settings.
+    pub(crate) fn refresh_retention(&mut self, number: Slot, lane: LaneId) {
+        let Some(position) = LaneId::RETAINED.iter().position(|&retained| retained == lane) else {
+            return;
+        };
+        let due = self.retention_due(number, lane);
+        let known = &mut self.queues.slab.get_mut(number).retention_due[position];
+        if *known == due {
+            return;
+        }
+        if let Some(at) = *known {
+            self.deadlines.lanes.remove(&(at, number, lane));
+        }
+        if let Some(at) = due {
+            self.deadlines.lanes.insert((at, number, lane));
+        }
+        *known = due;
+    }
+
+    /// When the oldest task of a retained lane must go: at once if there are too many.
+    pub(crate) fn retention_due(&self, number: Slot, lane: LaneId) -> Option<Timestamp> {
+        let queue = self.queues.get(number);
+        let (count_max, kept_for_ms) = queue.retention(lane);
+        let list = queue.lane(lane);
+        if list.head == NO_SLOT {
+            return None;
+        }
+        if list.length > count_max {
+            return Some(Timestamp(0));
+        }
+        match self.tasks.get(list.head).state {
+            State::Finished { at, .. } => Some(at.plus_ms(kept_for_ms)),
+            ref other => panic!("a task in lane {lane:?} is {}", other.name()),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Losses: what becomes of a task whose worker died or went silent.
+//!
+//! They raise the attempt but spend no retry: they are counted and spaced apart from failures, and a
+//! task that keeps killing its workers is quarantined.
+
+use crate::life::Ending;
+use crate::limits::{LOSS_DELAYS_MS, LOSSES_MAX};
+use crate::slab::Slot;
+use crate::transition::Place;
+use crate::turn::Turn;
+use crate::{AttemptOutcome, DeathReason, EventKind};
+
+impl Turn<'_> {
+    /// Ends a claim whose worker died, went silent or never answered. Losses that count are spaced,
+    /// so that a killer and its companions part, and in the end quarantine the task.
+    pub(crate) fn lose(&mut self, slot: Slot, counted: bool) {
+        let since = self.ready_since(slot);
+        let queue = self.task(slot).queue;
+        self.shard.edit_queue(queue, |queue| queue.totals.lost += 1);
+        self.end_attempt(slot, AttemptOutcome::Lost, None, None);
+        self.emit_task(slot, EventKind::TaskLost);
+        if self.cancel_requested(slot) {
+            self.finish(slot, Ending::Cancelled, EventKind::TaskCancelled);
+            return;
+        }
+        if !counted {
+            self.make_ready(slot, since, Place::Front);
+            return;
+        }
+        let losses = self.shard.edit(slot, |task| {
+            task.losses += 1;
+            task.losses
+        });
+        if u32::from(losses) >= LOSSES_MAX {
+            self.die(slot, DeathReason::Quarantined);
+            return;
+        }
+        match LOSS_DELAYS_MS[usize::from(losses) - 1] {
+            0 => self.make_ready(slot, since, Place::Front),
+            delay_ms => self.schedule(slot, self.now.plus_ms(delay_ms)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{Yard, claim};
+    use crate::{Claim, DeathReason, Rejection, SessionId, TaskStateName};
+
+    #[test]
+    fn a_lapse_counts_only_when_the_worker_had_shown_to_be_alive() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        for _ in 0..5 {
+            yard.claim_one("mail");
+            yard.wait_ms(30_000);
+            assert_eq!(yard.state(id), TaskStateName::Ready);
+        }
+        let task = yard.task(id);
+        assert_eq!((task.losses, task.attempt), (0, 5));
+        let held = yard.claim_one("mail");
+        yard.extend(&held).unwrap();
+        yard.wait_ms(30_000);
+        assert_eq!(yard.task(id).losses, 1);
+        assert_eq!(yard.ack(&held), Err(Rejection::ClaimLost { task: id }), "too late");
+    }
+
+    #[test]
+    fn losses_are_spaced_and_the_third_quarantines() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        for delay_ms in [0, 10_000] {
+            let held = yard.claim_one("mail");
+            yard.extend(&held).unwrap();
+            yard.wait_ms(30_000);
+            let task = yard.task(id);
+            let run_at = (delay_ms > 0).then(|| yard.now().plus_ms(delay_ms));
+            assert_eq!(task.run_at, run_at);
+            yard.wait_ms(delay_ms);
+        }
+        let held = yard.claim_one("mail");
+        yard.extend(&held).unwrap();
+        yard.wait_ms(30_000);
+        let task = yard.task(id);
+        assert_eq!((task.state, task.death), (TaskStateName::Dead, Some(DeathReason::Quarantined)));
+        assert_eq!(yard.counts("mail").failed_total, 0, "a loss is no failure");
+        assert_eq!(yard.counts("mail").lost_total, 3);
+    }
+
+    #[test]
+    fn a_lost_task_goes_back_to_the_front() {
+        let mut yard = Yard::new();
+        let first = yard.enqueue("mail");
+        yard.enqueue("mail");
+        yard.claim_with(Claim { session: Some(SessionId(1)), ..claim("mail") });
+        yard.wait_ms(30_000);
+        assert_eq!(yard.claim_one("mail").id, first);
+    }
+}

@@ -1,0 +1,179 @@
+//! The image of a task, and that of a queue: what a checkpoint keeps of them.
+//!
+//! Slots, links and name numbers are no part of it; a task's place in its lane is its `order`.
+
+use crate::entry::DecodeError;
+use crate::life::{Attempt, ClaimState, Extra, State, Task};
+use crate::limits::{ATTEMPTS_KEPT_MAX, PRIORITY_MAX};
+use crate::names::Names;
+use crate::queue::{Queue, Totals};
+use crate::slab::NO_SLOT;
+use crate::wire::{Reader, Wire};
+use crate::{QueueName, TaskId};
+
+/// The first byte of a task's image.
+const TASK_VERSION: u8 = 1;
+
+pub(crate) fn encode_task(task: &Task, names: &Names) -> Box<[u8]> {
+    let mut out = Vec::with_capacity(96);
+    out.push(TASK_VERSION);
+    task.queue.write(&mut out);
+    (&**names.get(task.task_type)).write(&mut out);
+    task.order.write(&mut out);
+    task.enqueued_at.write(&mut out);
+    write_state(&task.state, names, &mut out);
+    task.body_bytes.write(&mut out);
+    task.body_checksum.write(&mut out);
+    task.attempt.write(&mut out);
+    task.failures.write(&mut out);
+    out.extend([task.losses, task.priority]);
+    out.push(task.attempts().count() as u8);
+    for attempt in task.attempts() {
+        write_attempt(attempt, &mut out);
+    }
+    task.extra.is_some().write(&mut out);
+    if let Some(extra) = &task.extra {
+        extra.write(&mut out);
+    }
+    out.into_boxed_slice()
+}
+
+pub(crate) fn read_task(id: TaskId, image: &[u8], names: &mut Names) -> Result<Task, DecodeError> {
+    let reader = &mut Reader::new(image);
+    match reader.byte()? {
+        TASK_VERSION => {}
+        other => return Err(reader.error(format_args!("unknown task version {other}"))),
+    }
+    let task = Task {
+        id,
+        queue: reader.read()?,
+        task_type: names.intern(reader.read()?),
+        previous: NO_SLOT,
+        next: NO_SLOT,
+        order: reader.read()?,
+        enqueued_at: reader.read()?,
+        state: read_state(reader, names)?,
+        body_bytes: reader.read()?,
+        body_checksum: reader.read()?,
+        attempt: reader.read()?,
+        failures: reader.read()?,
+        losses: reader.read()?,
+        priority: reader.read()?,
+        last_attempt: read_attempts(reader)?,
+        extra: reader.read::<Option<Box<Extra>>>()?,
+    };
+    if task.priority > PRIORITY_MAX {
+        return Err(reader.error(format_args!("priority {}", task.priority)));
+    }
+    reader.finish()?;
+    Ok(task)
+}
+
+fn write_state(state: &State, names: &Names, out: &mut Vec<u8>) {
+    match state {
+        State::Scheduled { run_at } => (1u8, *run_at).write(out),
+        State::Ready { since } => (2u8, *since).write(out),
+        State::Claimed(claim) => {
+            out.push(3);
+            claim.token.write(out);
+            (&**names.get(claim.worker)).write(out);
+            claim.session.write(out);
+            claim.claimed_at.write(out);
+            claim.lease_ms.write(out);
+            claim.lease_expires_at.write(out);
+            claim.timeout_at.write(out);
+            claim.ends_at.write(out);
+            claim.ready_since.write(out);
+            claim.engaged.write(out);
+            claim.cancel_requested.write(out);
+        }
+        State::Finished { ending, at } => {
+            out.push(4);
+            ending.write(out);
+            at.write(out);
+        }
+    }
+}
+
+fn read_state(reader: &mut Reader<'_>, names: &mut Names) -> Result<State, DecodeError> {
+    match reader.byte()? {
+        1 => Ok(State::Scheduled { run_at: reader.read()? }),
+        2 => Ok(State::Ready { since: reader.read()? }),
+        3 => Ok(State::Claimed(Box::new(ClaimState {
+            token: reader.read()?,
+            worker: names.intern(reader.read()?),
+            session: reader.read()?,
+            claimed_at: reader.read()?,
+            lease_ms: reader.read()?,
+            lease_expires_at: reader.read()?,
+            timeout_at: reader.read()?,
+            ends_at: reader.read()?,
+            ready_since: reader.read()?,
+            engaged: reader.read()?,
+            cancel_requested: reader.read()?,
+        }))),
+        4 => Ok(State::Finished { ending: reader.read()?, at: reader.read()? }),
+        other => Err(reader.error(format_args!("unknown state {other}"))),
+    }
+}
+
+fn write_attempt(attempt: &Attempt, out: &mut Vec<u8>) {
+    attempt.attempt.write(out);
+    attempt.outcome.write(out);
+    attempt.token.write(out);
+    (&*attempt.worker).write(out);
+    attempt.claimed_at.write(out);
+    attempt.ended_at.write(out);
+    attempt.retry_at.write(out);
+    attempt.error.is_some().write(out);
+    if let Some(error) = &attempt.error {
+        error.write(out);
+    }
+}
+
+fn read_attempts(reader: &mut Reader<'_>) -> Result<Option<Box<Attempt>>, DecodeError> {
+    let count = usize::from(reader.byte()?);
+    if count > ATTEMPTS_KEPT_MAX {
+        return Err(reader.error(format_args!("{count} attempts")));
+    }
+    let mut attempts = Vec::with_capacity(count);
+    for _ in 0..count {
+        attempts.push(Attempt {
+            attempt: reader.read()?,
+            outcome: reader.read()?,
+            token: reader.read()?,
+            worker: reader.read::<&str>()?.into(),
+            claimed_at: reader.read()?,
+            ended_at: reader.read()?,
+            retry_at: reader.read()?,
+            error: reader.read()?,
+            previous: None,
+        });
+    }
+    // Newest first in the image: the last one read is the innermost.
+    let chain = attempts
+        .into_iter()
+        .rev()
+        .fold(None, |previous, attempt| Some(Box::new(Attempt { previous, ..attempt })));
+    Ok(chain)
+}
+
+pub(crate) fn encode_queue(queue: &Queue) -> Box<[u8]> {
+    let mut out = Vec::new();
+    queue.name.as_str().write(&mut out);
+    queue.paused.write(&mut out);
+    queue.settings.write(&mut out);
+    queue.totals.write(&mut out);
+    out.into_boxed_slice()
+}
+
+pub(crate) fn read_queue(image: &[u8]) -> Result<Queue, DecodeError> {
+    let reader = &mut Reader::new(image);
+    let name = QueueName::parse(reader.read()?).map_err(|error| reader.error(error))?;
+    let mut queue = Queue::new(name);
+    queue.paused = reader.read()?;
+    queue.settings = reader.read()?;
+    queue.totals = reader.read::<Totals>()?;
+    reader.finish()?;
+    Ok(queue)
+}
