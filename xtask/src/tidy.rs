@@ -11,6 +11,7 @@ mod manifests;
 mod markdown;
 mod mentions;
 mod promises;
+mod routes;
 mod size;
 mod source;
 mod tree;
@@ -51,6 +52,7 @@ const RULES: &[Rule] = &[
     manifests::check,
     markdown::check,
     promises::check,
+    routes::check,
     size::check,
     whitespace::check,
 ];
