@@ -18,6 +18,7 @@ mod message;
 mod reads;
 mod replica;
 mod restored;
+mod role;
 
 pub use control::{
     Control, ControlCommand, ControlOutcome, ControlRejection, InvalidControlBytes, Node, NodeId,
@@ -28,8 +29,9 @@ pub use membership::{Change, ChangeRefused, Members, PeerProgress};
 pub use message::{InvalidMessage, decode_message, encode_message};
 /// The consensus library's wire and log types: entries, hard state, membership, messages.
 pub use raft::eraftpb;
-pub use replica::{Applied, Config, NotLeader, Progress, Ready, Replica, Role, StateMachine};
+pub use replica::{Applied, Config, Progress, Ready, Replica, StateMachine};
 pub use restored::{Error, Restored};
+pub use role::{NotLeader, Role};
 
 /// The consensus group of the control state; data shard `n` is group `n + 1`.
 pub const CONTROL_GROUP: u64 = 0;

@@ -11,6 +11,7 @@ use crate::election::election_timeout;
 use crate::log::{Log, LogReader, SnapshotSource};
 use crate::reads::Reads;
 use crate::restored::{Error, Restored};
+use crate::role::{NotLeader, Role};
 use crate::{eraftpb, message};
 use bytes::Bytes;
 use eraftpb::{ConfChangeV2, EntryType, MessageType};
@@ -37,32 +38,6 @@ pub struct Config {
     pub heartbeat_ticks: usize,
     /// Least ticks of silence before an election; at most twice that.
     pub election_ticks: usize,
-}
-
-/// Where a replica stands in its group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Decides. It was elected and has applied everything from before its term: its state is the
-    /// newest there is, and the time it stamps can follow from it.
-    Leader {
-        /// Its term.
-        term: u64,
-    },
-    /// Follows `leader`, if it knows one.
-    Follower {
-        /// Its term.
-        term: u64,
-        /// Whom it follows.
-        leader: Option<u64>,
-    },
-}
-
-/// The proposal was not appended: this replica does not lead. Safe to send elsewhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this replica does not lead its shard")]
-pub struct NotLeader {
-    /// Who does, if known.
-    pub leader: Option<u64>,
 }
 
 /// One applied entry.

@@ -5,6 +5,7 @@ mod checkpointing;
 mod clock;
 mod cluster;
 mod disk;
+mod host;
 mod invariants;
 mod network;
 mod node;

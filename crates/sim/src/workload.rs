@@ -2,15 +2,18 @@
 //! outcome of only where the operation has an identity (a request id, a batch id, a claim sequence,
 //! a token).
 
+mod new_task;
+
 use crate::invariants::{Oracle, Violation};
 use crate::rng::Rng;
+use new_task::{new_task, new_task_now};
 use std::collections::{BTreeMap, BTreeSet};
 use taskyard_machine::{
-    Ack, Backoff, Body, Cancel, Claim, ClaimQueue, ClaimToken, Command, DeadAction, DeadCommand,
+    Ack, Body, Cancel, Claim, ClaimQueue, ClaimToken, Command, DeadAction, DeadCommand,
     EncodedCommand, EndSession, Enqueue, EnqueueBatch, EnqueueMany, Extend, Fail, FollowUp,
     NewTask, Outcome, Progress, QueueCommand, QueueSettings, Rejection, Release, Renew, Retry,
-    RetryPolicy, Selection, SessionEnd, SessionId, SetQueue, Snooze, TaskError, TaskFilter, TaskId,
-    TaskView, Timestamp, When, home_shard,
+    Selection, SessionEnd, SessionId, SetQueue, Snooze, TaskError, TaskFilter, TaskId, TaskView,
+    When, home_shard,
 };
 
 /// What a client asks of a shard.
@@ -580,46 +583,6 @@ impl Workload {
 
 fn ask(shard: u16, command: &Command<'_>) -> Request {
     Request { shard, asked: Asked::Command(EncodedCommand::new(command)) }
-}
-
-fn new_task_now() -> NewTask<'static> {
-    NewTask {
-        task_type: "follow_up",
-        body: Body { payload: b"{}", ..Body::default() },
-        ..NewTask::default()
-    }
-}
-
-fn new_task(rng: &mut Rng) -> NewTask<'static> {
-    const PAYLOADS: [&[u8]; 4] = [b"", b"1", b"{\"a\": 1}", b"[1, 2, 3, 4, 5, 6, 7, 8, 9]"];
-    let run_at = match rng.below(10) {
-        0..2 => When::After { ms: rng.below(5_000) },
-        2 => When::At(Timestamp(crate::clock::RUN_BEGINS_AT_MS + rng.below(60_000))),
-        _ => When::Now,
-    };
-    let retry = rng.chance(700).then(|| RetryPolicy {
-        backoff: Backoff::Exponential {
-            delay_ms: rng.between(100, 1_000),
-            factor_thousandths: 2_000,
-            delay_max_ms: 5_000,
-        },
-        max_attempts: rng.between(1, 4) as u32,
-        jitter_thousandths: 250,
-    });
-    NewTask {
-        task_type: "work",
-        body: Body { payload: PAYLOADS[rng.below(4) as usize], ..Body::default() },
-        priority: rng.chance(500).then(|| rng.below(10) as u8),
-        run_at,
-        expires_at: rng
-            .chance(60)
-            .then(|| Timestamp(crate::clock::RUN_BEGINS_AT_MS + rng.between(60_000, 240_000))),
-        retry,
-        timeout_ms: rng.chance(100).then(|| rng.between(1_000, 10_000)),
-        retention_ms: rng.chance(100).then(|| rng.between(100, 5_000)),
-        tags: if rng.chance(200) { vec!["sim"] } else { vec![] },
-        ..NewTask::default()
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,258 @@
+//! Host: one shard on one node: its replica, and what its leader does: packs what was asked into
+//! entries, expires what is due, delivers its outbox, answers.
+//!
+//! Invariant: everyone who asked a leader is answered once: with an outcome, or with what is known
+//! of why there is none.
+
+use crate::checkpointing::Checkpointing;
+use crate::clock::LeaderClock;
+use crate::invariants::Violation;
+use crate::node::{Output, Peer};
+use crate::rng::Rng;
+use crate::shard::{Applied, Shard};
+use crate::workload::Answer;
+use std::collections::{BTreeMap, VecDeque};
+use taskyard_machine::{
+    Claimable, Command, Delivered, EncodedCommand, Entry, EntryBuilder, Outcome, Rejection,
+    ShardId, Timestamp,
+};
+use taskyard_replica::{Progress, Replica, Role};
+
+/// How long an outbox waits for an answer.
+const OWED_MS_MAX: u64 = 400;
+
+/// Who waits for a command's outcome.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Waiting {
+    Client { client: usize, number: u64 },
+    Outbox { node: usize, from: u16, sequence: u64 },
+    Expiry,
+    Nobody,
+}
+
+/// One shard on one node.
+pub(crate) struct Host {
+    pub(crate) replica: Replica<Shard>,
+    pub(crate) clock: LeaderClock,
+    pub(crate) inbox: VecDeque<(EncodedCommand, Waiting)>,
+    pub(crate) proposals: BTreeMap<u64, Vec<Waiting>>,
+    pub(crate) next_number: u64,
+    /// Client, its number, the task, what must be seen.
+    pub(crate) reads: BTreeMap<u64, (usize, u64, taskyard_machine::TaskId, u64)>,
+    pub(crate) expiring: bool,
+    /// When to ask again, per target of the outbox, and whom.
+    pub(crate) owed: BTreeMap<u16, (u64, usize)>,
+    pub(crate) checkpointing: Option<Checkpointing>,
+    pub(crate) checkpointed: u64,
+}
+
+impl Host {
+    pub(crate) fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    /// `None` if it leads; else the node to ask, if it knows one.
+    pub(crate) fn not_leading(&self) -> Option<Option<usize>> {
+        match self.replica.role() {
+            Role::Leader { .. } => None,
+            Role::Follower { leader, .. } => Some(leader.map(|id| id as usize - 1)),
+        }
+    }
+
+    pub(crate) fn expire(&mut self, stamp: u64) {
+        let due = self.replica.machine().machine.next_due();
+        if !self.expiring && due.is_some_and(|due| due.0 <= stamp) {
+            self.expiring = true;
+            self.inbox.push_back((EncodedCommand::new(&Command::ExpireDue), Waiting::Expiry));
+        }
+    }
+
+    /// Asks the targets of the outbox to take what is first in line for them.
+    pub(crate) fn deliver(
+        &mut self,
+        shard: u16,
+        now: u64,
+        nodes: usize,
+        rng: &mut Rng,
+        output: &mut Output,
+    ) {
+        for outgoing in self.replica.machine().machine.outgoing(64) {
+            let to = outgoing.to.0;
+            let first = self.owed.get(&to).is_none_or(|(until, _)| *until <= now);
+            if first {
+                let node = self.owed.get(&to).map_or(0, |(_, node)| *node);
+                // Whoever did not answer may be down.
+                let next = rng.below(nodes as u64) as usize;
+                self.owed.insert(to, (now + OWED_MS_MAX, next));
+                let command = outgoing.command;
+                let sequence = outgoing.sequence;
+                output.peers.push((node, Peer::Owed { from: shard, to, sequence, command }));
+            }
+        }
+    }
+
+    pub(crate) fn owed_answered(
+        &mut self,
+        to: u16,
+        sequence: u64,
+        answer: &Answer,
+        now: u64,
+        from: usize,
+    ) {
+        if self.not_leading().is_some() {
+            return;
+        }
+        match answer {
+            Answer::Decided(outcome) if outcome.is_ok() => {
+                let delivered = Delivered { to: ShardId(to), up_to: sequence };
+                let command = EncodedCommand::new(&Command::Delivered(delivered));
+                self.inbox.push_back((command, Waiting::Nobody));
+                // The next one waits until this one has left the outbox.
+                self.owed.insert(to, (now + 20, from));
+            }
+            Answer::NotLeader { leader: Some(node) } => {
+                self.owed.insert(to, (now + 5, *node));
+            }
+            _ => {}
+        }
+    }
+
+    /// Packs what waits into entries. A claim that would get nothing is answered without one.
+    pub(crate) fn propose(&mut self, stamp: u64, commands_max: u64, output: &mut Output) {
+        while !self.inbox.is_empty() {
+            let mut builder = EntryBuilder::new(Timestamp(stamp));
+            let mut waiting = Vec::new();
+            while let Some((command, who)) = self.inbox.pop_front() {
+                if let (true, Waiting::Client { client, number }) =
+                    (self.gets_nothing(&command, stamp), who)
+                {
+                    output.answers.push((client, number, Answer::Nothing));
+                    continue;
+                }
+                if !builder.push(&command) {
+                    self.inbox.push_front((command, who));
+                    break;
+                }
+                waiting.push(who);
+                if waiting.len() as u64 >= commands_max {
+                    break;
+                }
+            }
+            if waiting.is_empty() {
+                return;
+            }
+            let number = self.number();
+            match self.replica.propose(builder.finish(), number) {
+                Ok(()) => {
+                    self.proposals.insert(number, waiting);
+                }
+                Err(refused) => {
+                    let leader = refused.leader.map(|id| id as usize - 1);
+                    self.answer_all(&waiting, &Answer::NotLeader { leader }, output);
+                }
+            }
+        }
+    }
+
+    fn gets_nothing(&self, command: &EncodedCommand, stamp: u64) -> bool {
+        let now = Timestamp(stamp);
+        let mut builder = EntryBuilder::new(now);
+        builder.push(command);
+        let bytes = builder.finish();
+        let entry = Entry::decode(&bytes).expect("it was encoded just now");
+        match &entry.commands[0] {
+            Command::Claim(claim) => {
+                let claimable = self.replica.machine().machine.claimable(claim, now);
+                !matches!(claimable, Claimable::Now(_))
+            }
+            _ => false,
+        }
+    }
+
+    fn answer_all(&mut self, waiting: &[Waiting], answer: &Answer, output: &mut Output) {
+        for who in waiting {
+            self.answer(*who, answer.clone(), output);
+        }
+    }
+
+    fn answer(&mut self, who: Waiting, answer: Answer, output: &mut Output) {
+        match who {
+            Waiting::Client { client, number } => output.answers.push((client, number, answer)),
+            Waiting::Outbox { node, from, sequence } => {
+                let to = self.replica.machine().machine.identity().shard.0;
+                output.peers.push((node, Peer::Taken { from, to, sequence, answer }));
+            }
+            Waiting::Expiry => self.expiring = false,
+            Waiting::Nobody => {}
+        }
+    }
+
+    pub(crate) fn take(
+        &mut self,
+        shard: u16,
+        progress: Progress<Applied>,
+        wall: u64,
+        now: u64,
+        output: &mut Output,
+    ) -> Result<(), Violation> {
+        for applied in progress.applied {
+            let (index, term) = (applied.index, applied.term);
+            let waiting = applied.proposal.and_then(|number| self.proposals.remove(&number));
+            if let Some(waiting) = waiting {
+                output.told.push((shard, index, term));
+                for (who, outcome) in waiting.iter().zip(&applied.outcome.outcomes) {
+                    check_delivery(*who, outcome)?;
+                    self.answer(*who, Answer::Decided(Box::new(outcome.clone())), output);
+                }
+            }
+            output.applied.push((shard, index, term, applied.outcome));
+        }
+        for number in progress.dropped {
+            let waiting = self.proposals.remove(&number).unwrap_or_default();
+            self.answer_all(&waiting, &Answer::Unknown, output);
+        }
+        for number in progress.reads {
+            let Some((client, call, task, floor)) = self.reads.remove(&number) else { continue };
+            let applied = self.replica.applied();
+            if applied < floor {
+                return Err(format!(
+                    "a read on shard {shard} saw {applied}, {floor} was told before"
+                ));
+            }
+            let view = self.replica.machine().machine.task(task).map(Box::new);
+            output.answers.push((client, call, Answer::View(view)));
+        }
+        for number in progress.reads_dropped {
+            let read = self.reads.remove(&number);
+            output.answers.extend(read.map(|(client, call, ..)| (client, call, Answer::Unknown)));
+        }
+        if let Some(role) = progress.role {
+            self.took_role(role, wall, now, output);
+            output.roles.push((shard, role));
+        }
+        Ok(())
+    }
+
+    fn took_role(&mut self, role: Role, wall: u64, now: u64, output: &mut Output) {
+        let waiting: Vec<Waiting> = self.inbox.drain(..).map(|(_, who)| who).collect();
+        self.answer_all(&waiting, &Answer::NotLeader { leader: None }, output);
+        self.expiring = false;
+        self.owed.clear();
+        if let Role::Leader { .. } = role {
+            let state_now = self.replica.machine().machine.now().0;
+            self.clock = LeaderClock::begin(state_now, wall, now);
+            self.inbox.push_back((EncodedCommand::new(&Command::BeginTerm), Waiting::Nobody));
+        }
+    }
+}
+
+/// What an outbox owes is made by the machine itself: a target that refuses it has lost something.
+fn check_delivery(who: Waiting, outcome: &Result<Outcome, Rejection>) -> Result<(), Violation> {
+    match (who, outcome) {
+        (Waiting::Outbox { from, sequence, .. }, Err(rejection)) => {
+            Err(format!("delivery {sequence} of shard {from} was refused: {rejection}"))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,45 @@
+//! The tasks that clients enqueue: small, of all shapes, done within a run.
+
+use crate::clock::RUN_BEGINS_AT_MS;
+use crate::rng::Rng;
+use taskyard_machine::{Backoff, Body, NewTask, RetryPolicy, Timestamp, When};
+
+pub(crate) fn new_task_now() -> NewTask<'static> {
+    NewTask {
+        task_type: "follow_up",
+        body: Body { payload: b"{}", ..Body::default() },
+        ..NewTask::default()
+    }
+}
+
+pub(crate) fn new_task(rng: &mut Rng) -> NewTask<'static> {
+    const PAYLOADS: [&[u8]; 4] = [b"", b"1", b"{\"a\": 1}", b"[1, 2, 3, 4, 5, 6, 7, 8, 9]"];
+    let run_at = match rng.below(10) {
+        0..2 => When::After { ms: rng.below(5_000) },
+        2 => When::At(Timestamp(RUN_BEGINS_AT_MS + rng.below(60_000))),
+        _ => When::Now,
+    };
+    let retry = rng.chance(700).then(|| RetryPolicy {
+        backoff: Backoff::Exponential {
+            delay_ms: rng.between(100, 1_000),
+            factor_thousandths: 2_000,
+            delay_max_ms: 5_000,
+        },
+        max_attempts: rng.between(1, 4) as u32,
+        jitter_thousandths: 250,
+    });
+    NewTask {
+        task_type: "work",
+        body: Body { payload: PAYLOADS[rng.below(4) as usize], ..Body::default() },
+        priority: rng.chance(500).then(|| rng.below(10) as u8),
+        run_at,
+        expires_at: rng
+            .chance(60)
+            .then(|| Timestamp(RUN_BEGINS_AT_MS + rng.between(60_000, 240_000))),
+        retry,
+        timeout_ms: rng.chance(100).then(|| rng.between(1_000, 10_000)),
+        retention_ms: rng.chance(100).then(|| rng.between(100, 5_000)),
+        tags: if rng.chance(200) { vec!["sim"] } else { vec![] },
+        ..NewTask::default()
+    }
+}
