@@ -3,6 +3,10 @@
 use crate::{LogReader, eraftpb};
 
 /// What was found on disk; empty for a new replica that joins a group.
+///
+/// A crash while a snapshot is installed may leave a log that does not lead up to the checkpoint: it
+/// neither begins right after `applied` nor holds an entry of `applied_term` there. The driver drops
+/// such a log, on disk too, and starts from the checkpoint alone.
 #[derive(Clone, Debug, Default)]
 pub struct Restored {
     /// Term, vote, commit.

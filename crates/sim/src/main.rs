@@ -7,6 +7,7 @@ mod cluster;
 mod disk;
 mod host;
 mod invariants;
+mod model;
 mod network;
 mod node;
 mod rng;
@@ -16,7 +17,7 @@ mod tests;
 mod workload;
 
 use clap::{Parser, ValueEnum};
-use cluster::{Options, Sabotage, replay_command, run};
+use cluster::{Failure, Options, Report, Sabotage, replay_command};
 use std::process::ExitCode;
 
 /// Runs a cluster under faults from a seed and checks what it promises.
@@ -52,6 +53,9 @@ enum Switch {
     Off,
 }
 
+/// Commands of the first rung, per seed.
+const MODEL_COMMANDS: u64 = 400;
+
 fn main() -> ExitCode {
     let args = Args::parse();
     for seed in args.seed..args.seed.saturating_add(args.seeds) {
@@ -66,7 +70,7 @@ fn main() -> ExitCode {
             blind: false,
         };
         let _guard = TellOnPanic(&options);
-        match run(&options) {
+        match climb(&options) {
             Ok(report) => println!("seed {seed} ok: {report:?}"),
             Err(failure) => {
                 println!("{failure}");
@@ -75,6 +79,17 @@ fn main() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+/// Both rungs: first one machine against the model, then the cluster.
+fn climb(options: &Options) -> Result<Report, Failure> {
+    model::check(options.seed, MODEL_COMMANDS).map_err(|what| Failure {
+        options: options.clone(),
+        step: 0,
+        ms: 0,
+        what: format!("one machine is not as the model says: {what}"),
+    })?;
+    cluster::run(options)
 }
 
 /// A broken assertion in a replica or a machine stops a node, and here the run: it is a finding too.

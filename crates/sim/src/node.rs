@@ -182,7 +182,8 @@ impl Node {
         }
         let applied = restored.applied;
         // A crash may come between a snapshot's checkpoint and the reset of the log that it
-        // replaces: then the log does not lead up to the checkpoint, and says nothing.
+        // replaces: then the log does not lead up to the checkpoint, and must go before anything
+        // is written behind it.
         let first = log.entries.keys().next().copied().unwrap_or(u64::MAX);
         let at_applied = log.entries.get(&applied).map(|entry| entry.term);
         let connects = first == applied + 1 || at_applied == Some(restored.applied_term);
@@ -190,6 +191,9 @@ impl Node {
         if connects {
             restored.first_index = first;
             restored.last_index = log.entries.keys().next_back().copied().unwrap_or(applied);
+        } else if !log.entries.is_empty() {
+            let frame = self.disk.write(&[Write { shard, reset: true, ..Write::default() }]);
+            self.disk.sync(frame);
         }
         restored.hard_state.term = restored.hard_state.term.max(restored.applied_term);
         state.deaf = self.config.sabotage == Sabotage::DeafReplica && id == 1;

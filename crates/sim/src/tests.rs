@@ -88,6 +88,14 @@ fn snapshots_and_checkpoints_are_exercised() {
     assert!(reports.iter().all(|report| report.checkpoints > 0), "{reports:?}");
 }
 
+/// Found that a log which a snapshot replaced must be dropped on disk, not only in memory: a crash
+/// between the snapshot's checkpoint and the log's reset left old entries before new ones.
+#[test]
+fn a_crash_while_a_snapshot_is_installed_leaves_no_old_log() {
+    let report = check(&Options { steps: 8_000, ..options(1021) });
+    assert!(report.snapshots > 0, "{report:?}");
+}
+
 #[test]
 fn answers_before_the_sync_are_found() {
     check_found(Sabotage::AnswerBeforeSync, &["disks hold it"]);
