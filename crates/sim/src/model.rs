@@ -209,11 +209,13 @@ impl Model {
             Command::Snooze(snooze) => match self.held(snooze.task, snooze.token.0) {
                 Err(code) => expect_code(Some(code), answer),
                 Ok(()) => {
-                    if self.cancel_requested(snooze.task) {
-                        let state = self.give_back(snooze.task);
-                        return expect(&Ok(Outcome::Released { state }), answer);
-                    }
                     let run_at = self.moment(snooze.until).max(self.now);
+                    if self.cancel_requested(snooze.task) {
+                        // It yields, and ends instead of running again.
+                        self.give_back(snooze.task);
+                        let run_at = Timestamp(run_at);
+                        return expect(&Ok(Outcome::Snoozed { run_at }), answer);
+                    }
                     self.end_attempt(snooze.task, LastEnd::Other);
                     self.change(snooze.task, |task| task.attempt -= 1);
                     self.schedule(snooze.task, run_at);
@@ -542,10 +544,15 @@ impl Model {
         let Ok(Outcome::Expired { .. }) = answer else {
             return Err(format!("an expiry was answered {answer:?}"));
         };
-        loop {
-            let due =
-                self.tasks.iter().filter_map(|task| Some((task.due_at()?, task.order, task.id)));
-            let Some((_, _, id)) = due.min().filter(|(at, ..)| *at <= self.now) else { break };
+        let due = self.tasks.iter().filter_map(|task| Some((task.due_at()?, task.order, task.id)));
+        let mut due: Vec<_> = due.filter(|(at, ..)| *at <= self.now).collect();
+        due.sort_unstable();
+        let held = |id: &TaskId| self.find(*id).and_then(Task::held).is_some();
+        let (mut claims, others): (Vec<TaskId>, Vec<TaskId>) =
+            due.into_iter().map(|(.., id)| id).partition(held);
+        // The last claim first, so that what goes to the front ends up in the old order.
+        claims.reverse();
+        for id in claims.into_iter().chain(others) {
             self.pass_deadline(id);
         }
         for queue in self.queues.keys().cloned().collect::<Vec<_>>() {
