@@ -227,8 +227,7 @@ async fn a_command_that_heeds_sigterm_may_say_goodbye() {
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
     // The shell's own word about the sleep that is ended with it goes elsewhere.
-    let script =
-        "trap 'echo bye >&3; exit 0' TERM; exec 3>&2 2>/dev/null; touch $READY; sleep 1000";
+    let script = "trap 'echo bye >&3; exit 0' TERM; exec 3>&2 2>/dev/null; touch $READY; while :; do sleep 0.01; done";
     let case = shell(script).grace(LONG).environment("READY", &ready);
     let report = case.run_until(exists(&ready)).await;
     assert_eq!((report.ending, text(&report.stderr)), (Ending::Stopped, "bye\n"));

@@ -1,0 +1,393 @@
+//! The binary as people and scripts use it, against a real broker: what it prints, where, and with
+//! which exit code.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
+
+mod yard;
+
+use std::{
+    fs,
+    io::Write,
+    process::{Command, Stdio},
+};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use yard::{Process, Ran, Yard, serve, until};
+
+fn taskyard(arguments: &[&str]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+    command.args(arguments).stdin(Stdio::null()).env_remove("TASKYARD_URL");
+    Ran::of(command, arguments)
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_says_so_on_stderr() {
+    let yard = Yard::start();
+    for arguments in [
+        &["no-such-command"][..],
+        &["enqueue"],
+        &["enqueue", "a", "--priority", "12"],
+        &["enqueue", "a", "--delay", "-5s"],
+        &["enqueue", "a", "not json"],
+        &["task", "list", "--state", "asleep"],
+        &["dead", "retry"],
+        &["dead", "discard"],
+        &["queue", "set", "q"],
+    ] {
+        let ran = yard.run(arguments);
+        assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{arguments:?}: {}", ran.stderr);
+        assert!(!ran.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_broker_that_is_not_there_exits_with_1_and_says_what_to_do() {
+    let ran = taskyard(&["queue", "list", "--server", "http://127.0.0.1:1"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
+    for part in ["http://127.0.0.1:1", "taskyard serve", "--server"] {
+        assert!(ran.stderr.contains(part), "{}", ran.stderr);
+    }
+    let ran = taskyard(&["queue", "list", "--server", "http://127.0.0.1:1", "--json"]);
+    let error: Value = serde_json::from_str(&ran.stderr).unwrap();
+    assert_eq!((ran.code, &error["code"]), (1, &json!("unavailable")));
+}
+
+#[test]
+fn a_task_is_enqueued_looked_at_and_listed() {
+    let yard = Yard::start();
+    let options = ["--queue", "mail", "--priority", "8", "--tag", "new", "--header", "trace=x"];
+    let mut arguments = vec!["enqueue", "send_mail", r#"{"to": "ada"}"#, "--timeout", "5m"];
+    arguments.extend(options);
+    let id = yard.ok(&arguments);
+
+    let task = yard.task(&id);
+    for (name, value) in [
+        ("id", json!(id)),
+        ("type", json!("send_mail")),
+        ("queue", json!("mail")),
+        ("state", json!("ready")),
+        ("priority", json!(8)),
+        ("payload", json!({"to": "ada"})),
+        ("tags", json!(["new"])),
+        ("headers", json!({"trace": "x"})),
+        ("timeout_ms", json!(300_000)),
+    ] {
+        assert_eq!(task[name], value, "{name} of {task}");
+    }
+    let enqueued_at = task["enqueued_at"].as_str().unwrap();
+    assert!(enqueued_at.starts_with("20") && enqueued_at.ends_with('Z'), "{enqueued_at}");
+
+    let text = yard.ok(&["task", "get", &id]);
+    assert!(text.contains("send_mail in queue mail") && !text.contains('\x1b'), "{text}");
+    assert_eq!(yard.json(&["task", "list", "--queue", "mail", "--tag", "new"])[0]["id"], id);
+    assert!(yard.json(&["task", "list", "--queue", "other"]).is_empty());
+
+    let ran = yard.run(&["task", "get", "00000000000000000000000000"]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+}
+
+#[test]
+fn payloads_come_from_files_and_stdin_and_need_not_be_json() {
+    let yard = Yard::start();
+    let file = yard.file("payload.json");
+    fs::write(&file, "[1, 2.50]").unwrap();
+    let id = yard.ok(&["enqueue", "a", &format!("@{}", file.display())]);
+    assert_eq!(yard.task(&id)["payload"], json!([1, 2.5]));
+
+    let arguments = ["enqueue", "a", "-", "--raw", "--content-type", "text/plain", "--json"];
+    let mut child =
+        yard.command(&arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"\xffhi").unwrap();
+    let answer = child.wait_with_output().unwrap();
+    let answer: Value = serde_json::from_slice(&answer.stdout).unwrap();
+    let task = yard.task(answer["id"].as_str().unwrap());
+    assert_eq!(task["payload_base64"], "/2hp");
+    assert_eq!(task["content_type"], "text/plain");
+}
+
+#[test]
+fn a_request_id_enqueues_once() {
+    let yard = Yard::start();
+    let first = yard.json(&["enqueue", "a", "--request-id", "one"]).remove(0);
+    let second = yard.json(&["enqueue", "a", "--request-id", "one"]).remove(0);
+    assert_eq!(first["id"], second["id"]);
+    assert_eq!((first.get("duplicate"), &second["duplicate"]), (None, &json!(true)));
+}
+
+#[test]
+fn tasks_can_be_cancelled_and_delayed() {
+    let yard = Yard::start();
+    let id = yard.ok(&["enqueue", "a", "--delay", "1h"]);
+    let task = yard.task(&id);
+    assert_eq!(task["state"], "scheduled");
+    assert!(task["run_at"].is_string());
+    assert_eq!(yard.json(&["task", "cancel", &id])[0]["state"], "cancelled");
+    assert_eq!(yard.task(&id)["state"], "cancelled");
+    let ran = yard.run(&["task", "result", &id]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("cancelled"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_file_of_tasks_is_taken_line_by_line() {
+    let yard = Yard::start();
+    let file = yard.file("tasks.jsonl");
+    let mut lines = String::new();
+    for number in 0..500 {
+        lines += &format!(
+            "{{\"type\": \"n\", \"payload\": {number}, \"request_id\": \"r{}\"}}\n",
+            number % 400
+        );
+    }
+    lines += "\n{\"type\": \"n\", \"priority\": 12}\n{\"type\"\n{\"type\": \"n\", \"colour\": 1}\n";
+    fs::write(&file, lines).unwrap();
+    let ran = yard.run(&["enqueue", "--file", file.to_str().unwrap(), "--queue", "bulk", "--json"]);
+    assert_eq!(ran.code, 1);
+    let counts: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(counts, json!({"accepted": 400, "duplicate": 100, "refused": 3}));
+    for part in ["line 502: ", "line 503: ", "line 504: ", "colour"] {
+        assert!(ran.stderr.contains(part), "{}", ran.stderr);
+    }
+    assert_eq!(yard.json(&["queue", "get", "bulk"])[0]["ready"], 400);
+    let first = yard.json(&["task", "list", "--queue", "bulk", "--limit", "3", "--payload"]);
+    assert_eq!(first.len(), 3, "no more than asked for");
+}
+
+#[test]
+fn a_batch_is_all_or_nothing() {
+    let yard = Yard::start();
+    let batch = |lines: &str| {
+        let mut child = yard
+            .command(&["enqueue", "a", "--file", "-", "--batch", "--queue", "b", "--json"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(batch("{}\n{\"payload\": 2}\n").0, 0);
+    assert_eq!(yard.json(&["queue", "get", "b"])[0]["ready"], 2);
+    for bad in ["{}\n{\"oops\": 1}\n", "{}\n{\"priority\": 77}\n", "{}\n{\"queue\": \"c\"}\n"] {
+        let (code, stderr) = batch(bad);
+        assert_ne!(code, 0, "{bad}");
+        assert!(stderr.contains("nothing was enqueued"), "{stderr}");
+    }
+    assert_eq!(yard.json(&["queue", "get", "b"])[0]["ready"], 2);
+}
+
+#[test]
+fn queues_are_paused_set_and_purged() {
+    let yard = Yard::start();
+    for _ in 0..3 {
+        yard.ok(&["enqueue", "a", "--queue", "q"]);
+    }
+    yard.ok(&["queue", "pause", "q"]);
+    let queue = yard.json(&["queue", "list"]).remove(0);
+    assert_eq!(
+        (&queue["name"], &queue["ready"], &queue["paused"]),
+        (&json!("q"), &json!(3), &json!(true))
+    );
+    yard.ok(&["queue", "resume", "q"]);
+
+    yard.ok(&["queue", "set", "q", "--max-length", "4", "--retry", "fixed", "--retry-delay", "2s"]);
+    yard.ok(&["queue", "set", "q", "--retention", "2d"]);
+    let settings = yard.json(&["queue", "get", "q"]).remove(0)["settings"].clone();
+    assert_eq!(settings["max_length"], 4);
+    assert_eq!(settings["retention_ms"], 172_800_000);
+    assert_eq!(
+        (&settings["retry"]["policy"], &settings["retry"]["delay_ms"]),
+        (&json!("fixed"), &json!(2_000))
+    );
+    yard.ok(&["enqueue", "a", "--queue", "q"]);
+    let ran = yard.run(&["enqueue", "a", "--queue", "q"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("limit of 4"), "{}", ran.stderr);
+    yard.ok(&["queue", "set", "q", "--unset", "max-length"]);
+    yard.ok(&["enqueue", "a", "--queue", "q"]);
+
+    assert_eq!(yard.json(&["queue", "purge", "q"])[0]["removed"], 5);
+    assert_eq!(yard.json(&["queue", "get", "q"])[0]["ready"], 0);
+}
+
+#[test]
+fn dead_letters_are_listed_retried_and_discarded() {
+    let yard = Yard::start();
+    let worker = yard.work("q", "echo $TASKYARD_TYPE is bad >&2; exit 65", &[]);
+    let ids: Vec<String> =
+        ["a", "a", "b"].map(|kind| yard.ok(&["enqueue", kind, "--queue", "q"])).to_vec();
+    for id in &ids {
+        yard.until_state(id, "dead");
+    }
+    drop(worker);
+    assert_eq!(yard.json(&["dead", "list", "--queue", "q"]).len(), 3);
+    assert_eq!(yard.json(&["dead", "list", "--error", "b is bad"])[0]["id"], ids[2]);
+    let text = yard.ok(&["dead", "list"]);
+    assert!(text.contains("b is bad"), "{text}");
+
+    assert_eq!(yard.json(&["dead", "retry", "--type", "a"])[0]["changed"], 2);
+    assert_eq!(yard.task(&ids[0])["state"], "ready");
+    assert_eq!(yard.json(&["dead", "discard", &ids[2]])[0]["changed"], 1);
+    assert!(yard.json(&["dead", "list"]).is_empty());
+}
+
+#[test]
+fn a_list_into_a_closed_pipe_ends_quietly() {
+    let yard = Yard::start();
+    for _ in 0..200 {
+        yard.ok(&["enqueue", "a", "--tag", "a-tag-to-fill-the-pipe"]);
+    }
+    let mut child = yard
+        .command(&["task", "list", "--limit", "1000", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+    assert!(output.status.success());
+}
+
+#[test]
+fn what_was_acknowledged_survives_kill_9() {
+    let yard = Yard::start();
+    let id = yard.ok(&["enqueue", "a", "41"]);
+    yard.broker.signal(Signal::KILL);
+    let yard = yard.restart();
+    assert_eq!(yard.task(&id)["payload"], 41);
+}
+
+#[test]
+fn a_broker_stops_when_asked_and_at_once_when_asked_twice() {
+    let mut yard = Yard::start();
+    yard.ok(&["enqueue", "a"]);
+    yard.broker.signal(Signal::TERM);
+    assert_eq!(yard.broker.code(), Some(0));
+    let mut yard = yard.restart();
+    yard.broker.signal(Signal::INT);
+    yard.broker.signal(Signal::TERM);
+    // Either the graceful stop was quicker or the second signal was: both end it.
+    assert!(matches!(yard.broker.code(), Some(0 | 1)));
+}
+
+#[test]
+fn a_data_directory_serves_one_broker() {
+    let yard = Yard::start();
+    let ran = Ran::of(serve(&yard.file("data")), &["serve"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
+    assert!(ran.stderr.contains(yard.file("data").to_str().unwrap()), "{}", ran.stderr);
+}
+
+#[test]
+fn a_port_that_is_taken_is_named() {
+    let yard = Yard::start();
+    let address = yard.url.trim_start_matches("http://");
+    let data = yard.file("other");
+    let ran = taskyard(&["serve", "--listen", address, "--data", data.to_str().unwrap()]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(ran.stderr.contains(address), "{}", ran.stderr);
+}
+
+#[test]
+fn a_bad_configuration_exits_with_2_and_names_every_mistake() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("taskyard.toml");
+    fs::write(&file, "listn = \"127.0.0.1:0\"\nshards = \"many\"\n").unwrap();
+    let ran = taskyard(&["serve", "--config", file.to_str().unwrap()]);
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("did you mean listen?"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("many"), "{}", ran.stderr);
+}
+
+#[test]
+fn workers_are_listed_and_stopped() {
+    let yard = Yard::start();
+    let mut worker = yard.work("q", "cat", &["--name", "w1", "--concurrency", "3"]);
+    until("the worker is listed", || !yard.json(&["worker", "list"]).is_empty());
+    let listed = yard.json(&["worker", "list"]).remove(0);
+    for (name, value) in [
+        ("name", json!("w1")),
+        ("slots", json!(3)),
+        ("queues", json!(["q"])),
+        ("pid", json!(worker.0.id())),
+        ("state", json!("running")),
+    ] {
+        assert_eq!(listed[name], value, "{name} of {listed}");
+    }
+    yard.ok(&["worker", "stop", listed["id"].as_str().unwrap()]);
+    assert_eq!(worker.code(), Some(0));
+    assert_eq!(yard.run(&["worker", "stop", "nobody"]).code, 1);
+}
+
+#[test]
+fn a_backup_becomes_a_broker_again() {
+    let yard = Yard::start();
+    let ids: Vec<String> = (0..20)
+        .map(|number| {
+            yard.ok(&["enqueue", "a", &number.to_string(), "--queue", &format!("q{}", number % 5)])
+        })
+        .collect();
+    let file = yard.file("yard.backup");
+    let file = file.to_str().unwrap();
+    let saved = yard.json(&["backup", file]).remove(0);
+    assert_eq!(saved["shards"], 4);
+    let ran = yard.run(&["backup", file]);
+    assert_eq!(ran.code, 2, "a file is not replaced by accident: {}", ran.stderr);
+
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let restored = taskyard(&["restore", file, "--data", data.to_str().unwrap()]);
+    assert_eq!(restored.code, 0, "{}", restored.stderr);
+    let again = taskyard(&["restore", file, "--data", data.to_str().unwrap()]);
+    assert_eq!(again.code, 1, "a directory is not written over: {}", again.stderr);
+
+    let copy = Yard::start_in(folder);
+    for (number, id) in ids.iter().enumerate() {
+        assert_eq!(copy.task(id)["payload"], number);
+    }
+    fs::write(yard.file("junk"), b"not a backup").unwrap();
+    let data = yard.file("junk-data");
+    let junk = taskyard(&[
+        "restore",
+        yard.file("junk").to_str().unwrap(),
+        "--data",
+        data.to_str().unwrap(),
+    ]);
+    assert_eq!(junk.code, 1, "{}", junk.stderr);
+}
+
+#[test]
+fn the_demo_runs_by_itself() {
+    let ran = taskyard(&["demo", "--duration", "1s", "--json"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let summary: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert!(summary["executed"].as_u64().unwrap() > 100, "{summary}");
+    assert!(summary["retries"].as_u64().unwrap() > 0, "{summary}");
+    assert!(summary["dead"].as_u64().unwrap() > 0, "{summary}");
+    assert_eq!(
+        summary["enqueued"],
+        summary["executed"].as_u64().unwrap() + summary["dead"].as_u64().unwrap()
+    );
+}
+
+#[test]
+fn the_demo_stays_until_it_is_stopped() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+    command.args(["demo", "--duration", "100ms", "--keep"]).stdout(Stdio::piped());
+    let mut demo = Process(command.spawn().unwrap());
+    let mut stdout = std::io::BufReader::new(demo.0.stdout.take().unwrap());
+    let mut text = String::new();
+    while !text.contains("Your own:") {
+        let read = std::io::BufRead::read_line(&mut stdout, &mut text).unwrap();
+        assert_ne!(read, 0, "it ended: {text}");
+    }
+    let url = text.split_whitespace().find(|word| word.starts_with("http://")).unwrap();
+    let ran = taskyard(&["queue", "list", "--json", "--server", url]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    demo.signal(Signal::INT);
+    assert_eq!(demo.code(), Some(0));
+}

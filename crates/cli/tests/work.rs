@@ -1,0 +1,168 @@
+//! `work --exec` end to end: a broker, a worker and commands as real processes.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
+
+mod yard;
+
+use std::{fs, time::Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+use yard::{LONG, Yard, processes_of, until};
+
+#[test]
+fn a_command_gets_the_task_and_its_output_is_the_result() {
+    let yard = Yard::start();
+    let show = r#"printf '{"in": %s, "type": "%s", "queue": "%s", "attempt": %s, "deadline": "%s"}' \
+        "$(cat)" "$TASKYARD_TYPE" "$TASKYARD_QUEUE" "$TASKYARD_ATTEMPT" "$TASKYARD_DEADLINE""#;
+    let _worker = yard.work("q", show, &[]);
+    let options = ["--queue", "q", "--timeout", "1h", "--wait", "--json"];
+    let mut arguments = vec!["enqueue", "greet", r#"{"name": "Ada"}"#];
+    arguments.extend(options);
+    let answer: serde_json::Value = serde_json::from_str(&yard.ok(&arguments)).unwrap();
+    let result = &answer["result"];
+    assert_eq!(answer["state"], "succeeded");
+    assert_eq!(result["in"], json!({"name": "Ada"}));
+    assert_eq!((&result["type"], &result["queue"]), (&json!("greet"), &json!("q")));
+    assert_eq!(result["attempt"], 1);
+    assert!(result["deadline"].as_str().unwrap().ends_with('Z'), "{result}");
+}
+
+#[test]
+fn a_program_after_two_dashes_runs_without_a_shell() {
+    let yard = Yard::start();
+    let arguments = ["work", "-q", "q", "--log", "warn", "--", "printf", "%s", "$HOME;ls"];
+    let _worker = yard::Process(yard.command(&arguments).spawn().unwrap());
+    assert_eq!(yard.ok(&["enqueue", "a", "-q", "q", "--wait"]), "\"$HOME;ls\"");
+}
+
+#[test]
+fn a_failure_is_retried_with_its_error_kept() {
+    let yard = Yard::start();
+    let _worker = yard.work(
+        "q",
+        "[ $TASKYARD_ATTEMPT -ge 3 ] || { echo not yet >&2; exit 4; }; echo ok",
+        &[],
+    );
+    let retry = ["--retry", "fixed", "--retry-delay", "10ms", "--retry-jitter", "0"];
+    let mut arguments = vec!["enqueue", "a", "-q", "q"];
+    arguments.extend(retry);
+    let id = yard.ok(&arguments);
+    assert_eq!(yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]), "\"ok\"");
+    let attempts = yard.task(&id)["attempts"].clone();
+    assert_eq!(attempts[0]["error"]["type"], "exit 4");
+    assert_eq!(attempts[0]["error"]["message"], "not yet");
+    assert_eq!(attempts.as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn exit_65_is_a_dead_letter_at_once() {
+    let yard = Yard::start();
+    let _worker = yard.work("q", "echo bad data >&2; exit 65", &[]);
+    let ran = yard.run(&["enqueue", "a", "-q", "q", "--wait"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("bad data") && ran.stderr.contains("dead"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_task_is_killed_at_its_timeout_with_its_children() {
+    let yard = Yard::start();
+    let _worker = yard.work("q", "setsid sleep 1000 & sleep 1000", &["--kill-grace", "100ms"]);
+    let id = yard.ok(&["enqueue", "a", "-q", "q", "--timeout", "300ms", "--max-attempts", "1"]);
+    let task = yard.until_state(&id, "dead");
+    assert!(task["attempts"][0]["error"].to_string().contains("time"), "{task}");
+    until("its processes are gone", || processes_of(&id) == 0);
+}
+
+#[test]
+fn a_cancelled_task_is_killed_with_its_children() {
+    let yard = Yard::start();
+    let _worker = yard.work("q", "setsid sleep 1000 & touch $FOLDER/ready; sleep 1000", &[]);
+    let id = yard.ok(&["enqueue", "a", "-q", "q"]);
+    until("it runs", || yard.file("ready").exists());
+    yard.ok(&["task", "cancel", &id]);
+    yard.until_state(&id, "cancelled");
+    until("its processes are gone", || processes_of(&id) == 0);
+}
+
+#[test]
+fn killing_a_worker_kills_its_tasks_and_they_run_elsewhere() {
+    let yard = Yard::start();
+    let first = yard.work("q", "setsid sleep 1000 & touch $FOLDER/ready; sleep 1000", &[]);
+    let id = yard.ok(&["enqueue", "a", "-q", "q"]);
+    until("it runs", || yard.file("ready").exists());
+    first.signal(Signal::KILL);
+    let killed = Instant::now();
+    let _second = yard.work("q", "echo done by another", &[]);
+    until("its processes are gone", || processes_of(&id) == 0);
+    assert_eq!(
+        yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]),
+        "\"done by another\""
+    );
+    assert!(killed.elapsed().as_secs() < 20, "it took {:?}", killed.elapsed());
+    assert_eq!(yard.task(&id)["losses"], 1);
+}
+
+#[test]
+fn a_worker_that_is_asked_to_stop_finishes_what_it_has() {
+    let yard = Yard::start();
+    let slow = "touch $FOLDER/ready; until [ -e $FOLDER/go ]; do sleep 0.01; done; echo finished";
+    let mut worker = yard.work("q", slow, &[]);
+    let id = yard.ok(&["enqueue", "a", "-q", "q"]);
+    until("it runs", || yard.file("ready").exists());
+    worker.signal(Signal::TERM);
+    let waiting = yard.ok(&["enqueue", "a", "-q", "q"]);
+    fs::write(yard.file("go"), "").unwrap();
+    assert_eq!(worker.code(), Some(0));
+    assert_eq!(yard.task(&id)["result"], "finished");
+    assert_eq!(yard.task(&waiting)["state"], "ready", "nothing more was claimed");
+}
+
+#[test]
+fn what_does_not_finish_within_the_grace_is_given_back() {
+    let yard = Yard::start();
+    let more = ["--shutdown-grace", "100ms", "--kill-grace", "100ms"];
+    let mut worker = yard.work("q", "touch $FOLDER/ready; sleep 1000", &more);
+    let id = yard.ok(&["enqueue", "a", "-q", "q"]);
+    until("it runs", || yard.file("ready").exists());
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.code(), Some(0));
+    yard.until_state(&id, "ready");
+    until("its processes are gone", || processes_of(&id) == 0);
+}
+
+#[test]
+fn a_second_signal_stops_a_worker_at_once_and_leaves_nothing_running() {
+    let yard = Yard::start();
+    let mut worker =
+        yard.work("q", "trap '' TERM; touch $FOLDER/ready; sleep 1000", &["--kill-grace", "100ms"]);
+    let id = yard.ok(&["enqueue", "a", "-q", "q"]);
+    until("it runs", || yard.file("ready").exists());
+    worker.signal(Signal::TERM);
+    // Signals of one kind are merged while one is pending, so the second is another.
+    worker.signal(Signal::INT);
+    let asked = Instant::now();
+    assert!(worker.code().is_some());
+    assert!(asked.elapsed() < LONG / 3, "it waited out its grace");
+    until("its processes are gone", || processes_of(&id) == 0);
+}
+
+#[test]
+fn a_worker_survives_what_its_commands_do() {
+    let yard = Yard::start();
+    let nasty = r#"case $TASKYARD_TYPE in
+        crash) kill -SEGV $$ ;;
+        murder) kill -9 $PPID; sleep 1000 ;;
+        flood) yes & sleep 0.2; exit 3 ;;
+        hog) dd if=/dev/zero of=/dev/null bs=900M count=1 ;;
+        good) echo fine ;;
+    esac"#;
+    let _worker = yard.work("q", nasty, &["--memory", "256M", "--concurrency", "4"]);
+    let kinds = ["crash", "murder", "flood", "hog"];
+    let ids = kinds.map(|kind| yard.ok(&["enqueue", kind, "-q", "q", "--max-attempts", "1"]));
+    for (kind, id) in kinds.iter().zip(&ids) {
+        let task = yard.until_state(id, "dead");
+        assert!(task["attempts"][0]["error"]["message"].is_string(), "{kind}: {task}");
+    }
+    assert_eq!(yard.ok(&["enqueue", "good", "-q", "q", "--wait"]), "\"fine\"");
+}
