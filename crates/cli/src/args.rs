@@ -37,10 +37,10 @@ const TOP_EXAMPLES: &str = "\
 See it work:
   taskyard demo
 
-Start a broker, then from another terminal enqueue a task and work on it:
+A broker, a worker and a task, each in a terminal of its own:
   taskyard serve --data ./yard
-  taskyard enqueue greet '{\"name\": \"Ada\"}'
-  taskyard work --exec 'jq -r .name'
+  taskyard work --exec 'tr a-z A-Z'
+  taskyard enqueue shout '{\"name\": \"Ada\"}' --wait
 
 Exit codes: 0 it worked, 1 it failed, 2 it was asked in a way that means nothing.";
 

@@ -87,7 +87,9 @@ async fn bench(args: &BenchArgs, common: &Common, output: Output) -> Result<()> 
     phases.push(phase("enqueue", tasks, took, Some(&latency), used));
 
     let mut restart_ms = None;
-    if let (true, Some(running)) = (args.restart, broker.take()) {
+    if args.restart
+        && let Some(running) = broker.take()
+    {
         output.say("killing the broker and starting it again");
         let (again, took) = running.restart(tasks).await?;
         restart_ms = Some(values::millis(took));

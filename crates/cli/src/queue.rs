@@ -66,7 +66,12 @@ pub(crate) async fn run(remote: &Remote, command: QueueCommand) -> Result<()> {
         }
         QueueCommand::Set(args) => {
             let queue = client.queue(&args.queue);
-            let settings = change(&args, queue.settings().await?)?;
+            let before = match queue.settings().await {
+                // A queue may be set before its first task.
+                Err(error) if error.is_not_found() => QueueSettings::default(),
+                settings => settings?,
+            };
+            let settings = change(&args, before)?;
             let settings = queue.set(settings).await?;
             output.value(&settings, show_settings)?;
         }

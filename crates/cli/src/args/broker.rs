@@ -81,7 +81,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
     /// How long the load runs.
-    #[arg(long, value_name = "DURATION", default_value = "8s", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = values::duration)]
     pub(crate) duration: Duration,
 }
 

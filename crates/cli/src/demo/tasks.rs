@@ -24,8 +24,9 @@ const BURST_AT_ONCE: usize = 2_000;
 #[derive(Clone, Serialize, Deserialize)]
 struct Greeting {
     name: String,
-    /// When it was enqueued, in microseconds since the demo began.
-    sent_us: u64,
+    /// When it was enqueued, in microseconds since the demo began; not said in the burst, which
+    /// waits for itself.
+    sent_us: Option<u64>,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -51,6 +52,7 @@ pub(super) fn register(builder: WorkerBuilder, board: &Arc<Board>) -> WorkerBuil
         .queue("mail")
         .queue("media")
         .queue("default")
+        .queue("burst")
         .state(Arc::clone(board))
         .handler("greet", greet)
         .handler("send_mail", send_mail)
@@ -60,7 +62,7 @@ pub(super) fn register(builder: WorkerBuilder, board: &Arc<Board>) -> WorkerBuil
 }
 
 async fn greet(greeting: Greeting, State(board): State<Arc<Board>>) -> Result<String, Fail> {
-    board.executed(Some(greeting.sent_us));
+    board.executed(greeting.sent_us);
     Ok(format!("hello {}", greeting.name))
 }
 
@@ -150,7 +152,7 @@ pub(super) async fn story(client: Client, board: Arc<Board>, duration: Duration)
         let mut sending = JoinSet::new();
         for _ in 0..GREETINGS_PER_TICK {
             let name = people.next().copied().unwrap_or_default().to_owned();
-            let task = NewTask::new("greet", &Greeting { name, sent_us: board.now_us() });
+            let task = NewTask::new("greet", &Greeting { name, sent_us: Some(board.now_us()) });
             let (client, board) = (client.clone(), Arc::clone(&board));
             sending.spawn(async move { enqueue(&client, &board, task).await });
         }
@@ -190,14 +192,14 @@ pub(super) async fn story(client: Client, board: Arc<Board>, duration: Duration)
 
 /// As many tasks as there can be, a few thousand at once.
 async fn burst(client: &Client, board: &Arc<Board>) -> Result<()> {
-    board.tell("greet", Tone::Plain, format!("a burst of up to {BURST_TASKS} at once"));
+    board.tell("greet", Tone::Plain, format!("a burst of {BURST_TASKS}, or as many as fit in 2 s"));
     let before = board.lock().executed;
     let started = Instant::now();
     let mut sending = JoinSet::new();
     let mut sent = 0;
     while sent < BURST_TASKS && started.elapsed() < BURST_FOR_MAX {
-        let greeting = Greeting { name: "everyone".to_owned(), sent_us: board.now_us() };
-        let task = NewTask::new("greet", &greeting);
+        let greeting = Greeting { name: "everyone".to_owned(), sent_us: None };
+        let task = NewTask::new("greet", &greeting).queue("burst");
         let (client, board) = (client.clone(), Arc::clone(board));
         sending.spawn(async move { enqueue(&client, &board, task).await });
         sent += 1;

@@ -14,7 +14,7 @@ use crate::output::{Colour, Output, Table, plain, shorten};
 
 /// A narrower terminal gets plain lines.
 const COLUMNS_MIN: u16 = 80;
-const ROWS_MIN: u16 = 22;
+const ROWS_MIN: u16 = 23;
 const BAR_CELLS: usize = 30;
 const SPARKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
@@ -101,7 +101,7 @@ impl View {
             self.second = elapsed.as_secs();
             writeln!(
                 out,
-                "{:>5.1}s  enqueued {}, executed {}, retries {}, dead letters {}, {}",
+                "  {:>5.1}s  enqueued {}, executed {}, retries {}, dead letters {}, {}",
                 elapsed.as_secs_f64(),
                 inner.enqueued,
                 inner.executed,
@@ -170,15 +170,28 @@ fn queue_table(queues: &[QueueDetails]) -> Table {
         let dead = if queue.dead > 0 { Colour::Red } else { Colour::None };
         table.row(vec![
             (Colour::Bold, queue.name.clone()),
-            plain(queue.ready),
+            plain(grouped(queue.ready)),
             plain(queue.claimed),
             plain(queue.scheduled),
-            (Colour::Green, queue.succeeded_total.to_string()),
+            (Colour::Green, grouped(queue.succeeded_total)),
             plain(queue.failed_total),
             (dead, queue.dead.to_string()),
         ]);
     }
     table
+}
+
+/// 12,345: long numbers in groups of three.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 fn tell(output: Output, happening: &Happening) -> String {
@@ -252,12 +265,12 @@ impl Summary {
 
     fn text(&self, output: Output, url: &str, keep: bool) -> String {
         let bold = |text: String| output.paint(Colour::Bold, text);
-        let executed = bold(format!("{} tasks executed", self.executed));
+        let executed = bold(format!("{} tasks executed", grouped(self.executed)));
         let dead = self.dead_id.as_deref().unwrap_or("ID");
         let stay = if keep {
             format!("The broker stays at {url} until Ctrl-C. In another terminal:")
         } else {
-            "Run `taskyard demo --keep --listen 127.0.0.1:7400` to stay up, then in another terminal:"
+            "Run `taskyard demo --keep --listen 127.0.0.1:7400`, then in another terminal:"
                 .to_owned()
         };
         let (server, http) = if keep {
@@ -266,17 +279,22 @@ impl Summary {
             (String::new(), "http://127.0.0.1:7400")
         };
         let dead = if keep { dead } else { "ID" };
+        let dead_letters = match self.dead {
+            1 => "1 dead letter".to_owned(),
+            dead => format!("{dead} dead letters"),
+        };
         let burst = match self.burst_tasks {
             0 => String::new(),
             tasks => format!(
-                "\n  A burst of {tasks}: {} tasks/s enqueued and executed, every one on disk before it was acknowledged.",
-                self.burst_per_second
+                "\n  A burst of {}: {} tasks/s, each on disk before it was acknowledged.",
+                grouped(tasks),
+                grouped(self.burst_per_second)
             ),
         };
         format!(
             "
-  {executed} in {:.1} s, {} failures tried again, {} dead letters.
-  Enqueue to executed: p50 {:.1} ms, p99 {:.1} ms, the burst included.{burst}
+  {executed} in {:.1} s, {} failures tried again, {dead_letters}.
+  Enqueue to executed: p50 {:.1} ms, p99 {:.1} ms.{burst}
 
   {stay}
     taskyard queue list{server}
@@ -287,12 +305,11 @@ impl Summary {
 
   Your own:
     taskyard serve --data ./yard
-    taskyard enqueue greet '{{\"name\": \"Ada\"}}'
-    taskyard work --exec 'cat; echo \" from process $$\" >&2'
+    taskyard work --exec 'tr a-z A-Z'
+    taskyard enqueue shout '{{\"name\": \"Ada\"}}' --wait
 ",
             self.duration_ms as f64 / 1_000.0,
             self.retries,
-            self.dead,
             self.p50_ms,
             self.p99_ms,
         )
@@ -317,8 +334,8 @@ mod tests {
         for line in &lines {
             assert!(line.chars().count() < usize::from(COLUMNS_MIN), "{line}");
         }
-        // Four queues come on top of these.
-        assert!(lines.len() + 4 < usize::from(ROWS_MIN), "{} lines", lines.len());
+        // Five queues come on top of these.
+        assert!(lines.len() + 5 < usize::from(ROWS_MIN), "{} lines", lines.len());
     }
 
     #[test]
@@ -326,6 +343,13 @@ mod tests {
         assert_eq!(sparks(&[]), "");
         assert_eq!(sparks(&[0, 5, 10]), "▁▅█");
         assert_eq!(sparks(&vec![1; 100]).chars().count(), BAR_CELLS);
+    }
+
+    #[test]
+    fn long_numbers_are_grouped() {
+        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(grouped(number), text);
+        }
     }
 
     #[test]

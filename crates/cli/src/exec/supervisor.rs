@@ -74,7 +74,11 @@ fn supervise() -> io::Result<()> {
             stderr: Vec::new(),
         },
     };
-    report.write(&mut io::stdout().lock())
+    match report.write(&mut io::stdout().lock()) {
+        // The worker is gone: nobody is left to report to.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
 }
 
 fn start(request: &Request) -> io::Result<Child> {

@@ -13,8 +13,6 @@ use crate::{args::ServeArgs, remote::usage, values};
 
 /// Where state is kept if nothing says so.
 const DATA: &str = "taskyard-data";
-/// One task must fit one log entry.
-const PAYLOAD_MAX: u64 = 8 << 20;
 
 /// The settings of a file, each as it stands there or not at all.
 #[derive(Debug, Default, PartialEq)]
@@ -57,24 +55,8 @@ pub(super) fn config(args: &ServeArgs) -> Result<Config> {
     if let Some(grace) = args.shutdown_grace.or(file.shutdown_grace) {
         config.shutdown_grace = grace;
     }
-    validate(&config)?;
+    config.validate().map_err(|mistakes| usage(mistakes.to_string()))?;
     Ok(config)
-}
-
-fn validate(config: &Config) -> Result<()> {
-    let mut problems = Vec::new();
-    if !(1..=4096).contains(&config.shards) {
-        problems.push(format!("shards is {}: it must be 1 to 4096", config.shards));
-    }
-    if config.payload_bytes_max == 0 || config.payload_bytes_max as u64 > PAYLOAD_MAX {
-        let bytes = config.payload_bytes_max;
-        problems.push(format!("payload_max is {bytes} bytes: it must be 1 byte to 8M"));
-    }
-    if config.memory_bytes_max < 16 << 20 {
-        let bytes = config.memory_bytes_max;
-        problems.push(format!("memory_max is {bytes} bytes: a broker needs 16M at least"));
-    }
-    report(&problems)
 }
 
 fn read(path: &Path) -> Result<Settings> {
@@ -194,7 +176,7 @@ mod tests {
     fn bounds_are_reported_together() {
         let error = config(&args("taskyard serve --shards 0 --payload-max 9M")).unwrap_err();
         let error = error.to_string();
-        assert!(error.contains("shards is 0") && error.contains("payload_max is"), "{error}");
+        assert!(error.contains("shards is 0") && error.contains("payload_bytes_max is"), "{error}");
     }
 
     #[test]
