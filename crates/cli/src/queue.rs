@@ -23,6 +23,8 @@ pub(crate) async fn run(remote: &Remote, command: QueueCommand) -> Result<()> {
                 for queue in &queues {
                     output.json_line(queue)?;
                 }
+            } else if queues.is_empty() {
+                output.say("no queues yet: the first task makes one");
             } else {
                 output.value(&(), |()| table(&queues).render(*output))?;
             }

@@ -141,6 +141,8 @@ pub(crate) async fn list(output: Output, mut tasks: Tasks, page: &PageArgs) -> R
         for task in &found {
             output.json_line(task)?;
         }
+    } else if found.is_empty() {
+        output.say("no tasks match");
     } else {
         output.value(&(), |()| table(&found).render(output))?;
     }

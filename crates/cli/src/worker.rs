@@ -19,6 +19,8 @@ pub(crate) async fn run(remote: &Remote, command: WorkerCommand) -> Result<()> {
                 for worker in &workers {
                     output.json_line(worker)?;
                 }
+            } else if workers.is_empty() {
+                output.say("no workers are connected");
             } else {
                 output.value(&(), |()| table(&workers).render(*output))?;
             }
