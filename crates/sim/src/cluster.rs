@@ -57,6 +57,8 @@ pub(crate) struct Report {
     pub(crate) crashes: u64,
     pub(crate) snapshots: u64,
     pub(crate) checkpoints: u64,
+    /// How often each kind of thing happened to tasks.
+    pub(crate) seen: BTreeMap<&'static str, u64>,
     /// A hash over everything that happened.
     pub(crate) trace: u64,
 }
@@ -205,6 +207,7 @@ impl World {
             crashes: self.crashes,
             snapshots: self.nodes.iter().map(|node| node.snapshots).sum(),
             checkpoints: self.nodes.iter().map(|node| node.checkpoints).sum(),
+            seen: self.oracle.seen.clone(),
             trace: self.trace,
         })
     }

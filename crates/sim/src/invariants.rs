@@ -65,6 +65,8 @@ pub(crate) struct Oracle {
     follow_ups: BTreeSet<TaskId>,
     pub(crate) entries: u64,
     pub(crate) claims: u64,
+    /// How often each kind of thing happened.
+    pub(crate) seen: BTreeMap<&'static str, u64>,
 }
 
 impl Oracle {
@@ -76,6 +78,7 @@ impl Oracle {
             follow_ups: BTreeSet::new(),
             entries: 0,
             claims: 0,
+            seen: BTreeMap::new(),
         }
     }
 
@@ -153,6 +156,11 @@ impl Oracle {
             }
         }
         self.claims += claims.len() as u64;
+        for what in
+            applied.events.iter().map(word_for).chain(applied.outcomes.iter().map(answer_word))
+        {
+            *self.seen.entry(what).or_default() += 1;
+        }
         let revived = account.revived(&entry.commands, &applied.outcomes);
         let born = born(&entry.commands, &applied.outcomes, now);
         for event in &applied.events {
@@ -507,4 +515,39 @@ fn born(
         }
     }
     born
+}
+
+/// One word per kind of fact.
+fn word_for(event: &Event) -> &'static str {
+    match event.kind {
+        EventKind::TaskEnqueued(_) => "enqueued",
+        EventKind::TaskReady(_) => "ready",
+        EventKind::TaskClaimed(..) => "claimed",
+        EventKind::TaskProgressed(..) => "progressed",
+        EventKind::TaskSucceeded(..) => "succeeded",
+        EventKind::TaskRetrying(..) => "retrying",
+        EventKind::TaskSnoozed(..) => "snoozed",
+        EventKind::TaskFailed(_) => "failed",
+        EventKind::TaskDied(_, reason) => reason.as_str(),
+        EventKind::TaskLost(_) => "lost",
+        EventKind::TaskCancelRequested(_) => "cancel requested",
+        EventKind::TaskCancelled(_) => "cancelled",
+        EventKind::TaskExpired(_) => "expired",
+        EventKind::TaskRemoved(_) => "removed",
+        EventKind::QueuePaused(_) => "paused",
+        EventKind::QueueResumed(_) => "resumed",
+        EventKind::QueueSet(_) => "set",
+        EventKind::SessionEnded(_) => "session ended",
+        EventKind::OutgoingQueued(_) => "outgoing",
+    }
+}
+
+/// One word per kind of answer: a rejection's code, or whether it was accepted or known.
+fn answer_word(outcome: &Result<Outcome, Rejection>) -> &'static str {
+    match outcome {
+        Err(rejection) => rejection.code(),
+        Ok(Outcome::Enqueued(enqueued)) if enqueued.duplicate => "duplicate",
+        Ok(Outcome::Taken) => "taken",
+        Ok(_) => "accepted",
+    }
 }

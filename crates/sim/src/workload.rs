@@ -3,17 +3,16 @@
 //! a token).
 
 mod new_task;
+mod operator;
 
 use crate::invariants::{Oracle, Violation};
 use crate::rng::Rng;
 use new_task::{new_task, new_task_now};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use taskyard_machine::{
-    Ack, Body, Cancel, Claim, ClaimQueue, ClaimToken, Command, DeadAction, DeadCommand,
-    EncodedCommand, EndSession, Enqueue, EnqueueBatch, EnqueueMany, Extend, Fail, FollowUp,
-    NewTask, Outcome, Progress, QueueCommand, QueueSettings, Rejection, Release, Renew, Retry,
-    Selection, SessionEnd, SessionId, SetQueue, Snooze, TaskError, TaskFilter, TaskId, TaskView,
-    When, home_shard,
+    Ack, Claim, ClaimQueue, ClaimToken, Command, CommitBatch, EncodedCommand, Enqueue,
+    EnqueueBatch, EnqueueMany, Extend, Fail, FollowUp, NewTask, Outcome, Progress, Rejection,
+    Release, Renew, SessionId, Snooze, StageBatch, TaskError, TaskId, TaskView, When, home_shard,
 };
 
 /// What a client asks of a shard.
@@ -106,6 +105,8 @@ struct Client {
     session: u128,
     claim_sequence: u64,
     held: BTreeMap<TaskId, ClaimToken>,
+    /// Calls that it has already decided on.
+    script: VecDeque<(Request, Purpose, bool)>,
 }
 
 /// All clients of one run.
@@ -141,6 +142,7 @@ impl Workload {
             session: u128::from(rng.next()),
             claim_sequence: 0,
             held: BTreeMap::new(),
+            script: VecDeque::new(),
         };
         Workload {
             clients: kinds.map(client).collect(),
@@ -325,6 +327,9 @@ impl Workload {
     }
 
     fn choose(&mut self, client: usize, oracle: &Oracle) -> Option<(Request, Purpose, bool)> {
+        if let Some(next) = self.clients[client].script.pop_front() {
+            return Some(next);
+        }
         match self.clients[client].kind {
             Kind::Producer if self.draining => None,
             Kind::Producer => Some(self.produce(client)),
@@ -347,10 +352,16 @@ impl Workload {
         let queue = rng.pick(&self.queues).clone();
         let shard = self.shard_of(&queue);
         let draw = rng.below(100);
-        let produced = if draw < 60 {
-            self.enqueue(&mut rng, &queue, shard)
-        } else {
-            self.enqueue_several(&mut rng, &queue, shard, draw < 80)
+        let produced = match draw {
+            0..60 => self.enqueue(&mut rng, &queue, shard),
+            60..75 => self.enqueue_several(&mut rng, &queue, shard, true),
+            75..93 => self.enqueue_several(&mut rng, &queue, shard, false),
+            _ => {
+                let mut script = staged_batch(&mut rng, &queue, shard);
+                let first = script.pop_front().expect("a batch has parts");
+                self.clients[client].script = script;
+                first
+            }
         };
         self.clients[client].rng = rng;
         produced
@@ -517,68 +528,21 @@ impl Workload {
         self.clients[client].rng = rng;
         operation
     }
+}
 
-    fn operation(&mut self, rng: &mut Rng, oracle: &Oracle) -> Option<(Request, Purpose, bool)> {
-        let ends = self.draining || rng.chance(400);
-        if let (true, Some((session, shard))) = (ends, self.dead_sessions.first().copied()) {
-            self.dead_sessions.remove(&(session, shard));
-            let reason = if rng.chance(300) { SessionEnd::Goodbye } else { SessionEnd::Silence };
-            let end = EndSession { session, reason, not_started: vec![], keep: vec![] };
-            let purpose = Purpose::EndSession { session, shard };
-            return Some((ask(shard, &Command::EndSession(end)), purpose, true));
-        }
-        let queue = rng.pick(&self.queues).clone();
-        let shard = self.shard_of(&queue);
-        if self.draining && !rng.chance(200) {
-            return None;
-        }
-        if self.draining {
-            let resume = Command::ResumeQueue(QueueCommand { queue: &queue });
-            return Some((ask(shard, &resume), Purpose::Interfere, true));
-        }
-        let task = if self.known.is_empty() { None } else { Some(*rng.pick(&self.known)) };
-        let on_task = |task: TaskId, command: Command<'_>| {
-            Some((ask(task.home.0, &command), Purpose::Interfere, true))
-        };
-        let on_queue =
-            |command: Command<'_>| Some((ask(shard, &command), Purpose::Interfere, true));
-        match (rng.below(100), task) {
-            (0..30, Some(task)) => {
-                let asked = Asked::Read { task, floor: oracle.read_floor(task.home.0) };
-                let request = Request { shard: task.home.0, asked };
-                Some((request, Purpose::Read(task), true))
-            }
-            (30..50, Some(task)) => on_task(task, Command::Cancel(Cancel { task })),
-            (50..65, Some(task)) => {
-                let body = Body { payload: b"edited", ..Body::default() };
-                let body = rng.chance(300).then_some(body);
-                on_task(task, Command::Retry(Retry { task, body }))
-            }
-            (65..73, Some(task)) => {
-                let action = if rng.chance(600) { DeadAction::Retry } else { DeadAction::Discard };
-                let selection = Selection::Ids(vec![task]);
-                on_task(task, Command::Dead(DeadCommand { action, selection }))
-            }
-            (73..77, _) => {
-                let filter = TaskFilter { queue: Some(&queue), ..TaskFilter::default() };
-                let selection = Selection::Filter { filter, after: None, dead_before: None };
-                on_queue(Command::Dead(DeadCommand { action: DeadAction::Retry, selection }))
-            }
-            (77..83, _) => on_queue(Command::PauseQueue(QueueCommand { queue: &queue })),
-            (83..95, _) => on_queue(Command::ResumeQueue(QueueCommand { queue: &queue })),
-            (95..97, _) => on_queue(Command::PurgeQueue(QueueCommand { queue: &queue })),
-            (97..100, _) => {
-                let settings = QueueSettings {
-                    retention_count: rng.chance(500).then(|| rng.below(5) as u32),
-                    dead_retention_count: rng.chance(300).then(|| rng.below(4) as u32),
-                    max_length: rng.chance(200).then(|| rng.between(5, 40)),
-                    ..QueueSettings::default()
-                };
-                on_queue(Command::SetQueue(SetQueue { queue: &queue, settings }))
-            }
-            _ => None,
-        }
+/// A batch in parts: each may be repeated, and the last call makes its tasks.
+fn staged_batch(rng: &mut Rng, queue: &str, shard: u16) -> VecDeque<(Request, Purpose, bool)> {
+    let batch_id = u128::from(rng.next());
+    let parts = rng.between(1, 3) as u32;
+    let mut script = VecDeque::new();
+    for part in 0..parts {
+        let tasks = (0..rng.between(1, 3)).map(|_| new_task(rng)).collect();
+        let stage = Command::StageBatch(StageBatch { batch_id, queue, part, tasks });
+        script.push_back((ask(shard, &stage), Purpose::Interfere, true));
     }
+    let commit = Command::CommitBatch(CommitBatch { batch_id, parts });
+    script.push_back((ask(shard, &commit), Purpose::Enqueue, true));
+    script
 }
 
 fn ask(shard: u16, command: &Command<'_>) -> Request {

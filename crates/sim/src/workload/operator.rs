@@ -1,0 +1,78 @@
+//! The operator: somebody who cancels, retries, pauses, purges and reads while work goes on, and who
+//! ends the sessions of dead workers as a gateway does.
+
+use super::{Asked, Purpose, Request, Workload, ask};
+use crate::invariants::Oracle;
+use crate::rng::Rng;
+use taskyard_machine::{
+    Body, Cancel, Command, DeadAction, DeadCommand, EndSession, QueueCommand, QueueSettings, Retry,
+    Selection, SessionEnd, SetQueue, TaskFilter, TaskId,
+};
+
+impl Workload {
+    pub(super) fn operation(
+        &mut self,
+        rng: &mut Rng,
+        oracle: &Oracle,
+    ) -> Option<(Request, Purpose, bool)> {
+        let ends = self.draining || rng.chance(400);
+        if let (true, Some((session, shard))) = (ends, self.dead_sessions.first().copied()) {
+            self.dead_sessions.remove(&(session, shard));
+            let reason = if rng.chance(300) { SessionEnd::Goodbye } else { SessionEnd::Silence };
+            let end = EndSession { session, reason, not_started: vec![], keep: vec![] };
+            let purpose = Purpose::EndSession { session, shard };
+            return Some((ask(shard, &Command::EndSession(end)), purpose, true));
+        }
+        let queue = rng.pick(&self.queues).clone();
+        let shard = self.shard_of(&queue);
+        if self.draining && !rng.chance(200) {
+            return None;
+        }
+        if self.draining {
+            let resume = Command::ResumeQueue(QueueCommand { queue: &queue });
+            return Some((ask(shard, &resume), Purpose::Interfere, true));
+        }
+        let task = if self.known.is_empty() { None } else { Some(*rng.pick(&self.known)) };
+        let on_task = |task: TaskId, command: Command<'_>| {
+            Some((ask(task.home.0, &command), Purpose::Interfere, true))
+        };
+        let on_queue =
+            |command: Command<'_>| Some((ask(shard, &command), Purpose::Interfere, true));
+        match (rng.below(100), task) {
+            (0..30, Some(task)) => {
+                let asked = Asked::Read { task, floor: oracle.read_floor(task.home.0) };
+                let request = Request { shard: task.home.0, asked };
+                Some((request, Purpose::Read(task), true))
+            }
+            (30..50, Some(task)) => on_task(task, Command::Cancel(Cancel { task })),
+            (50..65, Some(task)) => {
+                let body = Body { payload: b"edited", ..Body::default() };
+                let body = rng.chance(300).then_some(body);
+                on_task(task, Command::Retry(Retry { task, body }))
+            }
+            (65..73, Some(task)) => {
+                let action = if rng.chance(600) { DeadAction::Retry } else { DeadAction::Discard };
+                let selection = Selection::Ids(vec![task]);
+                on_task(task, Command::Dead(DeadCommand { action, selection }))
+            }
+            (73..77, _) => {
+                let filter = TaskFilter { queue: Some(&queue), ..TaskFilter::default() };
+                let selection = Selection::Filter { filter, after: None, dead_before: None };
+                on_queue(Command::Dead(DeadCommand { action: DeadAction::Retry, selection }))
+            }
+            (77..83, _) => on_queue(Command::PauseQueue(QueueCommand { queue: &queue })),
+            (83..95, _) => on_queue(Command::ResumeQueue(QueueCommand { queue: &queue })),
+            (95..97, _) => on_queue(Command::PurgeQueue(QueueCommand { queue: &queue })),
+            (97..100, _) => {
+                let settings = QueueSettings {
+                    retention_count: rng.chance(500).then(|| rng.below(5) as u32),
+                    dead_retention_count: rng.chance(300).then(|| rng.below(4) as u32),
+                    max_length: rng.chance(200).then(|| rng.between(5, 40)),
+                    ..QueueSettings::default()
+                };
+                on_queue(Command::SetQueue(SetQueue { queue: &queue, settings }))
+            }
+            _ => None,
+        }
+    }
+}
