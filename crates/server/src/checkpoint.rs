@@ -94,11 +94,6 @@ impl Store {
         Ok(Arc::new(Store { path: dir.to_path_buf(), tasks, bodies, rest, db }))
     }
 
-    /// Where the last checkpoint of a shard stands; `None` if there is none.
-    pub(crate) fn cut(self: &Arc<Store>, shard: ShardId) -> Result<Option<Cut>, StoreError> {
-        self.view().cut(shard)
-    }
-
     /// A consistent view of everything, whatever is written meanwhile.
     pub(crate) fn view(self: &Arc<Store>) -> View {
         View { store: Arc::clone(self), snapshot: self.db.snapshot() }
@@ -141,11 +136,6 @@ impl Store {
         Ok(body.map_err(|error| self.error("read", error))?.map(Bytes::from))
     }
 
-    /// Bytes on disk.
-    pub(crate) fn disk_bytes(&self) -> u64 {
-        self.db.disk_space().unwrap_or_default()
-    }
-
     /// Gives back the space of what was removed, where more than half of a keyspace is such.
     /// `tasks_live` is how many tasks there are now. For a thread of its own: it may take a while.
     pub(crate) fn reclaim(&self, tasks_live: u64) -> Result<bool, StoreError> {
@@ -184,7 +174,7 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// See [`Store::cut`].
+    /// Where the last checkpoint of a shard stands; `None` if there is none.
     pub(crate) fn cut(&self, shard: ShardId) -> Result<Option<Cut>, StoreError> {
         let value = self.snapshot.get(&self.store.rest, cut_key(shard));
         let Some(value) = value.map_err(|error| self.store.error("read", error))? else {
@@ -352,7 +342,7 @@ mod tests {
     fn a_checkpoint_is_there_after_a_restart_and_shards_are_apart() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
-        assert_eq!(store.cut(ShardId(2)).unwrap(), None);
+        assert_eq!(store.view().cut(ShardId(2)).unwrap(), None);
         let rest = RecordKey::Rest(Box::from(*b"queue"));
         let changes = vec![
             put(1, b"one"),
@@ -364,7 +354,7 @@ mod tests {
         store.write(ShardId(3), &cut(4), vec![]).unwrap();
         drop(store);
         let store = Store::open(dir.path()).unwrap();
-        assert_eq!(store.cut(ShardId(2)).unwrap(), Some(cut(10)));
+        assert_eq!(store.view().cut(ShardId(2)).unwrap(), Some(cut(10)));
         assert_eq!(records(&store, 2).len(), 3);
         assert_eq!(records(&store, 2)[&rest], Box::from(*b"mail"));
         assert!(records(&store, 3).is_empty());

@@ -18,6 +18,7 @@ pub mod shard;
 mod shard_loop;
 mod telemetry;
 
+pub use backup::{RestoreProgress, restore};
 pub use broker::Broker;
 pub use clock::Clock;
 pub use config::Config;

@@ -96,11 +96,6 @@ impl Batch {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
-
-    /// About how many bytes it will take on disk.
-    pub(crate) fn bytes(&self) -> usize {
-        self.0.approximate_size()
-    }
 }
 
 impl Log {

@@ -14,7 +14,7 @@ pub(crate) mod watchers;
 
 pub use engine::Engine;
 
-use crate::{Error, backup, telemetry::Telemetry};
+use crate::{Clock, Error, backup, data_dir::Format, telemetry::Telemetry};
 use bytes::Bytes;
 use inbox::{Inbox, Input, TicketId, Waiter};
 use std::{
@@ -37,8 +37,8 @@ pub struct Shards(Arc<Handle>);
 
 struct Handle {
     inbox: Arc<Inbox>,
-    count: u16,
-    incarnation: u32,
+    format: Format,
+    clock: Clock,
     tickets: AtomicU64,
     events: broadcast::Sender<Arc<Vec<Event>>>,
     telemetry: Arc<Telemetry>,
@@ -46,7 +46,7 @@ struct Handle {
 
 impl fmt::Debug for Shards {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shards").field("count", &self.0.count).finish_non_exhaustive()
+        f.debug_struct("Shards").field("count", &self.count()).finish_non_exhaustive()
     }
 }
 
@@ -123,7 +123,7 @@ pub struct ShardStatus {
 impl Shards {
     /// How many shards there are.
     pub fn count(&self) -> u16 {
-        self.0.count
+        self.0.format.shards
     }
 
     /// The shard of a queue.
@@ -265,7 +265,7 @@ impl Shards {
         let (answer, answered) = oneshot::channel();
         self.0.inbox.push(Input::Backup(answer))?;
         let view = answered.await.unwrap_or_else(|_| Err(gone()))?;
-        Ok(backup::stream(view, self.0.count, self.0.incarnation))
+        Ok(backup::stream(view, self.0.format))
     }
 
     /// How each shard stands, in order.
@@ -276,8 +276,11 @@ impl Shards {
     }
 
     /// Metrics of this node, in the Prometheus text format.
-    pub fn metrics(&self) -> String {
-        self.0.telemetry.render()
+    pub async fn metrics(&self) -> Result<String, Error> {
+        let shards = (0..self.count()).map(ShardId);
+        let queues = shards.map(|shard| self.read(shard, |machine| machine.queues()));
+        let queues: Vec<_> = futures_util::future::try_join_all(queues).await?;
+        Ok(self.0.telemetry.render(&queues.concat(), self.0.clock.wall_ms()))
     }
 
     /// All events of all shards from now on, batched per loop turn. A slow reader misses some and is told how many.

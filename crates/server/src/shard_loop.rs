@@ -25,7 +25,7 @@ use crate::{
         leader_clock::{LeaderClock, Reading},
         sessions::Sessions,
     },
-    telemetry::Telemetry,
+    telemetry::{NodeGauges, Telemetry},
 };
 use checkpoints::Checkpoints;
 use local::{LocalShard, Waiting};
@@ -257,7 +257,19 @@ impl ShardLoop {
             round.retain(|&number| shards[number].replica.has_ready());
         }
         self.memory.enforce(&mut self.shards);
+        self.measure();
         Ok(())
+    }
+
+    fn measure(&self) {
+        self.telemetry.set_gauges(NodeGauges {
+            memory_bytes: self.memory.bytes(),
+            memory_bytes_max: self.memory.bytes_max(),
+            disk_free_bytes: self.disk.free_bytes(),
+            claims_parked: self.shards.iter().map(|shard| shard.waiters.len() as u64).sum(),
+            shards_serving: self.shards.iter().filter(|shard| shard.leading.is_some()).count()
+                as u64,
+        });
     }
 
     /// Lets a leader propose what is waiting, due or owed.

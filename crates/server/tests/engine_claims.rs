@@ -1,5 +1,7 @@
 //! Claims: handed out, parked without cost, woken by events, never orphaned.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod engine;
 
 use engine::{Bench, config, request, start, waits};

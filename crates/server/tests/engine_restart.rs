@@ -1,5 +1,7 @@
 //! Restarts: whatever ends the process, what was acknowledged is there.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 mod engine;
 
 use engine::{Bench, config, start};

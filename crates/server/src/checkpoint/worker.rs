@@ -18,14 +18,17 @@ use std::{
 };
 use taskyard_machine::{ShardId, TaskId};
 
+/// Called with the store, in order with the checkpoints.
+pub(crate) type Look = Box<dyn FnOnce(&Arc<Store>) + Send>;
+
 /// Work for the thread that writes checkpoints, done in order.
 pub(crate) enum Job {
     /// More of a checkpoint that is to be written.
     Changes(ShardId, Vec<Change>),
     /// That was all of it: write it.
     Write(ShardId, Cut),
-    /// Take views of all that is written by now.
-    View(Box<dyn FnOnce(&Arc<Store>) + Send>),
+    /// Look at all that is written by now.
+    Look(Look),
 }
 
 /// Bodies that are not in memory.
@@ -92,8 +95,10 @@ impl Checkpointer {
     }
 
     pub(crate) fn job(&self, job: Job) {
-        // A thread that is gone has reported why.
-        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+        if let Some(jobs) = &self.jobs {
+            // A thread that is gone has reported why.
+            let _ = jobs.send(job);
+        }
     }
 
     pub(crate) fn read(&self, request: BodiesRequest) {
@@ -147,7 +152,7 @@ fn write_checkpoints(
                 store.write(shard, &cut, changes).map_err(|error| error.to_string())?;
                 report(Report::Written(shard, cut));
             }
-            Job::View(take) => take(store),
+            Job::Look(look) => look(store),
         }
     }
     Ok(())

@@ -73,8 +73,8 @@ impl Engine {
         };
         let handle = Handle {
             inbox: Arc::clone(&inbox),
-            count: format.shards,
-            incarnation: format.incarnation,
+            format,
+            clock: config.clock.clone(),
             tickets: AtomicU64::new(1),
             events,
             telemetry,

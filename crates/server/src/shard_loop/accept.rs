@@ -45,7 +45,7 @@ impl ShardLoop {
                 }
             }
             Input::Read { shard, read } => self.accept_read(shard, read),
-            Input::Bodies { tasks, answer } => self.accept_bodies(tasks, answer),
+            Input::Bodies { tasks, answer } => self.accept_bodies(&tasks, answer),
             Input::Watch { task, ticket, answer } => self.accept_watch(task, ticket, answer),
             Input::Unwatch { task, ticket } => {
                 if let Ok(number) = self.number(task.home) {
@@ -137,7 +137,7 @@ impl ShardLoop {
         }
     }
 
-    fn accept_bodies(&mut self, tasks: Vec<TaskId>, answer: Answer<Vec<Option<Bytes>>>) {
+    fn accept_bodies(&mut self, tasks: &[TaskId], answer: Answer<Vec<Option<Bytes>>>) {
         let in_memory = |task: &TaskId| {
             let shard = self.shards.get(usize::from(task.home.0))?;
             shard.state().bodies.get(*task)
@@ -181,6 +181,7 @@ impl ShardLoop {
             Report::Written(shard, cut) => {
                 let number = usize::from(shard.0);
                 self.checkpoints.written(&mut self.shards[number], &cut);
+                self.telemetry.note_checkpoint();
                 self.activate(number);
                 let tasks_live = self.shards.iter().map(|shard| shard.machine().task_count());
                 self.checkpointer.tidy(tasks_live.sum());

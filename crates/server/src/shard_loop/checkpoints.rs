@@ -171,15 +171,16 @@ impl Checkpoints {
             }
             return;
         }
-        if self.may_begin() {
-            let due = |shard: &LocalShard| {
-                let checkpoint = &shard.checkpoint;
-                let is_due = checkpoint.due_at.is_some_and(|due| due <= now);
-                checkpoint.stage == Stage::Idle && (checkpoint.wanted || is_due)
-            };
-            if let Some(number) = shards.iter().position(due)
-                && freeze(&mut shards[number])
-            {
+        let is_due = |shard: &LocalShard| {
+            let checkpoint = &shard.checkpoint;
+            let is_due = checkpoint.due_at.is_some_and(|due| due <= now);
+            checkpoint.stage == Stage::Idle && (checkpoint.wanted || is_due)
+        };
+        while self.may_begin()
+            && self.frozen.is_empty()
+            && let Some(number) = shards.iter().position(is_due)
+        {
+            if freeze(&mut shards[number]) {
                 self.frozen.push_back(number);
             }
         }
@@ -189,7 +190,7 @@ impl Checkpoints {
     fn back_up(&mut self, shards: &mut [LocalShard], checkpointer: &Checkpointer) {
         let frozen = std::mem::take(&mut self.backups_frozen);
         if !frozen.is_empty() {
-            checkpointer.job(Job::View(Box::new(move |store| {
+            checkpointer.job(Job::Look(Box::new(move |store| {
                 for answer in frozen {
                     let _ = answer.send(Ok(store.view()));
                 }

@@ -26,6 +26,11 @@ impl MemoryBudget {
         self.bytes
     }
 
+    /// What they may take.
+    pub(crate) fn bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
     /// A shard has changed.
     pub(crate) fn note(&mut self, shard: &mut LocalShard) {
         let bytes = shard.state().memory_bytes();

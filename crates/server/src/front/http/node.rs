@@ -25,11 +25,15 @@ pub(super) async fn cluster(State(http): State<Http>) -> Result<Response, Proble
 /// Metrics in the Prometheus text format.
 #[utoipa::path(
     get, path = "/metrics", tag = "node",
-    responses((status = 200, body = String, content_type = "text/plain")),
+    responses(
+        (status = 200, body = String, content_type = "text/plain"),
+        (status = 503, body = Problem, content_type = "application/problem+json"),
+    ),
 )]
-pub(super) async fn metrics(State(http): State<Http>) -> Response {
+pub(super) async fn metrics(State(http): State<Http>) -> Result<Response, Problem> {
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    ([(header::CONTENT_TYPE, content_type)], http.broker.shards().metrics()).into_response()
+    let metrics = http.broker.shards().metrics().await?;
+    Ok(([(header::CONTENT_TYPE, content_type)], metrics).into_response())
 }
 
 /// The process lives.
