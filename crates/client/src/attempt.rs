@@ -4,12 +4,11 @@
 //! has an answer, unless its claim is lost: then there is nobody to answer to.
 
 use crate::{
-    BoxError, CancelReason, Client, Fail, Snooze, TaskContext, TaskError, TaskRequest,
-    TaskResponse, TaskService,
+    BoxError, CancelReason, Client, Fail, TaskContext, TaskError, TaskRequest, TaskResponse,
+    TaskService,
     context::States,
     fail::Then,
     session::{Assigned, ClaimKey, Report, Reports, Slot},
-    timestamp::millis,
 };
 use std::{
     any::Any,
@@ -187,10 +186,7 @@ fn answer(response: TaskResponse, context: &TaskContext) -> Answer {
             enqueue: context.take_follow_ups(),
         }),
         Err(Fail { then: Then::Snooze(until), .. }) => {
-            let (delay_ms, run_at) = match until {
-                Snooze::For(delay) => (Some(millis(delay)), None),
-                Snooze::Until(moment) => (None, Some(moment.as_millis())),
-            };
+            let (delay_ms, run_at) = until.into_wire();
             let (id, claim_token) = (key.id.clone(), key.token);
             Answer::Snooze(v1::SnoozeRequest { id, claim_token, delay_ms, run_at })
         }
@@ -206,11 +202,7 @@ fn fail(key: &ClaimKey, fail: Fail) -> Answer {
     let Fail { mut error, then } = fail;
     cut(&mut error.message);
     cut(&mut error.backtrace);
-    let (retry_at, retry_after_ms) = match then {
-        Then::RetryAt(moment) => (Some(moment.as_millis()), None),
-        Then::RetryAfter(delay) => (None, Some(millis(delay))),
-        Then::Policy | Then::Never | Then::Snooze(_) | Then::Cancelled => (None, None),
-    };
+    let (retry_at, retry_after_ms) = then.retry_wire();
     Answer::Fail(v1::FailRequest {
         id: key.id.clone(),
         claim_token: key.token,

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 /// A call gives up after this, retries included.
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// The broker remembers wire batches for ten minutes; a repetition must come well within that.
 const TIMEOUT_MAX: Duration = Duration::from_secs(9 * 60);
 /// A server that accepts no connection within this is passed over.

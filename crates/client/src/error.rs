@@ -125,7 +125,8 @@ impl Error {
             return Error::from_code(code.to_string(), status.message().to_string());
         }
         if never_connected(status) {
-            let message = format!("cannot reach {server}: {}", innermost(status));
+            let why = innermost(status);
+            let message = format!("cannot reach {server}: {why}; see that a broker listens there");
             return Error::unavailable(message);
         }
         let message = match status.message() {
@@ -220,6 +221,9 @@ mod tests {
         let refused = ConnectError("connection refused".into());
         let refused = Error::from_status("here", &Status::from_error(Box::new(refused)));
         assert!(refused.is_retryable(), "{refused:?}");
-        assert_eq!(refused.to_string(), "cannot reach here: connection refused");
+        assert_eq!(
+            refused.to_string(),
+            "cannot reach here: connection refused; see that a broker listens there"
+        );
     }
 }

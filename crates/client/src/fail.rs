@@ -1,6 +1,6 @@
 //! Fail: how an attempt ends that did not succeed, and what should happen next.
 
-use crate::{TaskError, Timestamp};
+use crate::{TaskError, Timestamp, timestamp::millis};
 use std::{error::Error as StdError, time::Duration};
 
 /// Any error, boxed.
@@ -50,6 +50,17 @@ pub(crate) enum Then {
     Snooze(Snooze),
     /// The handler yielded because it was asked to.
     Cancelled,
+}
+
+impl Then {
+    /// The moment of the next attempt, or the delay until it in milliseconds: as the wire has it.
+    pub(crate) fn retry_wire(self) -> (Option<u64>, Option<u64>) {
+        match self {
+            Then::RetryAt(moment) => (Some(moment.as_millis()), None),
+            Then::RetryAfter(delay) => (None, Some(millis(delay))),
+            Then::Policy | Then::Never | Then::Snooze(_) | Then::Cancelled => (None, None),
+        }
+    }
 }
 
 impl Fail {
@@ -130,6 +141,16 @@ impl Snooze {
     /// Wakes the task at this moment.
     pub fn until(moment: impl Into<Timestamp>) -> Snooze {
         Snooze::Until(moment.into())
+    }
+}
+
+impl Snooze {
+    /// The delay in milliseconds, or the moment: as the wire has it.
+    pub(crate) fn into_wire(self) -> (Option<u64>, Option<u64>) {
+        match self {
+            Snooze::For(delay) => (Some(millis(delay)), None),
+            Snooze::Until(moment) => (None, Some(moment.as_millis())),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Looking at tasks and changing them: details, lists, results, cancel, retry.
+//! Looking at single tasks and changing them: details, cancel, retry.
 
 use crate::{
     Client, Error, TaskError, TaskId, TaskState, Timestamp, connection::Repeat, timestamp::millis,
@@ -6,19 +6,8 @@ use crate::{
 use bytes::Bytes;
 use serde::{Serialize, Serializer, de::DeserializeOwned, ser::SerializeMap};
 use serde_json::value::RawValue;
-use std::{
-    collections::{BTreeMap, VecDeque},
-    fmt,
-    future::{Future, IntoFuture},
-    marker::PhantomData,
-    pin::Pin,
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 use taskyard_proto::v1;
-use tokio::time::Instant;
-
-/// The longest the broker holds one call open.
-const WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Client {
     /// Everything that is known about a task, its payload and result included.
@@ -30,52 +19,6 @@ impl Client {
             })
             .await?;
         Ok(reply.into())
-    }
-
-    /// Lists tasks, all or those that match what is said about them, page by page.
-    ///
-    /// ```no_run
-    /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
-    /// use taskyard::TaskState;
-    ///
-    /// let mut waiting = client.tasks().queue("mail").state(TaskState::Ready);
-    /// while let Some(task) = waiting.next().await? {
-    ///     println!("{} {}", task.id, task.kind);
-    /// }
-    /// # Ok(()) }
-    /// ```
-    pub fn tasks(&self) -> Tasks {
-        Tasks::new(self.clone())
-    }
-
-    /// The result of a task, once it has ended: await it, with a limit if you like.
-    pub fn result<Output>(&self, task: impl Into<TaskId>) -> ResultOf<Output> {
-        ResultOf::new(self.clone(), task.into())
-    }
-
-    /// How a task stands and, once it has ended, what came of it. Waits up to `wait` for the end.
-    pub async fn outcome(
-        &self,
-        task: impl Into<TaskId>,
-        wait: Duration,
-    ) -> Result<TaskOutcome, Error> {
-        let id: String = task.into().into();
-        let until = Instant::now() + wait;
-        loop {
-            let left = until.saturating_duration_since(Instant::now()).min(WAIT_MAX);
-            let request = v1::GetResultRequest { id: id.clone(), wait_ms: millis(left) };
-            let deadline = self.deadline_after(left);
-            let reply = self
-                .connection()
-                .call(request, Repeat::Always, deadline, |mut wire, request| async move {
-                    wire.get_result(request).await
-                })
-                .await?;
-            let outcome = TaskOutcome::from(reply);
-            if outcome.state.is_finished() || Instant::now() >= until {
-                return Ok(outcome);
-            }
-        }
     }
 
     /// Cancels a task: at once if nobody runs it, else as soon as its worker yields. Returns where
@@ -316,292 +259,18 @@ impl From<v1::TaskClaim> for ClaimDetails {
     }
 }
 
-/// How a task stands and, once it has ended, what came of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct TaskOutcome {
-    /// Where it is.
-    pub state: TaskState,
-    /// What its handler returned, if it succeeded with a result.
-    pub result: Option<Bytes>,
-    /// What its last attempt failed with, if it did not succeed.
-    pub error: Option<TaskError>,
-}
-
-impl From<v1::GetResultReply> for TaskOutcome {
-    fn from(wire: v1::GetResultReply) -> TaskOutcome {
-        TaskOutcome {
-            state: TaskState::from_wire(&wire.state),
-            result: wire.result.map(Bytes::from),
-            error: wire.error.map(TaskError::from),
-        }
-    }
-}
-
-impl Serialize for TaskOutcome {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("state", &self.state)?;
-        if let Some(result) = &self.result {
-            serialize_bytes(&mut map, "result", "result_base64", result, as_json(result))?;
-        }
-        if let Some(error) = &self.error {
-            map.serialize_entry("error", error)?;
-        }
-        map.end()
-    }
-}
-
-/// The result of a task, to be awaited. Made by [`Client::result`] and
-/// [`Enqueued::result`](crate::Enqueued::result).
-#[must_use = "a result is not asked for until it is awaited"]
-pub struct ResultOf<Output> {
-    client: Client,
-    task: TaskId,
-    within: Option<Duration>,
-    output: PhantomData<fn() -> Output>,
-}
-
-impl<Output> ResultOf<Output> {
-    pub(crate) fn new(client: Client, task: TaskId) -> ResultOf<Output> {
-        ResultOf { client, task, within: None, output: PhantomData }
-    }
-
-    /// Gives up waiting after this long, with [`Error::NotFinished`]. Waits until the task ends, if
-    /// not said.
-    pub fn within(mut self, limit: Duration) -> ResultOf<Output> {
-        self.within = Some(limit);
-        self
-    }
-}
-
-impl<Output: DeserializeOwned + 'static> IntoFuture for ResultOf<Output> {
-    type Output = Result<Output, Error>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let ResultOf { client, task, within, .. } = self;
-            loop {
-                let outcome = client.outcome(&task, within.unwrap_or(WAIT_MAX)).await?;
-                match outcome.state {
-                    TaskState::Succeeded => {
-                        let result = result_bytes(outcome.result.as_deref());
-                        return decode(result, || format!("the result of task {task}"));
-                    }
-                    state if state.is_finished() => {
-                        return Err(Error::NotSucceeded { task, state, error: outcome.error });
-                    }
-                    state => {
-                        if let Some(waited) = within {
-                            return Err(Error::NotFinished { task, state, waited });
-                        }
-                    }
-                }
-            }
-        })
-    }
-}
-
-impl<Output> fmt::Debug for ResultOf<Output> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResultOf")
-            .field("task", &self.task)
-            .field("within", &self.within)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Which tasks are meant. What is not said matches all.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TaskFilter(v1::TaskFilter);
-
-impl TaskFilter {
-    /// All tasks.
-    pub fn new() -> TaskFilter {
-        TaskFilter::default()
-    }
-
-    /// Only those in this queue.
-    pub fn queue(mut self, queue: impl Into<String>) -> TaskFilter {
-        self.0.queue = queue.into();
-        self
-    }
-
-    /// Only those in this state.
-    pub fn state(mut self, state: TaskState) -> TaskFilter {
-        self.0.state = state.to_string();
-        self
-    }
-
-    /// Only those of this type.
-    pub fn kind(mut self, kind: impl Into<String>) -> TaskFilter {
-        self.0.r#type = kind.into();
-        self
-    }
-
-    /// Only those whose last error contains this text.
-    pub fn error(mut self, error: impl Into<String>) -> TaskFilter {
-        self.0.error = error.into();
-        self
-    }
-
-    /// Only those with this tag.
-    pub fn tag(mut self, tag: impl Into<String>) -> TaskFilter {
-        self.0.tag = tag.into();
-        self
-    }
-
-    pub(crate) fn into_wire(self) -> v1::TaskFilter {
-        self.0
-    }
-}
-
-/// A list of tasks, fetched page by page as it is read. Made by [`Client::tasks`].
-#[derive(Debug)]
-#[must_use = "a list is not fetched until it is read"]
-pub struct Tasks {
-    client: Client,
-    filter: TaskFilter,
-    page_size: u32,
-    with_payload: bool,
-    cursor: Cursor,
-    fetched: VecDeque<TaskDetails>,
-}
-
-#[derive(Debug)]
-enum Cursor {
-    At(String),
-    End,
-}
-
-impl Tasks {
-    fn new(client: Client) -> Tasks {
-        Tasks {
-            client,
-            filter: TaskFilter::new(),
-            page_size: 0,
-            with_payload: false,
-            cursor: Cursor::At(String::new()),
-            fetched: VecDeque::new(),
-        }
-    }
-
-    /// Only those in this queue.
-    pub fn queue(self, queue: impl Into<String>) -> Tasks {
-        self.narrow(|filter| filter.queue(queue))
-    }
-
-    /// Only those in this state.
-    pub fn state(self, state: TaskState) -> Tasks {
-        self.narrow(|filter| filter.state(state))
-    }
-
-    /// Only those of this type.
-    pub fn kind(self, kind: impl Into<String>) -> Tasks {
-        self.narrow(|filter| filter.kind(kind))
-    }
-
-    /// Only those whose last error contains this text.
-    pub fn error(self, error: impl Into<String>) -> Tasks {
-        self.narrow(|filter| filter.error(error))
-    }
-
-    /// Only those with this tag.
-    pub fn tag(self, tag: impl Into<String>) -> Tasks {
-        self.narrow(|filter| filter.tag(tag))
-    }
-
-    /// Only those that match a filter.
-    pub fn matching(self, filter: TaskFilter) -> Tasks {
-        self.narrow(|_| filter)
-    }
-
-    /// How many come in one page; the broker's default if not said.
-    pub fn page_size(mut self, tasks: u32) -> Tasks {
-        self.page_size = tasks;
-        self
-    }
-
-    /// Fetches payloads too.
-    pub fn with_payload(mut self) -> Tasks {
-        self.with_payload = true;
-        self
-    }
-
-    /// Goes on where [`cursor`](Tasks::cursor) of an earlier list was.
-    pub fn after(mut self, cursor: impl Into<String>) -> Tasks {
-        self.cursor = Cursor::At(cursor.into());
-        self
-    }
-
-    /// The next task; `None` at the end.
-    pub async fn next(&mut self) -> Result<Option<TaskDetails>, Error> {
-        loop {
-            if let Some(task) = self.fetched.pop_front() {
-                return Ok(Some(task));
-            }
-            match self.page().await? {
-                Some(page) => self.fetched.extend(page),
-                None => return Ok(None),
-            }
-        }
-    }
-
-    /// The next page, which may be short or even empty; `None` at the end.
-    pub async fn page(&mut self) -> Result<Option<Vec<TaskDetails>>, Error> {
-        let Cursor::At(cursor) = &self.cursor else { return Ok(None) };
-        let request = v1::ListTasksRequest {
-            filter: Some(self.filter.clone().into_wire()),
-            cursor: cursor.clone(),
-            limit: self.page_size,
-            with_payload: self.with_payload,
-        };
-        let reply = self
-            .client
-            .call(request, Repeat::Always, |mut wire, request| async move {
-                wire.list_tasks(request).await
-            })
-            .await?;
-        self.cursor = if reply.cursor.is_empty() { Cursor::End } else { Cursor::At(reply.cursor) };
-        Ok(Some(reply.tasks.into_iter().map(TaskDetails::from).collect()))
-    }
-
-    /// All of them, up to `limit`.
-    pub async fn collect(mut self, limit: usize) -> Result<Vec<TaskDetails>, Error> {
-        let mut all = Vec::new();
-        while all.len() < limit {
-            match self.next().await? {
-                Some(task) => all.push(task),
-                None => break,
-            }
-        }
-        Ok(all)
-    }
-
-    /// Where the next page starts; `None` at the end.
-    pub fn cursor(&self) -> Option<&str> {
-        match &self.cursor {
-            Cursor::At(cursor) => Some(cursor),
-            Cursor::End => None,
-        }
-    }
-
-    fn narrow(mut self, change: impl FnOnce(TaskFilter) -> TaskFilter) -> Tasks {
-        self.filter = change(self.filter);
-        self
-    }
-}
-
 /// A handler that returned nothing has no result: that reads as JSON's null.
-fn result_bytes(result: Option<&[u8]>) -> &[u8] {
+pub(crate) fn result_bytes(result: Option<&[u8]>) -> &[u8] {
     match result {
         None | Some([]) => b"null",
         Some(result) => result,
     }
 }
 
-fn decode<T: DeserializeOwned>(bytes: &[u8], what: impl Fn() -> String) -> Result<T, Error> {
+pub(crate) fn decode<T: DeserializeOwned>(
+    bytes: &[u8],
+    what: impl Fn() -> String,
+) -> Result<T, Error> {
     serde_json::from_slice(bytes)
         .map_err(|error| Error::Decode { what: what(), problem: error.to_string() })
 }
@@ -610,11 +279,11 @@ fn is_json(content_type: &str) -> bool {
     content_type.is_empty() || content_type.starts_with("application/json")
 }
 
-fn as_json(bytes: &[u8]) -> Option<&RawValue> {
+pub(crate) fn as_json(bytes: &[u8]) -> Option<&RawValue> {
     serde_json::from_slice(bytes).ok()
 }
 
-fn serialize_bytes<M: SerializeMap>(
+pub(crate) fn serialize_bytes<M: SerializeMap>(
     map: &mut M,
     json_key: &str,
     base64_key: &str,

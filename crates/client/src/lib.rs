@@ -63,28 +63,38 @@
 
 mod attempt;
 mod bulk;
+mod claim;
 mod client;
 mod connection;
 mod context;
+#[cfg(feature = "embedded")]
+mod embedded;
 mod enqueue;
 mod error;
 mod fail;
 mod gather;
 mod handler;
 mod inspect;
+mod list;
 mod new_task;
 mod operate;
 mod queue;
 mod random;
+mod result;
 mod retry;
 mod session;
 mod task;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod timestamp;
 mod worker;
 
 pub use bulk::{Bulk, BulkProgress, DeadLetters};
+pub use claim::{Claim, ClaimedTask};
 pub use client::{Client, ClientBuilder};
 pub use context::{CancelReason, TaskContext};
+#[cfg(feature = "embedded")]
+pub use embedded::Embedded;
 pub use enqueue::{Batch, Enqueue, Enqueued};
 pub use error::Error;
 pub use fail::{BoxError, Cancelled, Fail, Snooze};
@@ -92,12 +102,12 @@ pub use handler::{
     BlockingHandler, FromTask, Handler, IntoResult, Json, RawPayload, RawResult, State,
     TaskHandler, TaskRequest, TaskResponse, TaskService,
 };
-pub use inspect::{
-    AttemptDetails, ClaimDetails, Progress, ResultOf, TaskDetails, TaskFilter, TaskOutcome, Tasks,
-};
+pub use inspect::{AttemptDetails, ClaimDetails, Progress, TaskDetails};
+pub use list::{TaskFilter, Tasks};
 pub use new_task::NewTask;
 pub use operate::{Backup, BackupChunk, BrokerDetails, WorkerDetails};
 pub use queue::{Queue, QueueDetails, QueueSettings};
+pub use result::{ResultOf, TaskOutcome};
 pub use retry::{RetryGrowth, RetryPolicy};
 pub use task::{Task, TaskError, TaskId, TaskState};
 pub use timestamp::Timestamp;

@@ -44,7 +44,7 @@ impl Client {
                 wire.backup(request).await
             })
             .await?;
-        Ok(Backup { chunks })
+        Ok(Backup { chunks, complete: false })
     }
 
     /// What the broker says about itself.
@@ -130,6 +130,8 @@ pub struct BrokerDetails {
 #[derive(Debug)]
 pub struct Backup {
     chunks: Streaming<v1::BackupChunk>,
+    /// The last chunk said that all shards are in.
+    complete: bool,
 }
 
 /// The next bytes of a backup, and how far it is.
@@ -150,10 +152,11 @@ impl Backup {
     pub async fn next(&mut self) -> Result<Option<BackupChunk>, Error> {
         let chunk = self.chunks.message().await;
         let chunk = chunk.map_err(|status| Error::from_status("the broker", &status))?;
-        Ok(chunk.map(|chunk| BackupChunk {
-            data: chunk.data,
-            shards_done: chunk.shards_done,
-            shards: chunk.shards,
-        }))
+        let Some(v1::BackupChunk { data, shards_done, shards }) = chunk else {
+            let cut = || Error::unavailable("the backup ended before its last shard; take another");
+            return if self.complete { Ok(None) } else { Err(cut()) };
+        };
+        self.complete = shards > 0 && shards_done == shards;
+        Ok(Some(BackupChunk { data, shards_done, shards }))
     }
 }

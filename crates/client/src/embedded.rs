@@ -1,0 +1,151 @@
+//! Embedded: the broker inside the program's own process, on a directory, with the same API.
+//!
+//! The broker has threads and a small runtime of its own, so that a handler that hogs the program's
+//! runtime cannot stop it. Clients reach it over in-process connections; nothing listens.
+
+use crate::{
+    Client, Error, Worker, WorkerBuilder,
+    client::TIMEOUT,
+    connection::{Connection, Server, tuned},
+};
+use hyper_util::rt::TokioIo;
+use std::{
+    fmt, io,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+use taskyard_server::{Config, Node};
+use tokio::{
+    io::DuplexStream,
+    runtime::{Handle, Runtime},
+};
+use tonic::transport::Endpoint;
+
+/// Threads that carry the broker's calls. Consensus and disk have their own.
+const THREADS: usize = 2;
+
+/// A broker inside this process. It lives until it is closed or dropped.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), taskyard::Error> {
+/// use taskyard::Embedded;
+///
+/// let broker = Embedded::open("./queue").await?;
+/// broker.client().task("send_mail", &"ada@example.com").await?;
+/// broker.close().await;
+/// # Ok(()) }
+/// ```
+///
+/// One process at a time can open a directory; a second one is told so.
+pub struct Embedded {
+    node: Arc<Running>,
+    client: Client,
+    runtime: Option<Runtime>,
+}
+
+/// The node, until it is closed.
+struct Running(Mutex<Option<Node>>);
+
+impl Embedded {
+    /// Opens the broker on a directory, which is made if it does not exist.
+    pub async fn open(directory: impl Into<PathBuf>) -> Result<Embedded, Error> {
+        Embedded::start(Config { listen: None, ..Config::new(directory) }).await
+    }
+
+    pub(crate) async fn start(config: Config) -> Result<Embedded, Error> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("taskyard-broker")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::Invalid(format!("cannot start a runtime: {error}")))?;
+        let started = runtime.spawn(Node::start(config)).await;
+        let started = match started {
+            Ok(started) => started.map_err(|error| Error::unavailable(error.to_string())),
+            Err(error) => Err(Error::unavailable(format!("the broker did not start: {error}"))),
+        };
+        let node = match started {
+            Ok(node) => Arc::new(Running(Mutex::new(Some(node)))),
+            Err(error) => {
+                // It may not be dropped where it would wait for its threads.
+                runtime.shutdown_background();
+                return Err(error);
+            }
+        };
+        let connection = in_process(&node, runtime.handle().clone())?;
+        let client = Client::with(connection, TIMEOUT);
+        Ok(Embedded { node, client, runtime: Some(runtime) })
+    }
+
+    /// A client of this broker.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Starts a worker of this broker.
+    pub fn worker(&self) -> WorkerBuilder {
+        Worker::builder(&self.client)
+    }
+
+    /// Stops the broker in good order. Stop its workers first: what they hold waits for its lease
+    /// otherwise.
+    pub async fn close(mut self) {
+        let node = self.node.lock().take();
+        let (Some(node), Some(runtime)) = (node, self.runtime.take()) else { return };
+        // Fails only if stopping itself panicked, which the broker's log tells.
+        let _ = runtime.spawn(node.stop()).await;
+        runtime.shutdown_background();
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            let node = self.node.lock().take();
+            let entered = runtime.enter();
+            drop(node);
+            drop(entered);
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl fmt::Debug for Embedded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Embedded").finish_non_exhaustive()
+    }
+}
+
+impl Running {
+    fn lock(&self) -> MutexGuard<'_, Option<Node>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn connect(&self, runtime: &Handle) -> io::Result<DuplexStream> {
+        let gone = || io::Error::new(io::ErrorKind::NotConnected, "the embedded broker is closed");
+        let node = self.lock();
+        let node = node.as_ref().ok_or_else(gone)?;
+        // The broker's end is served where the broker runs, whoever asks.
+        let _entered = runtime.enter();
+        Ok(node.connect())
+    }
+}
+
+/// A connection that needs no network. It does not keep the broker alive.
+fn in_process(node: &Arc<Running>, runtime: Handle) -> Result<Connection, Error> {
+    let node = Arc::downgrade(node);
+    let endpoint = tuned(Endpoint::from_static("http://embedded"));
+    let dial = move || {
+        let (node, runtime) = (Weak::clone(&node), runtime.clone());
+        let connector = tower::service_fn(move |_: tonic::transport::Uri| {
+            let stream = match node.upgrade() {
+                Some(node) => node.connect(&runtime),
+                None => Err(io::Error::new(io::ErrorKind::NotConnected, "the broker is gone")),
+            };
+            std::future::ready(stream.map(TokioIo::new))
+        });
+        endpoint.connect_with_connector_lazy(connector)
+    };
+    let server = Server { name: "the embedded broker".to_string(), dial: Arc::new(dial) };
+    Connection::new(vec![server], None)
+}

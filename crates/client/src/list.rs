@@ -1,0 +1,204 @@
+//! Lists of tasks: which are meant, and their pages.
+
+use crate::{Client, Error, TaskDetails, TaskState, connection::Repeat};
+use std::collections::VecDeque;
+use taskyard_proto::v1;
+
+impl Client {
+    /// Lists tasks, all or those that match what is said about them, page by page.
+    ///
+    /// ```no_run
+    /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
+    /// use taskyard::TaskState;
+    ///
+    /// let mut waiting = client.tasks().queue("mail").state(TaskState::Ready);
+    /// while let Some(task) = waiting.next().await? {
+    ///     println!("{} {}", task.id, task.kind);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn tasks(&self) -> Tasks {
+        Tasks::new(self.clone())
+    }
+}
+
+/// Which tasks are meant. What is not said matches all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TaskFilter(v1::TaskFilter);
+
+impl TaskFilter {
+    /// All tasks.
+    pub fn new() -> TaskFilter {
+        TaskFilter::default()
+    }
+
+    /// Only those in this queue.
+    pub fn queue(mut self, queue: impl Into<String>) -> TaskFilter {
+        self.0.queue = queue.into();
+        self
+    }
+
+    /// Only those in this state.
+    pub fn state(mut self, state: TaskState) -> TaskFilter {
+        self.0.state = state.to_string();
+        self
+    }
+
+    /// Only those of this type.
+    pub fn kind(mut self, kind: impl Into<String>) -> TaskFilter {
+        self.0.r#type = kind.into();
+        self
+    }
+
+    /// Only those whose last error contains this text.
+    pub fn error(mut self, error: impl Into<String>) -> TaskFilter {
+        self.0.error = error.into();
+        self
+    }
+
+    /// Only those with this tag.
+    pub fn tag(mut self, tag: impl Into<String>) -> TaskFilter {
+        self.0.tag = tag.into();
+        self
+    }
+
+    pub(crate) fn into_wire(self) -> v1::TaskFilter {
+        self.0
+    }
+}
+
+/// A list of tasks, fetched page by page as it is read. Made by [`Client::tasks`].
+#[derive(Debug)]
+#[must_use = "a list is not fetched until it is read"]
+pub struct Tasks {
+    client: Client,
+    filter: TaskFilter,
+    page_size: u32,
+    with_payload: bool,
+    cursor: Cursor,
+    fetched: VecDeque<TaskDetails>,
+}
+
+#[derive(Debug)]
+enum Cursor {
+    At(String),
+    End,
+}
+
+impl Tasks {
+    fn new(client: Client) -> Tasks {
+        Tasks {
+            client,
+            filter: TaskFilter::new(),
+            page_size: 0,
+            with_payload: false,
+            cursor: Cursor::At(String::new()),
+            fetched: VecDeque::new(),
+        }
+    }
+
+    /// Only those in this queue.
+    pub fn queue(self, queue: impl Into<String>) -> Tasks {
+        self.narrow(|filter| filter.queue(queue))
+    }
+
+    /// Only those in this state.
+    pub fn state(self, state: TaskState) -> Tasks {
+        self.narrow(|filter| filter.state(state))
+    }
+
+    /// Only those of this type.
+    pub fn kind(self, kind: impl Into<String>) -> Tasks {
+        self.narrow(|filter| filter.kind(kind))
+    }
+
+    /// Only those whose last error contains this text.
+    pub fn error(self, error: impl Into<String>) -> Tasks {
+        self.narrow(|filter| filter.error(error))
+    }
+
+    /// Only those with this tag.
+    pub fn tag(self, tag: impl Into<String>) -> Tasks {
+        self.narrow(|filter| filter.tag(tag))
+    }
+
+    /// Only those that match a filter.
+    pub fn matching(self, filter: TaskFilter) -> Tasks {
+        self.narrow(|_| filter)
+    }
+
+    /// How many come in one page; the broker's default if not said.
+    pub fn page_size(mut self, tasks: u32) -> Tasks {
+        self.page_size = tasks;
+        self
+    }
+
+    /// Fetches payloads too.
+    pub fn with_payload(mut self) -> Tasks {
+        self.with_payload = true;
+        self
+    }
+
+    /// Goes on where [`cursor`](Tasks::cursor) of an earlier list was.
+    pub fn after(mut self, cursor: impl Into<String>) -> Tasks {
+        self.cursor = Cursor::At(cursor.into());
+        self
+    }
+
+    /// The next task; `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<TaskDetails>, Error> {
+        loop {
+            if let Some(task) = self.fetched.pop_front() {
+                return Ok(Some(task));
+            }
+            match self.page().await? {
+                Some(page) => self.fetched.extend(page),
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// The next page, which may be short or even empty; `None` at the end.
+    pub async fn page(&mut self) -> Result<Option<Vec<TaskDetails>>, Error> {
+        let Cursor::At(cursor) = &self.cursor else { return Ok(None) };
+        let request = v1::ListTasksRequest {
+            filter: Some(self.filter.clone().into_wire()),
+            cursor: cursor.clone(),
+            limit: self.page_size,
+            with_payload: self.with_payload,
+        };
+        let reply = self
+            .client
+            .call(request, Repeat::Always, |mut wire, request| async move {
+                wire.list_tasks(request).await
+            })
+            .await?;
+        self.cursor = if reply.cursor.is_empty() { Cursor::End } else { Cursor::At(reply.cursor) };
+        Ok(Some(reply.tasks.into_iter().map(TaskDetails::from).collect()))
+    }
+
+    /// All of them, up to `limit`.
+    pub async fn collect(mut self, limit: usize) -> Result<Vec<TaskDetails>, Error> {
+        let mut all = Vec::new();
+        while all.len() < limit {
+            match self.next().await? {
+                Some(task) => all.push(task),
+                None => break,
+            }
+        }
+        Ok(all)
+    }
+
+    /// Where the next page starts; `None` at the end.
+    pub fn cursor(&self) -> Option<&str> {
+        match &self.cursor {
+            Cursor::At(cursor) => Some(cursor),
+            Cursor::End => None,
+        }
+    }
+
+    fn narrow(mut self, change: impl FnOnce(TaskFilter) -> TaskFilter) -> Tasks {
+        self.filter = change(self.filter);
+        self
+    }
+}

@@ -1,0 +1,183 @@
+//! Testing: the real broker in the test's own process, with a clock that the test moves.
+//!
+//! Nothing is simulated but time: tasks, retries, leases and dead letters behave as in production,
+//! and a retry that is an hour away comes when the test says so.
+
+use crate::{
+    Client, Embedded, Error, QueueDetails, TaskDetails, TaskState, Timestamp, WorkerBuilder,
+    WorkerHandle,
+};
+use std::time::Duration;
+use taskyard_server::{Clock, Config};
+use tempfile::TempDir;
+use tokio::{task::JoinHandle, time::Instant};
+
+/// When a test's clock starts: 2030-01-01, so that no real moment is in its future by accident.
+const START: Timestamp = Timestamp::from_millis(1_893_456_000_000);
+/// Enough to have several, few enough to start at once.
+const SHARDS: u16 = 4;
+/// How long a test waits for the broker before it is told what hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often it looks.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// A broker for one test: real, in process, on a temporary directory, its clock in the test's hands.
+///
+/// ```
+/// use std::time::Duration;
+/// use taskyard::{Fail, TaskContext, TaskState, testing::TestBroker};
+///
+/// async fn flaky(context: TaskContext) -> Result<&'static str, Fail> {
+///     match context.attempt() {
+///         1 => Err("not yet".into()),
+///         _ => Ok("done"),
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), taskyard::Error> {
+/// let broker = TestBroker::start().await?;
+/// let task = broker.client().task("flaky", &()).await?;
+///
+/// let _worker = broker.run(broker.worker().handler("flaky", flaky))?;
+/// broker.settle().await?;
+/// assert_eq!(broker.client().get(task.id()).await?.state, TaskState::Scheduled);
+///
+/// broker.advance(Duration::from_secs(60)).await?;
+/// broker.settle().await?;
+/// assert_eq!(task.result().await?, "done");
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct TestBroker {
+    clock: Clock,
+    embedded: Embedded,
+    _directory: TempDir,
+}
+
+impl TestBroker {
+    /// Starts a broker with nothing in it.
+    pub async fn start() -> Result<TestBroker, Error> {
+        let directory = tempfile::tempdir().map_err(|error| {
+            Error::unavailable(format!("cannot make a temporary directory: {error}"))
+        })?;
+        let clock = Clock::manual(START.as_millis());
+        let config = Config {
+            listen: None,
+            shards: SHARDS,
+            // A test writes next to nothing and should run on a full disk too.
+            disk_reserve_bytes: 0,
+            clock: clock.clone(),
+            ..Config::new(directory.path())
+        };
+        let embedded = Embedded::start(config).await?;
+        Ok(TestBroker { clock, embedded, _directory: directory })
+    }
+
+    /// A client of this broker.
+    pub fn client(&self) -> Client {
+        self.embedded.client()
+    }
+
+    /// Starts to describe a worker of this broker.
+    pub fn worker(&self) -> WorkerBuilder {
+        self.embedded.worker()
+    }
+
+    /// Runs a worker beside the test until what is returned is stopped or dropped.
+    pub fn run(&self, worker: WorkerBuilder) -> Result<TestWorker, Error> {
+        let worker = worker.build()?;
+        let handle = worker.handle();
+        Ok(TestWorker { handle, running: tokio::spawn(worker.run()) })
+    }
+
+    /// The broker's time.
+    pub fn now(&self) -> Timestamp {
+        Timestamp::from_millis(self.clock.wall_ms())
+    }
+
+    /// Moves the clock forward and waits until the broker has done what is due by then.
+    ///
+    /// Leases go by this clock too: let handlers finish first ([`settle`](TestBroker::settle)), or
+    /// the jump looks to the broker as if their worker had died.
+    pub async fn advance(&self, by: Duration) -> Result<(), Error> {
+        self.clock.advance(by);
+        self.until("what was due to be done", async || {
+            let now = self.now();
+            let due = |task: &TaskDetails| {
+                let lease = task.claim.as_ref().map(|claim| claim.lease_expires_at);
+                task.run_at.or(lease).is_some_and(|at| at <= now)
+            };
+            for state in [TaskState::Scheduled, TaskState::Claimed] {
+                let mut tasks = self.client().tasks().state(state);
+                while let Some(task) = tasks.next().await? {
+                    if due(&task) {
+                        return Ok(false);
+                    }
+                }
+            }
+            Ok(true)
+        })
+        .await
+    }
+
+    /// Waits until nothing is ready and nothing runs. Paused queues may keep what they have.
+    pub async fn settle(&self) -> Result<(), Error> {
+        let busy = |queue: &QueueDetails| queue.claimed > 0 || (queue.ready > 0 && !queue.paused);
+        let settled = async || Ok(!self.client().queues().await?.iter().any(busy));
+        self.until("all ready tasks to be run", settled).await
+    }
+
+    /// Stops the broker in good order.
+    pub async fn stop(self) {
+        self.embedded.close().await;
+    }
+
+    async fn until(
+        &self,
+        what: &str,
+        done: impl AsyncFn() -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        let deadline = Instant::now() + PATIENCE;
+        while !done().await? {
+            if Instant::now() >= deadline {
+                let queues = self.client().queues().await?;
+                let message = format!("waited {PATIENCE:?} in vain for {what}; queues: {queues:?}");
+                return Err(Error::Invalid(message));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+}
+
+/// A worker that runs beside the test. Dropping it stops it at once.
+#[derive(Debug)]
+pub struct TestWorker {
+    handle: WorkerHandle,
+    running: JoinHandle<Result<(), Error>>,
+}
+
+impl TestWorker {
+    /// A way to quiet it.
+    pub fn handle(&self) -> WorkerHandle {
+        self.handle.clone()
+    }
+
+    /// Stops it gracefully and waits for its end.
+    pub async fn stop(mut self) -> Result<(), Error> {
+        self.handle.stop();
+        match (&mut self.running).await {
+            Ok(result) => result,
+            Err(error) => {
+                Err(Error::Invalid(format!("the worker was not run to its end: {error}")))
+            }
+        }
+    }
+}
+
+impl Drop for TestWorker {
+    fn drop(&mut self) {
+        self.running.abort();
+    }
+}
