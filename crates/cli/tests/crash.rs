@@ -1,0 +1,233 @@
+//! Promise 1 and 3 with real processes: `kill -9` of the broker under load, over and over, on one
+//! data directory. Every confirmed task is there exactly once, and no acked task comes back.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+use taskyard_proto::v1::{
+    AckRequest, ClaimRequest, EnqueueManyRequest, ListTasksRequest, NewTask, QueueWeight,
+    taskyard_client::TaskyardClient,
+};
+use tonic::transport::{Channel, Endpoint};
+
+const PRODUCERS: usize = 4;
+const WORKERS: usize = 2;
+const QUEUES: usize = 5;
+const TASKS_PER_ROUND_MAX: u64 = 1_500;
+
+/// What clients were told, over all rounds.
+#[derive(Default)]
+struct Told {
+    /// Request ids by the task id that was confirmed for them.
+    confirmed: BTreeMap<String, String>,
+    /// Tasks whose ack was accepted.
+    acked: BTreeSet<String>,
+    /// Broken promises.
+    broken: Vec<String>,
+}
+
+type Shared = Arc<Mutex<Told>>;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn confirmed_tasks_survive_kill_9_of_the_broker_under_load() {
+    let rounds = std::env::var("CRASH_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let folder = tempfile::tempdir().unwrap();
+    let address = free_address();
+    let told = Shared::default();
+    for round in 0..rounds {
+        let mut broker = serve(folder.path(), address);
+        let client = connect(address, &mut broker).await;
+        check_all(client.clone(), &told, round).await;
+        load_until_killed(&client, &told, round, &mut broker).await;
+    }
+    let mut broker = serve(folder.path(), address);
+    let client = connect(address, &mut broker).await;
+    check_all(client, &told, rounds).await;
+    let told = told.lock().unwrap();
+    assert!(told.confirmed.len() > rounds * 10, "only {} tasks confirmed", told.confirmed.len());
+    assert!(told.acked.len() > rounds, "only {} tasks acked", told.acked.len());
+    broker.kill().unwrap();
+    broker.wait().unwrap();
+}
+
+/// Loads the broker with confirmed enqueues and acks, and kills it in the middle.
+async fn load_until_killed(
+    client: &TaskyardClient<Channel>,
+    told: &Shared,
+    round: usize,
+    broker: &mut Child,
+) {
+    let stop = Arc::new(AtomicBool::new(false));
+    let sent = Arc::new(AtomicU64::new(0));
+    let mut load = Vec::new();
+    for producer in 0..PRODUCERS {
+        let (client, told, stop, sent) = (client.clone(), told.clone(), stop.clone(), sent.clone());
+        load.push(tokio::spawn(async move {
+            let name = format!("{round}-{producer}");
+            produce(client, &told, &name, &sent, &stop).await;
+        }));
+    }
+    for worker in 0..WORKERS {
+        let (client, told, stop) = (client.clone(), told.clone(), stop.clone());
+        load.push(tokio::spawn(async move { work(client, &told, worker, &stop).await }));
+    }
+    // The moment differs by round, so that kills meet starts, syncs, checkpoints and quiet times.
+    let before_kill = Duration::from_millis(80 + (round as u64 * 149) % 500);
+    tokio::time::sleep(before_kill).await;
+    broker.kill().unwrap();
+    broker.wait().unwrap();
+    stop.store(true, Ordering::Relaxed);
+    for task in load {
+        task.await.unwrap();
+    }
+}
+
+async fn produce(
+    mut client: TaskyardClient<Channel>,
+    told: &Shared,
+    name: &str,
+    sent: &AtomicU64,
+    stop: &AtomicBool,
+) {
+    for batch in 0.. {
+        if stop.load(Ordering::Relaxed)
+            || sent.fetch_add(8, Ordering::Relaxed) > TASKS_PER_ROUND_MAX
+        {
+            return;
+        }
+        let request_ids: Vec<String> = (0..8).map(|n| format!("{name}-{batch}-{n}")).collect();
+        let tasks = request_ids.iter().enumerate().map(|(n, id)| new_task(id, batch + n)).collect();
+        let request = EnqueueManyRequest { tasks, batch_id: Vec::new() };
+        // An error means that nothing was confirmed: the broker was killed.
+        let Ok(reply) = client.enqueue_many(request).await else { return };
+        let mut told = told.lock().unwrap();
+        for (result, request_id) in reply.into_inner().results.into_iter().zip(request_ids) {
+            match result.error {
+                None => drop(told.confirmed.insert(result.id, request_id)),
+                Some(error) => told.broken.push(format!("{request_id} refused: {error:?}")),
+            }
+        }
+    }
+}
+
+fn new_task(request_id: &str, number: usize) -> NewTask {
+    NewTask {
+        queue: format!("crash-{}", number % QUEUES),
+        r#type: "crash".into(),
+        payload: format!("{request_id:?}").into(),
+        request_id: Some(request_id.into()),
+        priority: Some((number % 10) as u32),
+        retention_ms: Some(3_600_000),
+        ..NewTask::default()
+    }
+}
+
+async fn work(
+    mut client: TaskyardClient<Channel>,
+    told: &Shared,
+    worker: usize,
+    stop: &AtomicBool,
+) {
+    while !stop.load(Ordering::Relaxed) {
+        let queues =
+            (0..QUEUES).map(|n| QueueWeight { name: format!("crash-{n}"), weight: 0 }).collect();
+        let claim = ClaimRequest {
+            queues,
+            max: 7,
+            // Long: a task claimed before a kill must not come back during the test by its lease.
+            lease_ms: 3_600_000,
+            wait_ms: 1_000,
+            worker: format!("worker-{worker}"),
+        };
+        let Ok(reply) = client.claim(claim).await else { return };
+        for task in reply.into_inner().tasks {
+            if told.lock().unwrap().acked.contains(&task.id) {
+                told.lock().unwrap().broken.push(format!("acked task {} was handed out", task.id));
+            }
+            let ack = AckRequest {
+                id: task.id.clone(),
+                claim_token: task.claim_token,
+                ..AckRequest::default()
+            };
+            match client.ack(ack).await {
+                Ok(_) => drop(told.lock().unwrap().acked.insert(task.id)),
+                // The broker was killed under the call: the outcome is unknown, which is no promise.
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// Reads every task back and compares it with what clients were told.
+async fn check_all(mut client: TaskyardClient<Channel>, told: &Shared, round: usize) {
+    let mut states = BTreeMap::new();
+    let mut by_request = BTreeMap::<String, String>::new();
+    let mut cursor = String::new();
+    loop {
+        let request =
+            ListTasksRequest { cursor, limit: 1_000, with_payload: true, ..Default::default() };
+        let page = client.list_tasks(request).await.unwrap().into_inner();
+        for task in page.tasks {
+            let request_id = String::from_utf8(task.payload.unwrap().to_vec()).unwrap();
+            if let Some(other) = by_request.insert(request_id.clone(), task.id.clone()) {
+                panic!("round {round}: {request_id} made two tasks, {other} and {}", task.id);
+            }
+            states.insert(task.id, task.state);
+        }
+        cursor = page.cursor;
+        if cursor.is_empty() {
+            break;
+        }
+    }
+    let told = told.lock().unwrap();
+    assert_eq!(told.broken, Vec::<String>::new(), "round {round}");
+    for (id, request_id) in &told.confirmed {
+        assert_eq!(
+            by_request.get(&format!("{request_id:?}")),
+            Some(id),
+            "round {round}: confirmed task {id} is missing ({} confirmed, {} found)",
+            told.confirmed.len(),
+            states.len()
+        );
+    }
+    for id in &told.acked {
+        assert_eq!(states[id], "succeeded", "round {round}: acked task {id} came back");
+    }
+}
+
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn serve(data: &Path, address: SocketAddr) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_taskyard"))
+        .args(["serve", "--data"])
+        .arg(data.join("data"))
+        .args(["--listen", &address.to_string()])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits until the broker answers; a broker that ended instead fails the test.
+async fn connect(address: SocketAddr, broker: &mut Child) -> TaskyardClient<Channel> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+        if let Ok(channel) = endpoint.connect().await {
+            return TaskyardClient::new(channel).max_decoding_message_size(64 << 20);
+        }
+        assert!(broker.try_wait().unwrap().is_none(), "the broker did not start");
+        assert!(Instant::now() < deadline, "the broker does not answer");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
