@@ -11,7 +11,7 @@ mod work;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use self::{
-    broker::{BackupArgs, BenchArgs, DemoArgs, LogArgs, LogFormat, ServeArgs},
+    broker::{BackupArgs, BenchArgs, DemoArgs, LogArgs, LogFormat, RestoreArgs, ServeArgs},
     enqueue::{EnqueueArgs, PolicyName, RetryArgs},
     operate::{
         DeadCommand, DeadSelection, FilterArgs, PageArgs, QueueCommand, QueueSetArgs, SettingName,
@@ -97,6 +97,8 @@ pub(crate) enum Command {
     Worker(WorkerCommand),
     /// Save a consistent copy of a running broker.
     Backup(BackupArgs),
+    /// Make a data directory from a backup.
+    Restore(RestoreArgs),
     /// Measure a broker: enqueues and executions per second, and how long they take.
     Bench(BenchArgs),
 }
@@ -135,6 +137,7 @@ mod tests {
             "task list --state asleep",
             "dead retry 1 --all",
             "queue set q --unset nothing",
+            "restore file",
             "nonsense",
         ] {
             let error = parse(line).expect_err(line);

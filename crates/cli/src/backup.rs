@@ -1,4 +1,4 @@
-//! `taskyard backup`: a consistent copy of a running broker.
+//! `taskyard backup` and `taskyard restore`: a consistent copy of a running broker, and back.
 //!
 //! A backup file appears under its name only when it is whole and on disk, so that one that is
 //! there is one that can be trusted.
@@ -14,7 +14,7 @@ use serde::Serialize;
 use taskyard::Client;
 
 use crate::{
-    args::BackupArgs,
+    args::{BackupArgs, RestoreArgs},
     output::{self, Output},
     remote::{Remote, usage},
     values,
@@ -56,17 +56,44 @@ pub(crate) async fn backup(remote: &Remote, args: &BackupArgs) -> Result<()> {
 async fn copy(client: &Client, output: Output, to: &mut impl Write) -> Result<(u64, u32)> {
     let mut backup = client.backup().await?;
     let bar = output::progress(output, None, "bytes");
-    let (mut bytes, mut shards) = (0, 0);
+    let (mut bytes, mut shards, mut done) = (0, 0, 0);
     while let Some(chunk) = backup.next().await? {
         to.write_all(&chunk.data).context("cannot write the backup")?;
         bytes += chunk.data.len() as u64;
-        shards = chunk.shards;
+        (shards, done) = (chunk.shards, chunk.shards_done);
         bar.set_position(bytes);
         bar.set_message(format!("shard {} of {}", chunk.shards_done, chunk.shards));
     }
     to.flush()?;
     bar.finish_and_clear();
+    anyhow::ensure!(
+        shards > 0 && done == shards,
+        "the broker sent {done} of {shards} shards and no more; try again"
+    );
     Ok((bytes, shards))
+}
+
+#[derive(Serialize)]
+struct Restored<'a> {
+    data: &'a Path,
+    tasks: u64,
+}
+
+/// Works on files alone: no broker may run on the directory yet.
+pub(crate) fn restore(args: &RestoreArgs, output: Output) -> Result<()> {
+    let total = fs::metadata(&args.file).map(|file| file.len()).ok();
+    let bar = output::progress(output, total, "bytes");
+    let end = taskyard_server::restore(&args.file, &args.data, |progress| {
+        bar.set_position(progress.bytes_read);
+        bar.set_message(format!("{} tasks", progress.tasks));
+    });
+    bar.finish_and_clear();
+    let tasks = end?.tasks;
+    output.value(&Restored { data: &args.data, tasks }, |restored| {
+        let data = restored.data.display();
+        format!("restored {tasks} tasks; start it with taskyard serve --data {data}")
+    })?;
+    Ok(())
 }
 
 /// A file that is not whole yet; removed unless it is kept.

@@ -54,6 +54,7 @@ fn run(cli: Cli) -> ExitCode {
     let output = Output::new(common.json);
     let done = match command {
         Command::Serve(args) => serve::run(&args, output),
+        Command::Restore(args) => backup::restore(&args, output),
         Command::Demo(args) => demo::run(&args, output),
         Command::Bench(args) => bench::run(&args, &common, output),
         Command::Work(args) => work::run(&args, &common),

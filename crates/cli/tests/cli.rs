@@ -324,6 +324,43 @@ fn workers_are_listed_and_stopped() {
 }
 
 #[test]
+fn a_backup_becomes_a_broker_again() {
+    let yard = Yard::start();
+    let ids: Vec<String> = (0..20)
+        .map(|number| {
+            yard.ok(&["enqueue", "a", &number.to_string(), "--queue", &format!("q{}", number % 5)])
+        })
+        .collect();
+    let file = yard.file("yard.backup");
+    let file = file.to_str().unwrap();
+    let saved = yard.json(&["backup", file]).remove(0);
+    assert_eq!(saved["shards"], 4);
+    let ran = yard.run(&["backup", file]);
+    assert_eq!(ran.code, 2, "a file is not replaced by accident: {}", ran.stderr);
+
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let restored = taskyard(&["restore", file, "--data", data.to_str().unwrap()]);
+    assert_eq!(restored.code, 0, "{}", restored.stderr);
+    let again = taskyard(&["restore", file, "--data", data.to_str().unwrap()]);
+    assert_eq!(again.code, 1, "a directory is not written over: {}", again.stderr);
+
+    let copy = Yard::start_in(folder);
+    for (number, id) in ids.iter().enumerate() {
+        assert_eq!(copy.task(id)["payload"], number);
+    }
+    fs::write(yard.file("junk"), b"not a backup").unwrap();
+    let data = yard.file("junk-data");
+    let junk = taskyard(&[
+        "restore",
+        yard.file("junk").to_str().unwrap(),
+        "--data",
+        data.to_str().unwrap(),
+    ]);
+    assert_eq!(junk.code, 1, "{}", junk.stderr);
+}
+
+#[test]
 fn the_demo_runs_by_itself() {
     let ran = taskyard(&["demo", "--duration", "1s", "--json"]);
     assert_eq!(ran.code, 0, "{}", ran.stderr);

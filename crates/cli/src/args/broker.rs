@@ -100,6 +100,19 @@ pub(crate) struct BackupArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:
+  taskyard restore yard-monday.backup --data ./restored && taskyard serve --data ./restored
+The directory must not exist or be empty. Ids that the restored broker gives never meet old ones.")]
+pub(crate) struct RestoreArgs {
+    /// A file that `taskyard backup` made.
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// The data directory to make.
+    #[arg(long, env = "TASKYARD_DATA", value_name = "DIR")]
+    pub(crate) data: PathBuf,
+}
+
+#[derive(Debug, Args)]
 #[command(
     after_help = "Three phases: enqueue as fast as answers come, execute what waits, then both at a fixed rate, timed
 from the moment each task was due.
