@@ -58,9 +58,20 @@ impl Output {
         if self.json { self.json_line(value) } else { print(text(value).trim_end_matches('\n')) }
     }
 
+    /// Writes text to stdout.
+    pub(crate) fn line(self, text: &str) -> io::Result<()> {
+        print(text.trim_end_matches('\n'))
+    }
+
     /// Writes one line of JSON.
     pub(crate) fn json_line(self, value: &impl Serialize) -> io::Result<()> {
         print(&serde_json::to_string(value)?)
+    }
+
+    /// What was done: data for a script, talk for a person.
+    pub(crate) fn done(self, value: &impl Serialize, text: impl Display) -> io::Result<()> {
+        self.say(text);
+        if self.json { self.json_line(value) } else { Ok(()) }
     }
 
     /// Something for the person at the keyboard, not for a script.

@@ -41,13 +41,17 @@ pub(crate) async fn run(remote: &Remote, command: QueueCommand) -> Result<()> {
         QueueCommand::Pause { queues } => {
             for queue in queues {
                 client.queue(&queue).pause().await?;
-                output.say(format_args!("queue {queue} is paused: enqueues go on, claims wait"));
+                let text = format!("queue {queue} is paused: enqueues go on, claims wait");
+                output.done(&Paused { queue: &queue, paused: true }, text)?;
             }
         }
         QueueCommand::Resume { queues } => {
             for queue in queues {
                 client.queue(&queue).resume().await?;
-                output.say(format_args!("queue {queue} runs"));
+                output.done(
+                    &Paused { queue: &queue, paused: false },
+                    format!("queue {queue} runs"),
+                )?;
             }
         }
         QueueCommand::Purge { queue, yes } => {
@@ -86,6 +90,12 @@ struct QueueWithSettings<'a> {
     #[serde(flatten)]
     details: &'a QueueDetails,
     settings: &'a QueueSettings,
+}
+
+#[derive(Serialize)]
+struct Paused<'a> {
+    queue: &'a str,
+    paused: bool,
 }
 
 #[derive(Serialize)]

@@ -67,18 +67,26 @@ struct Changed {
     state: TaskState,
 }
 
+#[derive(Serialize)]
+struct Ended<'a> {
+    id: &'a TaskId,
+    #[serde(flatten)]
+    outcome: &'a TaskOutcome,
+}
+
 /// Prints what a task returned, after waiting for its end if `patience` says so. Not a success is
 /// a failure of this command too.
 pub(crate) async fn result(remote: &Remote, id: &TaskId, patience: Option<Duration>) -> Result<()> {
     let outcome = outcome(remote, id, patience).await?;
-    if outcome.state == TaskState::Succeeded {
-        return Ok(remote.output.value(&outcome, |outcome| match &outcome.result {
-            Some(result) => String::from_utf8_lossy(result).into_owned(),
-            None => "null".to_owned(),
-        })?);
-    }
     if remote.output.is_json() {
-        remote.output.json_line(&outcome)?;
+        remote.output.json_line(&Ended { id, outcome: &outcome })?;
+    }
+    if outcome.state == TaskState::Succeeded {
+        return Ok(match &outcome.result {
+            _ if remote.output.is_json() => {}
+            Some(result) => remote.output.line(&String::from_utf8_lossy(result))?,
+            None => remote.output.line("null")?,
+        });
     }
     if !outcome.state.is_finished() {
         anyhow::bail!("task {id} is {}; wait for its end with --wait", outcome.state);

@@ -1,6 +1,7 @@
 //! `taskyard worker`: look at workers, quiet and stop them.
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 use taskyard::WorkerDetails;
 
 use crate::{
@@ -28,17 +29,25 @@ pub(crate) async fn run(remote: &Remote, command: WorkerCommand) -> Result<()> {
         WorkerCommand::Quiet { ids } => {
             for id in ids {
                 client.quiet_worker(&id).await.with_context(|| format!("worker {id}"))?;
-                output.say(format_args!("{id} finishes what it has and claims nothing more"));
+                let text = format!("{id} finishes what it has and claims nothing more");
+                output.done(&Asked { id: &id, state: "quiet" }, text)?;
             }
         }
         WorkerCommand::Stop { ids } => {
             for id in ids {
                 client.stop_worker(&id).await.with_context(|| format!("worker {id}"))?;
-                output.say(format_args!("{id} was asked to shut down"));
+                let text = format!("{id} was asked to shut down");
+                output.done(&Asked { id: &id, state: "stopping" }, text)?;
             }
         }
     }
     Ok(())
+}
+
+#[derive(Serialize)]
+struct Asked<'a> {
+    id: &'a str,
+    state: &'static str,
 }
 
 fn table(workers: &[WorkerDetails]) -> Table {

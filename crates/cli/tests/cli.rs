@@ -185,7 +185,7 @@ fn queues_are_paused_set_and_purged() {
     for _ in 0..3 {
         yard.ok(&["enqueue", "a", "--queue", "q"]);
     }
-    yard.ok(&["queue", "pause", "q"]);
+    assert_eq!(yard.json(&["queue", "pause", "q"])[0], json!({"queue": "q", "paused": true}));
     let queue = yard.json(&["queue", "list"]).remove(0);
     assert_eq!(
         (&queue["name"], &queue["ready"], &queue["paused"]),
@@ -372,6 +372,23 @@ fn the_demo_runs_by_itself() {
         summary["enqueued"],
         summary["executed"].as_u64().unwrap() + summary["dead"].as_u64().unwrap()
     );
+}
+
+#[test]
+fn bench_measures_a_broker_of_its_own_and_its_return_from_kill_9() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+    let arguments = ["bench", "--tasks", "500", "--seconds", "20", "--restart", "--json"];
+    command.args(arguments).current_dir(folder.path()).stdin(Stdio::null());
+    let ran = Ran::of(command, &arguments);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let figures: Value = serde_json::from_str(&ran.stdout).unwrap();
+    for phase in figures["phases"].as_array().unwrap() {
+        assert_eq!(phase["tasks"], 500, "{phase}");
+        assert!(phase["per_second"].as_f64().unwrap() > 0.0, "{phase}");
+    }
+    assert!(figures["restart_ms"].is_u64(), "{figures}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "it cleans up after itself");
 }
 
 #[test]

@@ -22,6 +22,7 @@ fn a_command_gets_the_task_and_its_output_is_the_result() {
     let answer: serde_json::Value = serde_json::from_str(&yard.ok(&arguments)).unwrap();
     let result = &answer["result"];
     assert_eq!(answer["state"], "succeeded");
+    assert_eq!(answer["id"].as_str().unwrap().len(), 26);
     assert_eq!(result["in"], json!({"name": "Ada"}));
     assert_eq!((&result["type"], &result["queue"]), (&json!("greet"), &json!("q")));
     assert_eq!(result["attempt"], 1);
