@@ -1,6 +1,8 @@
 //! Promise 1 and 3 with real processes: `kill -9` of the broker under load, over and over, on one
 //! data directory. Every confirmed task is there exactly once, and no acked task comes back.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{SocketAddr, TcpListener},
