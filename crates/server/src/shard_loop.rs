@@ -33,11 +33,13 @@ use memory::MemoryBudget;
 use settle::PartialAnswers;
 use std::{
     any::Any,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
 use taskyard_machine::{
-    Command, Deliver, Delivered, EncodedCommand, EndSession, Event, SessionEnd, Timestamp,
+    Command, Deliver, Delivered, EncodedCommand, EndSession, Event, SessionEnd, SessionId, ShardId,
+    Timestamp,
 };
 use taskyard_replica::Role;
 use tokio::sync::broadcast;
@@ -219,11 +221,25 @@ impl ShardLoop {
                 self.activate(number);
             }
         }
-        for (session, shard, not_started) in self.sessions.take_silent(self.reading.monotonic) {
+        self.end_silent();
+    }
+
+    /// Ends sessions that have been silent too long, where they hold claims.
+    fn end_silent(&mut self) {
+        let silent = self.sessions.take_silent(self.reading.monotonic);
+        let mut holding: BTreeMap<ShardId, BTreeSet<SessionId>> = BTreeMap::new();
+        for (session, shard, not_started) in silent {
             let number = usize::from(shard.0);
-            let reason = SessionEnd::Silence;
-            let end = EndSession { session, reason, not_started, keep: Vec::new() };
-            self.command(number, &Command::EndSession(end), Waiting::SessionEnd(session));
+            let holding = holding
+                .entry(shard)
+                .or_insert_with(|| self.shards[number].machine().sessions().into_iter().collect());
+            if holding.contains(&session) {
+                let reason = SessionEnd::Silence;
+                let end = EndSession { session, reason, not_started, keep: Vec::new() };
+                self.command(number, &Command::EndSession(end), Waiting::SessionEnd(session));
+            } else {
+                self.sessions.ended(session, shard);
+            }
         }
     }
 

@@ -1,0 +1,186 @@
+//! Time: what is due happens, silence ends sessions, and a test can move the clock.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod engine;
+
+use engine::{Bench, config, eventually, manual, request, start};
+use std::{collections::HashMap, time::Duration};
+use taskyard_machine::{
+    Command, EncodedCommand, Enqueue, EventKind, NewTask, Outcome, SessionId, TaskId,
+    TaskStateName, Timestamp, When,
+};
+use taskyard_server::shard::HandedTask;
+
+const LONG: Duration = Duration::from_secs(20);
+
+async fn is(bench: &Bench, task: TaskId, state: TaskStateName) -> bool {
+    bench.task(task).await.is_some_and(|task| task.state == state)
+}
+
+fn delayed(ms: u64) -> NewTask<'static> {
+    NewTask { task_type: "test", run_at: When::After { ms }, ..NewTask::default() }
+}
+
+#[tokio::test]
+async fn a_delayed_task_is_handed_out_when_the_clock_reaches_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, clock) = manual(dir.path());
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let id = bench.try_enqueue("mail", delayed(3_600_000)).await.unwrap();
+    let mut parked = Box::pin(bench.claim("mail", 1, LONG));
+    assert!(engine::waits(&mut parked).await);
+    clock.advance(Duration::from_millis(3_599_999));
+    assert!(is(&bench, id, TaskStateName::Scheduled).await);
+    assert!(engine::waits(&mut parked).await, "never before its time");
+    clock.advance(Duration::from_millis(1));
+    assert_eq!(parked.await[0].task.id, id);
+}
+
+/// Two thousand tasks are due within a second of real time, on all shards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn due_tasks_are_late_by_less_than_fifty_milliseconds() {
+    const TASKS: u64 = 2_000;
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let begun_ms = config.clock.wall_ms() + 1_000;
+    let due_ms = |number: u64| begun_ms + number / 2;
+    let commands = (0..TASKS).map(|number| {
+        let queue = format!("queue-{}", number % 16);
+        let run_at = When::At(Timestamp(due_ms(number)));
+        let task = NewTask { task_type: "test", run_at, ..NewTask::default() };
+        let command = Command::Enqueue(Enqueue { queue: &queue, task });
+        (bench.0.home(&queue), EncodedCommand::new(&command))
+    });
+    let outcomes = bench.0.propose_all(commands.collect(), true).await;
+    assert!(config.clock.wall_ms() < begun_ms, "all are enqueued before the first is due");
+    let mut events = bench.0.events();
+    let mut due: HashMap<TaskId, u64> = HashMap::new();
+    for (number, outcome) in outcomes.into_iter().enumerate() {
+        let Outcome::Enqueued(enqueued) = outcome.unwrap() else { panic!("not an enqueue") };
+        due.insert(enqueued.id, due_ms(number as u64));
+    }
+    let mut late_ms = Vec::new();
+    while !due.is_empty() {
+        let batch = tokio::time::timeout(LONG, events.recv()).await.unwrap().unwrap();
+        let seen_ms = config.clock.wall_ms();
+        for event in batch.iter() {
+            if let EventKind::TaskReady(task) = &event.kind {
+                let due_ms = due.remove(&task.id).expect("each once");
+                assert!(event.at.0 >= due_ms, "never before its time");
+                late_ms.push(seen_ms.saturating_sub(due_ms));
+            }
+        }
+    }
+    late_ms.sort_unstable();
+    let p99 = late_ms[late_ms.len() * 99 / 100];
+    println!("late: p50 {} ms, p99 {p99} ms", late_ms[late_ms.len() / 2]);
+    assert!(p99 < 50, "p99 is {p99} ms late");
+}
+
+#[tokio::test]
+async fn a_lapsed_lease_hands_the_task_to_another_worker() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, clock) = manual(dir.path());
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let id = bench.enqueue("mail", b"x").await;
+    let first = bench.claim("mail", 1, LONG).await;
+    clock.advance(Duration::from_secs(31));
+    let second = bench.claim("mail", 1, LONG).await;
+    assert_eq!(second[0].task.id, id);
+    assert!(second[0].task.token > first[0].task.token);
+    let error = bench.ack(id, first[0].task.token).await.unwrap_err();
+    assert_eq!(error.code(), "claim_lost");
+    bench.ack(id, second[0].task.token).await.unwrap();
+}
+
+async fn claim_in_session(bench: &Bench, queue: &str, session: SessionId) -> Vec<HandedTask> {
+    let mut claim = request(queue, 1_000);
+    claim.session = Some(session);
+    claim.lease_ms = 3_600_000;
+    bench.0.claim(bench.0.home(queue), claim, LONG).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_silent_sessions_claims_are_free_after_fifteen_seconds_on_every_shard() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, clock) = manual(dir.path());
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let queues = ["a", "b", "c", "d", "e"];
+    let session = SessionId(42);
+    for queue in queues {
+        bench.enqueue_many(queue, 1_500, b"x").await;
+        // More than one entry ends at once.
+        claim_in_session(&bench, queue, session).await;
+        claim_in_session(&bench, queue, session).await;
+        assert_eq!(bench.ready(queue).await, 0);
+    }
+    clock.advance(Duration::from_secs(14));
+    bench.0.sessions_alive(vec![session]);
+    bench.0.status().await.unwrap();
+    clock.advance(Duration::from_secs(14));
+    assert_eq!(bench.ready("a").await, 0, "it was heard of");
+    clock.advance(Duration::from_secs(2));
+    for queue in queues {
+        eventually("all claims are free", async || bench.ready(queue).await == 1_500).await;
+    }
+}
+
+#[tokio::test]
+async fn a_closed_connection_leaves_five_seconds_and_what_never_began_is_not_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, clock) = manual(dir.path());
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let session = SessionId(7);
+    let ids = bench.enqueue_many("mail", 2, b"x").await;
+    claim_in_session(&bench, "mail", session).await;
+    bench.0.session_cut(session);
+    bench.0.session_not_started(session, vec![ids[1]]);
+    bench.0.status().await.unwrap();
+    clock.advance(Duration::from_secs(4));
+    assert!(is(&bench, ids[0], TaskStateName::Claimed).await);
+    clock.advance(Duration::from_secs(1));
+    eventually("both are free", async || bench.ready("mail").await == 2).await;
+    assert_eq!(bench.task(ids[0]).await.unwrap().losses, 1);
+    assert_eq!(bench.task(ids[1]).await.unwrap().losses, 0);
+}
+
+#[tokio::test]
+async fn a_restart_gives_sessions_fifteen_seconds() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, clock) = manual(dir.path());
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let id = bench.enqueue("mail", b"x").await;
+    claim_in_session(&bench, "mail", SessionId(7)).await;
+    clock.advance(Duration::from_secs(14));
+    drop(engine);
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    clock.advance(Duration::from_secs(14));
+    assert!(is(&bench, id, TaskStateName::Claimed).await);
+    clock.advance(Duration::from_secs(1));
+    eventually("it is free", async || is(&bench, id, TaskStateName::Ready).await).await;
+}
+
+/// A session that ended its work is not ended again, and its silence costs no entry.
+#[tokio::test]
+async fn the_silence_of_a_session_without_claims_is_not_logged() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, clock) = manual(dir.path());
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let id = bench.enqueue("mail", b"x").await;
+    let claimed = claim_in_session(&bench, "mail", SessionId(7)).await;
+    bench.ack(id, claimed[0].task.token).await.unwrap();
+    let persisted = async || bench.0.status().await.unwrap()[usize::from(id.home.0)].persisted;
+    let before = persisted().await;
+    clock.advance(Duration::from_secs(16));
+    bench.task(id).await;
+    assert_eq!(persisted().await, before);
+}
