@@ -82,11 +82,11 @@ pub(crate) async fn result(remote: &Remote, id: &TaskId, patience: Option<Durati
         remote.output.json_line(&Ended { id, outcome: &outcome })?;
     }
     if outcome.state == TaskState::Succeeded {
-        return Ok(match &outcome.result {
-            _ if remote.output.is_json() => {}
-            Some(result) => remote.output.line(&String::from_utf8_lossy(result))?,
-            None => remote.output.line("null")?,
-        });
+        if !remote.output.is_json() {
+            let result = outcome.result.as_deref().unwrap_or(b"null");
+            remote.output.line(&String::from_utf8_lossy(result))?;
+        }
+        return Ok(());
     }
     if !outcome.state.is_finished() {
         anyhow::bail!("task {id} is {}; wait for its end with --wait", outcome.state);
