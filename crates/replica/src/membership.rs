@@ -2,7 +2,7 @@
 //!
 //! A change of one member takes effect when it is applied; a change of several goes through a joint
 //! configuration, in which both the old and the new voters must agree, and which is left by itself.
-//! One change is under way at a time.
+//! One change is under way at a time. A leader that is voted out steps down.
 
 use crate::eraftpb::{
     ConfChangeSingle, ConfChangeTransition, ConfChangeType, ConfChangeV2, ConfState,
@@ -113,7 +113,14 @@ impl<M: StateMachine> Replica<M> {
     pub(crate) fn apply_members(&mut self, change: &ConfChangeV2) {
         // A change that can't be made (it would leave no voter) fails alike on every replica.
         if let Ok(state) = self.node.apply_conf_change(change) {
+            let votes =
+                state.voters.contains(&self.id()) || state.voters_outgoing.contains(&self.id());
             self.members_have_changed(state);
+            if !votes && self.node.raft.state == StateRole::Leader {
+                // Raft would go on leading, refuse every proposal, and keep the others from electing.
+                let term = self.term();
+                self.node.raft.become_follower(term, raft::INVALID_ID);
+            }
         }
     }
 

@@ -108,8 +108,8 @@ const CACHE_BYTES_MAX: usize = 4 << 20;
 struct Outstanding {
     number: u64,
     persisted: bool,
-    /// Index and term of the snapshot in it.
-    snapshot: Option<(u64, u64)>,
+    /// Where the snapshot in it stands.
+    snapshot: Option<eraftpb::SnapshotMetadata>,
     messages: Vec<eraftpb::Message>,
 }
 
@@ -136,8 +136,8 @@ pub struct Replica<M: StateMachine> {
     /// What was committed when this replica started: it campaigns only when that is applied.
     replay_until: u64,
     outstanding: VecDeque<Outstanding>,
-    /// The machine of a snapshot that is being persisted.
-    installed: Option<M>,
+    /// The machines of snapshots that are being persisted, in their order.
+    installed: VecDeque<M>,
     /// The term in which this replica leads and has applied all before it.
     leading: Option<u64>,
     role_told: Role,
@@ -194,7 +194,7 @@ impl<M: StateMachine> Replica<M> {
             handed_out: restored.applied,
             replay_until: hard_state.commit,
             outstanding: VecDeque::new(),
-            installed: None,
+            installed: VecDeque::new(),
             leading: None,
             role_told,
             members_changed: false,
@@ -329,8 +329,6 @@ impl<M: StateMachine> Replica<M> {
             self.pending.clear();
             self.handed_out = metadata.index;
             self.node.mut_store().restart_at(metadata.index, metadata.term);
-            self.conf_state = metadata.get_conf_state().clone();
-            self.members_changed = true;
         }
         self.node.mut_store().append(&entries);
         // Raft may read the entries from here on; they are in the cache.
@@ -341,7 +339,7 @@ impl<M: StateMachine> Replica<M> {
         self.outstanding.push_back(Outstanding {
             number,
             persisted: false,
-            snapshot: metadata.map(|metadata| (metadata.index, metadata.term)),
+            snapshot: metadata,
             messages,
         });
         Some(Ready { number, entries, hard_state, must_sync, messages_now, snapshot })
@@ -350,7 +348,7 @@ impl<M: StateMachine> Replica<M> {
     /// Takes the state of the snapshot in a [`Ready`], before that ready is reported persisted.
     pub fn install(&mut self, machine: M) {
         assert!(self.installs(), "a snapshot was installed that no ready asked for");
-        self.installed = Some(machine);
+        self.installed.push_back(machine);
     }
 
     /// The write of this ready is done (and on disk, if it had to be). Applies a bite of what is
@@ -368,16 +366,20 @@ impl<M: StateMachine> Replica<M> {
         // for that one, so what it holds back waits.
         while let Some(ready) = pop_front_if(&mut self.outstanding, |ready| ready.persisted) {
             persisted_up_to = Some(ready.number);
-            snapshot = ready.snapshot.or(snapshot);
+            if ready.snapshot.is_some() {
+                let machine = self.installed.pop_front();
+                self.machine = machine.expect("a snapshot is installed before it counts");
+                snapshot = ready.snapshot;
+            }
             messages.extend(ready.messages);
         }
         if let Some(number) = persisted_up_to {
             self.node.on_persist_ready(number);
         }
-        if let Some((index, term)) = snapshot {
-            self.machine = self.installed.take().expect("a snapshot is installed before it counts");
-            (self.applied, self.applied_term) = (index, term);
-            self.node.advance_apply_to(index);
+        if let Some(mut metadata) = snapshot {
+            (self.applied, self.applied_term) = (metadata.index, metadata.term);
+            self.members_have_changed(metadata.take_conf_state());
+            self.node.advance_apply_to(metadata.index);
         }
         let applied = self.apply_bite();
         self.evict_applied();

@@ -5,8 +5,9 @@
 //! more and everything must heal: one leader per shard, equal replicas, every task at its end.
 
 use crate::invariants::{Oracle, Violation};
+use crate::mover::Group;
 use crate::network::{Network, Party};
-use crate::node::{Effect, Node, NodeConfig, Peer};
+use crate::node::{Effect, Node, NodeConfig, Peer, node_of};
 use crate::rng::{Rng, mix};
 use crate::shard::first_difference;
 use crate::workload::{Answer, Call, Workload};
@@ -21,7 +22,10 @@ pub(crate) struct Options {
     pub(crate) seed: u64,
     /// Events of the part in which things fail.
     pub(crate) steps: u64,
+    /// Nodes that hold every shard from the start.
     pub(crate) nodes: usize,
+    /// Nodes that hold nothing at first: replicas move to and from them.
+    pub(crate) spares: usize,
     pub(crate) shards: u16,
     pub(crate) faults: bool,
     pub(crate) verbose: bool,
@@ -57,6 +61,8 @@ pub(crate) struct Report {
     pub(crate) crashes: u64,
     pub(crate) snapshots: u64,
     pub(crate) checkpoints: u64,
+    /// Changes of members.
+    pub(crate) changes: u64,
     /// How often each kind of thing happened to tasks.
     pub(crate) seen: BTreeMap<&'static str, u64>,
     /// A hash over everything that happened.
@@ -82,11 +88,11 @@ impl fmt::Display for Failure {
 
 /// The command that repeats a run exactly.
 pub(crate) fn replay_command(options: &Options) -> String {
-    let Options { seed, steps, nodes, shards, faults, .. } = options;
+    let Options { seed, steps, nodes, spares, shards, faults, .. } = options;
     let faults = if *faults { "on" } else { "off" };
     format!(
         "cargo run -p taskyard-sim -- --seed {seed} --steps {steps} --nodes {nodes} \
-         --shards {shards} --faults {faults}"
+         --spares {spares} --shards {shards} --faults {faults}"
     )
 }
 
@@ -111,17 +117,20 @@ enum Happening {
     Effect { node: usize, boot: u64, effect: Box<Effect> },
     Wake { client: usize, wake: u64 },
     Fault,
+    Move,
     Restart { node: usize },
 }
 
-struct World {
-    options: Options,
-    rng: Rng,
-    now: u64,
+pub(crate) struct World {
+    pub(crate) options: Options,
+    pub(crate) rng: Rng,
+    pub(crate) now: u64,
     step: u64,
     queue: BTreeMap<(u64, u64), Happening>,
     next_place: u64,
-    nodes: Vec<Node>,
+    pub(crate) nodes: Vec<Node>,
+    /// Who is in each shard's group.
+    pub(crate) groups: Vec<Group>,
     network: Network,
     workload: Workload,
     wakes: Vec<u64>,
@@ -141,12 +150,14 @@ impl World {
     fn new(options: &Options) -> World {
         let mut rng = Rng::new(options.seed);
         let network = Network::new(rng.fork(), options.faults);
-        let workload = Workload::new(&mut rng, options.shards, options.nodes);
-        let nodes = (0..options.nodes)
+        let nodes_max = options.nodes + options.spares;
+        let workload = Workload::new(&mut rng, options.shards, nodes_max);
+        let nodes = (0..nodes_max)
             .map(|id| {
                 let config = NodeConfig {
                     id,
-                    nodes: options.nodes,
+                    nodes: nodes_max,
+                    voters: options.nodes,
                     shards: options.shards,
                     seed: options.seed,
                     sabotage: options.sabotage,
@@ -163,6 +174,7 @@ impl World {
             queue: BTreeMap::new(),
             next_place: 0,
             nodes,
+            groups: (0..options.shards).map(|_| Group::new(options.nodes)).collect(),
             network,
             workload,
             wakes,
@@ -171,7 +183,7 @@ impl World {
             crashes: 0,
             trace: options.seed,
         };
-        for node in 0..options.nodes {
+        for node in 0..nodes_max {
             world.at(0, Happening::Restart { node });
         }
         for client in 0..world.wakes.len() {
@@ -179,6 +191,9 @@ impl World {
         }
         if options.faults {
             world.at(500, Happening::Fault);
+        }
+        if options.spares > 0 {
+            world.at(2_000, Happening::Move);
         }
         world
     }
@@ -207,6 +222,7 @@ impl World {
             crashes: self.crashes,
             snapshots: self.nodes.iter().map(|node| node.snapshots).sum(),
             checkpoints: self.nodes.iter().map(|node| node.checkpoints).sum(),
+            changes: self.groups.iter().map(|group| group.changes).sum(),
             seen: self.oracle.seen.clone(),
             trace: self.trace,
         })
@@ -223,7 +239,7 @@ impl World {
         self.at(after_ms, Happening::Wake { client, wake });
     }
 
-    fn note(&mut self, what: &str, numbers: [u64; 3]) {
+    pub(crate) fn note(&mut self, what: &str, numbers: [u64; 3]) {
         for number in numbers.into_iter().chain([self.now, what.len() as u64]) {
             self.trace = mix(self.trace ^ number).wrapping_add(1);
         }
@@ -284,6 +300,12 @@ impl World {
                 self.at(after_ms, Happening::Fault);
                 Ok(())
             }
+            Happening::Move => {
+                self.move_replicas()?;
+                let after_ms = self.rng.between(50, 400);
+                self.at(after_ms, Happening::Move);
+                (0..self.nodes.len()).try_for_each(|node| self.turn(node))
+            }
             Happening::Restart { node } if !self.nodes[node].is_up() => self.restart(node),
             // Of a node that has crashed since, or of a part of the run that is over.
             Happening::Tick { .. }
@@ -306,8 +328,8 @@ impl World {
     fn deliver(&mut self, from: usize, to: usize, peer: Peer) -> Result<(), Violation> {
         self.note("peer", [from as u64, to as u64, peer.kind()]);
         let arrived = self.nodes[to].is_up();
-        if let Some(shard) = peer.snapshot_of() {
-            self.report_snapshot(from, to, shard, arrived);
+        if let Some((shard, replica)) = peer.snapshot_of() {
+            self.report_snapshot(from, replica, shard, arrived);
         }
         if arrived {
             self.nodes[to].peer(from, peer, self.now);
@@ -317,7 +339,7 @@ impl World {
     }
 
     /// The sender of a snapshot learns what became of it.
-    fn report_snapshot(&mut self, from: usize, to: usize, shard: u16, arrived: bool) {
+    fn report_snapshot(&mut self, from: usize, to: u64, shard: u16, arrived: bool) {
         let boot = self.nodes[from].boot;
         let effect = Box::new(Effect::SnapshotSent { shard, to, arrived });
         self.at(20, Happening::Effect { node: from, boot, effect });
@@ -337,18 +359,21 @@ impl World {
         for (shard, role) in output.roles {
             self.took_role(node, shard, role)?;
         }
+        for (shard, index, members) in output.members {
+            self.groups[usize::from(shard)].changed(index, members);
+        }
         for (shard, index, term) in output.told {
-            let keeps = |node: &&Node| self.options.blind || node.disk.keeps(shard, index, term);
-            let kept = self.nodes.iter().filter(keeps).count();
-            self.oracle.told(shard, index, kept, self.nodes.len())?;
+            let keeps = |replica| self.keeps(replica, shard, index, term);
+            let kept = self.options.blind || self.groups[usize::from(shard)].decides(keeps);
+            self.oracle.told(shard, index, kept)?;
         }
         for (after_ms, effect) in output.effects {
             self.at(after_ms, Happening::Effect { node, boot, effect: Box::new(effect) });
         }
         for (to, peer) in output.peers {
             let delays = self.network.send(Party::Node(node), Party::Node(to));
-            if let (true, Some(shard)) = (delays.is_empty(), peer.snapshot_of()) {
-                self.report_snapshot(node, to, shard, false);
+            if let (true, Some((shard, replica))) = (delays.is_empty(), peer.snapshot_of()) {
+                self.report_snapshot(node, replica, shard, false);
             }
             for delay in delays {
                 let peer = Box::new(peer.clone());
@@ -362,6 +387,16 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Whether a crash now would leave this entry with that replica.
+    fn keeps(&self, replica: u64, shard: u16, index: u64, term: u64) -> bool {
+        let disk = &self.nodes[node_of(replica)].disk;
+        disk.replica(shard) == Some(replica) && disk.keeps(shard, index, term)
+    }
+
+    pub(crate) fn is_healing(&self) -> bool {
+        self.healing
     }
 
     fn took_role(&mut self, node: usize, shard: u16, role: Role) -> Result<(), Violation> {
@@ -411,8 +446,8 @@ impl World {
             }
             _ => {
                 let shard = self.rng.below(u64::from(self.options.shards)) as u16;
-                let to = self.rng.below(self.nodes.len() as u64) as usize;
-                self.note("transfer", [node as u64, u64::from(shard), to as u64]);
+                let to = *self.rng.pick(&self.groups[usize::from(shard)].newest().voters);
+                self.note("transfer", [node as u64, u64::from(shard), to]);
                 self.nodes[node].transfer(shard, to);
             }
         }
@@ -454,13 +489,17 @@ impl World {
             if leaders != 1 {
                 return format!("shard {shard} has {leaders} leaders");
             }
-            for node in &self.nodes {
+            let members = self.members(shard);
+            if members.is_empty() {
+                return format!("shard {shard} is moving");
+            }
+            for node in &members {
                 let unrest = node.unrest(shard);
                 if !unrest.is_empty() {
                     return format!("node {}, shard {shard}: {unrest}", node.id());
                 }
             }
-            let applied: Vec<u64> = self.nodes.iter().map(|node| node.applied(shard)).collect();
+            let applied: Vec<u64> = members.iter().map(|node| node.applied(shard)).collect();
             if applied.iter().any(|index| *index != applied[0]) {
                 return format!("shard {shard} is applied up to {applied:?}");
             }
@@ -468,20 +507,30 @@ impl World {
         String::new()
     }
 
+    /// The nodes with the members of a shard's group; none while it changes.
+    fn members(&self, shard: u16) -> Vec<&Node> {
+        let members = self.groups[usize::from(shard)].newest();
+        if !members.outgoing.is_empty() || !members.learners.is_empty() {
+            return Vec::new();
+        }
+        members.voters.iter().map(|replica| &self.nodes[node_of(*replica)]).collect()
+    }
+
     fn check_end(&mut self) -> Result<(), Violation> {
         self.check_states()?;
         for shard in 0..self.options.shards {
-            let first = self.nodes[0].machine(shard).ok_or("node 0 is down")?;
+            let members = self.members(shard);
+            let first = members[0].machine(shard).ok_or("a node is down")?;
             let records = first.records();
-            for node in &self.nodes {
+            for node in &members {
                 let machine = node.machine(shard).ok_or("a node is down")?;
                 self.oracle.check_present(shard, machine)?;
                 let other = machine.records();
                 if records != other {
                     let difference = first_difference(&records, &other);
+                    let (left, right) = (members[0].id(), node.id());
                     return Err(format!(
-                        "nodes 0 and {} differ on shard {shard}: {difference}",
-                        node.id()
+                        "nodes {left} and {right} differ on shard {shard}: {difference}"
                     ));
                 }
             }
@@ -491,11 +540,12 @@ impl World {
 }
 
 impl Peer {
-    /// The shard of a snapshot message, whose sender must learn what became of it.
-    fn snapshot_of(&self) -> Option<u16> {
+    /// The shard and receiver of a snapshot message, whose sender must learn what became of it.
+    fn snapshot_of(&self) -> Option<(u16, u64)> {
         match self {
             Peer::Raft { shard, message } => {
-                (message.get_msg_type() == MessageType::MsgSnapshot).then_some(*shard)
+                let snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
+                snapshot.then_some((*shard, message.to))
             }
             Peer::Owed { .. } | Peer::Taken { .. } => None,
         }

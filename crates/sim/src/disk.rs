@@ -46,6 +46,8 @@ struct Content {
     synced: usize,
     logs: BTreeMap<u16, ShardLog>,
     checkpoints: BTreeMap<u16, Arc<Checkpoint>>,
+    /// Which replica of each shard lives here.
+    replicas: BTreeMap<u16, u64>,
     lies: bool,
 }
 
@@ -90,6 +92,26 @@ impl Disk {
 
     pub(crate) fn checkpoint(&self, shard: u16) -> Option<Arc<Checkpoint>> {
         self.content().checkpoints.get(&shard).cloned()
+    }
+
+    /// A replica of a shard lives here from now on.
+    pub(crate) fn assign(&self, shard: u16, replica: u64) {
+        self.content().replicas.insert(shard, replica);
+    }
+
+    pub(crate) fn replica(&self, shard: u16) -> Option<u64> {
+        self.content().replicas.get(&shard).copied()
+    }
+
+    /// A replica has moved away: nothing of it stays.
+    pub(crate) fn forget(&self, shard: u16) {
+        let nothing = Some(HardState::default());
+        let reset = Write { shard, reset: true, hard_state: nothing, ..Write::default() };
+        let frame = self.write(&[reset]);
+        self.sync(frame);
+        let mut content = self.content();
+        content.checkpoints.remove(&shard);
+        content.replicas.remove(&shard);
     }
 
     /// The power goes: what was not synced is gone but for a first part of it.

@@ -7,7 +7,7 @@
 use crate::checkpointing::Checkpointing;
 use crate::clock::LeaderClock;
 use crate::invariants::Violation;
-use crate::node::{Output, Peer};
+use crate::node::{Output, Peer, node_of};
 use crate::rng::Rng;
 use crate::shard::{Applied, Shard};
 use crate::workload::Answer;
@@ -56,7 +56,7 @@ impl Host {
     pub(crate) fn not_leading(&self) -> Option<Option<usize>> {
         match self.replica.role() {
             Role::Leader { .. } => None,
-            Role::Follower { leader, .. } => Some(leader.map(|id| id as usize - 1)),
+            Role::Follower { leader, .. } => Some(leader.map(node_of)),
         }
     }
 
@@ -148,7 +148,7 @@ impl Host {
                     self.proposals.insert(number, waiting);
                 }
                 Err(refused) => {
-                    let leader = refused.leader.map(|id| id as usize - 1);
+                    let leader = refused.leader.map(node_of);
                     self.answer_all(&waiting, &Answer::NotLeader { leader }, output);
                 }
             }
@@ -226,6 +226,11 @@ impl Host {
         for number in progress.reads_dropped {
             let read = self.reads.remove(&number);
             output.answers.extend(read.map(|(client, call, ..)| (client, call, Answer::Unknown)));
+        }
+        if progress.members_changed {
+            // Whoever has joined needs a checkpoint that knows it.
+            self.checkpointed = 0;
+            output.members.push((shard, self.replica.applied(), self.replica.members()));
         }
         if let Some(role) = progress.role {
             self.took_role(role, wall, now, output);

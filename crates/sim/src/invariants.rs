@@ -200,17 +200,11 @@ impl Oracle {
         Ok(())
     }
 
-    /// A client is told an outcome. `kept` says how many of `nodes` disks hold the entry by now.
-    pub(crate) fn told(
-        &mut self,
-        shard: u16,
-        index: u64,
-        kept: usize,
-        nodes: usize,
-    ) -> Result<(), Violation> {
-        if kept * 2 <= nodes {
+    /// A client is told an outcome. `kept` says whether a majority's disks hold the entry by now.
+    pub(crate) fn told(&mut self, shard: u16, index: u64, kept: bool) -> Result<(), Violation> {
+        if !kept {
             return Err(format!(
-                "shard {shard}, entry {index} was answered, but only {kept} of {nodes} disks hold it"
+                "shard {shard}, entry {index} was answered before a majority's disks hold it"
             ));
         }
         let account = &mut self.shards[usize::from(shard)];

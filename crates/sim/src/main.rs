@@ -8,6 +8,7 @@ mod disk;
 mod host;
 mod invariants;
 mod model;
+mod mover;
 mod network;
 mod node;
 mod rng;
@@ -36,6 +37,9 @@ struct Args {
     /// Nodes; each holds a replica of every shard.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
     nodes: u8,
+    /// Further nodes that hold nothing at first: replicas move to and from them.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=9))]
+    spares: u8,
     /// Shards.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     shards: u16,
@@ -63,6 +67,7 @@ fn main() -> ExitCode {
             seed,
             steps: args.steps,
             nodes: usize::from(args.nodes),
+            spares: usize::from(args.spares),
             shards: args.shards,
             faults: args.faults == Switch::On,
             verbose: args.verbose,

@@ -4,7 +4,9 @@
 //! Invariant: a client is answered, and a peer told, only after the write that it depends on is
 //! synced (unless the run is sabotaged to see that this matters).
 
-use crate::checkpointing::Checkpointing;
+mod checkpoints;
+mod moves;
+
 use crate::clock::{LeaderClock, RUN_BEGINS_AT_MS};
 use crate::cluster::Sabotage;
 use crate::disk::{Checkpoint, Disk, Write};
@@ -16,16 +18,27 @@ use crate::workload::{Answer, Asked, Call};
 use std::collections::{BTreeMap, VecDeque};
 use taskyard_machine::{Command, Deliver, EncodedCommand, Identity, Machine, ShardId};
 use taskyard_replica::eraftpb::{HardState, Message};
-use taskyard_replica::{Config, Ready, Replica, Restored, Role};
+use taskyard_replica::{Config, Members, Ready, Replica, Restored, Role};
 
 /// Who a node is in its run.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeConfig {
     pub(crate) id: usize,
+    /// All nodes of the cluster.
     pub(crate) nodes: usize,
+    /// The first so many hold every shard from the start.
+    pub(crate) voters: usize,
     pub(crate) shards: u16,
     pub(crate) seed: u64,
     pub(crate) sabotage: Sabotage,
+}
+
+/// Replica ids are the node's number from 1, plus this for every replica that lived there before.
+const REPLICAS_PER_GENERATION: u64 = 1_000;
+
+/// The node on which a replica lives.
+pub(crate) fn node_of(replica: u64) -> usize {
+    ((replica - 1) % REPLICAS_PER_GENERATION) as usize
 }
 
 /// What nodes send each other.
@@ -69,7 +82,7 @@ pub(crate) enum Effect {
     },
     SnapshotSent {
         shard: u16,
-        to: usize,
+        to: u64,
         arrived: bool,
     },
 }
@@ -80,6 +93,8 @@ pub(crate) struct Output {
     /// Shard, index, term, what it did.
     pub(crate) applied: Vec<(u16, u64, u64, Applied)>,
     pub(crate) roles: Vec<(u16, Role)>,
+    /// Shard, index, who is in its group from there on.
+    pub(crate) members: Vec<(u16, u64, Members)>,
     /// Entries (shard, index, term) whose outcome is told to somebody.
     pub(crate) told: Vec<(u16, u64, u64)>,
     pub(crate) effects: Vec<(u64, Effect)>,
@@ -89,7 +104,7 @@ pub(crate) struct Output {
 
 /// A running process: gone with a crash.
 struct Process {
-    hosts: Vec<Host>,
+    hosts: BTreeMap<u16, Host>,
     /// Written and not yet synced: frame, then (shard, ready).
     in_flight: VecDeque<(usize, Vec<(u16, u64)>)>,
 }
@@ -113,6 +128,8 @@ pub(crate) struct Node {
     /// The state of each shard when it crashed, with the index it was at.
     before_crash: BTreeMap<u16, (u64, Records)>,
     next_cut: u64,
+    /// How many replicas have lived here: ids are never used twice.
+    generation: u64,
     pub(crate) snapshots: u64,
     pub(crate) checkpoints: u64,
 }
@@ -121,8 +138,12 @@ impl Node {
     pub(crate) fn new(config: NodeConfig, mut rng: Rng) -> Node {
         let lies = config.sabotage == Sabotage::LyingDisks;
         let slow = rng.chance(150) || config.sabotage == Sabotage::AnswerBeforeSync;
+        let disk = if lies { Disk::lying() } else { Disk::default() };
+        if config.id < config.voters {
+            (0..config.shards).for_each(|shard| disk.assign(shard, config.id as u64 + 1));
+        }
         Node {
-            disk: if lies { Disk::lying() } else { Disk::default() },
+            disk,
             process: None,
             boot: 0,
             wall_offset: rng.between(0, 4_000) as i64 - 2_000,
@@ -134,6 +155,7 @@ impl Node {
             output: Output::default(),
             before_crash: BTreeMap::new(),
             next_cut: 0,
+            generation: 0,
             snapshots: 0,
             checkpoints: 0,
             config,
@@ -153,8 +175,12 @@ impl Node {
     pub(crate) fn start(&mut self, now: u64) -> Result<(), Violation> {
         self.boot += 1;
         self.disk.recover();
-        let hosts =
-            (0..self.config.shards).map(|shard| self.open(shard, now)).collect::<Result<_, _>>()?;
+        let mut hosts = BTreeMap::new();
+        for shard in 0..self.config.shards {
+            if self.disk.replica(shard).is_some() {
+                hosts.insert(shard, self.open(shard, now)?);
+            }
+        }
         self.process = Some(Process { hosts, in_flight: VecDeque::new() });
         Ok(())
     }
@@ -166,8 +192,11 @@ impl Node {
     fn open(&mut self, shard: u16, now: u64) -> Result<Host, Violation> {
         let id = self.config.id;
         let wrong = |what: String| format!("node {id} can't open shard {shard}: {what}");
-        let voters: Vec<u64> = (1..=self.config.nodes as u64).collect();
-        let mut restored = Restored::first(&voters);
+        let replica_id = self.disk.replica(shard).ok_or_else(|| wrong("it is not here".into()))?;
+        let voters: Vec<u64> = (1..=self.config.voters as u64).collect();
+        // Whoever joins later learns the members from a snapshot.
+        let joins = replica_id > REPLICAS_PER_GENERATION;
+        let mut restored = if joins { Restored::default() } else { Restored::first(&voters) };
         let mut state = Shard::new(self.identity(shard));
         let log = self.disk.log(shard);
         if log.hard_state != HardState::default() {
@@ -208,7 +237,7 @@ impl Node {
             }
         }
         let config = Config {
-            id: id as u64 + 1,
+            id: replica_id,
             seed: self.config.seed ^ u64::from(shard),
             heartbeat_ticks: 2,
             election_ticks: 10,
@@ -236,9 +265,9 @@ impl Node {
         self.boot += 1;
         self.output = Output::default();
         let process = self.process.take();
-        for (shard, host) in process.iter().flat_map(|process| &process.hosts).enumerate() {
+        for (shard, host) in process.iter().flat_map(|process| &process.hosts) {
             let state = host.replica.machine();
-            self.before_crash.insert(shard as u16, (state.last_index, state.machine.records()));
+            self.before_crash.insert(*shard, (state.last_index, state.machine.records()));
         }
         if self.rng.chance(500) || self.config.sabotage != Sabotage::None {
             self.disk.crash(&mut self.rng);
@@ -246,21 +275,29 @@ impl Node {
     }
 
     pub(crate) fn tick(&mut self) {
-        for host in self.process.iter_mut().flat_map(|process| &mut process.hosts) {
+        for host in self.process.iter_mut().flat_map(|process| process.hosts.values_mut()) {
             host.replica.tick();
         }
     }
 
-    pub(crate) fn transfer(&mut self, shard: u16, to: usize) {
-        if let Some(process) = &mut self.process {
-            process.hosts[usize::from(shard)].replica.transfer_leader(to as u64 + 1);
+    fn host_mut(&mut self, shard: u16) -> Option<&mut Host> {
+        self.process.as_mut()?.hosts.get_mut(&shard)
+    }
+
+    pub(crate) fn transfer(&mut self, shard: u16, to: u64) {
+        if let Some(host) = self.host_mut(shard) {
+            host.replica.transfer_leader(to);
         }
     }
 
     /// A client's request arrives. A node that is down answers nothing.
     pub(crate) fn call(&mut self, call: Call) {
         let Some(process) = &mut self.process else { return };
-        let host = &mut process.hosts[usize::from(call.request.shard)];
+        let Some(host) = process.hosts.get_mut(&call.request.shard) else {
+            let answer = Answer::NotLeader { leader: None };
+            self.output.answers.push((call.client, call.number, answer));
+            return;
+        };
         if let Some(leader) = host.not_leading() {
             self.output.answers.push((call.client, call.number, Answer::NotLeader { leader }));
             return;
@@ -283,10 +320,12 @@ impl Node {
         let Some(process) = &mut self.process else { return };
         match peer {
             Peer::Raft { shard, message } => {
-                process.hosts[usize::from(shard)].replica.step(*message)
+                if let Some(host) = process.hosts.get_mut(&shard) {
+                    host.replica.step(*message);
+                }
             }
             Peer::Owed { from: source, to, sequence, command } => {
-                let host = &mut process.hosts[usize::from(to)];
+                let Some(host) = process.hosts.get_mut(&to) else { return };
                 if let Some(leader) = host.not_leading() {
                     let answer = Answer::NotLeader { leader };
                     self.output
@@ -300,8 +339,9 @@ impl Node {
                     .push_back((command, Waiting::Outbox { node: from, from: source, sequence }));
             }
             Peer::Taken { from: source, to, sequence, answer } => {
-                let host = &mut process.hosts[usize::from(source)];
-                host.owed_answered(to, sequence, &answer, now, from);
+                if let Some(host) = process.hosts.get_mut(&source) {
+                    host.owed_answered(to, sequence, &answer, now, from);
+                }
             }
         }
     }
@@ -326,9 +366,8 @@ impl Node {
             }
             Effect::Stored { shard, cut } => self.stored(shard, cut),
             Effect::SnapshotSent { shard, to, arrived } => {
-                if let Some(process) = &mut self.process {
-                    let replica = &mut process.hosts[usize::from(shard)].replica;
-                    replica.snapshot_sent(to as u64 + 1, arrived);
+                if let Some(host) = self.host_mut(shard) {
+                    host.replica.snapshot_sent(to, arrived);
                 }
                 Ok(())
             }
@@ -353,13 +392,13 @@ impl Node {
     fn lead(&mut self, now: u64) {
         let wall = (RUN_BEGINS_AT_MS + now).saturating_add_signed(self.wall_offset);
         let Some(process) = &mut self.process else { return };
-        for (shard, host) in process.hosts.iter_mut().enumerate() {
+        for (&shard, host) in &mut process.hosts {
             if host.not_leading().is_some() {
                 continue;
             }
             let stamp = host.clock.stamp(wall, now);
             host.expire(stamp);
-            host.deliver(shard as u16, now, self.config.nodes, &mut self.rng, &mut self.output);
+            host.deliver(shard, now, self.config.nodes, &mut self.rng, &mut self.output);
             host.propose(stamp, self.commands_max, &mut self.output);
         }
     }
@@ -368,8 +407,8 @@ impl Node {
     fn write_ready(&mut self, now: u64) -> Result<bool, Violation> {
         let Some(process) = &mut self.process else { return Ok(false) };
         let mut readies: Vec<(u16, Ready)> = Vec::new();
-        for (shard, host) in process.hosts.iter_mut().enumerate() {
-            readies.extend(host.replica.ready().map(|ready| (shard as u16, ready)));
+        for (&shard, host) in &mut process.hosts {
+            readies.extend(host.replica.ready().map(|ready| (shard, ready)));
         }
         if readies.is_empty() {
             return Ok(false);
@@ -408,7 +447,7 @@ impl Node {
 
     fn send(&mut self, shard: u16, messages: Vec<Message>) {
         for message in messages {
-            let to = message.to as usize - 1;
+            let to = node_of(message.to);
             self.output.peers.push((to, Peer::Raft { shard, message: Box::new(message) }));
         }
     }
@@ -432,8 +471,7 @@ impl Node {
         state.deaf = self.config.sabotage == Sabotage::DeafReplica && self.config.id == 1;
         self.disk.store_checkpoint(shard, checkpoint);
         self.snapshots += 1;
-        if let Some(process) = &mut self.process {
-            let host = &mut process.hosts[usize::from(shard)];
+        if let Some(host) = self.host_mut(shard) {
             host.checkpointing = None;
             host.checkpointed = metadata.index;
             host.replica.install(state);
@@ -443,65 +481,12 @@ impl Node {
 
     fn persisted(&mut self, shard: u16, number: u64, now: u64) -> Result<(), Violation> {
         let wall = (RUN_BEGINS_AT_MS + now).saturating_add_signed(self.wall_offset);
-        let Some(process) = &mut self.process else { return Ok(()) };
-        let host = &mut process.hosts[usize::from(shard)];
+        let hosts = self.process.as_mut().map(|process| &mut process.hosts);
+        let Some(host) = hosts.and_then(|hosts| hosts.get_mut(&shard)) else { return Ok(()) };
         let mut progress = host.replica.persisted(number);
         let messages = std::mem::take(&mut progress.messages);
         host.take(shard, progress, wall, now, &mut self.output)?;
         self.send(shard, messages);
-        Ok(())
-    }
-
-    fn begin_checkpoints(&mut self) {
-        let Some(process) = &mut self.process else { return };
-        for (shard, host) in process.hosts.iter_mut().enumerate() {
-            let due = host.replica.applied() >= host.checkpointed + self.checkpoint_every;
-            if due && host.checkpointing.is_none() {
-                self.next_cut += 1;
-                let before = self.disk.checkpoint(shard as u16);
-                host.checkpointing =
-                    Some(Checkpointing::begin(self.next_cut, &mut host.replica, before.as_deref()));
-                let bite = Effect::Bite { shard: shard as u16, cut: self.next_cut };
-                self.output.effects.push((self.rng.between(1, 20), bite));
-            }
-        }
-    }
-
-    fn bite(&mut self, shard: u16, cut: u64) {
-        let Some(process) = &mut self.process else { return };
-        let host = &mut process.hosts[usize::from(shard)];
-        let Some(checkpointing) = host.checkpointing.as_mut().filter(|one| one.cut == cut) else {
-            return;
-        };
-        let records_max = self.rng.between(1, 40) as usize;
-        let more = checkpointing.bite(&mut host.replica.machine_mut().machine, records_max);
-        let next = if more { Effect::Bite { shard, cut } } else { Effect::Stored { shard, cut } };
-        self.output.effects.push((self.rng.between(1, 20), next));
-    }
-
-    /// A checkpoint is whole: it must be the exact state at its cut. The log behind it can go.
-    fn stored(&mut self, shard: u16, cut: u64) -> Result<(), Violation> {
-        let Some(process) = &mut self.process else { return Ok(()) };
-        let host = &mut process.hosts[usize::from(shard)];
-        let Some(checkpointing) = host.checkpointing.take_if(|one| one.cut == cut) else {
-            return Ok(());
-        };
-        let mut checkpoint = checkpointing
-            .finish()
-            .map_err(|what| format!("node {}, shard {shard}: {what}", self.config.id))?;
-        if self.config.sabotage == Sabotage::ForgetfulCheckpoint {
-            checkpoint.records.pop_last();
-        }
-        let index = checkpoint.index;
-        self.disk.store_checkpoint(shard, checkpoint);
-        host.checkpointed = index;
-        self.checkpoints += 1;
-        let keep = *self.rng.pick(&[0, 0, 5, 40]);
-        let compact_to = index.saturating_sub(keep);
-        if compact_to >= host.replica.first_index() {
-            host.replica.compact(compact_to);
-            self.disk.write(&[Write { shard, compact_to, ..Write::default() }]);
-        }
         Ok(())
     }
 
@@ -510,7 +495,7 @@ impl Node {
     }
 
     fn host(&self, shard: u16) -> Option<&Host> {
-        self.process.as_ref().map(|process| &process.hosts[usize::from(shard)])
+        self.process.as_ref()?.hosts.get(&shard)
     }
 
     pub(crate) fn leads(&self, shard: u16) -> bool {
@@ -554,7 +539,8 @@ mod tests {
     /// snapshot, and the log between them was missing at the next start.
     #[test]
     fn a_log_that_a_snapshot_replaced_is_dropped_on_disk_too() {
-        let config = NodeConfig { id: 0, nodes: 3, shards: 1, seed: 1, sabotage: Sabotage::None };
+        let config =
+            NodeConfig { id: 0, nodes: 3, voters: 3, shards: 1, seed: 1, sabotage: Sabotage::None };
         let mut node = Node::new(config, Rng::new(1));
         let records = Shard::new(node.identity(0)).machine.records().into_iter().collect();
         let conf_state = ConfState { voters: vec![1, 2, 3], ..ConfState::default() };

@@ -10,6 +10,7 @@ fn options(seed: u64) -> Options {
         seed,
         steps: 6_000,
         nodes: 3,
+        spares: 0,
         shards: 2,
         faults: true,
         verbose: false,
@@ -65,6 +66,14 @@ fn promises_hold_on_one_node_that_crashes() {
 #[test]
 fn promises_hold_on_five_nodes_and_many_shards() {
     check(&Options { nodes: 5, shards: 4, ..options(11) });
+}
+
+#[test]
+fn promises_hold_while_replicas_move() {
+    for seed in 1..=3 {
+        let report = check(&Options { spares: 2, steps: 12_000, ..options(seed) });
+        assert!(report.changes >= 3 && report.snapshots > 0, "{report:?}");
+    }
 }
 
 #[test]
@@ -154,8 +163,7 @@ fn a_failure_says_how_to_see_it_again() {
     let options = Options { sabotage: Sabotage::LyingDisks, ..options(1) };
     let failure = run(&options).expect_err("lying disks are found");
     let text = failure.to_string();
-    let command =
-        "cargo run -p taskyard-sim -- --seed 1 --steps 6000 --nodes 3 --shards 2 --faults on";
+    let command = "cargo run -p taskyard-sim -- --seed 1 --steps 6000 --nodes 3 --spares 0 --shards 2 --faults on";
     assert!(text.contains(command), "{text}");
     assert!(text.starts_with("seed 1 failed at step "), "{text}");
 }

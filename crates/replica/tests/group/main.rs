@@ -293,6 +293,22 @@ fn a_group_of_one_grows_to_three_and_moves_on_in_one_joint_change() {
 }
 
 #[test]
+fn a_leader_that_is_voted_out_steps_down() {
+    let mut group = Group::new(6, &[1, 2, 3]);
+    let leader = group.elect();
+    group.replica(leader).propose_conf_change(&[Change::Remove(leader)]).unwrap();
+    group.settle();
+    assert!(matches!(group.replica(leader).role(), Role::Follower { .. }));
+    group.cut_off.insert(leader);
+    let next = group.elect();
+    assert_ne!(next, leader);
+    group.propose(next, "one", 1);
+    group.settle();
+    assert_eq!(group.answers[&1], "word 1");
+    assert_eq!(group.replica(next).members().voters.len(), 2);
+}
+
+#[test]
 fn members_are_changed_by_the_leader_alone_and_by_name() {
     let mut group = Group::new(6, &[1, 2, 3]);
     let leader = group.elect();

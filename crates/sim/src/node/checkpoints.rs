@@ -1,0 +1,64 @@
+//! When a node takes checkpoints, and what it does with them: the log behind one can go.
+
+use super::{Effect, Node};
+use crate::checkpointing::Checkpointing;
+use crate::cluster::Sabotage;
+use crate::disk::Write;
+use crate::invariants::Violation;
+
+impl Node {
+    pub(super) fn begin_checkpoints(&mut self) {
+        let Some(process) = &mut self.process else { return };
+        for (&shard, host) in &mut process.hosts {
+            let due = host.replica.applied() >= host.checkpointed + self.checkpoint_every;
+            let before = self.disk.checkpoint(shard);
+            // A snapshot that is being installed is ahead of the state.
+            let ahead = before.as_ref().is_some_and(|one| one.index >= host.replica.applied());
+            if due && !ahead && host.checkpointing.is_none() {
+                self.next_cut += 1;
+                host.checkpointing =
+                    Some(Checkpointing::begin(self.next_cut, &mut host.replica, before.as_deref()));
+                let bite = Effect::Bite { shard, cut: self.next_cut };
+                self.output.effects.push((self.rng.between(1, 20), bite));
+            }
+        }
+    }
+
+    pub(super) fn bite(&mut self, shard: u16, cut: u64) {
+        let hosts = self.process.as_mut().map(|process| &mut process.hosts);
+        let Some(host) = hosts.and_then(|hosts| hosts.get_mut(&shard)) else { return };
+        let Some(checkpointing) = host.checkpointing.as_mut().filter(|one| one.cut == cut) else {
+            return;
+        };
+        let records_max = self.rng.between(1, 40) as usize;
+        let more = checkpointing.bite(&mut host.replica.machine_mut().machine, records_max);
+        let next = if more { Effect::Bite { shard, cut } } else { Effect::Stored { shard, cut } };
+        self.output.effects.push((self.rng.between(1, 20), next));
+    }
+
+    /// A checkpoint is whole: it must be the exact state at its cut. The log behind it can go.
+    pub(super) fn stored(&mut self, shard: u16, cut: u64) -> Result<(), Violation> {
+        let hosts = self.process.as_mut().map(|process| &mut process.hosts);
+        let Some(host) = hosts.and_then(|hosts| hosts.get_mut(&shard)) else { return Ok(()) };
+        let Some(checkpointing) = host.checkpointing.take_if(|one| one.cut == cut) else {
+            return Ok(());
+        };
+        let mut checkpoint = checkpointing
+            .finish()
+            .map_err(|what| format!("node {}, shard {shard}: {what}", self.config.id))?;
+        if self.config.sabotage == Sabotage::ForgetfulCheckpoint {
+            checkpoint.records.pop_last();
+        }
+        let index = checkpoint.index;
+        self.disk.store_checkpoint(shard, checkpoint);
+        host.checkpointed = index;
+        self.checkpoints += 1;
+        let keep = *self.rng.pick(&[0, 0, 5, 40]);
+        let compact_to = index.saturating_sub(keep);
+        if compact_to >= host.replica.first_index() {
+            host.replica.compact(compact_to);
+            self.disk.write(&[Write { shard, compact_to, ..Write::default() }]);
+        }
+        Ok(())
+    }
+}
