@@ -9,6 +9,55 @@
 //! - It says nothing to a peer that it could forget in a crash: what depends on a write is handed
 //!   out only when the driver has said that the write is on disk.
 //! - The state machine sees each committed entry once, in order, and nothing else.
+//!
+//! The loop that every driver has, here for a lone voter whose log is a list in memory:
+//!
+//! ```
+//! use std::sync::{Arc, Mutex};
+//! use taskyard_replica::eraftpb::Entry;
+//! use taskyard_replica::{Config, LogReader, Replica, Restored, StateMachine};
+//!
+//! struct Count(u64);
+//! impl StateMachine for Count {
+//!     type Outcome = u64;
+//!     fn apply(&mut self, _index: u64, data: &[u8]) -> u64 {
+//!         self.0 += data.len() as u64;
+//!         self.0
+//!     }
+//! }
+//!
+//! #[derive(Clone, Default)]
+//! struct Memory(Arc<Mutex<Vec<Entry>>>);
+//! impl LogReader for Memory {
+//!     fn entries(&self, from: u64, to: u64, _bytes_max: u64) -> Vec<Entry> {
+//!         let log = self.0.lock().unwrap();
+//!         log.iter().filter(|entry| (from..to).contains(&entry.index)).cloned().collect()
+//!     }
+//!     fn term(&self, index: u64) -> Option<u64> {
+//!         self.0.lock().unwrap().iter().find(|entry| entry.index == index).map(|entry| entry.term)
+//!     }
+//! }
+//!
+//! let log = Memory::default();
+//! let config = Config { id: 1, seed: 7, heartbeat_ticks: 2, election_ticks: 10 };
+//! let restored = Restored::first(&[1]);
+//! let mut replica = Replica::new(&config, restored, Box::new(log.clone()), Count(0))?;
+//! let mut outcomes = Vec::new();
+//! for data in ["", "four", "two"] {
+//!     if !data.is_empty() {
+//!         replica.propose(data.as_bytes().to_vec(), 1)?;
+//!     }
+//!     while let Some(ready) = replica.ready() {
+//!         // Send `messages_now`, write entries and hard state, sync if `must_sync`.
+//!         log.0.lock().unwrap().extend(ready.entries);
+//!         let progress = replica.persisted(ready.number);
+//!         // Send `messages`, answer what was applied.
+//!         outcomes.extend(progress.applied.into_iter().map(|applied| applied.outcome));
+//!     }
+//! }
+//! assert_eq!(outcomes, [4, 7]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod control;
 mod election;
