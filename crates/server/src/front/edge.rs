@@ -52,6 +52,10 @@ pub(super) fn when(
     names: [&str; 2],
 ) -> Result<Option<When>, Error> {
     match (delay_ms, run_at) {
+        (Some(ms), None) if ms > limits::HORIZON_MS_MAX => {
+            let text = format!("{} {ms} is more than {}", names[0], limits::HORIZON_MS_MAX);
+            Err(Error::Invalid(text))
+        }
         (Some(ms), None) => Ok(Some(When::After { ms })),
         (None, Some(at)) => Ok(Some(When::At(at))),
         (None, None) => Ok(None),

@@ -1,0 +1,533 @@
+//! Bad input is refused with a stable code and a detail that names the field and its value, and it
+//! changes nothing.
+
+mod common;
+
+use common::{
+    Broker, code,
+    http::{get, post, put, send},
+    queues, task,
+};
+use serde_json::{Value, json};
+use taskyard_proto::v1;
+
+/// Posts each body and compares the problem: its code, and words that its detail must have.
+async fn check_refused(broker: &Broker, path: &str, cases: &[(&str, &str, &[&str])]) {
+    for (body, code, words) in cases {
+        let answer = post(broker.address, path, body).await;
+        let (status, found, detail) = answer.problem();
+        assert_eq!(found, *code, "{body}: {detail}");
+        let expected = if *code == "payload_too_large" { 413 } else { 400 };
+        assert_eq!(status, expected, "{body}: {detail}");
+        for word in *words {
+            assert!(detail.contains(word), "{body}: {detail:?} does not say {word:?}");
+        }
+    }
+}
+
+async fn task_count(broker: &Broker) -> u64 {
+    let queues = get(broker.address, "/v1/queues").await.ok();
+    let total = |queue: &Value| queue["enqueued_total"].as_u64().unwrap();
+    queues["queues"].as_array().unwrap().iter().map(total).sum()
+}
+
+const INVALID: &str = "invalid_argument";
+
+#[tokio::test]
+async fn enqueues_that_make_no_sense_are_refused() {
+    let broker = Broker::start().await;
+    let long = format!(r#"{{"type": "{}"}}"#, "t".repeat(300));
+    let tags = format!(r#"{{"type": "t", "tags": {}}}"#, json!(vec!["x"; 17]));
+    check_refused(
+        &broker,
+        "/v1/queues/q/tasks",
+        &[
+            ("", INVALID, &["EOF", "line 1 column 0"]),
+            ("{", INVALID, &["EOF", "line 1 column 1"]),
+            ("{\"type\": \"t\",\n \"payload\": tru}", INVALID, &["payload", "line 2"]),
+            (r#"{"type": "t"} x"#, INVALID, &["trailing characters", "line 1 column 15"]),
+            (r#""t""#, INVALID, &["invalid type: string"]),
+            (r#"{}"#, INVALID, &["missing field `type`"]),
+            (r#"{"type": 5}"#, INVALID, &["type", "integer `5`"]),
+            (r#"{"type": ""}"#, INVALID, &["type"]),
+            (&long, INVALID, &["type", "300", "256"]),
+            (r#"{"type": "t", "prio": 1}"#, INVALID, &["unknown field `prio`", "`priority`"]),
+            (r#"{"type": "t", "type": "u"}"#, INVALID, &["duplicate field `type`"]),
+            (r#"{"type": "t", "unique": {"key": "k"}}"#, INVALID, &["unknown field `unique`"]),
+            (r#"{"type": "t", "priority": 12}"#, INVALID, &["priority 12", "0 to 9"]),
+            (r#"{"type": "t", "priority": -1}"#, INVALID, &["priority", "-1"]),
+            (r#"{"type": "t", "priority": 5.5}"#, INVALID, &["priority", "5.5"]),
+            (r#"{"type": "t", "delay_ms": -5}"#, INVALID, &["delay_ms", "-5", "0 or more"]),
+            (r#"{"type": "t", "delay_ms": "5"}"#, INVALID, &["delay_ms", "\"5\""]),
+            (r#"{"type": "t", "delay_ms": 400000000000}"#, INVALID, &["delay", "400000000000"]),
+            (r#"{"type": "t", "run_at": "9999-12-31T23:59:59Z"}"#, INVALID, &["run_at"]),
+            (
+                r#"{"type": "t", "run_at": "10000-01-01T00:00:00Z"}"#,
+                INVALID,
+                &["run_at", "10000-01-01"],
+            ),
+            (r#"{"type": "t", "run_at": "tomorrow"}"#, INVALID, &["run_at", "tomorrow"]),
+            (r#"{"type": "t", "run_at": 1700000000}"#, INVALID, &["run_at", "1700000000"]),
+            (
+                r#"{"type": "t", "delay_ms": 1, "run_at": "2030-01-01T00:00:00Z"}"#,
+                INVALID,
+                &["delay_ms and run_at exclude each other"],
+            ),
+            (r#"{"type": "t", "expires_at": "2020-01-01T00:00:00Z"}"#, INVALID, &["expires_at"]),
+            (r#"{"type": "t", "timeout_ms": -1}"#, INVALID, &["timeout_ms", "-1"]),
+            (r#"{"type": "t", "request_id": ""}"#, INVALID, &["request_id"]),
+            (r#"{"type": "t", "headers": {"a": 1}}"#, INVALID, &["headers.a", "1"]),
+            (&tags, INVALID, &["tags", "17", "16"]),
+            (r#"{"type": "t", "payload_base64": "%%"}"#, INVALID, &["payload_base64"]),
+            (
+                r#"{"type": "t", "payload": 1, "payload_base64": "AA=="}"#,
+                INVALID,
+                &["payload and payload_base64 exclude each other"],
+            ),
+            (r#"{"type": "t", "queue": "other"}"#, INVALID, &["other", "q"]),
+            (
+                r#"{"type": "t", "retry": {"policy": "random"}}"#,
+                INVALID,
+                &["retry.policy", "random"],
+            ),
+            (r#"{"type": "t", "retry": {"factor": 0.1}}"#, INVALID, &["retry.factor", "0.1"]),
+            (r#"{"type": "t", "retry": {"jitter": 2}}"#, INVALID, &["retry.jitter", "2"]),
+            (r#"{"type": "t", "retry": {"max_attempts": 0}}"#, INVALID, &["max_attempts", "0"]),
+            (
+                r#"{"type": "t", "retry": {"max_attempts": 99999}}"#,
+                INVALID,
+                &["max_attempts", "99999"],
+            ),
+            (r#"{"type": "t", "retry": {"delays_ms": [1]}}"#, INVALID, &["retry.delays_ms"]),
+            (r#"{"type": "t", "retry": {"policy": "list"}}"#, INVALID, &["retry.delays_ms"]),
+        ],
+    )
+    .await;
+    assert_eq!(task_count(&broker).await, 0);
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn a_moment_in_the_past_is_now() {
+    let broker = Broker::start().await;
+    let at = broker.address;
+    for moment in ["2020-01-01T00:00:00Z", "1950-01-01T00:00:00+05:00"] {
+        let body = json!({"type": "t", "run_at": moment}).to_string();
+        let id = post(at, "/v1/queues/q/tasks", &body).await.ok();
+        let seen = get(at, &format!("/v1/tasks/{}", id["id"].as_str().unwrap())).await.ok();
+        assert_eq!(seen["state"], "ready", "{moment}");
+    }
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn names_out_of_grammar_are_refused() {
+    let broker = Broker::start().await;
+    let long = "q".repeat(129);
+    for (queue, word) in [
+        ("a%20b", "' '"),
+        ("a%2Fb", "'/'"),
+        ("%C3%A4", "'ä'"),
+        ("a;b", "';'"),
+        (long.as_str(), "129 bytes"),
+        ("%ff", "UTF-8"),
+        ("a%00b", "'\\0'"),
+    ] {
+        let path = format!("/v1/queues/{queue}/tasks");
+        let answer = post(broker.address, &path, r#"{"type": "t"}"#).await;
+        let (status, code, detail) = answer.problem();
+        assert_eq!((status, code.as_str()), (400, INVALID), "{queue}: {detail}");
+        assert!(detail.contains(word), "{queue}: {detail}");
+    }
+    let mut client = broker.grpc().await;
+    let request = v1::EnqueueRequest { task: Some(task("not a name", "t")) };
+    let status = client.enqueue(request).await.unwrap_err();
+    assert_eq!((status.code(), code(&status)), (tonic::Code::InvalidArgument, INVALID));
+    assert!(status.message().contains("not a name"), "{status:?}");
+    assert_eq!(task_count(&broker).await, 0);
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_text_are_refused() {
+    let broker = Broker::start().await;
+    let body = b"{\"type\": \"\xff\"}";
+    let answer =
+        send(broker.address, "POST", "/v1/queues/q/tasks", Some("application/json"), body).await;
+    let (status, found, detail) = answer.problem();
+    assert_eq!((status, found.as_str()), (400, INVALID));
+    assert!(detail.contains("not UTF-8") && detail.contains("10"), "{detail}");
+
+    // The same over gRPC: field 2 (type) of the task holds a byte that no text has.
+    let mut grpc = tonic::client::Grpc::new(channel(&broker).await);
+    grpc.ready().await.unwrap();
+    let path = "/taskyard.v1.Taskyard/Enqueue".parse().unwrap();
+    let message = b"\x0a\x03\x12\x01\xff".to_vec();
+    let status = grpc.unary(tonic::Request::new(message), path, RawCodec).await.unwrap_err();
+    assert_eq!(
+        (status.code(), code(&status)),
+        (tonic::Code::InvalidArgument, INVALID),
+        "{status:?}"
+    );
+    broker.stop().await;
+}
+
+async fn channel(broker: &Broker) -> tonic::transport::Channel {
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", broker.address));
+    endpoint.unwrap().connect().await.unwrap()
+}
+
+/// Sends bytes as they are.
+#[derive(Default)]
+struct RawCodec;
+
+impl tonic::codec::Codec for RawCodec {
+    type Encode = Vec<u8>;
+    type Decode = Vec<u8>;
+    type Encoder = RawCodec;
+    type Decoder = RawCodec;
+
+    fn encoder(&mut self) -> RawCodec {
+        RawCodec
+    }
+
+    fn decoder(&mut self) -> RawCodec {
+        RawCodec
+    }
+}
+
+impl tonic::codec::Encoder for RawCodec {
+    type Item = Vec<u8>;
+    type Error = tonic::Status;
+
+    fn encode(
+        &mut self,
+        item: Vec<u8>,
+        out: &mut tonic::codec::EncodeBuf<'_>,
+    ) -> Result<(), tonic::Status> {
+        bytes::BufMut::put_slice(out, &item);
+        Ok(())
+    }
+}
+
+impl tonic::codec::Decoder for RawCodec {
+    type Item = Vec<u8>;
+    type Error = tonic::Status;
+
+    fn decode(
+        &mut self,
+        source: &mut tonic::codec::DecodeBuf<'_>,
+    ) -> Result<Option<Vec<u8>>, tonic::Status> {
+        let mut item = vec![0; bytes::Buf::remaining(source)];
+        bytes::Buf::copy_to_slice(source, &mut item);
+        Ok(Some(item))
+    }
+}
+
+#[tokio::test]
+async fn a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_taken() {
+    let broker = Broker::with(|config| config.payload_bytes_max = 1000).await;
+    let at = broker.address;
+    let body = |bytes: usize| format!(r#"{{"type": "t", "payload": "{}"}}"#, "x".repeat(bytes - 2));
+    assert_eq!(post(at, "/v1/queues/q/tasks", &body(1000)).await.status, 201);
+    let (status, found, detail) = post(at, "/v1/queues/q/tasks", &body(1001)).await.problem();
+    assert_eq!((status, found.as_str()), (413, "payload_too_large"));
+    assert!(detail.contains("1001") && detail.contains("1000"), "{detail}");
+
+    let large = v1::NewTask { payload: vec![b'x'; 1001].into(), ..task("q", "t") };
+    let mut client = broker.grpc().await;
+    let request = v1::EnqueueRequest { task: Some(large.clone()) };
+    let status = client.enqueue(request).await.unwrap_err();
+    assert_eq!(code(&status), "payload_too_large");
+
+    let request = v1::EnqueueManyRequest { tasks: vec![task("q", "t"), large], batch_id: vec![] };
+    let results = client.enqueue_many(request).await.unwrap().into_inner().results;
+    assert_eq!(results[0].error, None);
+    assert_eq!(results[1].error.as_ref().unwrap().code, "payload_too_large");
+
+    let huge = format!(r#"{{"type": "t", "payload": "{}"}}"#, "x".repeat(33 << 20));
+    let (status, found, _) = post(at, "/v1/queues/q/tasks", &huge).await.problem();
+    assert_eq!((status, found.as_str()), (413, "payload_too_large"));
+    assert_eq!(task_count(&broker).await, 2);
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn one_bad_element_refuses_the_batch_and_is_named() {
+    let broker = Broker::with(|config| config.payload_bytes_max = 100).await;
+    let large = format!(r#"[{{"type": "t"}}, {{"type": "t", "payload": "{}"}}]"#, "x".repeat(200));
+    check_refused(
+        &broker,
+        "/v1/queues/q/tasks",
+        &[
+            ("[]", INVALID, &["empty"]),
+            (
+                r#"[{"type": "t"}, {"type": "t", "priority": 12}]"#,
+                INVALID,
+                &["task 1", "priority 12"],
+            ),
+            (r#"[{"type": "t"}, {"type": ""}]"#, INVALID, &["task 1", "type"]),
+            (r#"[{"type": "t"}, {"type": "t", "x": 1}]"#, INVALID, &["[1]", "unknown field `x`"]),
+            (r#"[{"type": "t"}, {"type": "t", "delay_ms": -1}]"#, INVALID, &["[1].delay_ms", "-1"]),
+            (r#"[{"type": "t"}, 7]"#, INVALID, &["[1]", "7"]),
+            (&large, "payload_too_large", &["task 1", "202", "100"]),
+        ],
+    )
+    .await;
+    let mut client = broker.grpc().await;
+    let bad = v1::NewTask { priority: Some(12), ..task("", "t") };
+    let other = task("other", "t");
+    for (element, word) in
+        [(bad, "task 2 of the batch: priority 12"), (other, "task 2 of the batch")]
+    {
+        let tasks = vec![task("q", "t"), task("", "t"), element];
+        let request = v1::EnqueueBatchRequest { queue: "q".into(), tasks, batch_id: vec![] };
+        let status = client.enqueue_batch(request).await.unwrap_err();
+        assert!(status.message().contains(word), "{status:?}");
+        assert_eq!(code(&status), INVALID);
+    }
+    assert_eq!(task_count(&broker).await, 0, "nothing was enqueued");
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn a_large_batch_is_all_or_nothing_too() {
+    let broker = Broker::start().await;
+    let mut client = broker.grpc().await;
+    let large = v1::NewTask { payload: vec![b'1'; 10_000].into(), ..task("", "t") };
+    let bad = v1::NewTask { timeout_ms: Some(u64::MAX), ..task("", "t") };
+    // Past one log entry, so that it is staged in parts; the bad one is in the last.
+    let mut tasks = vec![large; 100];
+    tasks.push(bad);
+    let request = |tasks| v1::EnqueueBatchRequest { queue: "q".into(), tasks, batch_id: vec![] };
+    let status = client.enqueue_batch(request(tasks.clone())).await.unwrap_err();
+    assert!(status.message().contains("task 100 of the batch"), "{status:?}");
+    assert_eq!(task_count(&broker).await, 0, "nothing was enqueued");
+    tasks.pop();
+    let enqueued = client.enqueue_batch(request(tasks)).await.unwrap().into_inner();
+    assert_eq!(enqueued.tasks.len(), 100);
+    assert_eq!(task_count(&broker).await, 100);
+
+    let tasks = vec![task("", "t"); 10_001];
+    let status = client.enqueue_batch(request(tasks)).await.unwrap_err();
+    assert!(status.message().contains("10001 tasks"), "{status:?}");
+    let large = v1::NewTask { payload: vec![b'1'; 1 << 20].into(), ..task("", "t") };
+    let status = client.enqueue_batch(request(vec![large; 17])).await.unwrap_err();
+    assert!(status.message().contains("16777216"), "{status:?}");
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn claims_that_make_no_sense_are_refused_at_once() {
+    let broker = Broker::start().await;
+    let many = json!({"queues": (0..65).map(|n| format!("q{n}")).collect::<Vec<_>>()}).to_string();
+    let name = json!({"queues": ["q"], "worker": "w".repeat(300)}).to_string();
+    check_refused(
+        &broker,
+        "/v1/claims",
+        &[
+            (r#"{"queues": []}"#, INVALID, &["queues is empty"]),
+            (r#"{}"#, INVALID, &["missing field `queues`"]),
+            (r#"{"queues": "q"}"#, INVALID, &["queues", "\"q\""]),
+            (r#"{"queues": [""]}"#, INVALID, &["queue \"\"", "empty"]),
+            (r#"{"queues": ["a b"]}"#, INVALID, &["\"a b\""]),
+            (r#"{"queues": ["a", "a"]}"#, INVALID, &["a twice"]),
+            (r#"{"queues": [7]}"#, INVALID, &["queues[0]", "7"]),
+            (r#"{"queues": [{"name": "a", "weight": 0}]}"#, INVALID, &["weight 0", "1 to 1000"]),
+            (r#"{"queues": [{"name": "a", "weight": 2000}]}"#, INVALID, &["weight 2000"]),
+            (r#"{"queues": [{"name": "a", "share": 1}]}"#, INVALID, &["unknown field `share`"]),
+            (r#"{"queues": ["a"], "max": 0}"#, INVALID, &["max 0"]),
+            (r#"{"queues": ["a"], "max": 1001}"#, INVALID, &["max 1001"]),
+            (r#"{"queues": ["a"], "lease_ms": 10}"#, INVALID, &["lease_ms 10"]),
+            (r#"{"queues": ["a"], "lease_ms": 90000000}"#, INVALID, &["lease_ms 90000000"]),
+            (r#"{"queues": ["a"], "wait_ms": 60001}"#, INVALID, &["wait_ms 60001", "60000"]),
+            (r#"{"queues": ["a"], "wait_ms": -1}"#, INVALID, &["wait_ms", "-1"]),
+            (&many, INVALID, &["65 queues", "64"]),
+            (&name, INVALID, &["worker", "300 bytes"]),
+        ],
+    )
+    .await;
+    let mut client = broker.grpc().await;
+    let request = v1::ClaimRequest { wait_ms: 60_000, ..Default::default() };
+    let status = client.claim(request).await.unwrap_err();
+    assert!(status.message().contains("queues is empty"), "{status:?}");
+    let request = v1::ClaimRequest { queues: queues(&["q"]), lease_ms: 1, ..Default::default() };
+    assert_eq!(code(&client.claim(request).await.unwrap_err()), INVALID);
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn tasks_and_workers_that_do_not_exist_are_not_found() {
+    let broker = Broker::start().await;
+    let at = broker.address;
+    let unknown = "0".repeat(26);
+    let beyond = "00000001vs0000000000000001";
+    for id in [unknown.as_str(), beyond] {
+        for path in [format!("/v1/tasks/{id}"), format!("/v1/tasks/{id}/result?wait_ms=5000")] {
+            let (status, code, detail) = get(at, &path).await.problem();
+            assert_eq!((status, code.as_str()), (404, "not_found"), "{path}: {detail}");
+            assert!(detail.contains(id), "{detail}");
+        }
+        for (verb, body) in [
+            ("ack", r#"{"claim_token": 1}"#),
+            ("fail", r#"{"claim_token": 1}"#),
+            ("extend", r#"{"claim_token": 1}"#),
+            ("release", r#"{"claim_token": 1}"#),
+            ("snooze", r#"{"claim_token": 1, "delay_ms": 1}"#),
+            ("cancel", ""),
+            ("retry", ""),
+            ("retry", r#"{"payload": 1}"#),
+        ] {
+            let (status, code, detail) =
+                post(at, &format!("/v1/tasks/{id}/{verb}"), body).await.problem();
+            assert_eq!((status, code.as_str()), (404, "not_found"), "{verb}: {detail}");
+        }
+    }
+    for id in ["abc", "zzzzzzzzzzzzzzzzzzzzzzzzzz", "%ff"] {
+        let (status, code, _) = get(at, &format!("/v1/tasks/{id}")).await.problem();
+        assert_eq!((status, code.as_str()), (400, INVALID), "{id}");
+    }
+    for path in ["/v1/queues/none", "/v1/queues/none/settings"] {
+        assert_eq!(get(at, path).await.problem().0, 404, "{path}");
+    }
+    assert_eq!(post(at, "/v1/queues/none/purge", "").await.problem().0, 404);
+    for id in ["abc".to_owned(), "f".repeat(32)] {
+        let (status, code, detail) =
+            post(at, &format!("/v1/workers/{id}/quiet"), "").await.problem();
+        assert_eq!((status, code.as_str()), (404, "not_found"));
+        assert!(detail.contains(&id), "{detail}");
+    }
+    let gone =
+        post(at, "/v1/dead/retry", &json!({"ids": [unknown, beyond]}).to_string()).await.ok();
+    assert_eq!(gone, json!({"changed": 0, "skipped": 2, "done": true}));
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
+    let broker = Broker::start().await;
+    let at = broker.address;
+    let id = post(at, "/v1/queues/q/tasks", r#"{"type": "t"}"#).await.ok();
+    let id = id["id"].as_str().unwrap();
+    for (verb, body, words) in [
+        ("ack", r#"{}"#, &["missing field `claim_token`"][..]),
+        ("ack", r#"{"claim_token": -1}"#, &["claim_token", "-1"]),
+        ("ack", r#"{"claim_token": 1, "enqueue": [{"type": "t", "queue": "a b"}]}"#, &["\"a b\""]),
+        (
+            "ack",
+            r#"{"claim_token": 1, "enqueue": [{"type": "t", "priority": 10}]}"#,
+            &["priority 10"],
+        ),
+        ("fail", r#"{"claim_token": 1, "error": {"kind": "x"}}"#, &["unknown field `kind`"]),
+        (
+            "extend",
+            r#"{"claim_token": 1, "progress": {"percent": 101}}"#,
+            &["progress.percent 101"],
+        ),
+        ("snooze", r#"{"claim_token": 1}"#, &["delay_ms and run_at are both missing"]),
+        ("retry", r#"{"priority": 1}"#, &["unknown field `priority`"]),
+    ] {
+        let answer = post(at, &format!("/v1/tasks/{id}/{verb}"), body).await;
+        let (status, code, detail) = answer.problem();
+        assert_eq!((status, code.as_str()), (400, INVALID), "{verb} {body}: {detail}");
+        assert!(words.iter().all(|word| detail.contains(word)), "{verb} {body}: {detail}");
+    }
+    for (path, word) in [
+        ("/v1/tasks?limit=0", "limit 0"),
+        ("/v1/tasks?limit=1001", "limit 1001"),
+        ("/v1/tasks?limit=x", "limit"),
+        ("/v1/tasks?state=running", "running"),
+        ("/v1/tasks?cursor=abc", "abc"),
+        ("/v1/tasks?quueue=a", "quueue"),
+        ("/v1/tasks?queue=a%20b", "a b"),
+        ("/v1/dead?state=ready", "ready"),
+    ] {
+        let (status, code, detail) = get(at, path).await.problem();
+        assert_eq!((status, code.as_str()), (400, INVALID), "{path}: {detail}");
+        assert!(detail.contains(word), "{path}: {detail}");
+    }
+    for (body, word) in [
+        (r#"{"max_lenght": 5}"#, "max_lenght"),
+        (r#"{"dedup_window_ms": 99999999999999}"#, "dedup_window_ms"),
+        (r#"{"retry": {"policy": "fixed", "factor": 2}}"#, "retry.factor"),
+    ] {
+        let (status, code, detail) = put(at, "/v1/queues/q/settings", body).await.problem();
+        assert_eq!((status, code.as_str()), (400, INVALID), "{body}: {detail}");
+        assert!(detail.contains(word), "{body}: {detail}");
+    }
+    check_refused(
+        &broker,
+        "/v1/dead/retry",
+        &[
+            ("{}", INVALID, &["ids and filter are both missing"]),
+            (r#"{"ids": [], "filter": {}}"#, INVALID, &["exclude each other"]),
+            (r#"{"ids": ["x"]}"#, INVALID, &["\"x\""]),
+            (r#"{"filter": {"state": "dead"}}"#, INVALID, &["unknown field `state`"]),
+        ],
+    )
+    .await;
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn routes_methods_and_media_types_that_do_not_exist_are_problems_too() {
+    let broker = Broker::start().await;
+    let at = broker.address;
+    let (status, code, detail) = get(at, "/v2/things").await.problem();
+    assert_eq!((status, code.as_str()), (404, "not_found"));
+    assert!(detail.contains("/v2/things"), "{detail}");
+    let (status, code, detail) = send(at, "DELETE", "/v1/queues", None, b"").await.problem();
+    assert_eq!((status, code.as_str()), (405, INVALID));
+    assert!(detail.contains("DELETE"), "{detail}");
+    let form = Some("application/x-www-form-urlencoded");
+    let answer = send(at, "POST", "/v1/queues/q/tasks", form, b"{\"type\": \"t\"}").await;
+    let (status, code, detail) = answer.problem();
+    assert_eq!((status, code.as_str()), (415, INVALID));
+    assert!(detail.contains("application/json"), "{detail}");
+    assert_eq!(
+        send(at, "POST", "/v1/queues/q/tasks", None, b"{\"type\": \"t\"}").await.status,
+        201
+    );
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn grpc_refuses_the_same() {
+    let broker = Broker::start().await;
+    let mut client = broker.grpc().await;
+    let base = || task("q", "t");
+    for (bad, words) in [
+        (v1::NewTask { priority: Some(12), ..base() }, "priority 12 is not 0 to 9"),
+        (v1::NewTask { r#type: String::new(), ..base() }, "type"),
+        (v1::NewTask { delay_ms: Some(1), run_at: Some(1), ..base() }, "exclude each other"),
+        (v1::NewTask { run_at: Some(253_402_300_799_000), ..base() }, "run_at"),
+        (v1::NewTask { delay_ms: Some(u64::MAX), ..base() }, "delay"),
+        (
+            v1::NewTask {
+                retry: Some(v1::RetryPolicy { jitter: Some(f64::NAN), ..Default::default() }),
+                ..base()
+            },
+            "retry.jitter NaN",
+        ),
+        (
+            v1::NewTask {
+                retry: Some(v1::RetryPolicy { policy: 77, ..Default::default() }),
+                ..base()
+            },
+            "retry.policy 77",
+        ),
+    ] {
+        let status = client.enqueue(v1::EnqueueRequest { task: Some(bad) }).await.unwrap_err();
+        assert_eq!((status.code(), code(&status)), (tonic::Code::InvalidArgument, INVALID));
+        assert!(status.message().contains(words), "{status:?} does not say {words}");
+    }
+    let status = client.enqueue(v1::EnqueueRequest { task: None }).await.unwrap_err();
+    assert_eq!(code(&status), INVALID);
+    let request = v1::EnqueueManyRequest { tasks: vec![base()], batch_id: vec![1, 2] };
+    let status = client.enqueue_many(request).await.unwrap_err();
+    assert!(status.message().contains("batch_id has 2 bytes"), "{status:?}");
+    let request = v1::GetTaskRequest { id: "x".into(), without_payload: false };
+    assert_eq!(code(&client.get_task(request).await.unwrap_err()), INVALID);
+    assert_eq!(task_count(&broker).await, 0);
+    broker.stop().await;
+}

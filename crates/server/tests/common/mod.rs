@@ -1,0 +1,99 @@
+//! What black-box tests share: a node on a directory of its own, and clients of both fronts.
+#![allow(dead_code, unused_macros, reason = "each test file uses a part")]
+
+pub(crate) mod http;
+pub(crate) mod worker;
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+use taskyard_proto::v1::{self, taskyard_client::TaskyardClient};
+use taskyard_server::{Clock, Config, Node};
+use tempfile::TempDir;
+use tonic::{Status, transport::Channel};
+
+/// When manual clocks start: 2023-11-14T22:13:20Z.
+pub(crate) const START_MS: u64 = 1_700_000_000_000;
+/// Longer than anything here takes on a busy machine; only a failing test waits for it.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A node on a directory of its own, both gone with it.
+pub(crate) struct Broker {
+    pub(crate) node: Node,
+    pub(crate) address: SocketAddr,
+    pub(crate) clock: Clock,
+    dir: TempDir,
+}
+
+impl Broker {
+    /// With the system's clock.
+    pub(crate) async fn start() -> Broker {
+        Broker::with(|_| ()).await
+    }
+
+    /// With a clock that the test moves.
+    pub(crate) async fn manual() -> Broker {
+        Broker::with(|config| config.clock = Clock::manual(START_MS)).await
+    }
+
+    pub(crate) async fn with(change: impl FnOnce(&mut Config)) -> Broker {
+        Broker::on(tempfile::tempdir().unwrap(), change).await
+    }
+
+    pub(crate) async fn on(dir: TempDir, change: impl FnOnce(&mut Config)) -> Broker {
+        let mut config = Config::new(dir.path());
+        config.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        config.shards = 4;
+        config.disk_reserve_bytes = 0;
+        change(&mut config);
+        let clock = config.clock.clone();
+        let node = Node::start(config).await.unwrap();
+        let address = node.address().unwrap();
+        Broker { node, address, clock, dir }
+    }
+
+    /// Stops the node; its directory stays for another.
+    pub(crate) async fn stop(self) -> TempDir {
+        self.node.stop().await;
+        self.dir
+    }
+
+    /// A client on a connection of its own.
+    pub(crate) async fn grpc(&self) -> TaskyardClient<Channel> {
+        let channel = Channel::from_shared(format!("http://{}", self.address)).unwrap();
+        let client = TaskyardClient::new(channel.connect().await.unwrap());
+        client.max_decoding_message_size(64 << 20).max_encoding_message_size(64 << 20)
+    }
+}
+
+/// The stable code of a gRPC error.
+pub(crate) fn code(status: &Status) -> &str {
+    status.metadata().get("taskyard-code").map_or("none", |code| code.to_str().unwrap())
+}
+
+/// A task as most tests need it.
+pub(crate) fn task(queue: &str, task_type: &str) -> v1::NewTask {
+    v1::NewTask {
+        queue: queue.into(),
+        r#type: task_type.into(),
+        payload: "{}".into(),
+        ..Default::default()
+    }
+}
+
+pub(crate) fn queues(names: &[&str]) -> Vec<v1::QueueWeight> {
+    names.iter().map(|name| v1::QueueWeight { name: name.to_string(), weight: 0 }).collect()
+}
+
+/// Calls `look` until it gives something; fails the test when that never happens.
+pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(started.elapsed() < DEADLINE, "{what} did not happen within {DEADLINE:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
