@@ -1,5 +1,6 @@
 //! Bad input is refused with a stable code and a detail that names the field and its value, and it
 //! changes nothing.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 

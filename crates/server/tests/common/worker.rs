@@ -83,7 +83,7 @@ impl Worker {
     /// Says goodbye and waits for the stream's end.
     pub(crate) async fn goodbye(mut self) {
         self.say(FromWorker::Goodbye(v1::Goodbye {})).await;
-        while let Some(_) = timeout(DEADLINE, self.inbound.message()).await.unwrap().unwrap() {}
+        while timeout(DEADLINE, self.inbound.message()).await.unwrap().unwrap().is_some() {}
     }
 
     /// The next `count` tasks.

@@ -1,0 +1,159 @@
+//! A dead worker's tasks run elsewhere within seconds, and one that keeps killing its workers is
+//! quarantined. The clock is the test's: what is shown is shard time, the waiting is not.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Broker, eventually, queues, task, worker::Worker};
+use std::{collections::HashSet, time::Duration};
+use taskyard_proto::v1;
+
+async fn state(broker: &Broker, id: &str) -> v1::Task {
+    let request = v1::GetTaskRequest { id: id.into(), without_payload: true };
+    broker.grpc().await.get_task(request).await.unwrap().into_inner()
+}
+
+/// Moves the clock a second at a time until `done`; how many seconds it took.
+async fn seconds_until(broker: &Broker, what: &str, mut done: impl AsyncFnMut() -> bool) -> u32 {
+    let mut seconds = 0;
+    eventually(what, async || {
+        if done().await {
+            return Some(());
+        }
+        broker.clock.advance(Duration::from_secs(1));
+        seconds += 1;
+        None
+    })
+    .await;
+    seconds
+}
+
+#[tokio::test]
+async fn a_hundred_tasks_of_a_killed_worker_run_elsewhere_without_waiting_for_their_leases() {
+    let broker = Broker::manual().await;
+    let mut client = broker.grpc().await;
+    let tasks: Vec<_> = (0..100).map(|n| task(&format!("q{}", n % 5), "t")).collect();
+    let request = v1::EnqueueManyRequest { tasks, batch_id: vec![] };
+    client.enqueue_many(request).await.unwrap();
+    let names = ["q0", "q1", "q2", "q3", "q4"];
+    let hello = v1::Hello { lease_ms: 3_600_000, ..common::worker::hello(&names, 100) };
+    let mut killed = Worker::hello(&broker, hello).await.unwrap();
+    killed.credits(100).await;
+    let held = killed.tasks(100).await;
+    killed.started(&held).await;
+    killed.beat(&held).await;
+    killed.orders().await;
+    // As kill -9 does it: the socket closes, and nobody said goodbye.
+    drop(killed);
+
+    let mut other = Worker::open(&broker, &names, 100).await;
+    other.credits(100).await;
+    // A lease of an hour would not lapse by then.
+    let seconds = seconds_until(&broker, "a task that runs elsewhere", async || {
+        let looked = tokio::time::timeout(Duration::from_millis(20), other.receive()).await;
+        looked.is_ok_and(|received| received.map(|()| true).unwrap())
+    })
+    .await;
+    let again = other.tasks(100).await;
+    let ids =
+        |tasks: &[v1::ClaimedTask]| tasks.iter().map(|t| t.id.clone()).collect::<HashSet<_>>();
+    assert_eq!(ids(&again), ids(&held));
+    assert!(again.iter().all(|task| task.attempt == 2));
+    assert!((5..=20).contains(&seconds), "{seconds} s");
+    assert_eq!(state(&broker, &again[0].id).await.losses, 1);
+    let workers = client.list_workers(v1::ListWorkersRequest {}).await.unwrap().into_inner();
+    let states: Vec<_> = workers.workers.iter().map(|worker| worker.state.as_str()).collect();
+    assert!(states.contains(&"running"), "{states:?}");
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_killed_worker_had_not_started_is_no_loss() {
+    let broker = Broker::manual().await;
+    let mut client = broker.grpc().await;
+    let request = v1::EnqueueManyRequest { tasks: vec![task("q", "t"); 4], batch_id: vec![] };
+    client.enqueue_many(request).await.unwrap();
+    let mut killed = Worker::open(&broker, &["q"], 4).await;
+    killed.credits(4).await;
+    let tasks = killed.tasks(4).await;
+    killed.started(&tasks[..1]).await;
+    killed.beat(&tasks).await;
+    killed.orders().await;
+    drop(killed);
+    seconds_until(&broker, "the end of the session", async || {
+        let request = v1::QueueRequest { queue: "q".into() };
+        client.get_queue(request).await.unwrap().into_inner().claimed == 0
+    })
+    .await;
+    for (n, losses) in [1, 0, 0, 0].into_iter().enumerate() {
+        assert_eq!(state(&broker, &tasks[n].id).await.losses, losses, "task {n}");
+    }
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn a_task_that_kills_three_workers_is_quarantined() {
+    let broker = Broker::manual().await;
+    let mut client = broker.grpc().await;
+    let request = v1::EnqueueRequest { task: Some(task("q", "killer")) };
+    let id = client.enqueue(request).await.unwrap().into_inner().id;
+    for death in 1..=3 {
+        let mut worker = Worker::open(&broker, &["q"], 1).await;
+        worker.credits(1).await;
+        seconds_until(&broker, "a claim", async || state(&broker, &id).await.state == "claimed")
+            .await;
+        let tasks = worker.tasks(1).await;
+        assert_eq!(tasks[0].attempt, death);
+        worker.started(&tasks).await;
+        worker.beat(&tasks).await;
+        worker.orders().await;
+        drop(worker);
+        seconds_until(&broker, "the loss", async || state(&broker, &id).await.losses == death)
+            .await;
+    }
+    let dead = state(&broker, &id).await;
+    assert_eq!((dead.state.as_str(), dead.death_reason.as_str()), ("dead", "its workers died"));
+    assert_eq!(dead.attempts.len(), 3);
+    assert!(dead.attempts.iter().all(|attempt| attempt.outcome == "lost"), "{dead:?}");
+    let claim = v1::ClaimRequest { queues: queues(&["q"]), ..Default::default() };
+    assert_eq!(client.claim(claim).await.unwrap().into_inner().tasks, []);
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn a_lost_worker_stays_listed_as_lost() {
+    let broker = Broker::manual().await;
+    let worker = Worker::open(&broker, &["q"], 1).await;
+    drop(worker);
+    let mut client = broker.grpc().await;
+    let seconds = seconds_until(&broker, "the loss of the worker", async || {
+        let workers = client.list_workers(v1::ListWorkersRequest {}).await.unwrap().into_inner();
+        workers.workers.iter().all(|worker| worker.state == "lost")
+    })
+    .await;
+    assert!(seconds >= 5, "{seconds} s");
+    broker.stop().await;
+}
+
+/// A worker that the real clock kills: silence after a cut connection, in seconds that pass.
+#[tokio::test]
+async fn a_killed_worker_is_noticed_by_the_real_clock_too() {
+    let broker = Broker::start().await;
+    let mut client = broker.grpc().await;
+    let request = v1::EnqueueRequest { task: Some(task("q", "t")) };
+    client.enqueue(request).await.unwrap();
+    let mut killed = Worker::open(&broker, &["q"], 1).await;
+    killed.credits(1).await;
+    let tasks = killed.tasks(1).await;
+    killed.started(&tasks).await;
+    killed.beat(&tasks).await;
+    killed.orders().await;
+    drop(killed);
+    let started = std::time::Instant::now();
+    let claim = v1::ClaimRequest { queues: queues(&["q"]), wait_ms: 20_000, ..Default::default() };
+    let again = client.claim(claim).await.unwrap().into_inner().tasks;
+    assert_eq!(again[0].id, tasks[0].id);
+    let took = started.elapsed();
+    assert!(took >= Duration::from_secs(4) && took < Duration::from_secs(20), "{took:?}");
+    broker.stop().await;
+}
