@@ -22,7 +22,8 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(9 * 60);
 /// A server that accepts no connection within this is passed over.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The way to a broker. Cheap to clone; clones share everything.
+/// The way to a broker. Cheap to clone; clones share everything. Its connections belong to the
+/// runtime in which it is first used.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), taskyard::Error> {

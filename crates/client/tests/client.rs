@@ -7,6 +7,9 @@ use taskyard::{
     testing::TestBroker,
 };
 
+/// Nothing in these tests takes longer, unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 async fn broker() -> TestBroker {
     TestBroker::start().await.unwrap()
 }
@@ -246,7 +249,7 @@ async fn a_claim_without_a_worker_lives_by_its_lease() {
     second.ack(3).await.unwrap();
     // The same answer again is the same answer.
     second.ack(3).await.unwrap();
-    assert_eq!(task.result().await.unwrap(), 3);
+    assert_eq!(task.result().within(PATIENCE).await.unwrap(), 3);
 }
 
 #[tokio::test]
@@ -264,7 +267,7 @@ async fn a_claim_can_be_given_back_put_to_sleep_or_followed_up() {
     let follow_ups = [NewTask::new("b", &2)];
     let ids = claim().await.ack_with((), follow_ups).await.unwrap();
     assert_eq!(client.get(&ids[0]).await.unwrap().kind, "b");
-    client.result::<()>(task.id()).await.unwrap();
+    client.result::<()>(task.id()).within(PATIENCE).await.unwrap();
 }
 
 #[tokio::test]
@@ -275,7 +278,7 @@ async fn a_result_that_never_comes_is_not_waited_for_longer_than_asked() {
     let error = waiting.result().within(Duration::from_millis(50)).await.unwrap_err();
     assert!(matches!(error, Error::NotFinished { state: TaskState::Ready, .. }), "{error:?}");
     assert_eq!(client.cancel(waiting.id()).await.unwrap(), TaskState::Cancelled);
-    let error = waiting.result().await.unwrap_err();
+    let error = waiting.result().within(PATIENCE).await.unwrap_err();
     assert!(matches!(error, Error::NotSucceeded { state: TaskState::Cancelled, .. }), "{error:?}");
 }
 
@@ -286,4 +289,19 @@ async fn the_broker_tells_about_itself() {
     let info = client.info().await.unwrap();
     assert_eq!(info.shards, 4);
     assert_eq!(info.now, broker.now());
+}
+
+#[tokio::test]
+async fn a_backup_comes_whole() {
+    let broker = broker().await;
+    let client = broker.client();
+    fill(&client, "mail", 10).await;
+    let mut backup = client.backup().await.unwrap();
+    let (mut bytes, mut done) = (0, (0, 0));
+    while let Some(chunk) = backup.next().await.unwrap() {
+        bytes += chunk.data.len();
+        done = (chunk.shards_done, chunk.shards);
+    }
+    assert!(bytes > 0);
+    assert_eq!(done, (4, 4));
 }

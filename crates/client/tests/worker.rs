@@ -77,7 +77,7 @@ async fn a_declared_task_makes_the_round_trip() {
     let broker = broker().await;
     let _worker = broker.run(broker.worker().task(add)).unwrap();
     let task = broker.client().enqueue(Add(2, 3)).await.unwrap();
-    assert_eq!(task.result().await.unwrap(), 5);
+    assert_eq!(task.result().within(PATIENCE).await.unwrap(), 5);
     let details = broker.client().get(task.id()).await.unwrap();
     assert_eq!((details.queue.as_str(), details.kind.as_str()), ("math", "add"));
     assert_eq!((details.priority, details.attempt), (7, 1));
@@ -178,7 +178,7 @@ async fn a_retry_comes_when_the_clock_says_so() {
         broker.advance(Duration::from_secs(1)).await.unwrap();
         broker.settle().await.unwrap();
     }
-    assert_eq!(task.result().await.unwrap(), 3);
+    assert_eq!(task.result().within(PATIENCE).await.unwrap(), 3);
 }
 
 #[tokio::test]
@@ -273,7 +273,7 @@ async fn the_next_attempt_resumes_where_the_last_one_saved() {
         broker.advance(Duration::from_secs(1)).await.unwrap();
         broker.settle().await.unwrap();
     }
-    assert_eq!(task.result().await.unwrap(), 40);
+    assert_eq!(task.result().within(PATIENCE).await.unwrap(), 40);
 }
 
 #[tokio::test]
@@ -296,7 +296,7 @@ async fn progress_is_seen_while_the_task_runs() {
     assert_eq!((progress.percent, progress.message.as_str()), (100, "nearly"));
     assert_eq!(details.state, TaskState::Claimed);
     open.add_permits(1);
-    task.result().await.unwrap();
+    task.result().within(PATIENCE).await.unwrap();
 }
 
 #[tokio::test]
@@ -340,15 +340,23 @@ async fn a_handler_that_ignores_a_cancellation_is_dropped() {
 #[tokio::test]
 async fn a_stopping_worker_gives_the_rest_back_unharmed() {
     let broker = broker().await;
-    let handler = |context: TaskContext| async move {
-        context.checkpoint(&7).await?;
-        context.cancelled().await;
-        Err::<(), Fail>(Cancelled.into())
+    let saved = Arc::new(Semaphore::new(0));
+    let handler = {
+        let saved = saved.clone();
+        move |context: TaskContext| {
+            let saved = saved.clone();
+            async move {
+                context.checkpoint(&7).await?;
+                saved.add_permits(1);
+                context.cancelled().await;
+                Err::<(), Fail>(Cancelled.into())
+            }
+        }
     };
     let worker = broker.worker().shutdown_grace(Duration::from_millis(50));
     let worker = broker.run(worker.handler("endless", handler)).unwrap();
     let task = broker.client().task("endless", &()).retry(RetryPolicy::never()).await.unwrap();
-    until(&broker, &task, |details| details.state == TaskState::Claimed).await;
+    saved.acquire().await.unwrap().forget();
     worker.stop().await.unwrap();
     let details = broker.client().get(task.id()).await.unwrap();
     assert_eq!((details.state, details.losses), (TaskState::Ready, 0));
@@ -358,35 +366,44 @@ async fn a_stopping_worker_gives_the_rest_back_unharmed() {
     // Its only attempt is not spent: the next worker takes it on where it was.
     let resumed = |context: TaskContext| async move { context.resume_state::<u8>() };
     let _worker = broker.run(broker.worker().handler("endless", resumed)).unwrap();
-    assert_eq!(task.result().await.unwrap(), 7);
+    assert_eq!(task.result().within(PATIENCE).await.unwrap(), 7);
 }
 
 #[tokio::test]
 async fn a_stopping_worker_lets_handlers_finish() {
     let broker = broker().await;
-    let gate = Arc::new(Semaphore::new(0));
-    let open = gate.clone();
-    let handler = move || {
-        let gate = gate.clone();
-        async move {
-            gate.acquire().await?.forget();
-            Ok::<_, Fail>("finished")
+    let (began, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let handler = {
+        let (began, gate) = (began.clone(), gate.clone());
+        move || {
+            let (began, gate) = (began.clone(), gate.clone());
+            async move {
+                began.add_permits(1);
+                gate.acquire().await?.forget();
+                Ok::<_, Fail>("finished")
+            }
         }
     };
     let worker = broker.run(broker.worker().handler("slow", handler)).unwrap();
-    let task = broker.client().task("slow", &()).await.unwrap();
-    until(&broker, &task, |details| details.state == TaskState::Claimed).await;
-    let waiting = broker.client().task("slow", &()).await.unwrap();
-    let second = until(&broker, &waiting, |details| details.state == TaskState::Claimed).await;
-    assert_eq!(second.attempt, 1);
+    let client = broker.client();
+    let first = client.task("slow", &()).await.unwrap();
+    let second = client.task("slow", &()).await.unwrap();
+    began.acquire_many(2).await.unwrap().forget();
     worker.handle().stop();
-    let never = broker.client().task("slow", &()).queue("later").await.unwrap();
-    open.add_permits(2);
+    // It is on its way out, and claims nothing more.
+    let stopping = async || client.workers().await.unwrap()[0].state == "stopping";
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !stopping().await {
+        assert!(tokio::time::Instant::now() < deadline, "the worker should say that it stops");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let third = client.task("slow", &()).await.unwrap();
+    gate.add_permits(2);
     worker.stop().await.unwrap();
-    assert_eq!(task.result().await.unwrap(), "finished");
-    assert_eq!(waiting.result().await.unwrap(), "finished");
-    let never = broker.client().get(never.id()).await.unwrap();
-    assert_eq!(never.state, TaskState::Ready);
+    for task in [first, second] {
+        assert_eq!(task.result().within(PATIENCE).await.unwrap(), "finished");
+    }
+    assert_eq!(client.get(third.id()).await.unwrap().state, TaskState::Ready);
 }
 
 #[tokio::test]
@@ -417,7 +434,7 @@ async fn a_thread_keeps_its_slot_until_it_returns() {
     let outcome = client.outcome(next.id(), Duration::from_millis(100)).await.unwrap();
     assert_eq!(outcome.state, TaskState::Ready);
     release.send(()).unwrap();
-    next.result().await.unwrap();
+    next.result().within(PATIENCE).await.unwrap();
     assert_eq!(saw_cancel.load(Ordering::SeqCst), 1);
 }
 
@@ -433,7 +450,7 @@ async fn a_blocking_handler_can_save_where_it_is() {
     let task = broker.client().task("steps", &()).await.unwrap();
     until(&broker, &task, |details| details.state == TaskState::Scheduled).await;
     broker.advance(Duration::from_secs(1)).await.unwrap();
-    assert_eq!(task.result().await.unwrap(), 1);
+    assert_eq!(task.result().within(PATIENCE).await.unwrap(), 1);
 }
 
 /// A layer that writes down when it is entered and left.
@@ -495,7 +512,7 @@ async fn layers_surround_every_handler_the_first_outermost() {
         });
     let _worker = broker.run(worker).unwrap();
     let client = broker.client();
-    client.task("work", &()).await.unwrap().result().await.unwrap();
+    client.task("work", &()).await.unwrap().result().within(PATIENCE).await.unwrap();
     let seen = std::mem::take(&mut *notes.lock().unwrap());
     assert_eq!(seen, ["a in work", "b in work", "work", "b out true", "a out true"]);
     let refused = client.task("work", &()).retry(RetryPolicy::never());
@@ -513,7 +530,7 @@ async fn a_fallback_takes_what_has_no_handler() {
     let _worker = broker.run(worker).unwrap();
     for (kind, result) in [("known", "handler"), ("unknown", "unknown")] {
         let task = broker.client().task(kind, &()).await.unwrap();
-        assert_eq!(task.result().await.unwrap(), result);
+        assert_eq!(task.result().within(PATIENCE).await.unwrap(), result);
     }
 }
 
