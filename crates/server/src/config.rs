@@ -9,6 +9,15 @@ const SHARDS_MAX: u16 = 4096;
 /// Less would not hold the batches in flight.
 const MEMORY_BYTES_MIN: u64 = 16 << 20;
 
+/// The memory of this machine, or of the container it seems to be.
+fn machine_memory_bytes() -> u64 {
+    let machine = rustix::system::sysinfo();
+    let machine = (machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit));
+    let container = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let container = container.and_then(|text| text.trim().parse().ok());
+    container.map_or(machine, |container| machine.min(container)).max(2 * MEMORY_BYTES_MIN)
+}
+
 /// Everything a node can be told. Each field says its default and what too small and too large cost.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -39,7 +48,7 @@ impl Config {
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 7400))),
             shards: 32,
             payload_bytes_max: limits::PAYLOAD_BYTES_MAX,
-            memory_bytes_max: 4 << 30,
+            memory_bytes_max: machine_memory_bytes() / 2,
             disk_reserve_bytes: 1 << 30,
             shutdown_grace: Duration::from_secs(10),
             clock: Clock::system(),

@@ -6,9 +6,14 @@
 
 mod scan;
 
-use crate::{clock, node::StartError};
+use crate::{clock, node::StartError, shard_loop::words_of};
 use raft_engine::{Command, Config, Engine, LogBatch, MessageExt, ReadableSize, RecoveryMode};
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 use taskyard_machine::ShardId;
 use taskyard_replica::{LogReader, eraftpb};
 
@@ -37,6 +42,9 @@ impl MessageExt for Entries {
 /// The log of all groups.
 pub(crate) struct Log {
     engine: Engine,
+    /// Stands in for a disk whose sync fails.
+    #[cfg(test)]
+    pub sync_fails: std::sync::atomic::AtomicBool,
 }
 
 /// What a group's log holds when it is opened.
@@ -102,6 +110,10 @@ impl Log {
     /// Opens the log in `dir`, which exists. A torn last write is cut off; anything else that can't
     /// be read is an error.
     pub(crate) fn open(dir: &Path) -> Result<Log, StartError> {
+        Log::open_sized(dir, FILE_BYTES, PURGE_BYTES)
+    }
+
+    fn open_sized(dir: &Path, file_bytes: u64, purge_bytes: u64) -> Result<Log, StartError> {
         let damaged = |what: String| {
             StartError(format!(
                 "{what}; restore a backup into a new directory, or start a copy of this one on another disk"
@@ -112,14 +124,18 @@ impl Log {
             dir: dir.to_string_lossy().into_owned(),
             recovery_mode: RecoveryMode::TolerateTailCorruption,
             batch_compression_threshold: ReadableSize(0),
-            target_file_size: ReadableSize(FILE_BYTES),
-            purge_threshold: ReadableSize(PURGE_BYTES),
+            target_file_size: ReadableSize(file_bytes),
+            purge_threshold: ReadableSize(purge_bytes),
             ..Config::default()
         };
         let engine = Engine::open(config).map_err(|error| {
             damaged(format!("the log in {} can't be opened: {error}", dir.display()))
         })?;
-        Ok(Log { engine })
+        Ok(Log {
+            engine,
+            #[cfg(test)]
+            sync_fails: std::sync::atomic::AtomicBool::new(false),
+        })
     }
 
     /// What is there of one group.
@@ -143,15 +159,21 @@ impl Log {
         Ok(GroupState { hard_state, cut, entries })
     }
 
-    /// Writes and syncs. The batch is empty afterwards.
-    ///
-    /// # Panics
-    /// If the sync fails: raft-engine's choice, and right. What is on the disk is unknown then.
+    /// Writes and syncs. The batch is empty afterwards. After an error nothing may be written any more.
     pub(crate) fn write(&self, batch: &mut Batch) -> Result<Written, WriteError> {
         let begun = clock::real_now();
         raft_engine::set_perf_context(raft_engine::PerfContext::default());
-        let bytes =
-            self.engine.write(&mut batch.0, true).map_err(|error| WriteError(error.to_string()))?;
+        // raft-engine panics when a sync fails: then nobody knows what is on the disk.
+        let written = catch_unwind(AssertUnwindSafe(|| {
+            let written = self.engine.write(&mut batch.0, true);
+            #[cfg(test)]
+            assert!(!self.sync_fails.load(std::sync::atomic::Ordering::Relaxed), "sync: EIO");
+            written
+        }));
+        let bytes = match written {
+            Ok(written) => written.map_err(|error| WriteError(error.to_string()))?,
+            Err(panic) => return Err(WriteError(words_of(panic.as_ref()))),
+        };
         let synced_in = raft_engine::get_perf_context().log_sync_duration;
         Ok(Written { bytes, synced_in, took: begun.elapsed() })
     }
@@ -212,6 +234,12 @@ mod tests {
     use std::fs::{self, OpenOptions};
     use std::os::unix::fs::FileExt;
     use std::path::PathBuf;
+
+    const SMALL_FILE_BYTES: u64 = 1 << 20;
+
+    fn small(dir: &Path) -> Log {
+        Log::open_sized(dir, SMALL_FILE_BYTES, 4 * SMALL_FILE_BYTES).unwrap()
+    }
 
     fn entry(index: u64, bytes: usize) -> eraftpb::Entry {
         let data = vec![index as u8; bytes].into();
@@ -315,11 +343,11 @@ mod tests {
     #[test]
     fn a_damaged_older_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let log = Log::open(dir.path()).unwrap();
+        let log = small(dir.path());
         let mut batch = Batch::default();
         // Two rotations' worth: the rotation looks at the size before a write.
         for index in 2..=4 {
-            batch.append(1, &[entry(index, FILE_BYTES as usize + 1)]);
+            batch.append(1, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);
             log.write(&mut batch).unwrap();
         }
         let newest = newest_file(dir.path());
@@ -335,10 +363,10 @@ mod tests {
     #[test]
     fn purge_frees_files_behind_the_cut() {
         let dir = tempfile::tempdir().unwrap();
-        let log = Log::open(dir.path()).unwrap();
+        let log = small(dir.path());
         let mut batch = Batch::default();
         for index in 2..=11 {
-            batch.append(1, &[entry(index, FILE_BYTES as usize + 1)]);
+            batch.append(1, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);
             log.write(&mut batch).unwrap();
         }
         let files = || fs::read_dir(dir.path()).unwrap().count();
@@ -346,7 +374,7 @@ mod tests {
         batch.cut(1, 10);
         log.write(&mut batch).unwrap();
         log.purge().unwrap();
-        assert!(log.engine.get_used_size() <= 3 * FILE_BYTES as usize, "{} files", files());
+        assert!(log.engine.get_used_size() <= 3 * SMALL_FILE_BYTES as usize, "{} files", files());
         assert!(before >= 10);
     }
 }

@@ -34,6 +34,7 @@ use settle::PartialAnswers;
 use std::{
     any::Any,
     collections::{BTreeMap, BTreeSet},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
@@ -71,8 +72,11 @@ pub(crate) struct Parts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
     Going,
-    /// Calls are ended; checkpoints are on their way.
-    Stopping,
+    /// Calls are ended; checkpoints are on their way. They only make the next start quicker, so
+    /// that nobody waits for them for long.
+    Stopping {
+        until: Instant,
+    },
     /// Ends now, as a crash would.
     Halted,
 }
@@ -139,6 +143,18 @@ impl ShardLoop {
 
     /// Runs until it is stopped, or can't go on.
     pub(crate) fn run(mut self) -> Result<(), Failure> {
+        let ended = self.turns();
+        if ended.is_ok() {
+            self.checkpointer.finish();
+        } else {
+            // Its threads are left alone: what they wait for may never come. A log that can't be
+            // written may panic when it is closed.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(self)));
+        }
+        ended
+    }
+
+    fn turns(&mut self) -> Result<(), Failure> {
         let mut inputs = Vec::new();
         loop {
             let wait = self.wait();
@@ -181,11 +197,14 @@ impl ShardLoop {
                 wait = Some(wait.map_or(left, |wait| wait.min(left)));
             }
         };
+        if let Course::Stopping { until: end } = self.course {
+            until(end.saturating_duration_since(self.real), false);
+        }
         let now = self.reading.monotonic;
         for shard in &self.shards {
             let (timed, hints) = shard.waiters.next_look();
             if let Some(clock) = &shard.leading {
-                for due in [shard.timer.next(shard.machine()), timed].into_iter().flatten() {
+                for due in [shard.due, timed].into_iter().flatten() {
                     until(clock.until(due, self.reading), true);
                 }
             }
@@ -210,7 +229,7 @@ impl ShardLoop {
             let shard = &mut self.shards[number];
             let Some(clock) = &mut shard.leading else { continue };
             let (timed, hints) = shard.waiters.next_look();
-            let due = shard.timer.next(&shard.replica.machine().machine);
+            let due = shard.due;
             if due.is_none() && timed.is_none() && hints.is_none() {
                 continue;
             }
@@ -259,6 +278,7 @@ impl ShardLoop {
             self.prepare(number);
         }
         let mut persisting: Vec<(usize, u64)> = Vec::new();
+        let all = round.clone();
         while !round.is_empty() {
             for &number in &round {
                 self.gather(number, &mut persisting);
@@ -271,6 +291,10 @@ impl ShardLoop {
             }
             let shards = &self.shards;
             round.retain(|&number| shards[number].replica.has_ready());
+        }
+        for number in all {
+            let shard = &mut self.shards[number];
+            shard.due = shard.timer.next(&shard.replica.machine().machine);
         }
         self.memory.enforce(&mut self.shards);
         self.measure();
@@ -422,11 +446,13 @@ impl ShardLoop {
     }
 
     fn has_stopped(&self) -> bool {
-        self.course == Course::Stopping
-            && self.active.is_empty()
-            && self.checkpoints.is_idle()
-            && self.shards.iter().all(|shard| {
-                shard.is_quiet() && shard.checkpoint.is_idle() && !shard.checkpoint.is_wanted()
-            })
+        let Course::Stopping { until } = self.course else { return false };
+        let is_quiet = self.active.is_empty() && self.shards.iter().all(LocalShard::is_quiet);
+        let is_written = self.checkpoints.is_idle()
+            && self
+                .shards
+                .iter()
+                .all(|shard| shard.checkpoint.is_idle() && !shard.checkpoint.is_wanted());
+        is_quiet && (is_written || self.real >= until)
     }
 }

@@ -52,11 +52,11 @@ pub(crate) enum Report {
 #[derive(Clone, Debug)]
 pub(crate) struct Failure(pub String);
 
-/// Handles of the threads. Dropping it ends them, after what they were given is done.
+/// Handles of the threads. Dropping it lets them end by themselves.
 pub(crate) struct Checkpointer {
-    jobs: Option<mpsc::Sender<Job>>,
-    reads: Option<mpsc::Sender<BodiesRequest>>,
-    tidy: Option<mpsc::SyncSender<()>>,
+    jobs: mpsc::Sender<Job>,
+    reads: mpsc::Sender<BodiesRequest>,
+    tidy: mpsc::SyncSender<()>,
     tasks_live: Arc<AtomicU64>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -90,35 +90,32 @@ impl Checkpointer {
             spawn("bodies", read, report.clone())?,
             spawn("space", free, report)?,
         ];
-        let (jobs, reads, tidy) = (Some(jobs), Some(reads), Some(tidy));
         Ok(Checkpointer { jobs, reads, tidy, tasks_live, threads })
     }
 
     pub(crate) fn job(&self, job: Job) {
-        if let Some(jobs) = &self.jobs {
-            // A thread that is gone has reported why.
-            let _ = jobs.send(job);
-        }
+        // A thread that is gone has reported why.
+        let _ = self.jobs.send(job);
     }
 
     pub(crate) fn read(&self, request: BodiesRequest) {
-        let _ = self.reads.as_ref().map(|reads| reads.send(request));
+        let _ = self.reads.send(request);
+    }
+
+    /// Ends the threads, after what they were given is done.
+    pub(crate) fn finish(self) {
+        let Checkpointer { jobs, reads, tidy, threads, .. } = self;
+        drop((jobs, reads, tidy));
+        for thread in threads {
+            // Its panic was caught and reported.
+            let _ = thread.join();
+        }
     }
 
     /// Frees what is no longer needed, soon. `tasks_live` is how many tasks there are.
     pub(crate) fn tidy(&self, tasks_live: u64) {
         self.tasks_live.store(tasks_live, Ordering::Relaxed);
-        let _ = self.tidy.as_ref().map(|tidy| tidy.try_send(()));
-    }
-}
-
-impl Drop for Checkpointer {
-    fn drop(&mut self) {
-        (self.jobs, self.reads, self.tidy) = (None, None, None);
-        for thread in self.threads.drain(..) {
-            // Its panic was caught and reported.
-            let _ = thread.join();
-        }
+        let _ = self.tidy.try_send(());
     }
 }
 

@@ -33,6 +33,8 @@ pub struct Engine {
     shards: Shards,
     failed: watch::Receiver<Option<String>>,
     thread: Option<JoinHandle<()>>,
+    #[cfg(test)]
+    log: std::sync::Weak<Log>,
 }
 
 impl Engine {
@@ -43,6 +45,8 @@ impl Engine {
         let log = Arc::new(Log::open(&data.log())?);
         let store = Store::open(&data.state())?;
         let shards = recover_all(format, &store, &log)?;
+        #[cfg(test)]
+        let log_seen = Arc::downgrade(&log);
         let inbox = Arc::new(Inbox::default());
         let report = {
             let inbox = Arc::clone(&inbox);
@@ -83,7 +87,13 @@ impl Engine {
             .name("shards".into())
             .spawn(move || run(parts, &inbox, data, &failure))
             .map_err(thread_failed)?;
-        let engine = Engine { shards: Shards(Arc::new(handle)), failed, thread: Some(thread) };
+        let engine = Engine {
+            shards: Shards(Arc::new(handle)),
+            failed,
+            thread: Some(thread),
+            #[cfg(test)]
+            log: log_seen,
+        };
         if serves.recv().is_err() {
             let why = engine.failed.borrow().clone();
             return Err(StartError(why.unwrap_or_else(|| "the shards did not come up".into())));
@@ -145,4 +155,52 @@ fn run(parts: Parts, inbox: &Inbox, data: DataDir, failure: &watch::Sender<Optio
         *told = why;
         told.is_some()
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{sync::atomic::Ordering, time::Duration};
+    use taskyard_machine::{Command, EncodedCommand, QueueCommand, ShardId};
+
+    fn config(dir: &std::path::Path) -> Config {
+        let mut config = Config::new(dir);
+        (config.shards, config.disk_reserve_bytes) = (2, 0);
+        config
+    }
+
+    /// raft-engine panics where a sync fails. Everybody must learn of it, and nothing may go on.
+    #[tokio::test]
+    async fn a_failed_sync_stops_everything() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Engine::start(&config(dir.path())).unwrap();
+        let shards = engine.shards();
+        let parked = shards.claimable(ShardId(0), vec!["mail".into()], Duration::from_secs(60));
+        let mut parked = Box::pin(parked);
+        tokio::select! {
+            biased;
+            _ = &mut parked => panic!("there is nothing to claim"),
+            status = shards.status() => assert_eq!(status.unwrap().len(), 2),
+        }
+        engine.log.upgrade().unwrap().sync_fails.store(true, Ordering::Relaxed);
+        let pause = EncodedCommand::new(&Command::PauseQueue(QueueCommand { queue: "mail" }));
+        let error = shards.propose(ShardId(0), pause.clone(), false).await.unwrap_err();
+        assert_eq!(error.code(), "outcome_unknown");
+        assert_eq!(parked.await.unwrap_err().code(), "unavailable");
+        let why = engine.failed().await;
+        assert!(why.contains("the log can't be written: sync: EIO; the node stops"), "{why}");
+        let error = shards.propose(ShardId(1), pause, false).await.unwrap_err();
+        assert_eq!(error.code(), "unavailable");
+        assert_eq!(error.to_string(), why);
+    }
+
+    #[tokio::test]
+    async fn a_read_that_panics_ends_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Engine::start(&config(dir.path())).unwrap();
+        let shards = engine.shards();
+        let read = shards.read(ShardId(0), |_| -> u64 { panic!("a mistake in a query") });
+        assert_eq!(read.await.unwrap_err().code(), "unavailable");
+        assert_eq!(shards.read(ShardId(0), |machine| machine.task_count()).await.unwrap(), 0);
+    }
 }

@@ -135,13 +135,13 @@ impl Waiters {
 
     /// Whether [`Waiters::serve`] has something to look at.
     pub(crate) fn is_woken(&self) -> bool {
-        !self.woken.is_empty()
+        !self.woken.is_empty() || !self.hasty.is_empty()
     }
 
     /// A proposed claim has been decided, or never will be.
     pub(crate) fn settle(&mut self, (queue, promised): &(String, u64)) {
         if let Some(line) = self.lines.get_mut(queue) {
-            line.promised -= promised;
+            line.promised = line.promised.saturating_sub(*promised);
         }
     }
 
@@ -315,4 +315,149 @@ fn full() -> Error {
     Error::LimitExceeded(format!(
         "{PARKED_MAX} claims are parked on this shard; claim without waiting, or later"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::{ClaimRequest, HandedTask};
+    use taskyard_machine::{
+        Command, EncodedCommand, Enqueue, Entry, EntryBuilder, Identity, NewTask, NoPayloads,
+        ShardId,
+    };
+    use tokio::sync::oneshot;
+
+    const NOW: Timestamp = Timestamp(1_000);
+    type Answered = oneshot::Receiver<Result<Vec<HandedTask>, Error>>;
+
+    fn machine(tasks: &[(&str, usize)]) -> Machine {
+        let identity = Identity { incarnation: 1, shard: ShardId(0), shards: 1 };
+        let mut machine = Machine::new(identity);
+        let mut entry = EntryBuilder::new(NOW);
+        for (queue, count) in tasks {
+            for _ in 0..*count {
+                let task = NewTask { task_type: "t", ..NewTask::default() };
+                entry.push(&EncodedCommand::new(&Command::Enqueue(Enqueue { queue, task })));
+            }
+        }
+        let entry = entry.finish();
+        let entry = Entry::decode(&entry).unwrap();
+        machine.apply(&entry, &mut NoPayloads, &mut Vec::new());
+        machine
+    }
+
+    fn claim(ticket: u64, queues: &[&str], tasks_max: u32) -> (Waiter, Answered) {
+        let (answer, answered) = oneshot::channel();
+        let request = ClaimRequest {
+            queues: queues.iter().map(|queue| ((*queue).to_owned(), 1)).collect(),
+            weighted: false,
+            tasks_max,
+            lease_ms: 30_000,
+            session: None,
+            worker: String::new(),
+        };
+        (Waiter { ticket: TicketId(ticket), request, parks: true, answer }, answered)
+    }
+
+    /// Parks claims of one task each.
+    fn park(
+        waiters: &mut Waiters,
+        tickets: std::ops::Range<u64>,
+        queues: &[&str],
+    ) -> Vec<Answered> {
+        let park = |ticket| {
+            let (waiter, answered) = claim(ticket, queues, 1);
+            waiters.park(waiter);
+            answered
+        };
+        tickets.map(park).collect()
+    }
+
+    fn serve(waiters: &mut Waiters, machine: &Machine) -> (Vec<u64>, Vec<Served>) {
+        let served = waiters.serve(machine, NOW, Instant::now());
+        (served.iter().map(|served| served.waiter.ticket.0).collect(), served)
+    }
+
+    #[test]
+    fn a_wake_takes_as_many_as_there_are_tasks_from_the_front() {
+        let mut waiters = Waiters::default();
+        let _answered = park(&mut waiters, 0..5, &["mail"]);
+        assert_eq!(serve(&mut waiters, &machine(&[("mail", 2)])).0, [0, 1]);
+        assert_eq!(waiters.len(), 3);
+        assert!(!waiters.is_woken());
+        waiters.wake("other");
+        assert!(!waiters.is_woken(), "nobody stands there");
+        waiters.wake("mail");
+        let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 3)]));
+        assert_eq!(tickets, [2], "two of the three are promised to those before");
+        waiters.settle(&served[0].promised);
+        waiters.wake("mail");
+        assert_eq!(serve(&mut waiters, &machine(&[("mail", 4)])).0, [3, 4]);
+    }
+
+    #[test]
+    fn a_large_claim_takes_what_there_is_and_the_next_one_waits() {
+        let mut waiters = Waiters::default();
+        let (first, _first) = claim(1, &["mail"], 100);
+        let (second, _second) = claim(2, &["mail"], 100);
+        waiters.park(first);
+        waiters.park(second);
+        assert_eq!(serve(&mut waiters, &machine(&[("mail", 3)])).0, [1]);
+    }
+
+    #[test]
+    fn who_left_is_passed_over_and_who_got_nothing_keeps_its_place() {
+        let mut waiters = Waiters::default();
+        let mut answered = park(&mut waiters, 0..4, &["mail"]);
+        drop(answered.remove(0));
+        waiters.unpark(TicketId(1));
+        let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 1)]));
+        assert_eq!(tickets, [2]);
+        for served in served {
+            waiters.settle(&served.promised);
+            waiters.park_again(served.waiter);
+        }
+        assert!(!waiters.is_woken(), "not before the next event");
+        waiters.wake("mail");
+        assert_eq!(serve(&mut waiters, &machine(&[("mail", 2)])).0, [2, 3]);
+    }
+
+    #[test]
+    fn a_claim_of_many_queues_is_served_once() {
+        let mut waiters = Waiters::default();
+        let _answered = park(&mut waiters, 0..300, &["a", "b", "c"]);
+        let (tickets, _) = serve(&mut waiters, &machine(&[("a", 1), ("c", 1)]));
+        assert_eq!(tickets, [0, 1]);
+        for ticket in 2..300 {
+            waiters.unpark(TicketId(ticket));
+        }
+        assert_eq!(waiters.len(), 0);
+        let held: usize = waiters.lines.values().map(|line| line.claims.len()).sum();
+        assert!(held <= 128, "lines are cleaned of {held}");
+    }
+
+    #[test]
+    fn a_claim_that_does_not_wait_is_told_at_once() {
+        let mut waiters = Waiters::default();
+        for (ticket, queues) in [(1, &["mail"][..]), (2, &[])] {
+            let (mut waiter, mut answered) = claim(ticket, queues, 1);
+            waiter.parks = false;
+            waiters.park(waiter);
+            assert!(waiters.is_woken());
+            assert!(serve(&mut waiters, &machine(&[])).0.is_empty());
+            assert!(answered.try_recv().unwrap().unwrap().is_empty());
+        }
+        assert_eq!(waiters.len(), 0);
+    }
+
+    #[test]
+    fn the_bound_is_a_named_answer() {
+        let mut waiters = Waiters::default();
+        let _answered = park(&mut waiters, 0..PARKED_MAX as u64, &["mail"]);
+        let (waiter, mut answered) = claim(u64::MAX, &["mail"], 1);
+        waiters.park(waiter);
+        let error = answered.try_recv().unwrap().unwrap_err();
+        assert_eq!(error.code(), "limit_exceeded");
+        assert_eq!(waiters.len(), PARKED_MAX);
+    }
 }

@@ -10,8 +10,12 @@ use crate::{
     },
 };
 use bytes::Bytes;
+use std::time::Duration;
 use taskyard_machine::{EncodedCommand, Outcome, Rejection, ShardId, TaskId};
 use tokio::sync::oneshot;
+
+/// How long a stop waits for checkpoints. What they would save is replayed at the next start.
+const STOP_FOR_MAX: Duration = Duration::from_secs(5);
 
 impl ShardLoop {
     pub(super) fn accept(&mut self, input: Input) -> Result<(), Failure> {
@@ -64,7 +68,7 @@ impl ShardLoop {
             Input::Status(answer) => drop(answer.send(self.status())),
             Input::Backup(answer) => match self.course {
                 Course::Going => self.checkpoints.backup(answer),
-                Course::Stopping | Course::Halted => {
+                Course::Stopping { .. } | Course::Halted => {
                     drop(answer.send(Err(ShardLoop::stopped_error())));
                 }
             },
@@ -210,7 +214,7 @@ impl ShardLoop {
 
     /// Ends what waits; what is on its way through the log is still answered.
     fn stop(&mut self) {
-        self.course = Course::Stopping;
+        self.course = Course::Stopping { until: self.real + STOP_FOR_MAX };
         for shard in &mut self.shards {
             shard.waiters.end(None);
             shard.watchers.end();

@@ -97,6 +97,8 @@ pub(crate) struct LocalShard {
     /// The log up to here is to be dropped.
     pub log_cut: Option<u64>,
     pub is_active: bool,
+    /// When its timer fires next, as of its last turn.
+    pub due: Option<Timestamp>,
     /// What it last took of the memory budget.
     pub memory_bytes: u64,
     next_number: u64,
@@ -126,6 +128,7 @@ impl LocalShard {
             hard_state: None,
             log_cut: None,
             is_active: false,
+            due: None,
             memory_bytes: 0,
             next_number: 0,
             in_flight: VecDeque::new(),

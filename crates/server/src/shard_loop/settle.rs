@@ -13,10 +13,13 @@ use crate::{
     },
 };
 use bytes::Bytes;
-use std::sync::Arc;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 use taskyard_machine::{
-    BulkProgress, ClaimToken, ClaimedTask, Command, Event, EventKind, Outcome, Rejection, Release,
-    SessionId, ShardId, TaskId,
+    BulkProgress, ClaimToken, ClaimedTask, Command, Event, EventKind, Machine, Outcome, Rejection,
+    Release, SessionId, ShardId, TaskId,
 };
 use taskyard_replica::{Progress, StateMachine};
 use tokio::sync::oneshot;
@@ -36,6 +39,14 @@ impl PartialAnswers {
         answer: oneshot::Sender<Vec<Result<Outcome, Error>>>,
     ) -> PartialAnswers {
         PartialAnswers { answers: vec![None; commands], missing: commands, answer }
+    }
+}
+
+/// A read that panics changes nothing, so that it ends its own call alone.
+fn serve_read(read: ReadFn, machine: &Machine) {
+    let served = catch_unwind(AssertUnwindSafe(|| read(Ok(machine))));
+    if let Err(panic) = served {
+        tracing::error!("a read of the state has failed: {}", super::words_of(panic.as_ref()));
     }
 }
 
@@ -65,7 +76,7 @@ impl ShardLoop {
         for read in progress.reads {
             let shard = &mut self.shards[number];
             for read in shard.reads_of(read) {
-                read(Ok(shard.machine()));
+                serve_read(read, shard.machine());
             }
         }
         for read in progress.reads_dropped {
