@@ -112,3 +112,8 @@ pub use retry::{RetryGrowth, RetryPolicy};
 pub use task::{Task, TaskError, TaskId, TaskState};
 pub use timestamp::Timestamp;
 pub use worker::{Broker, Worker, WorkerBuilder, WorkerHandle};
+
+/// The README's example compiles, as every example here does.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
