@@ -46,6 +46,13 @@ const BOUNDARIES: &[Boundary] = &[
         advice: "only crates/server/src/checkpoint.rs names the checkpoint library; go through it",
     },
     Boundary {
+        names: &["taskyard_proto::", "axum::", "tonic::"],
+        within: &["crates/server/src/"],
+        except: &["crates/server/src/front.rs", "crates/server/src/front/"],
+        tests_too: false,
+        advice: "only crates/server/src/front knows wire formats; let the broker speak in its own types",
+    },
+    Boundary {
         names: &[
             "std::time::SystemTime::now",
             "std::time::Instant::now",
@@ -165,6 +172,8 @@ mod tests {
             ("crates/server/src/checkpoint/spill.rs", "use fjall::Keyspace;", 0),
             ("crates/server/src/node.rs", "use {std::io, fjall::Keyspace};", 1),
             ("crates/server/src/node.rs", "let raft = self.raft; // raft::RawNode", 0),
+            ("crates/server/src/front/grpc.rs", "use tonic::Status;", 0),
+            ("crates/server/src/broker.rs", "use taskyard_proto::v1;", 1),
         ] {
             assert_eq!(lines(path, text).len(), found, "{path}: {text}");
         }

@@ -16,9 +16,7 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
             }
             for span in backticked(line) {
                 let named = span.split("::").next().unwrap_or_default().trim_end_matches('/');
-                let ours = FOLDERS.iter().any(|folder| named.starts_with(folder));
-                let pattern = named.contains(['*', '{', ' ', '<', '$']);
-                if ours && !pattern && !tree.has(named) {
+                if is_path(named) && !exists(tree, named) {
                     findings.push(Finding::new(
                         path,
                         number,
@@ -29,6 +27,17 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// A path of this tree from its root, or the name of a Rust file in it.
+fn is_path(named: &str) -> bool {
+    let ours = FOLDERS.iter().any(|folder| named.starts_with(folder)) || named.ends_with(".rs");
+    ours && !named.contains(['*', '{', ' ', '<', '$'])
+}
+
+fn exists(tree: &Tree, named: &str) -> bool {
+    let ending = format!("/{named}");
+    tree.has(named) || tree.sources().any(|(path, _)| path.ends_with(&ending))
 }
 
 /// Lines outside of code blocks, with their numbers.
@@ -131,5 +140,7 @@ mod tests {
     fn paths_in_backticks_exist() {
         assert_eq!(found("`crates/x/src/lib.rs`, `crates/*/src`, `crates/x/`, `a/b`"), [""; 0]);
         assert_eq!(found("`crates/y/src/lib.rs::name`").len(), 1);
+        assert_eq!(found("`lib.rs`, `src/lib.rs`, `*.rs`"), [""; 0]);
+        assert_eq!(found("`gone.rs` and `b.rs`").len(), 2);
     }
 }
