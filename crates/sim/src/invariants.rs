@@ -408,7 +408,8 @@ impl ShardAccount {
                 (live, Phase::Waiting)
             }
             EventKind::TaskLost(_) => (live, Phase::Waiting),
-            EventKind::TaskFailed(_) => (live, Phase::Finished(TaskStateName::Failed)),
+            // One that is lost too often ends right after its loss, already waiting.
+            EventKind::TaskFailed(_) => (live || waiting, Phase::Finished(TaskStateName::Failed)),
             EventKind::TaskDied(..) => (live || waiting, Phase::Finished(TaskStateName::Dead)),
             EventKind::TaskCancelled(_) => {
                 (live || waiting, Phase::Finished(TaskStateName::Cancelled))
