@@ -44,7 +44,7 @@ struct Shared {
 }
 
 /// Settles how a [`Client`] reaches its broker. Made by [`Client::builder`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[must_use = "a builder does nothing until `build` or `connect`"]
 pub struct ClientBuilder {
     servers: Vec<String>,
@@ -193,5 +193,37 @@ impl ClientBuilder {
         );
         hello.await?;
         Ok(client)
+    }
+}
+
+impl fmt::Debug for ClientBuilder {
+    /// Without the token: it is a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientBuilder")
+            .field("servers", &self.servers)
+            .field("timeout", &self.timeout)
+            .field("connect_timeout", &self.connect_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_never_shown() {
+        let builder = Client::builder(["http://127.0.0.1:7400"]).token("secret");
+        let shown = format!("{builder:?} {:?}", builder.clone().build().unwrap());
+        assert!(!shown.contains("secret"), "{shown}");
+    }
+
+    #[test]
+    fn a_timeout_stays_within_what_the_broker_remembers() {
+        for (timeout, good) in [(0, false), (1, true), (540, true), (541, false)] {
+            let builder = Client::builder(["http://127.0.0.1:7400"]);
+            let client = builder.timeout(Duration::from_secs(timeout)).build();
+            assert_eq!(client.is_ok(), good, "{timeout} s");
+        }
     }
 }

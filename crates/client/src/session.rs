@@ -11,7 +11,7 @@ mod report;
 use crate::{CancelReason, Error};
 use prost::Message;
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     mem,
 };
 use taskyard_proto::v1::{self, answer::Answer, broker_message, worker_message};
@@ -53,7 +53,8 @@ pub(crate) struct Session {
     /// All of the hello but the session's id and its claims.
     hello: v1::Hello,
     phase: Phase,
-    held: HashMap<ClaimKey, Held>,
+    /// By task and then token, so that the claims of one task are neighbours.
+    held: BTreeMap<ClaimKey, Held>,
     /// Attempts that have not ended.
     running: usize,
     /// Slots that are taken: attempts, and threads that outlive theirs.
@@ -93,7 +94,7 @@ impl Session {
         Session {
             hello,
             phase: Phase::Running,
-            held: HashMap::new(),
+            held: BTreeMap::new(),
             running: 0,
             busy: 0,
             owed: BTreeMap::new(),
@@ -309,8 +310,8 @@ impl Session {
 
     /// A new claim of a task proves that an older one, still running here, is lost.
     fn lose_older(&self, key: &ClaimKey) {
-        let older = |(other, _): &(&ClaimKey, &Held)| other.id == key.id && other.token < key.token;
-        for (_, held) in self.held.iter().filter(older) {
+        let oldest = ClaimKey { id: key.id.clone(), token: 0 };
+        for held in self.held.range(&oldest..key).map(|(_, held)| held) {
             held.stopper.stop(CancelReason::Lost);
         }
     }

@@ -30,6 +30,8 @@ const CATCH_UP_EVERY: Duration = Duration::from_millis(500);
 const SETTLE_WITHIN: Duration = Duration::from_secs(5);
 /// How long a leaving worker waits for the broker to close the stream.
 const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
+/// A stream that has lived this long was a good one: the next is opened without delay.
+const STABLE_AFTER: Duration = Duration::from_secs(2);
 /// When the broker does not say how often to beat.
 const BEAT_EVERY: Duration = Duration::from_secs(5);
 /// When the broker does not say how long silence may last.
@@ -87,6 +89,7 @@ struct Stream {
     session_id: Vec<u8>,
     beat_every: Duration,
     silence_max: Duration,
+    opened_at: Instant,
     beat_at: Instant,
     heard_at: Instant,
 }
@@ -260,7 +263,6 @@ impl Drive {
     fn opened(&mut self, stream: Box<Stream>) {
         tracing::info!(server = stream.attempt.server(), "the worker is connected");
         self.session.welcome(stream.session_id.clone());
-        self.backoff = Backoff::of(&self.connection);
         self.line = Line::Up(stream);
         self.write();
     }
@@ -279,6 +281,10 @@ impl Drive {
         }
         if let Line::Up(stream) = &self.line {
             stream.attempt.failed();
+            // A broker that welcomes and hangs up must not be called without a pause.
+            if stream.opened_at.elapsed() >= STABLE_AFTER {
+                self.backoff = Backoff::of(&self.connection);
+            }
         }
         let wait = self.backoff.next();
         tracing::warn!(%error, ?wait, running = self.session.running(), "the worker reconnects");
@@ -435,6 +441,7 @@ fn open(
             session_id: welcome.session_id,
             beat_every,
             silence_max: or(welcome.silence_ms_max, SILENCE_MAX),
+            opened_at: now,
             beat_at: now + beat_every,
             heard_at: now,
         }))

@@ -5,7 +5,7 @@ use taskyard_proto::v1::{self, answer::Answer};
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// One claim of one task.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClaimKey {
     pub(crate) id: String,
     pub(crate) token: u64,
