@@ -270,7 +270,7 @@ impl Reader {
         if xxh3_64(&header) != u64::from_le_bytes(checksum) || shards == 0 {
             return Err(self.damaged());
         }
-        Ok(Format { cluster: u128::from_le_bytes(cluster), ..Format::random(shards)? })
+        Ok(Format { cluster: u128::from_le_bytes(cluster), ..Format::random(shards) })
     }
 
     /// Reads all of it once: whether it is whole.

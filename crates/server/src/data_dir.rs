@@ -9,7 +9,10 @@
 //! Invariant: where `FORMAT` exists, both folders exist too. A directory without it is taken for new
 //! only if nothing in it could be somebody's data.
 
-use crate::node::StartError;
+use crate::{
+    node::StartError,
+    random::{random_u64, random_u128},
+};
 use std::{
     fmt::Write as _,
     fs::{self, File, OpenOptions, TryLockError},
@@ -36,16 +39,8 @@ pub(crate) struct Format {
 
 impl Format {
     /// A new cluster.
-    pub(crate) fn random(shards: u16) -> Result<Format, StartError> {
-        let mut bytes = [0; 20];
-        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| StartError(format!("the system gives no random numbers: {error}")))?;
-        let (cluster, incarnation) = bytes.split_at(16);
-        Ok(Format {
-            cluster: u128::from_le_bytes(cluster.try_into().expect("16 bytes")),
-            incarnation: u32::from_le_bytes(incarnation.try_into().expect("4 bytes")),
-            shards,
-        })
+    pub(crate) fn random(shards: u16) -> Format {
+        Format { cluster: random_u128(), incarnation: random_u64() as u32, shards }
     }
 
     fn to_text(self) -> String {
@@ -105,7 +100,7 @@ impl DataDir {
             Some(format) => format,
             None => {
                 refuse_foreign(path)?;
-                let format = Format::random(shards)?;
+                let format = Format::random(shards);
                 make_folders(path)?;
                 write_format(path, format)?;
                 format
@@ -303,7 +298,7 @@ mod tests {
         let opened = DataDir::open(&path, 9).unwrap();
         assert_eq!(opened.format(), made, "the stored number of shards wins");
         assert_eq!(made.shards, 4);
-        assert_ne!(made.cluster, Format::random(4).unwrap().cluster);
+        assert_ne!(made.cluster, Format::random(4).cluster);
     }
 
     #[test]

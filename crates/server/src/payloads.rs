@@ -28,6 +28,8 @@ enum Stored {
 struct Body {
     bytes: Bytes,
     stored: Stored,
+    /// Its task has ended: it is kept for people, not for workers.
+    is_cold: bool,
 }
 
 /// Up to `CHUNK_BODIES` bodies with neighbouring ids.
@@ -101,6 +103,21 @@ impl Bodies {
         {
             body.stored = Stored::Yes;
             self.bytes_unstored -= cost(&body.bytes);
+            if body.is_cold {
+                self.drop_body(task);
+            }
+        }
+    }
+
+    /// The task has ended: its body leaves memory as soon as a checkpoint holds it.
+    pub(crate) fn cool(&mut self, task: TaskId) {
+        let (chunk, slot) = place(task);
+        let body = self.chunks.get_mut(&chunk).and_then(|chunk| chunk.bodies[slot].as_mut());
+        if let Some(body) = body {
+            body.is_cold = true;
+            if body.stored == Stored::Yes {
+                self.drop_body(task);
+            }
         }
     }
 
@@ -146,7 +163,8 @@ impl Payloads for Bodies {
         let bytes = Bytes::copy_from_slice(body);
         let cost = cost(&bytes);
         let chunk = self.chunks.entry(key).or_insert_with(Chunk::new);
-        let replaced = chunk.bodies[slot].replace(Body { bytes, stored: Stored::No });
+        let replaced =
+            chunk.bodies[slot].replace(Body { bytes, stored: Stored::No, is_cold: false });
         match &replaced {
             Some(replaced) => self.forget(replaced),
             None => chunk.held += 1,
@@ -156,6 +174,12 @@ impl Payloads for Bodies {
     }
 
     fn remove(&mut self, task: TaskId) {
+        self.drop_body(task);
+    }
+}
+
+impl Bodies {
+    fn drop_body(&mut self, task: TaskId) {
         let (key, slot) = place(task);
         let Some(chunk) = self.chunks.get_mut(&key) else { return };
         let Some(removed) = chunk.bodies[slot].take() else { return };
@@ -216,6 +240,19 @@ mod tests {
         bodies.checkpointed(task(0));
         assert!(bodies.evict(u64::MAX) > 0);
         assert_eq!(bodies.get(task(0)), None);
+    }
+
+    #[test]
+    fn the_body_of_an_ended_task_leaves_memory_once_it_is_stored() {
+        let mut bodies = with_bodies(3);
+        store(&mut bodies, [0]);
+        bodies.cool(task(0));
+        assert_eq!(bodies.get(task(0)), None);
+        bodies.cool(task(1));
+        assert!(bodies.get(task(1)).is_some(), "in the log alone");
+        store(&mut bodies, [1, 2]);
+        assert!(bodies.get(task(1)).is_none() && bodies.get(task(2)).is_some());
+        assert_eq!(bodies.bytes(), 100 + OVERHEAD_BYTES);
     }
 
     #[test]

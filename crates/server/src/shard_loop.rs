@@ -33,7 +33,7 @@ use memory::MemoryBudget;
 use settle::PartialAnswers;
 use std::{
     any::Any,
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
     time::{Duration, Instant},
@@ -46,6 +46,11 @@ use taskyard_replica::Role;
 use tokio::sync::broadcast;
 
 pub(crate) use recover::recover_all;
+
+/// What one turn takes for the log, about: it is written and synced as one record.
+const TURN_LOG_BYTES_MAX: usize = 16 << 20;
+/// After so many bytes of log, files that nothing needs any more are looked for.
+const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;
 
 /// What a panic said.
 pub(crate) fn words_of(panic: &(dyn Any + Send)) -> String {
@@ -99,6 +104,8 @@ pub(crate) struct ShardLoop {
     partial: Vec<Option<PartialAnswers>>,
     disk: DiskGuard,
     memory: MemoryBudget,
+    /// Log written since files were last freed.
+    log_bytes_untidy: u64,
     turn_events: Vec<Event>,
     events: broadcast::Sender<Arc<Vec<Event>>>,
     telemetry: Arc<Telemetry>,
@@ -128,6 +135,7 @@ impl ShardLoop {
             partial: Vec::new(),
             disk,
             memory: MemoryBudget::new(parts.memory_bytes_max),
+            log_bytes_untidy: 0,
             turn_events: Vec::new(),
             events: parts.events,
             telemetry: parts.telemetry,
@@ -156,13 +164,20 @@ impl ShardLoop {
 
     fn turns(&mut self) -> Result<(), Failure> {
         let mut inputs = Vec::new();
+        // What did not fit into the last turn comes first.
+        let mut backlog = VecDeque::new();
         loop {
-            let wait = self.wait();
+            let wait = if backlog.is_empty() { self.wait() } else { Some(Duration::ZERO) };
             self.inbox.take(&mut inputs, wait);
             self.reading =
                 Reading { wall_ms: self.clock.wall_ms(), monotonic: self.clock.monotonic() };
             self.real = clock::real_now();
-            for input in inputs.drain(..) {
+            backlog.extend(inputs.drain(..));
+            let mut log_bytes = 0;
+            while log_bytes < TURN_LOG_BYTES_MAX
+                && let Some(input) = backlog.pop_front()
+            {
+                log_bytes += input.log_bytes();
                 self.accept(input)?;
             }
             if self.course == Course::Halted {
@@ -392,8 +407,19 @@ impl ShardLoop {
         let written =
             self.log.write(&mut self.batch).map_err(|error| Failure(error.to_string()))?;
         self.disk.note_written(written.bytes as u64);
+        self.log_bytes_untidy += written.bytes as u64;
+        if self.log_bytes_untidy >= TIDY_AFTER_LOG_BYTES {
+            self.tidy();
+        }
         self.telemetry.note_write(&written);
         Ok(())
+    }
+
+    /// Frees what no checkpoint and no log needs any more, on another thread.
+    fn tidy(&mut self) {
+        self.log_bytes_untidy = 0;
+        let tasks_live = self.shards.iter().map(|shard| shard.machine().task_count());
+        self.checkpointer.tidy(tasks_live.sum());
     }
 
     fn rise(&mut self, number: usize, role: Role) {

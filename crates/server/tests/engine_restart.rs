@@ -55,3 +55,21 @@ async fn all_is_there_after_a_stop() {
 async fn all_is_there_after_a_crash() {
     check_all_is_there(false).await;
 }
+
+/// More than one turn of the loop takes: it is written in parts, and all of it is confirmed.
+#[tokio::test]
+async fn a_burst_of_large_payloads_is_taken_in_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path());
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let payloads: Vec<Vec<u8>> = (0..48).map(|n| vec![n; 1 << 20]).collect();
+    let enqueues = payloads.iter().map(|payload| bench.enqueue("video", payload));
+    let ids = futures_util::future::join_all(enqueues).await;
+    drop(engine);
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    for (id, payload) in ids.into_iter().zip(&payloads) {
+        assert!(bench.payload(id).await.as_ref() == Some(payload), "{id}");
+    }
+}

@@ -18,6 +18,9 @@ use taskyard_machine::{
 };
 use tokio::sync::oneshot;
 
+/// Calls that wait for the loop at most. More than this is a disk that stands still.
+const INPUTS_MAX: usize = 1_000_000;
+
 /// The answer to one call.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, Error>>;
 
@@ -108,6 +111,19 @@ pub(crate) enum Input {
     Halt,
 }
 
+impl Input {
+    /// Bytes that this adds to the log, about: a turn takes no more than one write can hold.
+    pub(crate) fn log_bytes(&self) -> usize {
+        match self {
+            Input::Propose { command, .. } => command.as_bytes().len(),
+            Input::ProposeAll { commands, .. } => {
+                commands.iter().map(|(_, command)| command.as_bytes().len()).sum()
+            }
+            _ => 0,
+        }
+    }
+}
+
 #[derive(Default)]
 struct Queue {
     inputs: Vec<Input>,
@@ -132,6 +148,11 @@ impl Inbox {
         let mut queue = self.lock();
         if let Some(why) = &queue.closed {
             return Err(Error::Unavailable(why.clone()));
+        }
+        if queue.inputs.len() >= INPUTS_MAX {
+            return Err(Error::LimitExceeded(format!(
+                "{INPUTS_MAX} calls wait for the shards of this node; send it again later"
+            )));
         }
         let was_empty = queue.inputs.is_empty();
         queue.inputs.push(input);

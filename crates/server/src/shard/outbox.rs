@@ -9,6 +9,9 @@ use taskyard_machine::{Machine, Outgoing, ShardId};
 /// Messages on their way at once, per shard.
 const IN_FLIGHT_MAX: usize = 256;
 
+/// Bytes sent at once, about. The rest follows when the machine is told what was taken.
+const BYTES_AT_ONCE_MAX: usize = 4 << 20;
+
 /// What is on its way from one shard.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
@@ -37,10 +40,14 @@ impl Outbox {
             return Vec::new();
         }
         let mut unsent = machine.outgoing(IN_FLIGHT_MAX);
+        let mut bytes = 0;
         unsent.retain(|outgoing| {
             let sent = self.sent.entry(outgoing.to).or_default();
-            let is_new = outgoing.sequence > *sent;
-            *sent = outgoing.sequence.max(*sent);
+            let is_new = outgoing.sequence > *sent && bytes < BYTES_AT_ONCE_MAX;
+            if is_new {
+                bytes += outgoing.command.len();
+                *sent = outgoing.sequence;
+            }
             is_new
         });
         unsent

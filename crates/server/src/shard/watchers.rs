@@ -2,7 +2,7 @@
 
 use super::inbox::{Answer, TicketId};
 use std::collections::HashMap;
-use taskyard_machine::{Event, EventKind, TaskId};
+use taskyard_machine::{EventKind, TaskId};
 
 /// Who waits for tasks of one shard.
 #[derive(Default)]
@@ -24,15 +24,13 @@ impl Watchers {
         }
     }
 
-    /// Tells those whose task has ended.
-    pub(crate) fn observe(&mut self, event: &Event) {
+    /// Tells those who wait that the task has ended.
+    pub(crate) fn task_ended(&mut self, task: TaskId) {
         if self.waiting.is_empty() {
             return;
         }
-        if let Some(task) = ended(&event.kind) {
-            for (_, answer) in self.waiting.remove(&task).unwrap_or_default() {
-                let _ = answer.send(Ok(true));
-            }
+        for (_, answer) in self.waiting.remove(&task).unwrap_or_default() {
+            let _ = answer.send(Ok(true));
         }
     }
 
@@ -44,7 +42,8 @@ impl Watchers {
     }
 }
 
-fn ended(event: &EventKind) -> Option<TaskId> {
+/// The task that an event ends, if it ends one.
+pub(crate) fn ended(event: &EventKind) -> Option<TaskId> {
     match event {
         EventKind::TaskSucceeded(task, _)
         | EventKind::TaskFailed(task)

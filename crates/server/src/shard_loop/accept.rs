@@ -187,8 +187,7 @@ impl ShardLoop {
                 self.checkpoints.written(&mut self.shards[number], &cut);
                 self.telemetry.note_checkpoint();
                 self.activate(number);
-                let tasks_live = self.shards.iter().map(|shard| shard.machine().task_count());
-                self.checkpointer.tidy(tasks_live.sum());
+                self.tidy();
             }
             Report::Holding(groups) => {
                 for shard in &mut self.shards {

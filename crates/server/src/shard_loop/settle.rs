@@ -10,6 +10,7 @@ use crate::{
     shard::{
         HandedTask,
         inbox::{Input, ReadFn, Waiter},
+        watchers::ended,
     },
 };
 use bytes::Bytes;
@@ -104,7 +105,10 @@ impl ShardLoop {
     fn observe(&mut self, number: usize, events: Vec<Event>) {
         let shard = &mut self.shards[number];
         for event in &events {
-            shard.watchers.observe(event);
+            if let Some(task) = ended(&event.kind) {
+                shard.watchers.task_ended(task);
+                shard.replica.machine_mut().bodies.cool(task);
+            }
             match &event.kind {
                 EventKind::TaskReady(task) => shard.waiters.wake(task.queue.as_str()),
                 EventKind::QueueResumed(queue) | EventKind::QueueSet(queue) => {
