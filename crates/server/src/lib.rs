@@ -1,4 +1,26 @@
 //! Taskyard's server: everything that touches the world.
+//!
+//! A front decodes a request (`front/`), the broker routes it (`broker.rs`), a shard agrees on it
+//! (`shard.rs`, `shard_loop.rs`), the machine decides it (its own crate). Below the shards:
+//!
+//! ```text
+//! node.rs         opens shards, starts fronts, stops them in reverse order
+//! shard.rs        the handle to the shards; shard/engine.rs opens them and runs their thread
+//! shard_loop.rs   the thread: drain, propose, persist once, apply, answer
+//!   local.rs        one shard as that thread holds it
+//!   accept.rs       what comes in        settle.rs   what comes of it
+//!   checkpoints.rs  when and in which bites           memory.rs   the budget of tasks and bodies
+//!   recover.rs      from disk to replicas
+//! shard/          what a leader remembers and never logs: inbox, waiters, watchers, sessions, timer,
+//!                 outbox, its clock
+//! log.rs          the Raft log of all shards (raft-engine)
+//! checkpoint.rs   checkpoints and spilled bodies (fjall), with the threads beside the loop
+//! payloads.rs     bodies in memory           backup.rs    a copy of it all, and back
+//! data_dir.rs     layout, lock and format    disk.rs      the reserve of free space
+//! ```
+//!
+//! Invariants: nothing is acknowledged before it is synced; nothing about a task is decided here; only
+//! `clock.rs` reads the time; what leaders remember may be lost at any moment without losing a task.
 
 mod backup;
 pub mod broker;
