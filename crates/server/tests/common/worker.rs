@@ -68,7 +68,9 @@ impl Worker {
 
     pub(crate) async fn credits(&self, free: u32) {
         let tasks_received = self.tasks_received;
-        self.say(FromWorker::Credits(v1::Credits { free, tasks_received })).await;
+        let credits = v1::Credits { free, tasks_received };
+        // When the stream has ended, reading says why.
+        let _ = self.outbound.send(message(FromWorker::Credits(credits))).await;
     }
 
     pub(crate) async fn started(&self, tasks: &[v1::ClaimedTask]) {
@@ -106,17 +108,27 @@ impl Worker {
         &mut self,
         answers: impl IntoIterator<Item = v1::answer::Answer>,
     ) -> Vec<v1::AnswerReply> {
+        self.try_answer(answers).await.unwrap()
+    }
+
+    /// The same; the stream may end meanwhile.
+    pub(crate) async fn try_answer(
+        &mut self,
+        answers: impl IntoIterator<Item = v1::answer::Answer>,
+    ) -> Result<Vec<v1::AnswerReply>, Status> {
         let mut numbered = Vec::new();
         for answer in answers {
             numbered.push(v1::Answer { number: self.next_number, answer: Some(answer) });
             self.next_number += 1;
         }
         let count = numbered.len();
-        self.say(FromWorker::Answers(v1::Answers { answers: numbered })).await;
+        let message = message(FromWorker::Answers(v1::Answers { answers: numbered }));
+        // When the stream has ended, reading says why.
+        let _ = self.outbound.send(message).await;
         while self.replies.len() < count {
-            self.receive().await.unwrap();
+            self.receive().await?;
         }
-        self.replies.drain(..count).collect()
+        Ok(self.replies.drain(..count).collect())
     }
 
     pub(crate) async fn ack_all(&mut self, tasks: &[v1::ClaimedTask]) {
