@@ -87,6 +87,11 @@ impl Machine {
         self.session_claims.keys().copied().collect()
     }
 
+    /// Whether a session holds claims here.
+    pub fn session_holds(&self, session: SessionId) -> bool {
+        self.session_claims.contains_key(&session)
+    }
+
     fn queue_view(&self, number: Slot) -> QueueView {
         let queue = self.queues.get(number);
         QueueView {

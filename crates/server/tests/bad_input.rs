@@ -249,6 +249,9 @@ async fn a_payload_over_the_limit_is_refused_and_one_at_the_limit_is_taken() {
     let huge = format!(r#"{{"type": "t", "payload": "{}"}}"#, "x".repeat(33 << 20));
     let (status, found, _) = post(at, "/v1/queues/q/tasks", &huge).await.problem();
     assert_eq!((status, found.as_str()), (413, "payload_too_large"));
+    let huge = v1::NewTask { payload: vec![b'x'; 33 << 20].into(), ..task("q", "t") };
+    let status = client.enqueue(v1::EnqueueRequest { task: Some(huge) }).await.unwrap_err();
+    assert_eq!(code(&status), "payload_too_large", "{status:?}");
     assert_eq!(task_count(&broker).await, 2);
     broker.stop().await;
 }

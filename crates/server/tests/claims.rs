@@ -281,25 +281,39 @@ async fn nothing_is_lost_when_the_client_goes_away() {
 }
 
 #[tokio::test]
-async fn a_parked_claim_that_vanished_takes_nothing() {
-    let broker = Broker::start().await;
-    let mut client = broker.grpc().await;
-    let parked = {
-        let mut client = broker.grpc().await;
-        tokio::spawn(async move { claim(&mut client, &["q"], 1, 60_000).await })
+async fn parked_claims_of_clients_that_vanished_are_gone() {
+    let broker = Broker::with(|config| config.shards = 16).await;
+    let parked = async |count: usize| {
+        eventually("parked claims", async || {
+            let metrics = http::get(broker.address, "/metrics").await.text;
+            metrics.contains(&format!("\ntaskyard_claims_parked {count}\n")).then_some(())
+        })
+        .await;
     };
-    // A second one behind it, so that both are parked once this one is answered.
-    let mut second = broker.grpc().await;
-    assert_eq!(claim(&mut second, &["q"], 1, 50).await, []);
-    parked.abort();
-    let _ = parked.await;
-    // The broker learns of it by the reset stream; from then on the claim is gone.
-    eventually("a task that is left for others", async || {
-        let id = enqueue(&mut client, task("q", "t")).await;
-        let claimed = claim(&mut client, &["q"], 1, 0).await;
-        (claimed.first()?.id == id).then_some(())
-    })
-    .await;
+    let body = r#"{"queues": ["q"], "wait_ms": 60000}"#;
+    let length = body.len();
+    let request =
+        format!("POST /v1/claims HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{body}");
+    let mut socket = TcpStream::connect(broker.address).await.unwrap();
+    socket.write_all(request.as_bytes()).await.unwrap();
+    parked(1).await;
+    let mut client = broker.grpc().await;
+    let streams = tokio::spawn(async move { claim(&mut client, &["q"], 1, 60_000).await });
+    parked(2).await;
+    let mut client = broker.grpc().await;
+    // A hint on each of its shards.
+    let names =
+        ["a", "b", "c", "d", "e"].map(|name| (taskyard_machine::home_shard(name, 16), name));
+    let other = names.iter().find(|(home, _)| *home != names[0].0).unwrap().1;
+    let several = tokio::spawn(async move { claim(&mut client, &["a", other], 1, 60_000).await });
+    parked(4).await;
+    drop(socket);
+    streams.abort();
+    several.abort();
+    parked(0).await;
+    let mut client = broker.grpc().await;
+    let id = enqueue(&mut client, task("q", "t")).await;
+    assert_eq!(claim(&mut client, &["q"], 1, 0).await[0].id, id, "left for others");
     broker.stop().await;
 }
 
@@ -363,11 +377,19 @@ async fn ten_thousand_parked_claims_cost_nothing_and_are_all_woken() {
             })
         })
         .collect();
+    eventually("all of them parked", async || {
+        let metrics = http::get(broker.address, "/metrics").await.text;
+        metrics.contains(&format!("\ntaskyard_claims_parked {parked}\n")).then_some(())
+    })
+    .await;
+    let cluster = http::get(broker.address, "/v1/cluster").await.ok();
+    let entries = |shard: &serde_json::Value| shard["replicas"][0]["match"].as_u64().unwrap();
+    let entries: u64 = cluster["shards"].as_array().unwrap().iter().map(entries).sum();
+    assert!(entries < 100, "{entries} entries: parked claims never enter the log");
     // While they are parked, others are served as ever.
     let mut client = broker.grpc().await;
     enqueue(&mut client, task("else", "t")).await;
     assert_eq!(claim(&mut client, &["else"], 1, 0).await.len(), 1);
-    let log = http::get(broker.address, "/v1/cluster").await.ok();
     for n in 0..10 {
         let tasks = vec![task(&format!("q{n}"), "t"); parked / 10];
         let request = v1::EnqueueManyRequest { tasks, batch_id: vec![] };
@@ -377,12 +399,5 @@ async fn ten_thousand_parked_claims_cost_nothing_and_are_all_woken() {
     let woken = timeout(DEADLINE, all).await.expect("all woken");
     let ids: HashSet<_> = woken.into_iter().flat_map(Result::unwrap).map(|task| task.id).collect();
     assert_eq!(ids.len(), parked);
-    let entries: u64 = log["shards"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|shard| shard["replicas"][0]["match"].as_u64().unwrap())
-        .sum();
-    assert!(entries < 100, "{entries} entries: parked claims never enter the log");
     broker.stop().await;
 }

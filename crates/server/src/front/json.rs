@@ -5,11 +5,13 @@
 //! document is made from these types.
 
 mod bytes;
+mod overview;
 mod reply;
 mod request;
 mod scalar;
 
 pub(super) use bytes::is_json;
+pub(super) use overview::*;
 pub(super) use reply::*;
 pub(super) use request::*;
 pub(super) use scalar::{Moment, Ms};

@@ -96,3 +96,37 @@ fn named(mut response: Response) -> Response {
     headers.insert(CODE_KEY, HeaderValue::from_static(code));
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::routing::get;
+    use tower::ServiceExt;
+
+    async fn bug() -> StatusCode {
+        panic!("a bug")
+    }
+
+    fn guarded() -> Router {
+        let hangs = get(|| async { std::future::pending::<StatusCode>().await });
+        Router::new().route("/bug", get(bug)).route("/hangs", hangs).layer(from_fn(guard))
+    }
+
+    async fn call(path: &str, content_type: &str) -> Response {
+        let request = Request::get(path).header(header::CONTENT_TYPE, content_type);
+        guarded().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bug_or_a_call_that_hangs_fails_that_call_alone() {
+        for (path, status) in [("/bug", 500), ("/hangs", 504)] {
+            let response = call(path, "application/json").await;
+            assert_eq!(response.status(), status);
+            assert_eq!(response.headers()[header::CONTENT_TYPE], "application/problem+json");
+            let response = call(path, "application/grpc").await;
+            assert_eq!(response.status(), 200);
+            assert_eq!(response.headers()[GRPC_STATUS], (Code::Unknown as i32).to_string());
+            assert_eq!(response.headers()[CODE_KEY], "outcome_unknown");
+        }
+    }
+}

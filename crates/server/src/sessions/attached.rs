@@ -10,6 +10,7 @@ use crate::{
     random::random_u64,
     shard::HandedTask,
 };
+use futures_util::future::try_join_all;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     future::Future,
@@ -354,17 +355,12 @@ impl Attached {
 
     /// Ends the session's claims on every shard, but for those listed.
     async fn end(&self, reason: SessionEnd, keep: &[Claim]) -> Result<(), Error> {
-        for shard in (0..self.broker.shards().count()).map(ShardId) {
-            let holds = {
-                let id = self.session.id;
-                let read =
-                    move |machine: &taskyard_machine::Machine| machine.sessions().contains(&id);
-                self.broker.shards().read(shard, read).await?
-            };
-            if holds {
-                let keep = keep.iter().map(|(task, _)| *task).filter(|task| task.home == shard);
-                self.end_on(shard, reason, keep.collect()).await?;
-            }
+        let (id, shards) = (self.session.id, self.broker.shards());
+        let holds = |shard| shards.read(shard, move |machine| machine.session_holds(id));
+        let holds = try_join_all((0..shards.count()).map(ShardId).map(holds)).await?;
+        for (shard, _) in (0..).map(ShardId).zip(holds).filter(|(_, holds)| *holds) {
+            let keep = keep.iter().map(|(task, _)| *task).filter(|task| task.home == shard);
+            self.end_on(shard, reason, keep.collect()).await?;
         }
         Ok(())
     }

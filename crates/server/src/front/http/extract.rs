@@ -123,3 +123,23 @@ impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> {
         Ok(Parameters(parameters))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::{Router, body::Body, routing::post};
+    use futures_util::{StreamExt, stream};
+    use tower::ServiceExt;
+
+    #[tokio::test(start_paused = true)]
+    async fn half_a_body_is_not_waited_for_for_ever() {
+        let half = stream::iter([Ok::<_, std::io::Error>("{\"type\":")]).chain(stream::pending());
+        let router = Router::new().route("/", post(|_: JsonBody| async {}));
+        let request = Request::post("/").body(Body::from_stream(half)).unwrap();
+        let response = router.oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::REQUEST_TIMEOUT);
+        let body = to_bytes(response.into_body(), 10_000).await.unwrap();
+        let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(problem["code"], "invalid_argument");
+    }
+}

@@ -1,20 +1,18 @@
-//! What answers hold.
+//! What answers about tasks hold.
 
 use super::{
     Moment, Progress, TaskError,
     bytes::{Shown, shown, shown_payload},
 };
 use crate::{
-    broker::{BulkReport, ClusterView, Found, TaskResult},
-    sessions::WorkerView,
+    broker::{Found, TaskResult},
     shard::HandedTask,
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use taskyard_machine::{
-    AfterFailure, AttemptView, Body, ClaimView, Enqueued as MachineEnqueued, QueueView, TaskId,
-    TaskStateName, Timestamp,
+    AfterFailure, AttemptView, Body, ClaimView, Enqueued as MachineEnqueued, TaskId, TaskStateName,
 };
 use utoipa::ToSchema;
 
@@ -408,202 +406,4 @@ impl<'a> ResultReply<'a> {
             error: result.error.as_ref().map(task_error),
         }
     }
-}
-
-/// One queue, with exact counts.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct Queue<'a> {
-    name: &'a str,
-    ready: u64,
-    scheduled: u64,
-    claimed: u64,
-    blocked: u64,
-    dead: u64,
-    paused: bool,
-    /// How long the oldest ready task has been ready.
-    oldest_ready_age_ms: u64,
-    enqueued_total: u64,
-    succeeded_total: u64,
-    /// Attempts that ever failed.
-    failed_total: u64,
-    dead_total: u64,
-    lost_total: u64,
-    expired_total: u64,
-    cancelled_total: u64,
-}
-
-impl<'a> Queue<'a> {
-    pub(in crate::front) fn new(view: &'a QueueView, now: Timestamp) -> Queue<'a> {
-        let counts = view.counts;
-        Queue {
-            name: view.name.as_str(),
-            ready: counts.ready,
-            scheduled: counts.scheduled,
-            claimed: counts.claimed,
-            blocked: counts.blocked,
-            dead: counts.dead,
-            paused: view.paused,
-            oldest_ready_age_ms: view.oldest_ready_at.map_or(0, |at| now.ms_since(at)),
-            enqueued_total: counts.enqueued_total,
-            succeeded_total: counts.succeeded_total,
-            failed_total: counts.failed_total,
-            dead_total: counts.dead_total,
-            lost_total: counts.lost_total,
-            expired_total: counts.expired_total,
-            cancelled_total: counts.cancelled_total,
-        }
-    }
-}
-
-/// All queues, by name.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct QueueList<'a> {
-    pub(in crate::front) queues: Vec<Queue<'a>>,
-}
-
-/// Whether a queue is paused.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct Paused {
-    pub(in crate::front) paused: bool,
-}
-
-/// How far a bulk operation is.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct Bulk {
-    /// Tasks changed so far.
-    changed: u64,
-    /// Tasks named but not fit for it.
-    skipped: u64,
-    /// `false`: it goes on by itself; look at the queue's counts.
-    done: bool,
-}
-
-impl From<&BulkReport> for Bulk {
-    fn from(report: &BulkReport) -> Bulk {
-        let BulkReport { changed, skipped, ended } = report;
-        Bulk { changed: *changed, skipped: *skipped, done: ended.is_some() }
-    }
-}
-
-/// One worker.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct Worker {
-    id: String,
-    name: String,
-    host: String,
-    pid: u32,
-    version: String,
-    queues: Vec<String>,
-    slots: u32,
-    busy: u32,
-    /// `running`, `quiet`, `stopping` or `lost`.
-    state: &'static str,
-    connected_at: Moment,
-    beat_at: Moment,
-    rss_bytes: u64,
-}
-
-impl From<WorkerView> for Worker {
-    fn from(view: WorkerView) -> Worker {
-        let profile = view.profile;
-        Worker {
-            id: view.id.to_string(),
-            name: profile.name,
-            host: profile.host,
-            pid: profile.pid,
-            version: profile.version,
-            queues: profile.queues,
-            slots: profile.slots,
-            busy: view.busy,
-            state: view.state,
-            connected_at: view.connected_at.into(),
-            beat_at: view.beat_at.into(),
-            rss_bytes: view.rss_bytes,
-        }
-    }
-}
-
-/// Workers with a session, and those lost within a day.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct WorkerList {
-    pub(in crate::front) workers: Vec<Worker>,
-}
-
-/// What a worker was asked to do.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct Asked {
-    /// `quiet` or `stopping`.
-    pub(in crate::front) asked: &'static str,
-}
-
-/// The nodes and shards of this cluster.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct Cluster {
-    cluster_id: String,
-    nodes: Vec<NodeReply>,
-    shards: Vec<Shard>,
-}
-
-/// One node.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct NodeReply {
-    id: u64,
-    /// Where it listens; absent if nowhere.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    address: Option<String>,
-    zone: &'static str,
-    /// `up`.
-    state: &'static str,
-}
-
-/// One shard.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct Shard {
-    id: u16,
-    /// The node that leads it; absent while none does.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    leader: Option<u64>,
-    term: u64,
-    replicas: Vec<ShardReplica>,
-}
-
-/// One copy of a shard.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct ShardReplica {
-    node: u64,
-    /// Index of the last entry that it is known to have on disk.
-    #[serde(rename = "match")]
-    matched: u64,
-    /// Entries that it has not applied yet.
-    lag: u64,
-}
-
-/// The only node there is, until others can join.
-const NODE: u64 = 1;
-
-impl Cluster {
-    pub(in crate::front) fn new(view: ClusterView, address: Option<String>) -> Cluster {
-        let shard = |status: &crate::shard::ShardStatus| Shard {
-            id: status.shard.0,
-            leader: status.serves.then_some(NODE),
-            term: status.term,
-            replicas: vec![ShardReplica {
-                node: NODE,
-                matched: status.persisted,
-                lag: status.persisted.saturating_sub(status.applied),
-            }],
-        };
-        Cluster {
-            cluster_id: view.cluster_id,
-            nodes: vec![NodeReply { id: NODE, address, zone: "", state: "up" }],
-            shards: view.shards.iter().map(shard).collect(),
-        }
-    }
-}
-
-/// The process lives.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct Health {
-    /// `ok`.
-    pub(in crate::front) status: &'static str,
 }
