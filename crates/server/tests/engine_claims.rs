@@ -6,7 +6,7 @@ mod engine;
 
 use engine::{Bench, config, request, start, waits};
 use std::time::Duration;
-use taskyard_machine::{Body, TaskStateName};
+use taskyard_machine::{Body, Command, EncodedCommand, Enqueue, NewTask, TaskStateName};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -138,4 +138,31 @@ async fn a_watched_task_tells_its_end() {
     acked.unwrap();
     assert!(finished.unwrap());
     assert!(bench.0.finished(id, LONG).await.unwrap(), "already ended");
+}
+
+/// A claim of two queues is promised a task of one and takes the other's: the next in line gets it.
+#[tokio::test]
+async fn what_was_promised_and_not_taken_goes_to_the_next_in_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = start(&config(dir.path()));
+    let bench = Bench(engine.shards());
+    let home = bench.0.home("a");
+    // Sorts before the other, so that its line is served first.
+    let same = (0..).map(|n| format!("A{n}")).find(|name| bench.0.home(name) == home).unwrap();
+    let mut both = request("a", 1);
+    both.queues.push((same.clone(), 1));
+    for _ in 0..50 {
+        let mut first = Box::pin(bench.0.claim(home, both.clone(), LONG));
+        assert!(waits(&mut first).await);
+        let mut second = Box::pin(bench.claim(&same, 1, LONG));
+        assert!(waits(&mut second).await);
+        // Both come in one entry, so that both queues are woken at once.
+        let one = |queue: &str| {
+            let task = NewTask { task_type: "t", ..NewTask::default() };
+            (home, EncodedCommand::new(&Command::Enqueue(Enqueue { queue, task })))
+        };
+        bench.0.propose_all(vec![one(&same), one("a")], true).await;
+        assert_eq!(first.await.unwrap()[0].task.queue.as_str(), "a");
+        assert_eq!(second.await[0].task.queue.as_str(), same);
+    }
 }

@@ -138,10 +138,14 @@ impl Waiters {
         !self.woken.is_empty() || !self.hasty.is_empty()
     }
 
-    /// A proposed claim has been decided, or never will be.
-    pub(crate) fn settle(&mut self, (queue, promised): &(String, u64)) {
+    /// A proposed claim has been decided, or never will be. `found` tells whether it got something:
+    /// then that may have come from another of its queues, and the next in line gets what was promised.
+    pub(crate) fn settle(&mut self, (queue, promised): &(String, u64), found: bool) {
         if let Some(line) = self.lines.get_mut(queue) {
             line.promised = line.promised.saturating_sub(*promised);
+        }
+        if found {
+            self.wake(queue);
         }
     }
 
@@ -390,8 +394,7 @@ mod tests {
         waiters.wake("mail");
         let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 3)]));
         assert_eq!(tickets, [2], "two of the three are promised to those before");
-        waiters.settle(&served[0].promised);
-        waiters.wake("mail");
+        waiters.settle(&served[0].promised, true);
         assert_eq!(serve(&mut waiters, &machine(&[("mail", 4)])).0, [3, 4]);
     }
 
@@ -414,7 +417,7 @@ mod tests {
         let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 1)]));
         assert_eq!(tickets, [2]);
         for served in served {
-            waiters.settle(&served.promised);
+            waiters.settle(&served.promised, false);
             waiters.park_again(served.waiter);
         }
         assert!(!waiters.is_woken(), "not before the next event");

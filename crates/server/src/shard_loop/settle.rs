@@ -133,7 +133,8 @@ impl ShardLoop {
             }
             Waiting::Claim(served) => {
                 let shard = &mut self.shards[number];
-                shard.waiters.settle(&served.promised);
+                let found = !matches!(&outcome, Ok(Outcome::Claimed(tasks)) if tasks.is_empty());
+                shard.waiters.settle(&served.promised, found);
                 match outcome {
                     Ok(Outcome::Claimed(tasks)) if tasks.is_empty() => {
                         shard.waiters.park_again(served.waiter);
@@ -210,7 +211,7 @@ impl ShardLoop {
                 self.answer_part(slot, position, Err(error.clone()));
             }
             Waiting::Claim(served) => {
-                shard.waiters.settle(&served.promised);
+                shard.waiters.settle(&served.promised, false);
                 let _ = served.waiter.answer.send(Err(error.clone()));
             }
             Waiting::Expiry => {
