@@ -52,7 +52,9 @@ impl Front {
     /// `grace` for calls in flight. Stop this before the shards.
     pub async fn stop(self, grace: Duration) {
         if let Some(accepting) = self.accepting {
+            // Awaited, so that the port is free when this returns.
             accepting.abort();
+            let _ = accepting.await;
         }
         self.broker.stop_waiting();
         self.connections.stop(grace).await;

@@ -46,6 +46,7 @@ macro_rules! routes {
                 description = "A distributed task queue. Errors are application/problem+json with a stable `code`.",
             ),
             paths($($module::$handler),+),
+            components(schemas(Problem)),
         )]
         struct Document;
     };
@@ -131,9 +132,16 @@ mod tests {
     fn the_document_lists_every_route_and_no_other() {
         let document = serde_json::to_value(Document::openapi()).unwrap();
         let mut documented = BTreeSet::new();
+        let mut operations = BTreeSet::new();
         for (path, item) in document["paths"].as_object().unwrap() {
-            for method in item.as_object().unwrap().keys() {
+            for (method, operation) in item.as_object().unwrap() {
                 assert!(documented.insert((method.clone(), path.clone())), "{method} {path} twice");
+                let name = operation["operationId"].as_str().unwrap();
+                assert!(operations.insert(name.to_owned()), "{name} twice");
+                for (status, response) in operation["responses"].as_object().unwrap() {
+                    let description = response["description"].as_str().unwrap_or_default();
+                    assert!(!description.is_empty(), "{name} {status} must be described");
+                }
             }
         }
         let routed = ROUTES.iter().map(|(method, path)| (method.to_string(), path.to_string()));

@@ -6,7 +6,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use utoipa::ToSchema;
+use std::collections::BTreeMap;
+use utoipa::{
+    IntoResponses, ToSchema,
+    openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder, response},
+};
 
 /// An error over HTTP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -42,6 +46,17 @@ impl Problem {
 impl From<Error> for Problem {
     fn from(error: Error) -> Problem {
         Problem::new(status(error.code()), error.code(), error.to_string())
+    }
+}
+
+impl IntoResponses for Problem {
+    fn responses() -> BTreeMap<String, RefOr<response::Response>> {
+        let schema = Ref::from_schema_name(Problem::name());
+        let content = ContentBuilder::new().schema(Some(schema)).build();
+        let response = ResponseBuilder::new()
+            .description("any problem; `code` says which")
+            .content("application/problem+json", content);
+        BTreeMap::from([("default".into(), RefOr::T(response.build()))])
     }
 }
 

@@ -14,11 +14,11 @@ use taskyard_machine::{Ack, ClaimToken, Enqueue, Release};
 
 /// Claims ready tasks; waits for the first up to `wait_ms`.
 #[utoipa::path(
-    post, path = "/v1/claims", tag = "claims",
+    post, path = "/v1/claims", operation_id = "claim", tag = "claims",
     request_body(content = json::Claim, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Claimed<'_>),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::Claimed<'_>, description = "perhaps none"),
+        Problem,
     ),
 )]
 pub(super) async fn claim(State(http): State<Http>, body: JsonBody) -> Result<Response, Problem> {
@@ -36,12 +36,12 @@ pub(super) async fn claim(State(http): State<Http>, body: JsonBody) -> Result<Re
 
 /// Ends a claimed task well. Again with the same token, it gets the same answer.
 #[utoipa::path(
-    post, path = "/v1/tasks/{id}/ack", tag = "claims",
+    post, path = "/v1/tasks/{id}/ack", operation_id = "ack", tag = "claims",
     params(("id" = String, Path)),
     request_body(content = json::Ack<'_>, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Acked),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::Acked, description = "ended"),
+        Problem,
     ),
 )]
 pub(super) async fn ack(
@@ -66,12 +66,12 @@ pub(super) async fn ack(
 
 /// Ends an attempt badly: it is retried by its policy, or dead.
 #[utoipa::path(
-    post, path = "/v1/tasks/{id}/fail", tag = "claims",
+    post, path = "/v1/tasks/{id}/fail", operation_id = "fail", tag = "claims",
     params(("id" = String, Path)),
     request_body(content = json::FailBody, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Failed),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::Failed, description = "what becomes of it"),
+        Problem,
     ),
 )]
 pub(super) async fn fail(
@@ -86,12 +86,12 @@ pub(super) async fn fail(
 
 /// Renews a lease, with progress and what the next attempt should know.
 #[utoipa::path(
-    post, path = "/v1/tasks/{id}/extend", tag = "claims",
+    post, path = "/v1/tasks/{id}/extend", operation_id = "extend", tag = "claims",
     params(("id" = String, Path)),
     request_body(content = json::ExtendBody<'_>, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Extended),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::Extended, description = "renewed"),
+        Problem,
     ),
 )]
 pub(super) async fn extend(
@@ -107,12 +107,12 @@ pub(super) async fn extend(
 
 /// Puts a claimed task off without spending an attempt.
 #[utoipa::path(
-    post, path = "/v1/tasks/{id}/snooze", tag = "claims",
+    post, path = "/v1/tasks/{id}/snooze", operation_id = "snooze", tag = "claims",
     params(("id" = String, Path)),
     request_body(content = json::SnoozeBody, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Snoozed),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::Snoozed, description = "put off"),
+        Problem,
     ),
 )]
 pub(super) async fn snooze(
@@ -127,12 +127,12 @@ pub(super) async fn snooze(
 
 /// Gives a claimed task back without spending anything.
 #[utoipa::path(
-    post, path = "/v1/tasks/{id}/release", tag = "claims",
+    post, path = "/v1/tasks/{id}/release", operation_id = "release", tag = "claims",
     params(("id" = String, Path)),
     request_body(content = json::ReleaseBody, content_type = "application/json"),
     responses(
-        (status = 200, body = json::StateReply),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::StateReply, description = "given back"),
+        Problem,
     ),
 )]
 pub(super) async fn release(

@@ -12,11 +12,11 @@ use taskyard_machine::{DeadAction, TaskStateName};
 
 /// A page of dead letters.
 #[utoipa::path(
-    get, path = "/v1/dead", tag = "dead letters",
+    get, path = "/v1/dead", operation_id = "list_dead", tag = "dead letters",
     params(json::ListQuery),
     responses(
-        (status = 200, body = json::TaskList<'_>),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::TaskList<'_>, description = "a page"),
+        Problem,
     ),
 )]
 pub(super) async fn list(
@@ -29,12 +29,12 @@ pub(super) async fn list(
 
 /// Makes dead letters ready, with all attempts before them.
 #[utoipa::path(
-    post, path = "/v1/dead/retry", tag = "dead letters",
+    post, path = "/v1/dead/retry", operation_id = "retry_dead", tag = "dead letters",
     request_body(content = json::DeadBody, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Bulk),
+        (status = 200, body = json::Bulk, description = "done"),
         (status = 202, body = json::Bulk, description = "it takes longer, and goes on"),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        Problem,
     ),
 )]
 pub(super) async fn retry(State(http): State<Http>, body: JsonBody) -> Result<Response, Problem> {
@@ -44,12 +44,12 @@ pub(super) async fn retry(State(http): State<Http>, body: JsonBody) -> Result<Re
 
 /// Removes dead letters for good.
 #[utoipa::path(
-    post, path = "/v1/dead/discard", tag = "dead letters",
+    post, path = "/v1/dead/discard", operation_id = "discard_dead", tag = "dead letters",
     request_body(content = json::DeadBody, content_type = "application/json"),
     responses(
-        (status = 200, body = json::Bulk),
+        (status = 200, body = json::Bulk, description = "done"),
         (status = 202, body = json::Bulk, description = "it takes longer, and goes on"),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        Problem,
     ),
 )]
 pub(super) async fn discard(State(http): State<Http>, body: JsonBody) -> Result<Response, Problem> {

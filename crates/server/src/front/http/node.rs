@@ -11,10 +11,10 @@ use utoipa::OpenApi;
 
 /// The nodes and shards of this cluster.
 #[utoipa::path(
-    get, path = "/v1/cluster", tag = "node",
+    get, path = "/v1/cluster", operation_id = "get_cluster", tag = "node",
     responses(
-        (status = 200, body = json::Cluster),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::Cluster, description = "as this node sees it"),
+        Problem,
     ),
 )]
 pub(super) async fn cluster(State(http): State<Http>) -> Result<Response, Problem> {
@@ -24,10 +24,10 @@ pub(super) async fn cluster(State(http): State<Http>) -> Result<Response, Proble
 
 /// Metrics in the Prometheus text format.
 #[utoipa::path(
-    get, path = "/metrics", tag = "node",
+    get, path = "/metrics", operation_id = "get_metrics", tag = "node",
     responses(
-        (status = 200, body = String, content_type = "text/plain"),
-        (status = 503, body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = String, content_type = "text/plain", description = "all metrics"),
+        Problem,
     ),
 )]
 pub(super) async fn metrics(State(http): State<Http>) -> Result<Response, Problem> {
@@ -37,17 +37,20 @@ pub(super) async fn metrics(State(http): State<Http>) -> Result<Response, Proble
 }
 
 /// The process lives.
-#[utoipa::path(get, path = "/healthz", tag = "node", responses((status = 200, body = json::Health)))]
+#[utoipa::path(
+    get, path = "/healthz", operation_id = "get_health", tag = "node",
+    responses((status = 200, body = json::Health, description = "it lives")),
+)]
 pub(super) async fn healthz() -> Response {
     ok(&json::Health { status: "ok" })
 }
 
 /// Every shard takes requests.
 #[utoipa::path(
-    get, path = "/readyz", tag = "node",
+    get, path = "/readyz", operation_id = "get_readiness", tag = "node",
     responses(
-        (status = 200, body = json::Health),
-        (status = 503, body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::Health, description = "it serves"),
+        Problem,
     ),
 )]
 pub(super) async fn readyz(State(http): State<Http>) -> Result<Response, Problem> {
@@ -56,7 +59,10 @@ pub(super) async fn readyz(State(http): State<Http>) -> Result<Response, Problem
 }
 
 /// This document.
-#[utoipa::path(get, path = "/openapi.json", tag = "node", responses((status = 200)))]
+#[utoipa::path(
+    get, path = "/openapi.json", operation_id = "get_openapi", tag = "node",
+    responses((status = 200, description = "the document")),
+)]
 pub(super) async fn openapi() -> Response {
     ok(&Document::openapi())
 }

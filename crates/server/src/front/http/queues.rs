@@ -17,10 +17,10 @@ const BULK_WAITED_FOR: Duration = Duration::from_secs(60);
 
 /// All queues, with exact counts.
 #[utoipa::path(
-    get, path = "/v1/queues", tag = "queues",
+    get, path = "/v1/queues", operation_id = "list_queues", tag = "queues",
     responses(
-        (status = 200, body = json::QueueList<'_>),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::QueueList<'_>, description = "all of them"),
+        Problem,
     ),
 )]
 pub(super) async fn list(State(http): State<Http>) -> Result<Response, Problem> {
@@ -31,11 +31,11 @@ pub(super) async fn list(State(http): State<Http>) -> Result<Response, Problem> 
 
 /// One queue, with exact counts.
 #[utoipa::path(
-    get, path = "/v1/queues/{queue}", tag = "queues",
+    get, path = "/v1/queues/{queue}", operation_id = "get_queue", tag = "queues",
     params(("queue" = String, Path)),
     responses(
-        (status = 200, body = json::Queue<'_>),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::Queue<'_>, description = "the queue"),
+        Problem,
     ),
 )]
 pub(super) async fn queue(
@@ -48,11 +48,11 @@ pub(super) async fn queue(
 
 /// Stops handing out tasks of a queue.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/pause", tag = "queues",
+    post, path = "/v1/queues/{queue}/pause", operation_id = "pause_queue", tag = "queues",
     params(("queue" = String, Path)),
     responses(
-        (status = 200, body = json::Paused),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::Paused, description = "paused"),
+        Problem,
     ),
 )]
 pub(super) async fn pause(
@@ -65,11 +65,11 @@ pub(super) async fn pause(
 
 /// Hands out tasks of a queue again.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/resume", tag = "queues",
+    post, path = "/v1/queues/{queue}/resume", operation_id = "resume_queue", tag = "queues",
     params(("queue" = String, Path)),
     responses(
-        (status = 200, body = json::Paused),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::Paused, description = "resumed"),
+        Problem,
     ),
 )]
 pub(super) async fn resume(
@@ -82,12 +82,12 @@ pub(super) async fn resume(
 
 /// Removes the waiting tasks of a queue.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/purge", tag = "queues",
+    post, path = "/v1/queues/{queue}/purge", operation_id = "purge_queue", tag = "queues",
     params(("queue" = String, Path)),
     responses(
-        (status = 200, body = json::Bulk),
+        (status = 200, body = json::Bulk, description = "done"),
         (status = 202, body = json::Bulk, description = "it takes longer, and goes on"),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        Problem,
     ),
 )]
 pub(super) async fn purge(
@@ -114,11 +114,11 @@ pub(super) async fn bulk(mut job: BulkJob) -> Result<Response, Problem> {
 
 /// A queue's own settings.
 #[utoipa::path(
-    get, path = "/v1/queues/{queue}/settings", tag = "queues",
+    get, path = "/v1/queues/{queue}/settings", operation_id = "get_queue_settings", tag = "queues",
     params(("queue" = String, Path)),
     responses(
-        (status = 200, body = json::QueueSettings),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::QueueSettings, description = "its own settings"),
+        Problem,
     ),
 )]
 pub(super) async fn settings(
@@ -131,12 +131,12 @@ pub(super) async fn settings(
 
 /// Replaces all settings of a queue; what is absent returns to its default.
 #[utoipa::path(
-    put, path = "/v1/queues/{queue}/settings", tag = "queues",
+    put, path = "/v1/queues/{queue}/settings", operation_id = "set_queue_settings", tag = "queues",
     params(("queue" = String, Path)),
     request_body(content = json::QueueSettings, content_type = "application/json"),
     responses(
-        (status = 200, body = json::QueueSettings),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::QueueSettings, description = "as they are now"),
+        Problem,
     ),
 )]
 pub(super) async fn set(

@@ -18,13 +18,13 @@ use taskyard_machine::{Enqueue, TaskStateName};
 /// An object answers `{id}`: 201, or 200 with `duplicate` if its `request_id` was known. An array
 /// answers 201 `{ids}`.
 #[utoipa::path(
-    post, path = "/v1/queues/{queue}/tasks", tag = "tasks",
+    post, path = "/v1/queues/{queue}/tasks", operation_id = "enqueue", tag = "tasks",
     params(("queue" = String, Path, description = "1 to 128 of letters, digits and -_.:")),
     request_body(content = json::OneOrMany<'_>, content_type = "application/json"),
     responses(
-        (status = 201, body = json::EnqueuedOneOrMany),
+        (status = 201, body = json::EnqueuedOneOrMany, description = "enqueued"),
         (status = 200, body = json::Enqueued, description = "its request_id was known"),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        Problem,
     ),
 )]
 pub(super) async fn enqueue(
@@ -70,11 +70,11 @@ fn check_same_queue(new: &json::NewTask<'_>, queue: &str) -> Result<(), Error> {
 
 /// One task with its last attempts.
 #[utoipa::path(
-    get, path = "/v1/tasks/{id}", tag = "tasks",
+    get, path = "/v1/tasks/{id}", operation_id = "get_task", tag = "tasks",
     params(("id" = String, Path)),
     responses(
-        (status = 200, body = json::Task<'_>),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::Task<'_>, description = "the task"),
+        Problem,
     ),
 )]
 pub(super) async fn task(
@@ -87,11 +87,11 @@ pub(super) async fn task(
 
 /// A page of tasks. Go on with the answer's `cursor` until there is none.
 #[utoipa::path(
-    get, path = "/v1/tasks", tag = "tasks",
+    get, path = "/v1/tasks", operation_id = "list_tasks", tag = "tasks",
     params(json::ListQuery),
     responses(
-        (status = 200, body = json::TaskList<'_>),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::TaskList<'_>, description = "a page"),
+        Problem,
     ),
 )]
 pub(super) async fn list(
@@ -127,11 +127,11 @@ pub(super) async fn page(
 ///
 /// While it has not ended the answer is 200 with its state and no result.
 #[utoipa::path(
-    get, path = "/v1/tasks/{id}/result", tag = "tasks",
+    get, path = "/v1/tasks/{id}/result", operation_id = "get_result", tag = "tasks",
     params(("id" = String, Path), json::WaitQuery),
     responses(
-        (status = 200, body = json::ResultReply<'_>),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::ResultReply<'_>, description = "as far as is known"),
+        Problem,
     ),
 )]
 pub(super) async fn result(
@@ -146,11 +146,11 @@ pub(super) async fn result(
 
 /// Takes a task back: at once when not claimed; else its worker is told, and it ends when it yields.
 #[utoipa::path(
-    post, path = "/v1/tasks/{id}/cancel", tag = "tasks",
+    post, path = "/v1/tasks/{id}/cancel", operation_id = "cancel_task", tag = "tasks",
     params(("id" = String, Path)),
     responses(
         (status = 200, body = json::StateReply, description = "cancelled, or claimed until the worker yields"),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        Problem,
     ),
 )]
 pub(super) async fn cancel(
@@ -163,12 +163,12 @@ pub(super) async fn cancel(
 
 /// Runs a finished or waiting task now, perhaps with another payload.
 #[utoipa::path(
-    post, path = "/v1/tasks/{id}/retry", tag = "tasks",
+    post, path = "/v1/tasks/{id}/retry", operation_id = "retry_task", tag = "tasks",
     params(("id" = String, Path)),
     request_body(content = Option<json::RetryBody<'_>>, content_type = "application/json"),
     responses(
-        (status = 200, body = json::StateReply),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::StateReply, description = "it is ready"),
+        Problem,
     ),
 )]
 pub(super) async fn retry(

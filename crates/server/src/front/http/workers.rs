@@ -9,10 +9,10 @@ use axum::{extract::State, http::StatusCode, response::Response};
 
 /// Workers with a session, and those lost within a day.
 #[utoipa::path(
-    get, path = "/v1/workers", tag = "workers",
+    get, path = "/v1/workers", operation_id = "list_workers", tag = "workers",
     responses(
-        (status = 200, body = json::WorkerList),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 200, body = json::WorkerList, description = "all of them"),
+        Problem,
     ),
 )]
 pub(super) async fn list(State(http): State<Http>) -> Response {
@@ -22,11 +22,11 @@ pub(super) async fn list(State(http): State<Http>) -> Response {
 
 /// Asks a worker to finish what it has and claim nothing more.
 #[utoipa::path(
-    post, path = "/v1/workers/{id}/quiet", tag = "workers",
+    post, path = "/v1/workers/{id}/quiet", operation_id = "quiet_worker", tag = "workers",
     params(("id" = String, Path)),
     responses(
-        (status = 202, body = json::Asked),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 202, body = json::Asked, description = "it will be told"),
+        Problem,
     ),
 )]
 pub(super) async fn quiet(
@@ -39,11 +39,11 @@ pub(super) async fn quiet(
 
 /// Asks a worker to shut down.
 #[utoipa::path(
-    post, path = "/v1/workers/{id}/stop", tag = "workers",
+    post, path = "/v1/workers/{id}/stop", operation_id = "stop_worker", tag = "workers",
     params(("id" = String, Path)),
     responses(
-        (status = 202, body = json::Asked),
-        (status = "default", body = Problem, content_type = "application/problem+json"),
+        (status = 202, body = json::Asked, description = "it will be told"),
+        Problem,
     ),
 )]
 pub(super) async fn stop(
