@@ -135,6 +135,39 @@ async fn a_lost_worker_stays_listed_as_lost() {
     broker.stop().await;
 }
 
+#[tokio::test]
+async fn a_worker_that_never_reads_loses_its_tasks_to_others() {
+    let broker = Broker::manual().await;
+    let mut client = broker.grpc().await;
+    let large = v1::NewTask { payload: vec![b'1'; 500_000].into(), ..task("q", "t") };
+    for _ in 0..20 {
+        let request = v1::EnqueueManyRequest { tasks: vec![large.clone(); 4], batch_id: vec![] };
+        client.enqueue_many(request).await.unwrap();
+    }
+    // It asks for eighty tasks, more than fits in any buffer, and takes none off its connection.
+    let hello = v1::Hello { lease_ms: 3_600_000, ..common::worker::hello(&["q"], 80) };
+    let deaf = Worker::hello(&broker, hello).await.unwrap();
+    deaf.credits(80).await;
+    eventually("claims for it", async || {
+        let request = v1::QueueRequest { queue: "q".into() };
+        (client.get_queue(request).await.unwrap().into_inner().claimed == 80).then_some(())
+    })
+    .await;
+    let mut other = Worker::open(&broker, &["q"], 80).await;
+    other.credits(80).await;
+    let started = std::time::Instant::now();
+    while other.tasks_received < 80 {
+        let looked = tokio::time::timeout(Duration::from_millis(200), other.receive()).await;
+        if looked.map(Result::unwrap).is_err() {
+            broker.clock.advance(Duration::from_secs(1));
+        }
+        let took = started.elapsed();
+        assert!(took < common::DEADLINE, "{} tasks after {took:?}", other.tasks_received);
+    }
+    drop(deaf);
+    broker.stop().await;
+}
+
 /// A worker that the real clock kills: silence after a cut connection, in seconds that pass.
 #[tokio::test]
 async fn a_killed_worker_is_noticed_by_the_real_clock_too() {

@@ -28,8 +28,8 @@ pub(super) const STOPPING: &str =
 
 /// A worker says hello at once.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
-/// Messages that wait for the connection; the rest waits in the shards.
-const MESSAGES_WAITING_MAX: usize = 16;
+/// Messages that wait for the connection, each up to `TASKS_BYTES_MAX`; the rest waits in the shards.
+const MESSAGES_WAITING_MAX: usize = 4;
 /// Batches of answers under way; further ones wait on the wire.
 const ANSWERS_UNDER_WAY_MAX: usize = 64;
 /// Bodies in one message, so that no client needs a larger one than its largest task.
