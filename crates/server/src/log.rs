@@ -131,11 +131,30 @@ impl Log {
         let engine = Engine::open(config).map_err(|error| {
             damaged(format!("the log in {} can't be opened: {error}", dir.display()))
         })?;
-        Ok(Log {
+        let log = Log {
             engine,
             #[cfg(test)]
             sync_fails: std::sync::atomic::AtomicBool::new(false),
-        })
+        };
+        log.cut_again()?;
+        Ok(log)
+    }
+
+    /// Cuts every group where it was cut before. raft-engine keeps the command that drops entries in the
+    /// file that it was written to; when that file is freed, entries that had been moved to the rewrite
+    /// queue come back. They are older than the checkpoint, and the next append would leave a hole.
+    fn cut_again(&self) -> Result<(), StartError> {
+        let mut batch = Batch::default();
+        for group in self.engine.raft_groups() {
+            let GroupState { cut, entries, .. } = self.group(group)?;
+            if entries.is_some_and(|(first, _)| first <= cut) {
+                batch.cut(group, cut);
+            }
+        }
+        if !batch.is_empty() {
+            self.write(&mut batch).map_err(|error| StartError(error.to_string()))?;
+        }
+        Ok(())
     }
 
     /// What is there of one group.
@@ -376,5 +395,43 @@ mod tests {
         log.purge().unwrap();
         assert!(log.engine.get_used_size() <= 3 * SMALL_FILE_BYTES as usize, "{} files", files());
         assert!(before >= 10);
+    }
+
+    /// A quiet group's entries were moved to the rewrite queue, then cut; the file with the cut's own
+    /// command goes while the hot group writes on.
+    #[test]
+    fn entries_behind_a_cut_do_not_come_back_after_a_purge() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = small(dir.path());
+        let (quiet, hot) = (1, 2);
+        let mut batch = Batch::default();
+        let mut index = 1;
+        let mut write_hot = || {
+            for _ in 0..12 {
+                index += 1;
+                batch.append(hot, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);
+                batch.cut(hot, index - 1);
+                log.write(&mut batch).unwrap();
+            }
+            log.purge().unwrap();
+        };
+        write(&log, quiet, 2..=5);
+        write_hot();
+        write(&log, quiet, 6..=8);
+        let mut cut = Batch::default();
+        cut.cut(quiet, 8);
+        log.write(&mut cut).unwrap();
+        write_hot();
+        write_hot();
+        drop(log);
+
+        let log = Arc::new(small(dir.path()));
+        let state = log.group(quiet).unwrap();
+        assert_eq!((state.cut, state.entries), (8, None));
+        assert_eq!(state.hard_state.unwrap().commit, 8);
+        write(&log, quiet, 9..=9);
+        assert_eq!(indexes(&log, quiet), [9]);
+        drop(log);
+        assert_eq!(indexes(&Arc::new(small(dir.path())), quiet), [9]);
     }
 }
