@@ -3,6 +3,9 @@
 //! Invariant: the body of every task in the state is here, or in the checkpoint store, or both. It
 //! leaves memory only when a synced checkpoint holds it (or with its task), so whatever is not here
 //! is in the store. What is evicted first is what was enqueued last: queues are served oldest first.
+//!
+//! While a cut is frozen, a body that belongs to it and to no checkpoint yet outlives its task: it is set
+//! aside until the cut's record of the task is written, which must never stand in a backup without it.
 
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -30,6 +33,8 @@ struct Body {
     stored: Stored,
     /// Its task has ended: it is kept for people, not for workers.
     is_cold: bool,
+    /// The number of the last cut that was frozen before it came.
+    after_cut: u32,
 }
 
 /// Up to `CHUNK_BODIES` bodies with neighbouring ids.
@@ -51,6 +56,11 @@ pub(crate) struct Bodies {
     chunks: BTreeMap<u128, Chunk>,
     bytes: u64,
     bytes_unstored: u64,
+    /// How many cuts were frozen, and whether records of the last one are still to be written.
+    cuts: u32,
+    is_frozen: bool,
+    /// Bodies of the frozen cut whose tasks have lost them since.
+    set_aside: BTreeMap<TaskId, Bytes>,
 }
 
 /// The chunk of a task and its place in it.
@@ -81,12 +91,33 @@ impl Bodies {
         self.bytes_unstored
     }
 
-    /// The body for a checkpoint's record of this task, if that must hold it. Followed by
+    /// A cut begins here: what is in memory now belongs to it, until `thaw`.
+    pub(crate) fn freeze(&mut self) {
+        self.cuts = self.cuts.wrapping_add(1);
+        self.is_frozen = true;
+    }
+
+    /// All records of the cut are handed out.
+    pub(crate) fn thaw(&mut self) {
+        self.is_frozen = false;
+        for bytes in std::mem::take(&mut self.set_aside).into_values() {
+            self.bytes -= cost(&bytes);
+            self.bytes_unstored -= cost(&bytes);
+        }
+    }
+
+    /// The body for a frozen cut's record of this task, if the checkpoint must hold it. Followed by
     /// `checkpointed` when the checkpoint is synced.
     pub(crate) fn take_unstored(&mut self, task: TaskId) -> Option<Bytes> {
+        if let Some(bytes) = self.set_aside.remove(&task) {
+            self.bytes -= cost(&bytes);
+            self.bytes_unstored -= cost(&bytes);
+            return Some(bytes);
+        }
         let (chunk, slot) = place(task);
         let body = self.chunks.get_mut(&chunk)?.bodies[slot].as_mut()?;
-        if body.stored != Stored::No {
+        // One that came after the cut is for the next checkpoint.
+        if body.stored != Stored::No || body.after_cut == self.cuts {
             return None;
         }
         body.stored = Stored::Soon;
@@ -149,6 +180,15 @@ impl Bodies {
         freed
     }
 
+    /// The body has left its task.
+    fn displaced(&mut self, task: TaskId, body: Body) {
+        if self.is_frozen && body.stored == Stored::No && body.after_cut != self.cuts {
+            self.set_aside.insert(task, body.bytes);
+        } else {
+            self.forget(&body);
+        }
+    }
+
     fn forget(&mut self, body: &Body) {
         self.bytes -= cost(&body.bytes);
         if body.stored != Stored::Yes {
@@ -163,10 +203,9 @@ impl Payloads for Bodies {
         let bytes = Bytes::copy_from_slice(body);
         let cost = cost(&bytes);
         let chunk = self.chunks.entry(key).or_insert_with(Chunk::new);
-        let replaced =
-            chunk.bodies[slot].replace(Body { bytes, stored: Stored::No, is_cold: false });
-        match &replaced {
-            Some(replaced) => self.forget(replaced),
+        let body = Body { bytes, stored: Stored::No, is_cold: false, after_cut: self.cuts };
+        match chunk.bodies[slot].replace(body) {
+            Some(replaced) => self.displaced(task, replaced),
             None => chunk.held += 1,
         }
         self.bytes += cost;
@@ -187,7 +226,7 @@ impl Bodies {
         if chunk.held == 0 {
             self.chunks.remove(&key);
         }
-        self.forget(&removed);
+        self.displaced(task, removed);
     }
 }
 
@@ -209,10 +248,12 @@ mod tests {
     }
 
     fn store(bodies: &mut Bodies, sequences: impl IntoIterator<Item = u64>) {
+        bodies.freeze();
         for sequence in sequences {
             bodies.take_unstored(task(sequence));
             bodies.checkpointed(task(sequence));
         }
+        bodies.thaw();
     }
 
     #[test]
@@ -231,11 +272,14 @@ mod tests {
     #[test]
     fn a_body_replaced_during_a_checkpoint_waits_for_the_next_one() {
         let mut bodies = with_bodies(1);
+        bodies.freeze();
         assert!(bodies.take_unstored(task(0)).is_some());
         assert!(bodies.take_unstored(task(0)).is_none(), "once per checkpoint");
         bodies.put(task(0), b"edited");
+        bodies.thaw();
         bodies.checkpointed(task(0));
         assert_eq!(bodies.evict(u64::MAX), 0);
+        bodies.freeze();
         assert_eq!(bodies.take_unstored(task(0)).as_deref(), Some(&b"edited"[..]));
         bodies.checkpointed(task(0));
         assert!(bodies.evict(u64::MAX) > 0);
@@ -256,14 +300,43 @@ mod tests {
     }
 
     #[test]
+    fn a_frozen_cut_gets_the_bodies_that_its_tasks_had() {
+        let mut bodies = with_bodies(4);
+        store(&mut bodies, [3]);
+        bodies.freeze();
+        bodies.remove(task(0));
+        bodies.put(task(1), b"edited");
+        bodies.put(task(1), b"edited again");
+        bodies.remove(task(3));
+        bodies.put(task(9), b"new");
+        assert_eq!(bodies.get(task(0)), None);
+        let old = Some(Bytes::from_static(&[7; 100]));
+        assert_eq!(bodies.take_unstored(task(0)), old);
+        assert_eq!(bodies.take_unstored(task(1)), old);
+        assert_eq!(bodies.take_unstored(task(1)), None, "the edited one is for the next cut");
+        assert_eq!(bodies.take_unstored(task(2)), old);
+        assert_eq!(bodies.take_unstored(task(3)), None, "stored before");
+        assert_eq!(bodies.take_unstored(task(9)), None, "came after the cut");
+        bodies.thaw();
+        for sequence in 0..10 {
+            bodies.checkpointed(task(sequence));
+            bodies.remove(task(sequence));
+        }
+        assert_eq!((bodies.bytes(), bodies.bytes_unstored()), (0, 0));
+    }
+
+    #[test]
     fn accounts_are_even_when_all_is_gone() {
         let mut bodies = with_bodies(500);
         store(&mut bodies, 100..300);
         bodies.evict(5_000);
+        bodies.freeze();
         for sequence in 0..500 {
             bodies.remove(task(sequence));
             bodies.remove(task(sequence));
         }
+        assert!(bodies.bytes() > 0, "the cut's");
+        bodies.thaw();
         assert_eq!((bodies.bytes(), bodies.bytes_unstored()), (0, 0));
         assert!(bodies.chunks.is_empty());
     }

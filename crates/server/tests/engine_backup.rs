@@ -5,7 +5,9 @@ mod engine;
 
 use engine::{Bench, config, start};
 use std::{fs, path::Path, time::Duration};
-use taskyard_machine::TaskStateName;
+use taskyard_machine::{
+    Ack, Command, EncodedCommand, QueueSettings, SetQueue, TaskId, TaskStateName,
+};
 use taskyard_server::{restore, shard::Shards};
 
 async fn back_up(shards: &Shards, file: &Path) {
@@ -56,6 +58,53 @@ async fn a_restored_backup_has_everything_acknowledged_before_it() {
     assert_eq!(ids, mail[100..]);
     let new = bench.enqueue("mail", b"new").await;
     assert_ne!(new.incarnation, mail[0].incarnation, "new ids can't meet old ones");
+}
+
+/// Tasks that were live at the moment of the backup end, and are gone, before their turn in it comes.
+#[tokio::test]
+async fn a_backup_taken_while_tasks_end_has_the_body_of_every_task_in_it() {
+    const TASKS: usize = 6_000;
+    let dir = tempfile::tempdir().unwrap();
+    let engine = start(&config(&dir.path().join("old")));
+    let bench = Bench(engine.shards());
+    let settings = QueueSettings { retention_count: Some(0), ..QueueSettings::default() };
+    bench.command("mail", &Command::SetQueue(SetQueue { queue: "mail", settings })).await.unwrap();
+    bench.enqueue_many("mail", TASKS, b"letter").await;
+    let mut claimed = Vec::new();
+    while claimed.len() < TASKS {
+        claimed.extend(bench.claim("mail", 1_000, Duration::ZERO).await);
+    }
+    let all: Vec<TaskId> = claimed.iter().map(|handed| handed.task.id).collect();
+    let file = dir.path().join("backup");
+    let acks = async {
+        // Newest first: those come last in the backup.
+        for part in claimed.rchunks(100) {
+            let acks = part.iter().map(|handed| {
+                let (task, token) = (handed.task.id, handed.task.token);
+                let ack = Ack { task, token, result: None, follow_ups: Vec::new() };
+                (task.home, EncodedCommand::new(&Command::Ack(ack)))
+            });
+            for outcome in bench.0.propose_all(acks.collect(), false).await {
+                outcome.unwrap();
+            }
+        }
+    };
+    tokio::join!(back_up(&bench.0, &file), acks);
+    assert!(bench.task(all[0]).await.is_none(), "nothing is retained");
+    engine.stop();
+
+    let new = dir.path().join("new");
+    restore(&file, &new, |_| {}).unwrap();
+    let engine = start(&config(&new));
+    let bench = Bench(engine.shards());
+    let mut found = 0;
+    for task in all {
+        if bench.task(task).await.is_some() {
+            assert_eq!(bench.payload(task).await.as_deref(), Some(&b"letter"[..]), "{task}");
+            found += 1;
+        }
+    }
+    assert!(found > TASKS / 2, "the backup was taken when {found} tasks were left");
 }
 
 #[tokio::test]

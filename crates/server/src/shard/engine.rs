@@ -160,8 +160,12 @@ fn run(parts: Parts, inbox: &Inbox, data: DataDir, failure: &watch::Sender<Optio
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{checkpoint::Change, shard::ClaimRequest};
     use std::{sync::atomic::Ordering, time::Duration};
-    use taskyard_machine::{Command, EncodedCommand, QueueCommand, ShardId};
+    use taskyard_machine::{
+        Body, Command, EncodedCommand, Enqueue, NewTask, Outcome, QueueCommand, RecordKey, ShardId,
+        TaskId, TaskStateName,
+    };
 
     fn config(dir: &std::path::Path) -> Config {
         let mut config = Config::new(dir);
@@ -192,6 +196,60 @@ mod tests {
         let error = shards.propose(ShardId(1), pause, false).await.unwrap_err();
         assert_eq!(error.code(), "unavailable");
         assert_eq!(error.to_string(), why);
+    }
+
+    /// Takes the bodies of tasks out of the checkpoint, as a damaged disk would.
+    fn lose_bodies(dir: &std::path::Path, tasks: &[TaskId]) {
+        let store = Store::open(&dir.join("state")).unwrap();
+        for &task in tasks {
+            let view = store.view();
+            let cut = view.cut(task.home).unwrap().unwrap();
+            let key = RecordKey::Task(task);
+            let mut records = view.records(task.home).map(Result::unwrap);
+            let (_, record) = records.find(|(found, _)| *found == key).unwrap();
+            // A body goes with its record; the record comes back.
+            for value in [None, Some(record)] {
+                let change = Change::Record(key.clone(), value);
+                store.write(task.home, &cut, vec![change]).unwrap();
+            }
+        }
+    }
+
+    /// One lost body costs its own task, not the node.
+    #[tokio::test]
+    async fn a_task_without_a_body_becomes_a_dead_letter_and_the_rest_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Engine::start(&config(dir.path())).unwrap();
+        let shards = engine.shards();
+        let home = shards.home("mail");
+        let mut tasks = Vec::new();
+        for _ in 0..3 {
+            let body = Body { payload: b"letter", ..Body::default() };
+            let task = NewTask { task_type: "test", body, ..NewTask::default() };
+            let command = EncodedCommand::new(&Command::Enqueue(Enqueue { queue: "mail", task }));
+            match shards.propose(home, command, true).await.unwrap() {
+                Outcome::Enqueued(enqueued) => tasks.push(enqueued.id),
+                other => panic!("an enqueue was answered with {other:?}"),
+            }
+        }
+        engine.stop();
+        lose_bodies(dir.path(), &tasks[..2]);
+        let engine = Engine::start(&config(dir.path())).unwrap();
+        let shards = engine.shards();
+        let request = ClaimRequest {
+            queues: vec![("mail".into(), 1)],
+            weighted: false,
+            tasks_max: 1,
+            lease_ms: 30_000,
+            session: None,
+            worker: "test".into(),
+        };
+        let claimed = shards.claim(home, request, Duration::from_secs(20)).await.unwrap();
+        assert_eq!(claimed.iter().map(|handed| handed.task.id).collect::<Vec<_>>(), tasks[2..]);
+        for &task in &tasks[..2] {
+            let view = shards.read(home, move |machine| machine.task(task)).await.unwrap();
+            assert_eq!(view.unwrap().state, TaskStateName::Dead);
+        }
     }
 
     #[tokio::test]

@@ -58,7 +58,7 @@ impl ShardLoop {
             }
             Input::Undelivered { claims } => self.give_back(&claims),
             Input::BodiesRead { waiter, tasks, bodies } => {
-                self.bodies_read(waiter, tasks, bodies)?;
+                self.bodies_read(waiter, tasks, bodies);
             }
             Input::SessionsAlive(sessions) => {
                 self.sessions.alive(&sessions, self.reading.monotonic);

@@ -218,6 +218,7 @@ fn freeze(shard: &mut LocalShard) -> bool {
     let conf_state = shard.replica.conf_state().clone();
     let state = shard.replica.machine_mut();
     state.machine.freeze();
+    state.bodies.freeze();
     state.log_bytes = 0;
     shard.checkpoint.cut = Some(Cut { index, term, conf_state });
     shard.checkpoint.stage = Stage::Frozen;
@@ -229,6 +230,7 @@ fn bite(shard: &mut LocalShard, checkpointer: &Checkpointer) -> bool {
     let state = shard.replica.machine_mut();
     let records = state.machine.frozen_bite(BITE_RECORDS);
     if records.is_empty() {
+        state.bodies.thaw();
         return false;
     }
     let mut changes = Vec::with_capacity(records.len());

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     Error,
-    checkpoint::{BodiesRequest, Failure},
+    checkpoint::BodiesRequest,
     shard::{
         HandedTask,
         inbox::{Input, ReadFn, Waiter},
@@ -19,8 +19,8 @@ use std::{
     sync::Arc,
 };
 use taskyard_machine::{
-    BulkProgress, ClaimToken, ClaimedTask, Command, Event, EventKind, Machine, Outcome, Rejection,
-    Release, SessionId, ShardId, TaskId,
+    BulkProgress, ClaimToken, ClaimedTask, Command, Event, EventKind, Fail, Machine, Outcome,
+    Rejection, Release, SessionId, ShardId, TaskError, TaskId,
 };
 use taskyard_replica::{Progress, StateMachine};
 use tokio::sync::oneshot;
@@ -290,22 +290,47 @@ impl ShardLoop {
         waiter: Waiter,
         tasks: Vec<ClaimedTask>,
         bodies: Vec<Option<Bytes>>,
-    ) -> Result<(), Failure> {
+    ) {
         let mut handed = Vec::with_capacity(tasks.len());
+        let mut buried = None;
         for (task, body) in tasks.into_iter().zip(bodies) {
             match body {
                 Some(body) => handed.push(HandedTask { task, body }),
                 None if self.is_held(task.id, task.token) => {
-                    return Err(Failure(format!(
-                        "the body of task {} is gone from the disk; restore a backup",
-                        task.id
-                    )));
+                    self.bury(task.id, task.token);
+                    buried = Some(task.id.home);
                 }
                 None => {}
             }
         }
-        self.answer_claim(waiter, handed);
-        Ok(())
+        match buried {
+            // Nothing is left for this worker; behind it there may be more.
+            Some(shard) if handed.is_empty() => {
+                let number = usize::from(shard.0);
+                let queues = waiter.request.queues.clone();
+                let waiters = &mut self.shards[number].waiters;
+                waiters.park_again(waiter);
+                queues.iter().for_each(|(queue, _)| waiters.wake(queue));
+                self.activate(number);
+            }
+            _ => self.answer_claim(waiter, handed),
+        }
+    }
+
+    /// Fails a claimed task whose body the disk has lost: no worker can ever run it, and one lost
+    /// body is no reason to stop all others.
+    fn bury(&mut self, task: TaskId, token: ClaimToken) {
+        tracing::error!(
+            "the body of task {task} is gone from the disk: it is a dead letter now; check the disk, \
+             and look for the task in a backup"
+        );
+        let error = TaskError {
+            error_type: "BodyLost",
+            message: "the task's body is gone from the broker's disk; enqueue it again from its source",
+            backtrace: "",
+        };
+        let fail = Fail { task, token, error, retry_at: None, retryable: false };
+        self.command(usize::from(task.home.0), &Command::Fail(fail), Waiting::Nobody);
     }
 
     fn is_held(&self, task: TaskId, token: ClaimToken) -> bool {
