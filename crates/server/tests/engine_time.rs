@@ -176,6 +176,22 @@ async fn a_silent_sessions_claims_are_free_after_fifteen_seconds_on_every_shard(
 }
 
 #[tokio::test]
+async fn a_claim_behind_thousands_of_expired_tasks_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, clock) = manual(dir.path());
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let expires_at = Some(Timestamp(config.clock.wall_ms() + 1_000));
+    let short = NewTask { task_type: "test", expires_at, ..NewTask::default() };
+    let short = EncodedCommand::new(&Command::Enqueue(Enqueue { queue: "mail", task: short }));
+    let home = bench.0.home("mail");
+    bench.0.propose_all(vec![(home, short); 4_500], true).await;
+    let id = bench.enqueue("mail", b"x").await;
+    clock.advance(Duration::from_secs(2));
+    assert_eq!(bench.claim("mail", 1, LONG).await[0].task.id, id);
+}
+
+#[tokio::test]
 async fn a_closed_connection_leaves_five_seconds_and_what_never_began_is_not_lost() {
     let dir = tempfile::tempdir().unwrap();
     let (config, clock) = manual(dir.path());

@@ -86,7 +86,7 @@ impl Waiters {
         self.parked.insert(waiter.ticket, Parked::Claim(waiter));
     }
 
-    /// Parks a claim that got nothing where it stood before. It is not served before the next event.
+    /// Parks a claim that got nothing where it stood before.
     pub(crate) fn park_again(&mut self, waiter: Waiter) {
         if waiter.answer.is_closed() || !waiter.parks {
             let _ = waiter.answer.send(Ok(Vec::new()));
@@ -138,14 +138,14 @@ impl Waiters {
         !self.woken.is_empty() || !self.hasty.is_empty()
     }
 
-    /// A proposed claim has been decided, or never will be. `found` tells whether it got something:
-    /// then that may have come from another of its queues, and the next in line gets what was promised.
-    pub(crate) fn settle(&mut self, (queue, promised): &(String, u64), found: bool) {
+    /// A proposed claim has been decided and took so many tasks of the queue that it was promised, or
+    /// it never will be. What it left there is for the next in line, and no event tells of it.
+    pub(crate) fn settle(&mut self, (queue, promised): &(String, u64), taken: u64) {
         if let Some(line) = self.lines.get_mut(queue) {
             line.promised = line.promised.saturating_sub(*promised);
-        }
-        if found {
-            self.wake(queue);
+            if taken < *promised {
+                self.woken.push(queue.clone());
+            }
         }
     }
 
@@ -394,7 +394,8 @@ mod tests {
         waiters.wake("mail");
         let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 3)]));
         assert_eq!(tickets, [2], "two of the three are promised to those before");
-        waiters.settle(&served[0].promised, true);
+        waiters.settle(&served[0].promised, 1);
+        waiters.wake("mail");
         assert_eq!(serve(&mut waiters, &machine(&[("mail", 4)])).0, [3, 4]);
     }
 
@@ -417,12 +418,24 @@ mod tests {
         let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 1)]));
         assert_eq!(tickets, [2]);
         for served in served {
-            waiters.settle(&served.promised, false);
+            waiters.settle(&served.promised, 0);
             waiters.park_again(served.waiter);
         }
-        assert!(!waiters.is_woken(), "not before the next event");
+        assert!(serve(&mut waiters, &machine(&[])).0.is_empty(), "somebody else has taken it");
         waiters.wake("mail");
         assert_eq!(serve(&mut waiters, &machine(&[("mail", 2)])).0, [2, 3]);
+    }
+
+    #[test]
+    fn what_a_claim_left_of_its_promise_goes_to_the_next_in_line() {
+        let mut waiters = Waiters::default();
+        let _first = park(&mut waiters, 1..2, &["a", "b"]);
+        let _second = park(&mut waiters, 2..3, &["b"]);
+        let (tickets, served) = serve(&mut waiters, &machine(&[("b", 1)]));
+        assert_eq!(tickets, [1]);
+        // A task for `a` was enqueued in the same entry, and the claim took that one.
+        waiters.settle(&served[0].promised, 0);
+        assert_eq!(serve(&mut waiters, &machine(&[("b", 1)])).0, [2]);
     }
 
     #[test]

@@ -110,7 +110,10 @@ impl ShardLoop {
                 shard.replica.machine_mut().bodies.cool(task);
             }
             match &event.kind {
-                EventKind::TaskReady(task) => shard.waiters.wake(task.queue.as_str()),
+                // Expired tasks may have stood before others, and kept a claim from them.
+                EventKind::TaskReady(task) | EventKind::TaskExpired(task) => {
+                    shard.waiters.wake(task.queue.as_str());
+                }
                 EventKind::QueueResumed(queue) | EventKind::QueueSet(queue) => {
                     shard.waiters.wake(queue.as_str());
                 }
@@ -133,8 +136,14 @@ impl ShardLoop {
             }
             Waiting::Claim(served) => {
                 let shard = &mut self.shards[number];
-                let found = !matches!(&outcome, Ok(Outcome::Claimed(tasks)) if tasks.is_empty());
-                shard.waiters.settle(&served.promised, found);
+                let taken = match &outcome {
+                    Ok(Outcome::Claimed(tasks)) => {
+                        let queue = &served.promised.0;
+                        tasks.iter().filter(|task| task.queue.as_str() == queue).count()
+                    }
+                    _ => 0,
+                };
+                shard.waiters.settle(&served.promised, taken as u64);
                 match outcome {
                     Ok(Outcome::Claimed(tasks)) if tasks.is_empty() => {
                         shard.waiters.park_again(served.waiter);
@@ -211,7 +220,7 @@ impl ShardLoop {
                 self.answer_part(slot, position, Err(error.clone()));
             }
             Waiting::Claim(served) => {
-                shard.waiters.settle(&served.promised, false);
+                shard.waiters.settle(&served.promised, 0);
                 let _ = served.waiter.answer.send(Err(error.clone()));
             }
             Waiting::Expiry => {
