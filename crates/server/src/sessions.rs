@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 use taskyard_machine::{ClaimToken, SessionId, TaskId, Timestamp};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 /// A session that is not heard for this long is over.
 pub const SILENCE_MAX: Duration = Duration::from_secs(15);
@@ -26,7 +26,8 @@ pub const SILENCE_MAX: Duration = Duration::from_secs(15);
 pub const SILENCE_AFTER_CUT_MAX: Duration = Duration::from_secs(5);
 /// How often a worker tells what it holds.
 pub const BEAT_EVERY: Duration = Duration::from_secs(5);
-/// Missing more than one beat: time to say which of its claims never started.
+/// Missing more than one beat: it is handed nothing more, and the leaders are told which of its
+/// claims never started.
 const SILENT_AFTER: Duration = Duration::from_secs(7);
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Lost workers stay listed this long, so that somebody can look for them.
@@ -103,6 +104,8 @@ struct Session {
     id: SessionId,
     /// Since the leaders were last told.
     heard: AtomicBool,
+    /// Told when it falls silent.
+    silenced: Notify,
     state: Mutex<State>,
 }
 
@@ -119,6 +122,8 @@ struct State {
     beat_at: Timestamp,
     heard_at: Instant,
     rss_bytes: u64,
+    /// It misses more than one beat.
+    is_silent: bool,
     /// The shards know which of its claims never started.
     not_started_told: bool,
 }
@@ -219,6 +224,8 @@ impl Sessions {
                 continue;
             }
             if now.saturating_duration_since(state.heard_at) > SILENT_AFTER {
+                state.is_silent = true;
+                session.silenced.notify_waiters();
                 session.tell_not_started(&mut state, &registry.shards);
             }
             if let Some(at) = state.lost_at(now) {
@@ -271,10 +278,15 @@ impl Sessions {
             beat_at: wall,
             heard_at: now,
             rss_bytes: 0,
+            is_silent: false,
             not_started_told: false,
         };
-        let session = Session { id, heard: AtomicBool::new(true), state: Mutex::new(state) };
-        let session = Arc::new(session);
+        let session = Arc::new(Session {
+            id,
+            heard: AtomicBool::new(true),
+            silenced: Notify::new(),
+            state: Mutex::new(state),
+        });
         by_id.insert(id, session.clone());
         Ok((session, false))
     }
@@ -314,7 +326,18 @@ impl Session {
         shards.session_cut(self.id);
     }
 
-    /// Says once per silence which claims may be released rather than lost.
+    /// Completes when it is silent: nobody may be there to take more tasks.
+    async fn silence(&self) {
+        loop {
+            let silenced = self.silenced.notified();
+            if self.state().is_silent {
+                return;
+            }
+            silenced.await;
+        }
+    }
+
+    /// Says, once per silence and set of claims, which of them may be released rather than lost.
     fn tell_not_started(&self, state: &mut State, shards: &Shards) {
         if !std::mem::replace(&mut state.not_started_told, true) {
             let untouched = state.claims.iter().filter(|(_, held)| !held.started);
@@ -352,5 +375,59 @@ impl State {
             (_, Activity::Quiet) => "quiet",
             (_, Activity::Stopping) => "stopping",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Broker, Config, shard::Engine};
+    use taskyard_machine::{Enqueue, NewTask};
+
+    /// Lets more than one beat pass unheard.
+    fn fall_silent(attached: &Attached, sessions: &Sessions) {
+        let session = attached.session();
+        let mut state = session.state();
+        let long_ago = state.heard_at.checked_sub(SILENT_AFTER + TELL_EVERY);
+        state.heard_at = long_ago.expect("this machine is up for seconds");
+        session.heard.store(false, Ordering::Relaxed);
+        drop(state);
+        sessions.tell();
+    }
+
+    #[tokio::test]
+    async fn a_silent_worker_is_handed_nothing_until_it_is_heard() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::new(dir.path());
+        (config.listen, config.shards, config.disk_reserve_bytes) = (None, 2, 0);
+        let engine = Engine::start(&config).unwrap();
+        let broker = Broker::new(engine.shards(), &config);
+        let enqueue = async || {
+            let task = NewTask { task_type: "test", ..NewTask::default() };
+            broker.enqueue(Enqueue { queue: "mail", task }).await.unwrap();
+        };
+        let profile = Profile { slots: 5, ..Profile::default() };
+        let queues = vec![("mail".to_owned(), 1)];
+        let hello = Hello { profile, queues, lease_ms: 30_000, ..Hello::default() };
+        let (attached, _) = Attached::open(&broker, hello).await.unwrap();
+
+        let parked = tokio::spawn(attached.claim(1));
+        fall_silent(&attached, broker.sessions());
+        assert!(parked.await.unwrap().unwrap().is_empty());
+        assert!(!attached.wants_tasks());
+        enqueue().await;
+        assert!(attached.claim(1).await.unwrap().is_empty());
+
+        attached.heard();
+        assert!(attached.wants_tasks());
+        assert_eq!(attached.claim(1).await.unwrap().len(), 1);
+        fall_silent(&attached, broker.sessions());
+        assert!(attached.session().state().not_started_told);
+        // Handed over while it fell silent: the leaders are told again.
+        attached.session().state().is_silent = false;
+        enqueue().await;
+        assert_eq!(attached.claim(1).await.unwrap().len(), 1);
+        assert!(!attached.session().state().not_started_told);
+        engine.stop();
     }
 }

@@ -124,6 +124,11 @@ impl Attached {
         self.session.id
     }
 
+    #[cfg(test)]
+    pub(super) fn session(&self) -> &Session {
+        &self.session
+    }
+
     /// How often this worker should beat: leases are renewed at a third of their length.
     pub fn beat_every(&self) -> Duration {
         BEAT_EVERY.min(self.lease() / 3)
@@ -139,6 +144,7 @@ impl Attached {
         let clock = self.broker.clock();
         let mut state = self.session.state();
         state.heard_at = clock.monotonic();
+        state.is_silent = false;
         state.not_started_told = false;
         // Under the lock, so that the leaders never learn of a silence after they learn of its end.
         self.session.heard.store(true, Ordering::Relaxed);
@@ -148,14 +154,15 @@ impl Attached {
         }
     }
 
-    /// Whether the worker wants tasks, and no operator says otherwise.
+    /// Whether the worker wants tasks, is heard, and no operator says otherwise.
     pub fn wants_tasks(&self) -> bool {
         let state = self.session.state();
-        state.activity == Activity::Running && state.ordered == Activity::Running
+        let runs = state.activity == Activity::Running && state.ordered == Activity::Running;
+        runs && !state.is_silent
     }
 
     /// Claims up to `tasks_max` tasks for this session, waiting for the first as long as it takes
-    /// (up to the longest long poll, then it is empty).
+    /// (up to the longest long poll, or until the worker falls silent; then it is empty).
     pub fn claim(
         &self,
         tasks_max: u32,
@@ -164,12 +171,20 @@ impl Attached {
         let (places, asked) = (self.places.clone(), ClaimAsked { tasks_max, ..self.asked.clone() });
         async move {
             let wait = Duration::from_millis(limits::CLAIM_WAIT_MS_MAX);
-            let tasks = broker.claim(&places, &asked, wait).await?;
+            // What was handed over to a claim that is given up goes back.
+            let tasks = tokio::select! {
+                tasks = broker.claim(&places, &asked, wait) => tasks?,
+                () = session.silence() => return Ok(Vec::new()),
+            };
             let renewed_at = broker.clock().monotonic();
             let held = |handed: &HandedTask| {
                 (handed.task.id, Held { token: handed.task.token, started: false, renewed_at })
             };
-            session.state().claims.extend(tasks.iter().map(held));
+            let mut state = session.state();
+            state.claims.extend(tasks.iter().map(held));
+            // If it is silent by now, the leaders must know of these as well.
+            state.not_started_told = false;
+            drop(state);
             Ok(tasks)
         }
     }

@@ -33,7 +33,9 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    /// It has claims on `shard`. A claim is a sign of life.
+    /// It has claims on `shard`. That is no sign of life: a parked claim is served whether or not
+    /// its worker still is there. One that is not known begins with the whole time, and so does one
+    /// whose end is decided: what it holds from now on is new.
     pub(crate) fn holds(&mut self, session: SessionId, shard: ShardId, now: Instant) {
         let ends_at = now + SILENCE_MAX;
         let known = self.sessions.entry(session).or_insert_with(|| Session {
@@ -42,8 +44,11 @@ impl Sessions {
             ending: BTreeSet::new(),
             not_started: Vec::new(),
         });
-        known.ends_at = known.ends_at.max(ends_at);
+        if known.ends_at <= now {
+            known.ends_at = ends_at;
+        }
         known.shards.insert(shard);
+        let ends_at = known.ends_at;
         self.look_at(ends_at);
     }
 
@@ -175,6 +180,20 @@ mod tests {
         sessions.cut(S, start + seconds(11));
         assert_eq!(silent_at(&mut sessions, start + seconds(15)), []);
         assert_eq!(silent_at(&mut sessions, start + seconds(16)), [ShardId(1)]);
+    }
+
+    #[test]
+    fn a_claim_is_no_sign_of_life() {
+        let start = Instant::now();
+        let mut sessions = Sessions::default();
+        sessions.holds(S, ShardId(1), start);
+        sessions.holds(S, ShardId(2), start + seconds(14));
+        assert_eq!(silent_at(&mut sessions, start + seconds(15)), [ShardId(1), ShardId(2)]);
+        // What it is handed after its end was decided has its own time.
+        sessions.ended(S, ShardId(2));
+        sessions.holds(S, ShardId(2), start + seconds(16));
+        assert_eq!(silent_at(&mut sessions, start + seconds(30)), []);
+        assert_eq!(silent_at(&mut sessions, start + seconds(31)), [ShardId(2)]);
     }
 
     #[test]

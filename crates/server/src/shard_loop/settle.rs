@@ -118,7 +118,13 @@ impl ShardLoop {
                     shard.waiters.wake(queue.as_str());
                 }
                 EventKind::OutgoingQueued(_) => shard.outbox.stir(),
-                EventKind::SessionEnded(session) => self.sessions.ended(*session, shard.id),
+                EventKind::SessionEnded(session) => {
+                    self.sessions.ended(*session, shard.id);
+                    // It may have been handed something in the same turn, after its end.
+                    if shard.machine().session_holds(*session) {
+                        self.sessions.holds(*session, shard.id, self.reading.monotonic);
+                    }
+                }
                 _ => {}
             }
         }
@@ -187,7 +193,12 @@ impl ShardLoop {
             Ok(Outcome::Bulk(BulkProgress { next: Some(_), .. })) => {
                 self.sessions.not_ended(session, shard, self.reading.monotonic);
             }
-            _ => self.sessions.ended(session, shard),
+            _ => {
+                self.sessions.ended(session, shard);
+                if self.shards[number].machine().session_holds(session) {
+                    self.sessions.holds(session, shard, self.reading.monotonic);
+                }
+            }
         }
     }
 
