@@ -8,7 +8,7 @@
 //! aside until the cut's record of the task is written, which must never stand in a backup without it.
 
 use bytes::Bytes;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use taskyard_machine::{Payloads, TaskId};
 
 /// Bodies of neighbouring ids share a chunk, so that growing never moves what is there.
@@ -42,11 +42,13 @@ struct Body {
 struct Chunk {
     bodies: Box<[Option<Body>]>,
     held: usize,
+    /// How many of them can be evicted.
+    stored: usize,
 }
 
 impl Chunk {
     fn new() -> Chunk {
-        Chunk { bodies: (0..CHUNK_BODIES).map(|_| None).collect(), held: 0 }
+        Chunk { bodies: (0..CHUNK_BODIES).map(|_| None).collect(), held: 0, stored: 0 }
     }
 }
 
@@ -54,6 +56,8 @@ impl Chunk {
 #[derive(Debug, Default)]
 pub(crate) struct Bodies {
     chunks: BTreeMap<u128, Chunk>,
+    /// Chunks with bodies that can be evicted.
+    evictable: BTreeSet<u128>,
     bytes: u64,
     bytes_unstored: u64,
     /// How many cuts were frozen, and whether records of the last one are still to be written.
@@ -127,12 +131,14 @@ impl Bodies {
     /// The checkpoint that took this body is synced. One that was replaced meanwhile waits for the
     /// next checkpoint.
     pub(crate) fn checkpointed(&mut self, task: TaskId) {
-        let (chunk, slot) = place(task);
-        let body = self.chunks.get_mut(&chunk).and_then(|chunk| chunk.bodies[slot].as_mut());
-        if let Some(body) = body
+        let (key, slot) = place(task);
+        let Some(chunk) = self.chunks.get_mut(&key) else { return };
+        if let Some(body) = &mut chunk.bodies[slot]
             && body.stored == Stored::Soon
         {
             body.stored = Stored::Yes;
+            chunk.stored += 1;
+            self.evictable.insert(key);
             self.bytes_unstored -= cost(&body.bytes);
             if body.is_cold {
                 self.drop_body(task);
@@ -152,29 +158,25 @@ impl Bodies {
         }
     }
 
-    /// Frees up to `bytes` by evicting stored bodies, newest first. Returns how much was freed.
+    /// Frees up to `bytes` by evicting stored bodies, newest first. Returns how much was freed. Looks
+    /// only where there is something to evict.
     pub(crate) fn evict(&mut self, bytes: u64) -> u64 {
         let mut freed = 0;
-        let mut emptied = Vec::new();
-        for (&key, chunk) in self.chunks.iter_mut().rev() {
+        while freed < bytes
+            && let Some(&key) = self.evictable.last()
+        {
+            let chunk = self.chunks.get_mut(&key).expect("an evictable chunk is there");
             for slot in chunk.bodies.iter_mut().rev() {
-                if freed >= bytes {
+                if freed >= bytes || chunk.stored == 0 {
                     break;
                 }
                 if let Some(body) = slot.take_if(|body| body.stored == Stored::Yes) {
                     freed += cost(&body.bytes);
                     chunk.held -= 1;
+                    chunk.stored -= 1;
                 }
             }
-            if chunk.held == 0 {
-                emptied.push(key);
-            }
-            if freed >= bytes {
-                break;
-            }
-        }
-        for key in emptied {
-            self.chunks.remove(&key);
+            self.look_after(key);
         }
         self.bytes -= freed;
         freed
@@ -186,6 +188,17 @@ impl Bodies {
             self.set_aside.insert(task, body.bytes);
         } else {
             self.forget(&body);
+        }
+    }
+
+    /// A chunk has lost bodies: it may be empty, or have nothing more to evict.
+    fn look_after(&mut self, key: u128) {
+        let Some(chunk) = self.chunks.get(&key) else { return };
+        if chunk.stored == 0 {
+            self.evictable.remove(&key);
+        }
+        if chunk.held == 0 {
+            self.chunks.remove(&key);
         }
     }
 
@@ -205,7 +218,11 @@ impl Payloads for Bodies {
         let chunk = self.chunks.entry(key).or_insert_with(Chunk::new);
         let body = Body { bytes, stored: Stored::No, is_cold: false, after_cut: self.cuts };
         match chunk.bodies[slot].replace(body) {
-            Some(replaced) => self.displaced(task, replaced),
+            Some(replaced) => {
+                chunk.stored -= usize::from(replaced.stored == Stored::Yes);
+                self.look_after(key);
+                self.displaced(task, replaced);
+            }
             None => chunk.held += 1,
         }
         self.bytes += cost;
@@ -223,9 +240,8 @@ impl Bodies {
         let Some(chunk) = self.chunks.get_mut(&key) else { return };
         let Some(removed) = chunk.bodies[slot].take() else { return };
         chunk.held -= 1;
-        if chunk.held == 0 {
-            self.chunks.remove(&key);
-        }
+        chunk.stored -= usize::from(removed.stored == Stored::Yes);
+        self.look_after(key);
         self.displaced(task, removed);
     }
 }
@@ -267,6 +283,7 @@ mod tests {
         bodies.evict(u64::MAX);
         assert_eq!(bodies.bytes(), bodies.bytes_unstored());
         assert_eq!(bodies.bytes(), 100 * (100 + OVERHEAD_BYTES));
+        assert!(bodies.evictable.is_empty(), "nothing is looked at in vain");
     }
 
     #[test]
@@ -338,6 +355,6 @@ mod tests {
         assert!(bodies.bytes() > 0, "the cut's");
         bodies.thaw();
         assert_eq!((bodies.bytes(), bodies.bytes_unstored()), (0, 0));
-        assert!(bodies.chunks.is_empty());
+        assert!(bodies.chunks.is_empty() && bodies.evictable.is_empty());
     }
 }

@@ -14,11 +14,13 @@ const EVICT_BYTES_PER_TURN: u64 = 8 << 20;
 pub(crate) struct MemoryBudget {
     bytes_max: u64,
     bytes: u64,
+    /// Where evicting begins next: each turn with another shard, so that none is drained first.
+    next_shard: usize,
 }
 
 impl MemoryBudget {
     pub(crate) fn new(bytes_max: u64) -> MemoryBudget {
-        MemoryBudget { bytes_max, bytes: 0 }
+        MemoryBudget { bytes_max, bytes: 0, next_shard: 0 }
     }
 
     /// Taken by all shards, as of the last turn.
@@ -57,10 +59,13 @@ impl MemoryBudget {
             return;
         }
         let mut left = (self.bytes - aim).min(EVICT_BYTES_PER_TURN);
-        for shard in &mut *shards {
+        let first = self.next_shard % shards.len().max(1);
+        self.next_shard = first + 1;
+        for number in (first..shards.len()).chain(0..first) {
             if left == 0 {
                 return;
             }
+            let shard = &mut shards[number];
             let freed = shard.replica.machine_mut().bodies.evict(left);
             left = left.saturating_sub(freed);
             if freed > 0 {
