@@ -53,6 +53,10 @@ impl From<DecodeError> for ImageError {
 const KIND_COUNTERS: u8 = 1;
 const KIND_QUEUE: u8 = 2;
 
+/// A bite of a frozen cut ends after about so many encoded bytes: whoever takes it holds up all
+/// else meanwhile, and results, resume states and staged parts are large.
+const BITE_BYTES_MAX: usize = 1 << 20;
+
 /// What a checkpoint in the making holds beside the marks on the records.
 #[derive(Debug, Default)]
 pub(crate) struct Cut {
@@ -101,9 +105,19 @@ impl Machine {
         self.links.freeze();
     }
 
-    /// Encodes up to `records_max` records of the frozen cut; empty when all were handed out.
+    /// Encodes up to `records_max` records of the frozen cut, fewer if they are large; empty when all
+    /// were handed out.
     pub fn frozen_bite(&mut self, records_max: usize) -> Vec<Record> {
-        std::iter::from_fn(|| self.next_frozen()).take(records_max).collect()
+        let mut bite = Vec::new();
+        let mut bytes = 0;
+        while bite.len() < records_max
+            && bytes < BITE_BYTES_MAX
+            && let Some(record) = self.next_frozen()
+        {
+            bytes += record.value.as_ref().map_or(0, |value| value.len());
+            bite.push(record);
+        }
+        bite
     }
 
     fn next_frozen(&mut self) -> Option<Record> {
@@ -289,8 +303,8 @@ fn queue_key(number: Slot) -> RecordKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Yard, new_task, tried};
-    use crate::{NewTask, QueueSettings};
+    use crate::testing::{Yard, extend, new_task, tried};
+    use crate::{Command, Extend, NewTask, QueueSettings};
 
     /// All of the cut that is frozen now, removals last.
     fn cut(machine: &mut Machine) -> Vec<Record> {
@@ -303,6 +317,27 @@ mod tests {
             assert!(bite.len() <= 2);
             records.extend(bite);
         }
+    }
+
+    #[test]
+    fn a_bite_of_large_records_is_short() {
+        let mut yard = Yard::new();
+        let resume_state = vec![7; 64 << 10];
+        for _ in 0..40 {
+            yard.enqueue("mail");
+            let held = yard.claim_one("mail");
+            let extend = Extend { resume_state: Some(&resume_state), ..extend(&held) };
+            yard.send(Command::Extend(extend)).unwrap();
+        }
+        yard.machine.freeze();
+        let bites: Vec<usize> = std::iter::from_fn(|| {
+            let bite = yard.machine.frozen_bite(512);
+            (!bite.is_empty())
+                .then(|| bite.iter().flat_map(|r| r.value.as_ref()).map(|v| v.len()).sum())
+        })
+        .collect();
+        assert!(bites.len() >= 3, "{bites:?}");
+        assert!(bites.iter().all(|&bytes| bytes < BITE_BYTES_MAX + (65 << 10)), "{bites:?}");
     }
 
     fn freeze(machine: &mut Machine) -> Vec<Record> {
