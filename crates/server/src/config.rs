@@ -8,6 +8,8 @@ use taskyard_machine::limits;
 const SHARDS_MAX: u16 = 4096;
 /// Less would not hold the batches in flight.
 const MEMORY_BYTES_MIN: u64 = 16 << 20;
+/// Each may be a worker; more than this is a load for several nodes.
+const CONNECTIONS_MAX: usize = 20_000;
 
 /// The memory of this machine, or of the container it seems to be.
 fn machine_memory_bytes() -> u64 {
@@ -34,6 +36,9 @@ pub struct Config {
     pub memory_bytes_max: u64,
     /// Free disk space below which enqueues are refused, in bytes. Default 1 GiB.
     pub disk_reserve_bytes: u64,
+    /// Connections at once; fewer if the process may not open as many files. Each costs a file and
+    /// some memory; those beyond are refused. Default 20,000.
+    pub connections_max: usize,
     /// How long a graceful stop waits for calls in flight. Default 10 s.
     pub shutdown_grace: Duration,
     /// Where time comes from.
@@ -50,6 +55,7 @@ impl Config {
             payload_bytes_max: limits::PAYLOAD_BYTES_MAX,
             memory_bytes_max: machine_memory_bytes() / 2,
             disk_reserve_bytes: 1 << 30,
+            connections_max: CONNECTIONS_MAX,
             shutdown_grace: Duration::from_secs(10),
             clock: Clock::system(),
         }
@@ -78,6 +84,11 @@ impl Config {
         check(
             memory >= MEMORY_BYTES_MIN,
             format!("memory_bytes_max is {memory}; it must be at least {MEMORY_BYTES_MIN}"),
+        );
+        let connections = self.connections_max;
+        check(
+            (1..=CONNECTIONS_MAX).contains(&connections),
+            format!("connections_max is {connections}; it must be 1 to {CONNECTIONS_MAX}"),
         );
         if mistakes.is_empty() { Ok(()) } else { Err(StartError(mistakes.join("\n"))) }
     }

@@ -27,10 +27,15 @@ pub struct Front {
 }
 
 impl Front {
-    /// Serves the broker on `listener`, if there is one, and on in-process connections.
-    pub fn start(broker: Broker, listener: Option<TcpListener>) -> io::Result<Front> {
+    /// Serves the broker on `listener`, if there is one, and on in-process connections, up to
+    /// `connections_max` of both.
+    pub fn start(
+        broker: Broker,
+        listener: Option<TcpListener>,
+        connections_max: usize,
+    ) -> io::Result<Front> {
         let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
-        let connections = Connections::new(routes::all(&broker, address));
+        let connections = Connections::new(routes::all(&broker, address), connections_max);
         let accepting = listener.map(|listener| tokio::spawn(connections.clone().accept(listener)));
         let telling = tokio::spawn(broker.sessions().clone().keep_telling());
         Ok(Front { broker, address, connections, accepting, telling })

@@ -17,10 +17,10 @@
 //! checkpoint.rs   checkpoints and spilled bodies (fjall), with the threads beside the loop
 //! payloads.rs     bodies in memory           backup.rs    a copy of it all, and back
 //! data_dir.rs     layout, lock and format    disk.rs      the reserve of free space
+//! descriptors.rs  the limit of open files, and what of it connections may take
 //! ```
 //!
 //! Invariants: nothing is acknowledged before it is synced; nothing about a task is decided here; only
-//! `clock.rs` reads the time; what leaders remember may be lost at any moment without losing a task.
 
 mod backup;
 pub mod broker;
@@ -28,6 +28,7 @@ mod checkpoint;
 pub mod clock;
 pub mod config;
 mod data_dir;
+mod descriptors;
 mod disk;
 pub mod error;
 pub mod front;

@@ -1,6 +1,6 @@
 //! Node: opens shards, starts fronts, stops them in reverse order.
 
-use crate::{Broker, Config, Error, Front, shard::Engine};
+use crate::{Broker, Config, Error, Front, descriptors, shard::Engine};
 use std::{net::SocketAddr, time::Duration};
 use tokio::net::TcpListener;
 
@@ -25,12 +25,17 @@ impl Node {
                 ))
             })?),
         };
+        // Not for a node inside another program: that one's limit is its own business.
+        let connections_max = match config.listen {
+            None => config.connections_max,
+            Some(_) => descriptors::connections_max(config.connections_max),
+        };
         let shutdown_grace = config.shutdown_grace;
         let opening = config.clone();
         let engine = tokio::task::spawn_blocking(move || Engine::start(&opening)).await;
         let engine = engine.map_err(|error| StartError(format!("recovery ended: {error}")))??;
         let broker = Broker::new(engine.shards(), &config);
-        let front = Front::start(broker, listener)
+        let front = Front::start(broker, listener, connections_max)
             .map_err(|error| StartError(format!("the fronts can't be started: {error}")))?;
         Ok(Node { front, engine, shutdown_grace })
     }

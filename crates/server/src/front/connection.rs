@@ -1,7 +1,7 @@
 //! Connections: HTTP/1 and HTTP/2 on one socket, each bounded in what it may cost.
 //!
 //! A client that sends nothing, half a request or reads nothing loses its connection; the others
-//! never notice. There are no more connections than `CONNECTIONS_MAX`; the next one is told so.
+//! never notice. There are no more connections than there are places; the next one is told so.
 
 use axum::{Router, http::Request};
 use hyper_util::{
@@ -27,8 +27,10 @@ use tokio::{
 };
 use tower::Service;
 
-/// Connections at once; each may be a worker.
-const CONNECTIONS_MAX: usize = 20_000;
+/// Refusals under way at once; connections beyond are closed without a word.
+const REFUSALS_MAX: usize = 32;
+/// How long a refused client may take to be told.
+const REFUSED_WITHIN: Duration = Duration::from_secs(1);
 /// Calls under way on one HTTP/2 connection; the client waits with the next.
 const STREAMS_MAX: u32 = 2_000;
 /// Bytes of requests in flight: on one HTTP/2 stream, and on all of a connection.
@@ -66,7 +68,9 @@ pub(super) struct Connections {
     router: Router,
     builder: auto::Builder<TokioExecutor>,
     patience: Patience,
+    places_max: usize,
     places: Arc<Semaphore>,
+    refusals: Arc<Semaphore>,
     phase: Arc<watch::Sender<Phase>>,
 }
 
@@ -81,11 +85,13 @@ enum Phase {
 }
 
 impl Connections {
-    pub(super) fn new(router: Router) -> Connections {
-        Connections::with_patience(router, PATIENCE)
+    /// Takes up to `places_max` connections at once.
+    pub(super) fn new(router: Router, places_max: usize) -> Connections {
+        Connections::with_patience(router, places_max, PATIENCE)
     }
 
-    fn with_patience(router: Router, patience: Patience) -> Connections {
+    fn with_patience(router: Router, places_max: usize, patience: Patience) -> Connections {
+        let places_max = places_max.min(Semaphore::MAX_PERMITS);
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.head);
         builder
@@ -102,7 +108,9 @@ impl Connections {
             router,
             builder,
             patience,
-            places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            places_max,
+            places: Arc::new(Semaphore::new(places_max)),
+            refusals: Arc::new(Semaphore::new(REFUSALS_MAX)),
             phase: Arc::new(watch::Sender::new(Phase::Open)),
         }
     }
@@ -130,10 +138,19 @@ impl Connections {
     fn serve_socket(&self, socket: TcpStream) {
         match self.places.clone().try_acquire_owned() {
             Ok(place) => self.serve_at(socket, place),
-            Err(_none_left) => {
-                tracing::warn!("a connection was refused: all {CONNECTIONS_MAX} are in use");
-                tokio::spawn(timeout(self.patience.head, refuse(socket)));
-            }
+            Err(_none_left) => self.refuse(socket),
+        }
+    }
+
+    /// Closes a connection at once, with a word if there is room for it.
+    fn refuse(&self, socket: TcpStream) {
+        let places_max = self.places_max;
+        if let Ok(refusal) = self.refusals.clone().try_acquire_owned() {
+            tracing::warn!("a connection was refused: all {places_max} are in use");
+            tokio::spawn(async move {
+                let _refusal = refusal;
+                let _ = timeout(REFUSED_WITHIN, tell_full(socket, places_max)).await;
+            });
         }
     }
 
@@ -190,7 +207,7 @@ impl Connections {
     /// Lets calls under way end, for at most `grace`.
     pub(super) async fn stop(&self, grace: Duration) {
         self.phase.send_replace(Phase::Closing);
-        let all = u32::try_from(CONNECTIONS_MAX).unwrap_or(u32::MAX);
+        let all = u32::try_from(self.places_max).unwrap_or(u32::MAX);
         if timeout(grace, self.places.acquire_many(all)).await.is_err() {
             tracing::warn!("connections were closed with calls under way after {grace:?}");
         }
@@ -200,9 +217,9 @@ impl Connections {
 }
 
 /// Tells a client without a place, in the words of HTTP/1, which every client shows.
-async fn refuse(mut socket: TcpStream) -> io::Result<()> {
+async fn tell_full(mut socket: TcpStream, places_max: usize) -> io::Result<()> {
     let body = format!(
-        r#"{{"type":"urn:taskyard:limit_exceeded","title":"a limit is reached","status":429,"code":"limit_exceeded","detail":"all {CONNECTIONS_MAX} connections of this broker are in use; close some or use another"}}"#
+        r#"{{"type":"urn:taskyard:limit_exceeded","title":"a limit is reached","status":429,"code":"limit_exceeded","detail":"all {places_max} connections of this broker are in use; close some or use another"}}"#
     );
     let length = body.len();
     let head = format!(
@@ -315,11 +332,12 @@ mod tests {
     use tokio::io::{AsyncReadExt, DuplexStream};
 
     const SHORT: Duration = Duration::from_millis(100);
+    const PLACES: usize = 10;
     /// Far longer than anything here takes, far shorter than what it would take without patience.
     const DEADLINE: Duration = Duration::from_secs(20);
 
     fn connect(router: Router, patience: Patience) -> (DuplexStream, Connections) {
-        let connections = Connections::with_patience(router, patience);
+        let connections = Connections::with_patience(router, PLACES, patience);
         let (ours, theirs) = tokio::io::duplex(1 << 10);
         connections.serve(ours);
         (theirs, connections)
@@ -360,7 +378,7 @@ mod tests {
         client.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
         // Its place is free again once it was closed.
         let closed = async {
-            while all.places.available_permits() < CONNECTIONS_MAX {
+            while all.places.available_permits() < PLACES {
                 tokio::task::yield_now().await;
             }
         };

@@ -1,0 +1,99 @@
+//! Connections are bounded by what the process may open: those there live, the next are told, and
+//! the files of the engine are never touched.
+//!
+//! One test that changes the limit of its process; the others here do not mind.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{Broker, DEADLINE, eventually, http::get};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+
+/// Parks a long poll on a connection of its own.
+async fn park(broker: &Broker) -> TcpStream {
+    let body = r#"{"queues": ["q"], "wait_ms": 60000}"#;
+    let length = body.len();
+    let request =
+        format!("POST /v1/claims HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{body}");
+    let mut socket = TcpStream::connect(broker.address).await.unwrap();
+    socket.write_all(request.as_bytes()).await.unwrap();
+    socket
+}
+
+async fn wait_for_parked(broker: &Broker, count: usize) {
+    eventually("parked claims", async || {
+        let metrics = get(broker.address, "/metrics").await.text;
+        metrics.contains(&format!("\ntaskyard_claims_parked {count}\n")).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_low_limit_of_open_files_is_raised_at_start() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(256), maximum }).unwrap();
+    let broker = Broker::start().await;
+    assert_eq!(getrlimit(Resource::Nofile).current, maximum);
+    let mut parked = Vec::new();
+    for _ in 0..400 {
+        parked.push(park(&broker).await);
+    }
+    wait_for_parked(&broker, 400).await;
+    assert_eq!(get(broker.address, "/healthz").await.status, 200);
+    drop(parked);
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn connections_over_the_limit_are_told_and_those_within_live() {
+    let broker = Broker::with(|config| config.connections_max = 21).await;
+    let mut parked = Vec::new();
+    for _ in 0..20 {
+        parked.push(park(&broker).await);
+    }
+    wait_for_parked(&broker, 20).await;
+    parked.push(TcpStream::connect(broker.address).await.unwrap());
+    // More of them than places for telling, none of which reads.
+    let mut over = Vec::new();
+    for _ in 0..500 {
+        over.push(TcpStream::connect(broker.address).await.unwrap());
+    }
+    eventually("the limit is told", async || {
+        let mut socket = TcpStream::connect(broker.address).await.unwrap();
+        let mut answer = String::new();
+        let read = timeout(DEADLINE, socket.read_to_string(&mut answer)).await;
+        // Closed without a word while too many others are being told.
+        let _ = read.expect("closed at once");
+        let told = answer.starts_with("HTTP/1.1 429") && answer.contains("all 21 connections");
+        told.then_some(())
+    })
+    .await;
+
+    // A place that is given up is taken by the next, and every parked claim is still there.
+    drop(parked.pop());
+    eventually("a place", async || {
+        let mut socket = TcpStream::connect(broker.address).await.unwrap();
+        let body = vec![r#"{"type": "t"}"#; 20].join(",");
+        let request = format!(
+            "POST /v1/queues/q/tasks HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n[{body}]",
+            body.len() + 2
+        );
+        let _ = socket.write_all(request.as_bytes()).await;
+        let mut answer = String::new();
+        let _ = socket.read_to_string(&mut answer).await;
+        answer.starts_with("HTTP/1.1 201").then_some(())
+    })
+    .await;
+    for mut socket in parked {
+        let mut start = [0; 15];
+        timeout(DEADLINE, socket.read_exact(&mut start)).await.expect("woken").unwrap();
+        assert_eq!(&start, b"HTTP/1.1 200 OK");
+    }
+    drop(over);
+    broker.stop().await;
+}
