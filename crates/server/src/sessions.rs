@@ -256,7 +256,12 @@ impl Sessions {
     }
 
     /// The session of that id, made if it is not known here, or a new one; and whether it was known.
-    fn open(&self, resumed: Option<SessionId>) -> Result<(Arc<Session>, bool), Error> {
+    /// A new one has its profile from the first moment that it is listed.
+    fn open(
+        &self,
+        resumed: Option<SessionId>,
+        profile: &Profile,
+    ) -> Result<(Arc<Session>, bool), Error> {
         let id = resumed.unwrap_or_else(|| SessionId(random_u128()));
         let mut by_id = self.by_id();
         if let Some(session) = by_id.get(&id) {
@@ -269,7 +274,7 @@ impl Sessions {
         let now = self.0.clock.monotonic();
         let wall = Timestamp(self.0.clock.wall_ms());
         let state = State {
-            profile: Profile::default(),
+            profile: profile.clone(),
             link: Link::Cut { at: now },
             activity: Activity::Running,
             ordered: Activity::Running,

@@ -87,7 +87,7 @@ impl Attached {
         asked.check().map_err(name_slots)?;
         check_profile(&profile)?;
 
-        let (session, known) = broker.sessions().open(resumed)?;
+        let (session, known) = broker.sessions().open(resumed, &profile)?;
         asked.session = Some(session.id);
         let (sender, orders) = mpsc::channel(ORDERS_WAITING_MAX);
         let stream = random_u64();
