@@ -20,11 +20,16 @@ pub(crate) use finish::finished_task;
 pub use inspect::{ClusterView, Found, ListAsked, NodeInfo, Page, TaskResult};
 pub use retry::Edit;
 
-use crate::{Clock, Config, Error, sessions::Sessions, shard::Shards};
+use crate::{
+    Clock, Config, Error,
+    moment::{InWords, NEARER},
+    sessions::Sessions,
+    shard::Shards,
+};
 use std::sync::Arc;
 use taskyard_machine::{
     Command, EncodedCommand, Outcome, QueueName, QueueSettings, Rejection, ShardId, TaskId,
-    Timestamp,
+    Timestamp, limits,
 };
 use tokio::sync::watch;
 
@@ -127,6 +132,18 @@ impl Broker {
         } else {
             Err(Rejection::TaskNotFound { task }.into())
         }
+    }
+
+    /// Refuses a moment past the horizon in words; the shard's own check knows numbers only. One
+    /// that was taken once is taken again, for it only comes nearer.
+    fn check_moment(&self, field: &str, at: Timestamp) -> Result<(), Error> {
+        if at.ms_since(self.now()) <= limits::HORIZON_MS_MAX {
+            return Ok(());
+        }
+        Err(Error::Invalid(format!(
+            "{field} {} is more than ten years ahead; {NEARER}",
+            InWords(at)
+        )))
     }
 
     /// This node's wall time.

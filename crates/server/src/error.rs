@@ -1,12 +1,14 @@
 //! Error: why an operation got no answer, or a "no", with the stable code of every front.
 
+use crate::moment::InWords;
+use std::fmt;
 use taskyard_machine::Rejection;
 
 /// Why an operation did not do what was asked.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The machine decided: no. Nothing changed.
-    #[error(transparent)]
+    #[error("{}", Told(.0))]
     Rejected(#[from] Rejection),
     /// The request makes no sense; found before it reached a shard. Nothing changed.
     #[error("{0}")]
@@ -52,6 +54,25 @@ pub enum Error {
     /// This node is starting or stopping. Nothing changed; safe to send again.
     #[error("{0}")]
     Unavailable(String),
+}
+
+/// A rejection for people: the machine knows moments as numbers only.
+struct Told<'a>(&'a Rejection);
+
+impl fmt::Display for Told<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Rejection::NeverRuns { expires_at } => write!(
+                f,
+                "expires_at {} is not after the time it may run; leave it out or choose a later one",
+                InWords(*expires_at)
+            ),
+            Rejection::BatchElement { index, rejection } => {
+                write!(f, "task {index} of the batch: {}; nothing was enqueued", Told(rejection))
+            }
+            other => other.fmt(f),
+        }
+    }
 }
 
 impl Error {

@@ -18,9 +18,11 @@
 //! payloads.rs     bodies in memory           backup.rs    a copy of it all, and back
 //! data_dir.rs     layout, lock and format    disk.rs      the reserve of free space
 //! descriptors.rs  the limit of open files, and what of it connections may take
+//! clock.rs        the time                   moment.rs    moments in words
 //! ```
 //!
 //! Invariants: nothing is acknowledged before it is synced; nothing about a task is decided here; only
+//! `clock.rs` reads the time; what leaders remember may be lost at any moment without losing a task.
 
 mod backup;
 pub mod broker;
@@ -33,6 +35,7 @@ mod disk;
 pub mod error;
 pub mod front;
 mod log;
+mod moment;
 pub mod node;
 mod payloads;
 mod random;

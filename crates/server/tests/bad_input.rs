@@ -43,25 +43,66 @@ async fn enqueues_that_make_no_sense_are_refused() {
         &broker,
         "/v1/queues/q/tasks",
         &[
-            ("", INVALID, &["EOF", "line 1 column 0"]),
-            ("{", INVALID, &["EOF", "line 1 column 1"]),
+            ("", INVALID, &["the body is not JSON: EOF", "line 1 column 0"]),
+            ("{", INVALID, &["the body is not JSON: EOF", "line 1 column 1"]),
+            ("{bad", INVALID, &["the body is not JSON: key must be a string (line 1 column 2)"]),
             ("{\"type\": \"t\",\n \"payload\": tru}", INVALID, &["payload", "line 2"]),
             (r#"{"type": "t"} x"#, INVALID, &["trailing characters", "line 1 column 15"]),
-            (r#""t""#, INVALID, &["invalid type: string"]),
+            (r#""t""#, INVALID, &["invalid type: string \"t\", expected an object"]),
             (r#"{}"#, INVALID, &["missing field `type`"]),
             (r#"{"type": 5}"#, INVALID, &["type", "integer `5`"]),
             (r#"{"type": ""}"#, INVALID, &["type"]),
             (&long, INVALID, &["type", "300", "256"]),
             (r#"{"type": "t", "prio": 1}"#, INVALID, &["unknown field `prio`", "`priority`"]),
             (r#"{"type": "t", "type": "u"}"#, INVALID, &["duplicate field `type`"]),
-            (r#"{"type": "t", "unique": {"key": "k"}}"#, INVALID, &["unknown field `unique`"]),
-            (r#"{"type": "t", "priority": 12}"#, INVALID, &["priority 12", "0 to 9"]),
-            (r#"{"type": "t", "priority": -1}"#, INVALID, &["priority", "-1"]),
+            (
+                r#"{"type": "t", "unique": {"key": "k"}}"#,
+                INVALID,
+                &["field `unique` is not supported yet"],
+            ),
+            (
+                r#"{"type": "t", "webhook_url": "http://a"}"#,
+                INVALID,
+                &["field `webhook_url` is not supported yet"],
+            ),
+            (
+                r#"{"type": "t", "fairness_key": "k"}"#,
+                INVALID,
+                &["field `fairness_key` is not supported yet"],
+            ),
+            (
+                r#"{"type": "t", "priority": 12}"#,
+                INVALID,
+                &["priority 12 is not 0 to 9; 9 runs first, 5 is the default"],
+            ),
+            (
+                r#"{"type": "t", "priority": -1}"#,
+                INVALID,
+                &["priority: invalid value: integer `-1`, expected a whole number, 0 or more"],
+            ),
             (r#"{"type": "t", "priority": 5.5}"#, INVALID, &["priority", "5.5"]),
             (r#"{"type": "t", "delay_ms": -5}"#, INVALID, &["delay_ms", "-5", "0 or more"]),
             (r#"{"type": "t", "delay_ms": "5"}"#, INVALID, &["delay_ms", "\"5\""]),
-            (r#"{"type": "t", "delay_ms": 400000000000}"#, INVALID, &["delay", "400000000000"]),
-            (r#"{"type": "t", "run_at": "9999-12-31T23:59:59Z"}"#, INVALID, &["run_at"]),
+            (
+                r#"{"type": "t", "delay_ms": 400000000000}"#,
+                INVALID,
+                &["delay_ms 400000000000 is more than ten years; choose a nearer moment"],
+            ),
+            (
+                r#"{"type": "t", "run_at": "9999-12-31T23:59:59Z"}"#,
+                INVALID,
+                &["run_at: 9999-12-31T23:59:59Z is more than ten years ahead; choose a nearer moment"],
+            ),
+            (
+                r#"{"type": "t", "run_at": "9999-01-01T01:00:00+01:00"}"#,
+                INVALID,
+                &["run_at 9999-01-01T00:00:00.000Z is more than ten years ahead"],
+            ),
+            (
+                r#"{"type": "t", "expires_at": "9999-01-01T00:00:00Z"}"#,
+                INVALID,
+                &["expires_at 9999-01-01T00:00:00.000Z is more than ten years ahead"],
+            ),
             (
                 r#"{"type": "t", "run_at": "10000-01-01T00:00:00Z"}"#,
                 INVALID,
@@ -74,7 +115,11 @@ async fn enqueues_that_make_no_sense_are_refused() {
                 INVALID,
                 &["delay_ms and run_at exclude each other"],
             ),
-            (r#"{"type": "t", "expires_at": "2020-01-01T00:00:00Z"}"#, INVALID, &["expires_at"]),
+            (
+                r#"{"type": "t", "expires_at": "2020-01-01T00:00:00Z"}"#,
+                INVALID,
+                &["expires_at 2020-01-01T00:00:00.000Z is not after the time it may run"],
+            ),
             (r#"{"type": "t", "timeout_ms": -1}"#, INVALID, &["timeout_ms", "-1"]),
             (r#"{"type": "t", "request_id": ""}"#, INVALID, &["request_id"]),
             (r#"{"type": "t", "headers": {"a": 1}}"#, INVALID, &["headers.a", "1"]),
@@ -131,7 +176,7 @@ async fn names_out_of_grammar_are_refused() {
         ("%C3%A4", "'ä'"),
         ("a;b", "';'"),
         (long.as_str(), "129 bytes"),
-        ("%ff", "UTF-8"),
+        ("%ff", "path /v1/queues/%ff/tasks is not UTF-8 once decoded"),
         ("a%00b", "'\\0'"),
     ] {
         let path = format!("/v1/queues/{queue}/tasks");
@@ -274,6 +319,11 @@ async fn one_bad_element_refuses_the_batch_and_is_named() {
             (r#"[{"type": "t"}, {"type": "t", "x": 1}]"#, INVALID, &["[1]", "unknown field `x`"]),
             (r#"[{"type": "t"}, {"type": "t", "delay_ms": -1}]"#, INVALID, &["[1].delay_ms", "-1"]),
             (r#"[{"type": "t"}, 7]"#, INVALID, &["[1]", "7"]),
+            (
+                r#"[{"type": "t"}, {"type": "t", "expires_at": "2020-01-01T00:00:00Z"}]"#,
+                INVALID,
+                &["task 1 of the batch: expires_at 2020-01-01T00:00:00.000Z is not after"],
+            ),
             (&large, "payload_too_large", &["task 1", "202", "100"]),
         ],
     )
@@ -428,6 +478,16 @@ async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
             r#"{"claim_token": 1, "progress": {"percent": 101}}"#,
             &["progress.percent 101"],
         ),
+        (
+            "fail",
+            r#"{"claim_token": 1, "retry_at": "9999-01-01T00:00:00Z"}"#,
+            &["retry_at 9999-01-01T00:00:00.000Z is more than ten years ahead"],
+        ),
+        (
+            "snooze",
+            r#"{"claim_token": 1, "run_at": "9999-01-01T00:00:00Z"}"#,
+            &["run_at 9999-01-01T00:00:00.000Z is more than ten years ahead"],
+        ),
         ("snooze", r#"{"claim_token": 1}"#, &["delay_ms and run_at are both missing"]),
         ("retry", r#"{"priority": 1}"#, &["unknown field `priority`"]),
     ] {
@@ -439,10 +499,13 @@ async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
     for (path, word) in [
         ("/v1/tasks?limit=0", "limit 0"),
         ("/v1/tasks?limit=1001", "limit 1001"),
-        ("/v1/tasks?limit=x", "limit"),
+        ("/v1/tasks?limit=x", "parameter limit is \"x\": expected a whole number, 0 or more"),
         ("/v1/tasks?state=running", "running"),
         ("/v1/tasks?cursor=abc", "abc"),
-        ("/v1/tasks?quueue=a", "quueue"),
+        (
+            "/v1/tasks?quueue=a",
+            "parameter quueue is \"a\": unknown parameter `quueue`, expected one of",
+        ),
         ("/v1/tasks?queue=a%20b", "a b"),
         ("/v1/dead?state=ready", "ready"),
     ] {
@@ -470,6 +533,27 @@ async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
         ],
     )
     .await;
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_tasks_state_does_not_allow_is_a_conflict() {
+    let broker = Broker::start().await;
+    let at = broker.address;
+    let id = post(at, "/v1/queues/q/tasks", r#"{"type": "t"}"#).await.ok();
+    let id = id["id"].as_str().unwrap();
+    let claimed = post(at, "/v1/claims", r#"{"queues": ["q"]}"#).await.ok();
+    let check = async |words: &str| {
+        let answer = post(at, &format!("/v1/tasks/{id}/retry"), "").await;
+        let (status, code, detail) = answer.problem();
+        assert_eq!((status, code.as_str()), (409, INVALID), "{detail}");
+        assert!(detail.contains(words), "{detail}");
+        assert_eq!(answer.json()["title"], "the task's state does not allow this");
+    };
+    check("is claimed; let its attempt end").await;
+    let ack = json!({"claim_token": claimed["tasks"][0]["claim_token"]}).to_string();
+    post(at, &format!("/v1/tasks/{id}/ack"), &ack).await.ok();
+    check("is succeeded; enqueue it again").await;
     broker.stop().await;
 }
 
@@ -504,7 +588,10 @@ async fn grpc_refuses_the_same() {
         (v1::NewTask { priority: Some(12), ..base() }, "priority 12 is not 0 to 9"),
         (v1::NewTask { r#type: String::new(), ..base() }, "type"),
         (v1::NewTask { delay_ms: Some(1), run_at: Some(1), ..base() }, "exclude each other"),
-        (v1::NewTask { run_at: Some(253_402_300_799_000), ..base() }, "run_at"),
+        (
+            v1::NewTask { run_at: Some(253_370_764_800_000), ..base() },
+            "run_at 9999-01-01T00:00:00.000Z is more than ten years ahead",
+        ),
         (v1::NewTask { delay_ms: Some(u64::MAX), ..base() }, "delay"),
         (
             v1::NewTask {

@@ -26,7 +26,7 @@ async fn a_task_is_enqueued_claimed_and_acked() {
     let seen = seen.ok();
     assert_eq!(seen["state"], "ready");
     assert_eq!(seen["attempt"], 0);
-    assert_eq!(seen["enqueued_at"], "2023-11-14T22:13:20Z");
+    assert_eq!(seen["enqueued_at"], "2023-11-14T22:13:20.000Z");
 
     let claim = r#"{"queues": ["mail"], "max": 5, "lease_ms": 60000, "worker": "w1"}"#;
     let claimed = post(at, "/v1/claims", claim).await;
@@ -40,7 +40,7 @@ async fn a_task_is_enqueued_claimed_and_acked() {
     assert_eq!(task["headers"], json!({"trace": "t1"}));
     assert_eq!(task["priority"], 7);
     assert_eq!(task["attempt"], 1);
-    assert_eq!(task["lease_expires_at"], "2023-11-14T22:14:20Z");
+    assert_eq!(task["lease_expires_at"], "2023-11-14T22:14:20.000Z");
 
     let token = task["claim_token"].as_u64().unwrap();
     let extend = json!({"claim_token": token, "progress": {"percent": 40, "message": "half"},
@@ -48,7 +48,7 @@ async fn a_task_is_enqueued_claimed_and_acked() {
     let extended = post(at, &format!("/v1/tasks/{id}/extend"), &extend.to_string()).await.ok();
     assert_eq!(
         extended,
-        json!({"lease_expires_at": "2023-11-14T22:14:20Z", "cancel_requested": false})
+        json!({"lease_expires_at": "2023-11-14T22:14:20.000Z", "cancel_requested": false})
     );
     let seen = get(at, &format!("/v1/tasks/{id}")).await.ok();
     assert_eq!(seen["state"], "claimed");
@@ -130,20 +130,27 @@ async fn a_failed_task_retries_dies_and_is_retried_by_hand_with_another_payload(
         claimed["tasks"][0]["claim_token"].as_u64().unwrap()
     };
     let fail = |token: u64| {
-        let error = json!({"type": "IoError", "message": "no route", "backtrace": "at x"});
+        let error = json!({"type": "IoError", "message": "no route"});
         let body = json!({"claim_token": token, "error": error}).to_string();
         let path = format!("/v1/tasks/{id}/fail");
         async move { post(at, &path, &body).await.ok() }
     };
     let failed = fail(claim().await).await;
-    assert_eq!(failed, json!({"state": "scheduled", "run_at": "2023-11-14T22:13:25Z"}));
+    assert_eq!(failed, json!({"state": "scheduled", "run_at": "2023-11-14T22:13:25.000Z"}));
     broker.clock.advance(std::time::Duration::from_secs(5));
     assert_eq!(fail(claim().await).await, json!({"state": "dead"}));
 
     let dead = get(at, "/v1/dead?queue=q&error=IoError").await.ok();
     assert_eq!(dead["tasks"][0]["id"], id.as_str());
     assert_eq!(dead["tasks"][0]["death_reason"], "attempts spent");
-    assert_eq!(dead["tasks"][0]["attempts"][1]["error"]["message"], "no route");
+    let attempt = json!({
+        "attempt": 2,
+        "claimed_at": "2023-11-14T22:13:25.000Z",
+        "ended_at": "2023-11-14T22:13:25.000Z",
+        "outcome": "failed",
+        "error": {"type": "IoError", "message": "no route"},
+    });
+    assert_eq!(dead["tasks"][0]["attempts"][1], attempt, "what is absent is left out");
     assert_eq!(dead["tasks"][0].get("payload"), None, "lists are without payloads");
     assert_eq!(get(at, "/v1/dead?type=other").await.ok()["tasks"], json!([]));
     let result = get(at, &format!("/v1/tasks/{id}/result")).await.ok();
@@ -227,7 +234,7 @@ async fn a_task_is_released_snoozed_and_cancelled() {
     assert_eq!(post(at, &format!("{path}/release"), &body).await.ok(), json!({"state": "ready"}));
     let body = json!({"claim_token": claim().await, "delay_ms": 2000}).to_string();
     let snoozed = post(at, &format!("{path}/snooze"), &body).await.ok();
-    assert_eq!(snoozed, json!({"run_at": "2023-11-14T22:13:22Z"}));
+    assert_eq!(snoozed, json!({"run_at": "2023-11-14T22:13:22.000Z"}));
     assert_eq!(get(at, &path).await.ok()["state"], "scheduled");
     let cancelled = send(at, "POST", &format!("{path}/cancel"), None, b"").await.ok();
     assert_eq!(cancelled, json!({"state": "cancelled"}));

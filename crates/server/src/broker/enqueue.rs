@@ -8,7 +8,7 @@ use crate::{Error, random::random_u128};
 use std::future::Future;
 use taskyard_machine::{
     Command, CommitBatch, EncodedCommand, Enqueue, EnqueueBatch, EnqueueMany, Enqueued, FollowUp,
-    NewTask, Outcome, ShardId, StageBatch, limits,
+    NewTask, Outcome, ShardId, StageBatch, When, limits,
 };
 
 /// Where a task goes that names no queue.
@@ -137,6 +137,12 @@ impl Broker {
     }
 
     fn check_task(&self, task: &NewTask<'_>) -> Result<(), Error> {
+        if let When::At(run_at) = task.run_at {
+            self.check_moment("run_at", run_at)?;
+        }
+        if let Some(expires_at) = task.expires_at {
+            self.check_moment("expires_at", expires_at)?;
+        }
         self.check_payload(task.body.payload)
     }
 

@@ -6,7 +6,7 @@ use crate::{Error, shard::HandedTask};
 use std::future::Future;
 use taskyard_machine::{
     Ack, AfterFailure, Command, EncodedCommand, Extend, Fail, Outcome, Release, ShardId, Snooze,
-    TaskId, TaskStateName, Timestamp,
+    TaskId, TaskStateName, Timestamp, When,
 };
 
 impl Broker {
@@ -105,6 +105,15 @@ impl Broker {
 
     fn route(&self, command: &Command<'_>) -> Result<Routed, Error> {
         let task = finished_task(command).expect("only what finishes a claim comes here");
+        match command {
+            Command::Fail(Fail { retry_at: Some(When::At(at)), .. }) => {
+                self.check_moment("retry_at", *at)?;
+            }
+            Command::Snooze(Snooze { until: When::At(at), .. }) => {
+                self.check_moment("run_at", *at)?;
+            }
+            _ => {}
+        }
         let enqueues = matches!(command, Command::Ack(ack) if !ack.follow_ups.is_empty());
         let shard = self.shard_of_task(task)?;
         Ok(Routed { shard, command: EncodedCommand::new(command), enqueues })

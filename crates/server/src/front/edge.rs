@@ -2,7 +2,7 @@
 //!
 //! Fractions end here: inside, they are integers of thousandths.
 
-use crate::Error;
+use crate::{Error, moment::NEARER};
 use taskyard_machine::{Backoff, RetryPolicy, TaskId, TaskStateName, Timestamp, When, limits};
 
 /// Tasks on a page that names no limit.
@@ -14,17 +14,19 @@ pub(super) fn task_id(text: &str) -> Result<TaskId, Error> {
 
 pub(super) fn priority(value: u64) -> Result<u8, Error> {
     let highest = limits::PRIORITY_MAX;
-    u8::try_from(value)
-        .ok()
-        .filter(|priority| *priority <= highest)
-        .ok_or_else(|| Error::Invalid(format!("priority {value} is not 0 to {highest}")))
+    u8::try_from(value).ok().filter(|priority| *priority <= highest).ok_or_else(|| {
+        let text =
+            format!("priority {value} is not 0 to {highest}; 9 runs first, 5 is the default");
+        Error::Invalid(text)
+    })
 }
 
 pub(super) fn percent(value: u64) -> Result<u8, Error> {
-    u8::try_from(value)
-        .ok()
-        .filter(|percent| *percent <= 100)
-        .ok_or_else(|| Error::Invalid(format!("progress.percent {value} is not 0 to 100")))
+    u8::try_from(value).ok().filter(|percent| *percent <= 100).ok_or_else(|| {
+        let text =
+            format!("progress.percent {value} is not 0 to 100; send a whole number of percent");
+        Error::Invalid(text)
+    })
 }
 
 pub(super) fn state(word: &str) -> Result<TaskStateName, Error> {
@@ -53,7 +55,7 @@ pub(super) fn when(
 ) -> Result<Option<When>, Error> {
     match (delay_ms, run_at) {
         (Some(ms), None) if ms > limits::HORIZON_MS_MAX => {
-            let text = format!("{} {ms} is more than {}", names[0], limits::HORIZON_MS_MAX);
+            let text = format!("{} {ms} is more than ten years; {NEARER}", names[0]);
             Err(Error::Invalid(text))
         }
         (Some(ms), None) => Ok(Some(When::After { ms })),
@@ -278,7 +280,8 @@ mod tests {
     #[test]
     fn priorities_and_batch_ids_out_of_bounds_are_refused() {
         assert_eq!(priority(9).unwrap(), 9);
-        assert_eq!(priority(12).unwrap_err().to_string(), "priority 12 is not 0 to 9");
+        let told = "priority 12 is not 0 to 9; 9 runs first, 5 is the default";
+        assert_eq!(priority(12).unwrap_err().to_string(), told);
         assert_eq!(priority(260).unwrap_err().code(), "invalid_argument");
         assert_eq!(batch_id(&[]).unwrap(), None);
         assert!(batch_id(&[1; 15]).is_err());

@@ -7,6 +7,7 @@ use axum::{
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
+use taskyard_machine::Rejection;
 use utoipa::{
     IntoResponses, ToSchema,
     openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder, response},
@@ -45,7 +46,16 @@ impl Problem {
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Problem {
-        Problem::new(status(error.code()), error.code(), error.to_string())
+        let problem = Problem::new(status(error.code()), error.code(), error.to_string());
+        match error {
+            // The request is fine, the task is not where it would make sense.
+            Error::Rejected(Rejection::WrongState { .. }) => Problem {
+                status: StatusCode::CONFLICT.as_u16(),
+                title: "the task's state does not allow this",
+                ..problem
+            },
+            _ => problem,
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 use super::super::{edge, json, problem::Problem};
 use axum::{
     body::{Bytes, to_bytes},
-    extract::{FromRequest, FromRequestParts, Path, Query, Request},
-    http::{StatusCode, header, request::Parts},
+    extract::{FromRequest, FromRequestParts, Path, Query, Request, rejection::QueryRejection},
+    http::{StatusCode, Uri, header, request::Parts},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use std::time::Duration;
@@ -105,10 +105,15 @@ impl<S: Send + Sync> FromRequestParts<S> for NamePath {
 }
 
 async fn text<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<String, Problem> {
-    let Path(text) = Path::<String>::from_request_parts(parts, state)
-        .await
-        .map_err(|rejection| Problem::invalid(rejection.body_text()))?;
-    Ok(text)
+    match Path::<String>::from_request_parts(parts, state).await {
+        Ok(Path(text)) => Ok(text),
+        // One name is always there and is any text, so it can only be no text.
+        Err(_no_text) => {
+            let path: String = parts.uri.path().chars().take(256).collect();
+            let detail = format!("path {path} is not UTF-8 once decoded; encode names as UTF-8");
+            Err(Problem::invalid(detail))
+        }
+    }
 }
 
 /// The query's parameters.
@@ -118,10 +123,31 @@ impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Parameters<T>, Problem> {
-        let Query(parameters) = Query::try_from_uri(&parts.uri)
-            .map_err(|rejection| Problem::invalid(rejection.body_text()))?;
-        Ok(Parameters(parameters))
+        match Query::try_from_uri(&parts.uri) {
+            Ok(Query(parameters)) => Ok(Parameters(parameters)),
+            Err(rejection) => Err(Problem::invalid(bad_parameter(&parts.uri, &rejection))),
+        }
     }
+}
+
+/// Which parameter of a query is wrong, its value, and why.
+fn bad_parameter(uri: &Uri, rejection: &QueryRejection) -> String {
+    let text = std::error::Error::source(rejection).map(ToString::to_string).unwrap_or_default();
+    let Some((name, reason)) = text.split_once(": ") else {
+        return format!("the query can't be read: {text}; send name=value pairs joined by &");
+    };
+    let reason = match reason.strip_prefix("unknown field ") {
+        Some(names) => format!("unknown parameter {names}"),
+        None if reason.contains("digit") || reason.contains("number") => {
+            "expected a whole number, 0 or more".to_owned()
+        }
+        None => json::in_words(reason),
+    };
+    let pairs = Query::<Vec<(String, String)>>::try_from_uri(uri);
+    let pairs = pairs.map_or_else(|_| Vec::new(), |Query(pairs)| pairs);
+    let value = pairs.into_iter().find(|(found, _)| found == name).map(|(_, value)| value);
+    let value: String = value.unwrap_or_default().chars().take(64).collect();
+    format!("parameter {name} is {value:?}: {reason}")
 }
 
 #[cfg(test)]

@@ -89,9 +89,13 @@ impl From<&BulkReport> for Bulk {
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Worker {
     id: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
     name: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
     host: String,
-    pid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    #[serde(skip_serializing_if = "String::is_empty")]
     version: String,
     queues: Vec<String>,
     slots: u32,
@@ -100,7 +104,9 @@ pub(in crate::front) struct Worker {
     state: &'static str,
     connected_at: Moment,
     beat_at: Moment,
-    rss_bytes: u64,
+    /// Its memory, once it told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rss_bytes: Option<u64>,
 }
 
 impl From<WorkerView> for Worker {
@@ -110,7 +116,7 @@ impl From<WorkerView> for Worker {
             id: view.id.to_string(),
             name: profile.name,
             host: profile.host,
-            pid: profile.pid,
+            pid: Some(profile.pid).filter(|pid| *pid > 0),
             version: profile.version,
             queues: profile.queues,
             slots: profile.slots,
@@ -118,7 +124,7 @@ impl From<WorkerView> for Worker {
             state: view.state,
             connected_at: view.connected_at.into(),
             beat_at: view.beat_at.into(),
-            rss_bytes: view.rss_bytes,
+            rss_bytes: Some(view.rss_bytes).filter(|bytes| *bytes > 0),
         }
     }
 }
@@ -151,6 +157,7 @@ pub(in crate::front) struct NodeReply {
     /// Where it listens; absent if nowhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<String>,
+    #[serde(skip_serializing_if = "str::is_empty")]
     zone: &'static str,
     /// `up`.
     state: &'static str,

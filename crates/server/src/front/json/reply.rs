@@ -318,6 +318,8 @@ impl<'a> Task<'a> {
 pub(in crate::front) struct Attempt<'a> {
     /// From 1.
     attempt: u32,
+    /// Who ran it, if the claim said.
+    #[serde(skip_serializing_if = "str::is_empty")]
     worker: &'a str,
     claimed_at: Moment,
     ended_at: Moment,
@@ -335,22 +337,23 @@ impl<'a> Attempt<'a> {
             claimed_at: attempt.claimed_at.into(),
             ended_at: attempt.ended_at.into(),
             outcome: attempt.outcome.as_str(),
-            error: attempt.error.as_ref().map(task_error),
+            error: attempt.error.as_ref().and_then(task_error),
         }
     }
 }
 
-fn task_error([error_type, message, backtrace]: &[String; 3]) -> TaskError<'_> {
-    TaskError {
-        error_type: error_type.into(),
-        message: message.into(),
-        backtrace: backtrace.into(),
-    }
+/// What is known of an error, if anything is.
+fn task_error(error: &[String; 3]) -> Option<TaskError<'_>> {
+    let [error_type, message, backtrace] = error.each_ref().map(|part| part.into());
+    let said_nothing = error.iter().all(String::is_empty);
+    (!said_nothing).then_some(TaskError { error_type, message, backtrace })
 }
 
 /// The current claim of a task.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct TaskClaim<'a> {
+    /// Who holds it, if the claim said.
+    #[serde(skip_serializing_if = "str::is_empty")]
     worker: &'a str,
     claimed_at: Moment,
     lease_expires_at: Moment,
@@ -403,7 +406,7 @@ impl<'a> ResultReply<'a> {
             state: result.state.as_str(),
             result: shown.json,
             result_base64: shown.base64,
-            error: result.error.as_ref().map(task_error),
+            error: result.error.as_ref().and_then(task_error),
         }
     }
 }

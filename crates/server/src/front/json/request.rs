@@ -319,11 +319,13 @@ pub(in crate::front) struct Ack<'a> {
 #[serde(deny_unknown_fields, default)]
 pub(in crate::front) struct TaskError<'a> {
     /// Its class, for grouping.
-    #[serde(rename = "type")]
+    #[serde(rename = "type", skip_serializing_if = "str::is_empty")]
     pub(in crate::front) error_type: Cow<'a, str>,
     /// Its message.
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub(in crate::front) message: Cow<'a, str>,
     /// Where it happened.
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub(in crate::front) backtrace: Cow<'a, str>,
 }
 
@@ -374,7 +376,7 @@ pub(in crate::front) struct Progress<'a> {
     #[schema(minimum = 0, maximum = 100)]
     pub(in crate::front) percent: u64,
     /// One line for people.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "str::is_empty")]
     pub(in crate::front) message: Cow<'a, str>,
 }
 

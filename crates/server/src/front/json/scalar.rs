@@ -1,5 +1,6 @@
 //! Durations and moments in JSON.
 
+use crate::moment::{InWords, NEARER};
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{Unexpected, Visitor},
@@ -33,7 +34,7 @@ impl Visitor<'_> for MsVisitor {
     }
 }
 
-/// A moment, as RFC 3339; shown in UTC.
+/// A moment, as RFC 3339; shown in UTC, always to the millisecond, so that all are of one length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ToSchema)]
 #[schema(value_type = String, format = DateTime)]
 pub(in crate::front) struct Moment(pub(in crate::front) Timestamp);
@@ -60,18 +61,24 @@ impl Visitor<'_> for MomentVisitor {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Moment, E> {
-        let moment: jiff::Timestamp =
-            text.parse().map_err(|_| E::invalid_value(Unexpected::Str(text), &self))?;
+        let moment: jiff::Timestamp = text.parse().map_err(|_| match is_in_9999(text) {
+            true => E::custom(format!("{text} is more than ten years ahead; {NEARER}")),
+            false => E::invalid_value(Unexpected::Str(text), &self),
+        })?;
         // Before 1970 is as past as 1970.
         Ok(Moment(Timestamp(moment.as_millisecond().try_into().unwrap_or(0))))
     }
 }
 
+/// What the library can't hold: the last day of the year 9999, which people write for "never".
+fn is_in_9999(text: &str) -> bool {
+    let same_in_2001 = text.strip_prefix("9999").map(|rest| format!("2001{rest}"));
+    same_in_2001.is_some_and(|text| text.parse::<jiff::Timestamp>().is_ok())
+}
+
 impl Serialize for Moment {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let moment =
-            i64::try_from(self.0.0).ok().and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());
-        serializer.collect_str(&moment.unwrap_or(jiff::Timestamp::MAX))
+        serializer.collect_str(&InWords(self.0))
     }
 }
 
@@ -82,9 +89,9 @@ mod tests {
     #[test]
     fn moments_are_utc_with_milliseconds_and_take_any_offset() {
         for (text, ms, shown) in [
-            ("2026-03-01T12:00:30Z", 1_772_366_430_000, "2026-03-01T12:00:30Z"),
-            ("2026-03-01T13:00:30.25+01:00", 1_772_366_430_250, "2026-03-01T12:00:30.25Z"),
-            ("1969-12-31T23:59:59Z", 0, "1970-01-01T00:00:00Z"),
+            ("2026-03-01T12:00:30Z", 1_772_366_430_000, "2026-03-01T12:00:30.000Z"),
+            ("2026-03-01T13:00:30.25+01:00", 1_772_366_430_250, "2026-03-01T12:00:30.250Z"),
+            ("1969-12-31T23:59:59Z", 0, "1970-01-01T00:00:00.000Z"),
         ] {
             let moment: Moment = serde_json::from_value(text.into()).unwrap();
             assert_eq!(moment, Moment(Timestamp(ms)), "{text}");
@@ -98,6 +105,10 @@ mod tests {
         {
             let error = serde_json::from_value::<Moment>(text.into()).unwrap_err().to_string();
             assert!(error.contains("expected a moment"), "{text}: {error}");
+        }
+        for text in ["9999-12-31T23:59:59Z", "9999-12-31T00:00:00-11:00"] {
+            let error = serde_json::from_value::<Moment>(text.into()).unwrap_err().to_string();
+            assert!(error.contains(&format!("{text} is more than ten years ahead")), "{error}");
         }
         for json in ["-5", "1.5", "\"5\"", "1e3", "18446744073709551616"] {
             let error = serde_json::from_str::<Ms>(json).unwrap_err().to_string();
