@@ -1,7 +1,7 @@
 //! Connections are bounded by what the process may open: those there live, the next are told, and
 //! the files of the engine are never touched.
 //!
-//! One test that changes the limit of its process; the others here do not mind.
+//! The limit belongs to the process, so the tests here run one after the other.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -11,8 +11,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    sync::Mutex,
     time::timeout,
 };
+
+static LIMIT: Mutex<()> = Mutex::const_new(());
 
 /// Parks a long poll on a connection of its own.
 async fn park(broker: &Broker) -> TcpStream {
@@ -35,6 +38,7 @@ async fn wait_for_parked(broker: &Broker, count: usize) {
 
 #[tokio::test]
 async fn a_low_limit_of_open_files_is_raised_at_start() {
+    let _alone = LIMIT.lock().await;
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(256), maximum }).unwrap();
     let broker = Broker::start().await;
@@ -51,6 +55,7 @@ async fn a_low_limit_of_open_files_is_raised_at_start() {
 
 #[tokio::test]
 async fn connections_over_the_limit_are_told_and_those_within_live() {
+    let _alone = LIMIT.lock().await;
     let broker = Broker::with(|config| config.connections_max = 21).await;
     let mut parked = Vec::new();
     for _ in 0..20 {
