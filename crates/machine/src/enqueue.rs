@@ -137,8 +137,9 @@ impl NewTask<'_> {
         self.check_times(now)
     }
 
-    /// Checks what does not depend on the time.
-    pub(crate) fn check_shape(&self) -> Result<(), Rejection> {
+    /// Checks what depends neither on the time nor on the state: whoever sends a task in parts can
+    /// find out before the first.
+    pub fn check_shape(&self) -> Result<(), Rejection> {
         if self.task_type.is_empty() {
             return Err(Rejection::invalid("type is empty; give the name of a function"));
         }

@@ -8,7 +8,7 @@ use crate::{Error, random::random_u128};
 use std::future::Future;
 use taskyard_machine::{
     Command, CommitBatch, EncodedCommand, Enqueue, EnqueueBatch, EnqueueMany, Enqueued, FollowUp,
-    NewTask, Outcome, ShardId, StageBatch, When, limits,
+    NewTask, Outcome, Rejection, ShardId, StageBatch, When, limits,
 };
 
 /// Where a task goes that names no queue.
@@ -109,6 +109,13 @@ impl Broker {
             let batch = EnqueueBatch { batch_id, queue, tasks };
             vec![(shard, EncodedCommand::new(&Command::EnqueueBatch(batch)))]
         } else {
+            // Parts of a batch that is refused later would be kept for a while.
+            for (index, task) in (0..).zip(&tasks) {
+                task.check_shape().map_err(|rejection| Rejection::BatchElement {
+                    index,
+                    rejection: Box::new(rejection),
+                })?;
+            }
             staged(shard, queue, tasks, batch_id.unwrap_or_else(random_u128))
         };
         let shards = self.shards().clone();
