@@ -6,8 +6,8 @@
 use crate::kept::Keep;
 use crate::slab::Slot;
 use crate::turn::Turn;
-use crate::wire::wire_struct;
-use crate::{TaskId, Timestamp};
+use crate::wire::{decode, wire_struct};
+use crate::{Command, EncodedCommand, Machine, TaskId, Timestamp};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
 #[derive(Debug, PartialEq)]
@@ -30,8 +30,7 @@ impl Keep for DedupRecord {
 impl Turn<'_> {
     /// The task that this request made before.
     pub(crate) fn known_request(&self, queue: &str, request_id: Option<&str>) -> Option<TaskId> {
-        let record = self.shard.dedup.get(request_key(queue, request_id?))?;
-        (record.expires_at > self.now).then_some(record.id)
+        self.shard.made_by_request(queue, request_id)
     }
 
     /// Remembers for the queue's window that this request made `id`.
@@ -47,6 +46,38 @@ impl Turn<'_> {
     }
 }
 
+impl Machine {
+    fn made_by_request(&self, queue: &str, request_id: Option<&str>) -> Option<TaskId> {
+        let record = self.dedup.get(request_key(queue, request_id?))?;
+        (record.expires_at > self.counters.now).then_some(record.id)
+    }
+
+    /// Whether all that an enqueue asks for was made before, so that it adds nothing. Whoever has no
+    /// room for new tasks can still let it through: a producer whose answer was lost learns it.
+    pub fn is_repetition(&self, command: &EncodedCommand) -> bool {
+        let is_made = |queue, request_id| self.made_by_request(queue, request_id).is_some();
+        let batch = |id: Option<u128>| id.and_then(|id| self.batches.get(id));
+        match decode(command.as_bytes()) {
+            Ok(Command::Enqueue(enqueue)) => is_made(enqueue.queue, enqueue.task.request_id),
+            Ok(Command::EnqueueMany(many)) => {
+                // Those that were rejected are judged again.
+                let mut answers = batch(many.batch_id).map_or(Vec::new(), |batch| batch.answers());
+                answers.resize(many.items.len(), None);
+                answers.iter().zip(&many.items).all(|(answer, item)| {
+                    answer.is_some() || is_made(item.queue, item.task.request_id)
+                })
+            }
+            Ok(Command::EnqueueBatch(all)) => {
+                batch(all.batch_id).is_some()
+                    || all.tasks.iter().all(|task| is_made(all.queue, task.request_id))
+            }
+            Ok(Command::StageBatch(part)) => batch(Some(part.batch_id)).is_some(),
+            Ok(Command::CommitBatch(commit)) => batch(Some(commit.batch_id)).is_some(),
+            _ => false,
+        }
+    }
+}
+
 /// The queue's hash is the seed, so that equal request ids of two queues are two requests.
 fn request_key(queue: &str, request_id: &str) -> u128 {
     xxh3_128_with_seed(request_id.as_bytes(), xxh3_64(queue.as_bytes()))
@@ -54,8 +85,11 @@ fn request_key(queue: &str, request_id: &str) -> u128 {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::testing::{Yard, new_task};
-    use crate::{NewTask, QueueSettings, limits::DEDUP_WINDOW_MS_DEFAULT};
+    use crate::{
+        Enqueue, EnqueueBatch, EnqueueMany, NewTask, QueueSettings, limits::DEDUP_WINDOW_MS_DEFAULT,
+    };
 
     fn request(request_id: &str) -> NewTask<'_> {
         NewTask { request_id: Some(request_id), ..new_task() }
@@ -86,6 +120,38 @@ mod tests {
         yard.ack(&held).unwrap();
         assert_eq!(yard.machine.task(first), None);
         assert_eq!(yard.enqueue_task("mail", request("r")).unwrap().id, first, "removed");
+    }
+
+    #[test]
+    fn a_repetition_is_one_when_all_of_it_was_made_before() {
+        let mut yard = Yard::new();
+        let item = |request_id| Enqueue { queue: "mail", task: request(request_id) };
+        let plain = || Enqueue { queue: "mail", task: new_task() };
+        let many = |batch_id, items| Command::EnqueueMany(EnqueueMany { batch_id, items });
+        let all = |batch_id, tasks| {
+            Command::EnqueueBatch(EnqueueBatch { batch_id, queue: "mail", tasks })
+        };
+        let is_repetition =
+            |yard: &Yard, command| yard.machine.is_repetition(&EncodedCommand::new(&command));
+        assert!(!is_repetition(&yard, Command::Enqueue(item("a"))));
+        for command in [
+            Command::Enqueue(item("a")),
+            many(Some(1), vec![item("b"), plain()]),
+            all(Some(2), vec![request("c"), new_task()]),
+        ] {
+            yard.send(command.clone()).unwrap();
+            assert!(is_repetition(&yard, command.clone()), "{command:?}");
+        }
+        assert!(is_repetition(&yard, many(Some(7), vec![item("a"), item("b"), item("c")])));
+        assert!(is_repetition(&yard, all(None, vec![request("a"), request("b")])));
+        for command in [
+            Command::Enqueue(plain()),
+            many(None, vec![item("a"), plain()]),
+            many(None, vec![item("a"), item("d")]),
+            all(Some(3), vec![request("a"), new_task()]),
+        ] {
+            assert!(!is_repetition(&yard, command.clone()), "{command:?}");
+        }
     }
 
     #[test]

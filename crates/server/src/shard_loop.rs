@@ -232,6 +232,9 @@ impl ShardLoop {
                 until(at.saturating_duration_since(now), true);
             }
         }
+        if let Some(at) = self.disk.next_look() {
+            until(at.saturating_duration_since(self.real), false);
+        }
         if let Some(at) = self.sessions.next_end_at() {
             until(at.saturating_duration_since(now), true);
         }
@@ -312,6 +315,7 @@ impl ShardLoop {
             shard.due = shard.timer.next(&shard.replica.machine().machine);
         }
         self.memory.enforce(&mut self.shards);
+        self.disk.check();
         self.measure();
         Ok(())
     }
@@ -320,7 +324,9 @@ impl ShardLoop {
         self.telemetry.set_gauges(NodeGauges {
             memory_bytes: self.memory.bytes(),
             memory_bytes_max: self.memory.bytes_max(),
+            memory_full: self.memory.is_full(),
             disk_free_bytes: self.disk.free_bytes(),
+            disk_full: self.disk.is_full(),
             claims_parked: self.shards.iter().map(|shard| shard.waiters.len() as u64).sum(),
             shards_serving: self.shards.iter().filter(|shard| shard.leading.is_some()).count()
                 as u64,

@@ -57,7 +57,9 @@ pub(crate) struct Telemetry {
 struct Gauges {
     memory_bytes: AtomicU64,
     memory_bytes_max: AtomicU64,
+    memory_full: AtomicU64,
     disk_free_bytes: AtomicU64,
+    disk_full: AtomicU64,
     claims_parked: AtomicU64,
     shards_serving: AtomicU64,
 }
@@ -67,7 +69,9 @@ struct Gauges {
 pub(crate) struct NodeGauges {
     pub memory_bytes: u64,
     pub memory_bytes_max: u64,
+    pub memory_full: bool,
     pub disk_free_bytes: u64,
+    pub disk_full: bool,
     pub claims_parked: u64,
     pub shards_serving: u64,
 }
@@ -96,7 +100,9 @@ impl Telemetry {
         let gauges = &self.gauges;
         gauges.memory_bytes.store(node.memory_bytes, Relaxed);
         gauges.memory_bytes_max.store(node.memory_bytes_max, Relaxed);
+        gauges.memory_full.store(node.memory_full.into(), Relaxed);
         gauges.disk_free_bytes.store(node.disk_free_bytes, Relaxed);
+        gauges.disk_full.store(node.disk_full.into(), Relaxed);
         gauges.claims_parked.store(node.claims_parked, Relaxed);
         gauges.shards_serving.store(node.shards_serving, Relaxed);
     }
@@ -126,6 +132,16 @@ impl Telemetry {
                 "disk_free_bytes",
                 &gauges.disk_free_bytes,
                 "Free space of the data directory's disk.",
+            ),
+            (
+                "memory_full",
+                &gauges.memory_full,
+                "1 while enqueues are refused because the memory budget is used up.",
+            ),
+            (
+                "disk_full",
+                &gauges.disk_full,
+                "1 while enqueues are refused because the disk is close to full.",
             ),
             ("claims_parked", &gauges.claims_parked, "Claims that wait for tasks."),
             ("shards_serving", &gauges.shards_serving, "Shards that this node serves."),

@@ -10,8 +10,8 @@ use std::{
     process::Command as Process,
     time::Duration,
 };
-use taskyard_machine::{Body, NewTask, TaskStateName};
-use taskyard_server::{Error, shard::Engine};
+use taskyard_machine::{Ack, Body, Enqueue, NewTask, TaskStateName};
+use taskyard_server::{Broker, Error, shard::Engine};
 
 fn start_error(dir: &Path) -> String {
     Engine::start(&config(dir)).expect_err("it must not start").to_string()
@@ -45,16 +45,25 @@ async fn a_full_disk_refuses_enqueues_and_serves_the_rest() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
     let engine = start(&config);
-    let id = Bench(engine.shards()).enqueue("mail", b"x").await;
+    let known = || NewTask { task_type: "t", request_id: Some("r"), ..NewTask::default() };
+    let id = Bench(engine.shards()).try_enqueue("mail", known()).await.unwrap();
     drop(engine);
     config.disk_reserve_bytes = u64::MAX;
     let engine = start(&config);
     let bench = Bench(engine.shards());
+    assert!(bench.0.metrics().await.unwrap().contains("\ntaskyard_disk_full 1\n"));
+    assert_eq!(bench.try_enqueue("mail", known()).await.unwrap(), id, "its answer was lost");
     let refused = bench.try_enqueue("mail", NewTask { task_type: "t", ..NewTask::default() }).await;
     assert!(matches!(&refused, Err(Error::DiskFull(_))), "{refused:?}");
     assert_eq!(bench.task(id).await.unwrap().state, TaskStateName::Ready);
     let claimed = bench.claim("mail", 1, Duration::from_secs(20)).await;
-    bench.ack(id, claimed[0].task.token).await.unwrap();
+    // Work that is done is taken, with what follows from it.
+    let broker = Broker::new(engine.shards(), &config);
+    let task = NewTask { task_type: "t", ..NewTask::default() };
+    let follow_ups = vec![broker.follow_up(Enqueue { queue: "next", task }).unwrap()];
+    let token = claimed[0].task.token;
+    let followed = broker.ack(Ack { task: id, token, result: None, follow_ups }).await.unwrap();
+    eventually("it follows", async || bench.task(followed[0]).await.is_some()).await;
 }
 
 /// A small file system of its own, if this user may mount one.

@@ -53,8 +53,8 @@ impl Broker {
     }
 
     async fn finish(&self, command: &Command<'_>) -> Result<Outcome, Error> {
-        let routed = self.route(command)?;
-        self.shards().propose(routed.shard, routed.command, routed.enqueues).await
+        let (shard, command) = self.route(command)?;
+        self.shards().propose(shard, command, false).await
     }
 
     /// Proposes what a worker says about its claims, with one hand-off; answers in order.
@@ -62,29 +62,21 @@ impl Broker {
         &self,
         commands: Vec<Result<Command<'_>, Error>>,
     ) -> impl Future<Output = Vec<Result<Outcome, Error>>> + Send + use<> {
-        // Acks with follow-ups are refused when the disk is close to full, the others never.
-        let mut plain = Vec::new();
-        let mut enqueuing = Vec::new();
+        let mut routed = Vec::new();
         let mut places = Vec::new();
         for command in commands {
-            places.push(command.and_then(|command| self.route(&command)).map(|routed| {
-                let group = if routed.enqueues { &mut enqueuing } else { &mut plain };
-                group.push((routed.shard, routed.command));
-                routed.enqueues
-            }));
+            let route = command.and_then(|command| self.route(&command));
+            places.push(route.map(|route| routed.push(route)));
         }
         let shards = self.shards().clone();
         async move {
-            let propose = async |group: Vec<_>, enqueue| {
-                if group.is_empty() { Vec::new() } else { shards.propose_all(group, enqueue).await }
+            let outcomes = match routed.is_empty() {
+                true => Vec::new(),
+                false => shards.propose_all(routed, false).await,
             };
-            let (plain, enqueuing) = tokio::join!(propose(plain, false), propose(enqueuing, true));
-            let (mut plain, mut enqueuing) = (plain.into_iter(), enqueuing.into_iter());
-            let answer = |place: Result<bool, Error>| {
-                let outcomes = if place? { &mut enqueuing } else { &mut plain };
-                outcomes.next().unwrap_or(Err(Error::OutcomeUnknown))
-            };
-            places.into_iter().map(answer).collect()
+            let mut outcomes = outcomes.into_iter();
+            let mut answer = |()| outcomes.next().unwrap_or(Err(Error::OutcomeUnknown));
+            places.into_iter().map(|place| place.and_then(&mut answer)).collect()
         }
     }
 
@@ -103,7 +95,9 @@ impl Broker {
         }
     }
 
-    fn route(&self, command: &Command<'_>) -> Result<Routed, Error> {
+    /// Where a command goes. It is never refused for want of room, follow-ups or not: work that is
+    /// done must not be done again.
+    fn route(&self, command: &Command<'_>) -> Result<(ShardId, EncodedCommand), Error> {
         let task = finished_task(command).expect("only what finishes a claim comes here");
         match command {
             Command::Fail(Fail { retry_at: Some(When::At(at)), .. }) => {
@@ -114,9 +108,7 @@ impl Broker {
             }
             _ => {}
         }
-        let enqueues = matches!(command, Command::Ack(ack) if !ack.follow_ups.is_empty());
-        let shard = self.shard_of_task(task)?;
-        Ok(Routed { shard, command: EncodedCommand::new(command), enqueues })
+        Ok((self.shard_of_task(task)?, EncodedCommand::new(command)))
     }
 }
 
@@ -130,12 +122,4 @@ pub(crate) fn finished_task(command: &Command<'_>) -> Option<TaskId> {
         Command::Snooze(snooze) => Some(snooze.task),
         _ => None,
     }
-}
-
-/// A command and where it goes.
-struct Routed {
-    shard: ShardId,
-    command: EncodedCommand,
-    /// It adds tasks, and so is refused when disk or memory budgets are used up.
-    enqueues: bool,
 }

@@ -21,7 +21,7 @@ impl ShardLoop {
     pub(super) fn accept(&mut self, input: Input) -> Result<(), Failure> {
         match input {
             Input::Propose { shard, command, enqueue, answer } => {
-                match self.admit(shard, enqueue) {
+                match self.admit(shard, enqueue.then_some(&command)) {
                     Ok(number) => self.add(number, command, Waiting::Call(answer)),
                     Err(error) => drop(answer.send(Err(error))),
                 }
@@ -29,14 +29,14 @@ impl ShardLoop {
             Input::ProposeAll { commands, enqueue, answer } => {
                 self.accept_all(commands, enqueue, answer);
             }
-            Input::Claim { shard, waiter } => match self.admit(shard, false) {
+            Input::Claim { shard, waiter } => match self.admit(shard, None) {
                 Ok(number) => {
                     self.shards[number].waiters.park(waiter);
                     self.activate(number);
                 }
                 Err(error) => drop(waiter.answer.send(Err(error))),
             },
-            Input::Hint { shard, ticket, queues, answer } => match self.admit(shard, false) {
+            Input::Hint { shard, ticket, queues, answer } => match self.admit(shard, None) {
                 Ok(number) => {
                     self.shards[number].waiters.park_hint(ticket, queues, answer);
                     self.activate(number);
@@ -90,15 +90,18 @@ impl ShardLoop {
         Err(Error::NotFound(format!("there is no shard {shard}; this cluster has {count}")))
     }
 
-    /// Whether a command may be taken now.
-    fn admit(&mut self, shard: ShardId, enqueue: bool) -> Result<usize, Error> {
+    /// Whether a command may be taken now. Without room for new tasks the repetition of an enqueue
+    /// still is: whoever lost its answer must learn what became of it.
+    fn admit(&mut self, shard: ShardId, enqueue: Option<&EncodedCommand>) -> Result<usize, Error> {
         let number = self.number(shard)?;
         if self.course != Course::Going {
             return Err(ShardLoop::stopped_error());
         }
-        if enqueue {
-            self.disk.admit()?;
-            self.memory.admit()?;
+        if let Some(enqueue) = enqueue
+            && let Err(full) = self.disk.admit().and_then(|()| self.memory.admit())
+            && !self.shards[number].machine().is_repetition(enqueue)
+        {
+            return Err(full);
         }
         Ok(number)
     }
@@ -124,7 +127,7 @@ impl ShardLoop {
             self.answer_if_whole(slot);
         }
         for (position, (shard, command)) in commands.into_iter().enumerate() {
-            match self.admit(shard, enqueue) {
+            match self.admit(shard, enqueue.then_some(&command)) {
                 Ok(number) => self.add(number, command, Waiting::Part { slot, position }),
                 Err(error) => self.answer_part(slot, position, Err(error)),
             }

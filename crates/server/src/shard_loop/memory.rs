@@ -14,13 +14,15 @@ const EVICT_BYTES_PER_TURN: u64 = 8 << 20;
 pub(crate) struct MemoryBudget {
     bytes_max: u64,
     bytes: u64,
+    /// It was used up and has not been clearly below since: told once each way.
+    is_short: bool,
     /// Where evicting begins next: each turn with another shard, so that none is drained first.
     next_shard: usize,
 }
 
 impl MemoryBudget {
     pub(crate) fn new(bytes_max: u64) -> MemoryBudget {
-        MemoryBudget { bytes_max, bytes: 0, next_shard: 0 }
+        MemoryBudget { bytes_max, bytes: 0, is_short: false, next_shard: 0 }
     }
 
     /// Taken by all shards, as of the last turn.
@@ -40,12 +42,17 @@ impl MemoryBudget {
         shard.memory_bytes = bytes;
     }
 
+    /// Whether new tasks are refused.
+    pub(crate) fn is_full(&self) -> bool {
+        self.bytes >= self.bytes_max
+    }
+
     /// Whether more tasks may be taken.
     pub(crate) fn admit(&self) -> Result<(), Error> {
-        let (bytes, bytes_max) = (self.bytes, self.bytes_max);
-        if bytes < bytes_max {
+        if !self.is_full() {
             return Ok(());
         }
+        let (bytes, bytes_max) = (self.bytes, self.bytes_max);
         Err(Error::LimitExceeded(format!(
             "tasks take {bytes} bytes of memory, the budget memory_bytes_max is {bytes_max}; \
              enqueue again when some are done, or raise it"
@@ -54,6 +61,7 @@ impl MemoryBudget {
 
     /// Evicts what can be had again from disk, and asks for checkpoints of what can't.
     pub(crate) fn enforce(&mut self, shards: &mut [LocalShard]) {
+        self.tell();
         let aim = self.bytes_max / 5 * 4;
         if self.bytes <= aim {
             return;
@@ -79,6 +87,20 @@ impl MemoryBudget {
             {
                 Checkpoints::want(shard);
             }
+        }
+    }
+
+    fn tell(&mut self) {
+        let (bytes, bytes_max) = (self.bytes, self.bytes_max);
+        if !self.is_short && self.is_full() {
+            self.is_short = true;
+            tracing::warn!(
+                "tasks take {bytes} bytes of memory, the budget memory_bytes_max is {bytes_max}: \
+                 enqueues are refused until some are done or stored"
+            );
+        } else if self.is_short && bytes < bytes_max - bytes_max / 20 {
+            self.is_short = false;
+            tracing::info!("tasks take {bytes} bytes of memory: enqueues are taken again");
         }
     }
 }
