@@ -4,11 +4,14 @@
 //! before the next one begins; so a record that can't be read is a torn tail exactly if no sound
 //! record follows it (`scan.rs`).
 
+mod files;
 mod scan;
 
 use crate::{clock, node::StartError, shard_loop::words_of};
+use files::{Files, SyncFailed};
 use raft_engine::{Command, Config, Engine, LogBatch, MessageExt, ReadableSize, RecoveryMode};
 use std::{
+    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     sync::Arc,
@@ -41,10 +44,11 @@ impl MessageExt for Entries {
 
 /// The log of all groups.
 pub(crate) struct Log {
-    engine: Engine,
+    /// Shared with nobody, until a failed sync leaks it.
+    engine: Arc<Engine<Files>>,
     /// Stands in for a disk whose sync fails.
     #[cfg(test)]
-    pub sync_fails: std::sync::atomic::AtomicBool,
+    pub sync_fails: Arc<std::sync::atomic::AtomicBool>,
 }
 
 /// What a group's log holds when it is opened.
@@ -71,8 +75,21 @@ pub(crate) struct Written {
 
 /// The log can't be written any more; nothing of the failed write may be acknowledged.
 #[derive(Debug, thiserror::Error)]
-#[error("the log can't be written: {0}; the node stops, since nobody knows what is on the disk")]
+#[error("{0}; nothing unsynced was acknowledged; check the disk, then start again")]
 pub(crate) struct WriteError(String);
+
+impl WriteError {
+    fn failed(error: &dyn std::fmt::Display) -> WriteError {
+        WriteError(format!("the log can't be written: {error}"))
+    }
+
+    fn panicked(panic: &(dyn Any + Send)) -> WriteError {
+        match panic.downcast_ref::<SyncFailed>() {
+            Some(SyncFailed(error)) => WriteError(format!("fdatasync of the log failed: {error}")),
+            None => WriteError::failed(&words_of(panic)),
+        }
+    }
+}
 
 /// What is to be written as one record with one sync. Reused from turn to turn.
 #[derive(Default)]
@@ -128,13 +145,20 @@ impl Log {
             purge_threshold: ReadableSize(purge_bytes),
             ..Config::default()
         };
-        let engine = Engine::open(config).map_err(|error| {
-            damaged(format!("the log in {} can't be opened: {error}", dir.display()))
-        })?;
+        let files = Files::default();
+        #[cfg(test)]
+        let sync_fails = Arc::clone(&files.sync_fails);
+        let opened = catch_unwind(|| Engine::open_with_file_system(config, Arc::new(files)));
+        let engine = match opened {
+            Ok(opened) => opened.map_err(|error| {
+                damaged(format!("the log in {} can't be opened: {error}", dir.display()))
+            })?,
+            Err(panic) => return Err(StartError(WriteError::panicked(panic.as_ref()).to_string())),
+        };
         let log = Log {
-            engine,
+            engine: Arc::new(engine),
             #[cfg(test)]
-            sync_fails: std::sync::atomic::AtomicBool::new(false),
+            sync_fails,
         };
         log.cut_again()?;
         Ok(log)
@@ -182,17 +206,7 @@ impl Log {
     pub(crate) fn write(&self, batch: &mut Batch) -> Result<Written, WriteError> {
         let begun = clock::real_now();
         raft_engine::set_perf_context(raft_engine::PerfContext::default());
-        // raft-engine panics when a sync fails: then nobody knows what is on the disk.
-        let written = catch_unwind(AssertUnwindSafe(|| {
-            let written = self.engine.write(&mut batch.0, true);
-            #[cfg(test)]
-            assert!(!self.sync_fails.load(std::sync::atomic::Ordering::Relaxed), "sync: EIO");
-            written
-        }));
-        let bytes = match written {
-            Ok(written) => written.map_err(|error| WriteError(error.to_string()))?,
-            Err(panic) => return Err(WriteError(words_of(panic.as_ref()))),
-        };
+        let bytes = self.guarded(|| self.engine.write(&mut batch.0, true))?;
         let synced_in = raft_engine::get_perf_context().log_sync_duration;
         Ok(Written { bytes, synced_in, took: begun.elapsed() })
     }
@@ -205,7 +219,22 @@ impl Log {
     /// Frees files that nothing needs any more. Returns groups that keep old files from being
     /// freed: they should be checkpointed. For a thread of its own: it may take a while.
     pub(crate) fn purge(&self) -> Result<Vec<u64>, WriteError> {
-        self.engine.purge_expired_files().map_err(|error| WriteError(error.to_string()))
+        self.guarded(|| self.engine.purge_expired_files())
+    }
+
+    /// Does what writes. After a failure nobody knows what is on the disk, so the engine is never
+    /// closed: it would sync once more, which may hang, fail, or succeed for what is lost.
+    fn guarded<T>(
+        &self,
+        write: impl FnOnce() -> Result<T, raft_engine::Error>,
+    ) -> Result<T, WriteError> {
+        let failure = match catch_unwind(AssertUnwindSafe(write)) {
+            Ok(Ok(done)) => return Ok(done),
+            Ok(Err(error)) => WriteError::failed(&error),
+            Err(panic) => WriteError::panicked(panic.as_ref()),
+        };
+        std::mem::forget(Arc::clone(&self.engine));
+        Err(failure)
     }
 }
 

@@ -192,7 +192,11 @@ mod tests {
         assert_eq!(error.code(), "outcome_unknown");
         assert_eq!(parked.await.unwrap_err().code(), "unavailable");
         let why = engine.failed().await;
-        assert!(why.contains("the log can't be written: sync: EIO; the node stops"), "{why}");
+        assert_eq!(
+            why,
+            "fdatasync of the log failed: Input/output error (os error 5); \
+             nothing unsynced was acknowledged; check the disk, then start again"
+        );
         let error = shards.propose(ShardId(1), pause, false).await.unwrap_err();
         assert_eq!(error.code(), "unavailable");
         assert_eq!(error.to_string(), why);
