@@ -34,7 +34,6 @@ use settle::PartialAnswers;
 use std::{
     any::Any,
     collections::{BTreeMap, BTreeSet, VecDeque},
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
@@ -51,6 +50,11 @@ pub(crate) use recover::recover_all;
 const TURN_LOG_BYTES_MAX: usize = 16 << 20;
 /// After so many bytes of log, files that nothing needs any more are looked for.
 const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;
+
+/// How long the threads beside it are waited for after a failure.
+const FAIL_FOR_MAX: Duration = Duration::from_secs(5);
+/// And when it was dropped in a process that goes on.
+const HALT_FOR_MAX: Duration = Duration::from_secs(60);
 
 /// What a panic said.
 pub(crate) fn words_of(panic: &(dyn Any + Send)) -> String {
@@ -149,20 +153,22 @@ impl ShardLoop {
         this
     }
 
-    /// Runs until it is stopped, or can't go on.
-    pub(crate) fn run(mut self) -> Result<(), Failure> {
-        let ended = self.turns();
-        if ended.is_ok() {
-            self.checkpointer.finish();
-        } else {
-            // Its threads are left alone: what they wait for may never come. A log that can't be
-            // written may panic when it is closed.
-            let _ = catch_unwind(AssertUnwindSafe(|| drop(self)));
-        }
-        ended
+    /// Ends every call that is owed an answer, then closes log and checkpoints; `false` if threads
+    /// still use them, which are left to themselves then. Whoever is to learn of a failure was told
+    /// before: this may wait for the disk.
+    pub(crate) fn close(self) -> bool {
+        let until = match self.course {
+            Course::Stopping { until } => until,
+            Course::Going => clock::real_now() + FAIL_FOR_MAX,
+            Course::Halted => clock::real_now() + HALT_FOR_MAX,
+        };
+        let ShardLoop { shards, partial, checkpoints, checkpointer, .. } = self;
+        drop((shards, partial, checkpoints));
+        checkpointer.finish(until)
     }
 
-    fn turns(&mut self) -> Result<(), Failure> {
+    /// Runs until it is stopped, or can't go on.
+    pub(crate) fn run(&mut self) -> Result<(), Failure> {
         let mut inputs = Vec::new();
         // What did not fit into the last turn comes first.
         let mut backlog = VecDeque::new();
@@ -187,6 +193,7 @@ impl ShardLoop {
             self.turn()?;
             self.publish();
             self.checkpoints.step(&mut self.shards, &self.checkpointer, self.reading.monotonic);
+            self.checkpoints.look(self.real)?;
             if self.has_stopped() {
                 return Ok(());
             }
@@ -214,6 +221,9 @@ impl ShardLoop {
         };
         if let Course::Stopping { until: end } = self.course {
             until(end.saturating_duration_since(self.real), false);
+        }
+        if let Some(soon) = self.checkpoints.look_in() {
+            until(soon, false);
         }
         let now = self.reading.monotonic;
         for shard in &self.shards {

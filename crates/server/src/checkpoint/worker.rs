@@ -1,10 +1,11 @@
 //! The threads beside the shard loop: one writes checkpoints, one reads bodies back, one frees space.
 //!
-//! None of them is ever waited for by the loop. A failure of any of them is reported and stops the
-//! node: what it was about may be half done.
+//! None of them is ever waited for by the loop, nor for long at the end: fjall may wait for ever on a disk
+//! that has failed. A failure of any of them is reported and stops the node: what it was about may be half
+//! done.
 
 use super::{Change, Cut, Store};
-use crate::log::Log;
+use crate::{clock, data_dir::DataDir, log::Log};
 use bytes::Bytes;
 use std::{
     collections::HashMap,
@@ -14,7 +15,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
-    thread::JoinHandle,
+    time::Instant,
 };
 use taskyard_machine::{ShardId, TaskId};
 
@@ -58,11 +59,14 @@ pub(crate) struct Checkpointer {
     reads: mpsc::Sender<BodiesRequest>,
     tidy: mpsc::SyncSender<()>,
     tasks_live: Arc<AtomicU64>,
-    threads: Vec<JoinHandle<()>>,
+    /// Disconnected when all threads have ended.
+    ended: mpsc::Receiver<()>,
 }
 
 impl Checkpointer {
+    /// Each thread keeps `data`, and so its lock, until it has ended.
     pub(crate) fn start(
+        data: &Arc<DataDir>,
         store: &Arc<Store>,
         log: &Arc<Log>,
         report: impl Fn(Report) + Clone + Send + 'static,
@@ -85,12 +89,12 @@ impl Checkpointer {
             let tasks_live = Arc::clone(&tasks_live);
             move || free_space(&store, &log, &tidy_taken, &tasks_live, &report)
         };
-        let threads = vec![
-            spawn("checkpoints", write, report.clone())?,
-            spawn("bodies", read, report.clone())?,
-            spawn("space", free, report)?,
-        ];
-        Ok(Checkpointer { jobs, reads, tidy, tasks_live, threads })
+        let (running, ended) = mpsc::channel();
+        let running = (Arc::clone(data), running);
+        spawn("checkpoints", write, report.clone(), running.clone())?;
+        spawn("bodies", read, report.clone(), running.clone())?;
+        spawn("space", free, report, running)?;
+        Ok(Checkpointer { jobs, reads, tidy, tasks_live, ended })
     }
 
     pub(crate) fn job(&self, job: Job) {
@@ -102,14 +106,13 @@ impl Checkpointer {
         let _ = self.reads.send(request);
     }
 
-    /// Ends the threads, after what they were given is done.
-    pub(crate) fn finish(self) {
-        let Checkpointer { jobs, reads, tidy, threads, .. } = self;
+    /// Ends the threads, after what they were given is done; `false` if that takes longer than
+    /// `until`: then they are left to themselves.
+    pub(crate) fn finish(self, until: Instant) -> bool {
+        let Checkpointer { jobs, reads, tidy, ended, .. } = self;
         drop((jobs, reads, tidy));
-        for thread in threads {
-            // Its panic was caught and reported.
-            let _ = thread.join();
-        }
+        let wait = until.saturating_duration_since(clock::real_now());
+        ended.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Disconnected)
     }
 
     /// Frees what is no longer needed, soon. `tasks_live` is how many tasks there are.
@@ -123,16 +126,22 @@ fn spawn(
     name: &str,
     work: impl FnOnce() -> Result<(), String> + Send + 'static,
     report: impl Fn(Report) + Send + 'static,
-) -> std::io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+    running: (Arc<DataDir>, mpsc::Sender<()>),
+) -> std::io::Result<()> {
+    let run = move || {
+        // Everything that `work` holds is dropped by then, the store above all.
         let ended = catch_unwind(AssertUnwindSafe(work));
         let failure = match ended {
-            Ok(Ok(())) => return,
-            Ok(Err(failure)) => failure,
-            Err(panic) => crate::shard_loop::words_of(panic.as_ref()),
+            Ok(Ok(())) => None,
+            Ok(Err(failure)) => Some(failure),
+            Err(panic) => Some(crate::shard_loop::words_of(panic.as_ref())),
         };
-        report(Report::Failed(Failure(failure)));
-    })
+        if let Some(failure) = failure {
+            report(Report::Failed(Failure(failure)));
+        }
+        drop(running);
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
 }
 
 fn write_checkpoints(
@@ -178,4 +187,29 @@ fn free_space(
         store.reclaim(tasks_live.load(Ordering::Relaxed)).map_err(|error| error.to_string())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_thread_that_hangs_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = Arc::new(DataDir::open(dir.path(), 2).unwrap());
+        let store = Store::open(&data.state()).unwrap();
+        let log = Arc::new(Log::open(&data.log()).unwrap());
+        let (release, released) = mpsc::channel::<()>();
+        let hanging = Checkpointer::start(&data, &store, &log, |_| ()).unwrap();
+        hanging.job(Job::Look(Box::new(move |_| {
+            let _ = released.recv();
+        })));
+        assert!(!hanging.finish(clock::real_now() + Duration::from_millis(20)));
+        let sound = Checkpointer::start(&data, &store, &log, |_| ()).unwrap();
+        assert!(sound.finish(clock::real_now() + Duration::from_secs(20)));
+        drop((data, store, log));
+        assert!(DataDir::open(dir.path(), 2).is_err(), "the hanging thread holds the lock");
+        drop(release);
+    }
 }

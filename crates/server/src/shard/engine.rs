@@ -40,7 +40,7 @@ pub struct Engine {
 impl Engine {
     /// Opens `config.data` and recovers every shard. Blocks until all of them serve.
     pub fn start(config: &Config) -> Result<Engine, StartError> {
-        let data = DataDir::open(&config.data, config.shards)?;
+        let data = Arc::new(DataDir::open(&config.data, config.shards)?);
         let format = data.format();
         let log = Arc::new(Log::open(&data.log())?);
         let store = Store::open(&data.state())?;
@@ -54,7 +54,8 @@ impl Engine {
         };
         let thread_failed =
             |error: std::io::Error| StartError(format!("a thread can't be started: {error}"));
-        let checkpointer = Checkpointer::start(&store, &log, report).map_err(thread_failed)?;
+        let checkpointer =
+            Checkpointer::start(&data, &store, &log, report).map_err(thread_failed)?;
         let events = broadcast::Sender::new(EVENT_BATCHES);
         let telemetry = Arc::new(Telemetry::default());
         let looking = Arc::downgrade(&inbox);
@@ -138,8 +139,9 @@ impl Drop for Engine {
 }
 
 /// Drives the shards until they end; whatever ends them, every call gets an answer.
-fn run(parts: Parts, inbox: &Inbox, data: DataDir, failure: &watch::Sender<Option<String>>) {
-    let ended = catch_unwind(AssertUnwindSafe(|| ShardLoop::new(parts).run()));
+fn run(parts: Parts, inbox: &Inbox, data: Arc<DataDir>, failure: &watch::Sender<Option<String>>) {
+    let mut shards = ShardLoop::new(parts);
+    let ended = catch_unwind(AssertUnwindSafe(|| shards.run()));
     let why = match ended {
         Ok(Ok(())) => None,
         Ok(Err(failed)) => Some(failed.0),
@@ -149,12 +151,17 @@ fn run(parts: Parts, inbox: &Inbox, data: DataDir, failure: &watch::Sender<Optio
         tracing::error!("the shards have stopped: {why}");
     }
     inbox.close(why.as_deref().unwrap_or("this node has stopped"));
-    // The lock goes last: the next process must find everything closed.
-    drop(data);
+    // Before anything is closed: that may wait for a disk that never answers.
     failure.send_if_modified(|told| {
         *told = why;
         told.is_some()
     });
+    let is_closed = catch_unwind(AssertUnwindSafe(|| shards.close())).unwrap_or(false);
+    if !is_closed {
+        tracing::warn!("what was begun on the disk is not done yet; this process stops without it");
+    }
+    // The lock goes last: the next process must find everything closed.
+    drop(data);
 }
 
 #[cfg(test)]

@@ -124,6 +124,24 @@ impl Input {
     }
 }
 
+impl Input {
+    /// Whether somebody asks for it, who can ask again.
+    fn is_call(&self) -> bool {
+        matches!(
+            self,
+            Input::Propose { .. }
+                | Input::ProposeAll { .. }
+                | Input::Claim { .. }
+                | Input::Hint { .. }
+                | Input::Read { .. }
+                | Input::Bodies { .. }
+                | Input::Watch { .. }
+                | Input::Status(_)
+                | Input::Backup(_)
+        )
+    }
+}
+
 #[derive(Default)]
 struct Queue {
     inputs: Vec<Input>,
@@ -149,7 +167,8 @@ impl Inbox {
         if let Some(why) = &queue.closed {
             return Err(Error::Unavailable(why.clone()));
         }
-        if queue.inputs.len() >= INPUTS_MAX {
+        // What the node tells itself is never refused: a lost report would hold up its shard for ever.
+        if queue.inputs.len() >= INPUTS_MAX && input.is_call() {
             return Err(Error::LimitExceeded(format!(
                 "{INPUTS_MAX} calls wait for the shards of this node; send it again later"
             )));

@@ -7,7 +7,7 @@
 
 use super::local::LocalShard;
 use crate::{
-    checkpoint::{Change, Checkpointer, Cut, Job, View},
+    checkpoint::{Change, Checkpointer, Cut, Failure, Job, View},
     shard::inbox::Answer,
 };
 use std::{
@@ -24,6 +24,11 @@ const DIRTY_RECORDS_MAX: usize = 200_000;
 const DIRTY_FOR_MAX: Duration = Duration::from_secs(60);
 /// Records encoded per turn, about half a millisecond's work.
 const BITE_RECORDS: usize = 512;
+/// How long the writing thread may take for one checkpoint. A disk that has failed may hold it for ever,
+/// without an error.
+const WRITING_FOR_MAX: Duration = Duration::from_secs(120);
+/// How often that is looked at. A pause of the whole process counts as one look.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
@@ -82,6 +87,9 @@ pub(crate) struct Checkpoints {
     /// Shards that are frozen, in the order in which they are handed out.
     frozen: VecDeque<usize>,
     writing: usize,
+    /// When the thread that writes was last looked at, and how long it has not ended anything by then.
+    looked_at: Option<Instant>,
+    writing_for: Duration,
     /// Backups that wait for the checkpoints under way.
     backups_asked: Vec<Answer<View>>,
     /// Backups for which all shards were frozen in one turn.
@@ -112,6 +120,28 @@ impl Checkpoints {
     /// Whether nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.frozen.is_empty() && self.writing == 0 && !self.has_backups()
+    }
+
+    /// How soon the writing thread is to be looked at again.
+    pub(crate) fn look_in(&self) -> Option<Duration> {
+        (self.writing > 0).then_some(LOOK_EVERY)
+    }
+
+    /// Whether the writing thread gets on; `real` is no manual clock's time.
+    pub(crate) fn look(&mut self, real: Instant) -> Result<(), Failure> {
+        let before = self.looked_at.replace(real);
+        if self.writing == 0 {
+            self.writing_for = Duration::ZERO;
+        } else if let Some(before) = before {
+            self.writing_for += real.saturating_duration_since(before).min(LOOK_EVERY);
+        }
+        if self.writing_for < WRITING_FOR_MAX {
+            return Ok(());
+        }
+        let seconds = WRITING_FOR_MAX.as_secs();
+        Err(Failure(format!(
+            "a checkpoint is not on the disk after {seconds} s; check the disk, then start again"
+        )))
     }
 
     /// Something was applied on `shard`: is a checkpoint due, and by when?
@@ -162,6 +192,7 @@ impl Checkpoints {
         shard.replica.compact(cut.index);
         shard.log_cut = Some(cut.index);
         self.writing -= 1;
+        self.writing_for = Duration::ZERO;
     }
 
     fn begin(&mut self, shards: &mut [LocalShard], checkpointer: &Checkpointer, now: Instant) {
@@ -245,4 +276,28 @@ fn bite(shard: &mut LocalShard, checkpointer: &Checkpointer) -> bool {
     }
     checkpointer.job(Job::Changes(shard.id, changes));
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_that_is_never_written_is_a_failure_and_a_pause_is_none() {
+        let mut now = crate::clock::real_now();
+        let mut checkpoints = Checkpoints::default();
+        for _ in 0..100 {
+            now += LOOK_EVERY;
+            checkpoints.look(now).unwrap();
+        }
+        checkpoints.writing = 1;
+        now += 10 * WRITING_FOR_MAX;
+        checkpoints.look(now).unwrap();
+        let looks = std::iter::from_fn(|| {
+            now += LOOK_EVERY;
+            Some(checkpoints.look(now))
+        });
+        let failed = looks.take(100).find_map(Result::err).expect("it is a failure");
+        assert!(failed.0.contains("not on the disk after 120 s"), "{}", failed.0);
+    }
 }
