@@ -203,71 +203,7 @@ async fn bytes_that_are_no_text_are_refused() {
     let (status, found, detail) = answer.problem();
     assert_eq!((status, found.as_str()), (400, INVALID));
     assert!(detail.contains("not UTF-8") && detail.contains("10"), "{detail}");
-
-    // The same over gRPC: field 2 (type) of the task holds a byte that no text has.
-    let mut grpc = tonic::client::Grpc::new(channel(&broker).await);
-    grpc.ready().await.unwrap();
-    let path = "/taskyard.v1.Taskyard/Enqueue".parse().unwrap();
-    let message = b"\x0a\x03\x12\x01\xff".to_vec();
-    let status = grpc.unary(tonic::Request::new(message), path, RawCodec).await.unwrap_err();
-    assert_eq!(
-        (status.code(), code(&status)),
-        (tonic::Code::InvalidArgument, INVALID),
-        "{status:?}"
-    );
     broker.stop().await;
-}
-
-async fn channel(broker: &Broker) -> tonic::transport::Channel {
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", broker.address));
-    endpoint.unwrap().connect().await.unwrap()
-}
-
-/// Sends bytes as they are.
-#[derive(Default)]
-struct RawCodec;
-
-impl tonic::codec::Codec for RawCodec {
-    type Encode = Vec<u8>;
-    type Decode = Vec<u8>;
-    type Encoder = RawCodec;
-    type Decoder = RawCodec;
-
-    fn encoder(&mut self) -> RawCodec {
-        RawCodec
-    }
-
-    fn decoder(&mut self) -> RawCodec {
-        RawCodec
-    }
-}
-
-impl tonic::codec::Encoder for RawCodec {
-    type Item = Vec<u8>;
-    type Error = tonic::Status;
-
-    fn encode(
-        &mut self,
-        item: Vec<u8>,
-        out: &mut tonic::codec::EncodeBuf<'_>,
-    ) -> Result<(), tonic::Status> {
-        bytes::BufMut::put_slice(out, &item);
-        Ok(())
-    }
-}
-
-impl tonic::codec::Decoder for RawCodec {
-    type Item = Vec<u8>;
-    type Error = tonic::Status;
-
-    fn decode(
-        &mut self,
-        source: &mut tonic::codec::DecodeBuf<'_>,
-    ) -> Result<Option<Vec<u8>>, tonic::Status> {
-        let mut item = vec![0; bytes::Buf::remaining(source)];
-        bytes::Buf::copy_to_slice(source, &mut item);
-        Ok(Some(item))
-    }
 }
 
 #[tokio::test]
@@ -576,49 +512,5 @@ async fn routes_methods_and_media_types_that_do_not_exist_are_problems_too() {
         send(at, "POST", "/v1/queues/q/tasks", None, b"{\"type\": \"t\"}").await.status,
         201
     );
-    broker.stop().await;
-}
-
-#[tokio::test]
-async fn grpc_refuses_the_same() {
-    let broker = Broker::start().await;
-    let mut client = broker.grpc().await;
-    let base = || task("q", "t");
-    for (bad, words) in [
-        (v1::NewTask { priority: Some(12), ..base() }, "priority 12 is not 0 to 9"),
-        (v1::NewTask { r#type: String::new(), ..base() }, "type"),
-        (v1::NewTask { delay_ms: Some(1), run_at: Some(1), ..base() }, "exclude each other"),
-        (
-            v1::NewTask { run_at: Some(253_370_764_800_000), ..base() },
-            "run_at 9999-01-01T00:00:00.000Z is more than ten years ahead",
-        ),
-        (v1::NewTask { delay_ms: Some(u64::MAX), ..base() }, "delay"),
-        (
-            v1::NewTask {
-                retry: Some(v1::RetryPolicy { jitter: Some(f64::NAN), ..Default::default() }),
-                ..base()
-            },
-            "retry.jitter NaN",
-        ),
-        (
-            v1::NewTask {
-                retry: Some(v1::RetryPolicy { policy: 77, ..Default::default() }),
-                ..base()
-            },
-            "retry.policy 77",
-        ),
-    ] {
-        let status = client.enqueue(v1::EnqueueRequest { task: Some(bad) }).await.unwrap_err();
-        assert_eq!((status.code(), code(&status)), (tonic::Code::InvalidArgument, INVALID));
-        assert!(status.message().contains(words), "{status:?} does not say {words}");
-    }
-    let status = client.enqueue(v1::EnqueueRequest { task: None }).await.unwrap_err();
-    assert_eq!(code(&status), INVALID);
-    let request = v1::EnqueueManyRequest { tasks: vec![base()], batch_id: vec![1, 2] };
-    let status = client.enqueue_many(request).await.unwrap_err();
-    assert!(status.message().contains("batch_id has 2 bytes"), "{status:?}");
-    let request = v1::GetTaskRequest { id: "x".into(), without_payload: false };
-    assert_eq!(code(&client.get_task(request).await.unwrap_err()), INVALID);
-    assert_eq!(task_count(&broker).await, 0);
     broker.stop().await;
 }
