@@ -4,14 +4,14 @@
 //! a command on the target, which takes each number once and in order; the sender drops it when the
 //! target has answered. So it arrives exactly once, whatever is sent again.
 
-use crate::enqueue::parse_queue;
 use crate::entry::DecodeError;
 use crate::kept::Keep;
 use crate::slab::Slot;
 use crate::turn::Turn;
 use crate::wire::{Reader, Wire, decode, encode, wire_struct};
 use crate::{
-    Deliver, Delivered, Enqueue, EventKind, Machine, Outcome, Rejection, ShardId, TaskId, When,
+    Deliver, Delivered, Enqueue, EventKind, Machine, Outcome, QueueName, Rejection, ShardId,
+    TaskId, When,
 };
 
 /// What the outbox owes another shard.
@@ -121,12 +121,12 @@ impl Turn<'_> {
         Ok(Outcome::Taken)
     }
 
-    /// Adds a task that another shard has accepted for this one.
+    /// Adds a task that another shard has accepted for this one. No bound is looked at again: the
+    /// sender, perhaps of an earlier version, has answered for it.
     fn take_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>) -> Result<(), Rejection> {
         if id.home != self.shard.identity.shard {
             return Err(Rejection::invalid(format!("task {id} lives on shard {}", id.home)));
         }
-        enqueue.task.check_shape()?;
         let queue = self.queue_for_accepted(enqueue.queue)?;
         let known = self.known_request(enqueue.queue, enqueue.task.request_id);
         if known.is_none() && self.shard.ids.get(id).is_none() {
@@ -139,7 +139,10 @@ impl Turn<'_> {
     pub(crate) fn queue_for_accepted(&mut self, queue: &str) -> Result<Slot, Rejection> {
         match self.shard.queues.find(queue) {
             Some(number) => Ok(number),
-            None => parse_queue(queue).map(|name| self.shard.queues.add(name)),
+            None => match QueueName::accepted(queue) {
+                Ok(name) => Ok(self.shard.queues.add(name)),
+                Err(invalid) => Err(Rejection::invalid(invalid.to_string())),
+            },
         }
     }
 
@@ -244,14 +247,29 @@ mod tests {
     }
 
     #[test]
+    fn what_an_earlier_version_accepted_is_taken() {
+        let mut target = Yard::new();
+        let long = "x".repeat(1_000);
+        let id = TaskId { home: SHARD, origin: OTHER, ..follow(&mut Yard::new(), new_task()) };
+        let task = NewTask { task_type: &long, priority: Some(9), ..new_task() };
+        let message = Message::Enqueue { id, enqueue: Enqueue { queue: "..", task } };
+        let outgoing = Outgoing { to: SHARD, sequence: 1, command: encode(&message) };
+        assert_eq!(deliver(&mut target, &outgoing), Ok(Outcome::Taken));
+        assert_eq!(target.state(id), TaskStateName::Ready);
+    }
+
+    #[test]
     fn a_known_request_is_not_made_twice() {
         let mut source = Yard::of_shard(OTHER);
         let mut target = Yard::new();
         let request = || NewTask { request_id: Some("r"), ..new_task() };
-        target.enqueue_task("next", request()).unwrap();
-        follow(&mut source, request());
+        let known = target.enqueue_task("next", request()).unwrap().id;
+        let promised = follow(&mut source, request());
         deliver(&mut target, &source.machine.outgoing(1)[0]).unwrap();
         assert_eq!(target.counts("next").enqueued_total, 1);
+        // The sender can't know of the other task, so that the id it gave names none.
+        assert_eq!(target.state(known), TaskStateName::Ready);
+        assert!(target.machine.task(promised).is_none());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::limits::QUEUE_NAME_BYTES_MAX;
 use std::{fmt, sync::Arc};
 
-/// A queue's name: 1 to 128 bytes of letters, digits, `-`, `_`, `.` and `:`.
+/// A queue's name: 1 to 128 bytes of letters, digits, `-`, `_`, `.` and `:`, not of dots alone.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueName(Arc<str>);
 
@@ -25,6 +25,12 @@ pub enum InvalidQueueName {
         /// The first such character.
         found: char,
     },
+    /// It is `.` or `..` or more dots: clients and proxies take those for folders.
+    #[error("a queue name has only dots: {dots}; give it a letter or digit")]
+    OnlyDots {
+        /// The name.
+        dots: String,
+    },
 }
 
 impl QueueName {
@@ -33,8 +39,21 @@ impl QueueName {
         QueueName::check(raw).map(|()| QueueName(raw.into()))
     }
 
+    /// A name that was accepted before, perhaps by an earlier version, and is read back.
+    pub(crate) fn accepted(raw: &str) -> Result<QueueName, InvalidQueueName> {
+        QueueName::check_characters(raw).map(|()| QueueName(raw.into()))
+    }
+
     /// Checks the grammar without making a name: for those who only pass the text on.
     pub fn check(raw: &str) -> Result<(), InvalidQueueName> {
+        QueueName::check_characters(raw)?;
+        if raw.bytes().all(|byte| byte == b'.') {
+            return Err(InvalidQueueName::OnlyDots { dots: raw.into() });
+        }
+        Ok(())
+    }
+
+    fn check_characters(raw: &str) -> Result<(), InvalidQueueName> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
         if raw.is_empty() {
             return Err(InvalidQueueName::Empty);
@@ -82,6 +101,14 @@ mod tests {
         assert_eq!(QueueName::parse(""), Err(InvalidQueueName::Empty));
         assert_eq!(QueueName::parse("a b"), Err(InvalidQueueName::BadCharacter { found: ' ' }));
         assert_eq!(QueueName::parse("ä"), Err(InvalidQueueName::BadCharacter { found: 'ä' }));
+        assert!(QueueName::parse(".a").is_ok());
+        for dots in [".", "..", "..."] {
+            assert_eq!(
+                QueueName::parse(dots),
+                Err(InvalidQueueName::OnlyDots { dots: dots.into() })
+            );
+            assert!(QueueName::accepted(dots).is_ok(), "read back");
+        }
         let long = "q".repeat(QUEUE_NAME_BYTES_MAX + 1);
         assert_eq!(QueueName::parse(&long), Err(InvalidQueueName::TooLong { bytes: 129 }));
     }

@@ -169,7 +169,7 @@ pub(crate) fn encode_queue(queue: &Queue) -> Box<[u8]> {
 
 pub(crate) fn read_queue(image: &[u8]) -> Result<Queue, DecodeError> {
     let reader = &mut Reader::new(image);
-    let name = QueueName::parse(reader.read()?).map_err(|error| reader.error(error))?;
+    let name = QueueName::accepted(reader.read()?).map_err(|error| reader.error(error))?;
     let mut queue = Queue::new(name);
     queue.paused = reader.read()?;
     queue.settings = reader.read()?;

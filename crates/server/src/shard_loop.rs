@@ -106,6 +106,8 @@ pub(crate) struct ShardLoop {
     real: Instant,
     sessions: Sessions,
     partial: Vec<Option<PartialAnswers>>,
+    /// Slots of `partial` that are empty.
+    partial_free: Vec<usize>,
     disk: DiskGuard,
     memory: MemoryBudget,
     /// Log written since files were last freed.
@@ -137,6 +139,7 @@ impl ShardLoop {
             real: clock::real_now(),
             sessions: Sessions::default(),
             partial: Vec::new(),
+            partial_free: Vec::new(),
             disk,
             memory: MemoryBudget::new(parts.memory_bytes_max),
             log_bytes_untidy: 0,
@@ -227,13 +230,10 @@ impl ShardLoop {
         }
         let now = self.reading.monotonic;
         for shard in &self.shards {
-            let (timed, hints) = shard.waiters.next_look();
-            if let Some(clock) = &shard.leading {
-                for due in [shard.due, timed].into_iter().flatten() {
-                    until(clock.until(due, self.reading), true);
-                }
+            if let (Some(clock), Some(due)) = (&shard.leading, shard.due) {
+                until(clock.until(due, self.reading), true);
             }
-            if let Some(at) = hints {
+            for at in [shard.waiters.next_look(), shard.outbox.next_look()].into_iter().flatten() {
                 until(at.saturating_duration_since(self.real), false);
             }
             if self.checkpoints.may_begin()
@@ -256,15 +256,10 @@ impl ShardLoop {
         for number in 0..self.shards.len() {
             let shard = &mut self.shards[number];
             let Some(clock) = &mut shard.leading else { continue };
-            let (timed, hints) = shard.waiters.next_look();
-            let due = shard.due;
-            if due.is_none() && timed.is_none() && hints.is_none() {
-                continue;
-            }
-            let now = clock.now(self.reading);
-            let looks =
-                timed.is_some_and(|at| at <= now) || hints.is_some_and(|at| at <= self.real);
-            if looks || due.is_some_and(|due| due <= now) {
+            let is_due = shard.due.is_some_and(|due| due <= clock.now(self.reading));
+            let hints = shard.waiters.next_look().is_some_and(|at| at <= self.real);
+            let sends = shard.outbox.wake_due(self.real);
+            if is_due || hints || sends {
                 self.activate(number);
             }
         }
@@ -356,7 +351,7 @@ impl ShardLoop {
         if shard.timer.fires(&shard.replica.machine().machine, now) {
             shard.pending.push((EncodedCommand::new(&Command::ExpireDue), Waiting::Expiry));
         }
-        shard.waiters.wake_due(now, self.real);
+        shard.waiters.wake_due(self.real);
         if shard.waiters.is_woken() {
             let state = shard.replica.machine();
             for served in shard.waiters.serve(&state.machine, now, self.real) {

@@ -3,7 +3,10 @@
 //! Messages are delivered in order, once per target and number: the target dedups. So whatever is
 //! forgotten here (a restart, a change of leader) is simply sent again.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 use taskyard_machine::{Machine, Outgoing, ShardId};
 
 /// Messages on their way at once, per shard.
@@ -11,6 +14,9 @@ const IN_FLIGHT_MAX: usize = 256;
 
 /// Bytes sent at once, about. The rest follows when the machine is told what was taken.
 const BYTES_AT_ONCE_MAX: usize = 4 << 20;
+
+/// How long a target that has refused something is left alone: every try is a write of its log.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// What is on its way from one shard.
 #[derive(Debug, Default)]
@@ -21,6 +27,8 @@ pub(crate) struct Outbox {
     sent: BTreeMap<ShardId, u64>,
     /// Taken up to this number, by target, and not yet told to the machine.
     taken: BTreeMap<ShardId, u64>,
+    /// Targets that have refused something, and when they are tried again.
+    refused: BTreeMap<ShardId, Instant>,
 }
 
 impl Outbox {
@@ -42,6 +50,9 @@ impl Outbox {
         let mut unsent = machine.outgoing(IN_FLIGHT_MAX);
         let mut bytes = 0;
         unsent.retain(|outgoing| {
+            if self.refused.contains_key(&outgoing.to) {
+                return false;
+            }
             let sent = self.sent.entry(outgoing.to).or_default();
             let is_new = outgoing.sequence > *sent && bytes < BYTES_AT_ONCE_MAX;
             if is_new {
@@ -59,14 +70,93 @@ impl Outbox {
         *taken = sequence.max(*taken);
     }
 
-    /// The target has not taken it: all that it did not take is sent again.
-    pub(crate) fn refused(&mut self, to: ShardId) {
+    /// The target has not taken it: all that it did not take is sent again, after a while.
+    pub(crate) fn refused(&mut self, to: ShardId, real: Instant) {
         self.sent.remove(&to);
-        self.stirred = true;
+        self.refused.insert(to, real + AGAIN_AFTER);
+    }
+
+    /// When refused targets are tried again, in real time.
+    pub(crate) fn next_look(&self) -> Option<Instant> {
+        self.refused.values().min().copied()
+    }
+
+    /// Tries those again whose time has come; `true` if there are some.
+    pub(crate) fn wake_due(&mut self, real: Instant) -> bool {
+        let before = self.refused.len();
+        self.refused.retain(|_, at| *at > real);
+        let is_woken = self.refused.len() < before;
+        self.stirred |= is_woken;
+        is_woken
     }
 
     /// What the machine may drop: per target, all up to this number.
     pub(crate) fn take_delivered(&mut self) -> BTreeMap<ShardId, u64> {
         std::mem::take(&mut self.taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use taskyard_machine::{
+        Ack, Claim, ClaimQueue, Command, EncodedCommand, Enqueue, Entry, EntryBuilder, FollowUp,
+        Identity, NewTask, NoPayloads, Outcome, Timestamp, limits,
+    };
+
+    fn apply(machine: &mut Machine, command: &Command<'_>) -> Outcome {
+        let mut entry = EntryBuilder::new(Timestamp(1_000));
+        entry.push(&EncodedCommand::new(command));
+        let entry = entry.finish();
+        let entry = Entry::decode(&entry).unwrap();
+        machine.apply(&entry, &mut NoPayloads, &mut Vec::new()).remove(0).unwrap()
+    }
+
+    /// A machine that owes one task to each of these shards.
+    fn owing(targets: &[u16]) -> Machine {
+        let task = || NewTask { task_type: "t", ..NewTask::default() };
+        let mut machine = Machine::new(Identity { incarnation: 1, shard: ShardId(0), shards: 8 });
+        apply(&mut machine, &Command::Enqueue(Enqueue { queue: "q", task: task() }));
+        let claim = Claim {
+            queues: vec![ClaimQueue { name: "q", weight: 1 }],
+            weighted_seed: None,
+            tasks_max: 1,
+            lease_ms: limits::LEASE_MS_DEFAULT,
+            session: None,
+            claim_sequence: None,
+            worker: "",
+        };
+        let Outcome::Claimed(held) = apply(&mut machine, &Command::Claim(claim)) else {
+            panic!("a claim is answered with tasks")
+        };
+        let follow_up = |&home| FollowUp {
+            home: ShardId(home),
+            enqueue: Enqueue { queue: "next", task: task() },
+        };
+        let follow_ups = targets.iter().map(follow_up).collect();
+        let ack = Ack { task: held[0].id, token: held[0].token, result: None, follow_ups };
+        apply(&mut machine, &Command::Ack(ack));
+        machine
+    }
+
+    #[test]
+    fn a_target_that_refuses_is_left_alone_for_a_while() {
+        let machine = owing(&[1, 2]);
+        let real = Instant::now();
+        let mut outbox = Outbox::default();
+        let sent = |outbox: &mut Outbox| -> Vec<u16> {
+            outbox.take_unsent(&machine).iter().map(|outgoing| outgoing.to.0).collect()
+        };
+        outbox.stir();
+        assert_eq!(sent(&mut outbox), [1, 2]);
+        outbox.refused(ShardId(1), real);
+        assert!(!outbox.is_stirred());
+        outbox.stir();
+        assert_eq!(sent(&mut outbox), [0u16; 0], "something else is owed");
+        assert_eq!(outbox.next_look(), Some(real + AGAIN_AFTER));
+        assert!(!outbox.wake_due(real + AGAIN_AFTER / 2));
+        assert!(outbox.wake_due(real + AGAIN_AFTER));
+        assert_eq!(sent(&mut outbox), [1]);
+        assert_eq!(outbox.next_look(), None);
     }
 }

@@ -54,8 +54,6 @@ pub(crate) struct Waiters {
     lines: HashMap<String, Line>,
     /// Queues to serve in this turn.
     woken: Vec<String>,
-    /// Queues that have nothing before a moment which no event tells of.
-    timed: BTreeSet<(Timestamp, String)>,
     /// Queues whose hints are looked at again: who was told may be gone before it claims.
     hints_again: BTreeSet<(Instant, String)>,
     /// Claims that do not wait: they go after the next serving.
@@ -149,18 +147,13 @@ impl Waiters {
         }
     }
 
-    /// When the next queue must be looked at without an event: in shard time, and in real time.
-    pub(crate) fn next_look(&self) -> (Option<Timestamp>, Option<Instant>) {
-        let timed = self.timed.first().map(|(at, _)| *at);
-        (timed, self.hints_again.first().map(|(at, _)| *at))
+    /// When the next queue must be looked at without an event, in real time.
+    pub(crate) fn next_look(&self) -> Option<Instant> {
+        self.hints_again.first().map(|(at, _)| *at)
     }
 
     /// Wakes queues whose moment has come.
-    pub(crate) fn wake_due(&mut self, now: Timestamp, real: Instant) {
-        while self.timed.first().is_some_and(|(at, _)| *at <= now) {
-            let (_, queue) = self.timed.pop_first().expect("the loop has just looked at it");
-            self.woken.push(queue);
-        }
+    pub(crate) fn wake_due(&mut self, real: Instant) {
         while self.hints_again.first().is_some_and(|(at, _)| *at <= real) {
             let (_, queue) = self.hints_again.pop_first().expect("the loop has just looked at it");
             self.woken.push(queue);
@@ -206,7 +199,14 @@ impl Waiters {
                 }
             }
         }
-        *self = Waiters::default();
+        // Claims on their way are still settled: what they were promised stays taken until then.
+        let mut lines = std::mem::take(&mut self.lines);
+        lines.retain(|_, line| {
+            line.claims.clear();
+            line.hints.clear();
+            line.promised > 0
+        });
+        *self = Waiters { lines, ..Waiters::default() };
     }
 
     fn serve_queue(
@@ -220,14 +220,8 @@ impl Waiters {
         let Some(line) = self.lines.get_mut(queue) else { return };
         let mut free = match machine.claimable(&look(queue), now) {
             Claimable::Now(ready) => ready.saturating_sub(line.promised),
-            Claimable::At(at) => {
-                // What is due already comes with an event of its own.
-                if at > now {
-                    self.timed.insert((at, queue.to_owned()));
-                }
-                0
-            }
-            Claimable::OnEvent => 0,
+            // What becomes due comes with an event of its own.
+            Claimable::At(_) | Claimable::OnEvent => 0,
         };
         while free > 0
             && let Some(ticket) = line.claims.pop_front()
@@ -298,7 +292,6 @@ impl Waiters {
             line.hints.retain(|ticket| parked.contains_key(ticket));
             !line.claims.is_empty() || !line.hints.is_empty() || line.promised > 0
         });
-        self.timed.retain(|(_, queue)| self.lines.contains_key(queue));
     }
 }
 
@@ -436,6 +429,20 @@ mod tests {
         // A task for `a` was enqueued in the same entry, and the claim took that one.
         waiters.settle(&served[0].promised, 0);
         assert_eq!(serve(&mut waiters, &machine(&[("b", 1)])).0, [2]);
+    }
+
+    #[test]
+    fn promises_outlive_the_end_of_the_lines() {
+        let mut waiters = Waiters::default();
+        let _leaving = park(&mut waiters, 1..3, &["mail"]);
+        let (_, served) = serve(&mut waiters, &machine(&[("mail", 1)]));
+        waiters.end(None);
+        assert_eq!(waiters.len(), 0);
+        let _answered = park(&mut waiters, 3..6, &["mail"]);
+        assert_eq!(serve(&mut waiters, &machine(&[("mail", 2)])).0, [3], "one is promised");
+        waiters.settle(&served[0].promised, 1);
+        waiters.wake("mail");
+        assert_eq!(serve(&mut waiters, &machine(&[("mail", 2)])).0, [4], "the other still is");
     }
 
     #[test]

@@ -117,8 +117,7 @@ impl ShardLoop {
         enqueue: bool,
         answer: oneshot::Sender<Vec<Result<Outcome, Error>>>,
     ) {
-        let free = self.partial.iter().position(Option::is_none);
-        let slot = free.unwrap_or_else(|| {
+        let slot = self.partial_free.pop().unwrap_or_else(|| {
             self.partial.push(None);
             self.partial.len() - 1
         });

@@ -216,7 +216,7 @@ impl ShardLoop {
                 tracing::error!(
                     "shard {to} has refused message {sequence} of shard {from}: {rejection}; it is sent again"
                 );
-                self.shards[source].outbox.refused(to);
+                self.shards[source].outbox.refused(to, self.real);
             }
         }
         self.activate(source);
@@ -240,7 +240,7 @@ impl ShardLoop {
             }
             Waiting::Deliver { from, .. } => {
                 let to = shard.id;
-                self.shards[usize::from(from.0)].outbox.refused(to);
+                self.shards[usize::from(from.0)].outbox.refused(to, self.real);
             }
             Waiting::SessionEnd(_) | Waiting::Delivered | Waiting::Nobody => {}
         }
@@ -271,6 +271,7 @@ impl ShardLoop {
 
     pub(super) fn answer_if_whole(&mut self, slot: usize) {
         if let Some(whole) = self.partial[slot].take_if(|partial| partial.missing == 0) {
+            self.partial_free.push(slot);
             let _ = whole.answer.send(whole.answers.into_iter().flatten().collect());
         }
     }
