@@ -5,7 +5,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicI64, Ordering},
+    },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tokio::sync::watch;
@@ -24,6 +27,8 @@ struct Manual {
     wall_start_ms: u64,
     started: Instant,
     moved: Mutex<Duration>,
+    /// How far the wall clock was set forward, or back if negative, apart from the time that passed.
+    jumped_ms: AtomicI64,
     changed: watch::Sender<u64>,
     on_move: Mutex<Vec<Box<dyn Fn() + Send>>>,
 }
@@ -46,6 +51,7 @@ impl Clock {
             wall_start_ms: start_ms,
             started: Instant::now(),
             moved: Mutex::new(Duration::ZERO),
+            jumped_ms: AtomicI64::new(0),
             changed: watch::Sender::new(0),
             on_move: Mutex::default(),
         };
@@ -59,7 +65,10 @@ impl Clock {
                 let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
             }
-            Source::Manual(manual) => manual.wall_start_ms + manual.moved_by().as_millis() as u64,
+            Source::Manual(manual) => {
+                let moved_ms = manual.wall_start_ms + manual.moved_by().as_millis() as u64;
+                moved_ms.saturating_add_signed(manual.jumped_ms.load(Ordering::Relaxed))
+            }
         }
     }
 
@@ -84,10 +93,18 @@ impl Clock {
     pub fn advance(&self, by: Duration) {
         let Source::Manual(manual) = &self.0 else { panic!("the system's clock can't be moved") };
         *manual.moved.lock().unwrap_or_else(PoisonError::into_inner) += by;
-        manual.changed.send_modify(|count| *count += 1);
-        for moved in manual.on_move.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            moved();
-        }
+        manual.tell();
+    }
+
+    /// Sets a manual clock's wall time forward, or back if negative, as an operator or a time server
+    /// does: monotonic time does not notice.
+    ///
+    /// # Panics
+    /// If this is the system's clock.
+    pub fn jump(&self, by_ms: i64) {
+        let Source::Manual(manual) = &self.0 else { panic!("the system's clock can't be set") };
+        manual.jumped_ms.fetch_add(by_ms, Ordering::Relaxed);
+        manual.tell();
     }
 
     /// Calls `moved` whenever a manual clock was moved: for threads that can't await
@@ -113,6 +130,13 @@ pub(crate) fn real_now() -> Instant {
 }
 
 impl Manual {
+    fn tell(&self) {
+        self.changed.send_modify(|count| *count += 1);
+        for moved in self.on_move.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            moved();
+        }
+    }
+
     fn moved_by(&self) -> Duration {
         *self.moved.lock().unwrap_or_else(PoisonError::into_inner)
     }

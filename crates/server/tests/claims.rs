@@ -361,9 +361,60 @@ async fn a_clock_that_was_set_back_an_hour_neither_stops_nor_hurries_tasks() {
 }
 
 #[tokio::test]
+async fn a_clock_that_is_set_back_an_hour_on_a_running_node_changes_nothing() {
+    let broker = Broker::manual().await;
+    let mut client = broker.grpc().await;
+    let delayed = v1::NewTask { delay_ms: Some(10_000), ..task("q", "t") };
+    let id = enqueue(&mut client, delayed).await;
+    let held = enqueue(&mut client, task("held", "t")).await;
+    let claimed = claim(&mut client, &["held"], 1, 0).await.remove(0);
+    let before = enqueue(&mut client, task("else", "t")).await;
+    let mut waiting = broker.grpc().await;
+    let mut parked = tokio::spawn(async move { claim(&mut waiting, &["q"], 1, 60_000).await });
+
+    broker.clock.jump(-3_600_000);
+    let after = enqueue(&mut client, task("else", "t")).await;
+    let enqueued_at = async |client: &mut Client, id: &str| state(client, id).await.enqueued_at;
+    let (before, after) =
+        (enqueued_at(&mut client, &before).await, enqueued_at(&mut client, &after).await);
+    assert!(after >= before, "time never goes back: {before}, then {after}");
+    // Ahead of the wall clock, shard time runs at half speed: neither early nor an hour late.
+    broker.clock.advance(Duration::from_secs(19));
+    assert_eq!(state(&mut client, &id).await.state, "scheduled", "never early");
+    let early = timeout(Duration::from_millis(50), &mut parked).await;
+    assert!(early.is_err(), "never early: {early:?}");
+    broker.clock.advance(Duration::from_secs(2));
+    let woken = timeout(DEADLINE, parked).await.expect("on time").unwrap();
+    assert_eq!(woken[0].id, id);
+
+    // Leases go by shard time too: not lapsed by the jump, and not kept for an hour.
+    assert_eq!(state(&mut client, &held).await.state, "claimed");
+    broker.clock.advance(Duration::from_secs(45));
+    let again = claim(&mut client, &["held"], 1, 30_000).await.remove(0);
+    assert_eq!(again.id, held);
+    let status = client.ack(ack(&claimed)).await.unwrap_err();
+    assert_eq!(code(&status), "claim_lost");
+    client.ack(ack(&again)).await.unwrap();
+
+    // Set right again, time goes on from there.
+    broker.clock.jump(3_600_000);
+    let last = enqueue(&mut client, task("else", "t")).await;
+    assert!(enqueued_at(&mut client, &last).await >= after);
+    broker.stop().await;
+}
+
+/// Log entries of all shards.
+async fn entries(broker: &Broker) -> u64 {
+    let cluster = http::get(broker.address, "/v1/cluster").await.ok();
+    let entries = |shard: &serde_json::Value| shard["replicas"][0]["match"].as_u64().unwrap();
+    cluster["shards"].as_array().unwrap().iter().map(entries).sum()
+}
+
+#[tokio::test]
 async fn ten_thousand_parked_claims_cost_nothing_and_are_all_woken() {
     let broker = Broker::start().await;
     let parked = 10_000;
+    let before = entries(&broker).await;
     let mut clients = Vec::new();
     for _ in 0..10 {
         clients.push(broker.grpc().await);
@@ -382,10 +433,7 @@ async fn ten_thousand_parked_claims_cost_nothing_and_are_all_woken() {
         metrics.contains(&format!("\ntaskyard_claims_parked {parked}\n")).then_some(())
     })
     .await;
-    let cluster = http::get(broker.address, "/v1/cluster").await.ok();
-    let entries = |shard: &serde_json::Value| shard["replicas"][0]["match"].as_u64().unwrap();
-    let entries: u64 = cluster["shards"].as_array().unwrap().iter().map(entries).sum();
-    assert!(entries < 100, "{entries} entries: parked claims never enter the log");
+    assert_eq!(entries(&broker).await, before, "parked claims never enter the log");
     // While they are parked, others are served as ever.
     let mut client = broker.grpc().await;
     enqueue(&mut client, task("else", "t")).await;
