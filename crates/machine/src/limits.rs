@@ -16,11 +16,13 @@ pub struct Limit {
     pub reason: &'static str,
 }
 
+/// Makes a constant of each line, and `ALL`, the table of them. For every crate that has limits.
+#[macro_export]
 macro_rules! limits {
     ($($(#[doc = $reason:literal])+ $name:ident: $type:ty = $value:expr, $unit:literal;)+) => {
         $($(#[doc = $reason])+ pub const $name: $type = $value;)+
         /// All limits, in the order of this file.
-        pub const ALL: &[Limit] = &[$(Limit {
+        pub const ALL: &[$crate::limits::Limit] = &[$($crate::limits::Limit {
             name: stringify!($name),
             value: $name as u64,
             unit: $unit,

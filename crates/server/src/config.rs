@@ -1,15 +1,12 @@
 //! Config: one struct, defaults, `validate()`.
 
-use crate::{Clock, node::StartError};
+use crate::{
+    Clock,
+    limits::{CONNECTIONS_MAX, MEMORY_BYTES_MIN, SHARDS_MAX},
+    node::StartError,
+};
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use taskyard_machine::limits;
-
-/// More shards than this cost memory and checkpoints, and bring nothing on one node.
-const SHARDS_MAX: u16 = 4096;
-/// Less would not hold the batches in flight.
-const MEMORY_BYTES_MIN: u64 = 16 << 20;
-/// Each may be a worker; more than this is a load for several nodes.
-const CONNECTIONS_MAX: usize = 20_000;
 
 /// The memory of this machine, or of the container it seems to be.
 fn machine_memory_bytes() -> u64 {

@@ -3,10 +3,9 @@
 //! Invariant: connections never use up what the log and the checkpoints need: a file that can't be
 //! opened there stops the node, a client that is refused tries again.
 
+use crate::limits::FILES_RESERVED;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Kept for log files, checkpoint tables, the listener and the runtime.
-const RESERVE: u64 = 512;
 /// Fewer connections than this are worth a warning: a shell's default limit is often 1,024.
 const FEW: usize = 4_000;
 
@@ -41,7 +40,7 @@ fn raise() -> Option<u64> {
 /// Connections within a limit of open files. Where the reserve would leave hardly any, a quarter
 /// is theirs: a small node is better than none.
 fn fitting(limit: u64) -> usize {
-    usize::try_from(limit.saturating_sub(RESERVE).max(limit / 4)).unwrap_or(usize::MAX)
+    usize::try_from(limit.saturating_sub(FILES_RESERVED).max(limit / 4)).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

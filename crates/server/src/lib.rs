@@ -19,6 +19,7 @@
 //! data_dir.rs     layout, lock and format    disk.rs      the reserve of free space
 //! descriptors.rs  the limit of open files, and what of it connections may take
 //! clock.rs        the time                   moment.rs    moments in words
+//! limits.rs       every bound of a node
 //! ```
 //!
 //! Invariants: nothing is acknowledged before it is synced; nothing about a task is decided here; only
@@ -34,6 +35,7 @@ mod descriptors;
 mod disk;
 pub mod error;
 pub mod front;
+pub mod limits;
 mod log;
 mod moment;
 pub mod node;

@@ -8,7 +8,12 @@ mod attached;
 
 pub use attached::{Attached, Beat, Hello, Orders};
 
-use crate::{Clock, Error, random::random_u128, shard::Shards};
+use crate::{
+    Clock, Error,
+    limits::{self, LOST_KEPT_MAX, SESSIONS_MAX},
+    random::random_u128,
+    shard::Shards,
+};
 use std::{
     collections::HashMap,
     sync::{
@@ -21,23 +26,17 @@ use taskyard_machine::{ClaimToken, SessionId, TaskId, Timestamp};
 use tokio::sync::{Notify, mpsc};
 
 /// A session that is not heard for this long is over.
-pub const SILENCE_MAX: Duration = Duration::from_secs(15);
+pub const SILENCE_MAX: Duration = Duration::from_millis(limits::SILENCE_MS_MAX);
 /// The same once its connection closed without a goodbye.
-pub const SILENCE_AFTER_CUT_MAX: Duration = Duration::from_secs(5);
+pub const SILENCE_AFTER_CUT_MAX: Duration = Duration::from_millis(limits::SILENCE_AFTER_CUT_MS_MAX);
 /// How often a worker tells what it holds.
-pub const BEAT_EVERY: Duration = Duration::from_secs(5);
+pub const BEAT_EVERY: Duration = Duration::from_millis(limits::BEAT_EVERY_MS);
 /// Missing more than one beat: it is handed nothing more, and the leaders are told which of its
 /// claims never started.
 const SILENT_AFTER: Duration = Duration::from_secs(7);
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Lost workers stay listed this long, so that somebody can look for them.
-const LOST_KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
-/// Lost workers listed at most; the longest lost go first.
-const LOST_KEPT_MAX: usize = 10_000;
-/// Sessions of one node: each costs a stream and its claims.
-const SESSIONS_MAX: usize = 100_000;
-/// Orders that wait for a worker's stream; a cancellation beyond comes with the next renewal.
-const ORDERS_WAITING_MAX: usize = 1_000;
+const LOST_KEPT_FOR: Duration = Duration::from_millis(limits::LOST_KEPT_FOR_MS);
 
 /// What a worker says it does, or is asked to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

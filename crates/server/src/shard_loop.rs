@@ -19,6 +19,7 @@ use crate::{
     checkpoint::{Checkpointer, Failure},
     clock,
     disk::DiskGuard,
+    limits::TURN_LOG_BYTES_MAX,
     log::{Batch, Log},
     shard::{
         inbox::Inbox,
@@ -46,8 +47,6 @@ use tokio::sync::broadcast;
 
 pub(crate) use recover::recover_all;
 
-/// What one turn takes for the log, about: it is written and synced as one record.
-const TURN_LOG_BYTES_MAX: usize = 16 << 20;
 /// After so many bytes of log, files that nothing needs any more are looked for.
 const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;
 

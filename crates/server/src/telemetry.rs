@@ -3,7 +3,7 @@
 //! Counts of tasks come from the state itself, where they are exact; what the state does not know
 //! (events, disk, memory, syncs) is counted here by the loop, with a few relaxed atomics per turn.
 
-use crate::log::Written;
+use crate::{limits::METRIC_QUEUES_MAX, log::Written};
 use std::{
     fmt::{Display, Write},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -11,9 +11,6 @@ use std::{
 };
 use taskyard_machine::{Event, EventKind, QueueView};
 
-/// Queues that get series of their own, in the order of their names. More labels than this is a
-/// database, not metrics.
-const QUEUES_MAX: usize = 1_000;
 /// Upper bounds of the histogram's buckets, in microseconds.
 const BUCKETS_US: [u64; 13] = [
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
@@ -172,7 +169,7 @@ fn render_queues(text: &mut Text, queues: &[QueueView], now_ms: u64) {
     text.line("taskyard_queues", &[], queues.len() as u64);
     let mut shown: Vec<&QueueView> = queues.iter().collect();
     shown.sort_by(|a, b| a.name.cmp(&b.name));
-    shown.truncate(QUEUES_MAX);
+    shown.truncate(METRIC_QUEUES_MAX);
     type Count = fn(&QueueView) -> u64;
     let states: [(&str, Count); 6] = [
         ("ready", |queue| queue.counts.ready),

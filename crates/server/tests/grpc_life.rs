@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Broker, code, queues, task};
+use common::{Broker, code, eventually, queues, task};
 use std::collections::{HashMap, HashSet};
 use taskyard_proto::v1::{self, taskyard_client::TaskyardClient};
 use tokio::sync::mpsc;
@@ -273,6 +273,39 @@ async fn a_backup_streams_every_shard() {
     let info = client.get_info(v1::GetInfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.shards, info.cluster_id.len()), (4, 8));
     assert_eq!(info.version, env!("CARGO_PKG_VERSION"));
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn backups_that_nobody_reads_hold_up_nobody_else() {
+    let broker = Broker::start().await;
+    let mut client = broker.grpc().await;
+    let large = v1::NewTask { payload: vec![b'1'; 1 << 20].into(), ..task("large", "t") };
+    for _ in 0..16 {
+        client.enqueue(v1::EnqueueRequest { task: Some(large.clone()) }).await.unwrap();
+    }
+    // More than the windows of these connections hold, none of which is read.
+    let mut deaf = Vec::new();
+    for _ in 0..4 {
+        let mut other = broker.grpc().await;
+        let unread = other.backup(v1::BackupRequest {}).await.unwrap().into_inner();
+        deaf.push((other, unread));
+    }
+    let status = client.backup(v1::BackupRequest {}).await.unwrap_err();
+    assert_eq!(code(&status), "limit_exceeded", "{status:?}");
+    client.enqueue_many(many(vec![task("q", "t"); 100])).await.unwrap();
+    let claim = v1::ClaimRequest { queues: queues(&["q"]), max: 100, ..Default::default() };
+    assert_eq!(client.claim(claim).await.unwrap().into_inner().tasks.len(), 100);
+    drop(deaf);
+    let mut chunks = eventually("a place for a backup", async || {
+        client.backup(v1::BackupRequest {}).await.ok().map(tonic::Response::into_inner)
+    })
+    .await;
+    let mut bytes = 0;
+    while let Some(chunk) = chunks.message().await.unwrap() {
+        bytes += chunk.data.len();
+    }
+    assert!(bytes > 16 << 20, "{bytes} bytes");
     broker.stop().await;
 }
 

@@ -1,6 +1,7 @@
-//! `docs/limits.md` mirrors `limits.rs`: the code is the source, this writes the page.
+//! `docs/limits.md` mirrors the two `limits.rs`: the code is the source, this writes the page.
 //!
-//! `UPDATE=1 cargo test -p taskyard-machine --test limits_doc` rewrites it.
+//! `UPDATE=1 cargo test -p taskyard-server --test limits_doc` rewrites it.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{fs, path::Path};
 use taskyard_machine::limits::{self, Limit};
@@ -17,7 +18,20 @@ nothing.
 A queue's length has no bound unless its settings give it one (`max_length`). The memory and disk
 budgets belong to the node; `taskyard serve --help` names them.
 
-This page is written from `crates/machine/src/limits.rs` by a test; change it there.
+This page is written from `crates/machine/src/limits.rs` and `crates/server/src/limits.rs` by a
+test; change it there.
+
+## Tasks and queues
+
+| limit | value | why |
+|---|---:|---|
+";
+
+const OF_A_NODE: &str = "
+## A node
+
+What one node holds and waits for. A client that keeps it waiting for longer loses its connection, and
+what comes beyond a number waits or is refused.
 
 | limit | value | why |
 |---|---:|---|
@@ -33,8 +47,8 @@ fn the_page_mirrors_the_code() {
     let found = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         found == expected,
-        "docs/limits.md differs from limits.rs; \
-         run UPDATE=1 cargo test -p taskyard-machine --test limits_doc"
+        "docs/limits.md differs from the code; \
+         run UPDATE=1 cargo test -p taskyard-server --test limits_doc"
     );
 }
 
@@ -63,7 +77,8 @@ fn page() -> String {
         "| `loss_delays_ms` | {delays} | Waits before a lost task may be claimed again, by how often \
          it was lost before. |\n"
     ));
-    INTRODUCTION.to_string() + &rows.concat()
+    let of_a_node: String = taskyard_server::limits::ALL.iter().map(row).collect();
+    [INTRODUCTION, &rows.concat(), OF_A_NODE, &of_a_node].concat()
 }
 
 fn row(limit: &Limit) -> String {

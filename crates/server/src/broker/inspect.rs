@@ -3,7 +3,7 @@
 //! Every look is a strong read of its shard. A list over all shards is strong per shard.
 
 use super::{Broker, cursor::Cursor};
-use crate::{Error, shard::ShardStatus};
+use crate::{Error, limits::PAGE_BODY_BYTES_MAX, shard::ShardStatus};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use std::time::Duration;
@@ -95,9 +95,6 @@ pub struct ClusterView {
     /// How each shard stands on this node, its only one.
     pub shards: Vec<ShardStatus>,
 }
-
-/// Bodies on one page: with more the page is cut short, so that an answer fits a message.
-const PAGE_BODY_BYTES_MAX: usize = 4 << 20;
 
 impl Broker {
     /// One task.

@@ -3,6 +3,7 @@
 //! A client that sends nothing, half a request or reads nothing loses its connection; the others
 //! never notice. There are no more connections than there are places; the next one is told so.
 
+use crate::limits;
 use axum::{Router, http::Request};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -27,18 +28,8 @@ use tokio::{
 };
 use tower::Service;
 
-/// Refusals under way at once; connections beyond are closed without a word.
-const REFUSALS_MAX: usize = 32;
 /// How long a refused client may take to be told.
-const REFUSED_WITHIN: Duration = Duration::from_secs(1);
-/// Calls under way on one HTTP/2 connection; the client waits with the next.
-const STREAMS_MAX: u32 = 2_000;
-/// Bytes of requests in flight: on one HTTP/2 stream, and on all of a connection.
-const STREAM_WINDOW_BYTES: u32 = 1 << 20;
-const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
-/// Larger than HTTP/2's default: a batch of tasks is many times that.
-const FRAME_BYTES_MAX: u32 = 64 << 10;
-const HEADER_BYTES_MAX: u32 = 32 << 10;
+const REFUSED_WITHIN: Duration = Duration::from_millis(limits::REFUSAL_MS_MAX);
 
 /// How long a connection may keep us waiting.
 #[derive(Clone, Copy, Debug)]
@@ -55,11 +46,11 @@ struct Patience {
 }
 
 const PATIENCE: Patience = Patience {
-    first_request: Duration::from_secs(30),
-    head: Duration::from_secs(30),
-    write: Duration::from_secs(30),
-    ping_every: Duration::from_secs(20),
-    ping_answer: Duration::from_secs(10),
+    first_request: Duration::from_millis(limits::FIRST_REQUEST_MS_MAX),
+    head: Duration::from_millis(limits::HEAD_MS_MAX),
+    write: Duration::from_millis(limits::WRITE_MS_MAX),
+    ping_every: Duration::from_millis(limits::PING_EVERY_MS),
+    ping_answer: Duration::from_millis(limits::PING_ANSWER_MS_MAX),
 };
 
 /// All connections of a node. Cheap to clone.
@@ -99,18 +90,18 @@ impl Connections {
             .timer(TokioTimer::new())
             .keep_alive_interval(patience.ping_every)
             .keep_alive_timeout(patience.ping_answer)
-            .max_concurrent_streams(STREAMS_MAX)
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .max_frame_size(FRAME_BYTES_MAX)
-            .max_header_list_size(HEADER_BYTES_MAX);
+            .max_concurrent_streams(limits::STREAMS_MAX)
+            .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
+            .max_frame_size(limits::FRAME_BYTES_MAX)
+            .max_header_list_size(limits::HEADER_BYTES_MAX);
         Connections {
             router,
             builder,
             patience,
             places_max,
             places: Arc::new(Semaphore::new(places_max)),
-            refusals: Arc::new(Semaphore::new(REFUSALS_MAX)),
+            refusals: Arc::new(Semaphore::new(limits::REFUSALS_MAX)),
             phase: Arc::new(watch::Sender::new(Phase::Open)),
         }
     }

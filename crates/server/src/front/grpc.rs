@@ -9,12 +9,17 @@ use crate::{
     Broker, Error,
     broker::{BulkJob, ClaimAsked, Edit, ListAsked, check_wait},
     front::edge,
+    limits::{self, STREAM_BATCHES_MAX},
     sessions::Activity,
 };
 use futures_util::{Stream, StreamExt, stream};
-use std::{future::Future, pin::Pin, time::Duration};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 use taskyard_machine::{Ack, ClaimToken, DeadAction};
 use taskyard_proto::v1::{self, taskyard_server::Taskyard};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    time::timeout,
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -22,16 +27,15 @@ use tonic::{Request, Response, Status, Streaming};
 #[derive(Clone, Debug)]
 pub(super) struct Grpc {
     broker: Broker,
+    /// Places for backups.
+    backups: Arc<Semaphore>,
 }
 
 type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Batches of one enqueue stream that are under way at once: enough to keep the disk busy.
-const STREAM_BATCHES_MAX: usize = 16;
-
 impl Grpc {
     pub(super) fn new(broker: Broker) -> Grpc {
-        Grpc { broker }
+        Grpc { broker, backups: Arc::new(Semaphore::new(limits::BACKUPS_MAX)) }
     }
 
     fn many(
@@ -369,14 +373,20 @@ impl Taskyard for Grpc {
         &self,
         _: Request<v1::BackupRequest>,
     ) -> Result<Response<Self::BackupStream>, Status> {
+        let backups_max = limits::BACKUPS_MAX;
+        let place = self.backups.clone().try_acquire_owned().map_err(|_none_left| {
+            Error::LimitExceeded(format!(
+                "{backups_max} backups are under way; wait for one to end"
+            ))
+        })?;
         let shards = self.broker.shards().count().into();
         let parts = self.broker.shards().backup().await?;
-        let chunks = ReceiverStream::new(parts).map(move |part| {
+        let parts = read_in_time(parts, place).map(move |part| {
             let part = part?;
             let shards_done = part.shards_done.into();
             Ok(v1::BackupChunk { data: part.data, shards_done, shards })
         });
-        Ok(Response::new(Box::pin(chunks)))
+        Ok(Response::new(Box::pin(parts)))
     }
 
     async fn get_info(&self, _: Request<v1::GetInfoRequest>) -> Result<Response<v1::Info>, Status> {
@@ -388,6 +398,32 @@ impl Taskyard for Grpc {
             now: info.now.0,
         }))
     }
+}
+
+/// Passes on what `parts` brings, and lets go of them when nobody reads on: a stream that is not
+/// read is not polled either, so somebody else must look at the time.
+fn read_in_time<T: Send + 'static>(
+    mut parts: mpsc::Receiver<Result<T, Error>>,
+    place: OwnedSemaphorePermit,
+) -> impl Stream<Item = Result<T, Error>> + Send {
+    let (outbound, read) = mpsc::channel(1);
+    let (ended, end) = oneshot::channel();
+    tokio::spawn(async move {
+        let _place = place;
+        let patience = Duration::from_millis(limits::BACKUP_STALL_MS_MAX);
+        while let Some(part) = parts.recv().await {
+            if !matches!(timeout(patience, outbound.send(part)).await, Ok(Ok(()))) {
+                return;
+            }
+        }
+        let _ = ended.send(());
+    });
+    // Without this a reader that comes back would take what it got for the whole.
+    let cut = stream::once(end).filter_map(|end| async move {
+        let text = "the backup was not read for too long; take it again";
+        end.is_err().then(|| Err(Error::Unavailable(text.into())))
+    });
+    ReceiverStream::new(read).chain(cut)
 }
 
 /// An ack, its follow-ups checked and routed.
@@ -406,4 +442,38 @@ fn ack_reply(follow_ups: &[taskyard_machine::TaskId]) -> v1::AckReply {
 }
 
 /// How long the worker's side of a stream may take to read what it is sent.
-const SEND_WITHIN: Duration = Duration::from_secs(10);
+const SEND_WITHIN: Duration = Duration::from_millis(limits::WORKER_READ_MS_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_backup_that_is_not_read_is_let_go_and_its_reader_told() {
+        let (sender, parts) = mpsc::channel(4);
+        let places = Arc::new(Semaphore::new(1));
+        let place = places.clone().try_acquire_owned().unwrap();
+        let mut read = Box::pin(read_in_time(parts, place));
+        for number in 0..4 {
+            sender.send(Ok(number)).await.unwrap();
+        }
+        assert_eq!(read.next().await.unwrap().unwrap(), 0);
+        // Nobody reads on: the writer is told, and the next backup has a place.
+        sender.closed().await;
+        let _next = places.acquire().await.unwrap();
+        assert_eq!(read.next().await.unwrap().unwrap(), 1);
+        assert_eq!(read.next().await.unwrap().unwrap_err().code(), "unavailable");
+        assert!(read.next().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn a_backup_that_is_read_ends_well() {
+        let (sender, parts) = mpsc::channel(1);
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let read = read_in_time(parts, place);
+        sender.send(Ok(7)).await.unwrap();
+        drop(sender);
+        let all: Vec<_> = read.map(Result::unwrap).collect().await;
+        assert_eq!(all, [7]);
+    }
+}

@@ -8,7 +8,7 @@ use super::{
     http,
     problem::Problem,
 };
-use crate::{Broker, Error};
+use crate::{Broker, Error, limits};
 use axum::{
     Router,
     body::Body,
@@ -22,14 +22,12 @@ use std::{net::SocketAddr, panic::AssertUnwindSafe, time::Duration};
 use taskyard_proto::v1::taskyard_server::TaskyardServer;
 use tonic::Code;
 
-/// Largest message taken over gRPC: a batch at its limit.
-const MESSAGE_BYTES_MAX: usize = 32 << 20;
 /// The longest long poll, and time to send half a request.
-const ANSWER_WITHIN: Duration = Duration::from_secs(90);
+const ANSWER_WITHIN: Duration = Duration::from_millis(limits::ANSWER_MS_MAX);
 
 pub(super) fn all(broker: &Broker, address: Option<SocketAddr>) -> Router {
     let grpc = TaskyardServer::new(Grpc::new(broker.clone()))
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_decoding_message_size(limits::BODY_BYTES_MAX)
         .max_encoding_message_size(usize::MAX);
     http::router(broker.clone(), address)
         .route_service("/taskyard.v1.Taskyard/{*method}", grpc)

@@ -3,10 +3,11 @@
 //! Dropping it without a goodbye cuts the session: it can be attached again for a while, then its
 //! claims run elsewhere. Attaching twice replaces the first stream, which learns it by `ordered`.
 
-use super::{Activity, BEAT_EVERY, Held, Link, ORDERS_WAITING_MAX, Order, Profile, Session};
+use super::{Activity, BEAT_EVERY, Held, Link, Order, Profile, Session};
 use crate::{
     Broker, Error,
     broker::{ClaimAsked, Places, finished_task},
+    limits::ORDERS_WAITING_MAX,
     random::random_u64,
     shard::HandedTask,
 };

@@ -7,6 +7,7 @@ use super::{ClaimRequest, HandedTask, ShardStatus};
 use crate::{
     Error,
     checkpoint::{Report, View},
+    limits::INPUTS_MAX,
 };
 use bytes::Bytes;
 use std::{
@@ -17,9 +18,6 @@ use taskyard_machine::{
     ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, SessionId, ShardId, TaskId,
 };
 use tokio::sync::oneshot;
-
-/// Calls that wait for the loop at most. More than this is a disk that stands still.
-const INPUTS_MAX: usize = 1_000_000;
 
 /// The answer to one call.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, Error>>;

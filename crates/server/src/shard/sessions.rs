@@ -4,6 +4,7 @@
 //! gets an `EndSession`, again until all of its claims there have ended. A closed connection shortens
 //! that to 5 s. A new leader gives everybody a fresh 15 s.
 
+use crate::limits;
 use std::{
     collections::{BTreeSet, HashMap},
     time::{Duration, Instant},
@@ -11,9 +12,9 @@ use std::{
 use taskyard_machine::{SessionId, ShardId, TaskId};
 
 /// How long a session may be silent.
-const SILENCE_MAX: Duration = Duration::from_secs(15);
+const SILENCE_MAX: Duration = Duration::from_millis(limits::SILENCE_MS_MAX);
 /// How long it may be silent once its connection has closed without a goodbye.
-const SILENCE_AFTER_CUT_MAX: Duration = Duration::from_secs(5);
+const SILENCE_AFTER_CUT_MAX: Duration = Duration::from_millis(limits::SILENCE_AFTER_CUT_MS_MAX);
 
 struct Session {
     ends_at: Instant,

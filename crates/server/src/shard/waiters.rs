@@ -5,16 +5,13 @@
 //! not promised to claims on their way through the log; it never looks at other queues' lines.
 
 use super::inbox::{Answer, TicketId, Waiter};
-use crate::Error;
+use crate::{Error, limits::PARKED_MAX};
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     time::{Duration, Instant},
 };
 use taskyard_machine::{Claim, ClaimQueue, Claimable, Machine, Timestamp};
 
-/// Claims and hints that one shard parks at most. Each is a worker that waits: more workers than this
-/// for one shard's queues are a mistake in somebody's loop.
-pub(crate) const PARKED_MAX: usize = 100_000;
 /// How soon the next hint is told of tasks that nobody has claimed after the last one was.
 const HINT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 

@@ -4,6 +4,7 @@ use super::{Checkpoints, Course, ShardLoop, local::Waiting, settle::PartialAnswe
 use crate::{
     Error,
     checkpoint::{BodiesRequest, Failure, Report},
+    limits,
     shard::{
         ShardStatus,
         inbox::{Answer, Input, ReadFn, TicketId},
@@ -15,7 +16,7 @@ use taskyard_machine::{EncodedCommand, Outcome, Rejection, ShardId, TaskId};
 use tokio::sync::oneshot;
 
 /// How long a stop waits for checkpoints. What they would save is replayed at the next start.
-const STOP_FOR_MAX: Duration = Duration::from_secs(5);
+const STOP_FOR_MAX: Duration = Duration::from_millis(limits::STOP_MS_MAX);
 
 impl ShardLoop {
     pub(super) fn accept(&mut self, input: Input) -> Result<(), Failure> {

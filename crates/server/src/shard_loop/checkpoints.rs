@@ -8,6 +8,7 @@
 use super::local::LocalShard;
 use crate::{
     checkpoint::{Change, Checkpointer, Cut, Failure, Job, View},
+    limits::{self, CHECKPOINT_LOG_BYTES_MAX, DIRTY_RECORDS_MAX},
     shard::inbox::Answer,
 };
 use std::{
@@ -16,12 +17,8 @@ use std::{
 };
 use taskyard_machine::{RecordKey, TaskId};
 
-/// Log of a shard after which it is checkpointed: bounds the replay at the next start.
-const LOG_BYTES_MAX: u64 = 64 << 20;
-/// Changed records after which it is checkpointed: bounds the batch that is written at once.
-const DIRTY_RECORDS_MAX: usize = 200_000;
 /// How long a change may wait for a checkpoint.
-const DIRTY_FOR_MAX: Duration = Duration::from_secs(60);
+const DIRTY_FOR_MAX: Duration = Duration::from_millis(limits::DIRTY_FOR_MS_MAX);
 /// Records encoded per turn, about half a millisecond's work.
 const BITE_RECORDS: usize = 512;
 /// How long the writing thread may take for one checkpoint. A disk that has failed may hold it for ever,
@@ -147,8 +144,8 @@ impl Checkpoints {
     /// Something was applied on `shard`: is a checkpoint due, and by when?
     pub(crate) fn note_change(shard: &mut LocalShard, now: Instant) {
         let state = shard.replica.machine();
-        let grown =
-            state.log_bytes >= LOG_BYTES_MAX || state.machine.dirty_records() >= DIRTY_RECORDS_MAX;
+        let grown = state.log_bytes >= CHECKPOINT_LOG_BYTES_MAX
+            || state.machine.dirty_records() >= DIRTY_RECORDS_MAX;
         shard.checkpoint.wanted |= grown;
         shard.checkpoint.due_at.get_or_insert(now + DIRTY_FOR_MAX);
     }

@@ -6,6 +6,7 @@
 use super::{SEND_WITHIN, ack, ack_reply, wire};
 use crate::{
     Broker, Error,
+    limits::{self, ANSWERS_UNDER_WAY_MAX, MESSAGE_TASKS_BYTES_MAX, MESSAGES_WAITING_MAX},
     sessions::{Attached, SILENCE_MAX},
     shard::HandedTask,
 };
@@ -27,13 +28,7 @@ pub(super) const STOPPING: &str =
     "this broker stops; go on with another, or with this one once it is back";
 
 /// A worker says hello at once.
-const HELLO_WITHIN: Duration = Duration::from_secs(10);
-/// Messages that wait for the connection, each up to `TASKS_BYTES_MAX`; the rest waits in the shards.
-const MESSAGES_WAITING_MAX: usize = 4;
-/// Batches of answers under way; further ones wait on the wire.
-const ANSWERS_UNDER_WAY_MAX: usize = 64;
-/// Bodies in one message, so that no client needs a larger one than its largest task.
-const TASKS_BYTES_MAX: usize = 1 << 20;
+const HELLO_WITHIN: Duration = Duration::from_millis(limits::HELLO_MS_MAX);
 /// Before claiming again after a shard could not answer.
 const CLAIM_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
@@ -263,7 +258,7 @@ impl WorkerStream<'_> {
             let mut bytes = 0;
             let fits = |handed: &&HandedTask| {
                 bytes += handed.body.len();
-                bytes <= TASKS_BYTES_MAX
+                bytes <= MESSAGE_TASKS_BYTES_MAX
             };
             let count = rest.iter().take_while(fits).count().max(1);
             let (now, later) = rest.split_at(count);

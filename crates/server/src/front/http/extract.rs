@@ -1,6 +1,7 @@
 //! What handlers take from a request; what can't be taken is a problem that names it.
 
 use super::super::{edge, json, problem::Problem};
+use crate::limits::{self, BODY_BYTES_MAX};
 use axum::{
     body::{Bytes, to_bytes},
     extract::{FromRequest, FromRequestParts, Path, Query, Request, rejection::QueryRejection},
@@ -10,10 +11,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use std::time::Duration;
 use taskyard_machine::TaskId;
 
-/// Largest body: a batch at its limit, as JSON.
-pub(in crate::front) const BODY_BYTES_MAX: usize = 32 << 20;
 /// How long the whole body may take to arrive.
-const BODY_WITHIN: Duration = Duration::from_secs(30);
+const BODY_WITHIN: Duration = Duration::from_millis(limits::BODY_MS_MAX);
 
 /// A JSON body, not yet read.
 pub(super) struct JsonBody(Bytes);

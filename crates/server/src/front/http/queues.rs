@@ -8,12 +8,13 @@ use super::{
 use crate::{
     broker::BulkJob,
     front::{json, problem::Problem},
+    limits,
 };
 use axum::{extract::State, http::StatusCode, response::Response};
 use std::time::Duration;
 
 /// How long a call waits for the end of a bulk operation before it answers with how far it is.
-const BULK_WAITED_FOR: Duration = Duration::from_secs(60);
+const BULK_WAITED_FOR: Duration = Duration::from_millis(limits::BULK_WAIT_MS_MAX);
 
 /// All queues, with exact counts.
 #[utoipa::path(

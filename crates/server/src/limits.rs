@@ -1,0 +1,96 @@
+//! Every bound of a node: name, unit, reason. Those of a shard's state are the machine's.
+//!
+//! Reaching one is a named answer or a closed connection, never an accident. `docs/limits.md` mirrors
+//! this file, checked by a test. Sizes that nobody outside can notice (buffers, bites) stay beside
+//! their code.
+
+taskyard_machine::limits! {
+    /// Each may be a worker; more than this is a load for several nodes. The default; a node may lower it, and takes fewer when it may open fewer files.
+    CONNECTIONS_MAX: usize = 20_000, "connections";
+    /// Files that connections leave to the log, the checkpoints and the runtime.
+    FILES_RESERVED: u64 = 512, "files";
+    /// Connections that are told at once that there are too many; others are closed without a word.
+    REFUSALS_MAX: usize = 32, "connections";
+    /// How long a refused client may take to be told.
+    REFUSAL_MS_MAX: u64 = 1_000, "ms";
+    /// Calls under way on one HTTP/2 connection; the client waits with the next.
+    STREAMS_MAX: u32 = 2_000, "calls";
+    /// Bytes of requests in flight on one HTTP/2 stream; the client waits with more.
+    STREAM_WINDOW_BYTES: u32 = 1 << 20, "bytes";
+    /// Bytes of requests in flight on one HTTP/2 connection: what a rude client can make us hold.
+    CONNECTION_WINDOW_BYTES: u32 = 4 << 20, "bytes";
+    /// Larger than the default of HTTP/2: a batch of tasks is many times that.
+    FRAME_BYTES_MAX: u32 = 64 << 10, "bytes";
+    /// Headers of one HTTP/2 request.
+    HEADER_BYTES_MAX: u32 = 32 << 10, "bytes";
+    /// How long a connection may take for its first request: one that sends nothing is no client.
+    FIRST_REQUEST_MS_MAX: u64 = 30_000, "ms";
+    /// How long the head of a request may take over HTTP/1, and the pause between two requests.
+    HEAD_MS_MAX: u64 = 30_000, "ms";
+    /// How long a client may take no bytes when there are some for it.
+    WRITE_MS_MAX: u64 = 30_000, "ms";
+    /// How often we look whether an HTTP/2 peer still lives.
+    PING_EVERY_MS: u64 = 20_000, "ms";
+    /// How long that peer may take to answer.
+    PING_ANSWER_MS_MAX: u64 = 10_000, "ms";
+    /// Largest body of a request, over HTTP and gRPC: an atomic batch at its limit, as JSON.
+    BODY_BYTES_MAX: usize = 32 << 20, "bytes";
+    /// How long the whole body of an HTTP request may take to arrive.
+    BODY_MS_MAX: u64 = 30_000, "ms";
+    /// How long a call may take to begin its answer: the longest long poll, and time to send half a request.
+    ANSWER_MS_MAX: u64 = 90_000, "ms";
+    /// How long a call over HTTP waits for the end of a bulk operation before it says how far it is.
+    BULK_WAIT_MS_MAX: u64 = 60_000, "ms";
+    /// Bodies on one page of a list: with more the page is cut short, so that an answer fits a message.
+    PAGE_BODY_BYTES_MAX: usize = 4 << 20, "bytes";
+    /// Batches of one enqueue stream that are under way at once: enough to keep the disk busy.
+    STREAM_BATCHES_MAX: usize = 16, "batches";
+    /// Backups at once: each holds a view of the disk and a thread.
+    BACKUPS_MAX: usize = 4, "backups";
+    /// How long a backup waits for a client that reads nothing: the view it holds keeps files from being removed.
+    BACKUP_STALL_MS_MAX: u64 = 60_000, "ms";
+    /// Worker sessions of one node: each costs a stream and its claims.
+    SESSIONS_MAX: usize = 100_000, "workers";
+    /// How long a worker may take to say hello once its stream is open.
+    HELLO_MS_MAX: u64 = 10_000, "ms";
+    /// How often a worker tells what it holds.
+    BEAT_EVERY_MS: u64 = 5_000, "ms";
+    /// A session that is not heard for this long is over.
+    SILENCE_MS_MAX: u64 = 15_000, "ms";
+    /// The same once its connection closed without a goodbye.
+    SILENCE_AFTER_CUT_MS_MAX: u64 = 5_000, "ms";
+    /// How long a worker may take to read what its stream is sent.
+    WORKER_READ_MS_MAX: u64 = 10_000, "ms";
+    /// Messages that wait for a worker's connection; the rest waits in the shards.
+    MESSAGES_WAITING_MAX: usize = 4, "messages";
+    /// Bodies in one of these messages, so that no client needs a larger one than its largest task.
+    MESSAGE_TASKS_BYTES_MAX: usize = 1 << 20, "bytes";
+    /// Batches of a worker's answers under way; further ones wait on the wire.
+    ANSWERS_UNDER_WAY_MAX: usize = 64, "batches";
+    /// Orders that wait for a worker's stream; a cancellation beyond comes with the next renewal.
+    ORDERS_WAITING_MAX: usize = 1_000, "orders";
+    /// Lost workers stay listed this long, so that somebody can look for them.
+    LOST_KEPT_FOR_MS: u64 = 86_400_000, "ms";
+    /// Lost workers listed at most; the longest lost go first.
+    LOST_KEPT_MAX: usize = 10_000, "workers";
+    /// Claims and hints that one shard parks. Each is a worker that waits: more workers than this for one shard's queues are a mistake in somebody's loop.
+    PARKED_MAX: usize = 100_000, "claims";
+    /// Calls that wait for the shards of a node. More than this is a disk that stands still.
+    INPUTS_MAX: usize = 1_000_000, "calls";
+    /// More shards cost memory and checkpoints, and bring nothing on one node.
+    SHARDS_MAX: u16 = 4_096, "shards";
+    /// Less memory would not hold the batches in flight.
+    MEMORY_BYTES_MIN: u64 = 16 << 20, "bytes";
+    /// What one turn takes for the log, about: it is written and synced as one record.
+    TURN_LOG_BYTES_MAX: usize = 16 << 20, "bytes";
+    /// Log of a shard after which it is checkpointed: bounds the replay at the next start.
+    CHECKPOINT_LOG_BYTES_MAX: u64 = 64 << 20, "bytes";
+    /// Changed records of a shard after which it is checkpointed: bounds the batch that is written at once.
+    DIRTY_RECORDS_MAX: usize = 200_000, "records";
+    /// How long a change may wait for a checkpoint.
+    DIRTY_FOR_MS_MAX: u64 = 60_000, "ms";
+    /// How long a stop waits for checkpoints. What they would save is replayed at the next start.
+    STOP_MS_MAX: u64 = 5_000, "ms";
+    /// Queues that get series of their own in the metrics, by name. More labels than this is a database, not metrics.
+    METRIC_QUEUES_MAX: usize = 1_000, "queues";
+}
