@@ -187,7 +187,7 @@ impl ClientBuilder {
         let deadline = Instant::now() + patience;
         let hello = client.0.connection.call(
             v1::GetInfoRequest {},
-            Repeat::Always,
+            Repeat::Read,
             deadline,
             |mut wire, request| async move { wire.get_info(request).await },
         );

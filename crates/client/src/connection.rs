@@ -58,6 +58,8 @@ pub(crate) type Dial = Arc<dyn Fn() -> Channel + Send + Sync>;
 /// Whether a call that got no answer is sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repeat {
+    /// It changes nothing: without an answer, nothing is all that happened.
+    Read,
     /// Doing it twice is the same as doing it once.
     Always,
     /// Only while it is certain that no server took it.
@@ -152,6 +154,8 @@ impl Connection {
         Answer: Future<Output = Result<Response<Reply>, Status>>,
     {
         let mut backoff = Backoff::new(self.0.servers.len());
+        // A later refused connection says nothing about a try whose answer was lost.
+        let mut unknown = false;
         loop {
             let attempt = self.current();
             let request = self.request(message.clone());
@@ -160,11 +164,16 @@ impl Connection {
             let error = match answer {
                 Ok(Ok(response)) => return Ok(response.into_inner()),
                 Ok(Err(status)) => Error::from_status(attempt.server(), &status),
+                Err(_) if repeat == Repeat::Read => return Err(attempt.timed_out().of_a_read()),
                 Err(_) => return Err(attempt.timed_out()),
             };
-            let again = match repeat {
-                Repeat::Always => error.is_undecided(),
-                Repeat::IfNotTaken => error.is_retryable(),
+            let (error, again) = match repeat {
+                Repeat::Read => (error.of_a_read(), error.is_undecided()),
+                Repeat::Always => {
+                    unknown |= error.is_outcome_unknown();
+                    (error.after(unknown), error.is_undecided())
+                }
+                Repeat::IfNotTaken => (error.clone(), error.is_retryable()),
             };
             if !again {
                 return Err(error);

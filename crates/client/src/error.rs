@@ -95,7 +95,7 @@ impl Error {
     }
 
     /// It may or may not have happened. Enqueues repeat themselves safely until their deadline, so
-    /// they end this way only when no server answered in all that time.
+    /// they end this way only when an answer was lost and no server gave another in all that time.
     pub fn is_outcome_unknown(&self) -> bool {
         matches!(self, Error::OutcomeUnknown { .. })
     }
@@ -165,6 +165,40 @@ impl Error {
 
     pub(crate) fn unavailable(message: impl Into<String>) -> Error {
         Error::Unavailable { code: "unavailable".to_string(), message: message.into() }
+    }
+
+    /// What a call ends with whose last try got this error. If the answer of an earlier try was lost
+    /// (`unknown`), then that nothing took the last one does not mean that nothing happened.
+    pub(crate) fn after(&self, unknown: bool) -> Error {
+        match self {
+            Error::Unavailable { message, .. } | Error::Rejected { message, .. }
+                if unknown && !self.knows_earlier_tries() =>
+            {
+                let message = format!("the answer of an earlier try was lost, then {message}");
+                Error::OutcomeUnknown { message }
+            }
+            error => error.clone(),
+        }
+    }
+
+    /// The broker looked whether it has done the same before; some refusals come earlier than that.
+    fn knows_earlier_tries(&self) -> bool {
+        let early = ["disk_full", "limit_exceeded", "unauthenticated", "permission_denied"];
+        matches!(self, Error::Rejected { code, .. } if !early.contains(&code.as_str()))
+    }
+
+    /// What a call that changes nothing ends with: if its answer is lost, nothing happened.
+    pub(crate) fn of_a_read(&self) -> Error {
+        match self {
+            Error::OutcomeUnknown { message } => Error::unavailable(message),
+            error => error.clone(),
+        }
+    }
+
+    /// A bound stands in the way that other work will move: worth sending again what must not be
+    /// lost.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self.code(), "disk_full" | "limit_exceeded" | "queue_full")
     }
 
     /// No answer that a later one could contradict: worth asking again, if asking is harmless.

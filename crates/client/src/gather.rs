@@ -146,7 +146,7 @@ impl Flight {
             bytes += item_bytes;
             batch.tasks.push(item.task);
             let (answer, deadline, room) = (item.answer, item.deadline, item._room);
-            batch.callers.push(Some(Caller { answer, deadline, _room: room }));
+            batch.callers.push(Some(Caller { answer, deadline, unknown: false, _room: room }));
         }
         (!batch.tasks.is_empty()).then_some(batch)
     }
@@ -161,6 +161,8 @@ struct Batch {
 struct Caller {
     answer: oneshot::Sender<Result<v1::EnqueueReply, Error>>,
     deadline: Instant,
+    /// The answer of some try was lost: the task may exist, whatever later tries end with.
+    unknown: bool,
     _room: OwnedSemaphorePermit,
 }
 
@@ -175,16 +177,19 @@ impl Batch {
         while let Some(deadline) = self.deadline() {
             let mut attempt = connection.current();
             let call = attempt.wire.enqueue_many(connection.request(request.clone()));
-            let error = match tokio::time::timeout_at(deadline, call).await {
+            let (error, whole) = match tokio::time::timeout_at(deadline, call).await {
                 Ok(Ok(reply)) => match self.answer(reply.into_inner()) {
                     None => return,
-                    Some(undecided) => undecided,
+                    Some(undecided) => (undecided, false),
                 },
-                Ok(Err(status)) => Error::from_status(attempt.server(), &status),
-                Err(_) => attempt.timed_out(),
+                Ok(Err(status)) => (Error::from_status(attempt.server(), &status), true),
+                Err(_) => (attempt.timed_out(), true),
             };
             if !error.is_undecided() {
                 return self.refuse(&error);
+            }
+            if error.is_outcome_unknown() && whole {
+                self.callers.iter_mut().flatten().for_each(|caller| caller.unknown = true);
             }
             tracing::debug!(%error, "an enqueue request got no answer and is sent again");
             attempt.failed();
@@ -216,12 +221,14 @@ impl Batch {
             };
             match answer {
                 Err(error) if error.is_undecided() => {
-                    if slot.is_some() {
+                    if let Some(caller) = slot {
+                        caller.unknown |= error.is_outcome_unknown();
                         undecided = Some(error);
                     }
                 }
                 decided => {
                     if let Some(caller) = slot.take() {
+                        let decided = decided.map_err(|error| error.after(caller.unknown));
                         let _ = caller.answer.send(decided);
                     }
                 }
@@ -232,7 +239,7 @@ impl Batch {
 
     fn refuse(&mut self, error: &Error) {
         for caller in self.callers.iter_mut().filter_map(Option::take) {
-            let _ = caller.answer.send(Err(error.clone()));
+            let _ = caller.answer.send(Err(error.after(caller.unknown)));
         }
     }
 }

@@ -169,7 +169,7 @@ impl Tasks {
         };
         let reply = self
             .client
-            .call(request, Repeat::Always, |mut wire, request| async move {
+            .call(request, Repeat::Read, |mut wire, request| async move {
                 wire.list_tasks(request).await
             })
             .await?;

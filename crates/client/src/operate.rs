@@ -10,7 +10,7 @@ impl Client {
     /// All workers that have a session, and those lost a short while ago.
     pub async fn workers(&self) -> Result<Vec<WorkerDetails>, Error> {
         let reply = self
-            .call(v1::ListWorkersRequest {}, Repeat::Always, |mut wire, request| async move {
+            .call(v1::ListWorkersRequest {}, Repeat::Read, |mut wire, request| async move {
                 wire.list_workers(request).await
             })
             .await?;
@@ -40,7 +40,7 @@ impl Client {
     /// A consistent copy of everything the broker holds, to be written to a file as it comes.
     pub async fn backup(&self) -> Result<Backup, Error> {
         let chunks = self
-            .call(v1::BackupRequest {}, Repeat::Always, |mut wire, request| async move {
+            .call(v1::BackupRequest {}, Repeat::Read, |mut wire, request| async move {
                 wire.backup(request).await
             })
             .await?;
@@ -50,7 +50,7 @@ impl Client {
     /// What the broker says about itself.
     pub async fn info(&self) -> Result<BrokerDetails, Error> {
         let reply = self
-            .call(v1::GetInfoRequest {}, Repeat::Always, |mut wire, request| async move {
+            .call(v1::GetInfoRequest {}, Repeat::Read, |mut wire, request| async move {
                 wire.get_info(request).await
             })
             .await?;

@@ -13,7 +13,7 @@ impl Client {
     /// How every queue stands.
     pub async fn queues(&self) -> Result<Vec<QueueDetails>, Error> {
         let reply = self
-            .call(v1::ListQueuesRequest {}, Repeat::Always, |mut wire, request| async move {
+            .call(v1::ListQueuesRequest {}, Repeat::Read, |mut wire, request| async move {
                 wire.list_queues(request).await
             })
             .await?;
@@ -45,7 +45,7 @@ impl Queue {
     pub async fn details(&self) -> Result<QueueDetails, Error> {
         let reply = self
             .client
-            .call(self.request(), Repeat::Always, |mut wire, request| async move {
+            .call(self.request(), Repeat::Read, |mut wire, request| async move {
                 wire.get_queue(request).await
             })
             .await?;
@@ -81,7 +81,7 @@ impl Queue {
     pub async fn settings(&self) -> Result<QueueSettings, Error> {
         let reply = self
             .client
-            .call(self.request(), Repeat::Always, |mut wire, request| async move {
+            .call(self.request(), Repeat::Read, |mut wire, request| async move {
                 wire.get_queue_settings(request).await
             })
             .await?;

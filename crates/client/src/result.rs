@@ -41,7 +41,7 @@ impl Client {
             let deadline = self.deadline_after(left);
             let reply = self
                 .connection()
-                .call(request, Repeat::Always, deadline, |mut wire, request| async move {
+                .call(request, Repeat::Read, deadline, |mut wire, request| async move {
                     wire.get_result(request).await
                 })
                 .await?;

@@ -15,6 +15,12 @@ fn client(brokers: &[&FakeBroker]) -> Client {
     Client::builder(urls).timeout(PATIENCE).build().unwrap()
 }
 
+/// An address where nobody listens.
+fn closed_port() -> String {
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    format!("http://{}", closed.local_addr().unwrap())
+}
+
 /// Enqueues `payload` and gives back the id it was answered with.
 async fn enqueue(client: &Client, payload: usize) -> Result<String, Error> {
     client.task("count", &payload).await.map(|task| task.id().to_string())
@@ -165,6 +171,29 @@ async fn an_enqueue_that_nobody_answers_ends_with_its_deadline() {
 }
 
 #[tokio::test]
+async fn a_lost_answer_is_not_forgotten_when_the_server_then_goes_away() {
+    let broker = FakeBroker::start();
+    broker.shut_gate();
+    let timeout = Duration::from_millis(1_500);
+    let client = Client::builder([broker.url()]).timeout(timeout).build().unwrap();
+    let enqueued = tokio::spawn(client.task("count", &0).into_future());
+    // It has arrived, so it may have been done; then the port is closed for good.
+    broker.requests(1).await;
+    drop(broker);
+    let error = enqueued.await.unwrap().unwrap_err();
+    assert!(error.is_outcome_unknown(), "{error:?}");
+    assert!(error.to_string().contains("look before"), "{error}");
+}
+
+#[tokio::test]
+async fn refused_connections_alone_mean_that_nothing_happened() {
+    let client = Client::builder([closed_port()]).timeout(Duration::from_millis(300));
+    let client = client.build().unwrap();
+    let error = enqueue(&client, 0).await.unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+}
+
+#[tokio::test]
 async fn who_gives_up_before_being_sent_is_not_sent() {
     let broker = FakeBroker::start();
     broker.shut_gate();
@@ -185,9 +214,7 @@ async fn who_gives_up_before_being_sent_is_not_sent() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_named() {
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", closed.local_addr().unwrap());
-    drop(closed);
+    let url = closed_port();
     let client = Client::builder([url.clone()]).connect_timeout(Duration::from_millis(200));
     let error = client.connect().await.unwrap_err();
     assert!(error.is_retryable(), "{error:?}");
