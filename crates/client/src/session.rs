@@ -86,6 +86,8 @@ struct Held {
 struct Owed {
     key: ClaimKey,
     answer: Answer,
+    /// The log says already that the broker has not taken it yet.
+    complained: bool,
     saved: Option<oneshot::Sender<Result<(), Error>>>,
 }
 
@@ -356,7 +358,7 @@ impl Session {
     ) {
         let number = self.next_number;
         self.next_number += 1;
-        self.owed.insert(number, Owed { key, answer, saved });
+        self.owed.insert(number, Owed { key, answer, complained: false, saved });
         self.unsent.push_back(number);
     }
 
@@ -381,7 +383,7 @@ impl Session {
 
     /// The broker has answered an answer.
     fn settle(&mut self, reply: v1::AnswerReply) {
-        let Some(owed) = self.owed.remove(&reply.number) else { return };
+        let Some(mut owed) = self.owed.remove(&reply.number) else { return };
         if let Some(held) = self.held.get_mut(&owed.key)
             && matches!(owed.answer, Answer::Extend(_))
             && owed.saved.is_none()
@@ -391,7 +393,12 @@ impl Session {
         let Some(error) = reply.error.map(Error::from_item) else {
             return self.accepted(owed, reply.extend.is_some_and(|extend| extend.cancel_requested));
         };
-        if error.is_undecided() {
+        // A full disk or queue is no fault of a finished task: its work must not be done again.
+        let finished = matches!(owed.answer, Answer::Ack(_));
+        if error.is_undecided() || (finished && error.may_pass()) {
+            if !mem::replace(&mut owed.complained, true) {
+                tracing::warn!(task = owed.key.id, %error, "not taken yet; it is sent again");
+            }
             self.owed.insert(reply.number, owed);
             self.undecided.push(reply.number);
             return;
@@ -413,7 +420,7 @@ impl Session {
     }
 
     fn refused(&mut self, owed: Owed, error: Error) {
-        let Owed { key, answer, saved } = owed;
+        let Owed { key, answer, saved, .. } = owed;
         let gone = matches!(error.code(), "claim_lost" | "already_finished" | "not_found");
         match answer {
             Answer::Extend(_) => {

@@ -126,7 +126,8 @@ fn an_answer_the_broker_cannot_decide_on_is_sent_again_later() {
     hand_out(&mut session, &[("a", 1)]);
     session.report(Report::Ended { key: key("a", 1), answer: Some(ack("a", 1)) });
     said(&mut session);
-    for code in ["unavailable", "no_quorum", "outcome_unknown"] {
+    let full = ["disk_full", "limit_exceeded", "queue_full"];
+    for code in ["unavailable", "no_quorum", "outcome_unknown"].into_iter().chain(full) {
         reply(&mut session, 1, Some(code));
         assert_eq!(said(&mut session), [""; 0], "{code}");
         session.catch_up();
