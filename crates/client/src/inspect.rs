@@ -13,8 +13,8 @@ impl Client {
     /// Everything that is known about a task, its payload and result included.
     pub async fn get(&self, task: impl Into<TaskId>) -> Result<TaskDetails, Error> {
         let request = v1::GetTaskRequest { id: task.into().into(), without_payload: false };
-        let reply = self
-            .call(request, Repeat::Always, |mut wire, request| async move {
+        let reply =
+            self.call(request, Repeat::Read, |mut wire, request| async move {
                 wire.get_task(request).await
             })
             .await?;
@@ -179,23 +179,28 @@ impl Serialize for TaskDetails {
             let json = is_json(&self.content_type).then(|| as_json(payload)).flatten();
             serialize_bytes(&mut map, "payload", "payload_base64", payload, json)?;
         }
-        map.serialize_entry("content_type", &self.content_type)?;
-        map.serialize_entry("headers", &self.headers)?;
+        if !self.content_type.is_empty() {
+            map.serialize_entry("content_type", &self.content_type)?;
+        }
+        // They come with the payload; without it, no headers would be a claim.
+        if self.payload.is_some() {
+            map.serialize_entry("headers", &self.headers)?;
+        }
         if let Some(result) = &self.result {
             serialize_bytes(&mut map, "result", "result_base64", result, as_json(result))?;
         }
-        map.serialize_entry("progress", &self.progress)?;
+        entry_if_some(&mut map, "progress", self.progress.as_ref())?;
         map.serialize_entry("enqueued_at", &self.enqueued_at)?;
-        map.serialize_entry("run_at", &self.run_at)?;
-        map.serialize_entry("expires_at", &self.expires_at)?;
-        map.serialize_entry("finished_at", &self.finished_at)?;
-        map.serialize_entry("timeout_ms", &self.timeout.map(millis))?;
+        entry_if_some(&mut map, "run_at", self.run_at.as_ref())?;
+        entry_if_some(&mut map, "expires_at", self.expires_at.as_ref())?;
+        entry_if_some(&mut map, "finished_at", self.finished_at.as_ref())?;
+        entry_if_some(&mut map, "timeout_ms", self.timeout.map(millis).as_ref())?;
         map.serialize_entry("tags", &self.tags)?;
         map.serialize_entry("attempts", &self.attempts)?;
         if !self.death_reason.is_empty() {
             map.serialize_entry("death_reason", &self.death_reason)?;
         }
-        map.serialize_entry("claim", &self.claim)?;
+        entry_if_some(&mut map, "claim", self.claim.as_ref())?;
         map.end()
     }
 }
@@ -296,6 +301,15 @@ pub(crate) fn serialize_bytes<M: SerializeMap>(
     }
 }
 
+/// What is not there is left out.
+fn entry_if_some<M: SerializeMap>(
+    map: &mut M,
+    key: &str,
+    value: Option<&impl Serialize>,
+) -> Result<(), M::Error> {
+    value.map_or(Ok(()), |value| map.serialize_entry(key, value))
+}
+
 /// Standard base64 with padding.
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -343,6 +357,9 @@ mod tests {
         assert!(json.contains(r#""result_base64":"/w==""#), "{json}");
         assert!(json.contains(r#""timeout_ms":1500"#), "{json}");
         assert!(json.contains(r#""enqueued_at":"1970-01-01T00:00:00.001Z""#), "{json}");
+        for absent in ["null", "content_type", "run_at", "progress", "claim"] {
+            assert!(!json.contains(absent), "{absent} in {json}");
+        }
     }
 
     #[test]
