@@ -114,6 +114,7 @@ pub struct Progress {
     /// 0 to 100.
     pub percent: u32,
     /// One line for people.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
 
@@ -124,6 +125,7 @@ pub struct AttemptDetails {
     /// Its number, from 1.
     pub attempt: u32,
     /// Who ran it.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub worker: String,
     /// When it was claimed.
     pub claimed_at: Timestamp,
@@ -141,6 +143,7 @@ pub struct AttemptDetails {
 #[non_exhaustive]
 pub struct ClaimDetails {
     /// The worker's name.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub worker: String,
     /// Since when.
     pub claimed_at: Timestamp,
@@ -248,7 +251,7 @@ impl From<v1::Attempt> for AttemptDetails {
             claimed_at: Timestamp::from_millis(wire.claimed_at),
             ended_at: Timestamp::from_millis(wire.ended_at),
             outcome: wire.outcome,
-            error: wire.error.map(TaskError::from),
+            error: wire.error.map(TaskError::from).filter(|error| *error != TaskError::default()),
         }
     }
 }

@@ -70,12 +70,16 @@ pub struct WorkerDetails {
     /// Its id: that of its session, fresh each time a worker starts.
     pub id: String,
     /// What it calls itself.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// The machine it runs on.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub host: String,
-    /// Its process there.
+    /// Its process there; 0 if it does not say.
+    #[serde(skip_serializing_if = "is_unsaid")]
     pub pid: u32,
     /// The version of its SDK.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub version: String,
     /// The queues it claims from.
     pub queues: Vec<String>,
@@ -90,7 +94,13 @@ pub struct WorkerDetails {
     /// When it was last heard of.
     pub beat_at: Timestamp,
     /// The memory it uses, in bytes; 0 if it does not know.
+    #[serde(skip_serializing_if = "is_unsaid")]
     pub rss_bytes: u64,
+}
+
+/// What a worker does not say is left out.
+fn is_unsaid(number: &(impl Default + PartialEq)) -> bool {
+    *number == Default::default()
 }
 
 impl From<v1::Worker> for WorkerDetails {

@@ -70,7 +70,7 @@ impl From<v1::GetResultReply> for TaskOutcome {
         TaskOutcome {
             state: TaskState::from_wire(&wire.state),
             result: wire.result.map(Bytes::from),
-            error: wire.error.map(TaskError::from),
+            error: wire.error.map(TaskError::from).filter(|error| *error != TaskError::default()),
         }
     }
 }

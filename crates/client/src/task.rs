@@ -194,9 +194,10 @@ impl FromStr for TaskState {
 #[serde(default)]
 pub struct TaskError {
     /// The kind of error: a type's name, `panic`, `timeout`.
-    #[serde(rename = "type")]
+    #[serde(rename = "type", skip_serializing_if = "String::is_empty")]
     pub kind: String,
     /// What went wrong, for people.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
     /// Where it went wrong; empty if not known.
     #[serde(skip_serializing_if = "String::is_empty")]
