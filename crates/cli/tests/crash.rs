@@ -15,11 +15,13 @@ use std::{
     time::{Duration, Instant},
 };
 use taskyard_proto::v1::{
-    AckRequest, ClaimRequest, EnqueueManyRequest, ListTasksRequest, NewTask, QueueWeight,
-    taskyard_client::TaskyardClient,
+    AckRequest, BackupRequest, ClaimRequest, EnqueueManyRequest, ListTasksRequest, NewTask,
+    QueueWeight, taskyard_client::TaskyardClient,
 };
 use tonic::transport::{Channel, Endpoint};
 
+/// `CRASH_ROUNDS` may ask for more.
+const ROUNDS_MIN: usize = 20;
 const PRODUCERS: usize = 4;
 const WORKERS: usize = 2;
 const QUEUES: usize = 5;
@@ -32,6 +34,8 @@ struct Told {
     confirmed: BTreeMap<String, String>,
     /// Tasks whose ack was accepted.
     acked: BTreeSet<String>,
+    /// Pieces of backups, each of which proves a checkpoint.
+    backup_chunks: u64,
     /// Broken promises.
     broken: Vec<String>,
 }
@@ -40,7 +44,8 @@ type Shared = Arc<Mutex<Told>>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn confirmed_tasks_survive_kill_9_of_the_broker_under_load() {
-    let rounds = std::env::var("CRASH_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(20);
+    let more = std::env::var("CRASH_ROUNDS").ok().and_then(|n| n.parse().ok());
+    let rounds = more.unwrap_or(0).max(ROUNDS_MIN);
     let folder = tempfile::tempdir().unwrap();
     let address = free_address();
     let told = Shared::default();
@@ -56,6 +61,7 @@ async fn confirmed_tasks_survive_kill_9_of_the_broker_under_load() {
     let told = told.lock().unwrap();
     assert!(told.confirmed.len() > rounds * 10, "only {} tasks confirmed", told.confirmed.len());
     assert!(told.acked.len() > rounds, "only {} tasks acked", told.acked.len());
+    assert!(told.backup_chunks > 0, "no checkpoint was taken");
     broker.kill().unwrap();
     broker.wait().unwrap();
 }
@@ -81,6 +87,12 @@ async fn load_until_killed(
         let (client, told, stop) = (client.clone(), told.clone(), stop.clone());
         load.push(tokio::spawn(async move { work(client, &told, worker, &stop).await }));
     }
+    // By themselves checkpoints come far too seldom for this test. A backup takes one of each shard,
+    // so in every other round the kill meets them, too.
+    if round % 2 == 1 {
+        let (client, told, stop) = (client.clone(), told.clone(), stop.clone());
+        load.push(tokio::spawn(async move { checkpoint(client, &told, &stop).await }));
+    }
     // The moment differs by round, so that kills meet starts, syncs, checkpoints and quiet times.
     let before_kill = Duration::from_millis(80 + (round as u64 * 149) % 500);
     tokio::time::sleep(before_kill).await;
@@ -89,6 +101,18 @@ async fn load_until_killed(
     stop.store(true, Ordering::Relaxed);
     for task in load {
         task.await.unwrap();
+    }
+}
+
+/// Takes one backup after the other, and with each a checkpoint.
+async fn checkpoint(mut client: TaskyardClient<Channel>, told: &Shared, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let Ok(chunks) = client.backup(BackupRequest {}).await else { return };
+        let mut chunks = chunks.into_inner();
+        while let Ok(Some(_)) = chunks.message().await {
+            // What it sends is read from the checkpoints.
+            told.lock().unwrap().backup_chunks += 1;
+        }
     }
 }
 
