@@ -47,31 +47,40 @@ Exit codes: 0 it worked, 1 it failed, 2 it was asked in a way that means nothing
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Common {
-    /// The broker; several are tried in turn.
+    /// The broker; several are tried in turn [env: TASKYARD_URL] [default: http://127.0.0.1:7400]
+    // The variables are read below, not by the parser, which would show a command's usage as if it
+    // needed the options that they stand for.
     #[arg(
         long,
         global = true,
-        env = "TASKYARD_URL",
         value_name = "URL",
         value_delimiter = ',',
-        default_value = "http://127.0.0.1:7400",
         help_heading = "Common options"
     )]
     pub(crate) server: Vec<String>,
-    /// Sent with every call, where the broker asks for one.
-    #[arg(
-        long,
-        global = true,
-        env = "TASKYARD_TOKEN",
-        value_name = "TOKEN",
-        hide_env_values = true,
-        help_heading = "Common options"
-    )]
+    /// Sent with every call, where the broker asks for one [env: TASKYARD_TOKEN]
+    #[arg(long, global = true, value_name = "TOKEN", help_heading = "Common options")]
     pub(crate) token: Option<String>,
     /// Answer in JSON, one object per line.
     #[arg(long, global = true, help_heading = "Common options")]
     pub(crate) json: bool,
 }
+
+impl Common {
+    /// Fills in what was not typed: from environment variables, then with defaults.
+    pub(crate) fn or_environment(mut self, variable: impl Fn(&str) -> Option<String>) -> Common {
+        let variable = |name| variable(name).filter(|value| !value.is_empty());
+        if self.server.is_empty() {
+            let servers = variable("TASKYARD_URL").unwrap_or_else(|| SERVER.to_owned());
+            self.server = servers.split(',').map(str::to_owned).collect();
+        }
+        self.token = self.token.or_else(|| variable("TASKYARD_TOKEN"));
+        self
+    }
+}
+
+/// Where `serve` listens unless it is told otherwise.
+const SERVER: &str = "http://127.0.0.1:7400";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -155,6 +164,23 @@ mod tests {
             assert!(cli.common.json);
             assert_eq!(cli.common.server, ["http://a", "http://b"]);
         }
+    }
+
+    #[test]
+    fn what_is_typed_wins_over_the_environment_and_that_over_defaults() {
+        let variable = |name: &str| match name {
+            "TASKYARD_URL" => Some("http://c,http://d".to_owned()),
+            _ => Some(String::new()),
+        };
+        let typed = parse("task get 1 --server http://a").unwrap().common;
+        assert_eq!(typed.or_environment(variable).server, ["http://a"]);
+        let common = parse("task get 1").unwrap().common;
+        let filled = common.clone().or_environment(variable);
+        assert_eq!(
+            (filled.server, filled.token),
+            (vec!["http://c".into(), "http://d".into()], None)
+        );
+        assert_eq!(common.or_environment(|_| None).server, [SERVER]);
     }
 
     #[test]

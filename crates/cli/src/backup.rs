@@ -28,7 +28,7 @@ struct Done<'a> {
 }
 
 pub(crate) async fn backup(remote: &Remote, args: &BackupArgs) -> Result<()> {
-    let Remote { client, output } = remote;
+    let Remote { client, output, .. } = remote;
     if args.file.as_os_str() == "-" {
         copy(client, *output, &mut io::stdout().lock()).await?;
         return Ok(());
@@ -44,8 +44,8 @@ pub(crate) async fn backup(remote: &Remote, args: &BackupArgs) -> Result<()> {
     part.keep(&args.file)?;
     output.value(&Done { file: &args.file, bytes, shards }, |done| {
         format!(
-            "saved {} shards, {}, to {}",
-            done.shards,
+            "saved {}, {}, to {}",
+            values::count(done.shards.into(), "shard"),
             values::show_size(done.bytes),
             done.file.display()
         )
@@ -91,7 +91,8 @@ pub(crate) fn restore(args: &RestoreArgs, output: Output) -> Result<()> {
     let tasks = end?.tasks;
     output.value(&Restored { data: &args.data, tasks }, |restored| {
         let data = restored.data.display();
-        format!("restored {tasks} tasks; start it with taskyard serve --data {data}")
+        let tasks = values::count(restored.tasks, "task");
+        format!("restored {tasks}; start it with taskyard serve --data {data}")
     })?;
     Ok(())
 }

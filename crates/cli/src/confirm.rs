@@ -4,11 +4,32 @@ use std::io::{self, BufRead, IsTerminal, Write};
 
 use anyhow::Result;
 
-/// Returns when the answer is yes. A script has nobody to ask: it means what it says.
+use crate::remote::usage;
+
+/// Whether there is somebody who can be asked.
+fn is_attended() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+/// Asks before a load that nobody starts by a slip. A script means what it says.
 pub(crate) fn confirm(yes: bool, question: &str) -> Result<()> {
-    if yes || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+    if yes || !is_attended() { Ok(()) } else { ask(question) }
+}
+
+/// Asks before something is removed, which can't be undone: where nobody can be asked, only
+/// `--yes` is a yes.
+pub(crate) fn confirm_removal(yes: bool, question: &str) -> Result<()> {
+    if yes {
         return Ok(());
     }
+    if !is_attended() {
+        return Err(usage(format!("{question} This can't be undone: say --yes if you mean it")));
+    }
+    ask(question)
+}
+
+/// Returns when the answer is yes.
+fn ask(question: &str) -> Result<()> {
     eprint!("{question} [y/N] ");
     io::stderr().flush()?;
     let mut answer = String::new();

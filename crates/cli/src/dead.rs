@@ -6,7 +6,7 @@ use taskyard::{Bulk, DeadLetters, TaskState};
 
 use crate::{
     args::{DeadCommand, DeadSelection},
-    confirm::confirm,
+    confirm::{confirm, confirm_removal},
     output,
     remote::{Remote, usage},
     task,
@@ -29,7 +29,7 @@ pub(crate) async fn run(remote: &Remote, command: DeadCommand) -> Result<()> {
         DeadCommand::Discard(selection) => {
             let chosen = select(remote, &selection)?;
             if selection.ids.is_empty() {
-                confirm(selection.yes, &format!("remove {} for good?", name(&selection)))?;
+                confirm_removal(selection.yes, &format!("remove {} for good?", name(&selection)))?;
             }
             change(remote, chosen.discard(), "discarded").await
         }

@@ -9,13 +9,20 @@ use anyhow::Result;
 use serde::Serialize;
 use taskyard::{NewTask, TaskId, Timestamp};
 
-use crate::{args::EnqueueArgs, payload, queue, remote::Remote, task};
+use crate::{
+    args::EnqueueArgs,
+    payload, queue,
+    remote::{Remote, usage},
+    task,
+};
 
 pub(crate) async fn run(remote: &Remote, args: &EnqueueArgs) -> Result<()> {
     if let Some(file) = &args.file {
         return bulk::run(remote, args, file).await;
     }
-    let enqueued = remote.client.enqueue_new(new_task(args)?).await?;
+    let enqueue = remote.client.enqueue_new(new_task(args)?);
+    let enqueued = remote.patiently(enqueue).await;
+    let enqueued = enqueued.map_err(|error| in_doubt(error, args.request_id.is_some()))?;
     if args.wait {
         let patience = args.wait_for.unwrap_or(Duration::MAX);
         remote.output.say(format_args!("enqueued {}", enqueued.id()));
@@ -29,6 +36,20 @@ pub(crate) async fn run(remote: &Remote, args: &EnqueueArgs) -> Result<()> {
     Ok(())
 }
 
+/// Says what to do about an enqueue that may or may not have happened.
+fn in_doubt(error: taskyard::Error, has_request_id: bool) -> anyhow::Error {
+    let advice = match has_request_id {
+        true => "it may have been enqueued; send it again: its request id adds it once only",
+        false => {
+            "it may have been enqueued; look with taskyard task list before sending it again, or \
+             send it with --request-id, which adds it once only"
+        }
+    };
+    let in_doubt = error.is_outcome_unknown();
+    let error = anyhow::Error::new(error);
+    if in_doubt { error.context(advice) } else { error }
+}
+
 #[derive(Serialize)]
 struct Answer<'a> {
     id: &'a TaskId,
@@ -39,6 +60,9 @@ struct Answer<'a> {
 /// The task that was typed.
 fn new_task(args: &EnqueueArgs) -> Result<NewTask> {
     let kind = args.kind.clone().unwrap_or_default();
+    if kind.is_empty() {
+        return Err(usage("the type is empty: name the function that does the task"));
+    }
     let payload = args.payload.as_deref().unwrap_or("null");
     let task = if args.raw {
         NewTask::raw(kind, payload::read(payload)?).content_type(&args.content_type)
@@ -89,4 +113,21 @@ fn with_defaults(mut task: NewTask, args: &EnqueueArgs) -> Result<NewTask> {
         task = task.header(name, value);
     }
     Ok(task)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_outcome_says_what_to_do() {
+        let unknown = || taskyard::Error::OutcomeUnknown { message: "cut".to_owned() };
+        let advice = format!("{:#}", in_doubt(unknown(), false));
+        for part in ["may have been enqueued", "look", "--request-id", "cut"] {
+            assert!(advice.contains(part), "{advice}");
+        }
+        assert!(format!("{:#}", in_doubt(unknown(), true)).contains("send it again"));
+        let refused = taskyard::Error::Invalid("no".to_owned());
+        assert_eq!(format!("{:#}", in_doubt(refused, false)), "no");
+    }
 }

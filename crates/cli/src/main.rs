@@ -51,6 +51,7 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> ExitCode {
     let Cli { common, command } = cli;
+    let common = common.or_environment(|name| std::env::var(name).ok());
     let output = Output::new(common.json);
     let done = match command {
         Command::Serve(args) => serve::run(&args, output),

@@ -8,14 +8,14 @@ use taskyard::{QueueDetails, QueueSettings, RetryGrowth, RetryPolicy};
 
 use crate::{
     args::{PolicyName, QueueCommand, QueueSetArgs, RetryArgs, SettingName},
-    confirm::confirm,
+    confirm::confirm_removal,
     output::{self, Colour, Table, plain},
     remote::{Remote, usage},
     values::{self, millis},
 };
 
 pub(crate) async fn run(remote: &Remote, command: QueueCommand) -> Result<()> {
-    let Remote { client, output } = remote;
+    let Remote { client, output, .. } = remote;
     match command {
         QueueCommand::List => {
             let queues = client.queues().await?;
@@ -57,7 +57,8 @@ pub(crate) async fn run(remote: &Remote, command: QueueCommand) -> Result<()> {
         QueueCommand::Purge { queue, yes } => {
             let waiting = client.queue(&queue).details().await?;
             let waiting = waiting.ready + waiting.scheduled + waiting.blocked;
-            confirm(yes, &format!("remove {waiting} waiting tasks of queue {queue}?"))?;
+            let what = values::count(waiting, "waiting task");
+            confirm_removal(yes, &format!("remove {what} of queue {queue}?"))?;
             let bar = output::progress(*output, Some(waiting), "tasks");
             let mut purge = client.queue(&queue).purge();
             let mut removed = 0;
@@ -67,7 +68,8 @@ pub(crate) async fn run(remote: &Remote, command: QueueCommand) -> Result<()> {
             }
             bar.finish_and_clear();
             output.value(&Purged { queue, removed }, |purged| {
-                format!("removed {} tasks of queue {}", purged.removed, purged.queue)
+                let removed = values::count(purged.removed, "task");
+                format!("removed {removed} of queue {}", purged.queue)
             })?;
         }
         QueueCommand::Set(args) => {

@@ -1,6 +1,12 @@
 //! The broker that a command talks to, and what to say when it does not answer.
 
-use std::{fmt, io::IsTerminal, time::Duration};
+use std::{
+    fmt,
+    future::{Future, IntoFuture},
+    io::IsTerminal,
+    pin::pin,
+    time::Duration,
+};
 
 use anyhow::Result;
 use taskyard::Client;
@@ -13,8 +19,12 @@ use crate::{
 /// A broker that is there answers within this; a person waits no longer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// A person who has waited this long is told why.
+const SILENCE_MAX: Duration = Duration::from_secs(2);
+
 /// A broker that answered, and how to show what it says.
 pub(crate) struct Remote {
+    servers: String,
     pub(crate) client: Client,
     pub(crate) output: Output,
 }
@@ -22,8 +32,28 @@ pub(crate) struct Remote {
 impl Remote {
     pub(crate) async fn connect(common: &Common) -> Result<Remote> {
         let output = Output::new(common.json);
-        Ok(Remote { client: connect(common).await?, output })
+        let servers = common.server.join(", ");
+        Ok(Remote { servers, client: connect(common).await?, output })
     }
+
+    /// Waits for an answer that the client asks for again and again; says so if it takes long.
+    pub(crate) async fn patiently<F: IntoFuture>(&self, answer: F) -> F::Output {
+        let servers = &self.servers;
+        or_say(SILENCE_MAX, answer.into_future(), || {
+            self.output.say(format_args!("no answer from {servers} yet; still trying"));
+        })
+        .await
+    }
+}
+
+async fn or_say<F: Future>(patience: Duration, answer: F, say: impl FnOnce()) -> F::Output {
+    let mut answer = pin!(answer);
+    tokio::select! {
+        biased;
+        answer = &mut answer => return answer,
+        () = tokio::time::sleep(patience) => say(),
+    }
+    answer.await
 }
 
 /// A client whose broker has answered.
@@ -90,7 +120,9 @@ impl Complaint {
             "outcome_unknown" => format!("{text} (broker {servers})"),
             _ => text,
         };
-        Complaint { code: refused.code().to_owned(), text, exit_code: 1 }
+        // Names, ids and moments that no broker takes are typed wrongly, wherever that is found out.
+        let exit_code = if refused.code() == "invalid_argument" { 2 } else { 1 };
+        Complaint { code: refused.code().to_owned(), text, exit_code }
     }
 }
 
@@ -103,10 +135,21 @@ mod tests {
         Complaint::of(error, &["http://here:7400".to_owned()])
     }
 
+    #[tokio::test]
+    async fn a_long_wait_is_explained() {
+        let (said, answer) = tokio::sync::oneshot::channel();
+        // The answer comes because something is said.
+        let answered = or_say(Duration::ZERO, answer, || said.send(7).unwrap()).await;
+        assert_eq!(answered.unwrap(), 7);
+        or_say(SILENCE_MAX, std::future::ready(()), || panic!("nothing to say")).await;
+    }
+
     #[test]
     fn usage_exits_with_2_and_the_rest_with_1() {
         let refused = complaint(&usage("name a queue"));
         assert_eq!((refused.exit_code, refused.text.as_str()), (2, "name a queue"));
+        let bad_name = taskyard::Error::Invalid("no such name".to_owned());
+        assert_eq!(complaint(&bad_name.into()).exit_code, 2);
         let failed = complaint(&anyhow::anyhow!("no such file"));
         assert_eq!((failed.exit_code, failed.code.as_str()), (1, "failed"));
     }

@@ -47,6 +47,13 @@ async fn serve(config: Config, output: Output) -> Result<()> {
             "taskyard {version} listens on {url} and keeps its tasks in {shown}; Ctrl-C stops it"
         );
     }
+    if let Some(address) = node.address().filter(|address| !address.ip().is_loopback()) {
+        tracing::warn!(
+            %address,
+            "anyone who reaches this address can do anything: there is no authentication yet; \
+             listen on 127.0.0.1, or let a firewall decide who reaches it"
+        );
+    }
     tokio::select! {
         () = signals.next() => {}
         error = node.failed() => {

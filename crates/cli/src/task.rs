@@ -18,7 +18,7 @@ use crate::{
 const WAIT_EACH: Duration = Duration::from_secs(30);
 
 pub(crate) async fn run(remote: &Remote, command: TaskCommand) -> Result<()> {
-    let Remote { client, output } = remote;
+    let Remote { client, output, .. } = remote;
     match command {
         TaskCommand::Get { id } => {
             let task = client.get(id.as_str()).await?;
@@ -170,12 +170,28 @@ fn table(tasks: &[TaskDetails]) -> Table {
             plain(&task.queue),
             plain(&task.kind),
             (crate::output::state_colour(task.state), task.state.to_string()),
-            plain(format!("{}/{}", task.attempt, task.max_attempts)),
+            plain(match is_retried_by_hand(task) {
+                true => task.attempt.to_string(),
+                false => format!("{}/{}", task.attempt, task.max_attempts),
+            }),
             plain(relative(moment_of(task), now)),
             (Colour::Grey, error),
         ]);
     }
     table
+}
+
+/// Attempts are numbered on when a task that ended is run again, with all its attempts anew.
+fn is_retried_by_hand(task: &TaskDetails) -> bool {
+    task.attempt > task.max_attempts
+}
+
+fn show_attempt(task: &TaskDetails) -> String {
+    let TaskDetails { attempt, max_attempts, .. } = task;
+    match is_retried_by_hand(task) {
+        true => format!("{attempt}, after a retry by hand with up to {max_attempts} more"),
+        false => format!("{attempt} of {max_attempts}"),
+    }
 }
 
 /// The moment that says most about a task in its state.
@@ -202,7 +218,7 @@ fn describe(task: &TaskDetails, output: Output) -> String {
     if !task.death_reason.is_empty() {
         line("why", task.death_reason.clone());
     }
-    line("attempt", format!("{} of {}", task.attempt, task.max_attempts));
+    line("attempt", show_attempt(task));
     if task.losses > 0 {
         line("losses", format!("{} of its workers died", task.losses));
     }

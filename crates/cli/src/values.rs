@@ -62,6 +62,12 @@ pub(crate) fn show_roughly(duration: Duration) -> String {
     }
 }
 
+/// How many of something: "1 task", "2 tasks".
+pub(crate) fn count(number: u64, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
+}
+
 /// Whole milliseconds, the most there can be instead of more.
 pub(crate) fn millis(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap_or(u64::MAX)
@@ -153,6 +159,11 @@ mod tests {
         ] {
             assert_eq!(show_roughly(Duration::from_millis(ms)), text);
         }
+    }
+
+    #[test]
+    fn one_is_not_many() {
+        assert_eq!([0, 1, 2].map(|n| count(n, "task")), ["0 tasks", "1 task", "2 tasks"]);
     }
 
     #[test]

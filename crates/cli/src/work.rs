@@ -7,8 +7,10 @@ use std::{
 
 use anyhow::{Context, Result};
 use base64::{Engine, prelude::BASE64_STANDARD};
-use taskyard::{CancelReason, Cancelled, Fail, RawResult, TaskContext, TaskRequest, Worker};
-use taskyard_cli::exec::{Job, Limits, Report, Runner, Verdict};
+use taskyard::{
+    CancelReason, Cancelled, Client, Fail, RawResult, TaskContext, TaskRequest, Worker,
+};
+use taskyard_cli::exec::{Job, Limits, Runner, Verdict};
 use tokio::sync::oneshot;
 
 use crate::{
@@ -19,6 +21,10 @@ use crate::{
 
 /// How `sh` runs a command line.
 const SHELL: [&str; 2] = ["/bin/sh", "-c"];
+/// Between two looks for a broker that is not there yet.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// Looks between two lines in the log that say so.
+const COMPLAIN_EVERY: u32 = 15;
 
 pub(crate) fn run(args: &WorkArgs, common: &Common) -> Result<()> {
     log::start(&args.log)?;
@@ -32,7 +38,10 @@ pub(crate) fn run(args: &WorkArgs, common: &Common) -> Result<()> {
 
 async fn work(args: &WorkArgs, common: &Common) -> Result<()> {
     let mut signals = Signals::listen()?;
-    let client = remote::connect(common).await?;
+    let client = tokio::select! {
+        client = connect(common) => client?,
+        () = signals.next() => return Ok(()),
+    };
     let worker = worker(args, client)?;
     let names: Vec<&str> = args.queue.iter().map(|(name, _)| name.as_str()).collect();
     tracing::info!(queues = names.join(","), "waiting for tasks");
@@ -47,8 +56,29 @@ async fn work(args: &WorkArgs, common: &Common) -> Result<()> {
     Ok(signals.or_at_once(running).await?)
 }
 
+/// Waits for the broker: services start in any order, and a worker has nothing better to do.
+async fn connect(common: &Common) -> Result<Client> {
+    let mut asked = 0_u32;
+    loop {
+        let error = match remote::connect(common).await {
+            Err(error) => error,
+            connected => return connected,
+        };
+        let is_down = error.downcast_ref().is_some_and(taskyard::Error::is_retryable);
+        if !is_down {
+            return Err(error);
+        }
+        if asked.is_multiple_of(COMPLAIN_EVERY) {
+            let servers = common.server.join(", ");
+            tracing::warn!(servers, "{error}; waiting until a broker is there");
+        }
+        asked += 1;
+        tokio::time::sleep(ASK_EVERY).await;
+    }
+}
+
 /// The worker that was typed.
-fn worker(args: &WorkArgs, client: taskyard::Client) -> Result<Worker> {
+fn worker(args: &WorkArgs, client: Client) -> Result<Worker> {
     let runner = Arc::new(runner(args));
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut builder = Worker::builder(client)
@@ -90,61 +120,90 @@ fn runner(args: &WorkArgs) -> Runner {
     }
 }
 
+/// Runs the command in a task of its own, which keeps the request, and with it the worker's slot,
+/// until no process is left. The caller may be dropped meanwhile (at the task's timeout, when its
+/// lease is lost): that stops it, and what became of it is logged all the same.
 async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, Fail> {
-    let context = request.context().clone();
-    let timeout = context.time_left();
-    let limits = runner.limits;
-    let started = Instant::now();
-    let reported = run_one(runner, request).await;
-    let report = reported.map_err(|error| Fail::new(error).kind("not started"))?;
-    let took = started.elapsed();
-    let (id, kind, attempt) = (context.id(), context.kind(), context.attempt());
-    match report.verdict(timeout, &limits) {
-        Verdict::Ack(result) => {
-            tracing::info!(%id, kind, attempt, ?took, "succeeded");
+    let (keep, dropped) = oneshot::channel::<()>();
+    let running = tokio::spawn(async move {
+        let context = request.context().clone();
+        let (timeout, started) = (context.time_left(), Instant::now());
+        let stop = async {
+            tokio::select! {
+                _ = context.cancelled() => {}
+                _ = dropped => {}
+            }
+        };
+        let report = runner.run(job(&context, request.payload()), stop).await;
+        let verdict = report.map(|report| report.verdict(timeout, &runner.limits));
+        log_end(&context, started.elapsed(), &verdict);
+        let answer = answer(verdict, context.cancel_reason());
+        drop(request);
+        answer
+    });
+    let answer = running.await;
+    drop(keep);
+    answer.unwrap_or_else(|panicked| Err(Fail::new(panicked)))
+}
+
+/// What the broker is told.
+fn answer(
+    verdict: std::io::Result<Verdict>,
+    stopped: Option<CancelReason>,
+) -> Result<RawResult, Fail> {
+    match verdict {
+        Ok(Verdict::Ack(result)) => {
             Ok(RawResult(result.unwrap_or_else(|| b"null".to_vec()).into()))
         }
-        Verdict::Fail(failure) => {
-            tracing::warn!(%id, kind, attempt, ?took, error = failure.message, "failed");
+        Ok(Verdict::Fail(failure)) => {
             let fail = match failure.retryable {
                 true => Fail::new(failure.message),
                 false => Fail::permanent(failure.message),
             };
             Err(fail.kind(failure.error_type).backtrace(failure.backtrace))
         }
-        Verdict::Stopped => {
-            let reason = context.cancel_reason();
-            tracing::info!(%id, kind, attempt, ?took, ?reason, "stopped");
-            match reason {
-                Some(CancelReason::Timeout) => {
-                    Err(Fail::new("ran longer than its timeout").kind("timeout"))
-                }
-                _ => Err(Cancelled.into()),
-            }
+        Ok(Verdict::Stopped) if stopped == Some(CancelReason::Timeout) => {
+            Err(Fail::new("ran longer than its timeout").kind("timeout"))
         }
+        Ok(Verdict::Stopped) => Err(Cancelled.into()),
+        Err(error) => Err(Fail::new(error).kind("not started")),
     }
 }
 
-/// Runs the command in a task of its own, which keeps the request, and with it the worker's slot,
-/// until no process is left. The caller may be dropped meanwhile: that stops it.
-async fn run_one(runner: Arc<Runner>, request: TaskRequest) -> std::io::Result<Report> {
-    let (keep, dropped) = oneshot::channel::<()>();
-    let running = tokio::spawn(async move {
-        let context = request.context().clone();
-        let stop = async move {
-            tokio::select! {
-                _ = context.cancelled() => {}
-                _ = dropped => {}
+/// One line for each attempt.
+fn log_end(context: &TaskContext, took: Duration, verdict: &std::io::Result<Verdict>) {
+    let (id, kind, attempt) = (context.id(), context.kind(), context.attempt());
+    match verdict {
+        Ok(Verdict::Ack(_)) => {
+            tracing::info!(%id, "type" = kind, attempt, ?took, "succeeded");
+        }
+        Ok(Verdict::Fail(failure)) if failure.retryable => {
+            let error = &failure.message;
+            tracing::warn!(%id, "type" = kind, attempt, ?took, error, "failed");
+        }
+        Ok(Verdict::Fail(failure)) => {
+            let error = &failure.message;
+            tracing::warn!(%id, "type" = kind, attempt, ?took, error, "failed for good");
+        }
+        Ok(Verdict::Stopped) => match context.cancel_reason() {
+            Some(CancelReason::Timeout) => {
+                tracing::warn!(%id, "type" = kind, attempt, ?took, "killed at its timeout");
             }
-        };
-        let job = job(request.context(), request.payload());
-        let report = runner.run(job, stop).await;
-        drop(request);
-        report
-    });
-    let report = running.await.map_err(std::io::Error::other)?;
-    drop(keep);
-    report
+            Some(CancelReason::Requested) => {
+                tracing::info!(%id, "type" = kind, attempt, ?took, "killed: it was cancelled");
+            }
+            Some(CancelReason::Shutdown) => {
+                tracing::info!(%id, "type" = kind, attempt, ?took, "killed and given back");
+            }
+            _ => {
+                let why = "killed: its lease was lost, and it may run elsewhere";
+                tracing::warn!(%id, "type" = kind, attempt, ?took, "{why}");
+            }
+        },
+        Err(error) => {
+            tracing::error!(%id, "type" = kind, attempt, %error, "the command was not started");
+        }
+    }
 }
 
 fn job(context: &TaskContext, payload: &[u8]) -> Job {

@@ -12,7 +12,7 @@ use crate::{
 };
 
 pub(crate) async fn run(remote: &Remote, command: WorkerCommand) -> Result<()> {
-    let Remote { client, output } = remote;
+    let Remote { client, output, .. } = remote;
     match command {
         WorkerCommand::List => {
             let workers = client.workers().await?;

@@ -7,13 +7,14 @@ mod yard;
 
 use std::{
     fs,
-    io::Write,
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
     process::{Command, Stdio},
 };
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use yard::{Process, Ran, Yard, serve, until};
+use yard::{Process, Ran, Yard, serve, serve_at, until};
 
 fn taskyard(arguments: &[&str]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
@@ -24,12 +25,22 @@ fn taskyard(arguments: &[&str]) -> Ran {
 #[test]
 fn wrong_usage_exits_with_2_and_says_so_on_stderr() {
     let yard = Yard::start();
+    yard.ok(&["enqueue", "a", "--queue", "q"]);
     for arguments in [
         &["no-such-command"][..],
         &["enqueue"],
         &["enqueue", "a", "--priority", "12"],
         &["enqueue", "a", "--delay", "-5s"],
         &["enqueue", "a", "not json"],
+        &["enqueue", ""],
+        &["enqueue", "a", "--queue", "no queue"],
+        &["enqueue", "a", "--at", "9999-01-01T00:00:00Z"],
+        &["task", "get", "no-id"],
+        &["task", "result", "no-id"],
+        &["task", "cancel", "no-id"],
+        &["queue", "purge", "q"],
+        &["dead", "discard", "--all"],
+        &["dead", "discard", "--queue", "q"],
         &["task", "list", "--state", "asleep"],
         &["dead", "retry"],
         &["dead", "discard"],
@@ -38,6 +49,27 @@ fn wrong_usage_exits_with_2_and_says_so_on_stderr() {
         let ran = yard.run(arguments);
         assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{arguments:?}: {}", ran.stderr);
         assert!(!ran.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn mistakes_are_told_in_the_words_that_were_typed() {
+    let yard = Yard::start();
+    yard.ok(&["enqueue", "a", "--queue", "q"]);
+    let data = yard.file("other");
+    let data = data.to_str().unwrap();
+    for (arguments, part, absent) in [
+        (&["enqueue", "a", "--delay", "-5s"][..], "\"-5s\" is not a duration", "unexpected"),
+        (&["enqueue", "a", "--priority", "-1"], "-1 is not in 0..=9", "unexpected"),
+        (&["enqueue", "--delay", "1s"], "Usage: taskyard enqueue", "--server"),
+        (&["serve", "--data", data, "--payload-max", "9M"], "--payload-max is", "bytes_max"),
+        (&["queue", "purge", "q"], "--yes", "removed"),
+        (&["dead", "discard", "--all"], "--yes", "discarded"),
+    ] {
+        let ran = yard.run(arguments);
+        assert_eq!(ran.code, 2, "{arguments:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(part), "{arguments:?}: {}", ran.stderr);
+        assert!(!ran.stderr.contains(absent), "{arguments:?}: {}", ran.stderr);
     }
 }
 
@@ -171,9 +203,12 @@ fn a_batch_is_all_or_nothing() {
     };
     assert_eq!(batch("{}\n{\"payload\": 2}\n").0, 0);
     assert_eq!(yard.json(&["queue", "get", "b"])[0]["ready"], 2);
-    for bad in ["{}\n{\"oops\": 1}\n", "{}\n{\"priority\": 77}\n", "{}\n{\"queue\": \"c\"}\n"] {
-        let (code, stderr) = batch(bad);
+    for bad in ["{\"oops\": 1}", "{\"priority\": 77}", "{\"queue\": \"c\"}"] {
+        let (code, stderr) = batch(&format!("{{}}\n{bad}\n\n{bad}\n"));
         assert_ne!(code, 0, "{bad}");
+        for part in ["line 2: ", "line 4: ", "2 bad lines"] {
+            assert!(stderr.contains(part), "{bad}: {stderr}");
+        }
         assert!(stderr.contains("nothing was enqueued"), "{stderr}");
     }
     assert_eq!(yard.json(&["queue", "get", "b"])[0]["ready"], 2);
@@ -209,7 +244,7 @@ fn queues_are_paused_set_and_purged() {
     yard.ok(&["queue", "set", "q", "--unset", "max-length"]);
     yard.ok(&["enqueue", "a", "--queue", "q"]);
 
-    assert_eq!(yard.json(&["queue", "purge", "q"])[0]["removed"], 5);
+    assert_eq!(yard.json(&["queue", "purge", "q", "--yes"])[0]["removed"], 5);
     assert_eq!(yard.json(&["queue", "get", "q"])[0]["ready"], 0);
 }
 
@@ -232,6 +267,58 @@ fn dead_letters_are_listed_retried_and_discarded() {
     assert_eq!(yard.task(&ids[0])["state"], "ready");
     assert_eq!(yard.json(&["dead", "discard", &ids[2]])[0]["changed"], 1);
     assert!(yard.json(&["dead", "list"]).is_empty());
+}
+
+/// What the HTTP front says at `path`.
+fn http(yard: &Yard, path: &str) -> Value {
+    let mut stream = TcpStream::connect(yard.url.trim_start_matches("http://")).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: yard\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error} in {body}"))
+}
+
+#[test]
+fn json_is_the_same_as_over_http() {
+    let yard = Yard::start();
+    let exec = "[ $TASKYARD_TYPE = bad ] && exit 65; touch $FOLDER/runs; exec sleep 1000";
+    let _worker = yard.work("q", exec, &["--name", "w1"]);
+    let bad = yard.ok(&["enqueue", "bad", "{\"n\": 1.50}", "--queue", "q", "--tag", "x"]);
+    yard.until_state(&bad, "dead");
+    let runs = yard.ok(&["enqueue", "a", "--queue", "q", "--timeout", "1h"]);
+    until("it runs", || yard.file("runs").exists());
+    let later = yard.ok(&["enqueue", "a", "--queue", "q", "--delay", "1h", "--header", "h=1"]);
+    // Beats come at any moment and renew leases.
+    let without_lease = |mut task: Value| {
+        if let Some(claim) = task["claim"].as_object_mut() {
+            claim.remove("lease_expires_at").unwrap();
+        }
+        if task["claim"].is_null() {
+            task.as_object_mut().unwrap().remove("claim");
+        }
+        task
+    };
+    for id in [bad, runs, later] {
+        let over_http = http(&yard, &format!("/v1/tasks/{id}"));
+        assert_eq!(without_lease(yard.task(&id)), without_lease(over_http));
+    }
+    let listed = yard.json(&["task", "list", "--queue", "q"]).into_iter().map(without_lease);
+    let Value::Array(over_http) = http(&yard, "/v1/tasks?queue=q")["tasks"].take() else {
+        panic!("no list")
+    };
+    let over_http: Vec<Value> = over_http.into_iter().map(without_lease).collect();
+    assert_eq!(listed.collect::<Vec<_>>(), over_http);
+    assert_eq!(json!(yard.json(&["queue", "list"])), http(&yard, "/v1/queues")["queues"]);
+    let still = |mut worker: Value| {
+        let worker = worker.as_object_mut().unwrap();
+        worker.remove("beat_at");
+        worker.remove("rss_bytes");
+        worker.clone()
+    };
+    let over_http = http(&yard, "/v1/workers")["workers"][0].clone();
+    assert_eq!(still(yard.json(&["worker", "list"]).remove(0)), still(over_http));
 }
 
 #[test]
@@ -280,6 +367,23 @@ fn a_data_directory_serves_one_broker() {
     let ran = Ran::of(serve(&yard.file("data")), &["serve"]);
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
     assert!(ran.stderr.contains(yard.file("data").to_str().unwrap()), "{}", ran.stderr);
+}
+
+#[test]
+fn a_broker_that_all_can_reach_warns() {
+    let folder = tempfile::tempdir().unwrap();
+    for (address, warns) in [("0.0.0.0:0", true), ("127.0.0.1:0", false)] {
+        let log = folder.path().join("log");
+        let mut command = serve_at(&folder.path().join("data"), address);
+        command.stdout(Stdio::piped()).stderr(fs::File::create(&log).unwrap());
+        let mut broker = Process(command.spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(broker.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        broker.signal(Signal::TERM);
+        assert_eq!(broker.code(), Some(0));
+        let log = fs::read_to_string(log).unwrap();
+        assert_eq!(log.contains("no authentication"), warns, "{log}");
+    }
 }
 
 #[test]

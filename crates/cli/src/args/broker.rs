@@ -19,17 +19,17 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "TASKYARD_SHARDS", value_name = "N")]
     pub(crate) shards: Option<u16>,
     /// Largest payload taken, up to 8M [default: 1M]
-    #[arg(long, env = "TASKYARD_PAYLOAD_MAX", value_name = "SIZE", value_parser = values::size)]
+    #[arg(long, env = "TASKYARD_PAYLOAD_MAX", value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
     pub(crate) payload_max: Option<u64>,
     /// Memory for tasks and payloads; over it payloads go to disk, then enqueues are refused
     /// [default: half of the machine's]
-    #[arg(long, env = "TASKYARD_MEMORY_MAX", value_name = "SIZE", value_parser = values::size)]
+    #[arg(long, env = "TASKYARD_MEMORY_MAX", value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
     pub(crate) memory_max: Option<u64>,
     /// Free disk space below which enqueues are refused [default: 1G]
-    #[arg(long, env = "TASKYARD_DISK_RESERVE", value_name = "SIZE", value_parser = values::size)]
+    #[arg(long, env = "TASKYARD_DISK_RESERVE", value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
     pub(crate) disk_reserve: Option<u64>,
     /// How long a stop waits for calls in flight [default: 10s]
-    #[arg(long, env = "TASKYARD_SHUTDOWN_GRACE", value_name = "DURATION", value_parser = values::duration)]
+    #[arg(long, env = "TASKYARD_SHUTDOWN_GRACE", value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) shutdown_grace: Option<Duration>,
     /// A TOML file with the same names as these options, with _ for -
     #[arg(long, env = "TASKYARD_CONFIG", value_name = "FILE")]
@@ -81,7 +81,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
     /// How long the load runs.
-    #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) duration: Duration,
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub(crate) seconds: u64,
     /// Bytes of each payload.
-    #[arg(long, value_name = "SIZE", default_value = "256", value_parser = values::size)]
+    #[arg(long, value_name = "SIZE", default_value = "256", value_parser = values::size, allow_hyphen_values = true)]
     pub(crate) payload: u64,
     /// Enqueues in flight at once.
     #[arg(long, value_name = "N", default_value_t = 512)]

@@ -25,28 +25,28 @@ pub(crate) struct EnqueueArgs {
     #[arg(long, short, value_name = "NAME")]
     pub(crate) queue: Option<String>,
     /// 0 to 9, 9 first [default: 5]
-    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=9))]
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=9), allow_negative_numbers = true)]
     pub(crate) priority: Option<u8>,
     /// Not before this much later: 10s, 5m, 1h30m.
-    #[arg(long, value_name = "DURATION", value_parser = values::duration, conflicts_with = "at")]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, conflicts_with = "at")]
     pub(crate) delay: Option<Duration>,
     /// Not before this moment: 2031-05-01T09:30:00Z.
-    #[arg(long, value_name = "TIME", value_parser = values::moment)]
+    #[arg(long, value_name = "TIME", value_parser = values::moment, allow_hyphen_values = true)]
     pub(crate) at: Option<u64>,
     /// Give it up if no worker has begun by this moment.
-    #[arg(long, value_name = "TIME", value_parser = values::moment, conflicts_with = "expires_in")]
+    #[arg(long, value_name = "TIME", value_parser = values::moment, allow_hyphen_values = true, conflicts_with = "expires_in")]
     pub(crate) expires_at: Option<u64>,
     /// Give it up if no worker has begun this much later.
-    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) expires_in: Option<Duration>,
     /// Enqueue once only: the same id in the same queue answers with the same task.
     #[arg(long, value_name = "ID")]
     pub(crate) request_id: Option<String>,
     /// The longest one attempt may run.
-    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
     /// How long it is kept after its end.
-    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) retention: Option<Duration>,
     /// A word to find it by; may be given several times.
     #[arg(long, value_name = "TAG")]
@@ -58,7 +58,7 @@ pub(crate) struct EnqueueArgs {
     #[arg(long)]
     pub(crate) wait: bool,
     /// With --wait: give up after this long.
-    #[arg(long, value_name = "DURATION", value_parser = values::duration, requires = "wait")]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, requires = "wait")]
     pub(crate) wait_for: Option<Duration>,
     /// Add one task per line of a JSONL file, or of stdin (-). Options above are defaults for
     /// lines that do not say otherwise.
@@ -95,10 +95,10 @@ pub(crate) struct RetryArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_attempts: Option<u32>,
     /// The first wait [default: 30s]
-    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) retry_delay: Option<Duration>,
     /// The longest wait [default: 1h]
-    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) retry_delay_max: Option<Duration>,
     /// Growth per failure [default: 2]
     #[arg(long, value_name = "X")]
@@ -107,7 +107,7 @@ pub(crate) struct RetryArgs {
     #[arg(long, value_name = "SHARE")]
     pub(crate) retry_jitter: Option<f64>,
     /// For --retry list: every wait, the last repeats.
-    #[arg(long, value_name = "DURATION,...", value_delimiter = ',', value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION,...", value_delimiter = ',', value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) retry_delays: Vec<Duration>,
 }
 

@@ -41,8 +41,11 @@ pub(crate) struct PageArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum TaskCommand {
     /// Everything that is known about a task.
-    #[command(after_help = "Example:\n  taskyard task get 3f0a... --json | jq .attempts")]
+    #[command(
+        after_help = "Example:\n  taskyard task get 6hrp7d20020010000000000001 --json | jq .attempts"
+    )]
     Get {
+        /// Its id, as enqueue printed it.
         #[arg(value_name = "ID")]
         id: String,
     },
@@ -61,14 +64,16 @@ pub(crate) enum TaskCommand {
     },
     /// Take tasks back: at once while they wait, else when their worker yields.
     Cancel {
+        /// Their ids, as enqueue printed them.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
     },
     /// Run a task again that is dead, or now instead of later.
     #[command(after_help = "Examples:
-  taskyard task retry 3f0a...
-  taskyard task retry 3f0a... --payload '{\"to\": \"ada@example.org\"}'")]
+  taskyard task retry 6hrp7d20020010000000000001
+  taskyard task retry 6hrp7d20020010000000000001 --payload '{\"to\": \"ada@example.org\"}'")]
     Retry {
+        /// Their ids, as enqueue and dead list print them.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
         /// With this payload instead: JSON text, @FILE, or - for stdin.
@@ -77,16 +82,17 @@ pub(crate) enum TaskCommand {
     },
     /// What a task returned. Exits 1 if it did not succeed.
     #[command(after_help = "Examples:
-  taskyard task result 3f0a...
-  taskyard task result 3f0a... --wait --wait-for 5m")]
+  taskyard task result 6hrp7d20020010000000000001
+  taskyard task result 6hrp7d20020010000000000001 --wait --wait-for 5m")]
     Result {
+        /// Its id, as enqueue printed it.
         #[arg(value_name = "ID")]
         id: String,
         /// Wait for its end.
         #[arg(long)]
         wait: bool,
         /// With --wait: give up after this long.
-        #[arg(long, value_name = "DURATION", value_parser = values::duration, requires = "wait")]
+        #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, requires = "wait")]
         wait_for: Option<Duration>,
     },
 }
@@ -97,24 +103,28 @@ pub(crate) enum QueueCommand {
     List,
     /// One queue: its counts and its settings.
     Get {
+        /// Its name.
         #[arg(value_name = "QUEUE")]
         queue: String,
     },
     /// Hand out no more tasks of a queue; enqueues go on.
     Pause {
+        /// Their names.
         #[arg(value_name = "QUEUE", required = true)]
         queues: Vec<String>,
     },
     /// Hand out tasks again.
     Resume {
+        /// Their names.
         #[arg(value_name = "QUEUE", required = true)]
         queues: Vec<String>,
     },
     /// Remove all waiting tasks of a queue.
     Purge {
+        /// Its name.
         #[arg(value_name = "QUEUE")]
         queue: String,
-        /// Do not ask.
+        /// Do not ask. Without a terminal nobody can be asked: there it has to be given.
         #[arg(long, short)]
         yes: bool,
     },
@@ -128,28 +138,29 @@ pub(crate) enum QueueCommand {
   taskyard queue set mail --retry fixed --retry-delay 1m --max-attempts 5
   taskyard queue set mail --unset max-length --unset retry")]
 pub(crate) struct QueueSetArgs {
+    /// Its name.
     #[arg(value_name = "QUEUE")]
     pub(crate) queue: String,
     /// Most waiting tasks.
     #[arg(long, value_name = "N")]
     pub(crate) max_length: Option<u64>,
     /// How long a request id is remembered.
-    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) dedup_window: Option<Duration>,
     /// How long finished tasks are kept at most.
-    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) retention: Option<Duration>,
     /// How many finished tasks are kept at most.
     #[arg(long, value_name = "N")]
     pub(crate) retention_count: Option<u32>,
     /// How long dead letters are kept.
-    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) dead_retention: Option<Duration>,
     /// How many dead letters are kept at most; 0 keeps none.
     #[arg(long, value_name = "N")]
     pub(crate) dead_retention_count: Option<u32>,
     /// The longest one attempt may run, for tasks that do not say.
-    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
     /// Return a setting to its default; may be given several times.
     #[arg(long, value_name = "SETTING")]
@@ -182,7 +193,8 @@ pub(crate) struct DeadSelection {
     pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
-    /// Do not ask.
+    /// Do not ask. To remove many without a terminal, where nobody can be asked, it has to be
+    /// given.
     #[arg(long, short)]
     pub(crate) yes: bool,
 }
@@ -201,12 +213,12 @@ pub(crate) enum DeadCommand {
     },
     /// Run them again, with all their attempts.
     #[command(after_help = "Examples:
-  taskyard dead retry 3f0a... 3f0b...
+  taskyard dead retry 6hrp7d20020010000000000001 6hrp7d20020010000000000002
   taskyard dead retry --queue mail --error 'connection refused'
   taskyard dead retry --all --yes")]
     Retry(DeadSelection),
     /// Remove them for good.
-    #[command(after_help = "Example:\n  taskyard dead discard --type old_report")]
+    #[command(after_help = "Example:\n  taskyard dead discard --type old_report --yes")]
     Discard(DeadSelection),
 }
 
@@ -216,11 +228,13 @@ pub(crate) enum WorkerCommand {
     List,
     /// Let workers finish what they have and claim nothing more.
     Quiet {
+        /// Their ids, as worker list prints them.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
     },
     /// Let workers shut down.
     Stop {
+        /// Their ids, as worker list prints them.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
     },

@@ -27,23 +27,25 @@ pub(crate) struct WorkArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Kill a task that runs longer, if it brings no timeout of its own.
-    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
     /// Address space of each process.
-    #[arg(long, value_name = "SIZE", value_parser = values::size, help_heading = "Limits of each task")]
+    #[arg(long, value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true, help_heading = "Limits of each task")]
     pub(crate) memory: Option<u64>,
     /// Processor time of each process.
     #[arg(long, value_name = "N", help_heading = "Limits of each task")]
     pub(crate) cpu_seconds: Option<u64>,
     /// Processes alive at once, the command itself included; 0 for no limit. They are counted
-    /// every 50 ms: more may live for a moment before all are killed.
+    /// every 50 ms, and all are killed when there are more. That ends a fork bomb within moments,
+    /// but it is no wall: for up to 50 ms there may be any number, and what starts and ends between
+    /// two counts is not seen. Where that matters, run the worker in a container with a limit.
     #[arg(long, value_name = "N", default_value_t = 512, help_heading = "Limits of each task")]
     pub(crate) max_processes: u32,
     /// Between SIGTERM and SIGKILL for a task that is stopped.
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) kill_grace: Duration,
     /// How long a stop of the worker waits for running tasks; the rest is given back.
-    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = values::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "25s", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) shutdown_grace: Duration,
     #[command(flatten)]
     pub(crate) log: LogArgs,

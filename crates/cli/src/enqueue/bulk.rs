@@ -18,11 +18,12 @@ use tokio::{
     task::JoinSet,
 };
 
-use super::line;
+use super::{in_doubt, line};
 use crate::{
     args::EnqueueArgs,
     output::{self, Output},
-    remote::{Remote, usage},
+    remote::Remote,
+    values::count,
 };
 
 /// Bytes of lines that are read and not yet answered.
@@ -57,6 +58,7 @@ pub(super) async fn run(remote: &Remote, args: &EnqueueArgs, file: &Path) -> Res
     })?;
     match counts.refused {
         0 => Ok(()),
+        1 => anyhow::bail!("1 line was refused; the others are enqueued"),
         refused => anyhow::bail!("{refused} lines were refused; the others are enqueued"),
     }
 }
@@ -172,24 +174,24 @@ async fn send_batch(
         match line::parse(text, args) {
             Ok(parsed) => {
                 let first = queue.get_or_insert_with(|| parsed.queue.clone());
-                if *first != parsed.queue {
-                    return Err(usage(format!(
-                        "line {} is for queue {}, earlier lines for {first}: a batch has one queue; \
-                         nothing was enqueued",
-                        line.number, parsed.queue
-                    )));
+                if *first == parsed.queue {
+                    tasks.push(parsed.task);
+                } else {
+                    let why =
+                        format!("it is for queue {}, earlier lines for {first}", parsed.queue);
+                    tally.refuse(line.number, format_args!("{why}: a batch has one queue"));
                 }
-                tasks.push(parsed.task);
             }
             Err(error) => tally.refuse(line.number, format_args!("{error:#}")),
         }
     }
     if tally.counts.refused > 0 {
-        let refused = tally.counts.refused;
-        anyhow::bail!("{refused} lines of the batch are bad; nothing was enqueued");
+        let refused = count(tally.counts.refused, "bad line");
+        anyhow::bail!("the batch has {refused}; nothing was enqueued");
     }
     let Some(queue) = queue else { return Ok(tally.counts) };
-    for enqueued in remote.client.batch(queue).extend(tasks).send().await? {
+    let sent = remote.patiently(remote.client.batch(queue).extend(tasks).send()).await;
+    for enqueued in sent.map_err(|error| in_doubt(error, false))? {
         tally.count(&enqueued);
     }
     Ok(tally.counts)
@@ -238,8 +240,9 @@ impl Tally<'_> {
             Err(error) if error.is_retryable() || error.is_outcome_unknown() => {
                 let accepted = self.counts.accepted + self.counts.duplicate;
                 return Err(anyhow::Error::new(error).context(format!(
-                    "gave up at line {number}, with {accepted} lines accepted; with a request_id on \
-                     each line the whole file can safely be sent again"
+                    "gave up at line {number}, with {} accepted; with a request_id on each line the \
+                     whole file can safely be sent again",
+                    count(accepted, "line")
                 )));
             }
             Err(error) => self.refuse(number, format_args!("{error}")),

@@ -41,6 +41,10 @@ pub(super) fn parse(line: &str, args: &EnqueueArgs) -> Result<Parsed> {
     let line: Line<'_> = serde_json::from_str(line).context("not a task")?;
     let kind = line.r#type.or_else(|| args.kind.clone());
     let kind = kind.context("it has no type: give it one, or name one for all lines")?;
+    anyhow::ensure!(!kind.is_empty(), "its type is empty: name the function that does it");
+    if let Some(priority) = line.priority.filter(|priority| *priority > 9) {
+        anyhow::bail!("priority {priority} is not 0 to 9");
+    }
     let payload = line.payload.map_or("null", RawValue::get).to_owned();
     let mut task = with_defaults(NewTask::raw(kind, payload), args)?;
     if let Some(queue) = &line.queue {
@@ -118,6 +122,8 @@ mod tests {
             (r#"{"payload": 1}"#, "no type"),
             (r#"{"type": "a", "prioritty": 1}"#, "prioritty"),
             (r#"{"type": "a", "priority": 300}"#, "300"),
+            (r#"{"type": "a", "priority": 12}"#, "priority 12"),
+            (r#"{"type": ""}"#, "empty"),
             (r#"{"type": "a", "delay_ms": -1}"#, "-1"),
             (r#"{"type": "a", "delay_ms": 1, "run_at": "2031-05-01T09:30:00Z"}"#, "both"),
             (r#"{"type": "a", "run_at": "tomorrow"}"#, "run_at"),

@@ -55,8 +55,31 @@ pub(super) fn config(args: &ServeArgs) -> Result<Config> {
     if let Some(grace) = args.shutdown_grace.or(file.shutdown_grace) {
         config.shutdown_grace = grace;
     }
-    config.validate().map_err(|mistakes| usage(mistakes.to_string()))?;
+    config.validate().map_err(|mistakes| usage(as_typed(&mistakes.to_string(), args)))?;
     Ok(config)
+}
+
+/// Says names as they were typed: a mistake about `payload_bytes_max` is one about `--payload-max`,
+/// or about `payload_max` in the file.
+fn as_typed(mistakes: &str, args: &ServeArgs) -> String {
+    let names = [
+        ("data is", "data", args.data.is_some()),
+        ("shards is", "shards", args.shards.is_some()),
+        ("payload_bytes_max is", "payload_max", args.payload_max.is_some()),
+        ("memory_bytes_max is", "memory_max", args.memory_max.is_some()),
+    ];
+    let mut lines: Vec<String> = mistakes.lines().map(str::to_owned).collect();
+    for line in &mut lines {
+        let name = names.iter().find_map(|(start, key, is_option)| {
+            let rest = line.strip_prefix(start)?;
+            let option = format!("--{}", key.replace('_', "-"));
+            Some(format!("{} is{rest}", if *is_option { option.as_str() } else { key }))
+        });
+        if let Some(name) = name {
+            *line = name;
+        }
+    }
+    lines.join("\n")
 }
 
 fn read(path: &Path) -> Result<Settings> {
@@ -176,7 +199,15 @@ mod tests {
     fn bounds_are_reported_together() {
         let error = config(&args("taskyard serve --shards 0 --payload-max 9M")).unwrap_err();
         let error = error.to_string();
-        assert!(error.contains("shards is 0") && error.contains("payload_bytes_max is"), "{error}");
+        for part in ["--shards is 0", "--payload-max is 9437184"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("taskyard.toml");
+        fs::write(&file, "memory_max = \"1M\"\n").unwrap();
+        let line = format!("taskyard serve --config {}", file.display());
+        let error = config(&args(&line)).unwrap_err().to_string();
+        assert!(error.starts_with("memory_max is 1048576"), "{error}");
     }
 
     #[test]

@@ -118,8 +118,13 @@ impl Yard {
 
 /// `taskyard serve` on `data`, on any free port.
 pub(crate) fn serve(data: &Path) -> Command {
+    serve_at(data, "127.0.0.1:0")
+}
+
+/// `taskyard serve` on `data`, at `address`.
+pub(crate) fn serve_at(data: &Path, address: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
-    command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--shards", "4", "--log", "warn"]);
+    command.args(["serve", "--json", "--listen", address, "--shards", "4", "--log", "warn"]);
     command.args(["--disk-reserve", "1M", "--data"]).arg(data).stdin(Stdio::null());
     command
 }

@@ -1,0 +1,199 @@
+//! What goes wrong around a broker and its workers, with real processes: a stop under load, workers
+//! that are killed or frozen, and tasks that kill them.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
+
+mod yard;
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    process::Stdio,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use serde_json::json;
+use taskyard::{Client, Fail, TaskContext, Worker};
+use yard::{Process, Yard, processes_of, serve_at, until};
+
+/// What was confirmed by each of several clients, until the broker was gone.
+async fn produce(url: String, confirmed: Arc<Mutex<BTreeSet<String>>>) {
+    let patience = Duration::from_secs(2);
+    let client = Client::builder([url]).timeout(patience).connect_timeout(patience);
+    let client = client.build().unwrap();
+    while let Ok(task) = client.task("count", &1).await {
+        confirmed.lock().unwrap().insert(task.id().to_string());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigterm_under_load_loses_nothing_and_ends_within_the_grace() {
+    let grace = Duration::from_secs(10);
+    let mut yard = Yard::start();
+    let confirmed = Arc::new(Mutex::new(BTreeSet::new()));
+    let producers: Vec<_> =
+        (0..4).map(|_| tokio::spawn(produce(yard.url.clone(), Arc::clone(&confirmed)))).collect();
+    // Its stream is open and its answers are on their way when the broker stops.
+    let succeeded = Arc::new(Mutex::new(BTreeSet::new()));
+    let seen = Arc::clone(&succeeded);
+    let handler = move |context: TaskContext| {
+        seen.lock().unwrap().insert(context.id().to_string());
+        std::future::ready(Ok::<_, Fail>(()))
+    };
+    let client = Client::connect(&yard.url).await.unwrap();
+    let worker = Worker::builder(&client).concurrency(4).handler("count", handler).build().unwrap();
+    let worker = tokio::spawn(worker.run());
+    until("there is load", || {
+        confirmed.lock().unwrap().len() >= 200 && succeeded.lock().unwrap().len() >= 50
+    });
+
+    yard.broker.signal(Signal::TERM);
+    let asked = Instant::now();
+    assert_eq!(yard.broker.code(), Some(0));
+    assert!(asked.elapsed() < grace, "it took {:?}", asked.elapsed());
+    worker.abort();
+    for producer in producers {
+        producer.await.unwrap();
+    }
+
+    let yard = yard.restart();
+    let found = yard.json(&["task", "list", "--limit", "1000000"]);
+    let found: Vec<&str> = found.iter().map(|task| task["id"].as_str().unwrap()).collect();
+    let distinct: BTreeSet<&str> = found.iter().copied().collect();
+    assert_eq!(found.len(), distinct.len(), "no task is there twice");
+    let confirmed = confirmed.lock().unwrap();
+    let lost: Vec<&String> =
+        confirmed.iter().filter(|id| !distinct.contains(id.as_str())).collect();
+    assert!(lost.is_empty(), "{} of {} are lost: {lost:?}", lost.len(), confirmed.len());
+}
+
+#[test]
+fn the_100_tasks_of_a_killed_worker_run_elsewhere_within_20_seconds() {
+    let yard = Yard::start();
+    let tasks = yard.file("tasks.jsonl");
+    fs::write(&tasks, "{\"type\": \"hold\"}\n".repeat(100)).unwrap();
+    yard.ok(&["enqueue", "--file", tasks.to_str().unwrap(), "--queue", "q"]);
+    let began = |who: &str| {
+        let files = fs::read_dir(yard.folder.path()).unwrap().flatten();
+        files.filter(|file| file.file_name().to_str().unwrap().starts_with(who)).count()
+    };
+    let slots = ["--concurrency", "100"];
+    let first = yard.work("q", "touch $FOLDER/first-$TASKYARD_ID; exec sleep 1000", &slots);
+    until("the first worker holds all", || began("first-") == 100);
+    let _second = yard.work("q", "touch $FOLDER/second-$TASKYARD_ID", &slots);
+    until("the second is there", || yard.json(&["worker", "list"]).len() == 2);
+    // Nothing but the death of the first may free them.
+    let now = yard.json(&["task", "list", "--queue", "q", "--state", "claimed", "-n", "200"]);
+    assert_eq!(now.len(), 100);
+
+    first.signal(Signal::KILL);
+    let killed = Instant::now();
+    until("all run elsewhere", || began("second-") == 100);
+    assert!(killed.elapsed() < Duration::from_secs(20), "it took {:?}", killed.elapsed());
+}
+
+#[test]
+fn a_task_that_kills_its_workers_is_quarantined() {
+    let yard = Yard::start();
+    let id = yard.ok(&["enqueue", "poison", "--queue", "q"]);
+    // The parent of its supervisor is the worker.
+    let poison = "kill -9 $(cut -d ' ' -f 4 /proc/$PPID/stat); sleep 1000";
+    for death in 1..=3 {
+        let mut worker = yard.work("q", poison, &[]);
+        assert_eq!(worker.code(), None, "worker {death} was killed");
+    }
+    let task = yard.until_state(&id, "dead");
+    assert_eq!(task["death_reason"], "its workers died", "{task}");
+    assert_eq!(task["losses"], 3, "{task}");
+    assert_eq!(yard.json(&["dead", "list", "--queue", "q"])[0]["id"], id);
+    until("its processes are gone", || processes_of(&id) == 0);
+}
+
+/// A worker whose log goes to a file.
+fn logging_worker(yard: &Yard, exec: &str, log: &str, more: &[&str]) -> Process {
+    let mut arguments = vec!["work", "--queue", "q", "--exec", exec, "--log-format", "json"];
+    arguments.extend(more);
+    let mut command = yard.command(&arguments);
+    command.env("FOLDER", yard.folder.path()).env_remove("RUST_LOG");
+    Process(command.stderr(File::create(yard.file(log)).unwrap()).spawn().unwrap())
+}
+
+/// Waits until the log has a line with this message, and returns it.
+fn logged(yard: &Yard, log: &str, message: &str) -> serde_json::Value {
+    let find = || {
+        let text = fs::read_to_string(yard.file(log)).unwrap();
+        let lines: Vec<serde_json::Value> =
+            text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        lines.into_iter().find(|line| line["message"].as_str().unwrap_or("").contains(message))
+    };
+    until(&format!("{log} says {message:?}"), || find().is_some());
+    find().unwrap()
+}
+
+#[test]
+fn a_command_whose_lease_is_lost_is_killed() {
+    let yard = Yard::start();
+    let hold = "touch $FOLDER/ready; exec sleep 1000";
+    let mut frozen = logging_worker(&yard, hold, "frozen.log", &[]);
+    let id = yard.ok(&["enqueue", "a", "--queue", "q"]);
+    until("it runs", || yard.file("ready").exists());
+    frozen.signal(Signal::STOP);
+    let _other = yard.work("q", "echo done by another", &[]);
+    assert_eq!(
+        yard.ok(&["task", "result", &id, "--wait", "--wait-for", "50s"]),
+        "\"done by another\""
+    );
+    assert!(processes_of(&id) > 0, "nobody has stopped it yet");
+    frozen.signal(Signal::CONT);
+    until("its processes are gone", || processes_of(&id) == 0);
+    assert!(frozen.0.try_wait().unwrap().is_none(), "the worker itself goes on");
+    let line = logged(&yard, "frozen.log", "its lease was lost");
+    assert_eq!((&line["id"], &line["type"]), (&json!(id), &json!("a")), "{line}");
+}
+
+#[test]
+fn the_log_of_a_worker_says_how_each_task_ended() {
+    let yard = Yard::start();
+    let exec = r#"case $TASKYARD_TYPE in
+        good) ;;
+        bad) exit 65 ;;
+        weak) exit 3 ;;
+        slow) exec sleep 1000 ;;
+    esac"#;
+    let _worker = logging_worker(&yard, exec, "work.log", &["--kill-grace", "100ms"]);
+    for kind in ["good", "bad", "weak"] {
+        yard.ok(&["enqueue", kind, "--queue", "q"]);
+    }
+    yard.ok(&["enqueue", "slow", "--queue", "q", "--timeout", "300ms"]);
+    for (message, kind) in
+        [("succeeded", "good"), ("failed for good", "bad"), ("failed", "weak"), ("timeout", "slow")]
+    {
+        until(&format!("{kind}: {message}"), || {
+            let text = fs::read_to_string(yard.file("work.log")).unwrap();
+            text.lines().filter_map(|line| serde_json::from_str(line).ok()).any(
+                |line: serde_json::Value| {
+                    line["type"] == kind && line.to_string().contains(message)
+                },
+            )
+        });
+    }
+}
+
+#[test]
+fn a_worker_waits_for_a_broker_that_is_not_there_yet() {
+    let mut yard = Yard::start();
+    yard.broker.signal(Signal::TERM);
+    assert_eq!(yard.broker.code(), Some(0));
+    let mut worker = logging_worker(&yard, "echo hello", "early.log", &[]);
+    logged(&yard, "early.log", "waiting until a broker is there");
+    assert!(worker.0.try_wait().unwrap().is_none(), "it waits");
+    let address = yard.url.trim_start_matches("http://").to_owned();
+    let mut broker = serve_at(&yard.file("data"), &address);
+    yard.broker = Process(broker.stdout(Stdio::null()).spawn().unwrap());
+    logged(&yard, "early.log", "waiting for tasks");
+    assert_eq!(yard.ok(&["enqueue", "a", "--queue", "q", "--wait"]), "\"hello\"");
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.code(), Some(0));
+}
