@@ -66,7 +66,8 @@ mod tests {
                 let until = When::After { ms: 9 };
                 let snooze = Snooze { task: held.id, token: held.token, until };
                 let snoozed = yard.send(Command::Snooze(snooze));
-                assert!(matches!(snoozed, Ok(Outcome::Snoozed { .. })));
+                let (run_at, state) = (yard.now().plus_ms(9), TaskStateName::Cancelled);
+                assert_eq!(snoozed, Ok(Outcome::Snoozed { run_at, state }));
             },
             |yard, _| yard.wait_ms(30_000),
         ];

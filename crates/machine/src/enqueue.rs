@@ -144,6 +144,7 @@ impl NewTask<'_> {
             return Err(Rejection::invalid("type is empty; give the name of a function"));
         }
         at_most_bytes("type", self.task_type.len(), TYPE_BYTES_MAX)?;
+        no_controls("type", self.task_type)?;
         if let Some(priority) = self.priority {
             at_most("priority", priority.into(), PRIORITY_MAX.into())?;
         }
@@ -157,6 +158,7 @@ impl NewTask<'_> {
         at_most("the number of tags", self.tags.len() as u64, TAGS_MAX as u64)?;
         for tag in &self.tags {
             at_most_bytes("a tag", tag.len(), TAG_BYTES_MAX)?;
+            no_controls("a tag", tag)?;
         }
         if let Some(retry) = &self.retry {
             retry.check()?;
@@ -236,6 +238,16 @@ pub(crate) fn check_timeout(timeout_ms: Option<u64>) -> Result<(), Rejection> {
     }
 }
 
+/// Refuses what would garble logs, tables and terminals.
+fn no_controls(what: &str, text: &str) -> Result<(), Rejection> {
+    match text.chars().find(|c| c.is_control()) {
+        Some(found) => Err(Rejection::invalid(format!(
+            "{what} has the control character {found:?}; leave it out"
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Refuses a text or bytes over their bound.
 pub(crate) fn at_most_bytes(what: &str, bytes: usize, max: usize) -> Result<(), Rejection> {
     if bytes <= max {
@@ -288,6 +300,8 @@ mod tests {
         let cases: Vec<(NewTask<'_>, &str)> = vec![
             (NewTask { task_type: "", ..new_task() }, "type is empty"),
             (NewTask { task_type: &long, ..new_task() }, "type has 300 bytes"),
+            (NewTask { task_type: "a\nb", ..new_task() }, "type has the control character '\\n'"),
+            (NewTask { tags: vec!["a\u{1b}"], ..new_task() }, "a tag has the control character"),
             (NewTask { priority: Some(12), ..new_task() }, "priority is 12; at most 9"),
             (NewTask { request_id: Some(""), ..new_task() }, "request_id is empty"),
             (NewTask { request_id: Some(&long), ..new_task() }, "request_id has 300 bytes"),

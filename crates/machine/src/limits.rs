@@ -64,8 +64,8 @@ limits! {
     BATCHES_STAGED_MAX: usize = 64, "batches";
     /// How long the ids of a wire batch are kept, so that its repetition gets the same answer.
     BATCH_ID_KEPT_FOR_MS: u64 = 600_000, "ms";
-    /// Ids of wire batches kept at once on one shard; the oldest is forgotten first.
-    BATCH_IDS_MAX: usize = 100_000, "batches";
+    /// Ids of wire batches kept at once on one shard, within the memory budget. Past this the oldest is forgotten before its time: more than 1,600 batches a second for ten minutes.
+    BATCH_IDS_MAX: usize = 1_000_000, "batches";
     /// One worker never has more free slots than this.
     CLAIM_TASKS_MAX: usize = 1_000, "tasks";
     /// Queues in one claim: each is looked at for every claim.
@@ -136,5 +136,6 @@ limits! {
     ENTRY_BYTES_MAX: usize = 256 << 10, "bytes";
 }
 
-/// Waits before a lost task may be claimed again, by how often it was lost before.
-pub const LOSS_DELAYS_MS: [u64; 3] = [0, 10_000, 60_000];
+/// Waits before a lost task may be claimed again, by how often it was lost before. The last loss
+/// quarantines it instead.
+pub const LOSS_DELAYS_MS: [u64; LOSSES_MAX as usize - 1] = [0, 10_000];

@@ -40,8 +40,10 @@ pub enum Outcome {
     },
     /// To `Snooze`.
     Snoozed {
-        /// When it runs again. One that was cancelled meanwhile ends instead.
+        /// When it runs again, if it does.
         run_at: Timestamp,
+        /// Where it is now: `Scheduled`, or `Cancelled` if it was cancelled meanwhile.
+        state: TaskStateName,
     },
     /// To `Cancel`: `Cancelled`, or `Claimed` while the worker is still to yield.
     CancelRequested {

@@ -17,13 +17,13 @@ impl Turn<'_> {
         snooze.until.check("until", self.now)?;
         let run_at = snooze.until.moment(self.now).max(self.now);
         if self.cancel_requested(slot) {
-            self.yield_cancelled(slot);
-            return Ok(Outcome::Snoozed { run_at });
+            let state = self.yield_cancelled(slot);
+            return Ok(Outcome::Snoozed { run_at, state });
         }
         self.end_unspent(slot, AttemptOutcome::Snoozed);
         self.emit_task(slot, |task| EventKind::TaskSnoozed(task, run_at));
         self.schedule(slot, run_at);
-        Ok(Outcome::Snoozed { run_at })
+        Ok(Outcome::Snoozed { run_at, state: TaskStateName::Scheduled })
     }
 
     /// Puts a claimed task back where it was, or ends it if it was cancelled meanwhile.
@@ -78,7 +78,8 @@ mod tests {
         let until = When::After { ms: 500 };
         let snooze = Command::Snooze(Snooze { task: id, token: held.token, until });
         let run_at = yard.now().plus_ms(500);
-        assert_eq!(yard.send(snooze), Ok(Outcome::Snoozed { run_at }));
+        let state = TaskStateName::Scheduled;
+        assert_eq!(yard.send(snooze), Ok(Outcome::Snoozed { run_at, state }));
         assert_eq!(yard.task(id).run_at, Some(run_at));
         yard.wait_ms(500);
         assert_eq!(yard.claim_one("mail").attempt, 1);

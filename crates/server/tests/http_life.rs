@@ -234,7 +234,7 @@ async fn a_task_is_released_snoozed_and_cancelled() {
     assert_eq!(post(at, &format!("{path}/release"), &body).await.ok(), json!({"state": "ready"}));
     let body = json!({"claim_token": claim().await, "delay_ms": 2000}).to_string();
     let snoozed = post(at, &format!("{path}/snooze"), &body).await.ok();
-    assert_eq!(snoozed, json!({"run_at": "2023-11-14T22:13:22.000Z"}));
+    assert_eq!(snoozed, json!({"state": "scheduled", "run_at": "2023-11-14T22:13:22.000Z"}));
     assert_eq!(get(at, &path).await.ok()["state"], "scheduled");
     let cancelled = send(at, "POST", &format!("{path}/cancel"), None, b"").await.ok();
     assert_eq!(cancelled, json!({"state": "cancelled"}));

@@ -212,15 +212,15 @@ impl Model {
                     let run_at = self.moment(snooze.until).max(self.now);
                     if self.cancel_requested(snooze.task) {
                         // It yields, and ends instead of running again.
-                        self.give_back(snooze.task);
+                        let state = self.give_back(snooze.task);
                         let run_at = Timestamp(run_at);
-                        return expect(&Ok(Outcome::Snoozed { run_at }), answer);
+                        return expect(&Ok(Outcome::Snoozed { run_at, state }), answer);
                     }
                     self.end_attempt(snooze.task, LastEnd::Other);
                     self.change(snooze.task, |task| task.attempt -= 1);
                     self.schedule(snooze.task, run_at);
-                    let run_at = Timestamp(run_at);
-                    expect(&Ok(Outcome::Snoozed { run_at }), answer)
+                    let (run_at, state) = (Timestamp(run_at), TaskStateName::Scheduled);
+                    expect(&Ok(Outcome::Snoozed { run_at, state }), answer)
                 }
             },
             Command::Cancel(cancel) => self.cancel(cancel.task, answer),

@@ -48,7 +48,10 @@ fn outcome_lines(outcome: &Outcome) -> Vec<String> {
         Outcome::Released { state } | Outcome::CancelRequested { state } => {
             vec![state.to_string()]
         }
-        Outcome::Snoozed { run_at } => vec![format!("until {}", time(*run_at))],
+        Outcome::Snoozed { run_at, state: TaskStateName::Scheduled } => {
+            vec![format!("until {}", time(*run_at))]
+        }
+        Outcome::Snoozed { state, .. } => vec![state.to_string()],
         Outcome::Retried => vec!["retried".into()],
         Outcome::Bulk(progress) => {
             let more = progress.next.map(|next| format!(", more after {}", id(next)));

@@ -44,10 +44,11 @@ impl Broker {
         }
     }
 
-    /// Puts a claimed task off; when it runs again.
-    pub async fn snooze(&self, snooze: Snooze) -> Result<Timestamp, Error> {
+    /// Puts a claimed task off; when it runs again, and where it is now: one that was cancelled
+    /// meanwhile ends instead.
+    pub async fn snooze(&self, snooze: Snooze) -> Result<(Timestamp, TaskStateName), Error> {
         match self.finish(&Command::Snooze(snooze)).await? {
-            Outcome::Snoozed { run_at } => Ok(run_at),
+            Outcome::Snoozed { run_at, state } => Ok((run_at, state)),
             other => unexpected(&other),
         }
     }

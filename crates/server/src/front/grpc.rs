@@ -186,8 +186,8 @@ impl Taskyard for Grpc {
         &self,
         request: Request<v1::SnoozeRequest>,
     ) -> Result<Response<v1::SnoozeReply>, Status> {
-        let run_at = self.broker.snooze(wire::snooze(request.get_ref())?).await?.0;
-        Ok(Response::new(v1::SnoozeReply { run_at }))
+        let (run_at, state) = self.broker.snooze(wire::snooze(request.get_ref())?).await?;
+        Ok(Response::new(v1::SnoozeReply { run_at: run_at.0, state: state.as_str().into() }))
     }
 
     type WorkStream = ReceiverStream<Result<v1::BrokerMessage, Status>>;

@@ -338,8 +338,9 @@ fn reply(number: u64, outcome: Result<Outcome, Error>) -> v1::AnswerReply {
             let lease_expires_at = lease_expires_at.0;
             reply.extend = Some(v1::ExtendReply { lease_expires_at, cancel_requested });
         }
-        Ok(Outcome::Snoozed { run_at }) => {
-            reply.snooze = Some(v1::SnoozeReply { run_at: run_at.0 })
+        Ok(Outcome::Snoozed { run_at, state }) => {
+            let state = state.as_str().into();
+            reply.snooze = Some(v1::SnoozeReply { run_at: run_at.0, state });
         }
         Ok(_) => {}
         Err(error) => reply.error = Some((&error).into()),

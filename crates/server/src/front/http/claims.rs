@@ -121,8 +121,8 @@ pub(super) async fn snooze(
     body: JsonBody,
 ) -> Result<Response, Problem> {
     let body: json::SnoozeBody = body.parse()?;
-    let run_at = http.broker.snooze(body.snooze(task)?).await?.into();
-    Ok(ok(&json::Snoozed { run_at }))
+    let (run_at, state) = http.broker.snooze(body.snooze(task)?).await?;
+    Ok(ok(&json::Snoozed { state: state.as_str(), run_at: run_at.into() }))
 }
 
 /// Gives a claimed task back without spending anything.

@@ -199,6 +199,8 @@ pub(in crate::front) struct Extended {
 /// A task that was put off.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Snoozed {
+    /// `scheduled`, or `cancelled` if it was cancelled meanwhile: then it does not run again.
+    pub(in crate::front) state: &'static str,
     /// When it may run again.
     pub(in crate::front) run_at: Moment,
 }
