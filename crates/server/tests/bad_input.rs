@@ -436,6 +436,8 @@ async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
         ("/v1/tasks?limit=0", "limit 0"),
         ("/v1/tasks?limit=1001", "limit 1001"),
         ("/v1/tasks?limit=x", "parameter limit is \"x\": expected a whole number, 0 or more"),
+        ("/v1/tasks?limit=99999999999", "\"99999999999\": this number is too large"),
+        ("/v1/tasks?limit=1&limit=2", "parameter `limit` is there twice"),
         ("/v1/tasks?state=running", "running"),
         ("/v1/tasks?cursor=abc", "abc"),
         (

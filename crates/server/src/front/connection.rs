@@ -31,6 +31,9 @@ use tower::Service;
 /// How long a refused client may take to be told.
 const REFUSED_WITHIN: Duration = Duration::from_millis(limits::REFUSAL_MS_MAX);
 
+/// Whoever is refused tries again at once, and the log must not grow with that.
+const LOG_REFUSALS_EVERY: Duration = Duration::from_secs(10);
+
 /// How long a connection may keep us waiting.
 #[derive(Clone, Copy, Debug)]
 struct Patience {
@@ -62,6 +65,8 @@ pub(super) struct Connections {
     places_max: usize,
     places: Arc<Semaphore>,
     refusals: Arc<Semaphore>,
+    /// A refusal was logged a moment ago; the next ones say nothing new.
+    refusal_logged: Arc<AtomicBool>,
     phase: Arc<watch::Sender<Phase>>,
 }
 
@@ -102,6 +107,7 @@ impl Connections {
             places_max,
             places: Arc::new(Semaphore::new(places_max)),
             refusals: Arc::new(Semaphore::new(limits::REFUSALS_MAX)),
+            refusal_logged: Arc::default(),
             phase: Arc::new(watch::Sender::new(Phase::Open)),
         }
     }
@@ -136,8 +142,15 @@ impl Connections {
     /// Closes a connection at once, with a word if there is room for it.
     fn refuse(&self, socket: TcpStream) {
         let places_max = self.places_max;
+        if !self.refusal_logged.swap(true, Ordering::Relaxed) {
+            tracing::warn!("connections are refused: all {places_max} are in use");
+            let logged = self.refusal_logged.clone();
+            tokio::spawn(async move {
+                sleep(LOG_REFUSALS_EVERY).await;
+                logged.store(false, Ordering::Relaxed);
+            });
+        }
         if let Ok(refusal) = self.refusals.clone().try_acquire_owned() {
-            tracing::warn!("a connection was refused: all {places_max} are in use");
             tokio::spawn(async move {
                 let _refusal = refusal;
                 let _ = timeout(REFUSED_WITHIN, tell_full(socket, places_max)).await;

@@ -132,11 +132,15 @@ impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> {
 /// Which parameter of a query is wrong, its value, and why.
 fn bad_parameter(uri: &Uri, rejection: &QueryRejection) -> String {
     let text = std::error::Error::source(rejection).map(ToString::to_string).unwrap_or_default();
+    if let Some(name) = text.strip_prefix("duplicate field ") {
+        return format!("parameter {name} is there twice; send it once");
+    }
     let Some((name, reason)) = text.split_once(": ") else {
         return format!("the query can't be read: {text}; send name=value pairs joined by &");
     };
     let reason = match reason.strip_prefix("unknown field ") {
         Some(names) => format!("unknown parameter {names}"),
+        None if reason.contains("too large") => "this number is too large".to_owned(),
         None if reason.contains("digit") || reason.contains("number") => {
             "expected a whole number, 0 or more".to_owned()
         }
