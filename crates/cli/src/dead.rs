@@ -9,7 +9,7 @@ use crate::{
     confirm::{confirm, confirm_removal},
     output,
     remote::{Remote, usage},
-    task,
+    task, values,
 };
 
 pub(crate) async fn run(remote: &Remote, command: DeadCommand) -> Result<()> {
@@ -98,7 +98,7 @@ async fn change(remote: &Remote, mut bulk: Bulk, word: &str) -> Result<()> {
             0 => String::new(),
             skipped => format!(", passed over {skipped} that were no dead letters any more"),
         };
-        format!("{word} {}{skipped}", last.changed)
+        format!("{word} {}{skipped}", values::count(last.changed, "dead letter"))
     })?;
     Ok(())
 }

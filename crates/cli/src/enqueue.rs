@@ -41,8 +41,8 @@ fn in_doubt(error: taskyard::Error, has_request_id: bool) -> anyhow::Error {
     let advice = match has_request_id {
         true => "it may have been enqueued; send it again: its request id adds it once only",
         false => {
-            "it may have been enqueued; look with taskyard task list before sending it again, or \
-             send it with --request-id, which adds it once only"
+            "it may have been enqueued; look with taskyard task list before sending it again (had it \
+             a --request-id, it could be sent again without adding a second task)"
         }
     };
     let in_doubt = error.is_outcome_unknown();

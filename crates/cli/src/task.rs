@@ -189,7 +189,7 @@ fn is_retried_by_hand(task: &TaskDetails) -> bool {
 fn show_attempt(task: &TaskDetails) -> String {
     let TaskDetails { attempt, max_attempts, .. } = task;
     match is_retried_by_hand(task) {
-        true => format!("{attempt}, after a retry by hand with up to {max_attempts} more"),
+        true => format!("{attempt}; up to {max_attempts}, counted anew when retried by hand"),
         false => format!("{attempt} of {max_attempts}"),
     }
 }
