@@ -36,7 +36,7 @@ pub struct Config {
     /// Connections at once; fewer if the process may not open as many files. Each costs a file and
     /// some memory; those beyond are refused. Default 20,000.
     pub connections_max: usize,
-    /// How long a graceful stop waits for calls in flight. Default 10 s.
+    /// How long a graceful stop takes: for calls in flight, then for checkpoints. Default 10 s.
     pub shutdown_grace: Duration,
     /// Where time comes from.
     pub clock: Clock,

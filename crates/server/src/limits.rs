@@ -89,8 +89,8 @@ taskyard_machine::limits! {
     DIRTY_RECORDS_MAX: usize = 200_000, "records";
     /// How long a change may wait for a checkpoint.
     DIRTY_FOR_MS_MAX: u64 = 60_000, "ms";
-    /// How long a stop waits for checkpoints. What they would save is replayed at the next start.
-    STOP_MS_MAX: u64 = 5_000, "ms";
+    /// How long an embedded engine's stop takes without a grace. Checkpoints that are not done by then are replayed.
+    STOP_MS_MAX: u64 = 60_000, "ms";
     /// Queues that get series of their own in the metrics, by name. More labels than this is a database, not metrics.
     METRIC_QUEUES_MAX: usize = 1_000, "queues";
 }

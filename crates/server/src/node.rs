@@ -1,8 +1,11 @@
 //! Node: opens shards, starts fronts, stops them in reverse order.
 
-use crate::{Broker, Config, Error, Front, descriptors, shard::Engine};
+use crate::{Broker, Config, Error, Front, clock, descriptors, shard::Engine};
 use std::{net::SocketAddr, time::Duration};
 use tokio::net::TcpListener;
+
+/// A longer grace than this is no grace: a clock can't count to it.
+const STOP_FOR_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A running node.
 #[derive(Debug)]
@@ -56,10 +59,13 @@ impl Node {
     }
 
     /// Stops gracefully: no new calls, those in flight end, parked claims return, state is checkpointed.
+    /// All of it within `shutdown_grace`: what calls in flight take of it, checkpoints don't get.
     pub async fn stop(self) {
         let Node { front, engine, shutdown_grace } = self;
-        front.stop(shutdown_grace).await;
-        let _ = tokio::task::spawn_blocking(move || engine.stop()).await;
+        let grace = shutdown_grace.min(STOP_FOR_MAX);
+        let until = clock::real_now() + grace;
+        front.stop(grace).await;
+        let _ = tokio::task::spawn_blocking(move || engine.stop_by(until)).await;
     }
 }
 

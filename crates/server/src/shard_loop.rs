@@ -52,6 +52,8 @@ const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;
 
 /// How long the threads beside it are waited for after a failure.
 const FAIL_FOR_MAX: Duration = Duration::from_secs(5);
+/// The same at a stop whose time is over: those that have nothing to do end in no time.
+const CLOSE_FOR_MIN: Duration = Duration::from_millis(100);
 /// And when it was dropped in a process that goes on.
 const HALT_FOR_MAX: Duration = Duration::from_secs(60);
 
@@ -160,7 +162,7 @@ impl ShardLoop {
     /// before: this may wait for the disk.
     pub(crate) fn close(self) -> bool {
         let until = match self.course {
-            Course::Stopping { until } => until,
+            Course::Stopping { until } => until.max(clock::real_now() + CLOSE_FOR_MIN),
             Course::Going => clock::real_now() + FAIL_FOR_MAX,
             Course::Halted => clock::real_now() + HALT_FOR_MAX,
         };

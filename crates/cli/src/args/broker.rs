@@ -28,7 +28,7 @@ pub(crate) struct ServeArgs {
     /// Free disk space below which enqueues are refused [default: 1G]
     #[arg(long, env = "TASKYARD_DISK_RESERVE", value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
     pub(crate) disk_reserve: Option<u64>,
-    /// How long a stop waits for calls in flight [default: 10s]
+    /// How long a stop takes at most: for calls in flight, then for checkpoints [default: 10s]
     #[arg(long, env = "TASKYARD_SHUTDOWN_GRACE", value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) shutdown_grace: Option<Duration>,
     /// A TOML file with the same names as these options, with _ for -

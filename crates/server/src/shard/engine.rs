@@ -10,8 +10,10 @@ use super::{
 use crate::{
     Config,
     checkpoint::{Checkpointer, Store},
+    clock,
     data_dir::DataDir,
     disk::DiskGuard,
+    limits,
     log::Log,
     node::StartError,
     shard_loop::{Parts, ShardLoop, recover_all, words_of},
@@ -21,11 +23,14 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::AtomicU64, mpsc},
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 use tokio::sync::{broadcast, watch};
 
 /// Batches of events that a reader may be behind before it misses some.
 const EVENT_BATCHES: usize = 1024;
+/// How long a stop without a deadline takes at most.
+const STOP_FOR_MAX: Duration = Duration::from_millis(limits::STOP_MS_MAX);
 
 /// The shards of one data directory, running.
 #[derive(Debug)]
@@ -118,9 +123,16 @@ impl Engine {
         }
     }
 
-    /// Ends calls, checkpoints every shard and closes the directory. Blocks until it is closed.
-    pub fn stop(mut self) {
-        self.end(Input::Stop);
+    /// Ends calls, checkpoints every shard and closes the directory. Blocks until it is closed, a
+    /// minute at most.
+    pub fn stop(self) {
+        self.stop_by(clock::real_now() + STOP_FOR_MAX);
+    }
+
+    /// The same, by `until`. Checkpoints only make the next start quicker: those that are not done by
+    /// then are left, and what they would have saved is replayed.
+    pub(crate) fn stop_by(mut self, until: Instant) {
+        self.end(Input::Stop { until });
     }
 
     fn end(&mut self, how: Input) {
@@ -168,7 +180,7 @@ fn run(parts: Parts, inbox: &Inbox, data: Arc<DataDir>, failure: &watch::Sender<
 mod tests {
     use super::*;
     use crate::{checkpoint::Change, shard::ClaimRequest};
-    use std::{sync::atomic::Ordering, time::Duration};
+    use std::sync::atomic::Ordering;
     use taskyard_machine::{
         Body, Command, EncodedCommand, Enqueue, NewTask, Outcome, QueueCommand, RecordKey, ShardId,
         TaskId, TaskStateName,
@@ -261,6 +273,35 @@ mod tests {
             let view = shards.read(home, move |machine| machine.task(task)).await.unwrap();
             assert_eq!(view.unwrap().state, TaskStateName::Dead);
         }
+    }
+
+    /// A final checkpoint saves time at the next start, nothing else.
+    #[tokio::test]
+    async fn a_stop_without_time_for_checkpoints_loses_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Engine::start(&config(dir.path())).unwrap();
+        let shards = engine.shards();
+        let home = shards.home("mail");
+        let task = || NewTask { task_type: "test", ..NewTask::default() };
+        let enqueue = Command::Enqueue(Enqueue { queue: "mail", task: task() });
+        let enqueues = vec![(home, EncodedCommand::new(&enqueue)); 2_000];
+        for outcome in shards.propose_all(enqueues, true).await {
+            outcome.unwrap();
+        }
+        engine.stop_by(clock::real_now());
+        // The threads beside the loop keep the lock until they have ended.
+        let deadline = clock::real_now() + Duration::from_secs(20);
+        while DataDir::open(dir.path(), 2).is_err() {
+            assert!(clock::real_now() < deadline, "the directory is never closed");
+            std::thread::yield_now();
+        }
+        let store = Store::open(&dir.path().join("state")).unwrap();
+        assert_eq!(store.view().cut(home).unwrap(), None, "there was no time");
+        drop(store);
+        let engine = Engine::start(&config(dir.path())).unwrap();
+        let shards = engine.shards();
+        let count = shards.read(home, |machine| machine.task_count()).await;
+        assert_eq!(count.unwrap(), 2_000);
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use crate::{
 use bytes::Bytes;
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use taskyard_machine::{
     ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, SessionId, ShardId, TaskId,
@@ -103,8 +103,10 @@ pub(crate) enum Input {
     Report(Report),
     /// Something to look at has changed outside: a manual clock.
     Look,
-    /// End calls, checkpoint, then end the thread.
-    Stop,
+    /// End calls, checkpoint as far as there is time, then end the thread.
+    Stop {
+        until: Instant,
+    },
     /// End the thread at once, as a crash would.
     Halt,
 }

@@ -4,19 +4,15 @@ use super::{Checkpoints, Course, ShardLoop, local::Waiting, settle::PartialAnswe
 use crate::{
     Error,
     checkpoint::{BodiesRequest, Failure, Report},
-    limits,
     shard::{
         ShardStatus,
         inbox::{Answer, Input, ReadFn, TicketId},
     },
 };
 use bytes::Bytes;
-use std::time::Duration;
+use std::time::Instant;
 use taskyard_machine::{EncodedCommand, Outcome, Rejection, ShardId, TaskId};
 use tokio::sync::oneshot;
-
-/// How long a stop waits for checkpoints. What they would save is replayed at the next start.
-const STOP_FOR_MAX: Duration = Duration::from_millis(limits::STOP_MS_MAX);
 
 impl ShardLoop {
     pub(super) fn accept(&mut self, input: Input) -> Result<(), Failure> {
@@ -75,7 +71,7 @@ impl ShardLoop {
             },
             Input::Report(report) => self.accept_report(report)?,
             Input::Look => {}
-            Input::Stop => self.stop(),
+            Input::Stop { until } => self.stop(until),
             Input::Halt => self.course = Course::Halted,
         }
         Ok(())
@@ -215,8 +211,8 @@ impl ShardLoop {
     }
 
     /// Ends what waits; what is on its way through the log is still answered.
-    fn stop(&mut self) {
-        self.course = Course::Stopping { until: self.real + STOP_FOR_MAX };
+    fn stop(&mut self, until: Instant) {
+        self.course = Course::Stopping { until };
         for shard in &mut self.shards {
             shard.waiters.end(None);
             shard.watchers.end();
