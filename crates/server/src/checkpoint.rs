@@ -15,7 +15,10 @@ use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable, Snapshot};
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
 };
 use taskyard_machine::{RecordKey, ShardId, TaskId};
 use taskyard_replica::eraftpb::ConfState;
@@ -67,6 +70,10 @@ pub(crate) struct Store {
     tasks: Keyspace,
     bodies: Keyspace,
     rest: Keyspace,
+    /// Items in `bodies`, `tasks` and `rest` when each was last compacted, or opened.
+    compacted: [AtomicU64; 3],
+    /// Views that are open: what they see can't be freed.
+    views: AtomicUsize,
 }
 
 impl Store {
@@ -91,11 +98,15 @@ impl Store {
             db.keyspace(name, options).map_err(|error| damaged(&error))
         };
         let (tasks, bodies, rest) = (keyspace("tasks")?, keyspace("bodies")?, keyspace("rest")?);
-        Ok(Arc::new(Store { path: dir.to_path_buf(), tasks, bodies, rest, db }))
+        let compacted = [0, 0, rest.approximate_len() as u64].map(AtomicU64::new);
+        let views = AtomicUsize::new(0);
+        let path = dir.to_path_buf();
+        Ok(Arc::new(Store { path, tasks, bodies, rest, db, compacted, views }))
     }
 
     /// A consistent view of everything, whatever is written meanwhile.
     pub(crate) fn view(self: &Arc<Store>) -> View {
+        self.views.fetch_add(1, Ordering::Relaxed);
         View { store: Arc::clone(self), snapshot: self.db.snapshot() }
     }
 
@@ -139,12 +150,25 @@ impl Store {
     /// Gives back the space of what was removed, where more than half of a keyspace is such.
     /// `tasks_live` is how many tasks there are now. For a thread of its own: it may take a while.
     pub(crate) fn reclaim(&self, tasks_live: u64) -> Result<bool, StoreError> {
+        // It would be done again and again, for nothing.
+        if self.views.load(Ordering::Relaxed) > 0 {
+            return Ok(false);
+        }
+        let [bodies, tasks, rest] = &self.compacted;
         let mut reclaimed = false;
-        for (keyspace, live) in [(&self.bodies, tasks_live), (&self.tasks, tasks_live)] {
+        for (keyspace, compacted, live) in [
+            (&self.bodies, bodies, tasks_live),
+            (&self.tasks, tasks, tasks_live),
+            // How much of the rest is live nobody counts: what was left the last time is.
+            (&self.rest, rest, rest.load(Ordering::Relaxed)),
+        ] {
             // Counts what was overwritten and removed, and the marks of removal too.
             let held = keyspace.approximate_len() as u64;
-            if held > 2 * live + 64 && keyspace.disk_space() >= COMPACT_BYTES_MIN {
+            let before = compacted.load(Ordering::Relaxed);
+            let has_grown = held > before + before / 4;
+            if has_grown && held > 2 * live + 64 && keyspace.disk_space() >= COMPACT_BYTES_MIN {
                 self.compact(keyspace)?;
+                compacted.store(keyspace.approximate_len() as u64, Ordering::Relaxed);
                 reclaimed = true;
             }
         }
@@ -171,6 +195,12 @@ impl Store {
 pub(crate) struct View {
     store: Arc<Store>,
     snapshot: Snapshot,
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        self.store.views.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl View {
@@ -374,6 +404,37 @@ mod tests {
         store.write(ShardId(2), &cut(2), vec![put(1, b"new"), put(2, b"new")]).unwrap();
         assert_eq!(view.cut(ShardId(2)).unwrap(), Some(cut(1)));
         assert_eq!(view.records(ShardId(2)).count(), 1);
+    }
+
+    /// Records of request ids and batches come and go like tasks, and nobody counts them.
+    #[test]
+    fn space_returns_when_other_records_are_removed_and_no_view_needs_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let change = |id: u64, value: Option<&[u8]>| {
+            let key = RecordKey::Rest(Box::from(id.to_be_bytes()));
+            Change::Record(key, value.map(Box::from))
+        };
+        let mut cycle = 0;
+        let mut churn = || {
+            let ids = cycle * 10_000..(cycle + 1) * 10_000;
+            cycle += 1;
+            let new = ids.clone().map(|id| change(id, Some(&id.to_le_bytes().repeat(128))));
+            store.write(ShardId(2), &cut(cycle), new.collect()).unwrap();
+            let gone = ids.map(|id| change(id, None));
+            store.write(ShardId(2), &cut(cycle), gone.collect()).unwrap();
+        };
+        let view = store.view();
+        for _ in 0..10 {
+            churn();
+            assert!(!store.reclaim(0).unwrap(), "a view is open");
+        }
+        drop(view);
+        store.rest.rotate_memtable_and_wait().unwrap();
+        assert!(store.reclaim(0).unwrap());
+        assert!(!store.reclaim(0).unwrap(), "nothing has grown since");
+        assert!(store.rest.disk_space() < 8 << 20, "{}", store.rest.disk_space());
+        assert_eq!(store.view().cut(ShardId(2)).unwrap(), Some(cut(10)));
     }
 
     /// Writes and removes ten times what stays. The directory must not keep what was removed.
