@@ -179,7 +179,7 @@ fn unusable(path: &Path, error: &io::Error) -> StartError {
 
 /// Makes the directory if need be and takes its lock.
 fn claim(path: &Path) -> Result<File, StartError> {
-    fs::create_dir_all(path).map_err(|error| unusable(path, &error))?;
+    make_dir(path).map_err(|error| unusable(path, &error))?;
     let mut lock = OpenOptions::new()
         .create(true)
         .truncate(false)
@@ -269,12 +269,27 @@ fn write_format(path: &Path, format: Format) -> Result<(), StartError> {
         fs::rename(&new, path.join(FORMAT_FILE))?;
         sync_dir(path)?;
         // The directory's own name must survive a power cut too.
-        match path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => sync_dir(parent),
-            _ => sync_dir(Path::new(".")),
-        }
+        sync_dir(parent(path))
     };
     write().map_err(|error: io::Error| unusable(path, &error))
+}
+
+/// Makes a directory and those above it that are missing, so that their names survive a power cut.
+fn make_dir(path: &Path) -> io::Result<()> {
+    let made: Vec<_> = path.ancestors().take_while(|path| !path.exists()).collect();
+    fs::create_dir_all(path)?;
+    made.into_iter()
+        .filter(|made| !made.as_os_str().is_empty())
+        .try_for_each(|made| sync_dir(parent(made)))
+}
+
+/// The directory that holds the name of `path`.
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        Some(_) => Path::new("."),
+        None => path,
+    }
 }
 
 /// Makes names created in or removed from a directory durable.

@@ -7,7 +7,7 @@
 mod files;
 mod scan;
 
-use crate::{clock, node::StartError, shard_loop::words_of};
+use crate::{clock, data_dir::sync_dir, node::StartError, shard_loop::words_of};
 use files::{Files, SyncFailed};
 use raft_engine::{Command, Config, Engine, LogBatch, MessageExt, ReadableSize, RecoveryMode};
 use std::{
@@ -155,6 +155,10 @@ impl Log {
             })?,
             Err(panic) => return Err(StartError(WriteError::panicked(panic.as_ref()).to_string())),
         };
+        // raft-engine syncs its files and, for the first of them, not their names.
+        sync_dir(dir).map_err(|error| {
+            StartError(format!("{} can't be synced: {error}; check the disk", dir.display()))
+        })?;
         let log = Log {
             engine: Arc::new(engine),
             #[cfg(test)]

@@ -26,6 +26,8 @@ use taskyard_replica::{Config, Replica, Restored, eraftpb};
 
 /// The only replica of a shard, so far.
 const REPLICA_ID: u64 = 1;
+/// Of the first entry in a log: a group begins as if a checkpoint at 1 had been taken.
+const FIRST_INDEX: u64 = 2;
 
 /// All shards of a data directory, as their disk left them. Several at once: loading is work for the
 /// processor.
@@ -129,6 +131,15 @@ fn check_they_meet(cut: Option<&Cut>, held: &GroupState) -> Result<(), String> {
         Some((first, last)) if last > applied && first > applied + 1 => {
             Err(format!("its checkpoint is at {applied}, but its log begins at {first}"))
         }
+        // Where a log was cut is written down beside it. A log that was never cut begins at its
+        // beginning: its checkpoint was synced, and the node ended before the cut.
+        entries
+            if cut.is_some()
+                && held.cut == 0
+                && entries.is_none_or(|(first, _)| first > FIRST_INDEX) =>
+        {
+            Err(format!("its checkpoint is at {applied}, but a part of its log is gone"))
+        }
         _ => Ok(()),
     }
 }
@@ -144,4 +155,41 @@ fn restored(cut: Option<Cut>, held: &GroupState) -> Restored {
     };
     let hard_state = held.hard_state.clone().unwrap_or_default();
     Restored { hard_state, conf_state, applied, applied_term, first_index, last_index }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_and_a_log_that_do_not_meet_are_refused() {
+        let check = |checkpoint: Option<u64>, log_cut: u64, entries: Option<(u64, u64)>| {
+            let conf_state = eraftpb::ConfState::default();
+            let cut = checkpoint.map(|index| Cut { index, term: 1, conf_state });
+            let hard_state = Some(eraftpb::HardState::default());
+            check_they_meet(cut.as_ref(), &GroupState { hard_state, cut: log_cut, entries })
+        };
+        for (checkpoint, log_cut, entries) in [
+            (None, 0, None),
+            (None, 0, Some((2, 9))),
+            (Some(9), 9, None),
+            (Some(9), 9, Some((10, 12))),
+            (Some(9), 5, Some((6, 9))),
+            // The node ended between its first checkpoint and the cut of its log.
+            (Some(9), 0, Some((2, 9))),
+        ] {
+            let met = check(checkpoint, log_cut, entries);
+            assert_eq!(met, Ok(()), "{checkpoint:?} {log_cut} {entries:?}");
+        }
+        for (checkpoint, log_cut, entries, words) in [
+            (None, 9, None, "begins after 9"),
+            (Some(5), 9, None, "begins after 9"),
+            (Some(9), 9, Some((12, 15)), "begins at 12"),
+            (Some(9), 0, None, "a part of its log is gone"),
+            (Some(9), 0, Some((10, 12)), "a part of its log is gone"),
+        ] {
+            let refused = check(checkpoint, log_cut, entries).unwrap_err();
+            assert!(refused.contains(words), "{refused}");
+        }
+    }
 }
