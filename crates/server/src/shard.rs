@@ -126,6 +126,11 @@ impl Shards {
         self.0.format.shards
     }
 
+    /// The cluster that this node belongs to: random, fixed when its data directory was made.
+    pub fn cluster(&self) -> u128 {
+        self.0.format.cluster
+    }
+
     /// The shard of a queue.
     pub fn home(&self, queue: &str) -> ShardId {
         taskyard_machine::home_shard(queue, self.count())

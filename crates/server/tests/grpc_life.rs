@@ -271,7 +271,7 @@ async fn a_backup_streams_every_shard() {
     assert!(bytes > 100 * 20, "{bytes} bytes");
     assert_eq!(last, Some((4, 4)));
     let info = client.get_info(v1::GetInfoRequest {}).await.unwrap().into_inner();
-    assert_eq!((info.shards, info.cluster_id.len()), (4, 8));
+    assert_eq!((info.shards, info.cluster_id.len()), (4, 32));
     assert_eq!(info.version, env!("CARGO_PKG_VERSION"));
     broker.stop().await;
 }

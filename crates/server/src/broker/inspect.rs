@@ -226,7 +226,7 @@ impl Broker {
     pub async fn info(&self) -> Result<NodeInfo, Error> {
         Ok(NodeInfo {
             version: env!("CARGO_PKG_VERSION"),
-            cluster_id: self.cluster_id().await?,
+            cluster_id: self.cluster_id(),
             shards: self.shards().count(),
             now: self.now(),
         })
@@ -234,8 +234,8 @@ impl Broker {
 
     /// The nodes and shards of this cluster.
     pub async fn cluster(&self) -> Result<ClusterView, Error> {
-        let (cluster_id, shards) = tokio::try_join!(self.cluster_id(), self.shards().status())?;
-        Ok(ClusterView { cluster_id, shards })
+        let shards = self.shards().status().await?;
+        Ok(ClusterView { cluster_id: self.cluster_id(), shards })
     }
 
     /// Whether every shard takes requests.
@@ -250,9 +250,8 @@ impl Broker {
         }
     }
 
-    async fn cluster_id(&self) -> Result<String, Error> {
-        let identity = self.shards().read(ShardId(0), |machine| machine.identity()).await?;
-        Ok(format!("{:08x}", identity.incarnation))
+    fn cluster_id(&self) -> String {
+        format!("{:032x}", self.shards().cluster())
     }
 }
 
