@@ -189,7 +189,12 @@ impl ClaimedTask {
         let Fail { error, then } = fail.into();
         let (id, claim_token) = self.names();
         if let Then::Snooze(snooze) = then {
-            return self.snooze(snooze).await.map(|_| TaskState::Scheduled);
+            let reply = self.snoozed(snooze).await?;
+            // Brokers that say nothing of it are older.
+            return Ok(match reply.state.as_str() {
+                "" => TaskState::Scheduled,
+                state => TaskState::from_wire(state),
+            });
         }
         let (retry_at, retry_after_ms) = then.retry_wire();
         let request = v1::FailRequest {
@@ -238,16 +243,20 @@ impl ClaimedTask {
 
     /// Puts it back to sleep without counting the attempt. Returns when it wakes.
     pub async fn snooze(&self, snooze: Snooze) -> Result<Timestamp, Error> {
+        Ok(Timestamp::from_millis(self.snoozed(snooze).await?.run_at))
+    }
+
+    async fn snoozed(&self, snooze: Snooze) -> Result<v1::SnoozeReply, Error> {
         let (id, claim_token) = self.names();
         let (delay_ms, run_at) = snooze.into_wire();
         let request = v1::SnoozeRequest { id, claim_token, delay_ms, run_at };
-        let reply =
-            self.client
-                .call(request, Repeat::Always, |mut wire, request| async move {
-                    wire.snooze(request).await
-                })
-                .await?;
-        Ok(Timestamp::from_millis(reply.run_at))
+        self.client
+            .call(
+                request,
+                Repeat::Always,
+                |mut wire, request| async move { wire.snooze(request).await },
+            )
+            .await
     }
 
     fn names(&self) -> (String, u64) {

@@ -268,6 +268,10 @@ async fn a_claim_can_be_given_back_put_to_sleep_or_followed_up() {
     let ids = claim().await.ack_with((), follow_ups).await.unwrap();
     assert_eq!(client.get(&ids[0]).await.unwrap().kind, "b");
     client.result::<()>(task.id()).within(PATIENCE).await.unwrap();
+    // The follow-up is cancelled while it is held: it does not sleep, it ends.
+    let held = claim().await;
+    assert_eq!(client.cancel(held.id()).await.unwrap(), TaskState::Claimed);
+    assert_eq!(held.fail(nap).await.unwrap(), TaskState::Cancelled);
 }
 
 #[tokio::test]
