@@ -176,14 +176,20 @@ impl Store {
     }
 
     fn compact(&self, keyspace: &Keyspace) -> Result<(), StoreError> {
-        let error = |error| self.error("compacted", error);
-        keyspace.rotate_memtable_and_wait().map_err(error)?;
-        keyspace.major_compact().map_err(error)?;
+        self.rotate(keyspace)?;
+        keyspace.major_compact().map_err(|error| self.error("compacted", error))?;
         // The tables that were replaced are deleted with the next rotation.
-        for keyspace in [&self.tasks, &self.bodies, &self.rest] {
-            keyspace.rotate_memtable_and_wait().map_err(error)?;
-        }
-        Ok(())
+        self.rotate(keyspace)
+    }
+
+    /// Rotates the memtable, and makes sure that there is one to rotate: only then does fjall notice
+    /// which views have closed, and a compaction before that keeps what they saw.
+    fn rotate(&self, keyspace: &Keyspace) -> Result<(), StoreError> {
+        let error = |error| self.error("compacted", error);
+        let mut batch = self.db.batch().durability(Some(PersistMode::SyncAll));
+        batch.remove(keyspace, NO_KEY);
+        batch.commit().map_err(error)?;
+        keyspace.rotate_memtable_and_wait().map_err(error)
     }
 
     fn error(&self, what: &'static str, error: fjall::Error) -> StoreError {
@@ -256,6 +262,9 @@ impl View {
         })
     }
 }
+
+/// Shorter than any key, so that nothing is ever stored under it.
+const NO_KEY: &[u8] = &[0];
 
 fn task_key(shard: ShardId, task: TaskId) -> [u8; 18] {
     let mut key = [0; 18];
@@ -429,8 +438,9 @@ mod tests {
             churn();
             assert!(!store.reclaim(0).unwrap(), "a view is open");
         }
-        drop(view);
+        // So that nothing is left to write which would tell fjall by the way that the view is gone.
         store.rest.rotate_memtable_and_wait().unwrap();
+        drop(view);
         assert!(store.reclaim(0).unwrap());
         assert!(!store.reclaim(0).unwrap(), "nothing has grown since");
         assert!(store.rest.disk_space() < 8 << 20, "{}", store.rest.disk_space());
