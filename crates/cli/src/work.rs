@@ -1,6 +1,7 @@
 //! `taskyard work`: a worker that runs a command for each task.
 
 use std::{
+    path::Path,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -10,7 +11,7 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use taskyard::{
     CancelReason, Cancelled, Client, Fail, RawResult, TaskContext, TaskRequest, Worker,
 };
-use taskyard_cli::exec::{Job, Limits, Runner, Verdict};
+use taskyard_cli::exec::{Cgroups, Job, Limits, Runner, Verdict, user_threads_max};
 use tokio::sync::oneshot;
 
 use crate::{
@@ -19,6 +20,8 @@ use crate::{
     signals::Signals,
 };
 
+/// This very file, even if another has taken its name since.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 /// How `sh` runs a command line.
 const SHELL: [&str; 2] = ["/bin/sh", "-c"];
 /// Between two looks for a broker that is not there yet.
@@ -29,20 +32,21 @@ const COMPLAIN_EVERY: u32 = 15;
 pub(crate) fn run(args: &WorkArgs, common: &Common) -> Result<()> {
     log::start(&args.log)?;
     Runner::adopt_orphans().context("cannot look after the tasks' processes")?;
+    let runner = runner(args);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let worked = runtime.block_on(work(args, common));
+    let worked = runtime.block_on(work(args, common, runner));
     // Nothing is left to wait for: what still runs is killed by its supervisor.
     runtime.shutdown_background();
     worked
 }
 
-async fn work(args: &WorkArgs, common: &Common) -> Result<()> {
+async fn work(args: &WorkArgs, common: &Common, runner: Runner) -> Result<()> {
     let mut signals = Signals::listen()?;
     let client = tokio::select! {
         client = connect(common) => client?,
         () = signals.next() => return Ok(()),
     };
-    let worker = worker(args, client)?;
+    let worker = worker(args, client, runner)?;
     let names: Vec<&str> = args.queue.iter().map(|(name, _)| name.as_str()).collect();
     tracing::info!(queues = names.join(","), "waiting for tasks");
     let (stop, stopped) = oneshot::channel::<()>();
@@ -78,12 +82,10 @@ async fn connect(common: &Common) -> Result<Client> {
 }
 
 /// The worker that was typed.
-fn worker(args: &WorkArgs, client: Client) -> Result<Worker> {
-    let runner = Arc::new(runner(args));
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut builder = Worker::builder(client)
-        .concurrency(args.concurrency.map_or(processors, |count| count as usize))
-        .shutdown_grace(args.shutdown_grace);
+fn worker(args: &WorkArgs, client: Client, runner: Runner) -> Result<Worker> {
+    let runner = Arc::new(runner);
+    let mut builder =
+        Worker::builder(client).concurrency(concurrency(args)).shutdown_grace(args.shutdown_grace);
     for (queue, weight) in &args.queue {
         builder = match weight {
             Some(weight) => builder.queue_weighted(queue, *weight),
@@ -100,6 +102,11 @@ fn worker(args: &WorkArgs, client: Client) -> Result<Worker> {
     Ok(builder.fallback(handler).build()?)
 }
 
+fn concurrency(args: &WorkArgs) -> usize {
+    let processors = || std::thread::available_parallelism().map_or(1, usize::from);
+    args.concurrency.map_or_else(processors, |count| count as usize)
+}
+
 fn runner(args: &WorkArgs) -> Runner {
     let argv = match &args.exec {
         Some(command) => {
@@ -107,16 +114,33 @@ fn runner(args: &WorkArgs) -> Runner {
         }
         None => args.argv.clone(),
     };
-    Runner {
-        // This very file, even if another has taken its name since.
-        program: "/proc/self/exe".into(),
-        argv,
-        limits: Limits {
-            memory_bytes: args.memory,
-            cpu_seconds: args.cpu_seconds,
-            processes_max: Some(args.max_processes).filter(|&max| max > 0),
-        },
-        grace: args.kill_grace,
+    let mut limits = Limits {
+        memory_bytes: args.memory,
+        cpu_seconds: args.cpu_seconds,
+        processes_max: Some(args.max_processes).filter(|&max| max > 0),
+        user_threads_max: None,
+    };
+    let cgroups = match Cgroups::find(Path::new(OWN_PROGRAM)) {
+        Ok(cgroups) => {
+            tracing::debug!(folder = %cgroups.base().display(), "each task gets a cgroup");
+            Some(cgroups)
+        }
+        Err(why) => {
+            bound_without_cgroups(&mut limits, concurrency(args), &why);
+            None
+        }
+    };
+    Runner { program: OWN_PROGRAM.into(), argv, limits, cgroups, grace: args.kill_grace }
+}
+
+/// Adds what the kernel can do otherwise, and says that it is weaker.
+fn bound_without_cgroups(limits: &mut Limits, concurrency: usize, why: &std::io::Error) {
+    let Some(max) = limits.processes_max.map(u64::from) else { return };
+    limits.user_threads_max = user_threads_max(max.saturating_mul(concurrency as u64));
+    let counted = "tasks get no cgroups: their processes are counted every 50 ms";
+    match limits.user_threads_max {
+        Some(backstop) => tracing::info!(%why, "{counted}, and RLIMIT_NPROC is {backstop}"),
+        None => tracing::info!(%why, "{counted}, which a fast fork bomb may outrun"),
     }
 }
 

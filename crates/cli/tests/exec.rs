@@ -4,17 +4,34 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
 
 use std::{
-    fs,
+    fs::{self, File},
     future::{Future, pending},
     io::ErrorKind,
-    path::Path,
-    sync::atomic::{AtomicU32, Ordering},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use taskyard_cli::exec::{Ending, Job, Limits, Report, Runner, Verdict};
+use rustix::fs::{FlockOperation, flock};
+use taskyard_cli::exec::{Cgroups, Ending, Job, Limits, Report, Runner, Verdict};
 
+const PROGRAM: &str = env!("CARGO_BIN_EXE_taskyard");
 const LONG: Duration = Duration::from_secs(30);
+
+/// Where tasks get cgroups on this machine, if they can have any.
+static CGROUPS: LazyLock<Option<Cgroups>> =
+    LazyLock::new(|| match Cgroups::find(PROGRAM.as_ref()) {
+        Ok(cgroups) => Some(cgroups),
+        Err(why) => {
+            eprintln!("SKIPPED: what needs cgroups, because there are none: {why}");
+            None
+        }
+    });
 
 /// A command under test, its processes marked by a task id of its own.
 struct Case {
@@ -33,9 +50,10 @@ fn case(argv: &[&str]) -> Case {
     let id = format!("task-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     Case {
         runner: Runner {
-            program: env!("CARGO_BIN_EXE_taskyard").into(),
+            program: PROGRAM.into(),
             argv: argv.iter().map(|&argument| argument.to_owned()).collect(),
             limits: Limits::default(),
+            cgroups: CGROUPS.clone(),
             grace: Duration::from_millis(200),
         },
         job: Job { environment: vec![("TASKYARD_ID", id.clone())], ..Job::default() },
@@ -56,6 +74,24 @@ impl Case {
 
     fn limits(mut self, limits: Limits) -> Case {
         self.runner.limits = limits;
+        self
+    }
+
+    fn processes(self, max: u32) -> Case {
+        self.limits(Limits { processes_max: Some(max), ..Limits::default() })
+    }
+
+    /// As on a machine without cgroups.
+    fn only_counted(mut self) -> Case {
+        self.runner.cgroups = None;
+        self
+    }
+
+    /// Runs the supervisor by a script, which ends with the program and its arguments.
+    fn by_script(mut self, script: &Path, text: &str) -> Case {
+        fs::write(script, format!("#!/bin/sh\n{text} {PROGRAM} \"$@\"\n")).unwrap();
+        fs::set_permissions(script, fs::Permissions::from_mode(0o755)).unwrap();
+        self.runner.program = script.to_owned();
         self
     }
 
@@ -259,9 +295,11 @@ async fn check_fork_bomb(again: &str) {
     let script = folder.path().join("bomb");
     let bomb = format!("[ $1 -gt 6 ] && exec sleep 1000; {again} & {again} & wait; sleep 1000");
     fs::write(&script, bomb).unwrap();
-    let limits = Limits { processes_max: Some(40), ..Limits::default() };
-    let case = shell("sh $SCRIPT 0").limits(limits).environment("SCRIPT", &script);
-    assert_eq!(case.run().await.ending, Ending::TooManyProcesses);
+    let case = || shell("sh $SCRIPT 0").processes(40).environment("SCRIPT", &script);
+    assert_eq!(case().only_counted().run().await.ending, Ending::TooManyProcesses, "counted");
+    if CGROUPS.is_some() {
+        assert_eq!(case().run().await.ending, Ending::TooManyProcesses, "in a cgroup");
+    }
 }
 
 #[tokio::test]
@@ -272,6 +310,148 @@ async fn a_fork_bomb_is_ended_at_its_limit() {
 #[tokio::test]
 async fn a_fork_bomb_that_leaves_its_group_is_ended_too() {
     check_fork_bomb("setsid sh $SCRIPT $(($1 + 1))").await;
+}
+
+/// The only cgroup of this test that has this limit.
+fn cgroup_with(processes_max: u32) -> Option<PathBuf> {
+    let own = format!("taskyard-{}-", std::process::id());
+    let folders = fs::read_dir(CGROUPS.as_ref()?.base()).unwrap().flatten();
+    let mut folders =
+        folders.filter(|folder| folder.file_name().to_string_lossy().starts_with(&own));
+    let has_limit = |folder: &Path| number_in(&folder.join("pids.max")) == Some(processes_max);
+    folders.find_map(|folder| Some(folder.path()).filter(|folder| has_limit(folder)))
+}
+
+fn number_in(file: &Path) -> Option<u32> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+#[tokio::test]
+async fn the_kernel_keeps_the_fastest_fork_bomb_within_its_limit() {
+    const MAX: u32 = 207;
+    if CGROUPS.is_none() {
+        return;
+    }
+    // Forks alone, without a program to load: 65,535 processes in a few seconds, if it were let. What
+    // it has started ends by itself after ten seconds.
+    let bomb = "b() { [ $1 -gt 14 ] && exec sleep 10; b $(($1 + 1)) & b $(($1 + 1)) & wait; }; b 0; sleep 10";
+    let beside = tokio::spawn(shell("sleep 0.5; echo fine").run());
+    let bomb = tokio::spawn(shell(bomb).processes(MAX).run());
+    let (mut folder, mut peak) = (None, 0);
+    while !bomb.is_finished() {
+        folder = folder.or_else(|| cgroup_with(MAX));
+        let file = folder.as_ref().map(|folder| folder.join("pids.peak"));
+        peak = file.and_then(|file| number_in(&file)).unwrap_or(peak);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(bomb.await.unwrap().ending, Ending::TooManyProcesses);
+    assert_eq!(peak, MAX, "it grew to the limit and no further");
+    assert!(!folder.unwrap().exists(), "its cgroup is gone with it");
+    assert_eq!(text(&beside.await.unwrap().stdout), "fine\n");
+}
+
+#[tokio::test]
+async fn a_refused_process_fails_the_task_however_soon_its_command_ends() {
+    if CGROUPS.is_none() {
+        return;
+    }
+    let script = "sleep 1000 & sleep 1000 & sleep 1000 & exit 0";
+    assert_eq!(shell(script).processes(3).run().await.ending, Ending::TooManyProcesses);
+    assert_eq!(shell(script).processes(4).run().await.ending, Ending::Exited(0));
+}
+
+#[tokio::test]
+async fn a_task_has_a_cgroup_without_a_limit_too() {
+    if CGROUPS.is_none() {
+        return;
+    }
+    let report = shell("cat /proc/self/cgroup").run().await;
+    assert!(text(&report.stdout).contains(&format!("/taskyard-{}-", std::process::id())));
+}
+
+/// A process in a session of its own that is in the cgroup of `folder` and in nobody's care.
+fn strand(folder: &Path) -> Child {
+    let script = "echo 0 > $0/cgroup.procs && exec setsid sleep 1000";
+    Command::new("sh").args(["-c", script]).arg(folder).spawn().unwrap()
+}
+
+#[tokio::test]
+async fn what_killed_workers_left_is_cleared_by_the_next() {
+    let Some(cgroups) = &*CGROUPS else { return };
+    // No process ever has such an id.
+    let folder = cgroups.base().join(format!("taskyard-4194305-{}", std::process::id()));
+    // A supervisor at work holds this lock. Another test may clear the folder before it is locked.
+    let lock = loop {
+        fs::create_dir(&folder).unwrap();
+        let Ok(lock) = File::open(&folder) else { continue };
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        if folder.exists() {
+            break lock;
+        }
+    };
+    let mut stranded = strand(&folder);
+    until(|| !fs::read_to_string(folder.join("cgroup.procs")).unwrap().is_empty()).await;
+
+    Cgroups::find(PROGRAM.as_ref()).unwrap();
+    assert_eq!(stranded.try_wait().unwrap(), None, "its supervisor lives");
+    assert!(folder.exists(), "its supervisor lives");
+
+    drop(lock);
+    Cgroups::find(PROGRAM.as_ref()).unwrap();
+    until(|| stranded.try_wait().unwrap().is_some()).await;
+    assert!(!folder.exists());
+}
+
+/// The supervisor needs six threads and the command a process.
+#[tokio::test]
+async fn a_full_machine_is_a_reason_to_try_later_and_no_panic() {
+    let Some(cgroups) = &*CGROUPS else { return };
+    let files = tempfile::tempdir().unwrap();
+    let folder = cgroups.base().join(format!("full-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let mut started = 0;
+    for processes_max in 1..10 {
+        fs::write(folder.join("pids.max"), processes_max.to_string()).unwrap();
+        let enter = format!("echo 0 > {}/cgroup.procs; exec", folder.display());
+        let case = shell("echo ran").by_script(&files.path().join("script"), &enter);
+        let report = case.run().await;
+        match &report.ending {
+            Ending::Exited(0) => started += 1,
+            Ending::NotStarted(why) => {
+                assert!(why.contains("no more processes or threads can be started"), "{why}");
+                assert_eq!(started, 0, "{processes_max} were enough for it before");
+            }
+            other => panic!("with {processes_max}: {other:?}"),
+        }
+        let Verdict::Fail(failure) = report.verdict(None, &Limits::default()) else { continue };
+        assert!(failure.retryable);
+    }
+    fs::remove_dir(&folder).unwrap();
+    assert!((1..9).contains(&started), "{started} of 9 were started");
+}
+
+#[tokio::test]
+async fn without_a_cgroup_the_kernel_bounds_another_user_than_root() {
+    const NOBODY: &str = "setpriv --reuid=65533 --regid=65533 --clear-groups";
+    if !rustix::process::getuid().is_root() {
+        eprintln!("SKIPPED: only root can become a user that has no other processes");
+        return;
+    }
+    let can = Command::new("sh").args(["-c", &format!("{NOBODY} {PROGRAM} --version")]).output();
+    if !can.is_ok_and(|ran| ran.status.success()) {
+        eprintln!("SKIPPED: another user can't run {PROGRAM} by setpriv");
+        return;
+    }
+    let files = tempfile::tempdir_in("/tmp").unwrap();
+    fs::set_permissions(files.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let script = files.path().join("script");
+    // 512 processes, if it were let. Those that it gets end by themselves.
+    let bomb = "b() { [ $1 -gt 7 ] && exec sleep 1; b $(($1 + 1)) & b $(($1 + 1)) & wait; }; b 0";
+    let limits = Limits { user_threads_max: Some(60), ..Limits::default() };
+    let case = || shell(bomb).limits(limits).only_counted();
+    let report = case().by_script(&script, &format!("exec {NOBODY}")).run().await;
+    assert!(text(&report.stderr).contains("ork"), "no fork was refused: {report:?}");
+    assert_eq!(text(&case().run().await.stderr), "", "it does not bind root");
 }
 
 #[tokio::test]

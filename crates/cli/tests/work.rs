@@ -4,10 +4,11 @@
 
 mod yard;
 
-use std::{fs, time::Instant};
+use std::{fs, path::Path, time::Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use taskyard_cli::exec::Cgroups;
 use yard::{LONG, Yard, processes_of, until};
 
 #[test]
@@ -102,6 +103,57 @@ fn killing_a_worker_kills_its_tasks_and_they_run_elsewhere() {
     );
     assert!(killed.elapsed().as_secs() < 20, "it took {:?}", killed.elapsed());
     assert_eq!(yard.task(&id)["losses"], 1);
+}
+
+/// Where tasks get cgroups on this machine, if they can have any.
+fn cgroups() -> Option<Cgroups> {
+    let found = Cgroups::find(Path::new(env!("CARGO_BIN_EXE_taskyard")));
+    found.map_err(|why| eprintln!("SKIPPED, because there are no cgroups: {why}")).ok()
+}
+
+#[test]
+fn what_survives_a_worker_and_its_supervisor_is_killed_by_the_next_worker() {
+    if cgroups().is_none() {
+        return;
+    }
+    let yard = Yard::start();
+    let stray = "touch $FOLDER/ready; sleep 1000; true";
+    let exec = format!("echo $PPID > $FOLDER/supervisor; setsid sh -c '{stray}' & sleep 1000");
+    let first = yard.work("q", &exec, &[]);
+    let id = yard.ok(&["enqueue", "a", "-q", "q"]);
+    until("it runs", || yard.file("ready").exists());
+    assert!(processes_of(&id) > 0);
+    let supervisor = fs::read_to_string(yard.file("supervisor")).unwrap().trim().parse().unwrap();
+    // Stopped first, so that neither has time to look after what the other leaves. What the command
+    // started survives both, until a worker starts.
+    first.signal(Signal::STOP);
+    kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();
+    first.signal(Signal::KILL);
+    drop(first);
+    let _second = yard.work("other", "true", &[]);
+    until("it is gone", || processes_of(&id) == 0);
+}
+
+#[test]
+fn a_worker_on_a_full_machine_fails_tasks_and_lives_on() {
+    let Some(cgroups) = cgroups() else { return };
+    let yard = Yard::start();
+    let worker = yard.work("q", "echo ran", &[]);
+    until("it is there", || yard.json(&["worker", "list"]).len() == 1);
+    let folder = cgroups.base().join(format!("full-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("pids.max"), "0").unwrap();
+    fs::write(folder.join("cgroup.procs"), worker.0.id().to_string()).unwrap();
+    let retry = ["--retry", "fixed", "--retry-delay", "10ms", "--max-attempts", "10000"];
+    let id = yard.ok(&[&["enqueue", "a", "-q", "q"][..], &retry].concat());
+    until("it was tried", || !yard.task(&id)["attempts"][0]["error"].is_null());
+    let error = yard.task(&id)["attempts"][0]["error"].clone();
+    assert_eq!(error["type"], "not started");
+    assert!(error["message"].as_str().unwrap().starts_with("no more processes"), "{error}");
+    fs::write(folder.join("pids.max"), "max").unwrap();
+    assert_eq!(yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]), "\"ran\"");
+    drop(worker);
+    until("its cgroup is empty", || fs::remove_dir(&folder).is_ok());
 }
 
 #[test]

@@ -35,10 +35,11 @@ pub(crate) struct WorkArgs {
     /// Processor time of each process.
     #[arg(long, value_name = "N", help_heading = "Limits of each task")]
     pub(crate) cpu_seconds: Option<u64>,
-    /// Processes alive at once, the command itself included; 0 for no limit. They are counted
-    /// every 50 ms, and all are killed when there are more. That ends a fork bomb within moments,
-    /// but it is no wall: for up to 50 ms there may be any number, and what starts and ends between
-    /// two counts is not seen. Where that matters, run the worker in a container with a limit.
+    /// Processes alive at once, the command itself included; 0 for no limit. A task that needs more
+    /// is killed. Where the worker may make cgroups the kernel holds this exactly, and each thread
+    /// counts as one. Elsewhere processes are counted every 50 ms, which ends a fork bomb within
+    /// seconds but is no wall: until then there may be thousands. For a user other than root
+    /// RLIMIT_NPROC is a wall behind the count; for root there is none. See docs/work.md.
     #[arg(long, value_name = "N", default_value_t = 512, help_heading = "Limits of each task")]
     pub(crate) max_processes: u32,
     /// Between SIGTERM and SIGKILL for a task that is stopped.

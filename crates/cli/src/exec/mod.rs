@@ -4,10 +4,15 @@
 //! taskyard work ── taskyard __supervise ── taskyard __child, which becomes the command ── ...
 //!   (worker)         (one per task)           (own process group, limits)
 //! ```
+//! What a task starts is bounded by a cgroup where one can be made, else by RLIMIT_NPROC (far off) and
+//! by counting.
+//!
 //! Invariant: when [`Runner::run`] returns, no process of that task is left. The supervisor sees to
 //! it; should the supervisor itself be killed, its orphans fall to the worker, which sweeps them.
 
+mod cgroup;
 mod launcher;
+mod nproc;
 mod supervisor;
 mod tail;
 mod tree;
@@ -21,7 +26,7 @@ use std::{
     path::PathBuf,
     process::Stdio,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
@@ -31,8 +36,11 @@ use tokio::{
     sync::oneshot,
 };
 
+use self::cgroup::Cgroup;
 pub use self::{
+    cgroup::Cgroups,
     launcher::{SUBCOMMAND as LAUNCHER, main as launcher_main},
+    nproc::user_threads_max,
     supervisor::{SUBCOMMAND as SUPERVISOR, main as supervisor_main},
     verdict::{Failure, Verdict},
     wire::{Ending, Limits, Report},
@@ -42,6 +50,11 @@ pub use self::{
 /// Children belong to the process, so this list does too.
 static SUPERVISORS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 
+/// Between two looks at what a killed supervisor left behind.
+const SWEEP_EVERY: Duration = Duration::from_millis(5);
+/// A process that SIGKILL does not end within this sits in the kernel.
+const SWEEP_FOR_MAX: Duration = Duration::from_secs(5);
+
 /// Runs one command for every task.
 #[derive(Clone, Debug)]
 pub struct Runner {
@@ -50,6 +63,8 @@ pub struct Runner {
     /// Program and arguments.
     pub argv: Vec<String>,
     pub limits: Limits,
+    /// Where each task gets a cgroup of its own. Without, its processes are counted.
+    pub cgroups: Option<Cgroups>,
     /// Between SIGTERM and SIGKILL.
     pub grace: Duration,
 }
@@ -81,13 +96,14 @@ impl Runner {
                 .map(|timeout| timeout.as_millis().try_into().unwrap_or(u64::MAX)),
             grace_ms: self.grace.as_millis().try_into().unwrap_or(u64::MAX),
             limits: self.limits,
+            cgroups: self.cgroups.clone(),
             payload_bytes: job.payload.len(),
         };
         let request = request.encode(&job.payload)?;
-        let child = self.spawn(&job.environment)?;
+        let child = self.spawn(&job.environment).map_err(explained)?;
         let (keep, stopped) = oneshot::channel::<()>();
         // A task of its own: a dropped caller drops `keep`, and the rest still happens.
-        let mut exchange = tokio::spawn(exchange(child, request, stopped));
+        let mut exchange = tokio::spawn(exchange(child, request, stopped, self.cgroups.clone()));
         let result = tokio::select! {
             result = &mut exchange => result,
             () = stop => {
@@ -120,6 +136,7 @@ async fn exchange(
     mut child: Child,
     request: Vec<u8>,
     stopped: oneshot::Receiver<()>,
+    cgroups: Option<Cgroups>,
 ) -> io::Result<Report> {
     let id = child.id().and_then(|id| i32::try_from(id).ok());
     let stdin = child.stdin.take();
@@ -151,28 +168,46 @@ async fn exchange(
     match Report::decode(&bytes?) {
         Ok(report) => Ok(report),
         Err(_) => {
-            tokio::task::spawn_blocking(sweep).await.map_err(io::Error::other)?;
+            let cgroup = cgroups.zip(id).map(|(cgroups, id)| cgroups.left_by(id));
+            sweep(cgroup.as_ref()).await;
             Ok(Report { ending: Ending::Unsupervised, stdout: Vec::new(), stderr: Vec::new() })
         }
     }
 }
 
-/// Kills every process that a killed supervisor left behind.
-fn sweep() {
+/// Kills every process that a killed supervisor left behind, those of its cgroup first. It waits
+/// without a thread of its own: where a task has filled the machine, there would be none.
+async fn sweep(cgroup: Option<&Cgroup>) {
+    let deadline = Instant::now() + SWEEP_FOR_MAX;
     loop {
+        if let Some(cgroup) = cgroup {
+            cgroup.kill();
+        }
         let orphans: Vec<Pid> = {
             let supervisors = supervisors();
             let known = |pid: &Pid| supervisors.contains(&pid.as_raw_pid());
             tree::children(getpid()).into_iter().filter(|pid| !known(pid)).collect()
         };
-        if orphans.is_empty() {
+        if orphans.is_empty() || deadline <= Instant::now() {
             return;
         }
         for orphan in orphans {
             tree::kill_with_descendants(orphan);
             // Its own children fall to us when it is gone: the next round takes them.
-            let _ = waitpid(Some(orphan), WaitOptions::empty());
+            let _ = waitpid(Some(orphan), WaitOptions::NOHANG);
         }
+        tokio::time::sleep(SWEEP_EVERY).await;
+    }
+}
+
+/// Says what the kernel means when it has no process or thread left to give.
+fn explained(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => {
+            let why = format!("no more processes or threads can be started here now ({error})");
+            io::Error::new(error.kind(), why)
+        }
+        _ => error,
     }
 }
 

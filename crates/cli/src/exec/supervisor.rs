@@ -2,7 +2,8 @@
 //!
 //! It is the subreaper of everything the command starts, so that nothing outlives the task: when
 //! the command ends, is stopped, times out or grows too many processes, all that is left below is
-//! killed before the report is written. Its stdin ends when the worker wants the task stopped and
+//! killed before the report is written. Where it can, it puts the command into a cgroup, in which
+//! the kernel holds the limit of processes. Its stdin ends when the worker wants the task stopped and
 //! when the worker dies, whichever way, so both are one case. A command that kills or starves its
 //! supervisor hurts no other task.
 
@@ -10,7 +11,7 @@ use std::{
     fs::{self, File},
     io::{self, BufReader, Read, Write},
     os::{fd::AsFd, unix::process::CommandExt},
-    process::{Child, Command, ExitCode, Stdio},
+    process::{Command, ExitCode},
     sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
     thread,
     time::{Duration, Instant},
@@ -25,7 +26,8 @@ use rustix::{
 };
 
 use super::{
-    launcher,
+    cgroup::Cgroup,
+    explained, launcher,
     tail::TailReader,
     tree,
     wire::{Ending, Report, Request, STDERR_BYTES_MAX, STDOUT_BYTES_MAX},
@@ -33,7 +35,7 @@ use super::{
 
 /// The first argument that means this file.
 pub const SUBCOMMAND: &str = "__supervise";
-/// How often the number of processes is looked at, when it is limited.
+/// How often the number of processes is looked at, and whether one was refused, when it is limited.
 const WATCH_EVERY: Duration = Duration::from_millis(50);
 /// Between two walks of a tree that is being killed.
 const KILL_EVERY: Duration = Duration::from_millis(20);
@@ -66,14 +68,11 @@ fn supervise() -> io::Result<()> {
     set_child_subreaper(Some(getpid()))?;
     let mut control = BufReader::new(File::from(io::stdin().as_fd().try_clone_to_owned()?));
     let (request, payload) = Request::read(&mut control)?;
-    let report = match start(&request) {
-        Ok(child) => run(&request, payload, child, control),
-        Err(error) => Report {
-            ending: Ending::NotStarted(error.to_string()),
-            stdout: Vec::new(),
-            stderr: Vec::new(),
-        },
-    };
+    let report = run(&request, payload, control).unwrap_or_else(|error| Report {
+        ending: Ending::NotStarted(explained(error).to_string()),
+        stdout: Vec::new(),
+        stderr: Vec::new(),
+    });
     match report.write(&mut io::stdout().lock()) {
         // The worker is gone: nobody is left to report to.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -81,30 +80,35 @@ fn supervise() -> io::Result<()> {
     }
 }
 
-fn start(request: &Request) -> io::Result<Child> {
-    Command::new("/proc/self/exe")
-        .arg0("taskyard")
-        .args(launcher::arguments(&request.argv, &request.limits))
-        .process_group(0)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-}
-
-fn run(request: &Request, payload: Vec<u8>, mut child: Child, control: BufReader<File>) -> Report {
-    let command = Pid::from_child(&child);
-    let stdout = child.stdout.take().map(|out| TailReader::start(out, STDOUT_BYTES_MAX));
-    let stderr = child.stderr.take().map(|err| TailReader::start(err, STDERR_BYTES_MAX));
-    if let Some(mut stdin) = child.stdin.take() {
-        // A command may close its stdin unread; that is its own business.
-        thread::spawn(move || stdin.write_all(&payload));
-    }
+/// Runs the command to its end and that of all it started. An error means that it never ran.
+fn run(request: &Request, payload: Vec<u8>, control: BufReader<File>) -> io::Result<Report> {
+    // All threads before the command: where one is refused, there is nothing to end yet.
+    let (stdout, stdout_writer) = TailReader::start(STDOUT_BYTES_MAX)?;
+    let (stderr, stderr_writer) = TailReader::start(STDERR_BYTES_MAX)?;
+    let (stdin, mut stdin_writer) = io::pipe()?;
+    // A command may close its stdin unread; that is its own business.
+    thread::Builder::new().spawn(move || stdin_writer.write_all(&payload))?;
     let (sender, events) = mpsc::channel();
-    watch_control(control, sender.clone());
-    reap(command, sender);
+    watch_control(control, sender.clone())?;
+    let started = reap(sender)?;
 
-    let mut tree = Tree { command, events, ended: None, none_left: false };
+    // Without one it is the count that holds the limit.
+    let cgroups = request.cgroups.as_ref();
+    let cgroup =
+        cgroups.and_then(|cgroups| cgroups.make(getpid(), request.limits.processes_max).ok());
+    let folder = cgroup.as_ref().map(Cgroup::folder);
+    let command = Command::new("/proc/self/exe")
+        .arg0("taskyard")
+        .args(launcher::arguments(&request.argv, &request.limits, folder))
+        .process_group(0)
+        .stdin(stdin)
+        .stdout(stdout_writer)
+        .stderr(stderr_writer)
+        .spawn()
+        .map(|child| Pid::from_child(&child))?;
+    let _ = started.send(command);
+
+    let mut tree = Tree { command, cgroup, events, ended: None, none_left: false };
     let ending = tree.watch(request);
     match ending {
         Ending::Stopped | Ending::TimedOut => {
@@ -116,28 +120,28 @@ fn run(request: &Request, payload: Vec<u8>, mut child: Child, control: BufReader
     }
 
     let drained_by = Instant::now() + DRAIN_FOR_MAX;
-    while [&stdout, &stderr].into_iter().flatten().any(|reader| !reader.is_finished())
-        && Instant::now() < drained_by
-    {
+    while !(stdout.is_finished() && stderr.is_finished()) && Instant::now() < drained_by {
         thread::sleep(Duration::from_millis(1));
     }
-    let bytes =
-        |reader: &Option<TailReader>| reader.as_ref().map_or_else(Vec::new, TailReader::to_vec);
-    Report { ending, stdout: bytes(&stdout), stderr: bytes(&stderr) }
+    Ok(Report { ending, stdout: stdout.to_vec(), stderr: stderr.to_vec() })
 }
 
 /// The worker sends nothing after the payload, so any end of it is the end of the task.
-fn watch_control(mut control: BufReader<File>, events: Sender<Event>) {
-    thread::spawn(move || {
+fn watch_control(mut control: BufReader<File>, events: Sender<Event>) -> io::Result<()> {
+    thread::Builder::new().spawn(move || {
         let mut byte = [0];
         while let Ok(1) = control.read(&mut byte) {}
         let _ = events.send(Event::StopAsked);
-    });
+    })?;
+    Ok(())
 }
 
-/// Waits for every process below us: the command, and orphans that the kernel hands to us.
-fn reap(command: Pid, events: Sender<Event>) {
-    thread::spawn(move || {
+/// Waits for every process below us: the command, and orphans that the kernel hands to us. Begins
+/// when it is told the command.
+fn reap(events: Sender<Event>) -> io::Result<Sender<Pid>> {
+    let (started, command) = mpsc::channel();
+    thread::Builder::new().spawn(move || {
+        let Ok(command) = command.recv() else { return };
         loop {
             match wait(WaitOptions::empty()) {
                 Ok(Some((pid, status))) if pid == command => {
@@ -150,11 +154,13 @@ fn reap(command: Pid, events: Sender<Event>) {
                 }
             }
         }
-    });
+    })?;
+    Ok(started)
 }
 
 struct Tree {
     command: Pid,
+    cgroup: Option<Cgroup>,
     events: Receiver<Event>,
     ended: Option<WaitStatus>,
     none_left: bool,
@@ -169,6 +175,8 @@ impl Tree {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let until_watch = request.limits.processes_max.map(|_| WATCH_EVERY);
             match self.next([left, until_watch].into_iter().flatten().min()) {
+                // However it took the refusal: whether we see it in time must not decide.
+                Some(Event::Ended(_)) if self.was_refused() => return Ending::TooManyProcesses,
                 Some(Event::Ended(status)) => return ending(status),
                 Some(Event::StopAsked) => return Ending::Stopped,
                 Some(Event::NoneLeft) => return Ending::Unsupervised,
@@ -177,13 +185,15 @@ impl Tree {
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return Ending::TimedOut;
             }
-            if let Some(max) = request.limits.processes_max {
-                let max = max as usize;
-                if tree::count_descendants(getpid(), max + 1) > max {
-                    return Ending::TooManyProcesses;
-                }
+            // The count is for a task without a cgroup, and for one that has left its own.
+            if self.was_refused() || request.limits.processes_max.is_some_and(is_exceeded) {
+                return Ending::TooManyProcesses;
             }
         }
+    }
+
+    fn was_refused(&self) -> bool {
+        self.cgroup.as_ref().is_some_and(Cgroup::was_refused)
     }
 
     /// Asks politely, and gives the command `grace` to end.
@@ -205,6 +215,9 @@ impl Tree {
         let _ = kill_process_group(self.command, Signal::KILL);
         let deadline = Instant::now() + KILL_FOR_MAX;
         while !self.none_left && Instant::now() < deadline {
+            if let Some(cgroup) = &self.cgroup {
+                cgroup.kill();
+            }
             tree::kill_descendants(getpid());
             self.next(Some(KILL_EVERY));
         }
@@ -227,6 +240,12 @@ impl Tree {
         }
         Some(event.unwrap_or(Event::NoneLeft))
     }
+}
+
+/// Whether there are more processes below us than `max`.
+fn is_exceeded(max: u32) -> bool {
+    let max = max as usize;
+    tree::count_descendants(getpid(), max.saturating_add(1)) > max
 }
 
 /// Runs `race` ahead of the processes it races with, as far as this process may. Those may be

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    io::Read,
+    io::{self, PipeWriter, Read},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
 };
@@ -40,16 +40,18 @@ pub(super) struct TailReader {
 }
 
 impl TailReader {
-    pub(super) fn start(mut stream: impl Read + Send + 'static, bytes_max: usize) -> TailReader {
+    /// Starts reading what will be written into the pipe that comes with it.
+    pub(super) fn start(bytes_max: usize) -> io::Result<(TailReader, PipeWriter)> {
+        let (mut stream, writer) = io::pipe()?;
         let tail = Arc::new(Mutex::new(Tail::new(bytes_max)));
         let shared = Arc::clone(&tail);
-        let reader = thread::spawn(move || {
+        let reader = thread::Builder::new().spawn(move || {
             let mut chunk = vec![0; 64 << 10];
             while let Ok(count @ 1..) = stream.read(&mut chunk) {
                 lock(&shared).push(&chunk[..count]);
             }
-        });
-        TailReader { tail, reader }
+        })?;
+        Ok((TailReader { tail, reader }, writer))
     }
 
     /// Whether the stream has ended.

@@ -47,7 +47,10 @@ impl Report {
             }
             Ending::TooManyProcesses => {
                 let max = limits.processes_max.unwrap_or_default();
-                let message = format!("killed when more than {max} of its processes were alive");
+                let message = format!(
+                    "killed when it needed more than {max} processes at once (each thread is \
+                     one where cgroups count them)"
+                );
                 return self.fail("too many processes".to_owned(), message);
             }
             Ending::NotStarted(error) => {
@@ -165,7 +168,8 @@ mod tests {
                 Ending::TooManyProcesses,
                 "",
                 "too many processes",
-                "killed when more than 8 of its processes were alive",
+                "killed when it needed more than 8 processes at once (each thread is one where \
+                 cgroups count them)",
                 true,
             ),
         ] {

@@ -8,6 +8,8 @@ use std::io::{self, BufRead, Read, Write};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+use super::cgroup::Cgroups;
+
 /// Longest JSON line: a command line and a few numbers.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 /// Far above the largest payload a node accepts.
@@ -28,6 +30,8 @@ pub(super) struct Request {
     /// Between SIGTERM and SIGKILL.
     pub(super) grace_ms: u64,
     pub(super) limits: Limits,
+    /// Where the cgroup of the task is made, if there may be one.
+    pub(super) cgroups: Option<Cgroups>,
     pub(super) payload_bytes: usize,
 }
 
@@ -38,8 +42,11 @@ pub struct Limits {
     pub memory_bytes: Option<u64>,
     /// Processor time of each process.
     pub cpu_seconds: Option<u64>,
-    /// Processes alive at once, the command itself included.
+    /// Processes alive at once, the command itself included. Each thread counts as one in a
+    /// cgroup, and none does without.
     pub processes_max: Option<u32>,
+    /// Threads of the whole user at once, for a task without a cgroup (RLIMIT_NPROC).
+    pub user_threads_max: Option<u64>,
 }
 
 /// How a task's process ended.
@@ -54,7 +61,7 @@ pub enum Ending {
     TimedOut,
     /// We killed it because the worker asked, or is gone.
     Stopped,
-    /// We killed it because more processes than allowed were alive.
+    /// We killed it because more processes than allowed were alive, or would have been.
     TooManyProcesses,
     /// It never ran.
     NotStarted(String),
@@ -140,6 +147,7 @@ mod tests {
             timeout_ms: Some(5),
             grace_ms: 10,
             limits: Limits { memory_bytes: Some(1), ..Limits::default() },
+            cgroups: None,
             payload_bytes: 3,
         };
         let bytes = request.encode(b"a\nb").unwrap();
