@@ -1,7 +1,9 @@
 //! Connection: the servers of one cluster, the one in use, and the way to the next.
 //!
-//! Channels are opened when first needed and repair themselves; what this file adds is failover: a
-//! call that got no answer moves everyone to the next server, and waits longer each time around.
+//! Channels are opened when first needed; what this file adds is failover: a call that got no answer
+//! moves everyone to the next server, and waits longer each time around. The server that failed is
+//! dialled anew when its turn comes again: a channel repairs itself only as long as its own task
+//! lives, and that ends for good when there is no thread left to look up a name.
 
 use crate::{Error, random};
 use std::{
@@ -120,10 +122,11 @@ impl Connection {
 
     /// The server in use now. `failed` on it moves on to the next.
     pub(crate) fn current(&self) -> Attempt {
+        let mut channels = self.0.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, so that it belongs to the channel.
         let turn = self.0.current.load(Ordering::Relaxed);
         let index = turn % self.0.servers.len();
         let server = &self.0.servers[index];
-        let mut channels = self.0.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let channel = channels[index].get_or_insert_with(|| (server.dial)()).clone();
         let wire = TaskyardClient::new(channel)
             .max_decoding_message_size(ANSWER_BYTES_MAX)
@@ -167,6 +170,9 @@ impl Connection {
                 Err(_) if repeat == Repeat::Read => return Err(attempt.timed_out().of_a_read()),
                 Err(_) => return Err(attempt.timed_out()),
             };
+            if error.is_undecided() {
+                attempt.failed();
+            }
             let (error, again) = match repeat {
                 Repeat::Read => (error.of_a_read(), error.is_undecided()),
                 Repeat::Always => {
@@ -178,7 +184,6 @@ impl Connection {
             if !again {
                 return Err(error);
             }
-            attempt.failed();
             if !backoff.wait_until(deadline).await {
                 return Err(error);
             }
@@ -206,10 +211,15 @@ impl Attempt {
         &self.connection.0.servers[self.index].name
     }
 
-    /// Moves to the next server, unless somebody else already has.
+    /// Moves to the next server and forgets the channel to this one, unless somebody else already
+    /// has. Calls that still run on the channel keep it until they end.
     pub(crate) fn failed(&self) {
-        let (turn, current) = (self.turn, &self.connection.0.current);
-        let _ = current.compare_exchange(turn, turn + 1, Ordering::Relaxed, Ordering::Relaxed);
+        let Shared { current, channels, .. } = &*self.connection.0;
+        let mut channels = channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = self.turn;
+        if current.compare_exchange(turn, turn + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            channels[self.index] = None;
+        }
     }
 
     pub(crate) fn timed_out(&self) -> Error {
@@ -305,5 +315,24 @@ mod tests {
         first.failed();
         second.failed();
         assert_eq!(connection.current().server(), "http://127.0.0.1:2");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_failed_is_dialled_anew() {
+        let dials = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&dials);
+        let dial = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Endpoint::from_static("http://127.0.0.1:1").connect_lazy()
+        };
+        let server = Server { name: "one".to_string(), dial: Arc::new(dial) };
+        let connection = Connection::new(vec![server], None).unwrap();
+        let (first, second) = (connection.current(), connection.current());
+        assert_eq!(dials.load(Ordering::Relaxed), 1, "they share it");
+        first.failed();
+        let third = connection.current();
+        second.failed();
+        drop((third, connection.current()));
+        assert_eq!(dials.load(Ordering::Relaxed), 2, "one failure is one reason");
     }
 }
