@@ -74,7 +74,7 @@ impl Turn<'_> {
             self.insert_new(queue, &enqueue.task).id
         } else {
             let id = self.next_id(*home);
-            self.owe_enqueue(id, enqueue);
+            self.owe_enqueue(id, enqueue, None);
             id
         }
     }

@@ -5,6 +5,7 @@ use crate::limits::*;
 use crate::rejection::at_most;
 use crate::slab::{NO_SLOT, Slot};
 use crate::turn::Turn;
+use crate::watch::Watch;
 use crate::{
     Body, Enqueue, Enqueued, EventKind, NewTask, Outcome, QueueName, Rejection, ShardId, TaskId,
     Timestamp, When,
@@ -39,7 +40,7 @@ impl Turn<'_> {
             return Enqueued { id, duplicate: true };
         }
         let id = self.next_id(self.shard.identity.shard);
-        self.insert_task(queue, id, task);
+        self.insert_task(queue, id, task, None);
         Enqueued { id, duplicate: false }
     }
 
@@ -52,7 +53,13 @@ impl Turn<'_> {
     }
 
     /// Adds a checked task under an id.
-    pub(crate) fn insert_task(&mut self, queue: Slot, id: TaskId, new: &NewTask<'_>) {
+    pub(crate) fn insert_task(
+        &mut self,
+        queue: Slot,
+        id: TaskId,
+        new: &NewTask<'_>,
+        watch: Option<Watch>,
+    ) {
         let run_at = new.run_at.moment(self.now);
         let state = if run_at > self.now {
             State::Scheduled { run_at }
@@ -78,7 +85,7 @@ impl Turn<'_> {
             losses: 0,
             priority: new.priority.unwrap_or(PRIORITY_DEFAULT),
             last_attempt: None,
-            extra: new.extra(),
+            extra: new.extra(watch),
         });
         self.remember_request(queue, new.request_id, id);
         self.emit_task(slot, EventKind::TaskEnqueued);
@@ -179,8 +186,9 @@ impl NewTask<'_> {
     }
 
     /// What few tasks have; most have none of it.
-    fn extra(&self) -> Option<Box<Extra>> {
-        let plain = self.expires_at.is_none()
+    fn extra(&self, watch: Option<Watch>) -> Option<Box<Extra>> {
+        let plain = watch.is_none()
+            && self.expires_at.is_none()
             && self.timeout_ms.is_none()
             && self.retention_ms.is_none()
             && self.retry.is_none()
@@ -192,6 +200,7 @@ impl NewTask<'_> {
                 retention_ms: self.retention_ms,
                 retry: self.retry.clone().map(Box::new),
                 tags: self.tags.iter().map(|&tag| tag.into()).collect(),
+                watch: watch.map(Box::new),
                 ..Extra::default()
             })
         })

@@ -66,6 +66,7 @@ mod testing;
 mod transition;
 mod turn;
 mod view;
+mod watch;
 mod wire;
 
 pub use command::*;

@@ -5,6 +5,7 @@
 
 use crate::names::NameId;
 use crate::slab::Slot;
+use crate::watch::Watch;
 use crate::wire::{wire_struct, wire_words};
 use crate::{
     AttemptOutcome, ClaimToken, DeathReason, RetryPolicy, SessionId, TaskError, TaskId,
@@ -119,6 +120,7 @@ pub(crate) struct Extra {
     pub(crate) result: Option<Box<[u8]>>,
     pub(crate) death: Option<DeathReason>,
     pub(crate) follow_ups: Box<[TaskId]>,
+    pub(crate) watch: Option<Box<Watch>>,
 }
 
 wire_words!(Ending { 1 => Succeeded, 2 => Failed, 3 => Dead, 4 => Cancelled, 5 => Expired });
@@ -138,6 +140,7 @@ wire_struct!(Extra {
     result,
     death,
     follow_ups,
+    watch,
 });
 
 impl State {
@@ -258,6 +261,7 @@ impl Extra {
             + self.resume_state.as_ref().map_or(0, |state| state.len())
             + self.result.as_ref().map_or(0, |result| result.len())
             + size_of_val(&*self.follow_ups)
+            + self.watch.as_ref().map_or(0, |_| size_of::<Watch>())
     }
 }
 

@@ -102,6 +102,10 @@ limits! {
     RETRY_DELAYS_MAX: usize = 100, "delays";
     /// Follow-up tasks that one ack may carry.
     FOLLOW_UPS_MAX: usize = 1_000, "tasks";
+    /// A result up to this travels to the tasks that depend on its task; a larger one stays with its task, where they fetch it.
+    PARENT_RESULT_BYTES_MAX: usize = 64 << 10, "bytes";
+    /// What tasks that depend on a failed one are told of its error.
+    PARENT_ERROR_BYTES_MAX: usize = 4 << 10, "bytes";
     /// Lost claims after which a task is quarantined among the dead letters.
     LOSSES_MAX: u32 = 3, "losses";
     /// What one expiry entry promotes, lapses and removes: the loop is not held longer than this.

@@ -145,7 +145,9 @@ impl Machine {
         );
         self.counters.now = self.counters.now.max(entry.now);
         let mut turn = Turn::new(self, payloads, events);
-        entry.commands.iter().map(|command| turn.decide(command)).collect()
+        let answers = entry.commands.iter().map(|command| turn.apply(command)).collect();
+        turn.store_owed();
+        answers
     }
 
     /// The time of the last entry.

@@ -8,11 +8,16 @@ use crate::entry::DecodeError;
 use crate::kept::Keep;
 use crate::slab::Slot;
 use crate::turn::Turn;
+use crate::watch::{TaskEnded, Watch};
 use crate::wire::{Reader, Wire, decode, encode, wire_struct};
 use crate::{
     Deliver, Delivered, Enqueue, EventKind, Machine, Outcome, QueueName, Rejection, ShardId,
     TaskId, When,
 };
+use std::collections::{BTreeMap, VecDeque};
+
+/// Messages of one entry to one shard travel together up to this; a larger one alone.
+const DELIVERY_BYTES_MAX: usize = 128 << 10;
 
 /// What the outbox owes another shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,42 +66,115 @@ impl Keep for Link {
 /// What one shard asks of another. The sender has checked it and answered for it, so the target may
 /// not refuse.
 #[derive(Debug, PartialEq)]
-enum Message<'a> {
+pub(crate) enum Message<'a> {
     /// Add this task, whose id the sender made.
-    Enqueue { id: TaskId, enqueue: Enqueue<'a> },
+    Enqueue { id: TaskId, enqueue: Enqueue<'a>, watch: Option<Watch> },
+    /// A task has ended that something on the target watches.
+    TaskEnded(TaskEnded<'a>),
 }
 
 impl<'a> Wire<'a> for Message<'a> {
     fn write(&self, out: &mut Vec<u8>) {
         match self {
-            Message::Enqueue { id, enqueue } => {
+            Message::Enqueue { id, enqueue, watch } => {
                 out.push(1);
                 id.write(out);
                 enqueue.write(out);
+                watch.write(out);
+            }
+            Message::TaskEnded(ended) => {
+                out.push(10);
+                ended.write(out);
             }
         }
     }
 
     fn read(reader: &mut Reader<'a>) -> Result<Message<'a>, DecodeError> {
         match reader.byte()? {
-            1 => Ok(Message::Enqueue { id: reader.read()?, enqueue: reader.read()? }),
+            1 => {
+                let (id, enqueue, watch) = (reader.read()?, reader.read()?, reader.read()?);
+                Ok(Message::Enqueue { id, enqueue, watch })
+            }
+            10 => Ok(Message::TaskEnded(reader.read()?)),
             other => Err(reader.error(format_args!("unknown message {other}"))),
         }
     }
 }
 
+impl Message<'_> {
+    pub(crate) fn encode(&self) -> Box<[u8]> {
+        encode(self)
+    }
+}
+
+/// The messages of one delivery, at least one.
+pub(crate) fn messages(bytes: &[u8]) -> Result<Vec<Message<'_>>, DecodeError> {
+    let mut reader = Reader::new(bytes);
+    let mut messages = vec![reader.read()?];
+    while !reader.is_empty() {
+        messages.push(reader.read()?);
+    }
+    Ok(messages)
+}
+
+/// What the commands of one entry ask of shards, until it is stored or applied.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    /// Of this very shard: applied after the command that asks.
+    here: VecDeque<Box<[u8]>>,
+    /// Of others: what one entry owes a shard is few deliveries, however many messages it is.
+    elsewhere: BTreeMap<ShardId, Vec<Vec<u8>>>,
+}
+
 impl Turn<'_> {
+    /// Owes a shard a message: to another it is delivered, to this one it is applied when the command
+    /// is done, so that nothing changes under the hands of whoever asks.
+    pub(crate) fn owe(&mut self, to: ShardId, message: &Message<'_>) {
+        self.owe_encoded(to, message.encode());
+    }
+
+    /// The same, for a message that borrows from the state.
+    pub(crate) fn owe_encoded(&mut self, to: ShardId, message: Box<[u8]>) {
+        if to == self.shard.identity.shard {
+            self.asked.here.push_back(message);
+            return;
+        }
+        let deliveries = self.asked.elsewhere.entry(to).or_default();
+        match deliveries.last_mut() {
+            Some(last) if last.len() + message.len() <= DELIVERY_BYTES_MAX => {
+                last.extend_from_slice(&message);
+            }
+            _ => deliveries.push(message.into_vec()),
+        }
+    }
+
+    /// Applies what the last command asked of this very shard, and what follows from that.
+    pub(crate) fn settle(&mut self) {
+        while let Some(message) = self.asked.here.pop_front() {
+            self.take_message(&decode(&message).expect("it was encoded in this entry"));
+        }
+    }
+
+    /// Stores what the entry owes other shards.
+    pub(crate) fn store_owed(&mut self) {
+        for (to, deliveries) in std::mem::take(&mut self.asked.elsewhere) {
+            let mut link = self.link(to);
+            for message in deliveries {
+                link.sent += 1;
+                let owed = Owed { message: message.into_boxed_slice() };
+                self.shard.outbox.insert((to, link.sent), owed);
+            }
+            self.shard.links.insert(to, link);
+            self.emit(EventKind::OutgoingQueued(to));
+        }
+    }
+
     /// Owes another shard a task under an id that was made here.
-    pub(crate) fn owe_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>) {
+    pub(crate) fn owe_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>, watch: Option<Watch>) {
         let mut enqueue = enqueue.clone();
         // A delay counts from this entry, not from the delivery.
         enqueue.task.run_at = When::At(enqueue.task.run_at.moment(self.now));
-        let message = encode(&Message::Enqueue { id, enqueue });
-        let mut link = self.link(id.home);
-        link.sent += 1;
-        self.shard.links.insert(id.home, link);
-        self.shard.outbox.insert((id.home, link.sent), Owed { message });
-        self.emit(EventKind::OutgoingQueued(id.home));
+        self.owe(id.home, &Message::Enqueue { id, enqueue, watch });
     }
 
     pub(crate) fn deliver(&mut self, deliver: Deliver<'_>) -> Result<Outcome, Rejection> {
@@ -112,27 +190,53 @@ impl Turn<'_> {
                 link.taken + 1
             )));
         }
-        match decode(deliver.command) {
-            Ok(Message::Enqueue { id, enqueue }) => self.take_enqueue(id, &enqueue)?,
-            Err(error) => return Err(Rejection::invalid(error.to_string())),
+        let messages =
+            messages(deliver.command).map_err(|error| Rejection::invalid(error.to_string()))?;
+        for message in &messages {
+            self.check_message(message)?;
+        }
+        for message in &messages {
+            self.take_message(message);
         }
         link.taken += 1;
         self.shard.links.insert(deliver.from, link);
         Ok(Outcome::Taken)
     }
 
-    /// Adds a task that another shard has accepted for this one. No bound is looked at again: the
-    /// sender, perhaps of an earlier version, has answered for it.
-    fn take_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>) -> Result<(), Rejection> {
+    /// Whether a message is for this shard. No bound is looked at again: the sender, perhaps of an
+    /// earlier version, has answered for it.
+    fn check_message(&self, message: &Message<'_>) -> Result<(), Rejection> {
+        match message {
+            Message::Enqueue { id, enqueue, .. } => self.check_accepted(*id, enqueue.queue),
+            Message::TaskEnded(_) => Ok(()),
+        }
+    }
+
+    fn check_accepted(&self, id: TaskId, queue: &str) -> Result<(), Rejection> {
         if id.home != self.shard.identity.shard {
             return Err(Rejection::invalid(format!("task {id} lives on shard {}", id.home)));
         }
-        let queue = self.queue_for_accepted(enqueue.queue)?;
+        match QueueName::accepted(queue) {
+            Ok(_) => Ok(()),
+            Err(invalid) => Err(Rejection::invalid(invalid.to_string())),
+        }
+    }
+
+    /// Does what a checked message asks.
+    fn take_message(&mut self, message: &Message<'_>) {
+        match message {
+            Message::Enqueue { id, enqueue, watch } => self.take_enqueue(*id, enqueue, *watch),
+            Message::TaskEnded(ended) => self.take_ended(ended),
+        }
+    }
+
+    /// Adds a task that another shard has accepted for this one.
+    fn take_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>, watch: Option<Watch>) {
+        let queue = self.queue_for_accepted(enqueue.queue).expect("its name was checked");
         let known = self.known_request(enqueue.queue, enqueue.task.request_id);
         if known.is_none() && self.shard.ids.get(id).is_none() {
-            self.insert_task(queue, id, &enqueue.task);
+            self.insert_task(queue, id, &enqueue.task, watch);
         }
-        Ok(())
     }
 
     /// The queue of a task that is already accepted: no bound refuses it any more.
@@ -252,7 +356,7 @@ mod tests {
         let long = "x".repeat(1_000);
         let id = TaskId { home: SHARD, origin: OTHER, ..follow(&mut Yard::new(), new_task()) };
         let task = NewTask { task_type: &long, priority: Some(9), ..new_task() };
-        let message = Message::Enqueue { id, enqueue: Enqueue { queue: "..", task } };
+        let message = Message::Enqueue { id, enqueue: Enqueue { queue: "..", task }, watch: None };
         let outgoing = Outgoing { to: SHARD, sequence: 1, command: encode(&message) };
         assert_eq!(deliver(&mut target, &outgoing), Ok(Outcome::Taken));
         assert_eq!(target.state(id), TaskStateName::Ready);

@@ -79,6 +79,7 @@ impl Turn<'_> {
     ) {
         self.transition(slot, State::Finished { ending, at: self.now }, Place::Back);
         self.emit_task(slot, fact);
+        self.tell_watcher(slot);
         let task = self.task(slot);
         let (queue, lane) = (task.queue, LaneId::of(task));
         if LaneId::RETAINED.contains(&lane) {
@@ -137,6 +138,9 @@ impl Turn<'_> {
     /// Takes a task that nobody holds out of the state.
     pub(crate) fn remove_task(&mut self, slot: Slot) {
         assert!(self.task(slot).claim().is_none(), "task {} is claimed", self.task(slot).id);
+        if self.task(slot).finished_at().is_none() {
+            self.tell_watcher(slot);
+        }
         self.emit_task(slot, EventKind::TaskRemoved);
         self.shard.unlink(slot);
         self.shard.keep_image(slot);

@@ -2,6 +2,7 @@
 
 use crate::life::Task;
 use crate::limits::{EXPIRIES_PER_ENTRY_MAX, LEASE_FLOOR_MS};
+use crate::outbox::Asked;
 use crate::slab::Slot;
 use crate::{
     ClaimToken, Command, Event, EventKind, Machine, Outcome, Payloads, Rejection, TaskId, TaskRef,
@@ -18,6 +19,8 @@ pub(crate) struct Turn<'m> {
     pub(crate) scratch: Vec<u8>,
     /// How many more tasks claims may find expired: the loop is not held longer.
     pub(crate) expiries_left: usize,
+    /// What the entry asks of shards.
+    pub(crate) asked: Asked,
 }
 
 impl<'m> Turn<'m> {
@@ -28,11 +31,19 @@ impl<'m> Turn<'m> {
     ) -> Turn<'m> {
         let now = shard.counters.now;
         let expiries_left = EXPIRIES_PER_ENTRY_MAX;
-        Turn { shard, payloads, events, now, scratch: Vec::new(), expiries_left }
+        let (scratch, asked) = (Vec::new(), Asked::default());
+        Turn { shard, payloads, events, now, scratch, expiries_left, asked }
+    }
+
+    /// Decides one command, with all that it leads to on this shard.
+    pub(crate) fn apply(&mut self, command: &Command<'_>) -> Result<Outcome, Rejection> {
+        let answer = self.decide(command);
+        self.settle();
+        answer
     }
 
     /// The table of contents: which file decides what.
-    pub(crate) fn decide(&mut self, command: &Command<'_>) -> Result<Outcome, Rejection> {
+    fn decide(&mut self, command: &Command<'_>) -> Result<Outcome, Rejection> {
         match command {
             Command::Enqueue(enqueue) => self.enqueue(enqueue),
             Command::EnqueueMany(many) => self.enqueue_many(many),

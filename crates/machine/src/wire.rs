@@ -68,9 +68,13 @@ impl<'a> Reader<'a> {
         }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.at == self.bytes.len()
+    }
+
     /// Ends reading; what is left over means that the bytes are something else.
     pub(crate) fn finish(&self) -> Result<(), DecodeError> {
-        if self.at == self.bytes.len() {
+        if self.is_empty() {
             return Ok(());
         }
         Err(self.error(format_args!("{} bytes left over", self.bytes.len() - self.at)))

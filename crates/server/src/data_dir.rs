@@ -21,7 +21,7 @@ use std::{
 };
 
 /// The layout and encodings that this build writes. Raised when an older build could not read it.
-const FORMAT_VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 2;
 const FORMAT_FILE: &str = "FORMAT";
 const FORMAT_FILE_NEW: &str = "FORMAT.new";
 const LOCK_FILE: &str = "LOCK";
@@ -64,6 +64,7 @@ impl Format {
         match version.parse::<u32>() {
             Ok(FORMAT_VERSION) => {}
             Ok(newer) if newer > FORMAT_VERSION => return Err(FormatError::Newer(newer)),
+            Ok(older @ 1..) => return Err(FormatError::Older(older)),
             _ => return Err(bad("format", version)),
         }
         let (cluster, incarnation, shards) =
@@ -81,6 +82,7 @@ impl Format {
 
 enum FormatError {
     Newer(u32),
+    Older(u32),
     Damaged(String),
 }
 
@@ -218,6 +220,10 @@ fn read_format(path: &Path) -> Result<Option<Format>, StartError> {
         StartError(match error {
             FormatError::Newer(version) => format!(
                 "{} has format {version}, this taskyard reads up to {FORMAT_VERSION}; start the newer version that wrote it",
+                path.display()
+            ),
+            FormatError::Older(version) => format!(
+                "{} has format {version}, from before the first release, and this taskyard reads {FORMAT_VERSION} alone; start with a new directory",
                 path.display()
             ),
             FormatError::Damaged(what) => format!(
@@ -363,8 +369,9 @@ mod tests {
         let file = dir.path().join(FORMAT_FILE);
         let good = fs::read_to_string(&file).unwrap();
         for (from, to, expected) in [
-            ("format = 1", "format = 7", "has format 7, this taskyard reads up to 1"),
-            ("format = 1", "format = ?", "is damaged: format is \"?\""),
+            ("format = 2", "format = 7", "has format 7, this taskyard reads up to 2"),
+            ("format = 2", "format = 1", "has format 1, from before the first release"),
+            ("format = 2", "format = ?", "is damaged: format is \"?\""),
             ("shards = 4", "shards = 0", "is damaged: shards is \"0\""),
             ("incarnation", "incarnatiom", "it has no line \"incarnation = ...\""),
         ] {

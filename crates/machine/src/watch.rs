@@ -1,0 +1,372 @@
+//! Watch: who is told when a task ends.
+//!
+//! A watched task tells its watcher's shard once per end, in the entry of the end, whatever the end
+//! is: `Turn::tell_watcher` is called by `finish` and `remove_task`, the two ways out of a task's life.
+
+use crate::entry::DecodeError;
+use crate::life::{Ending, Failure, State, prefix};
+use crate::limits::{PARENT_ERROR_BYTES_MAX, PARENT_RESULT_BYTES_MAX};
+use crate::outbox::Message;
+use crate::slab::Slot;
+use crate::turn::Turn;
+use crate::wire::{Reader, Wire, wire_struct, wire_words};
+use crate::{ShardId, TaskError, TaskId};
+
+/// Who is told when a task ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// The flow that the task is a node of; it lives where its id says. `run` tells an end from one
+    /// of an earlier run of the same node.
+    Flow { flow: TaskId, node: u32, run: u32 },
+}
+
+impl Watch {
+    /// The shard that is told.
+    fn shard(self) -> ShardId {
+        match self {
+            Watch::Flow { flow, .. } => flow.home,
+        }
+    }
+}
+
+impl<'a> Wire<'a> for Watch {
+    fn write(&self, out: &mut Vec<u8>) {
+        match *self {
+            Watch::Flow { flow, node, run } => {
+                out.push(1);
+                (flow, (node, run)).write(out);
+            }
+        }
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<Watch, DecodeError> {
+        match reader.byte()? {
+            1 => {
+                let (flow, (node, run)) = reader.read()?;
+                Ok(Watch::Flow { flow, node, run })
+            }
+            other => Err(reader.error(format_args!("unknown watch {other}"))),
+        }
+    }
+}
+
+/// How a watched task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Succeeded,
+    Failed,
+    Dead,
+    Cancelled,
+    Expired,
+    /// Taken out of the state before it ended: purged.
+    Removed,
+}
+
+wire_words!(End {
+    1 => Succeeded, 2 => Failed, 3 => Dead, 4 => Cancelled, 5 => Expired, 6 => Removed,
+});
+
+impl From<Ending> for End {
+    fn from(ending: Ending) -> End {
+        match ending {
+            Ending::Succeeded => End::Succeeded,
+            Ending::Failed => End::Failed,
+            Ending::Dead => End::Dead,
+            Ending::Cancelled => End::Cancelled,
+            Ending::Expired => End::Expired,
+        }
+    }
+}
+
+/// What a watcher is told.
+#[derive(Debug, PartialEq)]
+pub(crate) struct TaskEnded<'a> {
+    pub(crate) watch: Watch,
+    pub(crate) task: TaskId,
+    pub(crate) end: End,
+    /// What it returned, unless that is over `PARENT_RESULT_BYTES_MAX`.
+    pub(crate) result: Option<&'a [u8]>,
+    /// It returned more than that; the task itself has it.
+    pub(crate) result_left_out: bool,
+    /// Its last error, when it did not succeed.
+    pub(crate) error: Option<TaskError<'a>>,
+}
+
+wire_struct!(TaskEnded<'a> { watch, task, end, result, result_left_out, error });
+
+impl Turn<'_> {
+    /// Tells a task's watcher, if it has one, that the task has ended or is being removed.
+    pub(crate) fn tell_watcher(&mut self, slot: Slot) {
+        let task = self.shard.tasks.get(slot);
+        let Some(extra) = task.extra.as_deref() else { return };
+        let Some(watch) = extra.watch.as_deref().copied() else { return };
+        let end = match task.state {
+            State::Finished { ending, .. } => End::from(ending),
+            _ => End::Removed,
+        };
+        let result = extra.result.as_deref().filter(|_| end == End::Succeeded);
+        let result_left_out = result.is_some_and(|result| result.len() > PARENT_RESULT_BYTES_MAX);
+        let error = task.last_error().filter(|_| end != End::Succeeded);
+        let ended = TaskEnded {
+            watch,
+            task: task.id,
+            end,
+            result: result.filter(|_| !result_left_out),
+            result_left_out,
+            error: error.map(told_error),
+        };
+        let message = Message::TaskEnded(ended).encode();
+        self.owe_encoded(watch.shard(), message);
+    }
+
+    /// A watched task has ended.
+    pub(crate) fn take_ended(&mut self, ended: &TaskEnded<'_>) {
+        match ended.watch {
+            // No flow is kept yet, so that there is none to tell.
+            Watch::Flow { .. } => {}
+        }
+    }
+}
+
+/// The type and the beginning of the message: enough to know what went wrong.
+fn told_error(error: &Failure) -> TaskError<'_> {
+    let error_type = prefix(&error.error_type, PARENT_ERROR_BYTES_MAX);
+    let message = prefix(&error.message, PARENT_ERROR_BYTES_MAX - error_type.len());
+    TaskError { error_type, message, backtrace: "" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{LOSSES_MAX, RESULT_BYTES_MAX, TIMEOUT_GRACE_MS};
+    use crate::outbox::messages;
+    use crate::testing::{SHARD, START, Yard, fail, new_task, tried};
+    use crate::*;
+
+    const OTHER: ShardId = ShardId(2);
+    const FLOW: TaskId = TaskId { incarnation: 7, home: OTHER, origin: OTHER, sequence: 9 };
+    const WATCH: Watch = Watch::Flow { flow: FLOW, node: 3, run: 0 };
+
+    /// A watched task in queue `mail` that another shard has asked for.
+    fn watched(yard: &mut Yard, task: NewTask<'_>) -> TaskId {
+        let id = TaskId { incarnation: 7, home: SHARD, origin: OTHER, sequence: 1 };
+        let enqueue = Enqueue { queue: "mail", task };
+        let message = Message::Enqueue { id, enqueue, watch: Some(WATCH) }.encode();
+        let deliver = Deliver { from: OTHER, sequence: 1, command: &message };
+        assert_eq!(yard.send(Command::Deliver(deliver)), Ok(Outcome::Taken));
+        id
+    }
+
+    /// What the watcher is told, in order: how it ended, its result, its error.
+    fn told(yard: &Yard) -> Vec<(End, Option<Vec<u8>>, Option<String>)> {
+        let owed = yard.machine.outgoing(10);
+        let mut all = Vec::new();
+        for outgoing in &owed {
+            assert_eq!(outgoing.to, OTHER);
+            for message in messages(&outgoing.command).unwrap() {
+                let Message::TaskEnded(ended) = message else { panic!("{message:?}") };
+                assert_eq!((ended.watch, ended.task.sequence), (WATCH, 1));
+                let error =
+                    ended.error.map(|error| format!("{}: {}", error.error_type, error.message));
+                all.push((ended.end, ended.result.map(<[u8]>::to_vec), error));
+            }
+        }
+        all
+    }
+
+    /// Does one thing to a watched task, and compares how its end is told.
+    fn check(task: NewTask<'_>, act: impl FnOnce(&mut Yard, TaskId), end: End) {
+        let mut yard = Yard::new();
+        let id = watched(&mut yard, task);
+        assert_eq!(told(&yard), [], "it has not ended");
+        act(&mut yard, id);
+        let ends: Vec<End> = told(&yard).into_iter().map(|(end, ..)| end).collect();
+        assert_eq!(ends, [end]);
+    }
+
+    fn later() -> NewTask<'static> {
+        NewTask { run_at: When::After { ms: 60_000 }, ..new_task() }
+    }
+
+    fn expiring(task: NewTask<'_>) -> NewTask<'_> {
+        NewTask { expires_at: Some(Timestamp(START + 90_000)), ..task }
+    }
+
+    fn purge(yard: &mut Yard) {
+        yard.send(Command::PurgeQueue(QueueCommand { queue: "mail" })).unwrap();
+    }
+
+    #[test]
+    fn an_ack_is_told_with_its_result() {
+        let mut yard = Yard::new();
+        watched(&mut yard, new_task());
+        let held = yard.claim_one("mail");
+        let (task, token) = (held.id, held.token);
+        let ack = || Ack { task, token, result: Some(b"42"), follow_ups: vec![] };
+        yard.send(Command::Ack(ack())).unwrap();
+        yard.send(Command::Ack(ack())).unwrap();
+        assert_eq!(told(&yard), [(End::Succeeded, Some(b"42".to_vec()), None)], "once");
+    }
+
+    #[test]
+    fn a_large_result_stays_with_the_task() {
+        let mut yard = Yard::new();
+        watched(&mut yard, new_task());
+        let held = yard.claim_one("mail");
+        let result = vec![b'x'; RESULT_BYTES_MAX];
+        let (task, token) = (held.id, held.token);
+        let ack = Ack { task, token, result: Some(&result), follow_ups: vec![] };
+        yard.send(Command::Ack(ack)).unwrap();
+        assert_eq!(told(&yard), [(End::Succeeded, None, None)]);
+        let owed = yard.machine.outgoing(1);
+        let told = messages(&owed[0].command).unwrap();
+        assert!(matches!(told[0], Message::TaskEnded(TaskEnded { result_left_out: true, .. })));
+    }
+
+    #[test]
+    fn a_death_is_told_with_its_error_and_a_retry_is_not() {
+        let mut yard = Yard::new();
+        watched(&mut yard, tried(2));
+        let held = yard.claim_one("mail");
+        yard.fail(&held).unwrap();
+        assert_eq!(told(&yard), []);
+        let held = yard.claim_one("mail");
+        yard.fail(&held).unwrap();
+        assert_eq!(told(&yard), [(End::Dead, None, Some("io: no route".into()))]);
+    }
+
+    #[test]
+    fn a_failure_for_good_is_told_as_death_or_as_failure_without_dead_letters() {
+        let for_good = |yard: &mut Yard, _| {
+            let held = yard.claim_one("mail");
+            yard.fail_with(Fail { retryable: false, ..fail(&held) }).unwrap();
+        };
+        check(new_task(), for_good, End::Dead);
+        let no_dead = |yard: &mut Yard, id| {
+            let settings = QueueSettings { dead_retention_count: Some(0), ..Default::default() };
+            yard.set("mail", settings);
+            for_good(yard, id);
+        };
+        check(new_task(), no_dead, End::Failed);
+    }
+
+    #[test]
+    fn a_timeout_and_a_quarantine_are_told_as_deaths() {
+        let timed = NewTask { timeout_ms: Some(1_000), ..tried(1) };
+        let run_out = |yard: &mut Yard, _| {
+            yard.claim_one("mail");
+            yard.wait_ms(1_000 + TIMEOUT_GRACE_MS);
+        };
+        check(timed, run_out, End::Dead);
+        let lose = |yard: &mut Yard, _| {
+            for _ in 0..LOSSES_MAX {
+                let held = yard.claim_one("mail");
+                yard.extend(&held).unwrap();
+                yard.wait_ms(30_000);
+                yard.wait_ms(10_000);
+            }
+        };
+        check(new_task(), lose, End::Dead);
+    }
+
+    #[test]
+    fn every_cancellation_is_told() {
+        let cancel = |yard: &mut Yard, id| drop(yard.cancel(id).unwrap());
+        check(new_task(), cancel, End::Cancelled);
+        check(later(), cancel, End::Cancelled);
+        let yields: [fn(&mut Yard, &ClaimedTask); 5] = [
+            |yard, held| drop(yard.release(held).unwrap()),
+            |yard, held| {
+                yard.fail(held).unwrap();
+            },
+            |yard, _| yard.wait_ms(30_000),
+            |yard, held| {
+                let (task, token) = (held.id, held.token);
+                yard.send(Command::Snooze(Snooze { task, token, until: When::Now })).unwrap();
+            },
+            |yard, _| {
+                yard.send(Command::EndSession(EndSession {
+                    session: SessionId(1),
+                    reason: SessionEnd::Silence,
+                    not_started: vec![],
+                    keep: vec![],
+                }))
+                .unwrap();
+            },
+        ];
+        for give_up in yields {
+            let act = |yard: &mut Yard, id| {
+                let claim = Claim { session: Some(SessionId(1)), ..testing::claim("mail") };
+                let held = yard.claim_with(claim).remove(0);
+                yard.cancel(id).unwrap();
+                give_up(yard, &held);
+            };
+            check(new_task(), act, End::Cancelled);
+        }
+    }
+
+    #[test]
+    fn every_expiry_is_told() {
+        check(expiring(new_task()), |yard, _| yard.wait_ms(90_000), End::Expired);
+        let run_at = When::After { ms: 80_000 };
+        let late = expiring(NewTask { run_at, ..new_task() });
+        check(late, |yard, _| yard.wait_ms(90_000), End::Expired);
+        let found_by_a_claim = |yard: &mut Yard, _| {
+            yard.pass_ms(90_000);
+            assert!(yard.claim("mail", 1).is_empty());
+        };
+        check(expiring(new_task()), found_by_a_claim, End::Expired);
+    }
+
+    #[test]
+    fn a_purge_is_told_and_a_discarded_death_is_not_told_again() {
+        check(new_task(), |yard, _| purge(yard), End::Removed);
+        check(later(), |yard, _| purge(yard), End::Removed);
+        let discard = |yard: &mut Yard, id| {
+            let held = yard.claim_one("mail");
+            yard.fail(&held).unwrap();
+            let (action, selection) = (DeadAction::Discard, Selection::Ids(vec![id]));
+            yard.send(Command::Dead(DeadCommand { action, selection })).unwrap();
+            assert!(yard.machine.task(id).is_none());
+        };
+        check(tried(1), discard, End::Dead);
+    }
+
+    #[test]
+    fn retention_that_keeps_nothing_tells_the_end_once() {
+        let act = |yard: &mut Yard, _| {
+            let settings = QueueSettings { retention_count: Some(0), ..QueueSettings::default() };
+            yard.set("mail", settings);
+            let held = yard.claim_one("mail");
+            yard.ack(&held).unwrap();
+        };
+        check(new_task(), act, End::Succeeded);
+    }
+
+    #[test]
+    fn a_task_that_runs_again_by_hand_tells_its_next_end_too() {
+        let mut yard = Yard::new();
+        let id = watched(&mut yard, tried(1));
+        let held = yard.claim_one("mail");
+        yard.fail(&held).unwrap();
+        yard.retry(id).unwrap();
+        let held = yard.claim_one("mail");
+        yard.ack(&held).unwrap();
+        let ends: Vec<End> = told(&yard).into_iter().map(|(end, ..)| end).collect();
+        assert_eq!(ends, [End::Dead, End::Succeeded]);
+    }
+
+    #[test]
+    fn a_watch_survives_a_checkpoint() {
+        let mut yard = Yard::new();
+        watched(&mut yard, new_task());
+        let records = yard.machine.records();
+        let loaded = Machine::load(yard.machine.identity(), records.clone()).unwrap();
+        assert!(loaded.records() == records);
+        assert_eq!(loaded.memory_bytes(), yard.machine.memory_bytes());
+        yard.machine = loaded;
+        let held = yard.claim_one("mail");
+        yard.ack(&held).unwrap();
+        assert_eq!(told(&yard), [(End::Succeeded, None, None)]);
+    }
+}
