@@ -21,6 +21,7 @@ impl Machine {
         self.check_deadlines()?;
         self.check_indexes()?;
         self.check_names()?;
+        self.check_head()?;
         self.dedup.check()?;
         self.replays.check()?;
         self.batches.check()?;

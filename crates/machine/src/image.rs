@@ -7,11 +7,12 @@
 use crate::entry::DecodeError;
 use crate::kept::{Keep, Kept};
 use crate::life::Task;
+use crate::machine::Counters;
 use crate::names::Names;
 use crate::queue::{LaneId, Queue};
 use crate::slab::Slot;
 use crate::task_image::{encode_queue, encode_task, read_queue, read_task};
-use crate::wire::{Reader, Wire, decode, encode};
+use crate::wire::{Reader, Wire, decode, encode, wire_struct};
 use crate::{Identity, Machine, TaskId};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::Xxh3;
@@ -49,13 +50,25 @@ impl From<DecodeError> for ImageError {
 }
 
 // The first byte of the other keys; the rest are the `KIND`s of what is `Kept`. A record whose
-// format changes gets a new one.
-const KIND_COUNTERS: u8 = 1;
+// format changes gets a new one; 1 were counters without the number of records.
+const KIND_COUNTERS: u8 = 0;
 const KIND_QUEUE: u8 = 2;
 
 /// A bite of a frozen cut ends after about so many encoded bytes: whoever takes it holds up all
 /// else meanwhile, and results, resume states and staged parts are large.
 const BITE_BYTES_MAX: usize = 1 << 20;
+
+/// The record that every cut has: the counters, and how many records stand beside it. A cut that has
+/// lost some of them must not pass for a smaller one.
+#[derive(Clone, Copy)]
+struct Head {
+    counters: Counters,
+    tasks: u64,
+    /// All that are neither tasks nor this one.
+    others: u64,
+}
+
+wire_struct!(Head { counters, tasks, others });
 
 /// What a checkpoint in the making holds beside the marks on the records.
 #[derive(Debug, Default)]
@@ -93,8 +106,8 @@ impl Machine {
         );
         self.cut.frozen_removed = std::mem::take(&mut self.cut.removed);
         // The counters change with every entry, so that they are encoded at once.
-        let counters = Record { key: counters_key(), value: Some(encode(&self.counters)) };
-        self.cut.early.push(counters);
+        let head = Record { key: counters_key(), value: Some(self.encode_head()) };
+        self.cut.early.push(head);
         self.tasks.freeze();
         self.queues.slab.freeze();
         self.dedup.freeze();
@@ -166,13 +179,13 @@ impl Machine {
 
     /// Every record, in an order that equal states share.
     fn all_records(&self) -> impl Iterator<Item = (RecordKey, Box<[u8]>)> {
-        let counters = (counters_key(), encode(&self.counters));
+        let head = (counters_key(), self.encode_head());
         let tasks = self.ids.iter_after(None).map(|(id, slot)| {
             (RecordKey::Task(id), encode_task(self.tasks.get(slot), &self.names))
         });
         let queues = self.queues.slab.iter();
         let queues = queues.map(|(number, queue)| (queue_key(number), encode_queue(queue)));
-        std::iter::once(counters)
+        std::iter::once(head)
             .chain(tasks)
             .chain(queues)
             .chain(self.dedup.records())
@@ -183,23 +196,71 @@ impl Machine {
             .chain(self.links.records())
     }
 
-    /// Rebuilds the state from all records of a checkpoint, in any order. No records are an empty
-    /// shard.
+    fn encode_head(&self) -> Box<[u8]> {
+        let (tasks, others) = (self.task_count(), self.other_records());
+        encode(&Head { counters: self.counters, tasks, others })
+    }
+
+    /// How many records there are beside the tasks and the counters.
+    fn other_records(&self) -> u64 {
+        let others = self.queues.by_name.len()
+            + self.dedup.len()
+            + self.replays.len()
+            + self.batches.len()
+            + self.staged.len()
+            + self.outbox.len()
+            + self.links.len();
+        others as u64
+    }
+
+    /// The head of the next cut counts what that cut will hold.
+    pub(crate) fn check_head(&self) -> Result<(), String> {
+        let records = self.all_records().count() as u64;
+        let counted = 1 + self.task_count() + self.other_records();
+        if records == counted {
+            Ok(())
+        } else {
+            Err(format!("{records} records are counted as {counted}"))
+        }
+    }
+
+    /// Rebuilds the state from all records of a checkpoint, in any order. Refused if any is missing.
     pub fn load<I>(identity: Identity, records: I) -> Result<Machine, ImageError>
     where
         I: IntoIterator<Item = (RecordKey, Box<[u8]>)>,
     {
         let mut machine = Machine::new(identity);
         let mut queues = BTreeMap::new();
+        let mut head = None;
         for (key, value) in records {
             match key {
                 RecordKey::Task(id) => machine.load_task(id, &value)?,
+                key if key == counters_key() => head = Some(decode::<Head>(&value)?),
                 RecordKey::Rest(key) => machine.load_rest(&key, &value, &mut queues)?,
             }
         }
         machine.load_queues(queues)?;
+        machine.load_head(head)?;
         machine.rebuild_indexes()?;
         Ok(machine)
+    }
+
+    /// Last: all other records are there to be counted.
+    fn load_head(&mut self, head: Option<Head>) -> Result<(), ImageError> {
+        let Some(Head { counters, tasks, others }) = head else {
+            return Err(ImageError { what: "its counters are missing".into() });
+        };
+        let found = (self.task_count(), self.other_records());
+        if found != (tasks, others) {
+            return Err(ImageError {
+                what: format!(
+                    "it was written with {tasks} tasks and {others} other records, and {} and {} are there",
+                    found.0, found.1
+                ),
+            });
+        }
+        self.counters = counters;
+        Ok(())
     }
 
     fn load_task(&mut self, id: TaskId, value: &[u8]) -> Result<(), ImageError> {
@@ -221,7 +282,6 @@ impl Machine {
     ) -> Result<(), ImageError> {
         let mut key = Reader::new(key);
         match key.byte()? {
-            KIND_COUNTERS => self.counters = decode(value)?,
             KIND_QUEUE => {
                 queues.insert(key.read()?, read_queue(value)?);
             }
@@ -423,8 +483,33 @@ mod tests {
         assert_eq!(loaded.dirty_records(), 0);
         loaded.check().unwrap();
         assert_eq!(loaded.task(held[0].id), yard.machine.task(held[0].id));
-        let empty = Machine::load(yard.machine.identity(), []).unwrap();
+        let empty = Machine::new(yard.machine.identity());
+        let empty = Machine::load(empty.identity(), empty.records()).unwrap();
         assert_eq!(empty.task_count(), 0);
+    }
+
+    /// A store may lose a whole kind of records, and one record; none of it is an empty shard.
+    #[test]
+    fn a_cut_that_lost_any_record_is_refused() {
+        let mut yard = Yard::new();
+        yard.enqueue_task("mail", NewTask { request_id: Some("r"), ..tried(2) }).unwrap();
+        yard.enqueue("mail");
+        yard.enqueue("letters");
+        let identity = yard.machine.identity();
+        let records = yard.machine.records();
+        let error = |kept: &dyn Fn(&RecordKey) -> bool| {
+            let left = records.iter().filter(|(key, _)| kept(key)).cloned();
+            Machine::load(identity, left).expect_err("records are missing").what
+        };
+        for (lost, _) in &records {
+            error(&|key| key != lost);
+        }
+        assert_eq!(
+            error(&|key| !matches!(key, RecordKey::Task(_))),
+            "it was written with 3 tasks and 3 other records, and 0 and 3 are there"
+        );
+        assert_eq!(error(&|key| *key != counters_key()), "its counters are missing");
+        assert_eq!(error(&|_| false), "its counters are missing");
     }
 
     #[test]
