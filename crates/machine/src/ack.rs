@@ -24,9 +24,9 @@ impl Turn<'_> {
         self.end_attempt(slot, AttemptOutcome::Succeeded, None, None);
         if ack.result.is_some() || !follow_ups.is_empty() {
             self.shard.edit(slot, |task| {
-                let extra = task.extra_mut();
-                extra.result = ack.result.map(Box::from);
-                extra.follow_ups = follow_ups.as_slice().into();
+                let left = task.left_mut();
+                left.result = ack.result.map(Box::from);
+                left.follow_ups = follow_ups.as_slice().into();
             });
         }
         let claimed_at = self.task(slot).claim().map_or(self.now, |claim| claim.claimed_at);
@@ -40,8 +40,7 @@ impl Turn<'_> {
         let task = self.task(self.shard.ids.get(ack.task)?);
         let accepted = task.state.name() == TaskStateName::Succeeded
             && task.last_attempt.as_ref().is_some_and(|last| last.token == ack.token);
-        let follow_ups =
-            || task.extra.as_ref().map_or(Vec::new(), |extra| extra.follow_ups.to_vec());
+        let follow_ups = || task.left().map_or(Vec::new(), |left| left.follow_ups.to_vec());
         accepted.then(follow_ups)
     }
 

@@ -194,14 +194,14 @@ impl Machine {
             lease_expires_at: claim.lease_expires_at,
             timeout_ms: self.timeout_ms(slot),
             enqueued_at: task.enqueued_at,
-            resume_state: task.extra.as_ref().and_then(|extra| extra.resume_state.clone()),
+            resume_state: task.left().and_then(|left| left.resume_state.clone()),
         }
     }
 
     /// Longest run time of one attempt: the task's own, or its queue's.
     pub(crate) fn timeout_ms(&self, slot: Slot) -> Option<u64> {
         let task = self.tasks.get(slot);
-        let own = task.extra.as_ref().and_then(|extra| extra.timeout_ms);
+        let own = task.terms().and_then(|terms| terms.timeout_ms);
         own.or(self.queues.get(task.queue).settings.timeout_ms)
     }
 }

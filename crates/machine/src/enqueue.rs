@@ -1,6 +1,6 @@
 //! Enqueue: what a new task must satisfy, and how it enters the state.
 
-use crate::life::{Extra, State, Task};
+use crate::life::{Extra, State, Task, Terms};
 use crate::limits::*;
 use crate::rejection::at_most;
 use crate::slab::{NO_SLOT, Slot};
@@ -187,21 +187,24 @@ impl NewTask<'_> {
 
     /// What few tasks have; most have none of it.
     fn extra(&self, watch: Option<Watch>) -> Option<Box<Extra>> {
-        let plain = watch.is_none()
-            && self.expires_at.is_none()
+        let terms = self.terms();
+        let plain = terms.is_none() && watch.is_none();
+        (!plain).then(|| Box::new(Extra { terms, left: None, watch: watch.map(Box::new) }))
+    }
+
+    fn terms(&self) -> Option<Box<Terms>> {
+        let plain = self.expires_at.is_none()
             && self.timeout_ms.is_none()
             && self.retention_ms.is_none()
             && self.retry.is_none()
             && self.tags.is_empty();
         (!plain).then(|| {
-            Box::new(Extra {
+            Box::new(Terms {
                 expires_at: self.expires_at,
                 timeout_ms: self.timeout_ms,
                 retention_ms: self.retention_ms,
                 retry: self.retry.clone().map(Box::new),
                 tags: self.tags.iter().map(|&tag| tag.into()).collect(),
-                watch: watch.map(Box::new),
-                ..Extra::default()
             })
         })
     }

@@ -23,12 +23,12 @@ impl Turn<'_> {
 
         let lease_expires_at = self.renew_claim(slot, extend.lease_ms);
         if let Some(state) = extend.resume_state {
-            self.shard.edit(slot, |task| task.extra_mut().resume_state = Some(state.into()));
+            self.shard.edit(slot, |task| task.left_mut().resume_state = Some(state.into()));
         }
         if let Some(progress) = extend.progress {
             let message = prefix(progress.message, PROGRESS_MESSAGE_BYTES_MAX);
             let kept = (progress.percent, message.into());
-            self.shard.edit(slot, |task| task.extra_mut().progress = Some(kept));
+            self.shard.edit(slot, |task| task.left_mut().progress = Some(kept));
             self.emit_task(slot, |task| EventKind::TaskProgressed(task, progress.percent));
         }
         let cancel_requested = self.cancel_requested(slot);

@@ -94,7 +94,7 @@ impl Turn<'_> {
             self.finish(slot, Ending::Failed, EventKind::TaskFailed);
             return AfterFailure::Failed;
         }
-        self.shard.edit(slot, |task| task.extra_mut().death = Some(reason));
+        self.shard.edit(slot, |task| task.left_mut().death = Some(reason));
         self.finish(slot, Ending::Dead, |task| EventKind::TaskDied(task, reason));
         AfterFailure::Dead
     }
@@ -102,7 +102,7 @@ impl Turn<'_> {
     /// The task's own policy, or its queue's, or the default.
     fn retry_policy(&self, slot: Slot) -> RetryPolicy {
         let task = self.task(slot);
-        let own = task.extra.as_ref().and_then(|extra| extra.retry.as_deref());
+        let own = task.terms().and_then(|terms| terms.retry.as_deref());
         let queue = &self.shard.queues.get(task.queue).settings.retry;
         own.or(queue.as_ref()).cloned().unwrap_or_default()
     }

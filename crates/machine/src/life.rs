@@ -107,20 +107,34 @@ pub(crate) struct Failure {
     pub(crate) backtrace: Box<str>,
 }
 
-/// What few tasks have.
+/// What few tasks have. Each part is behind its own pointer, so that a task with one of them does
+/// not pay for the others.
 #[derive(Debug, Default)]
 pub(crate) struct Extra {
+    pub(crate) terms: Option<Box<Terms>>,
+    pub(crate) left: Option<Box<Left>>,
+    /// Who is told of its end.
+    pub(crate) watch: Option<Box<Watch>>,
+}
+
+/// What was asked for with the task.
+#[derive(Debug, Default)]
+pub(crate) struct Terms {
     pub(crate) expires_at: Option<Timestamp>,
     pub(crate) timeout_ms: Option<u64>,
     pub(crate) retention_ms: Option<u64>,
     pub(crate) retry: Option<Box<RetryPolicy>>,
     pub(crate) tags: Box<[Box<str>]>,
+}
+
+/// What its attempts left behind.
+#[derive(Debug, Default)]
+pub(crate) struct Left {
     pub(crate) progress: Option<(u8, Box<str>)>,
     pub(crate) resume_state: Option<Box<[u8]>>,
     pub(crate) result: Option<Box<[u8]>>,
     pub(crate) death: Option<DeathReason>,
     pub(crate) follow_ups: Box<[TaskId]>,
-    pub(crate) watch: Option<Box<Watch>>,
 }
 
 wire_words!(Ending { 1 => Succeeded, 2 => Failed, 3 => Dead, 4 => Cancelled, 5 => Expired });
@@ -129,19 +143,9 @@ wire_words!(AttemptOutcome {
     1 => Succeeded, 2 => Failed, 3 => Lost, 4 => Released, 5 => Snoozed, 6 => Cancelled, 7 => TimedOut,
 });
 wire_struct!(Failure { error_type, message, backtrace });
-wire_struct!(Extra {
-    expires_at,
-    timeout_ms,
-    retention_ms,
-    retry,
-    tags,
-    progress,
-    resume_state,
-    result,
-    death,
-    follow_ups,
-    watch,
-});
+wire_struct!(Extra { terms, left, watch });
+wire_struct!(Terms { expires_at, timeout_ms, retention_ms, retry, tags });
+wire_struct!(Left { progress, resume_state, result, death, follow_ups });
 
 impl State {
     pub(crate) fn name(&self) -> TaskStateName {
@@ -161,12 +165,20 @@ impl State {
 }
 
 impl Task {
-    pub(crate) fn extra_mut(&mut self) -> &mut Extra {
-        self.extra.get_or_insert_default()
+    pub(crate) fn terms(&self) -> Option<&Terms> {
+        self.extra.as_ref()?.terms.as_deref()
+    }
+
+    pub(crate) fn left(&self) -> Option<&Left> {
+        self.extra.as_ref()?.left.as_deref()
+    }
+
+    pub(crate) fn left_mut(&mut self) -> &mut Left {
+        self.extra.get_or_insert_default().left.get_or_insert_default()
     }
 
     pub(crate) fn expires_at(&self) -> Option<Timestamp> {
-        self.extra.as_ref()?.expires_at
+        self.terms()?.expires_at
     }
 
     pub(crate) fn finished_at(&self) -> Option<Timestamp> {
@@ -201,7 +213,7 @@ impl Task {
             State::Claimed(claim) => Some(claim.ends_at),
             State::Finished { ending: Ending::Dead, .. } => None,
             State::Finished { at, .. } => {
-                let own = self.extra.as_ref()?.retention_ms?;
+                let own = self.terms()?.retention_ms?;
                 Some(at.plus_ms(own))
             }
         }
@@ -254,14 +266,28 @@ impl Attempt {
 
 impl Extra {
     fn bytes(&self) -> usize {
-        size_of::<Extra>()
+        let terms = self.terms.as_ref().map_or(0, |terms| terms.bytes());
+        let left = self.left.as_ref().map_or(0, |left| left.bytes());
+        let watch = self.watch.as_ref().map_or(0, |_| size_of::<Watch>());
+        size_of::<Extra>() + terms + left + watch
+    }
+}
+
+impl Terms {
+    fn bytes(&self) -> usize {
+        size_of::<Terms>()
             + self.retry.as_ref().map_or(0, |_| size_of::<RetryPolicy>())
             + self.tags.iter().map(|tag| size_of::<Box<str>>() + tag.len()).sum::<usize>()
+    }
+}
+
+impl Left {
+    fn bytes(&self) -> usize {
+        size_of::<Left>()
             + self.progress.as_ref().map_or(0, |(_, message)| message.len())
             + self.resume_state.as_ref().map_or(0, |state| state.len())
             + self.result.as_ref().map_or(0, |result| result.len())
             + size_of_val(&*self.follow_ups)
-            + self.watch.as_ref().map_or(0, |_| size_of::<Watch>())
     }
 }
 

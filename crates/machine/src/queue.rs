@@ -48,7 +48,7 @@ impl LaneId {
             State::Claimed(_) => LaneId::CLAIMED,
             State::Finished { ending: Ending::Dead, .. } => LaneId::DEAD,
             State::Finished { .. } => {
-                let own = task.extra.as_ref().is_some_and(|extra| extra.retention_ms.is_some());
+                let own = task.terms().is_some_and(|terms| terms.retention_ms.is_some());
                 if own { LaneId::FINISHED_OWN } else { LaneId::FINISHED }
             }
         }

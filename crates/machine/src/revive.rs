@@ -43,10 +43,13 @@ impl Turn<'_> {
         let now = self.now;
         self.shard.edit_deadline(slot, |task| {
             (task.failures, task.losses) = (0, 0);
-            if let Some(extra) = &mut task.extra {
-                (extra.death, extra.progress) = (None, None);
+            let Some(extra) = &mut task.extra else { return };
+            if let Some(left) = &mut extra.left {
+                (left.death, left.progress) = (None, None);
+            }
+            if let Some(terms) = &mut extra.terms {
                 // It is wanted now, whatever its expiry was.
-                extra.expires_at = extra.expires_at.filter(|&at| at > now);
+                terms.expires_at = terms.expires_at.filter(|&at| at > now);
             }
         });
         self.make_ready(slot, now, Place::Back);

@@ -53,7 +53,7 @@ impl Machine {
         let in_queue = |name| self.queues.get(task.queue).name.as_str() == name;
         let of_type = |name| &**self.names.get(task.task_type) == name;
         let tagged = |tag| {
-            task.extra.as_ref().is_some_and(|extra| extra.tags.iter().any(|own| &**own == tag))
+            task.terms().is_some_and(|terms| terms.tags.iter().any(|own| &**own == tag))
         };
         let failed_with = |text| {
             task.last_error()
@@ -117,8 +117,8 @@ impl Machine {
     fn task_view(&self, slot: Slot) -> TaskView {
         let task = self.tasks.get(slot);
         let queue = self.queues.get(task.queue);
-        let extra = task.extra.as_deref();
-        let own_retry = extra.and_then(|extra| extra.retry.as_deref());
+        let (terms, left) = (task.terms(), task.left());
+        let own_retry = terms.and_then(|terms| terms.retry.as_deref());
         let max_attempts = own_retry
             .or(queue.settings.retry.as_ref())
             .map_or(RetryPolicy::default().max_attempts, |policy| policy.max_attempts);
@@ -142,14 +142,14 @@ impl Machine {
             finished_at: task.finished_at(),
             timeout_ms: self.timeout_ms(slot),
             claim: self.claim_view(task),
-            progress: extra
-                .and_then(|extra| extra.progress.as_ref())
+            progress: left
+                .and_then(|left| left.progress.as_ref())
                 .map(|(percent, message)| (*percent, message.to_string())),
-            resume_state: extra.and_then(|extra| extra.resume_state.as_deref()).map(<[u8]>::to_vec),
-            result: extra.and_then(|extra| extra.result.as_deref()).map(<[u8]>::to_vec),
-            death: extra.and_then(|extra| extra.death),
-            tags: extra
-                .map_or(Vec::new(), |extra| extra.tags.iter().map(|tag| tag.to_string()).collect()),
+            resume_state: left.and_then(|left| left.resume_state.as_deref()).map(<[u8]>::to_vec),
+            result: left.and_then(|left| left.result.as_deref()).map(<[u8]>::to_vec),
+            death: left.and_then(|left| left.death),
+            tags: terms
+                .map_or(Vec::new(), |terms| terms.tags.iter().map(|tag| tag.to_string()).collect()),
             attempts,
             body_bytes: task.body_bytes,
         }

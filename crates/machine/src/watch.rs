@@ -104,7 +104,8 @@ impl Turn<'_> {
             State::Finished { ending, .. } => End::from(ending),
             _ => End::Removed,
         };
-        let result = extra.result.as_deref().filter(|_| end == End::Succeeded);
+        let result = task.left().and_then(|left| left.result.as_deref());
+        let result = result.filter(|_| end == End::Succeeded);
         let result_left_out = result.is_some_and(|result| result.len() > PARENT_RESULT_BYTES_MAX);
         let error = task.last_error().filter(|_| end != End::Succeeded);
         let ended = TaskEnded {
