@@ -1,6 +1,8 @@
 //! Check: every invariant between the parts of the state. Slow: for tests and the simulator.
 
-use crate::queue::LaneId;
+use crate::life::Task;
+use crate::limits::PRIORITY_MAX;
+use crate::queue::{Lane, LaneId};
 use crate::slab::{NO_SLOT, Slot};
 use crate::{Machine, SessionId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +20,7 @@ impl Machine {
     pub fn check(&self) -> Result<(), String> {
         self.check_ids()?;
         self.check_lanes()?;
+        self.check_keys()?;
         self.check_deadlines()?;
         self.check_indexes()?;
         self.check_names()?;
@@ -65,24 +68,108 @@ impl Machine {
             ensure!(self.queues.find(name.as_str()) == Some(number), "queue {name} is not found");
             for id in LaneId::all() {
                 let lane = queue.lane(id);
-                let (mut previous, mut slot, mut length) = (NO_SLOT, lane.head, 0);
-                let mut order = 0;
-                while slot != NO_SLOT {
-                    let task = self.tasks.get(slot);
-                    let at = format!("task {} in lane {id:?} of queue {name}", task.id);
-                    ensure!(task.queue == number, "{at} belongs to another queue");
-                    ensure!(LaneId::of(task) == id, "{at} is {}", task.state.name());
-                    ensure!(task.previous == previous, "{at} has a broken link");
-                    ensure!(task.order > order, "{at} is out of order");
-                    (previous, slot, order) = (slot, task.next, task.order);
-                    length += 1;
-                }
-                ensure!(lane.tail == previous, "lane {id:?} of queue {name} has a wrong tail");
-                ensure!(lane.length == length, "lane {id:?} of queue {name} is miscounted");
-                seen += length as usize;
+                self.check_lane(lane, &format!("lane {id:?} of queue {name}"), |task| {
+                    let here = task.key().is_none() || !id.is_ready();
+                    task.queue == number && LaneId::of(task) == id && here
+                })?;
+                seen += lane.length as usize;
+            }
+        }
+        for (slot, key) in self.keys.slab.iter() {
+            for line in &key.lines {
+                let lane = LaneId::ready_at(line.priority);
+                ensure!(line.tasks.length > 0, "key {} has an empty line", key.text);
+                self.check_lane(
+                    &line.tasks,
+                    &format!("lane {lane:?} of key {}", key.text),
+                    |task| task.key() == Some(slot) && LaneId::of(task) == lane,
+                )?;
+                seen += line.tasks.length as usize;
             }
         }
         ensure!(seen == self.tasks.len(), "{seen} tasks in lanes of {}", self.tasks.len());
+        Ok(())
+    }
+
+    /// A lane is a well-formed list in order, of tasks that belong there.
+    fn check_lane(
+        &self,
+        lane: &Lane,
+        name: &str,
+        belongs: impl Fn(&Task) -> bool,
+    ) -> Result<(), String> {
+        let (mut previous, mut slot, mut length) = (NO_SLOT, lane.head, 0);
+        let mut order = 0;
+        while slot != NO_SLOT {
+            let task = self.tasks.get(slot);
+            let at = format!("task {} in {name}", task.id);
+            ensure!(belongs(task), "{at} belongs elsewhere: it is {}", task.state.name());
+            ensure!(task.previous == previous, "{at} has a broken link");
+            ensure!(task.order > order, "{at} is out of order");
+            (previous, slot, order) = (slot, task.next, task.order);
+            length += 1;
+        }
+        ensure!(lane.tail == previous, "{name} has a wrong tail");
+        ensure!(lane.length == length, "{name} is miscounted");
+        Ok(())
+    }
+
+    /// Keys are found by their ids and needed by something; their lines are in the rings; they count
+    /// their tasks, and let none run beyond their limits that they do not know of.
+    fn check_keys(&self) -> Result<(), String> {
+        let mut uses: BTreeMap<Slot, (u32, u32)> = BTreeMap::new();
+        for (_, task) in self.tasks.iter() {
+            if let Some(key) = task.key() {
+                let (tasks, claimed) = uses.entry(key).or_default();
+                *tasks += 1;
+                *claimed += u32::from(task.claim().is_some());
+                let queue = self.keys.get(key).id.queue;
+                ensure!(queue == task.queue, "task {} has a key of another queue", task.id);
+            }
+        }
+        ensure!(self.opened.is_empty(), "opened queues were not told");
+        let mut lines: BTreeMap<(Slot, u8, bool), BTreeMap<u64, Slot>> = BTreeMap::new();
+        let mut of_queue: BTreeMap<Slot, (u32, u64, u64)> = BTreeMap::new();
+        let mut heap_bytes = 0;
+        let mut due = BTreeMap::new();
+        for (slot, key) in self.keys.slab.iter() {
+            let name = format!("key {}", key.text);
+            ensure!(self.keys.find(key.id.queue, &key.text) == Ok(slot), "{name} is not found");
+            let used = uses.get(&slot).copied().unwrap_or_default();
+            ensure!(used == (key.tasks, key.claimed), "{name} miscounts its tasks: {used:?}");
+            ensure!(key.tasks > 0 || key.due_at().is_some(), "nothing needs {name}");
+            ensure!(!key.closed || key.counted == 0, "{name} is closed and counted");
+            ensure!(key.counted <= key.ready(), "{name} counts more than is ready");
+            for line in &key.lines {
+                let side = lines.entry((key.id.queue, line.priority, key.closed)).or_default();
+                ensure!(side.insert(line.turn, slot).is_none(), "{name} shares its turn");
+            }
+            let (keys, ready, available) = of_queue.entry(key.id.queue).or_default();
+            *keys += 1;
+            *ready += u64::from(key.ready());
+            *available += u64::from(key.counted);
+            heap_bytes += key.heap_bytes() as u64;
+            due.extend(key.due_at().map(|at| ((at, key.id), slot)));
+        }
+        ensure!(self.keys.by_id.len() == self.keys.slab.len(), "ids of keys and keys disagree");
+        ensure!(heap_bytes == self.keys.heap_bytes, "the memory of keys is miscounted");
+        ensure!(due == self.deadlines.keys, "deadlines of keys disagree with them");
+        for (number, queue) in self.queues.slab.iter() {
+            let name = &queue.name;
+            ensure!(queue.due_at == queue.next_due(), "queue {name} has a stale deadline");
+            let known = of_queue.remove(&number);
+            ensure!(known.is_some() == queue.rings.is_some(), "rings of queue {name} without keys");
+            let (Some(rings), Some(known)) = (&queue.rings, known) else { continue };
+            let found = (rings.keys, rings.ready, rings.available);
+            ensure!(found == known, "queue {name} miscounts its keys: {found:?}, not {known:?}");
+            for priority in 0..=PRIORITY_MAX {
+                let ring = rings.ring(priority);
+                for (closed, side) in [(false, &ring.open), (true, &ring.closed)] {
+                    let expected = lines.remove(&(number, priority, closed)).unwrap_or_default();
+                    ensure!(*side == expected, "ring {priority} of queue {name} is not its lines");
+                }
+            }
+        }
         Ok(())
     }
 
@@ -102,6 +189,10 @@ impl Machine {
             }
         }
         ensure!(lanes == self.deadlines.lanes, "deadlines of queues disagree with their lanes");
+        let queues = self.queues.slab.iter();
+        let queues = queues.filter_map(|(number, queue)| Some((queue.due_at?, number)));
+        let queues: BTreeSet<_> = queues.collect();
+        ensure!(queues == self.deadlines.queues, "deadlines of queues disagree with them");
         Ok(())
     }
 

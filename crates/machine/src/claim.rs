@@ -1,7 +1,7 @@
 //! Claim: which tasks a worker gets, in which order, and under which terms.
 //!
-//! Queues come in strict order or are drawn by weight, one draw per task; in a queue the highest
-//! priority comes first, and the oldest in it.
+//! Queues come in strict order or are drawn by weight, one draw per task; `fairness.rs` says who comes
+//! next in a queue, and what its limits let through.
 
 use crate::draw::Draw;
 use crate::enqueue::at_most_bytes;
@@ -62,7 +62,10 @@ impl Turn<'_> {
         let number = self.shard.queues.find(queue)?;
         loop {
             let queue = self.shard.queues.get(number);
-            let slot = queue.first_ready().filter(|_| !queue.paused)?;
+            if queue.paused || queue.slots() == 0 || queue.tokens(self.now) == 0 {
+                return None;
+            }
+            let slot = self.shard.first_in_turn(number)?;
             if self.task(slot).expires_at().is_none_or(|at| at > self.now) {
                 return Some(slot);
             }
@@ -94,6 +97,7 @@ impl Turn<'_> {
             cancel_requested: false,
         };
         state.set_end(self.shard.counters.lease_floor);
+        self.shard.serve(slot);
         self.shard.edit(slot, |task| task.attempt += 1);
         self.transition(slot, State::Claimed(Box::new(state)), Place::Back);
         let name = self.shard.names.get(worker).clone();
@@ -165,15 +169,14 @@ impl Machine {
         if claim.claim_sequence.is_some_and(repeated) {
             return Claimable::Now(1);
         }
-        let found = claim.queues.iter().filter_map(|queue| self.queues.find(queue.name));
-        let open: Vec<_> =
-            found.map(|number| self.queues.get(number)).filter(|queue| !queue.paused).collect();
-        let ready: u64 = open.iter().map(|queue| queue.ready()).sum();
-        if ready > 0 {
-            return Claimable::Now(ready);
+        let found = || claim.queues.iter().filter_map(|queue| self.queues.find(queue.name));
+        let room = found().fold(0u64, |sum, number| sum.saturating_add(self.room(number, now)));
+        if room > 0 {
+            return Claimable::Now(room);
         }
         // The shard's first deadline comes no later than that of these queues.
-        let timed = open.iter().any(|queue| queue.has_timed());
+        let mut open = found().map(|number| self.queues.get(number)).filter(|queue| !queue.paused);
+        let timed = open.any(|queue| queue.has_timed());
         match self.deadlines.next_due() {
             Some(at) if timed => Claimable::At(at.max(now)),
             _ => Claimable::OnEvent,
@@ -195,6 +198,7 @@ impl Machine {
             timeout_ms: self.timeout_ms(slot),
             enqueued_at: task.enqueued_at,
             resume_state: task.left().and_then(|left| left.resume_state.clone()),
+            fairness_key: task.key().map(|key| self.keys.get(key).text.clone()),
         }
     }
 

@@ -94,6 +94,7 @@ wire_command! {
 wire_struct!(Body<'a> { content_type, headers, payload });
 wire_struct!(NewTask<'a> {
     task_type, body, priority, run_at, expires_at, request_id, retry, timeout_ms, retention_ms, tags,
+    fairness_key,
 });
 wire_struct!(Enqueue<'a> { queue, task });
 wire_struct!(EnqueueMany<'a> { batch_id, items });
@@ -112,7 +113,7 @@ wire_struct!(Progress<'a> { percent, message });
 wire_struct!(Extend<'a> { task, token, lease_ms, progress, resume_state });
 wire_struct!(Renew { claims });
 wire_struct!(Release { task, token });
-wire_struct!(Snooze { task, token, until });
+wire_struct!(Snooze { task, token, until, hold_key });
 wire_struct!(Cancel { task });
 wire_struct!(Retry<'a> { task, body });
 wire_words!(DeadAction { 1 => Retry, 2 => Discard });
@@ -134,7 +135,13 @@ wire_struct!(QueueSettings {
     dead_retention_count,
     retry,
     timeout_ms,
+    concurrency,
+    rate,
+    per_key,
+    weights,
+    ageing_ms,
 });
+wire_struct!(PerKey { concurrency, rate });
 
 impl<'a> Wire<'a> for When {
     fn write(&self, out: &mut Vec<u8>) {
@@ -249,6 +256,7 @@ pub(crate) mod tests {
             timeout_ms: Some(1),
             retention_ms: Some(0),
             tags: vec!["a", "b"],
+            fairness_key: Some("acme"),
         }
     }
 
@@ -331,7 +339,7 @@ pub(crate) mod tests {
             }),
             Command::Renew(Renew { claims: vec![(TASK, TOKEN), (TASK, ClaimToken(0))] }),
             Command::Release(Release { task: TASK, token: TOKEN }),
-            Command::Snooze(Snooze { task: TASK, token: TOKEN, until: When::Now }),
+            Command::Snooze(Snooze { task: TASK, token: TOKEN, until: When::Now, hold_key: true }),
             Command::Cancel(Cancel { task: TASK }),
             Command::Retry(Retry { task: TASK, body: Some(new_task("t").body) }),
             Command::Dead(DeadCommand {
@@ -354,6 +362,11 @@ pub(crate) mod tests {
                 settings: QueueSettings {
                     max_length: Some(5),
                     retry: Some(RetryPolicy::default()),
+                    concurrency: Some(3),
+                    rate: Some(Rate { per_second_millionths: 500_000, burst: 10 }),
+                    per_key: Some(PerKey { concurrency: Some(1), rate: None }),
+                    weights: [("acme".into(), 3), ("".into(), 2)].into(),
+                    ageing_ms: Some(60_000),
                     ..QueueSettings::default()
                 },
             }),

@@ -107,6 +107,8 @@ pub struct NewTask<'a> {
     pub retention_ms: Option<u64>,
     /// Words to find it by.
     pub tags: Vec<&'a str>,
+    /// Whom it is for: the keys of a queue take turns, and have limits of their own.
+    pub fairness_key: Option<&'a str>,
 }
 
 /// See [`Command::Enqueue`].
@@ -286,6 +288,8 @@ pub struct Snooze {
     pub token: ClaimToken,
     /// When it may run again.
     pub until: When,
+    /// Holds all tasks of its key back until then too; for a task without a key, all without one.
+    pub hold_key: bool,
 }
 
 /// See [`Command::Cancel`].

@@ -1,10 +1,12 @@
 //! The shard's time index: what must happen, and when.
 //!
 //! Invariant: a task is here exactly once while `Task::due_at` has a value, under that value, and a
-//! retained lane of a queue exactly once while it holds a task. Ties fall by the tasks' order and
-//! the queues' numbers, never by slots, so that a reloaded state passes them in the same order.
+//! retained lane of a queue exactly once while it holds a task; likewise a key and a queue while time
+//! alone opens them. Ties fall by the tasks' order, the queues' numbers and the keys' ids, never by
+//! slots, so that a reloaded state passes them in the same order.
 
 use crate::Timestamp;
+use crate::keys::KeyId;
 use crate::queue::LaneId;
 use crate::slab::Slot;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +17,10 @@ pub(crate) struct Deadlines {
     pub(crate) tasks: BTreeMap<(Timestamp, u64), Slot>,
     /// (due, the queue's number, lane).
     pub(crate) lanes: BTreeSet<(Timestamp, Slot, LaneId)>,
+    /// (due, the key's id): the key.
+    pub(crate) keys: BTreeMap<(Timestamp, KeyId), Slot>,
+    /// (due, the queue's number).
+    pub(crate) queues: BTreeSet<(Timestamp, Slot)>,
 }
 
 /// What one deadline costs.
@@ -24,7 +30,21 @@ impl Deadlines {
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
         let task = self.tasks.first_key_value().map(|(&(at, _), _)| at);
         let lane = self.lanes.first().map(|&(at, _, _)| at);
-        task.into_iter().chain(lane).min()
+        let key = self.keys.first_key_value().map(|(&(at, _), _)| at);
+        let queue = self.queues.first().map(|&(at, _)| at);
+        task.into_iter().chain(lane).chain(key).chain(queue).min()
+    }
+
+    /// The first key that is due at `now`.
+    pub(crate) fn due_key(&self, now: Timestamp) -> Option<Slot> {
+        let (&(at, _), &key) = self.keys.first_key_value()?;
+        (at <= now).then_some(key)
+    }
+
+    /// The first queue that is due at `now`.
+    pub(crate) fn due_queue(&self, now: Timestamp) -> Option<Slot> {
+        let &(at, queue) = self.queues.first()?;
+        (at <= now).then_some(queue)
     }
 
     /// Tasks that are due at `now`, in order.
@@ -40,6 +60,7 @@ impl Deadlines {
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
-        ((self.tasks.len() + self.lanes.len()) * DEADLINE_BYTES) as u64
+        let keys = self.keys.len() * (size_of::<((Timestamp, KeyId), Slot)>() * 3 / 2);
+        ((self.tasks.len() + self.lanes.len()) * DEADLINE_BYTES + keys) as u64
     }
 }

@@ -1,6 +1,6 @@
 //! Enqueue: what a new task must satisfy, and how it enters the state.
 
-use crate::life::{Extra, State, Task, Terms};
+use crate::life::{Extra, KeySlot, State, Task, Terms};
 use crate::limits::*;
 use crate::rejection::at_most;
 use crate::slab::{NO_SLOT, Slot};
@@ -69,6 +69,7 @@ impl Turn<'_> {
         let ready = matches!(state, State::Ready { .. });
         let (body_bytes, body_checksum) = self.put_body(id, &new.body);
         let task_type = self.shard.names.intern(new.task_type);
+        let key = new.fairness_key.map(|text| KeySlot::new(self.shard.key_or_new(queue, text)));
         let slot = self.add_task(Task {
             id,
             queue,
@@ -85,7 +86,7 @@ impl Turn<'_> {
             losses: 0,
             priority: new.priority.unwrap_or(PRIORITY_DEFAULT),
             last_attempt: None,
-            extra: new.extra(watch),
+            extra: new.extra(watch, key),
         });
         self.remember_request(queue, new.request_id, id);
         self.emit_task(slot, EventKind::TaskEnqueued);
@@ -167,6 +168,14 @@ impl NewTask<'_> {
             at_most_bytes("a tag", tag.len(), TAG_BYTES_MAX)?;
             no_controls("a tag", tag)?;
         }
+        if let Some(key) = self.fairness_key {
+            if key.is_empty() {
+                return Err(Rejection::invalid(
+                    "fairness_key is empty; leave it out or give a text",
+                ));
+            }
+            check_key("fairness_key", key)?;
+        }
         if let Some(retry) = &self.retry {
             retry.check()?;
         }
@@ -186,10 +195,10 @@ impl NewTask<'_> {
     }
 
     /// What few tasks have; most have none of it.
-    fn extra(&self, watch: Option<Watch>) -> Option<Box<Extra>> {
+    fn extra(&self, watch: Option<Watch>, key: Option<KeySlot>) -> Option<Box<Extra>> {
         let terms = self.terms();
-        let plain = terms.is_none() && watch.is_none();
-        (!plain).then(|| Box::new(Extra { terms, left: None, watch: watch.map(Box::new) }))
+        let plain = terms.is_none() && watch.is_none() && key.is_none();
+        (!plain).then(|| Box::new(Extra { terms, left: None, watch: watch.map(Box::new), key }))
     }
 
     fn terms(&self) -> Option<Box<Terms>> {
@@ -248,6 +257,11 @@ pub(crate) fn check_timeout(timeout_ms: Option<u64>) -> Result<(), Rejection> {
         Some(0) => Err(Rejection::invalid("timeout_ms is 0; leave it out for no timeout")),
         _ => at_most("timeout_ms", timeout_ms.unwrap_or(0), HORIZON_MS_MAX),
     }
+}
+
+pub(crate) fn check_key(what: &str, key: &str) -> Result<(), Rejection> {
+    at_most_bytes(what, key.len(), FAIRNESS_KEY_BYTES_MAX)?;
+    no_controls(what, key)
 }
 
 /// Refuses what would garble logs, tables and terminals.
@@ -319,6 +333,9 @@ mod tests {
             (NewTask { request_id: Some(&long), ..new_task() }, "request_id has 300 bytes"),
             (NewTask { tags: many, ..new_task() }, "number of tags is 17"),
             (NewTask { tags: vec![&long], ..new_task() }, "a tag has 300 bytes"),
+            (NewTask { fairness_key: Some(""), ..new_task() }, "fairness_key is empty"),
+            (NewTask { fairness_key: Some(&long), ..new_task() }, "fairness_key has 300 bytes"),
+            (NewTask { fairness_key: Some("a\0"), ..new_task() }, "fairness_key has the control"),
             (NewTask { timeout_ms: Some(0), ..new_task() }, "timeout_ms is 0"),
             (NewTask { retention_ms: Some(horizon), ..new_task() }, "retention_ms is"),
             (NewTask { run_at: When::After { ms: horizon }, ..new_task() }, "ms ahead; at most"),

@@ -84,6 +84,8 @@ pub enum EventKind {
     QueuePaused(QueueName),
     /// A queue goes on: its ready tasks may be claimed.
     QueueResumed(QueueName),
+    /// A queue's limits let ready tasks through that they held back before.
+    QueueOpened(QueueName),
     /// Settings changed.
     QueueSet(QueueName),
     /// A session's claims have ended.

@@ -1,6 +1,6 @@
 //! ExpireDue: what time alone does, a bounded number per entry.
 //!
-//! Due tasks first, since somebody waits for them; then what is no longer kept.
+//! Due tasks and keys first, since somebody waits for them; then what is no longer kept.
 
 use crate::life::{Ending, State};
 use crate::limits::EXPIRIES_PER_ENTRY_MAX;
@@ -18,6 +18,12 @@ impl Turn<'_> {
         // The last claim first: those that go back to the front then stand as they were claimed.
         for &slot in claims.iter().rev().chain(&others) {
             self.task_due(slot);
+        }
+        while count < EXPIRIES_PER_ENTRY_MAX {
+            match self.open_one() {
+                0 => break,
+                done => count += done,
+            }
         }
         while count < EXPIRIES_PER_ENTRY_MAX && self.forget_one() {
             count += 1;

@@ -6,6 +6,7 @@
 
 use crate::entry::DecodeError;
 use crate::kept::{Keep, Kept};
+use crate::keys::{Key, KeyId, Keys, encode_key};
 use crate::life::Task;
 use crate::machine::Counters;
 use crate::names::Names;
@@ -14,7 +15,7 @@ use crate::slab::Slot;
 use crate::task_image::{encode_queue, encode_task, read_queue, read_task};
 use crate::wire::{Reader, Wire, decode, encode, wire_struct};
 use crate::{Identity, Machine, TaskId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use xxhash_rust::xxh3::Xxh3;
 
 /// Which record of a shard's state.
@@ -53,6 +54,7 @@ impl From<DecodeError> for ImageError {
 // format changes gets a new one; 1 were counters without the number of records.
 const KIND_COUNTERS: u8 = 0;
 const KIND_QUEUE: u8 = 2;
+const KIND_KEY: u8 = 21;
 
 /// A bite of a frozen cut ends after about so many encoded bytes: whoever takes it holds up all
 /// else meanwhile, and results, resume states and staged parts are large.
@@ -87,6 +89,7 @@ impl Machine {
         self.cut.removed.len()
             + self.tasks.dirty()
             + self.queues.slab.dirty()
+            + self.keys.dirty()
             + self.dedup.dirty()
             + self.replays.dirty()
             + self.batches.dirty()
@@ -101,7 +104,9 @@ impl Machine {
     /// If the previous cut has not been handed out whole.
     pub fn freeze(&mut self) {
         assert!(
-            self.cut.early.is_empty() && self.cut.frozen_removed.is_empty(),
+            self.cut.early.is_empty()
+                && self.cut.frozen_removed.is_empty()
+                && self.keys.frozen_removed.is_empty(),
             "the previous cut was not handed out whole"
         );
         self.cut.frozen_removed = std::mem::take(&mut self.cut.removed);
@@ -110,6 +115,8 @@ impl Machine {
         self.cut.early.push(head);
         self.tasks.freeze();
         self.queues.slab.freeze();
+        self.keys.slab.freeze();
+        self.keys.frozen_removed = std::mem::take(&mut self.keys.removed).into_iter().collect();
         self.dedup.freeze();
         self.replays.freeze();
         self.batches.freeze();
@@ -142,11 +149,18 @@ impl Machine {
         }
         if let Some(slot) = self.tasks.next_frozen() {
             self.tasks.thaw(slot);
-            return Some(task_record(self.tasks.get(slot), &self.names));
+            return Some(task_record(self.tasks.get(slot), &self.names, &self.keys));
         }
         if let Some(number) = self.queues.slab.next_frozen() {
             self.queues.slab.thaw(number);
             return Some(queue_record(number, self.queues.get(number)));
+        }
+        if let Some(id) = self.keys.frozen_removed.pop() {
+            return Some(Record { key: key_key(id), value: None });
+        }
+        if let Some(slot) = self.keys.slab.next_frozen() {
+            self.keys.slab.thaw(slot);
+            return Some(key_record(self.keys.get(slot)));
         }
         (self.dedup.next_frozen())
             .or_else(|| self.replays.next_frozen())
@@ -181,13 +195,16 @@ impl Machine {
     fn all_records(&self) -> impl Iterator<Item = (RecordKey, Box<[u8]>)> {
         let head = (counters_key(), self.encode_head());
         let tasks = self.ids.iter_after(None).map(|(id, slot)| {
-            (RecordKey::Task(id), encode_task(self.tasks.get(slot), &self.names))
+            (RecordKey::Task(id), encode_task(self.tasks.get(slot), &self.names, &self.keys))
         });
+        let keys = self.keys.by_id.iter();
+        let keys = keys.map(|(&id, &slot)| (key_key(id), encode_key(self.keys.get(slot))));
         let queues = self.queues.slab.iter();
         let queues = queues.map(|(number, queue)| (queue_key(number), encode_queue(queue)));
         std::iter::once(head)
             .chain(tasks)
             .chain(queues)
+            .chain(keys)
             .chain(self.dedup.records())
             .chain(self.replays.records())
             .chain(self.batches.records())
@@ -204,6 +221,7 @@ impl Machine {
     /// How many records there are beside the tasks and the counters.
     fn other_records(&self) -> u64 {
         let others = self.queues.by_name.len()
+            + self.keys.by_id.len()
             + self.dedup.len()
             + self.replays.len()
             + self.batches.len()
@@ -231,13 +249,26 @@ impl Machine {
     {
         let mut machine = Machine::new(identity);
         let mut queues = BTreeMap::new();
+        let mut keys = BTreeSet::new();
         let mut head = None;
         for (key, value) in records {
             match key {
                 RecordKey::Task(id) => machine.load_task(id, &value)?,
                 key if key == counters_key() => head = Some(decode::<Head>(&value)?),
+                RecordKey::Rest(key) if key.first() == Some(&KIND_KEY) => {
+                    let mut key = Reader::new(&key[1..]);
+                    let id = key.read()?;
+                    key.finish()?;
+                    if !keys.insert(id) {
+                        return Err(ImageError { what: format!("key {id:?} is twice") });
+                    }
+                    machine.keys.load(id, &value)?;
+                }
                 RecordKey::Rest(key) => machine.load_rest(&key, &value, &mut queues)?,
             }
+        }
+        if let Some(id) = machine.keys.by_id.keys().find(|id| !keys.contains(*id)) {
+            return Err(ImageError { what: format!("key {id:?} of a task is missing") });
         }
         machine.load_queues(queues)?;
         machine.load_head(head)?;
@@ -267,7 +298,7 @@ impl Machine {
         if id.home != self.identity.shard || self.ids.get(id).is_some() {
             return Err(ImageError { what: format!("task {id} is twice or of another shard") });
         }
-        let task = read_task(id, value, &mut self.names)?;
+        let task = read_task(id, value, &mut self.names, &mut self.keys)?;
         self.task_heap_bytes += task.heap_bytes() as u64;
         let slot = self.tasks.insert_stored(task);
         self.ids.insert(id, slot);
@@ -308,8 +339,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Puts every task into its lane, in order, and into the indexes.
+    /// Puts every task into its lane or line, in order, and into the indexes.
     fn rebuild_indexes(&mut self) -> Result<(), ImageError> {
+        self.rebuild_rings()?;
         let mut places: Vec<(Slot, LaneId, u64, Slot)> = self
             .tasks
             .iter()
@@ -321,13 +353,21 @@ impl Machine {
                 let id = self.tasks.get(slot).id;
                 return Err(ImageError { what: format!("queue {queue} of task {id} is missing") });
             }
-            self.queues.slab.get_mut(queue).lane_mut(lane).push_back(&mut self.tasks, slot);
+            match self.tasks.get(slot).key() {
+                Some(key) => self.load_keyed(key, lane, slot)?,
+                None => {
+                    let lane = self.queues.slab.get_mut(queue).lane_mut(lane);
+                    lane.push_back(&mut self.tasks, slot);
+                }
+            }
             self.index(slot);
         }
+        self.count_keys()?;
         for number in 0..self.queues.by_name.len() as Slot {
             for lane in LaneId::RETAINED {
                 self.refresh_retention(number, lane);
             }
+            self.refresh_queue_due(number);
         }
         Ok(())
     }
@@ -337,8 +377,12 @@ fn kind_of<V: Keep>(_: &Kept<V>) -> u8 {
     V::KIND
 }
 
-pub(crate) fn task_record(task: &Task, names: &Names) -> Record {
-    Record { key: RecordKey::Task(task.id), value: Some(encode_task(task, names)) }
+pub(crate) fn task_record(task: &Task, names: &Names, keys: &Keys) -> Record {
+    Record { key: RecordKey::Task(task.id), value: Some(encode_task(task, names, keys)) }
+}
+
+pub(crate) fn key_record(key: &Key) -> Record {
+    Record { key: key_key(key.id), value: Some(encode_key(key)) }
 }
 
 pub(crate) fn queue_record(number: Slot, queue: &Queue) -> Record {
@@ -354,6 +398,10 @@ pub(crate) fn rest_key<'a>(kind: u8, key: &impl Wire<'a>) -> RecordKey {
 
 pub(crate) fn counters_key() -> RecordKey {
     RecordKey::Rest([KIND_COUNTERS].into())
+}
+
+fn key_key(id: KeyId) -> RecordKey {
+    rest_key(KIND_KEY, &id)
 }
 
 fn queue_key(number: Slot) -> RecordKey {

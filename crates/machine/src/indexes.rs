@@ -1,5 +1,5 @@
 //! Changes to tasks and queues, with everything that follows from them in step: the image of the last
-//! cut, the memory count, lanes, deadlines, dead letters, the claims of sessions.
+//! cut, the memory count, lanes and lines, limits, deadlines, dead letters, the claims of sessions.
 
 use crate::image;
 use crate::life::{State, Task};
@@ -49,7 +49,7 @@ impl Machine {
     /// Before a change to a task of the frozen cut, its image is taken.
     pub(crate) fn keep_image(&mut self, slot: Slot) {
         if self.tasks.is_frozen(slot) {
-            self.cut.early.push(image::task_record(self.tasks.get(slot), &self.names));
+            self.cut.early.push(image::task_record(self.tasks.get(slot), &self.names, &self.keys));
             self.tasks.thaw(slot);
         }
     }
@@ -71,21 +71,47 @@ impl Machine {
     /// Puts a task into the lane and the indexes that follow from its state.
     pub(crate) fn link(&mut self, slot: Slot, place: Place) {
         let task = self.tasks.get(slot);
-        let (queue, lane) = (task.queue, LaneId::of(task));
+        let (queue, lane, key) = (task.queue, LaneId::of(task), task.key());
+        let priority = task.priority;
         self.index(slot);
-        let list = self.queues.slab.get_mut(queue).lane_mut(lane);
-        match place {
-            Place::Front => list.push_front(&mut self.tasks, slot),
-            Place::Back => list.push_back(&mut self.tasks, slot),
+        match key {
+            Some(key) if lane.is_ready() => self.push_keyed(key, slot, place),
+            _ => {
+                let list = self.queues.slab.get_mut(queue).lane_mut(lane);
+                match place {
+                    Place::Front => list.push_front(&mut self.tasks, slot),
+                    Place::Back => list.push_back(&mut self.tasks, slot),
+                }
+            }
+        }
+        match key {
+            Some(key) => self.linked_keyed(key, lane),
+            None if lane.is_ready() => self.pushed_unkeyed(queue, priority, place),
+            None => {}
         }
         self.refresh_retention(queue, lane);
+        self.refresh_queue_due(queue);
     }
 
-    /// The reverse of `link`.
+    /// A task of a key has come to a lane.
+    fn linked_keyed(&mut self, key: Slot, lane: LaneId) {
+        let told = if lane.is_ready() {
+            1
+        } else if lane == LaneId::CLAIMED {
+            self.keys.slab.get_mut(key).claimed += 1;
+            -1
+        } else {
+            0
+        };
+        self.refresh_key(key, told);
+    }
+
+    /// The reverse of `link`. What a task's key may do is looked at when the task is linked again or
+    /// gone.
     pub(crate) fn unlink(&mut self, slot: Slot) {
         self.unlink_deadline(slot);
         let task = self.tasks.get(slot);
-        let (queue, lane) = (task.queue, LaneId::of(task));
+        let (queue, lane, key) = (task.queue, LaneId::of(task), task.key());
         if lane == LaneId::DEAD {
             self.dead.remove(&task.id);
         }
@@ -96,8 +122,25 @@ impl Machine {
                 self.session_claims.remove(&session);
             }
         }
-        self.queues.slab.get_mut(queue).lane_mut(lane).unlink(&mut self.tasks, slot);
+        match key {
+            Some(key) if lane.is_ready() => self.unlink_keyed(key, slot),
+            _ => self.queues.slab.get_mut(queue).lane_mut(lane).unlink(&mut self.tasks, slot),
+        }
+        if lane == LaneId::CLAIMED {
+            self.claim_ended(queue, key);
+        }
         self.refresh_retention(queue, lane);
+    }
+
+    fn claim_ended(&mut self, number: Slot, key: Option<Slot>) {
+        if let Some(key) = key {
+            self.keys.slab.get_mut(key).claimed -= 1;
+        }
+        let queue = self.queues.get(number);
+        let claimed = queue.lane(LaneId::CLAIMED).length;
+        if queue.settings.concurrency == Some(claimed + 1) {
+            self.opened.push(number);
+        }
     }
 
     /// Enters a task into every index but its lane.

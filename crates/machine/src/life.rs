@@ -11,6 +11,7 @@ use crate::{
     AttemptOutcome, ClaimToken, DeathReason, RetryPolicy, SessionId, TaskError, TaskId,
     TaskStateName, Timestamp,
 };
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 /// One task, without its body.
@@ -115,6 +116,22 @@ pub(crate) struct Extra {
     pub(crate) left: Option<Box<Left>>,
     /// Who is told of its end.
     pub(crate) watch: Option<Box<Watch>>,
+    /// Its fairness key; its image names it by id.
+    pub(crate) key: Option<KeySlot>,
+}
+
+/// The slot of a key, as a number that is never 0, so that having none costs nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeySlot(NonZeroU32);
+
+impl KeySlot {
+    pub(crate) fn new(slot: Slot) -> KeySlot {
+        KeySlot(NonZeroU32::MIN.saturating_add(slot))
+    }
+
+    pub(crate) fn slot(self) -> Slot {
+        self.0.get() - 1
+    }
 }
 
 /// What was asked for with the task.
@@ -143,7 +160,6 @@ wire_words!(AttemptOutcome {
     1 => Succeeded, 2 => Failed, 3 => Lost, 4 => Released, 5 => Snoozed, 6 => Cancelled, 7 => TimedOut,
 });
 wire_struct!(Failure { error_type, message, backtrace });
-wire_struct!(Extra { terms, left, watch });
 wire_struct!(Terms { expires_at, timeout_ms, retention_ms, retry, tags });
 wire_struct!(Left { progress, resume_state, result, death, follow_ups });
 
@@ -171,6 +187,11 @@ impl Task {
 
     pub(crate) fn left(&self) -> Option<&Left> {
         self.extra.as_ref()?.left.as_deref()
+    }
+
+    /// The slot of its fairness key.
+    pub(crate) fn key(&self) -> Option<Slot> {
+        self.extra.as_ref()?.key.map(KeySlot::slot)
     }
 
     pub(crate) fn left_mut(&mut self) -> &mut Left {

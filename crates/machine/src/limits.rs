@@ -70,6 +70,22 @@ limits! {
     CLAIM_TASKS_MAX: usize = 1_000, "tasks";
     /// Queues in one claim: each is looked at for every claim.
     CLAIM_QUEUES_MAX: usize = 64, "queues";
+    /// A fairness key is a customer's name, not a document; it is kept once however many tasks have it.
+    FAIRNESS_KEY_BYTES_MAX: usize = 256, "bytes";
+    /// Keys with a weight of their own in one queue: its settings are written whole with each change.
+    WEIGHTS_MAX: usize = 1_000, "keys";
+    /// A million a second is more than one shard hands out.
+    RATE_MILLIONTHS_MAX: u64 = 1_000_000_000_000, "millionths per second";
+    /// More than a shard hands out in some seconds is no limit.
+    RATE_BURST_MAX: u32 = 1_000_000, "tasks";
+    /// An empty bucket is full after this at most: until then its key is remembered. 31 days.
+    RATE_REFILL_MS_MAX: u64 = 2_678_400_000, "ms";
+    /// A bucket that gets a token is looked at this often at most, unless it can't hold what comes in meanwhile.
+    BUCKET_GRID_MS: u64 = 10, "ms";
+    /// A handler's push-back holds its key for so long at most: a mistaken one must not stop it for good.
+    HOLD_MS_MAX: u64 = 86_400_000, "ms";
+    /// What an answer to "why is it waiting" counts of the tasks and keys ahead before it says "at least".
+    AHEAD_MAX: usize = 10_000, "tasks";
     /// Weights are shares; more digits than this say nothing more.
     WEIGHT_MAX: u32 = 1_000, "shares";
     /// Priorities run from 0 to this, 9 first.

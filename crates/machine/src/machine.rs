@@ -6,6 +6,7 @@ use crate::dedup::DedupRecord;
 use crate::ids::Ids;
 use crate::image::Cut;
 use crate::kept::Kept;
+use crate::keys::Keys;
 use crate::life::Task;
 use crate::names::Names;
 use crate::outbox::{Link, Owed};
@@ -41,6 +42,7 @@ pub struct Machine {
     // Records: what checkpoints hold, beside the counters.
     pub(crate) tasks: Slab<Task>,
     pub(crate) queues: Queues,
+    pub(crate) keys: Keys,
     pub(crate) dedup: Kept<DedupRecord>,
     pub(crate) replays: Kept<Replays>,
     pub(crate) batches: Kept<BatchMemory>,
@@ -61,6 +63,8 @@ pub struct Machine {
 
     /// The checkpoint that is being taken.
     pub(crate) cut: Cut,
+    /// Queues whose limits let more through than before; empty between commands.
+    pub(crate) opened: Vec<Slot>,
 }
 
 /// The numbers of a shard that are about no single task.
@@ -104,6 +108,7 @@ impl Machine {
             counters: Counters::default(),
             tasks: Slab::new(),
             queues: Queues::new(),
+            keys: Keys::new(),
             dedup: Kept::new(),
             replays: Kept::new(),
             batches: Kept::new(),
@@ -117,6 +122,7 @@ impl Machine {
             session_claims: BTreeMap::new(),
             task_heap_bytes: 0,
             cut: Cut::default(),
+            opened: Vec::new(),
         }
     }
 
@@ -181,6 +187,7 @@ impl Machine {
             + self.task_heap_bytes
             + self.deadlines.memory_bytes()
             + self.names.memory_bytes()
+            + self.keys.memory_bytes()
             + self.dedup.memory_bytes()
             + self.replays.memory_bytes()
             + self.batches.memory_bytes()

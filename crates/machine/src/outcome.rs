@@ -97,6 +97,8 @@ pub struct ClaimedTask {
     pub enqueued_at: Timestamp,
     /// What the previous attempt left.
     pub resume_state: Option<Box<[u8]>>,
+    /// Whom it is for.
+    pub fairness_key: Option<Box<str>>,
 }
 
 /// What became of a task that failed.

@@ -55,6 +55,8 @@ pub struct TaskView {
     pub death: Option<crate::DeathReason>,
     /// Words to find it by.
     pub tags: Vec<String>,
+    /// Whom it is for.
+    pub fairness_key: Option<String>,
     /// Its last attempts, oldest first.
     pub attempts: Vec<AttemptView>,
     /// Length of its encoded body.
@@ -147,7 +149,7 @@ pub struct QueueView {
     pub paused: bool,
     /// Tasks by state, exact.
     pub counts: QueueCounts,
-    /// When the oldest ready task became ready.
+    /// When the oldest ready task became ready; with many keys, of those whose turn comes first.
     pub oldest_ready_at: Option<Timestamp>,
 }
 

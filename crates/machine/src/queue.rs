@@ -1,14 +1,17 @@
 //! Queue: a queue's settings, totals and lanes.
 //!
 //! Every task is in exactly one lane of its queue, which follows from its state: one lane of ready
-//! tasks per priority, and one each for the scheduled, claimed, finished and dead. So lane lengths
-//! are the exact counts. A lane is a list through the tasks themselves, sorted by their `order`.
+//! tasks per priority, and one each for the scheduled, claimed, finished and dead; but ready tasks
+//! with a fairness key stand in their key's line instead. So lane lengths are the exact counts. A
+//! lane is a list through the tasks themselves, sorted by their `order`.
 
+use crate::bucket::Bucket;
 use crate::life::{Ending, State, Task};
 use crate::limits::{
     DEAD_RETENTION_MS_DEFAULT, DEDUP_WINDOW_MS_DEFAULT, PRIORITY_MAX, RETENTION_COUNT_DEFAULT,
     RETENTION_MS_DEFAULT,
 };
+use crate::rings::Rings;
 use crate::slab::{NO_SLOT, Slab, Slot};
 use crate::wire::wire_struct;
 use crate::{QueueCounts, QueueName, QueueSettings, Timestamp};
@@ -30,6 +33,15 @@ impl LaneId {
 
     /// Lanes whose tasks the queue's own retention removes.
     pub(crate) const RETAINED: [LaneId; 2] = [LaneId::FINISHED, LaneId::DEAD];
+
+    /// The lane of ready tasks of a priority.
+    pub(crate) fn ready_at(priority: u8) -> LaneId {
+        LaneId(priority)
+    }
+
+    pub(crate) fn is_ready(self) -> bool {
+        self.0 <= PRIORITY_MAX
+    }
 
     /// Lanes of ready tasks, in the order in which they are claimed.
     pub(crate) fn ready() -> impl Iterator<Item = LaneId> {
@@ -64,7 +76,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    const EMPTY: Lane = Lane { head: NO_SLOT, tail: NO_SLOT, length: 0 };
+    pub(crate) const EMPTY: Lane = Lane { head: NO_SLOT, tail: NO_SLOT, length: 0 };
 
     pub(crate) fn push_back(&mut self, tasks: &mut Slab<Task>, slot: Slot) {
         let task = tasks.get_mut(slot);
@@ -140,6 +152,16 @@ pub(crate) struct Queue {
     pub(crate) lanes: [Lane; LaneId::COUNT],
     /// The deadline of each of `LaneId::RETAINED` that the time index holds.
     pub(crate) retention_due: [Option<Timestamp>; 2],
+    /// What is left of `settings.rate`.
+    pub(crate) bucket: Bucket,
+    /// Until when tasks without a key are held back.
+    pub(crate) held_until: Option<Timestamp>,
+    /// The next key to which changed limits are brought: hash and tie of its id.
+    pub(crate) sweep: Option<(u64, u32)>,
+    /// There while the queue has keys.
+    pub(crate) rings: Option<Box<Rings>>,
+    /// The deadline of the queue itself that the time index holds.
+    pub(crate) due_at: Option<Timestamp>,
 }
 
 impl Queue {
@@ -151,6 +173,11 @@ impl Queue {
             totals: Totals::default(),
             lanes: [Lane::EMPTY; LaneId::COUNT],
             retention_due: [None; 2],
+            bucket: Bucket::FULL,
+            held_until: None,
+            sweep: None,
+            rings: None,
+            due_at: None,
         }
     }
 
@@ -162,12 +189,16 @@ impl Queue {
         &mut self.lanes[id.0 as usize]
     }
 
-    /// The task to claim next.
+    /// The task without a key to claim next.
     pub(crate) fn first_ready(&self) -> Option<Slot> {
         LaneId::ready().map(|id| self.lane(id).head).find(|&head| head != NO_SLOT)
     }
 
     pub(crate) fn ready(&self) -> u64 {
+        self.unkeyed_ready() + self.rings.as_ref().map_or(0, |rings| rings.ready)
+    }
+
+    pub(crate) fn unkeyed_ready(&self) -> u64 {
         LaneId::ready().map(|id| u64::from(self.lane(id).length)).sum()
     }
 
@@ -176,9 +207,12 @@ impl Queue {
         self.ready() + u64::from(self.lane(LaneId::SCHEDULED).length)
     }
 
-    /// Whether it has tasks that become ready by themselves one day.
+    /// Whether it has tasks that may be claimed by themselves one day.
     pub(crate) fn has_timed(&self) -> bool {
-        self.lane(LaneId::SCHEDULED).length > 0 || self.lane(LaneId::CLAIMED).length > 0
+        self.lane(LaneId::SCHEDULED).length > 0
+            || self.lane(LaneId::CLAIMED).length > 0
+            || self.due_at.is_some()
+            || self.rings.as_ref().is_some_and(|rings| rings.ready > rings.available)
     }
 
     pub(crate) fn dedup_window_ms(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! Release and snooze: a worker gives a task back, or puts it off, and nothing is spent.
 
 use crate::life::Ending;
+use crate::limits::HOLD_MS_MAX;
 use crate::slab::Slot;
 use crate::transition::Place;
 use crate::turn::Turn;
@@ -16,6 +17,15 @@ impl Turn<'_> {
         let slot = self.find_held(snooze.task, snooze.token)?;
         snooze.until.check("until", self.now)?;
         let run_at = snooze.until.moment(self.now).max(self.now);
+        if snooze.hold_key {
+            let ahead_ms = run_at.ms_since(self.now);
+            if ahead_ms > HOLD_MS_MAX {
+                return Err(Rejection::invalid(format!(
+                    "until is {ahead_ms} ms ahead; a key is held back for at most {HOLD_MS_MAX} ms"
+                )));
+            }
+            self.shard.hold(slot, run_at);
+        }
         if self.cancel_requested(slot) {
             let state = self.yield_cancelled(slot);
             return Ok(Outcome::Snoozed { run_at, state });
@@ -32,6 +42,7 @@ impl Turn<'_> {
             return self.yield_cancelled(slot);
         }
         let since = self.ready_since(slot);
+        self.shard.refund(slot);
         self.end_unspent(slot, AttemptOutcome::Released);
         self.make_ready(slot, since, Place::Front);
         TaskStateName::Ready
@@ -76,7 +87,8 @@ mod tests {
         let id = yard.enqueue("mail");
         let held = yard.claim_one("mail");
         let until = When::After { ms: 500 };
-        let snooze = Command::Snooze(Snooze { task: id, token: held.token, until });
+        let snooze =
+            Command::Snooze(Snooze { task: id, token: held.token, until, hold_key: false });
         let run_at = yard.now().plus_ms(500);
         let state = TaskStateName::Scheduled;
         assert_eq!(yard.send(snooze), Ok(Outcome::Snoozed { run_at, state }));

@@ -1,11 +1,15 @@
 //! QueueSettings: what a queue decides for its tasks. What is `None` is the default of `limits.rs`.
 
-use crate::enqueue::check_timeout;
-use crate::limits::{DEDUP_WINDOW_MS_MAX, HORIZON_MS_MAX};
+use crate::bucket::{Bucket, Rate};
+use crate::enqueue::{check_key, check_timeout};
+use crate::limits::{
+    DEDUP_WINDOW_MS_MAX, EXPIRIES_PER_ENTRY_MAX, HORIZON_MS_MAX, WEIGHT_MAX, WEIGHTS_MAX,
+};
 use crate::queue::LaneId;
 use crate::rejection::at_most;
 use crate::turn::Turn;
 use crate::{EventKind, Outcome, Rejection, RetryPolicy, SetQueue};
+use std::collections::BTreeMap;
 
 /// A queue's own rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +30,26 @@ pub struct QueueSettings {
     pub retry: Option<RetryPolicy>,
     /// For tasks that bring none.
     pub timeout_ms: Option<u64>,
+    /// Most tasks claimed at once; no bound by default.
+    pub concurrency: Option<u32>,
+    /// How often a task is claimed; no bound by default.
+    pub rate: Option<Rate>,
+    /// Limits of each fairness key, all the same. Tasks without a key have none.
+    pub per_key: Option<PerKey>,
+    /// How many tasks a key is served per turn; 1 for all others. The empty key means the tasks
+    /// that have none.
+    pub weights: BTreeMap<Box<str>, u32>,
+    /// A waiting task's priority is raised by one each time this has passed; never by default.
+    pub ageing_ms: Option<u64>,
+}
+
+/// What each fairness key of a queue may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerKey {
+    /// Most tasks of one key claimed at once; no bound by default.
+    pub concurrency: Option<u32>,
+    /// How often a task of one key is claimed; no bound by default.
+    pub rate: Option<Rate>,
 }
 
 impl QueueSettings {
@@ -34,17 +58,64 @@ impl QueueSettings {
         at_most("retention_ms", self.retention_ms.unwrap_or(0), HORIZON_MS_MAX)?;
         at_most("dead_retention_ms", self.dead_retention_ms.unwrap_or(0), HORIZON_MS_MAX)?;
         check_timeout(self.timeout_ms)?;
+        check_concurrency("concurrency", self.concurrency)?;
+        self.rate.map_or(Ok(()), |rate| rate.check("rate"))?;
+        let PerKey { concurrency, rate } = self.per_key.unwrap_or_default();
+        check_concurrency("per_key.concurrency", concurrency)?;
+        rate.map_or(Ok(()), |rate| rate.check("per_key.rate"))?;
+        self.check_weights()?;
+        if self.ageing_ms == Some(0) {
+            return Err(Rejection::invalid("ageing_ms is 0; leave it out for no ageing"));
+        }
+        at_most("ageing_ms", self.ageing_ms.unwrap_or(0), HORIZON_MS_MAX)?;
         self.retry.as_ref().map_or(Ok(()), |retry| retry.check())
+    }
+
+    fn check_weights(&self) -> Result<(), Rejection> {
+        at_most("the number of weights", self.weights.len() as u64, WEIGHTS_MAX as u64)?;
+        for (key, &weight) in &self.weights {
+            check_key("a key of weights", key)?;
+            if weight == 0 {
+                return Err(Rejection::invalid(format!(
+                    "the weight of key {key:?} is 0; give 1 to {WEIGHT_MAX}"
+                )));
+            }
+            at_most(&format!("the weight of key {key:?}"), weight.into(), WEIGHT_MAX.into())?;
+        }
+        Ok(())
+    }
+}
+
+/// A limit of none is a pause, and says so.
+fn check_concurrency(what: &str, concurrency: Option<u32>) -> Result<(), Rejection> {
+    match concurrency {
+        Some(0) => Err(Rejection::invalid(format!(
+            "{what} is 0; give at least 1, or pause the queue to stop it"
+        ))),
+        _ => Ok(()),
     }
 }
 
 impl Turn<'_> {
     /// Takes hold at once, also of tasks that are kept: what the new retention no longer keeps is
-    /// due for removal.
+    /// due for removal. New limits end no claim. They are brought to the first keys here and to the
+    /// others by `ExpireDue`; until then no key is served beyond them.
     pub(crate) fn set_queue(&mut self, set: &SetQueue<'_>) -> Result<Outcome, Rejection> {
         set.settings.check()?;
         let number = self.queue_or_new(set.queue)?;
-        self.shard.edit_queue(number, |queue| queue.settings = set.settings.clone());
+        let now = self.now;
+        self.shard.edit_queue(number, |queue| {
+            queue.bucket = match (queue.settings.rate, set.settings.rate) {
+                (Some(old), Some(_)) => queue.bucket.looked_at(old, now),
+                _ => Bucket::FULL,
+            };
+            if queue.settings.per_key != set.settings.per_key && queue.rings.is_some() {
+                queue.sweep = Some((0, 0));
+            }
+            queue.settings = set.settings.clone();
+        });
+        self.shard.sweep_keys(number, EXPIRIES_PER_ENTRY_MAX);
+        self.shard.refresh_queue_due(number);
         for lane in LaneId::RETAINED {
             self.shard.refresh_retention(number, lane);
         }

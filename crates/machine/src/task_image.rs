@@ -3,18 +3,20 @@
 //! Slots, links and name numbers are no part of it; a task's place in its lane is its `order`.
 
 use crate::entry::DecodeError;
-use crate::life::{Attempt, ClaimState, Extra, State, Task};
+use crate::keys::{KeyId, Keys};
+use crate::life::{Attempt, ClaimState, Extra, KeySlot, State, Task};
 use crate::limits::{ATTEMPTS_KEPT_MAX, PRIORITY_MAX};
 use crate::names::Names;
 use crate::queue::{Queue, Totals};
-use crate::slab::NO_SLOT;
+use crate::rings::Rings;
+use crate::slab::{NO_SLOT, Slot};
 use crate::wire::{Reader, Wire};
 use crate::{QueueName, TaskId};
 
 /// The first byte of a task's image.
 const TASK_VERSION: u8 = 1;
 
-pub(crate) fn encode_task(task: &Task, names: &Names) -> Box<[u8]> {
+pub(crate) fn encode_task(task: &Task, names: &Names, keys: &Keys) -> Box<[u8]> {
     let mut out = Vec::with_capacity(96);
     out.push(TASK_VERSION);
     task.queue.write(&mut out);
@@ -33,20 +35,26 @@ pub(crate) fn encode_task(task: &Task, names: &Names) -> Box<[u8]> {
     }
     task.extra.is_some().write(&mut out);
     if let Some(extra) = &task.extra {
-        extra.write(&mut out);
+        write_extra(extra, keys, &mut out);
     }
     out.into_boxed_slice()
 }
 
-pub(crate) fn read_task(id: TaskId, image: &[u8], names: &mut Names) -> Result<Task, DecodeError> {
+pub(crate) fn read_task(
+    id: TaskId,
+    image: &[u8],
+    names: &mut Names,
+    keys: &mut Keys,
+) -> Result<Task, DecodeError> {
     let reader = &mut Reader::new(image);
     match reader.byte()? {
         TASK_VERSION => {}
         other => return Err(reader.error(format_args!("unknown task version {other}"))),
     }
+    let queue = reader.read()?;
     let task = Task {
         id,
-        queue: reader.read()?,
+        queue,
         task_type: names.intern(reader.read()?),
         previous: NO_SLOT,
         next: NO_SLOT,
@@ -60,13 +68,36 @@ pub(crate) fn read_task(id: TaskId, image: &[u8], names: &mut Names) -> Result<T
         losses: reader.read()?,
         priority: reader.read()?,
         last_attempt: read_attempts(reader)?,
-        extra: reader.read::<Option<Box<Extra>>>()?,
+        extra: read_extra(reader, queue, keys)?,
     };
     if task.priority > PRIORITY_MAX {
         return Err(reader.error(format_args!("priority {}", task.priority)));
     }
     reader.finish()?;
     Ok(task)
+}
+
+fn write_extra(extra: &Extra, keys: &Keys, out: &mut Vec<u8>) {
+    let Extra { terms, left, watch, key } = extra;
+    terms.write(out);
+    left.write(out);
+    watch.write(out);
+    let key = key.map(|key| keys.get(key.slot()).id);
+    key.map(|id| (id.hash, id.tie)).write(out);
+}
+
+fn read_extra(
+    reader: &mut Reader<'_>,
+    queue: Slot,
+    keys: &mut Keys,
+) -> Result<Option<Box<Extra>>, DecodeError> {
+    if !reader.read::<bool>()? {
+        return Ok(None);
+    }
+    let (terms, left, watch) = (reader.read()?, reader.read()?, reader.read()?);
+    let key: Option<(u64, u32)> = reader.read()?;
+    let slot = key.map(|(hash, tie)| keys.load_named(KeyId { queue, hash, tie }));
+    Ok(Some(Box::new(Extra { terms, left, watch, key: slot.map(KeySlot::new) })))
 }
 
 fn write_state(state: &State, names: &Names, out: &mut Vec<u8>) {
@@ -164,6 +195,13 @@ pub(crate) fn encode_queue(queue: &Queue) -> Box<[u8]> {
     queue.paused.write(&mut out);
     queue.settings.write(&mut out);
     queue.totals.write(&mut out);
+    queue.bucket.write(&mut out);
+    queue.held_until.write(&mut out);
+    queue.sweep.write(&mut out);
+    queue.rings.is_some().write(&mut out);
+    if let Some(rings) = &queue.rings {
+        rings.write(&mut out);
+    }
     out.into_boxed_slice()
 }
 
@@ -174,6 +212,12 @@ pub(crate) fn read_queue(image: &[u8]) -> Result<Queue, DecodeError> {
     queue.paused = reader.read()?;
     queue.settings = reader.read()?;
     queue.totals = reader.read::<Totals>()?;
+    queue.bucket = reader.read()?;
+    queue.held_until = reader.read()?;
+    queue.sweep = reader.read()?;
+    if reader.read::<bool>()? {
+        queue.rings = Some(Box::new(Rings::read(reader)?));
+    }
     reader.finish()?;
     Ok(queue)
 }

@@ -128,6 +128,9 @@ impl Turn<'_> {
         let (id, queue) = (task.id, task.queue);
         task.order = self.shard.next_order(Place::Back);
         self.shard.task_heap_bytes += task.heap_bytes() as u64;
+        if let Some(key) = task.key() {
+            self.shard.name_key(key);
+        }
         let slot = self.shard.tasks.insert(task);
         self.shard.ids.insert(id, slot);
         self.shard.link(slot, Place::Back);
@@ -151,6 +154,10 @@ impl Turn<'_> {
         if stored {
             self.shard.cut.removed.push(task.id);
         }
+        if let Some(key) = task.key() {
+            self.shard.unname_key(key);
+        }
+        self.shard.refresh_queue_due(task.queue);
         self.payloads.remove(task.id);
     }
 }

@@ -39,6 +39,7 @@ impl<'m> Turn<'m> {
     pub(crate) fn apply(&mut self, command: &Command<'_>) -> Result<Outcome, Rejection> {
         let answer = self.decide(command);
         self.settle();
+        self.tell_opened();
         answer
     }
 

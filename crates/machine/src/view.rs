@@ -11,6 +11,9 @@ use crate::{
 };
 use std::ops::Bound;
 
+/// Lines of keys that a view of a queue looks at: it holds up all else meanwhile.
+const LINES_LOOKED_AT: usize = 1_000;
+
 impl Machine {
     /// One task, whole.
     pub fn task(&self, task: TaskId) -> Option<TaskView> {
@@ -52,9 +55,8 @@ impl Machine {
     pub(crate) fn matches(&self, task: &Task, filter: &TaskFilter<'_>) -> bool {
         let in_queue = |name| self.queues.get(task.queue).name.as_str() == name;
         let of_type = |name| &**self.names.get(task.task_type) == name;
-        let tagged = |tag| {
-            task.terms().is_some_and(|terms| terms.tags.iter().any(|own| &**own == tag))
-        };
+        let tagged =
+            |tag| task.terms().is_some_and(|terms| terms.tags.iter().any(|own| &**own == tag));
         let failed_with = |text| {
             task.last_error()
                 .is_some_and(|error| &*error.error_type == text || error.message.contains(text))
@@ -102,10 +104,13 @@ impl Machine {
         }
     }
 
-    /// Lanes are in the order in which tasks became ready, so that a head is the oldest of its lane.
+    /// Lanes and lines are in the order in which tasks became ready, so that a head is the oldest.
     fn oldest_ready_at(&self, queue: &Queue) -> Option<Timestamp> {
-        LaneId::ready()
-            .map(|lane| queue.lane(lane).head)
+        let lanes = LaneId::ready().map(|lane| queue.lane(lane).head);
+        let lines = queue.rings.iter().flat_map(|rings| rings.lines().take(LINES_LOOKED_AT));
+        let lines = lines.filter_map(|(priority, _, key)| self.keys.get(key).line(priority));
+        lanes
+            .chain(lines.map(|line| line.tasks.head))
             .filter(|&head| head != NO_SLOT)
             .filter_map(|head| match self.tasks.get(head).state {
                 State::Ready { since } => Some(since),
@@ -150,6 +155,7 @@ impl Machine {
             death: left.and_then(|left| left.death),
             tags: terms
                 .map_or(Vec::new(), |terms| terms.tags.iter().map(|tag| tag.to_string()).collect()),
+            fairness_key: task.key().map(|key| self.keys.get(key).text.to_string()),
             attempts,
             body_bytes: task.body_bytes,
         }

@@ -283,7 +283,13 @@ mod tests {
             |yard, _| yard.wait_ms(30_000),
             |yard, held| {
                 let (task, token) = (held.id, held.token);
-                yard.send(Command::Snooze(Snooze { task, token, until: When::Now })).unwrap();
+                yard.send(Command::Snooze(Snooze {
+                    task,
+                    token,
+                    until: When::Now,
+                    hold_key: false,
+                }))
+                .unwrap();
             },
             |yard, _| {
                 yard.send(Command::EndSession(EndSession {

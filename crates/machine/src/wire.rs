@@ -5,6 +5,7 @@
 //! what is left before anything is allocated, and nothing panics.
 
 use crate::{ClaimToken, DecodeError, SessionId, ShardId, TaskId, TaskStateName, Timestamp};
+use std::collections::BTreeMap;
 
 /// Room made for a list before its elements are read: a false count must not allocate.
 pub(crate) const LIST_CAPACITY_MAX: usize = 256;
@@ -261,6 +262,24 @@ impl<'a, T: Wire<'a>> Wire<'a> for Box<T> {
 
     fn read(reader: &mut Reader<'a>) -> Result<Box<T>, DecodeError> {
         T::read(reader).map(Box::new)
+    }
+}
+
+impl<'a, K: Wire<'a> + Ord, V: Wire<'a>> Wire<'a> for BTreeMap<K, V> {
+    fn write(&self, out: &mut Vec<u8>) {
+        write_varint(self.len() as u64, out);
+        for (key, value) in self {
+            key.write(out);
+            value.write(out);
+        }
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<BTreeMap<K, V>, DecodeError> {
+        let pairs: Vec<(K, V)> = reader.read()?;
+        if !pairs.is_sorted_by(|left, right| left.0 < right.0) {
+            return Err(reader.error("a map out of order"));
+        }
+        Ok(pairs.into_iter().collect())
     }
 }
 

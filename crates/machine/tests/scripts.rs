@@ -38,6 +38,7 @@ impl Story {
         self.events.clear();
         let mut answer = match line.words[..] {
             ["show", what] => vec![show::what(self.shard(line.shard), what)],
+            ["why", what] => vec![show::why(self.shard(line.shard), what, line.now)],
             ["carry"] => self.carry(line),
             _ => {
                 let answer = self.send(line.shard, line.now, &line.command());

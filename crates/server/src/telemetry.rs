@@ -16,7 +16,7 @@ const BUCKETS_US: [u64; 13] = [
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000,
 ];
-const KINDS: [&str; 19] = [
+const KINDS: [&str; 20] = [
     "task_enqueued",
     "task_ready",
     "task_claimed",
@@ -36,6 +36,7 @@ const KINDS: [&str; 19] = [
     "queue_set",
     "session_ended",
     "outgoing_queued",
+    "queue_opened",
 ];
 
 /// The node's counters.
@@ -300,6 +301,7 @@ fn kind_of(event: &EventKind) -> usize {
         EventKind::QueueSet(_) => 16,
         EventKind::SessionEnded(_) => 17,
         EventKind::OutgoingQueued(_) => 18,
+        EventKind::QueueOpened(_) => 19,
     }
 }
 

@@ -418,6 +418,7 @@ impl ShardAccount {
             EventKind::TaskRemoved(_) => (waiting || finished, Phase::Removed),
             EventKind::QueuePaused(_)
             | EventKind::QueueResumed(_)
+            | EventKind::QueueOpened(_)
             | EventKind::QueueSet(_)
             | EventKind::SessionEnded(_)
             | EventKind::OutgoingQueued(_) => unreachable!("not about a task"),
@@ -531,6 +532,7 @@ fn word_for(event: &Event) -> &'static str {
         EventKind::TaskRemoved(_) => "removed",
         EventKind::QueuePaused(_) => "paused",
         EventKind::QueueResumed(_) => "resumed",
+        EventKind::QueueOpened(_) => "opened",
         EventKind::QueueSet(_) => "set",
         EventKind::SessionEnded(_) => "session ended",
         EventKind::OutgoingQueued(_) => "outgoing",

@@ -152,6 +152,7 @@ pub(crate) fn task_of(event: &Event) -> Option<TaskId> {
         | EventKind::TaskRemoved(task) => Some(task.id),
         EventKind::QueuePaused(_)
         | EventKind::QueueResumed(_)
+        | EventKind::QueueOpened(_)
         | EventKind::QueueSet(_)
         | EventKind::SessionEnded(_)
         | EventKind::OutgoingQueued(_) => None,

@@ -83,6 +83,7 @@ impl<'a> Line<'a> {
                 task: self.task(words[0]),
                 token: token(words[1]),
                 until: When::After { ms: ms(words[2]) },
+                hold_key: self.flag("hold-key"),
             }),
             "cancel" => Command::Cancel(Cancel { task: self.task(words[0]) }),
             "retry" => Command::Retry(Retry {
@@ -143,6 +144,7 @@ impl<'a> Line<'a> {
             timeout_ms: self.option("timeout").map(ms),
             retention_ms: self.option("retention").map(ms),
             tags: self.option("tag").into_iter().collect(),
+            fairness_key: self.option("key"),
         }
     }
 
@@ -216,7 +218,26 @@ impl<'a> Line<'a> {
             dead_retention_count: self.option("dead_count").map(number),
             retry: None,
             timeout_ms: self.option("timeout").map(ms),
+            concurrency: self.option("concurrency").map(number),
+            rate: self.option("rate").map(rate),
+            per_key: self.per_key(),
+            weights: self
+                .option("weights")
+                .into_iter()
+                .flat_map(|weights| weights.split(','))
+                .map(|weight| weight.split_once('*').expect("KEY*WEIGHT"))
+                .map(|(key, weight)| (key.into(), number(weight)))
+                .collect(),
+            ageing_ms: self.option("ageing").map(ms),
         }
+    }
+
+    fn per_key(&self) -> Option<PerKey> {
+        let per_key = PerKey {
+            concurrency: self.option("key_concurrency").map(number),
+            rate: self.option("key_rate").map(rate),
+        };
+        (per_key != PerKey::default()).then_some(per_key)
     }
 
     fn tasks(&self, key: &str) -> Vec<TaskId> {
@@ -241,6 +262,12 @@ pub(crate) fn task(word: &str, shard: u16) -> TaskId {
 
 fn token(word: &str) -> ClaimToken {
     ClaimToken(number(word.strip_prefix('#').expect("tokens are #1, #2, ...")))
+}
+
+/// `2/5`: two a second, five at once.
+fn rate(text: &str) -> Rate {
+    let (per_second, burst) = text.split_once('/').expect("PER_SECOND/BURST");
+    Rate { per_second_millionths: ms(per_second) * 1_000, burst: number(burst) }
 }
 
 fn plain<'a>(words: &[&'a str]) -> impl Iterator<Item = &'a str> {

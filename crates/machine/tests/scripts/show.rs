@@ -117,6 +117,7 @@ pub(crate) fn event(event: &Event) -> String {
         EventKind::TaskRemoved(task) => format!("removed {}", id(task.id)),
         EventKind::QueuePaused(queue) => format!("paused {queue}"),
         EventKind::QueueResumed(queue) => format!("resumed {queue}"),
+        EventKind::QueueOpened(queue) => format!("opened {queue}"),
         EventKind::QueueSet(queue) => format!("set {queue}"),
         EventKind::SessionEnded(session) => format!("session {} ended", session.0),
         EventKind::OutgoingQueued(shard) => format!("owes shard {shard}"),
@@ -156,6 +157,34 @@ fn task_line(task: &TaskView) -> String {
         ));
     }
     parts.join(", ")
+}
+
+/// What a task waits for.
+pub(crate) fn why(machine: &Machine, what: &str, now: Timestamp) -> String {
+    let reasons = machine.why(task(what, machine.identity().shard.0), now);
+    let reasons = reasons.unwrap_or_default();
+    let words = reasons.iter().map(|reason| match reason {
+        Reason::QueuePaused => "its queue is paused".into(),
+        Reason::Scheduled { until, reason } => {
+            format!("scheduled until {} ({})", time(*until), reason.as_str())
+        }
+        Reason::QueueConcurrency { claimed, limit } => format!("its queue is at {claimed}/{limit}"),
+        Reason::QueueRate { opens_at } => format!("its queue opens at {}", time(*opens_at)),
+        Reason::KeyConcurrency { key, claimed, limit } => {
+            format!("key {key} is at {claimed}/{limit}")
+        }
+        Reason::KeyRate { key, opens_at } => format!("key {key} opens at {}", time(*opens_at)),
+        Reason::KeyHeld { key, until } => {
+            let key = key.as_ref().map_or("no key".into(), |key| format!("key {key}"));
+            format!("{key} is held until {}", time(*until))
+        }
+        Reason::Ahead { tasks, at_least } => {
+            format!("{}{tasks} ahead", if *at_least { "at least " } else { "" })
+        }
+        Reason::Running { worker, since } => format!("runs on {worker} since {}", time(*since)),
+        Reason::Finished { state } => format!("{state}"),
+    });
+    words.collect::<Vec<_>>().join(", ")
 }
 
 fn queue_line(queue: &QueueView) -> String {

@@ -61,6 +61,7 @@ pub(crate) fn ended(event: &EventKind) -> Option<TaskId> {
         | EventKind::TaskCancelRequested(_)
         | EventKind::QueuePaused(_)
         | EventKind::QueueResumed(_)
+        | EventKind::QueueOpened(_)
         | EventKind::QueueSet(_)
         | EventKind::SessionEnded(_)
         | EventKind::OutgoingQueued(_) => None,

@@ -114,7 +114,9 @@ impl ShardLoop {
                 EventKind::TaskReady(task) | EventKind::TaskExpired(task) => {
                     shard.waiters.wake(task.queue.as_str());
                 }
-                EventKind::QueueResumed(queue) | EventKind::QueueSet(queue) => {
+                EventKind::QueueResumed(queue)
+                | EventKind::QueueOpened(queue)
+                | EventKind::QueueSet(queue) => {
                     shard.waiters.wake(queue.as_str());
                 }
                 EventKind::OutgoingQueued(_) => shard.outbox.stir(),

@@ -191,7 +191,7 @@ fn draw(rng: &mut Rng, model: &Model, handed_out: &[(TaskId, ClaimToken)]) -> Co
         69..72 => Command::Release(Release { task: held, token }),
         72..75 => {
             let until = When::After { ms: rng.below(1_000) };
-            Command::Snooze(Snooze { task: held, token, until })
+            Command::Snooze(Snooze { task: held, token, until, hold_key: false })
         }
         75..79 => Command::Cancel(Cancel { task }),
         79..83 => {

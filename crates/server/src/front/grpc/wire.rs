@@ -88,6 +88,7 @@ fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
         timeout_ms: task.timeout_ms,
         retention_ms: task.retention_ms,
         tags: task.tags.iter().map(String::as_str).collect(),
+        fairness_key: None,
     })
 }
 
@@ -255,6 +256,7 @@ pub(super) fn snooze(request: &v1::SnoozeRequest) -> Result<Snooze, Error> {
         task: edge::task_id(&request.id)?,
         token: ClaimToken(request.claim_token),
         until: edge::until(request.delay_ms, request.run_at.map(Timestamp))?,
+        hold_key: false,
     })
 }
 
@@ -446,6 +448,7 @@ pub(super) fn queue_settings(settings: &v1::QueueSettings) -> Result<QueueSettin
         dead_retention_count: settings.dead_retention_count,
         retry: settings.retry.as_ref().map(retry_policy).transpose()?,
         timeout_ms: settings.timeout_ms,
+        ..QueueSettings::default()
     })
 }
 

@@ -100,6 +100,7 @@ impl NewTask<'_> {
             timeout_ms: self.timeout_ms.map(|ms| ms.0),
             retention_ms: self.retention_ms.map(|ms| ms.0),
             tags: self.tags.iter().map(String::as_str).collect(),
+            fairness_key: None,
         })
     }
 }
@@ -427,7 +428,7 @@ impl SnoozeBody {
     pub(in crate::front) fn snooze(&self, task: TaskId) -> Result<MachineSnooze, Error> {
         let (delay_ms, run_at) = (self.delay_ms.map(|ms| ms.0), self.run_at.map(|at| at.0));
         let until = edge::until(delay_ms, run_at)?;
-        Ok(MachineSnooze { task, token: ClaimToken(self.claim_token), until })
+        Ok(MachineSnooze { task, token: ClaimToken(self.claim_token), until, hold_key: false })
     }
 }
 
@@ -501,6 +502,7 @@ impl QueueSettings {
             dead_retention_count: self.dead_retention_count,
             retry: self.retry.as_ref().map(Retry::policy).transpose()?,
             timeout_ms: ms(self.timeout_ms),
+            ..MachineSettings::default()
         })
     }
 }

@@ -1,0 +1,467 @@
+//! Fairness: who comes next in a queue, and what its limits let through.
+//!
+//! Priority first, raised by age if the queue wants it; then the keys take turns, `weight` tasks each;
+//! then age. Everything here changes in the same entry as its cause, and follows from images alone.
+
+use crate::image;
+use crate::keys::Key;
+use crate::life::State;
+use crate::limits::{EXPIRIES_PER_ENTRY_MAX, PRIORITY_MAX};
+use crate::queue::{LaneId, Queue};
+use crate::rings::{OwnTurn, Rings};
+use crate::slab::{NO_SLOT, Slot};
+use crate::transition::Place;
+use crate::turn::Turn;
+use crate::{EventKind, Machine, Timestamp};
+use std::cmp::Reverse;
+
+/// Who comes next.
+impl Machine {
+    /// The ready task to claim next in a queue, as far as keys allow; the queue's own limits are asked
+    /// before.
+    pub(crate) fn first_in_turn(&mut self, number: Slot) -> Option<Slot> {
+        let queue = self.queues.get(number);
+        if queue.is_plain() {
+            return queue.first_ready();
+        }
+        if queue.sweep.is_some() {
+            self.close_fronts(number);
+        }
+        let queue = self.queues.get(number);
+        let mut fronts =
+            (0..=PRIORITY_MAX).rev().filter_map(|priority| self.front(queue, priority));
+        match queue.settings.ageing_ms {
+            None => fronts.next(),
+            Some(ageing_ms) => fronts.max_by_key(|&slot| self.seniority(slot, ageing_ms)),
+        }
+    }
+
+    /// The first task of a priority.
+    fn front(&self, queue: &Queue, priority: u8) -> Option<Slot> {
+        let head = queue.lane(LaneId::ready_at(priority)).head;
+        let unkeyed = (head != NO_SLOT && queue.held_until.is_none()).then_some(head);
+        let Some(rings) = &queue.rings else { return unkeyed };
+        let keyed = rings.ring(priority).open.first_key_value();
+        match (unkeyed, keyed) {
+            (Some(head), Some((&turn, _))) if self.unkeyed_turn(rings, priority, head) < turn => {
+                Some(head)
+            }
+            (_, Some((_, &key))) => Some(self.keys.get(key).line(priority)?.tasks.head),
+            (unkeyed, None) => unkeyed,
+        }
+    }
+
+    /// The turn of a queue's tasks without a key, of which `head` is the first.
+    pub(crate) fn unkeyed_turn(&self, rings: &Rings, priority: u8, head: Slot) -> u64 {
+        rings.unkeyed[usize::from(priority)].turn.max(self.tasks.get(head).order)
+    }
+
+    /// Its priority raised by how long it has waited; among equals the oldest.
+    fn seniority(&self, slot: Slot, ageing_ms: u64) -> (u64, Reverse<Timestamp>, Reverse<u64>) {
+        let task = self.tasks.get(slot);
+        let State::Ready { since } = task.state else {
+            panic!("task {} is in a ready lane and not ready", task.id);
+        };
+        let waited_ms = self.counters.now.ms_since(since);
+        let raised = u64::from(task.priority) + waited_ms / ageing_ms;
+        (raised.min(PRIORITY_MAX.into()), Reverse(since), Reverse(task.order))
+    }
+
+    /// While new limits are still being brought to all keys, those that come first are asked anew.
+    fn close_fronts(&mut self, number: Slot) {
+        for priority in 0..=PRIORITY_MAX {
+            loop {
+                let Some(rings) = &self.queues.get(number).rings else { return };
+                let Some((_, &key)) = rings.ring(priority).open.first_key_value() else { break };
+                self.refresh_key(key, 0);
+                if !self.keys.get(key).closed {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Any ready task of a queue, whatever its limits, in the order of the lanes.
+    pub(crate) fn any_ready(&self, number: Slot) -> Option<Slot> {
+        let queue = self.queues.get(number);
+        queue.first_ready().or_else(|| {
+            let (priority, _, key) = queue.rings.as_ref()?.lines().next()?;
+            Some(self.keys.get(key).line(priority)?.tasks.head)
+        })
+    }
+
+    /// How many tasks of a queue could be claimed at `now`.
+    pub(crate) fn room(&self, number: Slot, now: Timestamp) -> u64 {
+        let queue = self.queues.get(number);
+        if queue.paused {
+            return 0;
+        }
+        let unkeyed = if queue.held_until.is_some() { 0 } else { queue.unkeyed_ready() };
+        let available = unkeyed + queue.rings.as_ref().map_or(0, |rings| rings.available);
+        available.min(queue.slots()).min(queue.tokens(now))
+    }
+
+    /// Counts a claim against its queue and key, and passes the turn on when its share is used up.
+    pub(crate) fn serve(&mut self, slot: Slot) {
+        let now = self.counters.now;
+        let task = self.tasks.get(slot);
+        let (number, priority, key) = (task.queue, task.priority, task.key());
+        let queue = self.queues.get(number);
+        if let Some(rate) = queue.settings.rate {
+            self.edit_queue(number, |queue| queue.bucket = queue.bucket.taken(rate, now));
+            // What came in since a waiter was turned away is for the others.
+            if self.queues.get(number).tokens(now) > 0 {
+                self.opened.push(number);
+            }
+        }
+        match key {
+            Some(key) => self.serve_keyed(key, number, priority),
+            None => self.serve_unkeyed(number, priority),
+        }
+    }
+
+    fn serve_keyed(&mut self, slot: Slot, number: Slot, priority: u8) {
+        let now = self.counters.now;
+        let queue = self.queues.get(number);
+        let key = self.keys.get(slot);
+        let weight = queue.weight(&key.text);
+        let rate = queue.settings.per_key.and_then(|per_key| per_key.rate);
+        let line = key.line(priority).expect("a ready task stands in its key's line");
+        let (old, length, closed) = (line.turn, line.tasks.length, key.closed);
+        let share_used = u32::from(line.served) + 1 >= weight;
+        let moves = share_used && length > 1;
+        let turn = if moves { self.next_order(Place::Back) } else { old };
+        self.edit_key(slot, |key| {
+            let line = key.line_mut(priority);
+            line.turn = turn;
+            line.served = if share_used { 0 } else { line.served + 1 };
+            if let Some(rate) = rate {
+                key.throttle_mut().bucket = key.bucket().taken(rate, now);
+            }
+        });
+        if moves {
+            let side = self.rings_mut(number).ring_mut(priority).side(closed);
+            side.remove(&old);
+            side.insert(turn, slot);
+        }
+    }
+
+    fn serve_unkeyed(&mut self, number: Slot, priority: u8) {
+        let queue = self.queues.get(number);
+        let Some(rings) = &queue.rings else { return };
+        if rings.ring(priority).open.is_empty() {
+            return;
+        }
+        let own = rings.unkeyed[usize::from(priority)];
+        let next = if u32::from(own.served) + 1 >= queue.weight("") {
+            OwnTurn { turn: self.next_order(Place::Back), served: 0 }
+        } else {
+            OwnTurn { served: own.served + 1, ..own }
+        };
+        self.set_own_turn(number, priority, next);
+    }
+
+    fn set_own_turn(&mut self, number: Slot, priority: u8, turn: OwnTurn) {
+        self.edit_queue(number, |queue| {
+            let rings = queue.rings.as_mut().expect("a queue whose keys take turns has rings");
+            rings.unkeyed[usize::from(priority)] = turn;
+        });
+    }
+
+    /// Nothing was spent: the tokens of a claim go back.
+    pub(crate) fn refund(&mut self, slot: Slot) {
+        let now = self.counters.now;
+        let task = self.tasks.get(slot);
+        let (number, key) = (task.queue, task.key());
+        let settings = &self.queues.get(number).settings;
+        let (rate, key_rate) = (settings.rate, settings.per_key.and_then(|keys| keys.rate));
+        if let Some(rate) = rate {
+            self.edit_queue(number, |queue| queue.bucket = queue.bucket.given(rate, now));
+        }
+        if let (Some(key), Some(rate)) = (key, key_rate) {
+            self.edit_key(key, |key| key.throttle_mut().bucket = key.bucket().given(rate, now));
+        }
+    }
+
+    /// Holds a task's key back until then, or the tasks of its queue that have none.
+    pub(crate) fn hold(&mut self, slot: Slot, until: Timestamp) {
+        let task = self.tasks.get(slot);
+        let number = task.queue;
+        match task.key() {
+            Some(key) => {
+                self.edit_key(key, |key| {
+                    let throttle = key.throttle_mut();
+                    throttle.held_until = throttle.held_until.max(Some(until));
+                });
+                self.refresh_key(key, 0);
+            }
+            None => {
+                self.edit_queue(number, |queue| {
+                    queue.held_until = queue.held_until.max(Some(until));
+                });
+                self.refresh_queue_due(number);
+            }
+        }
+    }
+}
+
+/// Lines and keys, in step with the tasks.
+impl Machine {
+    pub(crate) fn rings_mut(&mut self, number: Slot) -> &mut Rings {
+        let queue = self.queues.slab.get_mut(number);
+        queue.rings.as_mut().unwrap_or_else(|| panic!("queue {} has no keys", queue.name))
+    }
+
+    /// Puts a ready task into its key's line. A task that goes to the front takes the turn with it.
+    pub(crate) fn push_keyed(&mut self, key: Slot, slot: Slot, place: Place) {
+        let task = self.tasks.get(slot);
+        let (number, priority, order) = (task.queue, task.priority, task.order);
+        let found = self.keys.get(key);
+        let (closed, old) = (found.closed, found.line(priority).map(|line| line.turn));
+        if old.is_none() || place == Place::Front {
+            self.edit_key(key, |key| match old {
+                None => key.add_line(priority, order),
+                Some(_) => {
+                    let line = key.line_mut(priority);
+                    (line.turn, line.served) = (order, 0);
+                }
+            });
+            let side = self.rings_mut(number).ring_mut(priority).side(closed);
+            old.map(|old| side.remove(&old));
+            side.insert(order, key);
+        }
+        let line = &mut self.keys.slab.get_mut(key).line_mut(priority).tasks;
+        match place {
+            Place::Front => line.push_front(&mut self.tasks, slot),
+            Place::Back => line.push_back(&mut self.tasks, slot),
+        }
+        self.rings_mut(number).ready += 1;
+    }
+
+    /// Puts a ready task without a key into its lane, ahead of all keys if it goes to the front.
+    pub(crate) fn pushed_unkeyed(&mut self, number: Slot, priority: u8, place: Place) {
+        if place == Place::Front && self.queues.get(number).rings.is_some() {
+            self.set_own_turn(number, priority, OwnTurn::default());
+        }
+    }
+
+    pub(crate) fn unlink_keyed(&mut self, key: Slot, slot: Slot) {
+        let task = self.tasks.get(slot);
+        let (number, priority) = (task.queue, task.priority);
+        let found = self.keys.slab.get_mut(key);
+        let closed = found.closed;
+        let line = found.line_mut(priority);
+        line.tasks.unlink(&mut self.tasks, slot);
+        let (turn, length) = (line.turn, line.tasks.length);
+        let rings = self.rings_mut(number);
+        rings.ready -= 1;
+        if length == 0 {
+            rings.ring_mut(priority).side(closed).remove(&turn);
+            self.edit_key(key, |key| key.lines.retain(|line| line.priority != priority));
+        }
+    }
+
+    /// The key of a text, made if it does not exist.
+    pub(crate) fn key_or_new(&mut self, number: Slot, text: &str) -> Slot {
+        match self.keys.find(number, text) {
+            Ok(slot) => slot,
+            Err(id) => {
+                if self.queues.get(number).rings.is_none() {
+                    self.edit_queue(number, |queue| queue.rings = Some(Box::default()));
+                }
+                self.rings_mut(number).keys += 1;
+                self.keys.add(id, text)
+            }
+        }
+    }
+
+    /// Changes what a key's image holds.
+    pub(crate) fn edit_key<R>(&mut self, slot: Slot, change: impl FnOnce(&mut Key) -> R) -> R {
+        self.keep_key_image(slot);
+        self.keys.slab.mark_dirty(slot);
+        let key = self.keys.slab.get_mut(slot);
+        let before = key.heap_bytes() as u64;
+        let result = change(key);
+        self.keys.heap_bytes = self.keys.heap_bytes - before + key.heap_bytes() as u64;
+        result
+    }
+
+    fn keep_key_image(&mut self, slot: Slot) {
+        if self.keys.slab.is_frozen(slot) {
+            self.cut.early.push(image::key_record(self.keys.get(slot)));
+            self.keys.slab.thaw(slot);
+        }
+    }
+
+    /// Brings a key in step with its tasks, its limits and the time: whether its lines may be served,
+    /// and when time changes that. `told` is what changed in the number of its claimable tasks and
+    /// is known to everybody; if there are more than that, the queue counts as opened. The key is
+    /// gone after if nothing needs it.
+    pub(crate) fn refresh_key(&mut self, slot: Slot, told: i64) {
+        let now = self.counters.now;
+        let key = self.keys.get(slot);
+        let (id, was_closed, counted, due_at) = (key.id, key.closed, key.counted, key.due_at());
+        let limits = self.queues.get(id.queue).settings.per_key.unwrap_or_default();
+        let next = key.judge(limits, now);
+        if key.closed != next.closed || key.throttle.as_deref() != next.throttle.as_ref() {
+            self.edit_key(slot, |key| {
+                key.closed = next.closed;
+                key.throttle = next.throttle.map(Box::new);
+            });
+        }
+        let next_due_at = next.throttle.and_then(|throttle| throttle.due_at);
+        if due_at != next_due_at {
+            due_at.map(|at| self.deadlines.keys.remove(&(at, id)));
+            next_due_at.map(|at| self.deadlines.keys.insert((at, id), slot));
+        }
+        self.keys.slab.get_mut(slot).counted = next.counted;
+        let key = self.keys.slab.get(slot);
+        let queue = self.queues.slab.get_mut(id.queue);
+        let rings =
+            queue.rings.as_mut().unwrap_or_else(|| panic!("queue {} has no keys", queue.name));
+        if was_closed != next.closed {
+            for line in &key.lines {
+                let ring = rings.ring_mut(line.priority);
+                ring.side(was_closed).remove(&line.turn);
+                ring.side(next.closed).insert(line.turn, slot);
+            }
+        }
+        rings.available = rings.available - u64::from(counted) + u64::from(next.counted);
+        if i64::from(next.counted) > i64::from(counted) + told {
+            self.opened.push(id.queue);
+        }
+        if key.tasks == 0 && next.throttle.is_none() {
+            self.remove_key(slot);
+        }
+    }
+
+    fn remove_key(&mut self, slot: Slot) {
+        let number = self.keys.get(slot).id.queue;
+        self.keep_key_image(slot);
+        self.keys.remove(slot);
+        let rings = self.rings_mut(number);
+        rings.keys -= 1;
+        if rings.keys == 0 {
+            self.edit_queue(number, |queue| queue.rings = None);
+        }
+    }
+
+    /// One more task names a key.
+    pub(crate) fn name_key(&mut self, slot: Slot) {
+        self.keys.slab.get_mut(slot).tasks += 1;
+    }
+
+    /// One task that named a key is gone.
+    pub(crate) fn unname_key(&mut self, slot: Slot) {
+        self.keys.slab.get_mut(slot).tasks -= 1;
+        self.refresh_key(slot, 0);
+    }
+
+    /// Brings new limits to up to `count_max` more keys of a queue; how many it was.
+    pub(crate) fn sweep_keys(&mut self, number: Slot, count_max: usize) -> usize {
+        let Some(from) = self.queues.get(number).sweep else { return 0 };
+        let mut keys = self.keys.of_queue(number, from);
+        let slots: Vec<Slot> = keys.by_ref().take(count_max).map(|(_, slot)| slot).collect();
+        let next = keys.next().map(|(id, _)| (id.hash, id.tie));
+        drop(keys);
+        for &slot in &slots {
+            self.refresh_key(slot, 0);
+        }
+        self.edit_queue(number, |queue| queue.sweep = next);
+        self.refresh_queue_due(number);
+        slots.len()
+    }
+
+    /// Brings the queue's deadline in step: when it must be looked at though nobody asks.
+    pub(crate) fn refresh_queue_due(&mut self, number: Slot) {
+        let queue = self.queues.get(number);
+        let (known, due) = (queue.due_at, queue.next_due());
+        if known == due {
+            return;
+        }
+        known.map(|at| self.deadlines.queues.remove(&(at, number)));
+        due.map(|at| self.deadlines.queues.insert((at, number)));
+        self.queues.slab.get_mut(number).due_at = due;
+    }
+}
+
+impl Turn<'_> {
+    /// Does the first thing that time alone does to a key or a queue; how much it was, 0 if nothing
+    /// is due.
+    pub(crate) fn open_one(&mut self) -> usize {
+        let now = self.now;
+        if let Some(key) = self.shard.deadlines.due_key(now) {
+            self.shard.refresh_key(key, 0);
+            return 1;
+        }
+        let Some(number) = self.shard.deadlines.due_queue(now) else { return 0 };
+        if self.shard.queues.get(number).sweep.is_some() {
+            return self.shard.sweep_keys(number, EXPIRIES_PER_ENTRY_MAX).max(1);
+        }
+        self.shard.edit_queue(number, |queue| {
+            queue.held_until = queue.held_until.filter(|&at| at > now);
+            if let Some(rate) = queue.settings.rate {
+                queue.bucket = queue.bucket.looked_at(rate, now);
+            }
+        });
+        self.shard.refresh_queue_due(number);
+        self.shard.opened.push(number);
+        1
+    }
+
+    /// Tells of queues that had ready tasks, and whose limits let some through again.
+    pub(crate) fn tell_opened(&mut self) {
+        if self.shard.opened.is_empty() {
+            return;
+        }
+        let mut opened = std::mem::take(&mut self.shard.opened);
+        opened.sort_unstable();
+        opened.dedup();
+        for &number in &opened {
+            if self.shard.room(number, self.now) > 0 {
+                let name = self.shard.queues.get(number).name.clone();
+                self.emit(EventKind::QueueOpened(name));
+            }
+        }
+    }
+}
+
+impl Queue {
+    /// Whether its ready tasks are its lanes, the highest priority first.
+    fn is_plain(&self) -> bool {
+        self.rings.is_none() && self.held_until.is_none() && self.settings.ageing_ms.is_none()
+    }
+
+    /// How many tasks a key may take per turn.
+    pub(crate) fn weight(&self, key: &str) -> u32 {
+        self.settings.weights.get(key).copied().unwrap_or(1)
+    }
+
+    /// Claims that its concurrency leaves room for.
+    pub(crate) fn slots(&self) -> u64 {
+        let claimed = self.lane(LaneId::CLAIMED).length;
+        self.settings.concurrency.map_or(u64::MAX, |max| max.saturating_sub(claimed).into())
+    }
+
+    /// Claims that its rate leaves room for.
+    pub(crate) fn tokens(&self, now: Timestamp) -> u64 {
+        self.settings.rate.map_or(u64::MAX, |rate| self.bucket.tokens(rate, now))
+    }
+
+    /// When it must be looked at though nobody asks: at once while new limits are being brought to its
+    /// keys, when its tasks without a key are no longer held back, when its bucket has a token again.
+    pub(crate) fn next_due(&self) -> Option<Timestamp> {
+        if self.sweep.is_some() {
+            return Some(Timestamp(0));
+        }
+        let refilled_at = self
+            .settings
+            .rate
+            .filter(|_| self.bucket.was_empty() && self.ready() > 0)
+            .map(|rate| self.bucket.opens_at(rate));
+        self.held_until.into_iter().chain(refilled_at).min()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! Why: what a task waits for. It decides nothing; it says what decides.
+
+use crate::life::State;
+use crate::limits::AHEAD_MAX;
+use crate::queue::{LaneId, Queue};
+use crate::slab::{NO_SLOT, Slot};
+use crate::{AttemptOutcome, Machine, TaskId, TaskStateName, Timestamp};
+use std::sync::Arc;
+
+/// One thing that a task waits for, or why it does not wait.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Its queue is paused.
+    QueuePaused,
+    /// Its time has not come.
+    Scheduled {
+        /// When it comes.
+        until: Timestamp,
+        /// What it was put off for.
+        reason: ScheduledFor,
+    },
+    /// Its queue runs as many tasks as it may.
+    QueueConcurrency {
+        /// Tasks that are claimed.
+        claimed: u32,
+        /// The queue's `concurrency`.
+        limit: u32,
+    },
+    /// Its queue's bucket is empty.
+    QueueRate {
+        /// When it has a token again.
+        opens_at: Timestamp,
+    },
+    /// Its key runs as many tasks as it may.
+    KeyConcurrency {
+        /// The key.
+        key: String,
+        /// Tasks of the key that are claimed.
+        claimed: u32,
+        /// The queue's `per_key.concurrency`.
+        limit: u32,
+    },
+    /// Its key's bucket is empty.
+    KeyRate {
+        /// The key.
+        key: String,
+        /// When it has a token again.
+        opens_at: Timestamp,
+    },
+    /// A handler has pushed back for its key.
+    KeyHeld {
+        /// The key; `None` is all tasks of the queue that have none.
+        key: Option<String>,
+        /// Until when.
+        until: Timestamp,
+    },
+    /// Other ready tasks of its queue come before it.
+    Ahead {
+        /// How many.
+        tasks: u64,
+        /// Whether there may be more: it was not counted further, or ageing may change it.
+        at_least: bool,
+    },
+    /// It does not wait: a worker runs it.
+    Running {
+        /// Who.
+        worker: Arc<str>,
+        /// Since when.
+        since: Timestamp,
+    },
+    /// It does not wait: it has ended.
+    Finished {
+        /// How.
+        state: TaskStateName,
+    },
+}
+
+/// What a scheduled task was put off for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScheduledFor {
+    /// It was enqueued for later.
+    Delay,
+    /// Its last attempt failed.
+    Retry,
+    /// Its last worker was lost.
+    Loss,
+    /// Its last worker put it off.
+    Snooze,
+}
+
+impl ScheduledFor {
+    /// The word on every front.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ScheduledFor::Delay => "delay",
+            ScheduledFor::Retry => "retry",
+            ScheduledFor::Loss => "loss",
+            ScheduledFor::Snooze => "snooze",
+        }
+    }
+}
+
+impl Machine {
+    /// What a task waits for at `now`, the first to overcome first; `None` if it is not known here.
+    pub fn why(&self, task: TaskId, now: Timestamp) -> Option<Vec<Reason>> {
+        let slot = self.ids.get(task)?;
+        let task = self.tasks.get(slot);
+        let queue = self.queues.get(task.queue);
+        let mut reasons = Vec::new();
+        match &task.state {
+            State::Claimed(claim) => {
+                let worker = self.names.get(claim.worker).clone();
+                return Some(vec![Reason::Running { worker, since: claim.claimed_at }]);
+            }
+            State::Finished { .. } => {
+                return Some(vec![Reason::Finished { state: task.state.name() }]);
+            }
+            State::Scheduled { run_at } => {
+                let reason = self.scheduled_for(slot);
+                reasons.push(Reason::Scheduled { until: *run_at, reason });
+            }
+            State::Ready { .. } => {}
+        }
+        if queue.paused {
+            reasons.push(Reason::QueuePaused);
+        }
+        if let State::Ready { .. } = task.state {
+            self.limits_of(queue, now, &mut reasons);
+            self.limits_of_key(slot, now, &mut reasons);
+            reasons.push(self.ahead_of(slot));
+        }
+        Some(reasons)
+    }
+
+    fn scheduled_for(&self, slot: Slot) -> ScheduledFor {
+        let last = self.tasks.get(slot).attempts().next();
+        match last.map(|attempt| attempt.outcome) {
+            None | Some(AttemptOutcome::Succeeded | AttemptOutcome::Released) => {
+                ScheduledFor::Delay
+            }
+            Some(AttemptOutcome::Lost) => ScheduledFor::Loss,
+            Some(AttemptOutcome::Snoozed) => ScheduledFor::Snooze,
+            Some(AttemptOutcome::Failed | AttemptOutcome::TimedOut | AttemptOutcome::Cancelled) => {
+                ScheduledFor::Retry
+            }
+        }
+    }
+
+    fn limits_of(&self, queue: &Queue, now: Timestamp, reasons: &mut Vec<Reason>) {
+        if let Some(limit) = queue.settings.concurrency.filter(|_| queue.slots() == 0) {
+            let claimed = queue.lane(LaneId::CLAIMED).length;
+            reasons.push(Reason::QueueConcurrency { claimed, limit });
+        }
+        if let Some(rate) = queue.settings.rate.filter(|_| queue.tokens(now) == 0) {
+            reasons.push(Reason::QueueRate { opens_at: queue.bucket.opens_at(rate) });
+        }
+    }
+
+    fn limits_of_key(&self, slot: Slot, now: Timestamp, reasons: &mut Vec<Reason>) {
+        let task = self.tasks.get(slot);
+        let queue = self.queues.get(task.queue);
+        let Some(key) = task.key().map(|key| self.keys.get(key)) else {
+            let held = queue.held_until.map(|until| Reason::KeyHeld { key: None, until });
+            reasons.extend(held);
+            return;
+        };
+        let text = || key.text.to_string();
+        let limits = queue.settings.per_key.unwrap_or_default();
+        if let Some(until) = key.held_until().filter(|&at| at > now) {
+            reasons.push(Reason::KeyHeld { key: Some(text()), until });
+        }
+        if let Some(limit) = limits.concurrency.filter(|&limit| key.claimed >= limit) {
+            reasons.push(Reason::KeyConcurrency { key: text(), claimed: key.claimed, limit });
+        }
+        if let Some(rate) = limits.rate.filter(|&rate| key.bucket().tokens(rate, now) == 0) {
+            let opens_at = key.bucket().opens_at(rate);
+            reasons.push(Reason::KeyRate { key: text(), opens_at });
+        }
+    }
+
+    /// Ready tasks that are served before this one, if none comes or goes and all keys that may run
+    /// now still may. Exact up to a bound.
+    fn ahead_of(&self, slot: Slot) -> Reason {
+        let task = self.tasks.get(slot);
+        let queue = self.queues.get(task.queue);
+        let own = self.line_of(slot);
+        let mut count = Count { tasks: 0, at_least: queue.settings.ageing_ms.is_some() };
+        for priority in task.priority + 1..=crate::limits::PRIORITY_MAX {
+            self.each_line(queue, priority, &mut count, |line, count| {
+                count.tasks += u64::from(line.length);
+            });
+        }
+        // Its place in its own line, and with it the turns that its line has before.
+        let mut before = 0u64;
+        let mut previous = task.previous;
+        while previous != NO_SLOT && !count.at_least_reached(before) {
+            before += 1;
+            previous = self.tasks.get(previous).previous;
+        }
+        let turns = (u64::from(own.served) + before) / u64::from(own.weight);
+        count.tasks += before;
+        self.each_line(queue, task.priority, &mut count, |line, count| {
+            if line.turn != own.turn {
+                let extra = u64::from(line.turn < own.turn);
+                let served = if extra == 1 { u64::from(line.served) } else { 0 };
+                let share = ((turns + extra) * u64::from(line.weight)).saturating_sub(served);
+                count.tasks += share.min(line.length.into());
+            }
+        });
+        let Count { tasks, at_least } = count;
+        Reason::Ahead { tasks, at_least }
+    }
+
+    /// Looks at the lines of a priority that are served now, the queue's tasks without a key among
+    /// them.
+    fn each_line(
+        &self,
+        queue: &Queue,
+        priority: u8,
+        count: &mut Count,
+        mut look: impl FnMut(OtherLine, &mut Count),
+    ) {
+        let head = queue.lane(LaneId::ready_at(priority)).head;
+        if head != NO_SLOT && queue.held_until.is_none() {
+            look(self.line_of(head), count);
+        }
+        let Some(rings) = &queue.rings else { return };
+        for (looked_at, &key) in rings.ring(priority).open.values().enumerate() {
+            if looked_at == AHEAD_MAX {
+                count.at_least = true;
+                return;
+            }
+            if let Some(line) = self.keys.get(key).line(priority) {
+                look(self.line_of(line.tasks.head), count);
+            }
+        }
+    }
+
+    /// The line in which a ready task stands.
+    fn line_of(&self, slot: Slot) -> OtherLine {
+        let task = self.tasks.get(slot);
+        let queue = self.queues.get(task.queue);
+        if let Some(key) = task.key().map(|key| self.keys.get(key))
+            && let Some(line) = key.line(task.priority)
+        {
+            let (turn, served, length) = (line.turn, line.served, line.tasks.length);
+            return OtherLine { turn, served, length, weight: queue.weight(&key.text) };
+        }
+        let lane = queue.lane(LaneId::ready_at(task.priority));
+        let (turn, served) = queue.rings.as_ref().map_or((0, 0), |rings| {
+            let own = rings.unkeyed[usize::from(task.priority)];
+            (self.unkeyed_turn(rings, task.priority, lane.head), own.served)
+        });
+        OtherLine { turn, served, length: lane.length, weight: queue.weight("") }
+    }
+}
+
+/// Ready tasks that share a turn.
+struct OtherLine {
+    turn: u64,
+    served: u16,
+    length: u32,
+    weight: u32,
+}
+
+struct Count {
+    tasks: u64,
+    at_least: bool,
+}
+
+impl Count {
+    /// Whether a walk of this length is long enough.
+    fn at_least_reached(&mut self, walked: u64) -> bool {
+        let reached = walked as usize >= AHEAD_MAX;
+        self.at_least |= reached;
+        reached
+    }
+}
