@@ -7,9 +7,9 @@
 
 use crate::{
     Error,
-    checkpoint::{Change, Cut, Store, StoreError, View, decode_cut, encode_cut},
+    checkpoint::{Change, Cut, StoreError, View, decode_cut, encode_cut},
     data_dir::{DataDir, Format},
-    log::{Batch, Log, group_of},
+    log::{Batch, group_of},
     node::StartError,
     shard::BackupPart,
 };
@@ -191,8 +191,7 @@ fn restore_into(
     progress: &mut impl FnMut(RestoreProgress),
 ) -> Result<(), StartError> {
     let failed = |error: StoreError| StartError(error.to_string());
-    let store = Store::open(&dir.state())?;
-    let log = Log::open(&dir.log())?;
+    let (store, log) = dir.contents()?;
     let mut batch = Batch::default();
     let mut current: Option<(ShardId, Cut)> = None;
     loop {

@@ -6,14 +6,16 @@
 //! removed after it: the log after the cut says the same again.
 
 mod journal;
+mod layout;
 mod worker;
 
 pub(crate) use worker::{BodiesRequest, Checkpointer, Failure, Job, Report};
 
-use crate::node::StartError;
+use crate::{data_dir::Format, node::StartError, shard_loop::words_of};
 use bytes::Bytes;
-use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode, Readable, Snapshot};
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, LsmError, PersistMode, Readable, Snapshot};
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -56,11 +58,11 @@ pub(crate) enum Change {
 
 /// The store could not do it. The node must stop: its checkpoint may be half done.
 #[derive(Debug, thiserror::Error)]
-#[error("checkpoints in {path} can't be {what}: {error}; the node stops")]
+#[error("the checkpoints in {path} can't be {what}: {error}")]
 pub(crate) struct StoreError {
     path: PathBuf,
     what: &'static str,
-    error: fjall::Error,
+    error: String,
 }
 
 /// Checkpoints of all shards.
@@ -77,31 +79,66 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Opens the store in `dir`, which exists. A checkpoint that a crash tore is dropped; the log
-    /// still has what was in it.
+    /// Opens the store in `dir`, which exists; makes it if there is nothing yet. A checkpoint that a
+    /// crash tore is dropped; the log still has what was in it.
     pub(crate) fn open(dir: &Path) -> Result<Arc<Store>, StartError> {
-        let damaged = |error: &dyn std::fmt::Display| {
+        let looked = layout::check(dir).and_then(|()| journal::check(dir));
+        // fjall panics on files with names that it did not give.
+        let opened = looked.and_then(|()| {
+            catch_unwind(AssertUnwindSafe(|| Store::open_sound(dir)))
+                .unwrap_or_else(|panic| Err(words_of(panic.as_ref())))
+        });
+        opened.map(Arc::new).map_err(|error| {
             StartError(format!(
-                "the checkpoints in {} can't be opened: {error}; restore a backup into a new directory",
+                "the checkpoints in {} can't be opened: {error}; put back what is missing, or restore a backup into a new directory",
                 dir.display()
             ))
-        };
-        journal::check(dir).map_err(|error| damaged(&error))?;
+        })
+    }
+
+    fn open_sound(dir: &Path) -> Result<Store, String> {
         let db = Database::builder(dir)
             .cache_size(CACHE_BYTES)
             .max_journaling_size(JOURNAL_BYTES)
             .worker_threads(2)
             .open()
-            .map_err(|error| damaged(&error))?;
+            .map_err(|error| in_words(&error))?;
         let keyspace = |name| {
             let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
-            db.keyspace(name, options).map_err(|error| damaged(&error))
+            db.keyspace(name, options).map_err(|error| in_words(&error))
         };
         let (tasks, bodies, rest) = (keyspace("tasks")?, keyspace("bodies")?, keyspace("rest")?);
         let compacted = [0, 0, rest.approximate_len() as u64].map(AtomicU64::new);
         let views = AtomicUsize::new(0);
         let path = dir.to_path_buf();
-        Ok(Arc::new(Store { path, tasks, bodies, rest, db, compacted, views }))
+        Ok(Store { path, tasks, bodies, rest, db, compacted, views })
+    }
+
+    /// Marks each part of a new store as one of this data directory.
+    pub(crate) fn mark(&self, format: Format) -> Result<(), StoreError> {
+        let mut batch = self.db.batch().durability(Some(PersistMode::SyncAll));
+        for keyspace in [&self.tasks, &self.bodies, &self.rest] {
+            batch.insert(keyspace, MARK_KEY, format.to_mark());
+        }
+        batch.commit().map_err(|error| self.error("written", &error))
+    }
+
+    /// Whether this is the store of that data directory, and has no more shards.
+    pub(crate) fn check_mark(&self, format: Format) -> Result<(), StartError> {
+        let parts = [("tasks", &self.tasks), ("bodies", &self.bodies), ("rest", &self.rest)];
+        for (name, keyspace) in parts {
+            let failed = |error| StartError(self.error("read", &error).to_string());
+            let mark = keyspace.get(MARK_KEY).map_err(failed)?;
+            let what = format!("the part {name} of the checkpoints in {}", self.path.display());
+            format.check_mark(&what, mark.as_deref())?;
+            let beyond = format.shards.to_be_bytes().to_vec()..MARK_KEY.to_vec();
+            if let Some(found) = keyspace.range(beyond).next() {
+                let key = found.key().map_err(failed)?;
+                let shard = key.first_chunk().map_or(u16::MAX, |id| u16::from_be_bytes(*id));
+                return Err(format.too_many_shards(&what, shard));
+            }
+        }
+        Ok(())
     }
 
     /// A consistent view of everything, whatever is written meanwhile.
@@ -138,13 +175,13 @@ impl Store {
             }
         }
         batch.insert(&self.rest, cut_key(shard), encode_cut(cut));
-        batch.commit().map_err(|error| self.error("written", error))
+        batch.commit().map_err(|error| self.error("written", &error))
     }
 
     /// The body of one task, if it is stored.
     pub(crate) fn body(&self, task: TaskId) -> Result<Option<Bytes>, StoreError> {
         let body = self.bodies.get(task_key(task.home, task));
-        Ok(body.map_err(|error| self.error("read", error))?.map(Bytes::from))
+        Ok(body.map_err(|error| self.error("read", &error))?.map(Bytes::from))
     }
 
     /// Gives back the space of what was removed, where more than half of a keyspace is such.
@@ -177,7 +214,7 @@ impl Store {
 
     fn compact(&self, keyspace: &Keyspace) -> Result<(), StoreError> {
         self.rotate(keyspace)?;
-        keyspace.major_compact().map_err(|error| self.error("compacted", error))?;
+        keyspace.major_compact().map_err(|error| self.error("compacted", &error))?;
         // The tables that were replaced are deleted with the next rotation.
         self.rotate(keyspace)
     }
@@ -185,15 +222,39 @@ impl Store {
     /// Rotates the memtable, and makes sure that there is one to rotate: only then does fjall notice
     /// which views have closed, and a compaction before that keeps what they saw.
     fn rotate(&self, keyspace: &Keyspace) -> Result<(), StoreError> {
-        let error = |error| self.error("compacted", error);
+        let error = |error| self.error("compacted", &error);
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncAll));
         batch.remove(keyspace, NO_KEY);
         batch.commit().map_err(error)?;
         keyspace.rotate_memtable_and_wait().map_err(error)
     }
 
-    fn error(&self, what: &'static str, error: fjall::Error) -> StoreError {
-        StoreError { path: self.path.clone(), what, error }
+    fn error(&self, what: &'static str, error: &fjall::Error) -> StoreError {
+        StoreError { path: self.path.clone(), what, error: in_words(error) }
+    }
+
+    fn damaged(&self, found: &str) -> StoreError {
+        StoreError { path: self.path.clone(), what: "read", error: found.into() }
+    }
+}
+
+/// What fjall's errors mean; it shows them as its own code.
+fn in_words(error: &fjall::Error) -> String {
+    match error {
+        fjall::Error::Io(error) | fjall::Error::Storage(LsmError::Io(error)) => error.to_string(),
+        fjall::Error::Poisoned => "an earlier write has failed".into(),
+        fjall::Error::Locked => "another process uses them".into(),
+        fjall::Error::Unrecoverable | fjall::Error::Storage(LsmError::Unrecoverable) => {
+            "a file of theirs is missing or damaged".into()
+        }
+        fjall::Error::InvalidVersion(_) | fjall::Error::Storage(LsmError::InvalidVersion(_)) => {
+            "they are of another version of the store".into()
+        }
+        fjall::Error::JournalRecovery(_) => "their journal is damaged".into(),
+        fjall::Error::Storage(LsmError::ChecksumMismatch { .. }) => {
+            "a part of them has another checksum than when it was written".into()
+        }
+        _ => "a part of them is damaged".into(),
     }
 }
 
@@ -213,10 +274,10 @@ impl View {
     /// Where the last checkpoint of a shard stands; `None` if there is none.
     pub(crate) fn cut(&self, shard: ShardId) -> Result<Option<Cut>, StoreError> {
         let value = self.snapshot.get(&self.store.rest, cut_key(shard));
-        let Some(value) = value.map_err(|error| self.store.error("read", error))? else {
+        let Some(value) = value.map_err(|error| self.store.error("read", &error))? else {
             return Ok(None);
         };
-        let damaged = || self.store.error("read: a cut is damaged", fjall::Error::Unrecoverable);
+        let damaged = || self.store.damaged("a cut is damaged");
         decode_cut(&value).map(Some).ok_or_else(damaged)
     }
 
@@ -227,14 +288,13 @@ impl View {
     ) -> impl Iterator<Item = Result<(RecordKey, Box<[u8]>), StoreError>> + '_ {
         let read = move |item: fjall::Guard, skip: usize| {
             let (key, value) =
-                item.into_inner().map_err(|error| self.store.error("read", error))?;
+                item.into_inner().map_err(|error| self.store.error("read", &error))?;
             Ok((Box::<[u8]>::from(&key[skip..]), Box::<[u8]>::from(&value[..])))
         };
         let tasks = self.snapshot.prefix(&self.store.tasks, shard.0.to_be_bytes());
         let tasks = tasks.map(move |item| {
             let (key, value) = read(item, 2)?;
-            let damaged =
-                || self.store.error("read: a key is damaged", fjall::Error::Unrecoverable);
+            let damaged = || self.store.damaged("a key is damaged");
             let id = key[..].try_into().map_err(|_| damaged())?;
             Ok((RecordKey::Task(TaskId::from_u128(u128::from_be_bytes(id))), value))
         });
@@ -254,9 +314,8 @@ impl View {
         let bodies = self.snapshot.prefix(&self.store.bodies, shard.0.to_be_bytes());
         bodies.map(|item| {
             let (key, value) =
-                item.into_inner().map_err(|error| self.store.error("read", error))?;
-            let damaged =
-                || self.store.error("read: a key is damaged", fjall::Error::Unrecoverable);
+                item.into_inner().map_err(|error| self.store.error("read", &error))?;
+            let damaged = || self.store.damaged("a key is damaged");
             let id = key[2..].try_into().map_err(|_| damaged())?;
             Ok((TaskId::from_u128(u128::from_be_bytes(id)), Bytes::from(value)))
         })
@@ -265,6 +324,8 @@ impl View {
 
 /// Shorter than any key, so that nothing is ever stored under it.
 const NO_KEY: &[u8] = &[0];
+/// Of the data directory's mark: after the keys of all shards.
+const MARK_KEY: &[u8] = &[0xff];
 
 fn task_key(shard: ShardId, task: TaskId) -> [u8; 18] {
     let mut key = [0; 18];

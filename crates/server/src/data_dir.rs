@@ -2,14 +2,17 @@
 //!
 //! ```text
 //! LOCK      held while a process uses the directory; names that process
-//! FORMAT    version, cluster, incarnation, number of shards; written last when one is made
+//! FORMAT    version, cluster, incarnation, number of shards, and a checksum of that
 //! log/      the Raft log of all shards
 //! state/    checkpoints and bodies
 //! ```
-//! Invariant: where `FORMAT` exists, both folders exist too. A directory without it is taken for new
-//! only if nothing in it could be somebody's data.
+//! Invariant: where `FORMAT` exists, log and checkpoints exist too, marked with what it says: it gets its
+//! name last. So a log or a state that was emptied, exchanged or left behind is never taken for a new one.
+//! A directory without it is new only if nothing in it could be somebody's data.
 
 use crate::{
+    checkpoint::Store,
+    log::Log,
     node::StartError,
     random::{random_u64, random_u128},
 };
@@ -18,13 +21,21 @@ use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, Read, Seek, Write},
     path::{Path, PathBuf},
+    sync::Arc,
 };
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The layout and encodings that this build writes. Raised when an older build could not read it.
 const FORMAT_VERSION: u32 = 2;
 const FORMAT_FILE: &str = "FORMAT";
+/// Its name while a directory is made: what else is there was never used.
 const FORMAT_FILE_NEW: &str = "FORMAT.new";
+/// And at the end of a restore, whose work must not be begun anew.
+const FORMAT_FILE_RESTORED: &str = "FORMAT.restored";
 const LOCK_FILE: &str = "LOCK";
+const FOLDERS: [&str; 2] = ["log", "state"];
+/// Shards of a new directory, if nobody says how many.
+const SHARDS_DEFAULT: u16 = 32;
 
 /// What a data directory was made as. Fixed from then on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +62,8 @@ impl Format {
         let _ = writeln!(text, "cluster = {cluster:032x}");
         let _ = writeln!(text, "incarnation = {incarnation}");
         let _ = writeln!(text, "shards = {shards}");
+        let checksum = xxh3_64(text.as_bytes());
+        let _ = writeln!(text, "checksum = {checksum:016x}");
         text
     }
 
@@ -67,6 +80,11 @@ impl Format {
             Ok(older @ 1..) => return Err(FormatError::Older(older)),
             _ => return Err(bad("format", version)),
         }
+        let checksum = value("checksum")?;
+        let checked = text.find("checksum = ").map_or(text, |end| &text[..end]);
+        if u64::from_str_radix(checksum, 16) != Ok(xxh3_64(checked.as_bytes())) {
+            return Err(FormatError::Damaged("its checksum does not fit, it was changed".into()));
+        }
         let (cluster, incarnation, shards) =
             (value("cluster")?, value("incarnation")?, value("shards")?);
         Ok(Format {
@@ -80,10 +98,63 @@ impl Format {
     }
 }
 
+/// What log and checkpoints carry of it.
+impl Format {
+    pub(crate) fn to_mark(self) -> Vec<u8> {
+        let Format { cluster, incarnation, shards } = self;
+        let parts: [&[u8]; 3] =
+            [&cluster.to_be_bytes(), &incarnation.to_be_bytes(), &shards.to_be_bytes()];
+        parts.concat()
+    }
+
+    /// Whether `what` carries the mark of this data directory.
+    pub(crate) fn check_mark(self, what: &str, found: Option<&[u8]>) -> Result<(), StartError> {
+        let Some(found) = found else {
+            return Err(not_ours(&format!("{what} has no mark of this data directory")));
+        };
+        if found == self.to_mark() {
+            return Ok(());
+        }
+        let shards = found.last_chunk().map_or(0, |shards| u16::from_be_bytes(*shards));
+        if shards != self.shards && found.starts_with(&self.cluster.to_be_bytes()) {
+            let says = self.shards;
+            return Err(not_ours(&format!(
+                "{what} was made with {shards} shards, and FORMAT says {says}"
+            )));
+        }
+        Err(not_ours(&format!("{what} belongs to another data directory")))
+    }
+
+    /// The error for something of a shard that can't be.
+    pub(crate) fn too_many_shards(self, what: &str, shard: u16) -> StartError {
+        let shards = self.shards;
+        not_ours(&format!(
+            "{what} holds something of shard {shard}, and FORMAT says {shards} shards"
+        ))
+    }
+}
+
+fn not_ours(what: &str) -> StartError {
+    StartError(format!(
+        "{what}; put back what belongs here, or restore a backup into a new directory"
+    ))
+}
+
 enum FormatError {
     Newer(u32),
     Older(u32),
     Damaged(String),
+}
+
+/// How a directory came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// It was there.
+    Found,
+    /// It is being made; a crash before it is sealed leaves nothing that counts.
+    New,
+    /// It is being restored.
+    Restored,
 }
 
 /// An open data directory. Its lock is held until this is dropped.
@@ -91,32 +162,29 @@ enum FormatError {
 pub(crate) struct DataDir {
     path: PathBuf,
     format: Format,
+    origin: Origin,
     _lock: File,
 }
 
 impl DataDir {
-    /// Opens `path`; makes it with `shards` shards if there is nothing yet.
-    pub(crate) fn open(path: &Path, shards: u16) -> Result<DataDir, StartError> {
+    /// Opens `path`; begins to make it, with `shards` shards or the default, if there is nothing yet.
+    pub(crate) fn open(path: &Path, shards: Option<u16>) -> Result<DataDir, StartError> {
         let lock = claim(path)?;
-        let format = match read_format(path)? {
-            Some(format) => format,
+        let (format, origin) = match read_format(path)? {
+            Some(format) => (format, Origin::Found),
             None => {
                 refuse_foreign(path)?;
-                let format = Format::random(shards);
-                make_folders(path)?;
-                write_format(path, format)?;
-                format
+                (Format::random(shards.unwrap_or(SHARDS_DEFAULT)), Origin::New)
             }
         };
-        for folder in ["log", "state"] {
-            if !path.join(folder).is_dir() {
-                return Err(StartError(format!(
-                    "{} is damaged: its folder {folder} is missing; restore a backup into a new directory",
-                    path.display()
-                )));
+        let dir = DataDir { path: path.to_path_buf(), format, origin, _lock: lock };
+        match origin {
+            Origin::Found => FOLDERS.iter().try_for_each(|folder| dir.check_folder(folder))?,
+            Origin::New | Origin::Restored => {
+                dir.begin().map_err(|error| unusable(path, &error))?
             }
         }
-        Ok(DataDir { path: path.to_path_buf(), format, _lock: lock })
+        Ok(dir)
     }
 
     /// Claims `path` for a restore: it must not hold anything yet. `FORMAT` comes with `seal`.
@@ -134,13 +202,75 @@ impl DataDir {
                 name.display()
             )));
         }
-        make_folders(path)?;
-        Ok(DataDir { path: path.to_path_buf(), format, _lock: lock })
+        make_folders(path).map_err(|error| unusable(path, &error))?;
+        let origin = Origin::Restored;
+        Ok(DataDir { path: path.to_path_buf(), format, origin, _lock: lock })
     }
 
-    /// Ends a restore: from here on it is a data directory.
+    /// Begins a new directory, or begins one anew whose making was interrupted.
+    fn begin(&self) -> io::Result<()> {
+        let path = &self.path;
+        if path.join(FORMAT_FILE_NEW).try_exists()? {
+            for folder in FOLDERS {
+                match fs::remove_dir_all(path.join(folder)) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        // First, and for good: it says that the rest may be thrown away.
+        write_synced(&path.join(FORMAT_FILE_NEW), &self.format.to_text())?;
+        sync_dir(path)?;
+        make_folders(path)
+    }
+
+    fn check_folder(&self, name: &str) -> Result<(), StartError> {
+        let folder = self.path.join(name);
+        let wrong = match fs::read_dir(&folder).map(|mut entries| entries.next().is_some()) {
+            Ok(true) => return Ok(()),
+            Ok(false) => "is empty",
+            Err(error) if error.kind() == io::ErrorKind::NotFound => "is missing",
+            Err(error) => return Err(unusable(&folder, &error)),
+        };
+        let path = self.path.display();
+        Err(StartError(format!(
+            "{path} is damaged: its folder {name} {wrong}; put it back, mount it if it is a volume, or restore a backup into a new directory"
+        )))
+    }
+
+    /// Opens the checkpoints and the log, or makes them.
+    pub(crate) fn contents(&self) -> Result<(Arc<Store>, Arc<Log>), StartError> {
+        let log = Log::open(&self.log())?;
+        let store = Store::open(&self.state())?;
+        match self.origin {
+            Origin::Found => {
+                log.check_mark(&self.log(), self.format)?;
+                store.check_mark(self.format)?;
+            }
+            Origin::New | Origin::Restored => {
+                log.mark(self.format).map_err(|error| StartError(error.to_string()))?;
+                store.mark(self.format).map_err(|error| StartError(error.to_string()))?;
+            }
+        }
+        Ok((store, Arc::new(log)))
+    }
+
+    /// From here on it is a data directory. Its contents are synced by now.
     pub(crate) fn seal(&self) -> Result<(), StartError> {
-        write_format(&self.path, self.format)
+        let name = match self.origin {
+            Origin::Found => return Ok(()),
+            Origin::New => FORMAT_FILE_NEW,
+            Origin::Restored => FORMAT_FILE_RESTORED,
+        };
+        let path = &self.path;
+        let write = || {
+            write_synced(&path.join(name), &self.format.to_text())?;
+            fs::rename(path.join(name), path.join(FORMAT_FILE))?;
+            sync_dir(path)?;
+            // The directory's own name must survive a power cut too.
+            sync_dir(parent(path))
+        };
+        write().map_err(|error: io::Error| unusable(path, &error))
     }
 
     /// What it was made as.
@@ -211,12 +341,14 @@ fn claim(path: &Path) -> Result<File, StartError> {
 
 fn read_format(path: &Path) -> Result<Option<Format>, StartError> {
     let file = path.join(FORMAT_FILE);
-    let text = match fs::read_to_string(&file) {
-        Ok(text) => text,
+    let bytes = match fs::read(&file) {
+        Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(unusable(&file, &error)),
     };
-    Format::parse(&text).map(Some).map_err(|error| {
+    let not_text = |_| FormatError::Damaged("it is not text".into());
+    let text = str::from_utf8(&bytes).map_err(not_text);
+    text.and_then(Format::parse).map(Some).map_err(|error| {
         StartError(match error {
             FormatError::Newer(version) => format!(
                 "{} has format {version}, this taskyard reads up to {FORMAT_VERSION}; start the newer version that wrote it",
@@ -234,16 +366,17 @@ fn read_format(path: &Path) -> Result<Option<Format>, StartError> {
     })
 }
 
-/// A directory without `FORMAT` may hold what an interrupted creation left, and nothing else.
+/// A directory without `FORMAT` may hold what an interrupted making left, and nothing else.
 fn refuse_foreign(path: &Path) -> Result<(), StartError> {
+    let is_begun = path.join(FORMAT_FILE_NEW).exists();
     let entries = fs::read_dir(path).map_err(|error| unusable(path, &error))?;
     for entry in entries {
         let entry = entry.map_err(|error| unusable(path, &error))?;
         let name = entry.file_name();
         let ours = match name.to_str() {
             Some(LOCK_FILE | FORMAT_FILE_NEW) => true,
-            Some("log" | "state") => {
-                fs::read_dir(entry.path()).is_ok_and(|mut entries| entries.next().is_none())
+            Some(folder) if FOLDERS.contains(&folder) => {
+                is_begun || fs::read_dir(entry.path()).is_ok_and(|mut held| held.next().is_none())
             }
             _ => false,
         };
@@ -258,26 +391,14 @@ fn refuse_foreign(path: &Path) -> Result<(), StartError> {
     Ok(())
 }
 
-fn make_folders(path: &Path) -> Result<(), StartError> {
-    for folder in ["log", "state"] {
-        fs::create_dir_all(path.join(folder)).map_err(|error| unusable(path, &error))?;
-    }
-    Ok(())
+fn make_folders(path: &Path) -> io::Result<()> {
+    FOLDERS.iter().try_for_each(|folder| fs::create_dir_all(path.join(folder)))
 }
 
-/// Writes `FORMAT` so that a crash leaves either all of it or none.
-fn write_format(path: &Path, format: Format) -> Result<(), StartError> {
-    let new = path.join(FORMAT_FILE_NEW);
-    let write = || {
-        let mut file = File::create(&new)?;
-        file.write_all(format.to_text().as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&new, path.join(FORMAT_FILE))?;
-        sync_dir(path)?;
-        // The directory's own name must survive a power cut too.
-        sync_dir(parent(path))
-    };
-    write().map_err(|error: io::Error| unusable(path, &error))
+fn write_synced(file: &Path, text: &str) -> io::Result<()> {
+    let mut file = File::create(file)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
 }
 
 /// Makes a directory and those above it that are missing, so that their names survive a power cut.
@@ -308,16 +429,25 @@ mod tests {
     use super::*;
 
     fn open_error(path: &Path) -> String {
-        DataDir::open(path, 4).expect_err("it must not open").0
+        let opened = DataDir::open(path, None).and_then(|dir| dir.contents().map(drop));
+        opened.expect_err("it must not open").0
+    }
+
+    /// Makes a data directory, or opens one.
+    fn open(path: &Path, shards: u16) -> DataDir {
+        let dir = DataDir::open(path, Some(shards)).unwrap();
+        dir.contents().unwrap();
+        dir.seal().unwrap();
+        dir
     }
 
     #[test]
     fn a_new_directory_keeps_what_it_was_made_as() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
-        let made = DataDir::open(&path, 4).unwrap().format();
-        let opened = DataDir::open(&path, 9).unwrap();
-        assert_eq!(opened.format(), made, "the stored number of shards wins");
+        let made = open(&path, 4).format();
+        let opened = DataDir::open(&path, None).unwrap();
+        assert_eq!(opened.format(), made);
         assert_eq!(made.shards, 4);
         assert_ne!(made.cluster, Format::random(4).cluster);
     }
@@ -325,7 +455,7 @@ mod tests {
     #[test]
     fn a_second_process_is_refused_with_the_first_ones_pid() {
         let dir = tempfile::tempdir().unwrap();
-        let held = DataDir::open(dir.path(), 4).unwrap();
+        let held = open(dir.path(), 4);
         let message = open_error(dir.path());
         let pid = std::process::id();
         assert!(
@@ -333,7 +463,7 @@ mod tests {
             "{message}"
         );
         drop(held);
-        DataDir::open(dir.path(), 4).unwrap();
+        open(dir.path(), 4);
     }
 
     #[test]
@@ -353,35 +483,65 @@ mod tests {
         assert!(open_error(&interrupted).contains("a restore into it was interrupted"));
     }
 
+    /// A crash may come at any step: before the folders are there, amid their files, before the seal.
     #[test]
-    fn an_interrupted_creation_is_begun_again() {
+    fn an_interrupted_making_is_begun_anew() {
         let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("log")).unwrap();
-        fs::create_dir(dir.path().join("state")).unwrap();
-        fs::write(dir.path().join(FORMAT_FILE_NEW), "form").unwrap();
-        DataDir::open(dir.path(), 4).unwrap();
+        let path = dir.path();
+        fs::create_dir(path.join("log")).unwrap();
+        drop(DataDir::open(path, Some(4)).unwrap());
+        fs::write(path.join(FORMAT_FILE_NEW), "form").unwrap();
+        fs::create_dir_all(path.join("state/keyspaces/1")).unwrap();
+        fs::write(path.join("state/lock"), "").unwrap();
+        let begun = DataDir::open(path, Some(4)).unwrap();
+        begun.contents().unwrap();
+        drop(begun);
+        let again = open(path, 5).format();
+        assert_eq!(again.shards, 5);
+        assert_eq!(open(path, 5).format(), again);
     }
 
     #[test]
     fn a_format_from_the_future_or_in_pieces_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        drop(DataDir::open(dir.path(), 4).unwrap());
+        drop(open(dir.path(), 4));
         let file = dir.path().join(FORMAT_FILE);
         let good = fs::read_to_string(&file).unwrap();
         for (from, to, expected) in [
             ("format = 2", "format = 7", "has format 7, this taskyard reads up to 2"),
             ("format = 2", "format = 1", "has format 1, from before the first release"),
             ("format = 2", "format = ?", "is damaged: format is \"?\""),
-            ("shards = 4", "shards = 0", "is damaged: shards is \"0\""),
-            ("incarnation", "incarnatiom", "it has no line \"incarnation = ...\""),
+            ("shards = 4", "shards = 0", "is damaged: its checksum does not fit"),
+            ("shards = 4", "shards = 2", "is damaged: its checksum does not fit"),
+            ("checksum", "checksun", "it has no line \"checksum = ...\""),
         ] {
             fs::write(&file, good.replace(from, to)).unwrap();
             let message = open_error(dir.path());
             assert!(message.contains(expected), "{message}");
         }
+        for (bytes, expected) in [(&b""[..], "it has no line"), (b"\xff\xfe", "it is not text")] {
+            fs::write(&file, bytes).unwrap();
+            let message = open_error(dir.path());
+            assert!(
+                message.contains(expected) && message.contains("restore a backup"),
+                "{message}"
+            );
+        }
         fs::write(&file, &good).unwrap();
-        fs::remove_dir(dir.path().join("log")).unwrap();
-        assert!(open_error(dir.path()).contains("its folder log is missing"));
+        open(dir.path(), 4);
+    }
+
+    #[test]
+    fn a_number_of_shards_that_log_and_checkpoints_do_not_have_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let format = open(dir.path(), 4).format();
+        for shards in [2, 8] {
+            let text = Format { shards, ..format }.to_text();
+            fs::write(dir.path().join(FORMAT_FILE), text).unwrap();
+            let message = open_error(dir.path());
+            let expected = format!("was made with 4 shards, and FORMAT says {shards}");
+            assert!(message.contains(&expected), "{message}");
+        }
     }
 
     #[test]
@@ -392,6 +552,8 @@ mod tests {
         let restored = DataDir::begin_restore(&path, format).unwrap();
         fs::write(path.join("state/x"), "x").unwrap();
         drop(restored);
+        assert!(open_error(&path).contains("a restore into it was interrupted"));
+        fs::write(path.join(FORMAT_FILE_RESTORED), "form").unwrap();
         assert!(open_error(&path).contains("a restore into it was interrupted"));
         let again = DataDir::begin_restore(&path, format).expect_err("not empty");
         assert!(again.0.contains("is not empty"), "{again}");

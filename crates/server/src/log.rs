@@ -7,7 +7,12 @@
 mod files;
 mod scan;
 
-use crate::{clock, data_dir::sync_dir, node::StartError, shard_loop::words_of};
+use crate::{
+    clock,
+    data_dir::{Format, sync_dir},
+    node::StartError,
+    shard_loop::words_of,
+};
 use files::{Files, SyncFailed};
 use raft_engine::{Command, Config, Engine, LogBatch, MessageExt, ReadableSize, RecoveryMode};
 use std::{
@@ -26,8 +31,11 @@ const FILE_BYTES: u64 = 64 << 20;
 const PURGE_BYTES: u64 = 512 << 20;
 const HARD_STATE_KEY: &[u8] = b"hard_state";
 const CUT_KEY: &[u8] = b"cut";
+const MARK_KEY: &[u8] = b"mark";
+/// The group that is no shard's. It holds the mark of the data directory.
+const CONTROL_GROUP: u64 = 0;
 
-/// A shard's Raft group. Group 0 is the control group.
+/// A shard's Raft group.
 pub(crate) fn group_of(shard: ShardId) -> u64 {
     u64::from(shard.0) + 1
 }
@@ -91,6 +99,15 @@ impl WriteError {
     }
 }
 
+/// What raft-engine's errors say, without its own code around the system's.
+fn in_words(error: &raft_engine::Error) -> String {
+    match error {
+        raft_engine::Error::Io(error) => error.to_string(),
+        raft_engine::Error::Corruption(what) => format!("it is damaged: {what}"),
+        other => other.to_string(),
+    }
+}
+
 /// What is to be written as one record with one sync. Reused from turn to turn.
 #[derive(Default)]
 pub(crate) struct Batch(LogBatch);
@@ -151,6 +168,7 @@ impl Log {
         let opened = catch_unwind(|| Engine::open_with_file_system(config, Arc::new(files)));
         let engine = match opened {
             Ok(opened) => opened.map_err(|error| {
+                let error = in_words(&error);
                 damaged(format!("the log in {} can't be opened: {error}", dir.display()))
             })?,
             Err(panic) => return Err(StartError(WriteError::panicked(panic.as_ref()).to_string())),
@@ -185,6 +203,32 @@ impl Log {
         Ok(())
     }
 
+    /// Marks a new log as one of this data directory.
+    pub(crate) fn mark(&self, format: Format) -> Result<(), WriteError> {
+        let mut batch = Batch::default();
+        batch
+            .0
+            .put(CONTROL_GROUP, MARK_KEY.to_vec(), format.to_mark())
+            .expect("the key is not one of raft-engine's own");
+        self.write(&mut batch).map(drop)
+    }
+
+    /// Whether this is the log of that data directory, and has no more shards.
+    pub(crate) fn check_mark(&self, dir: &Path, format: Format) -> Result<(), StartError> {
+        let what = format!("the log in {}", dir.display());
+        let mark = self.engine.get(CONTROL_GROUP, MARK_KEY);
+        format.check_mark(&what, mark.as_deref())?;
+        let groups = self.engine.raft_groups().into_iter();
+        let beyond = groups.filter(|&group| group > u64::from(format.shards)).max();
+        match beyond {
+            Some(group) => {
+                let shard = u16::try_from(group - 1).unwrap_or(u16::MAX);
+                Err(format.too_many_shards(&what, shard))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// What is there of one group.
     pub(crate) fn group(&self, group: u64) -> Result<GroupState, StartError> {
         let unreadable = |what: String| {
@@ -193,7 +237,7 @@ impl Log {
         let hard_state = self
             .engine
             .get_message::<eraftpb::HardState>(group, HARD_STATE_KEY)
-            .map_err(|error| unreadable(error.to_string()))?;
+            .map_err(|error| unreadable(in_words(&error)))?;
         let cut = match self.engine.get(group, CUT_KEY) {
             None => 0,
             Some(bytes) => {
@@ -234,7 +278,7 @@ impl Log {
     ) -> Result<T, WriteError> {
         let failure = match catch_unwind(AssertUnwindSafe(write)) {
             Ok(Ok(done)) => return Ok(done),
-            Ok(Err(error)) => WriteError::failed(&error),
+            Ok(Err(error)) => WriteError::failed(&in_words(&error)),
             Err(panic) => WriteError::panicked(panic.as_ref()),
         };
         std::mem::forget(Arc::clone(&self.engine));
@@ -263,7 +307,10 @@ impl LogReader for GroupReader {
         );
         if let Err(error) = fetched {
             let group = self.group;
-            panic!("entries from {from} of group {group} can't be read back from the log: {error}");
+            panic!(
+                "entries from {from} of group {group} can't be read back from the log: {}",
+                in_words(&error)
+            );
         }
         entries
     }
@@ -274,6 +321,7 @@ impl LogReader for GroupReader {
             Ok(entry) => entry.map(|entry| entry.term),
             Err(error) => {
                 let group = self.group;
+                let error = in_words(&error);
                 panic!("entry {index} of group {group} can't be read back from the log: {error}");
             }
         }
@@ -341,6 +389,25 @@ mod tests {
         assert_eq!(log.reader(3).term(9), None);
         let one = log.reader(3).entries(4, 6, 1);
         assert_eq!(one.len(), 1, "at least one, whatever the bound");
+    }
+
+    #[test]
+    fn a_log_of_another_directory_or_of_more_shards_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = Log::open(dir.path()).unwrap();
+        let format = Format { cluster: 7, incarnation: 1, shards: 2 };
+        let error = |format| log.check_mark(dir.path(), format).expect_err("it is refused").0;
+        assert!(error(format).contains("has no mark of this data directory"), "{}", error(format));
+        log.mark(format).unwrap();
+        log.check_mark(dir.path(), format).unwrap();
+        let other = Format { cluster: 8, ..format };
+        assert!(error(other).contains("belongs to another data directory"), "{}", error(other));
+        let fewer = Format { shards: 1, ..format };
+        assert!(error(fewer).contains("was made with 2 shards, and FORMAT says 1"));
+        write(&log, 2, 2..=2);
+        log.check_mark(dir.path(), format).unwrap();
+        write(&log, 3, 2..=2);
+        assert!(error(format).contains("holds something of shard 2"), "{}", error(format));
     }
 
     /// Cuts the file at every offset of the last record and of the one before.
@@ -436,6 +503,8 @@ mod tests {
     fn entries_behind_a_cut_do_not_come_back_after_a_purge() {
         let dir = tempfile::tempdir().unwrap();
         let log = small(dir.path());
+        let format = Format { cluster: 7, incarnation: 1, shards: 2 };
+        log.mark(format).unwrap();
         let (quiet, hot) = (1, 2);
         let mut batch = Batch::default();
         let mut index = 1;
@@ -464,6 +533,7 @@ mod tests {
         assert_eq!(state.hard_state.unwrap().commit, 8);
         write(&log, quiet, 9..=9);
         assert_eq!(indexes(&log, quiet), [9]);
+        log.check_mark(dir.path(), format).expect("the mark stays, too");
         drop(log);
         assert_eq!(indexes(&Arc::new(small(dir.path())), quiet), [9]);
     }

@@ -8,10 +8,11 @@
 //! The file format is fjall's, version 3: `{ 1, u32 items, u64 number }`, then items, then
 //! `{ 3, u64 xxh3 of the items, "FJL\3" }`.
 
+use super::layout::journals;
 use std::{
     fs::{self, OpenOptions},
     io,
-    path::{Path, PathBuf},
+    path::Path,
 };
 use xxhash_rust::xxh3::Xxh3;
 
@@ -45,7 +46,7 @@ fn check_one(path: &Path, is_newest: bool) -> Result<(), String> {
         return Ok(());
     }
     if !is_newest || (position + 1..data.len()).any(|later| sound_batch(&data[later..]).is_some()) {
-        return Err(format!("damaged at byte {position}, with sound records after it"));
+        return Err(format!("it is damaged at byte {position}, with sound records after it"));
     }
     let cut = || {
         let file = OpenOptions::new().write(true).open(path)?;
@@ -64,19 +65,6 @@ fn trim_zeros(data: &mut Vec<u8>) {
     while data.last() == Some(&0) {
         data.pop();
     }
-}
-
-/// All journals, oldest first.
-fn journals(dir: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
-    let mut journals = Vec::new();
-    for entry in fs::read_dir(dir)? {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        let number = name.and_then(|name| name.strip_suffix(".jnl")?.parse().ok());
-        journals.extend(number.map(|number| (number, path)));
-    }
-    journals.sort_unstable();
-    Ok(journals)
 }
 
 /// The length of the batch that `data` begins with, if it is whole.
@@ -116,6 +104,7 @@ fn item_length(data: &[u8]) -> Option<usize> {
 mod tests {
     use super::super::{Change, Cut, Store};
     use super::*;
+    use std::path::PathBuf;
     use taskyard_machine::{RecordKey, ShardId};
     use taskyard_replica::eraftpb::ConfState;
 

@@ -4,7 +4,7 @@
 //! that has failed. A failure of any of them is reported and stops the node: what it was about may be half
 //! done.
 
-use super::{Change, Cut, Store};
+use super::{Change, Cut, Store, StoreError};
 use crate::{clock, data_dir::DataDir, log::Log};
 use bytes::Bytes;
 use std::{
@@ -144,6 +144,10 @@ fn spawn(
     std::thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
 }
 
+fn stopped(error: &StoreError) -> String {
+    format!("{error}; check the disk, then start again")
+}
+
 fn write_checkpoints(
     store: &Arc<Store>,
     jobs: &mpsc::Receiver<Job>,
@@ -155,7 +159,7 @@ fn write_checkpoints(
             Job::Changes(shard, changes) => gathered.entry(shard).or_default().extend(changes),
             Job::Write(shard, cut) => {
                 let changes = gathered.remove(&shard).unwrap_or_default();
-                store.write(shard, &cut, changes).map_err(|error| error.to_string())?;
+                store.write(shard, &cut, changes).map_err(|error| stopped(&error))?;
                 report(Report::Written(shard, cut));
             }
             Job::Look(look) => look(store),
@@ -167,7 +171,7 @@ fn write_checkpoints(
 fn read_bodies(store: &Store, requests: &mpsc::Receiver<BodiesRequest>) -> Result<(), String> {
     for BodiesRequest { tasks, answer } in requests {
         let bodies: Result<Vec<_>, _> = tasks.iter().map(|&task| store.body(task)).collect();
-        answer(bodies.map_err(|error| error.to_string())?);
+        answer(bodies.map_err(|error| stopped(&error))?);
     }
     Ok(())
 }
@@ -184,7 +188,7 @@ fn free_space(
         if !holding.is_empty() {
             report(Report::Holding(holding));
         }
-        store.reclaim(tasks_live.load(Ordering::Relaxed)).map_err(|error| error.to_string())?;
+        store.reclaim(tasks_live.load(Ordering::Relaxed)).map_err(|error| stopped(&error))?;
     }
     Ok(())
 }
@@ -197,7 +201,7 @@ mod tests {
     #[test]
     fn a_thread_that_hangs_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
-        let data = Arc::new(DataDir::open(dir.path(), 2).unwrap());
+        let data = Arc::new(DataDir::open(dir.path(), None).unwrap());
         let store = Store::open(&data.state()).unwrap();
         let log = Arc::new(Log::open(&data.log()).unwrap());
         let (release, released) = mpsc::channel::<()>();
@@ -209,7 +213,7 @@ mod tests {
         let sound = Checkpointer::start(&data, &store, &log, |_| ()).unwrap();
         assert!(sound.finish(clock::real_now() + Duration::from_secs(20)));
         drop((data, store, log));
-        assert!(DataDir::open(dir.path(), 2).is_err(), "the hanging thread holds the lock");
+        assert!(DataDir::open(dir.path(), None).is_err(), "the hanging thread holds the lock");
         drop(release);
     }
 }

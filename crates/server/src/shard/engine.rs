@@ -9,12 +9,11 @@ use super::{
 };
 use crate::{
     Config,
-    checkpoint::{Checkpointer, Store},
+    checkpoint::Checkpointer,
     clock,
     data_dir::DataDir,
     disk::DiskGuard,
     limits,
-    log::Log,
     node::StartError,
     shard_loop::{Parts, ShardLoop, recover_all, words_of},
     telemetry::Telemetry,
@@ -39,16 +38,16 @@ pub struct Engine {
     failed: watch::Receiver<Option<String>>,
     thread: Option<JoinHandle<()>>,
     #[cfg(test)]
-    log: std::sync::Weak<Log>,
+    log: std::sync::Weak<crate::log::Log>,
 }
 
 impl Engine {
     /// Opens `config.data` and recovers every shard. Blocks until all of them serve.
     pub fn start(config: &Config) -> Result<Engine, StartError> {
-        let data = Arc::new(DataDir::open(&config.data, config.shards)?);
+        let data = Arc::new(DataDir::open(&config.data, Some(config.shards))?);
         let format = data.format();
-        let log = Arc::new(Log::open(&data.log())?);
-        let store = Store::open(&data.state())?;
+        let (store, log) = data.contents()?;
+        data.seal()?;
         let shards = recover_all(format, &store, &log)?;
         #[cfg(test)]
         let log_seen = Arc::downgrade(&log);
@@ -179,7 +178,10 @@ fn run(parts: Parts, inbox: &Inbox, data: Arc<DataDir>, failure: &watch::Sender<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{checkpoint::Change, shard::ClaimRequest};
+    use crate::{
+        checkpoint::{Change, Store},
+        shard::ClaimRequest,
+    };
     use std::sync::atomic::Ordering;
     use taskyard_machine::{
         Body, Command, EncodedCommand, Enqueue, NewTask, Outcome, QueueCommand, RecordKey, ShardId,
@@ -291,7 +293,7 @@ mod tests {
         engine.stop_by(clock::real_now());
         // The threads beside the loop keep the lock until they have ended.
         let deadline = clock::real_now() + Duration::from_secs(20);
-        while DataDir::open(dir.path(), 2).is_err() {
+        while DataDir::open(dir.path(), None).is_err() {
             assert!(clock::real_now() < deadline, "the directory is never closed");
             std::thread::yield_now();
         }
