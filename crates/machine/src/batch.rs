@@ -4,8 +4,11 @@ use crate::enqueue::parse_queue;
 use crate::limits::BATCH_TASKS_MAX;
 use crate::rejection::at_most;
 use crate::turn::Turn;
-use crate::{EnqueueBatch, EnqueueMany, Enqueued, NewTask, Outcome, Rejection};
-use std::collections::BTreeSet;
+use crate::unique::Verdict;
+use crate::{
+    EnqueueBatch, EnqueueMany, Enqueued, KeyHolder, NewTask, OnConflict, Outcome, Rejection, Unique,
+};
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Turn<'_> {
     /// Answers each task by itself. In a repetition the accepted ones keep their answer; the rejected
@@ -49,7 +52,8 @@ impl Turn<'_> {
                 task.check(self.now).map_err(|rejection| in_batch(index, rejection))?;
             }
         }
-        self.check_room(queue, self.count_new(queue, tasks))?;
+        let new = self.count_new(queue, tasks)?;
+        self.check_room(queue, new)?;
         let queue = self.queue_or_new(queue)?;
         let answers: Vec<Enqueued> =
             tasks.iter().map(|task| self.insert_new(queue, task)).collect();
@@ -57,20 +61,50 @@ impl Turn<'_> {
         Ok(Outcome::EnqueuedBatch(answers))
     }
 
-    /// How many tasks a batch will really make: known and repeated request ids make none.
-    fn count_new(&self, queue: &str, tasks: &[NewTask<'_>]) -> u64 {
-        if let Some(number) = self.shard.queues.find(queue)
-            && self.shard.queues.get(number).dedup_window_ms() == 0
-        {
-            return tasks.len() as u64;
+    /// How many tasks a batch will really make: known and repeated request ids make none. Unique
+    /// keys follow the same rules inside the batch as outside of it, in its order.
+    fn count_new(&self, queue: &str, tasks: &[NewTask<'_>]) -> Result<u64, Rejection> {
+        let remembers = (self.shard.queues.find(queue))
+            .is_none_or(|number| self.shard.queues.get(number).dedup_window_ms() > 0);
+        let mut requests = BTreeSet::new();
+        let mut keys: BTreeMap<&str, u32> = BTreeMap::new();
+        let mut new = 0;
+        for (index, task) in (0..).zip(tasks) {
+            let repeated = task.request_id.is_some_and(|id| remembers && !requests.insert(id));
+            if repeated || self.known_request(queue, task.request_id).is_some() {
+                continue;
+            }
+            let Some(unique) = &task.unique else {
+                new += 1;
+                continue;
+            };
+            if let Some(&first) = keys.get(&*unique.key) {
+                let same_type = tasks[first as usize].task_type == task.task_type;
+                check_repeated_key(unique, first, same_type)
+                    .map_err(|rejection| in_batch(index, rejection))?;
+                continue;
+            }
+            let verdict =
+                self.judge(queue, task).map_err(|rejection| in_batch(index, rejection))?;
+            if verdict == Verdict::New {
+                keys.insert(&unique.key, index);
+                new += 1;
+            }
         }
-        let mut seen = BTreeSet::new();
-        let mut is_new = |request_id: Option<_>| match request_id {
-            Some(id) => self.known_request(queue, Some(id)).is_none() && seen.insert(id),
-            None => true,
-        };
-        tasks.iter().map(|task| task.request_id).filter(|&id| is_new(id)).count() as u64
+        Ok(new)
     }
+}
+
+/// What becomes of a key that an earlier task of the same batch will hold, waiting.
+fn check_repeated_key(unique: &Unique<'_>, first: u32, same_type: bool) -> Result<(), Rejection> {
+    let hint = match unique.on_conflict {
+        OnConflict::Existing => return Ok(()),
+        OnConflict::Replace if same_type => return Ok(()),
+        OnConflict::Replace => "it is of another type, so its payload can't be replaced",
+        OnConflict::Reject => "leave one of them out",
+    };
+    let holder = KeyHolder::BatchElement(first);
+    Err(Rejection::NotUnique { key: (&*unique.key).into(), holder, hint })
 }
 
 pub(crate) fn in_batch(index: u32, rejection: Rejection) -> Rejection {

@@ -20,9 +20,10 @@ impl Machine {
     pub fn check(&self) -> Result<(), String> {
         self.check_ids()?;
         self.check_lanes()?;
-        self.check_keys()?;
         self.check_deadlines()?;
         self.check_indexes()?;
+        self.check_unique()?;
+        self.check_keys()?;
         self.check_names()?;
         self.check_head()?;
         self.dedup.check()?;
@@ -30,7 +31,8 @@ impl Machine {
         self.batches.check()?;
         self.staged.check()?;
         self.outbox.check()?;
-        self.links.check()
+        self.links.check()?;
+        self.windows.check()
     }
 
     fn check_ids(&self) -> Result<(), String> {
@@ -212,6 +214,21 @@ impl Machine {
         ensure!(dead == self.dead, "the index of dead letters disagrees with the tasks");
         ensure!(held == self.session_claims, "the claims of sessions disagree with the tasks");
         ensure!(heap_bytes == self.task_heap_bytes, "the memory of tasks is miscounted");
+        Ok(())
+    }
+
+    /// A unique key has one holder, a task or the window of one that ended.
+    fn check_unique(&self) -> Result<(), String> {
+        let mut held = BTreeMap::new();
+        for (slot, task) in self.tasks.iter() {
+            if let Some(key) = self.held_key(task) {
+                let other = held.insert(key, slot);
+                ensure!(other.is_none(), "task {} shares its unique key with another", task.id);
+                let window = self.windows.get(key);
+                ensure!(window.is_none(), "the unique key of task {} has a window too", task.id);
+            }
+        }
+        ensure!(held == self.unique, "the index of unique keys disagrees with the tasks");
         Ok(())
     }
 

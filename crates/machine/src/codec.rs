@@ -94,8 +94,11 @@ wire_command! {
 wire_struct!(Body<'a> { content_type, headers, payload });
 wire_struct!(NewTask<'a> {
     task_type, body, priority, run_at, expires_at, request_id, retry, timeout_ms, retention_ms, tags,
-    fairness_key,
+    unique, fairness_key,
 });
+wire_struct!(Unique<'a> { key, until, window_ms, on_conflict, debounce_ms });
+wire_words!(UniqueUntil { 1 => Start, 2 => Done });
+wire_words!(OnConflict { 1 => Existing, 2 => Replace, 3 => Reject });
 wire_struct!(Enqueue<'a> { queue, task });
 wire_struct!(EnqueueMany<'a> { batch_id, items });
 wire_struct!(EnqueueBatch<'a> { batch_id, queue, tasks });
@@ -256,6 +259,13 @@ pub(crate) mod tests {
             timeout_ms: Some(1),
             retention_ms: Some(0),
             tags: vec!["a", "b"],
+            unique: Some(Box::new(Unique {
+                key: "user-1".into(),
+                until: Some(UniqueUntil::Start),
+                window_ms: Some(60_000),
+                on_conflict: OnConflict::Replace,
+                debounce_ms: Some(1),
+            })),
             fairness_key: Some("acme"),
         }
     }

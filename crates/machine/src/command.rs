@@ -4,6 +4,7 @@
 //! back from. `codec.rs` holds their encoding, `entry.rs` how they are packed into log entries.
 
 use crate::{ClaimToken, QueueSettings, RetryPolicy, SessionId, ShardId, TaskId, Timestamp};
+use std::borrow::Cow;
 
 /// One thing asked of one shard.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,8 +108,50 @@ pub struct NewTask<'a> {
     pub retention_ms: Option<u64>,
     /// Words to find it by.
     pub tags: Vec<&'a str>,
+    /// Of the tasks with this key in its queue, only one at a time.
+    pub unique: Option<Box<Unique<'a>>>,
     /// Whom it is for: the keys of a queue take turns, and have limits of their own.
     pub fairness_key: Option<&'a str>,
+}
+
+/// A key that one task of a queue holds at a time.
+///
+/// Without `until` and `window_ms` it is held until the task is done. With a window alone it is held
+/// for the window, whatever becomes of the task; with both, until then but no longer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unique<'a> {
+    /// The key, in the task's queue.
+    pub key: Cow<'a, str>,
+    /// Which step of the task frees it.
+    pub until: Option<UniqueUntil>,
+    /// For how long from the enqueue it is held at most.
+    pub window_ms: Option<u64>,
+    /// What an enqueue comes to while another task holds the key.
+    pub on_conflict: OnConflict,
+    /// Runs after this long without another enqueue of the key, with the latest payload. Implies
+    /// until start; goes with `Replace` alone.
+    pub debounce_ms: Option<u64>,
+}
+
+/// Which step of a task frees its unique key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UniqueUntil {
+    /// Its first claim; a retry does not take the key again.
+    Start,
+    /// Its end, whichever that is.
+    Done,
+}
+
+/// What an enqueue comes to while another task holds its unique key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnConflict {
+    /// The holder's id, and nothing changes.
+    #[default]
+    Existing,
+    /// The waiting holder's id, and it takes the new payload and headers.
+    Replace,
+    /// Refused, naming the holder.
+    Reject,
 }
 
 /// See [`Command::Enqueue`].

@@ -12,7 +12,7 @@ use std::ops::Bound;
 
 impl Turn<'_> {
     pub(crate) fn dead(&mut self, command: &DeadCommand<'_>) -> Result<Outcome, Rejection> {
-        let (slots, skipped, next) = match &command.selection {
+        let (slots, mut skipped, next) = match &command.selection {
             Selection::Ids(ids) => {
                 at_most("the number of ids", ids.len() as u64, BULK_PER_ENTRY_MAX as u64)?;
                 let mut slots: Vec<Slot> =
@@ -27,13 +27,17 @@ impl Turn<'_> {
                 (slots, 0, next)
             }
         };
+        let mut held = 0;
         for &slot in &slots {
             match command.action {
+                // In a run of its key's other task it would be one too many.
+                DeadAction::Retry if self.check_revival(slot).is_err() => held += 1,
                 DeadAction::Retry => self.revive(slot),
                 DeadAction::Discard => self.remove_task(slot),
             }
         }
-        let changed = slots.len() as u32;
+        let changed = slots.len() as u32 - held;
+        skipped += held;
         Ok(Outcome::Bulk(BulkProgress { changed, skipped, next }))
     }
 

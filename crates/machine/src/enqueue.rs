@@ -5,6 +5,7 @@ use crate::limits::*;
 use crate::rejection::at_most;
 use crate::slab::{NO_SLOT, Slot};
 use crate::turn::Turn;
+use crate::unique::Verdict;
 use crate::watch::Watch;
 use crate::{
     Body, Enqueue, Enqueued, EventKind, NewTask, Outcome, QueueName, Rejection, ShardId, TaskId,
@@ -28,16 +29,28 @@ impl Turn<'_> {
             return Ok(Enqueued { id, duplicate: true });
         }
         task.check(self.now)?;
-        self.check_room(queue, 1)?;
+        let verdict = self.judge(queue, task)?;
+        if verdict == Verdict::New {
+            self.check_room(queue, 1)?;
+        }
         let queue = self.queue_or_new(queue)?;
-        Ok(self.insert_new(queue, task))
+        Ok(self.insert_judged(queue, task, verdict))
     }
 
-    /// Adds a checked task under this shard's next id, unless its request_id is known.
+    /// Adds a checked task under this shard's next id, unless its request_id is known or its unique
+    /// key is held.
     pub(crate) fn insert_new(&mut self, queue: Slot, task: &NewTask<'_>) -> Enqueued {
         let name = self.shard.queues.get(queue).name.clone();
         if let Some(id) = self.known_request(name.as_str(), task.request_id) {
             return Enqueued { id, duplicate: true };
+        }
+        let verdict = self.judge_accepted(name.as_str(), task);
+        self.insert_judged(queue, task, verdict)
+    }
+
+    fn insert_judged(&mut self, queue: Slot, task: &NewTask<'_>, verdict: Verdict) -> Enqueued {
+        if let Some(holder) = self.settle_conflict(queue, task, verdict) {
+            return holder;
         }
         let id = self.next_id(self.shard.identity.shard);
         self.insert_task(queue, id, task, None);
@@ -60,7 +73,7 @@ impl Turn<'_> {
         new: &NewTask<'_>,
         watch: Option<Watch>,
     ) {
-        let run_at = new.run_at.moment(self.now);
+        let run_at = new.first_run_at(self.now);
         let state = if run_at > self.now {
             State::Scheduled { run_at }
         } else {
@@ -86,7 +99,7 @@ impl Turn<'_> {
             losses: 0,
             priority: new.priority.unwrap_or(PRIORITY_DEFAULT),
             last_attempt: None,
-            extra: new.extra(watch, key),
+            extra: new.extra(self.now, watch, key),
         });
         self.remember_request(queue, new.request_id, id);
         self.emit_task(slot, EventKind::TaskEnqueued);
@@ -179,6 +192,14 @@ impl NewTask<'_> {
         if let Some(retry) = &self.retry {
             retry.check()?;
         }
+        if let Some(unique) = &self.unique {
+            unique.check()?;
+        }
+        if self.debounce_ms().is_some() && self.run_at != When::Now {
+            return Err(Rejection::invalid(
+                "unique.debounce_ms and a delay or run_at exclude each other; send one",
+            ));
+        }
         check_timeout(self.timeout_ms)?;
         at_most("retention_ms", self.retention_ms.unwrap_or(0), HORIZON_MS_MAX)
     }
@@ -188,17 +209,24 @@ impl NewTask<'_> {
         self.run_at.check("run_at", now)?;
         let Some(expires_at) = self.expires_at else { return Ok(()) };
         When::At(expires_at).check("expires_at", now)?;
-        if expires_at <= self.run_at.moment(now).max(now) {
+        if expires_at <= self.first_run_at(now).max(now) {
             return Err(Rejection::NeverRuns { expires_at });
         }
         Ok(())
     }
 
     /// What few tasks have; most have none of it.
-    fn extra(&self, watch: Option<Watch>, key: Option<KeySlot>) -> Option<Box<Extra>> {
+    fn extra(
+        &self,
+        now: Timestamp,
+        watch: Option<Watch>,
+        key: Option<KeySlot>,
+    ) -> Option<Box<Extra>> {
         let terms = self.terms();
-        let plain = terms.is_none() && watch.is_none() && key.is_none();
-        (!plain).then(|| Box::new(Extra { terms, left: None, watch: watch.map(Box::new), key }))
+        let unique = self.unique.as_ref().map(|unique| Box::new(unique.hold(now)));
+        let plain = terms.is_none() && watch.is_none() && unique.is_none() && key.is_none();
+        (!plain)
+            .then(|| Box::new(Extra { terms, left: None, watch: watch.map(Box::new), unique, key }))
     }
 
     fn terms(&self) -> Option<Box<Terms>> {
@@ -265,7 +293,7 @@ pub(crate) fn check_key(what: &str, key: &str) -> Result<(), Rejection> {
 }
 
 /// Refuses what would garble logs, tables and terminals.
-fn no_controls(what: &str, text: &str) -> Result<(), Rejection> {
+pub(crate) fn no_controls(what: &str, text: &str) -> Result<(), Rejection> {
     match text.chars().find(|c| c.is_control()) {
         Some(found) => Err(Rejection::invalid(format!(
             "{what} has the control character {found:?}; leave it out"

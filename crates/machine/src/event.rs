@@ -54,6 +54,9 @@ impl DeathReason {
 pub enum EventKind {
     /// A task was accepted; `TaskReady` follows when it may be claimed at once.
     TaskEnqueued(TaskRef),
+    /// Its payload was replaced by a later enqueue with its unique key; a debounced one waits until
+    /// then.
+    TaskReplaced(TaskRef, Option<Timestamp>),
     /// A task may be claimed: new, due, retried, released or lost.
     TaskReady(TaskRef),
     /// A worker took it.

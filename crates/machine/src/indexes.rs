@@ -1,5 +1,6 @@
 //! Changes to tasks and queues, with everything that follows from them in step: the image of the last
-//! cut, the memory count, lanes and lines, limits, deadlines, dead letters, the claims of sessions.
+//! cut, the memory count, lanes and lines, limits, deadlines, dead letters, the claims of sessions,
+//! unique keys.
 
 use crate::image;
 use crate::life::{State, Task};
@@ -122,6 +123,9 @@ impl Machine {
                 self.session_claims.remove(&session);
             }
         }
+        if let Some(key) = self.held_key(self.tasks.get(slot)) {
+            self.unique.remove(&key);
+        }
         match key {
             Some(key) if lane.is_ready() => self.unlink_keyed(key, slot),
             _ => self.queues.slab.get_mut(queue).lane_mut(lane).unlink(&mut self.tasks, slot),
@@ -152,6 +156,9 @@ impl Machine {
         }
         if let Some(session) = task.claim().and_then(|claim| claim.session) {
             self.session_claims.entry(session).or_default().insert(task.order, slot);
+        }
+        if let Some(key) = self.held_key(self.tasks.get(slot)) {
+            self.unique.insert(key, slot);
         }
     }
 

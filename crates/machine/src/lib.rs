@@ -69,6 +69,7 @@ mod task_image;
 mod testing;
 mod transition;
 mod turn;
+mod unique;
 mod view;
 mod watch;
 mod why;
@@ -85,9 +86,10 @@ pub use outcome::{AfterFailure, BulkProgress, ClaimedTask, Enqueued, Outcome, Re
 pub use payloads::{NoPayloads, Payloads};
 pub use query::{
     AttemptOutcome, AttemptView, ClaimView, Claimable, QueueCounts, QueueView, TaskPage, TaskView,
+    UniqueView,
 };
 pub use queue_name::{InvalidQueueName, QueueName};
-pub use rejection::Rejection;
+pub use rejection::{KeyHolder, Rejection};
 pub use retry::{Backoff, RetryPolicy};
 pub use settings::{PerKey, QueueSettings};
 pub use task::{ClaimToken, InvalidTaskId, SessionId, ShardId, TaskId, TaskStateName, Timestamp};

@@ -5,6 +5,7 @@
 
 use crate::names::NameId;
 use crate::slab::Slot;
+use crate::unique::Hold;
 use crate::watch::Watch;
 use crate::wire::{wire_struct, wire_words};
 use crate::{
@@ -116,6 +117,7 @@ pub(crate) struct Extra {
     pub(crate) left: Option<Box<Left>>,
     /// Who is told of its end.
     pub(crate) watch: Option<Box<Watch>>,
+    pub(crate) unique: Option<Box<Hold>>,
     /// Its fairness key; its image names it by id.
     pub(crate) key: Option<KeySlot>,
 }
@@ -290,7 +292,8 @@ impl Extra {
         let terms = self.terms.as_ref().map_or(0, |terms| terms.bytes());
         let left = self.left.as_ref().map_or(0, |left| left.bytes());
         let watch = self.watch.as_ref().map_or(0, |_| size_of::<Watch>());
-        size_of::<Extra>() + terms + left + watch
+        let unique = self.unique.as_ref().map_or(0, |hold| hold.bytes());
+        size_of::<Extra>() + terms + left + watch + unique
     }
 }
 

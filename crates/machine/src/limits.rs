@@ -38,6 +38,10 @@ limits! {
     TYPE_BYTES_MAX: usize = 256, "bytes";
     /// Long enough for a URL or a hash with a prefix; only its 128-bit hash is kept.
     REQUEST_ID_BYTES_MAX: usize = 256, "bytes";
+    /// As long as a request id; it is kept with its task, in text.
+    UNIQUE_KEY_BYTES_MAX: usize = 256, "bytes";
+    /// The longest window of a unique key, and the longest debounce: 30 days. A window that outlives its task takes memory until it is over.
+    UNIQUE_MS_MAX: u64 = 2_592_000_000, "ms";
     /// Larger inputs belong in a file store, with a reference in the task. The default; a node may lower or raise it.
     PAYLOAD_BYTES_MAX: usize = 1 << 20, "bytes";
     /// The most that a node's own payload limit may be raised to: one task must fit one log entry.

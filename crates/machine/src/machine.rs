@@ -15,6 +15,7 @@ use crate::replay::Replays;
 use crate::slab::{Slab, Slot};
 use crate::stage::Staged;
 use crate::turn::Turn;
+use crate::unique::Window;
 use crate::wire::wire_struct;
 use crate::{
     Entry, Event, Outcome, Payloads, RULES_CURRENT, Rejection, SessionId, ShardId, TaskId,
@@ -49,6 +50,7 @@ pub struct Machine {
     pub(crate) staged: Kept<Staged>,
     pub(crate) outbox: Kept<Owed>,
     pub(crate) links: Kept<Link>,
+    pub(crate) windows: Kept<Window>,
 
     // Indexes: what follows from the tasks, and is rebuilt from them.
     pub(crate) ids: Ids,
@@ -58,6 +60,8 @@ pub struct Machine {
     pub(crate) dead: BTreeMap<TaskId, Slot>,
     /// Claims of each session, by the order in which they were made.
     pub(crate) session_claims: BTreeMap<SessionId, BTreeMap<u64, Slot>>,
+    /// Tasks that hold a unique key, by the hash of queue and key.
+    pub(crate) unique: BTreeMap<u128, Slot>,
     /// Bytes that tasks hold beside their slots.
     pub(crate) task_heap_bytes: u64,
 
@@ -115,11 +119,13 @@ impl Machine {
             staged: Kept::new(),
             outbox: Kept::new(),
             links: Kept::new(),
+            windows: Kept::new(),
             ids: Ids::new(identity.shard),
             deadlines: Deadlines::default(),
             names: Names::default(),
             dead: BTreeMap::new(),
             session_claims: BTreeMap::new(),
+            unique: BTreeMap::new(),
             task_heap_bytes: 0,
             cut: Cut::default(),
             opened: Vec::new(),
@@ -170,6 +176,7 @@ impl Machine {
             self.replays.next_due(),
             self.batches.next_due(),
             self.staged.next_due(),
+            self.windows.next_due(),
         ];
         parts.into_iter().flatten().min()
     }
@@ -180,9 +187,11 @@ impl Machine {
         const ID_BYTES: usize = 6;
         let per_task = Slab::<Task>::VALUE_BYTES + ID_BYTES;
         let per_dead = size_of::<(TaskId, Slot)>() * 3 / 2;
+        let per_key = size_of::<(u128, Slot)>() * 3 / 2;
         let fixed = self.tasks.len() * per_task
             + self.queues.by_name.len() * Slab::<Queue>::VALUE_BYTES
-            + self.dead.len() * per_dead;
+            + self.dead.len() * per_dead
+            + self.unique.len() * per_key;
         fixed as u64
             + self.task_heap_bytes
             + self.deadlines.memory_bytes()
@@ -194,6 +203,7 @@ impl Machine {
             + self.staged.memory_bytes()
             + self.outbox.memory_bytes()
             + self.links.memory_bytes()
+            + self.windows.memory_bytes()
     }
 
     /// Tasks in the state, in any state of their life.

@@ -173,7 +173,7 @@ impl Turn<'_> {
     pub(crate) fn owe_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>, watch: Option<Watch>) {
         let mut enqueue = enqueue.clone();
         // A delay counts from this entry, not from the delivery.
-        enqueue.task.run_at = When::At(enqueue.task.run_at.moment(self.now));
+        enqueue.task.run_at = When::At(enqueue.task.first_run_at(self.now));
         self.owe(id.home, &Message::Enqueue { id, enqueue, watch });
     }
 
@@ -230,12 +230,22 @@ impl Turn<'_> {
         }
     }
 
-    /// Adds a task that another shard has accepted for this one.
+    /// Adds a task that another shard has accepted for this one, unless its request or its unique key
+    /// has one already. Whoever watches it is then told that it is gone.
     fn take_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>, watch: Option<Watch>) {
         let queue = self.queue_for_accepted(enqueue.queue).expect("its name was checked");
-        let known = self.known_request(enqueue.queue, enqueue.task.request_id);
-        if known.is_none() && self.shard.ids.get(id).is_none() {
-            self.insert_task(queue, id, &enqueue.task, watch);
+        if self.shard.ids.get(id).is_some() {
+            return;
+        }
+        let known = self.known_request(enqueue.queue, enqueue.task.request_id).is_some();
+        let exists = known || {
+            let verdict = self.judge_accepted(enqueue.queue, &enqueue.task);
+            self.settle_conflict(queue, &enqueue.task, verdict).is_some()
+        };
+        match (exists, watch) {
+            (false, _) => self.insert_task(queue, id, &enqueue.task, watch),
+            (true, Some(watch)) => self.tell_not_made(watch, id),
+            (true, None) => {}
         }
     }
 

@@ -1,6 +1,6 @@
 //! Read-only views for fronts, dashboard and CLI. They take `&self` and decide nothing.
 
-use crate::{ClaimToken, QueueName, SessionId, TaskId, TaskStateName, Timestamp};
+use crate::{ClaimToken, QueueName, SessionId, TaskId, TaskStateName, Timestamp, UniqueUntil};
 use std::sync::Arc;
 
 /// Whether a claim would get something.
@@ -59,8 +59,25 @@ pub struct TaskView {
     pub fairness_key: Option<String>,
     /// Its last attempts, oldest first.
     pub attempts: Vec<AttemptView>,
+    /// Its unique key.
+    pub unique: Option<UniqueView>,
     /// Length of its encoded body.
     pub body_bytes: u32,
+}
+
+/// A task's unique key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UniqueView {
+    /// The key, in the task's queue.
+    pub key: String,
+    /// Which step of the task frees it; `None` leaves it to the window alone.
+    pub until: Option<UniqueUntil>,
+    /// When its window is over.
+    pub expires_at: Option<Timestamp>,
+    /// For how long there must be quiet before it runs.
+    pub debounce_ms: Option<u64>,
+    /// Whether this task holds the key now.
+    pub held: bool,
 }
 
 /// The current claim of a task.

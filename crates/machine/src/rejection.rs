@@ -4,6 +4,7 @@
 //! on every front. Retired codes are never reused.
 
 use crate::{QueueName, TaskId, TaskStateName, Timestamp};
+use std::fmt;
 
 /// The machine understood and says no. Every replica says the same.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,6 +83,16 @@ pub enum Rejection {
         /// Its `max_length`.
         limit: u64,
     },
+    /// Another task holds the unique key.
+    #[error("unique key {key:?} is held by {holder}; {hint}")]
+    NotUnique {
+        /// The key, in its queue.
+        key: Box<str>,
+        /// Who holds it.
+        holder: KeyHolder,
+        /// Why that is a conflict, or what to do.
+        hint: &'static str,
+    },
     /// A bound of this shard is reached (queues, staged batches, remembered request ids).
     #[error("{what}")]
     LimitExceeded {
@@ -94,6 +105,24 @@ pub enum Rejection {
         /// The expiry that was asked for.
         expires_at: Timestamp,
     },
+}
+
+/// Who holds a unique key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyHolder {
+    /// This task.
+    Task(TaskId),
+    /// The task at this position of the same batch, from 0; it was not made.
+    BatchElement(u32),
+}
+
+impl fmt::Display for KeyHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeyHolder::Task(id) => write!(f, "task {id}"),
+            KeyHolder::BatchElement(index) => write!(f, "task {index} of the same batch"),
+        }
+    }
 }
 
 impl Rejection {
@@ -116,6 +145,7 @@ impl Rejection {
                 "already_finished"
             }
             Rejection::QueueFull { .. } => "queue_full",
+            Rejection::NotUnique { .. } => "not_unique",
             Rejection::LimitExceeded { .. } => "limit_exceeded",
         }
     }

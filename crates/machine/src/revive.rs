@@ -20,6 +20,7 @@ impl Turn<'_> {
             State::Finished { ending: Ending::Succeeded, .. } => {
                 return wrong(TaskStateName::Succeeded, "enqueue it again to run it once more");
             }
+            State::Finished { .. } => self.check_revival(slot)?,
             _ => {}
         }
         if let Some(body) = &retry.body {

@@ -78,10 +78,11 @@ pub(crate) fn read_task(
 }
 
 fn write_extra(extra: &Extra, keys: &Keys, out: &mut Vec<u8>) {
-    let Extra { terms, left, watch, key } = extra;
+    let Extra { terms, left, watch, unique, key } = extra;
     terms.write(out);
     left.write(out);
     watch.write(out);
+    unique.write(out);
     let key = key.map(|key| keys.get(key.slot()).id);
     key.map(|id| (id.hash, id.tie)).write(out);
 }
@@ -94,10 +95,11 @@ fn read_extra(
     if !reader.read::<bool>()? {
         return Ok(None);
     }
-    let (terms, left, watch) = (reader.read()?, reader.read()?, reader.read()?);
+    let (terms, left) = (reader.read()?, reader.read()?);
+    let (watch, unique) = (reader.read()?, reader.read()?);
     let key: Option<(u64, u32)> = reader.read()?;
     let slot = key.map(|(hash, tie)| keys.load_named(KeyId { queue, hash, tie }));
-    Ok(Some(Box::new(Extra { terms, left, watch, key: slot.map(KeySlot::new) })))
+    Ok(Some(Box::new(Extra { terms, left, watch, unique, key: slot.map(KeySlot::new) })))
 }
 
 fn write_state(state: &State, names: &Names, out: &mut Vec<u8>) {

@@ -25,6 +25,8 @@ fn may_become(from: TaskStateName, to: TaskStateName) -> bool {
         // Due, expired, taken back, or retried by hand.
         (Scheduled, Ready | Expired | Cancelled) => true,
         (Ready, Claimed | Expired | Cancelled) => true,
+        // Debounced: it waits for quiet again.
+        (Ready, Scheduled) => true,
         // Every end of an attempt.
         (Claimed, Ready | Scheduled | Succeeded | Failed | Dead | Cancelled) => true,
         // Retried by hand.
@@ -49,6 +51,7 @@ impl Turn<'_> {
         if let State::Claimed(claim) = left {
             self.shard.names.release(claim.worker);
         }
+        self.settle_key(slot, from);
         self.shard.link(slot, place);
         if let State::Finished { ending, .. } = self.task(slot).state {
             self.shard.edit_queue(queue, |queue| queue.totals.count(ending));
@@ -133,6 +136,7 @@ impl Turn<'_> {
         }
         let slot = self.shard.tasks.insert(task);
         self.shard.ids.insert(id, slot);
+        self.take_key(slot);
         self.shard.link(slot, Place::Back);
         self.shard.edit_queue(queue, |queue| queue.totals.enqueued += 1);
         slot
@@ -146,6 +150,9 @@ impl Turn<'_> {
         }
         self.emit_task(slot, EventKind::TaskRemoved);
         self.shard.unlink(slot);
+        if !self.task(slot).state.name().is_finished() {
+            self.keep_window(slot);
+        }
         self.shard.keep_image(slot);
         let (task, stored) = self.shard.tasks.remove(slot);
         self.shard.ids.remove(task.id);

@@ -157,6 +157,7 @@ impl Machine {
                 .map_or(Vec::new(), |terms| terms.tags.iter().map(|tag| tag.to_string()).collect()),
             fairness_key: task.key().map(|key| self.keys.get(key).text.to_string()),
             attempts,
+            unique: self.unique_view(task),
             body_bytes: task.body_bytes,
         }
     }

@@ -120,6 +120,14 @@ impl Turn<'_> {
         self.owe_encoded(watch.shard(), message);
     }
 
+    /// Tells a watcher that the task it waits for was not made: another stands for it.
+    pub(crate) fn tell_not_made(&mut self, watch: Watch, task: TaskId) {
+        let end = End::Removed;
+        let ended =
+            TaskEnded { watch, task, end, result: None, result_left_out: false, error: None };
+        self.owe(watch.shard(), &Message::TaskEnded(ended));
+    }
+
     /// A watched task has ended.
     pub(crate) fn take_ended(&mut self, ended: &TaskEnded<'_>) {
         match ended.watch {
@@ -183,6 +191,25 @@ mod tests {
         act(&mut yard, id);
         let ends: Vec<End> = told(&yard).into_iter().map(|(end, ..)| end).collect();
         assert_eq!(ends, [end]);
+    }
+
+    #[test]
+    fn a_task_that_another_stands_for_is_told_as_removed() {
+        let key = Unique {
+            key: "k".into(),
+            until: None,
+            window_ms: None,
+            on_conflict: OnConflict::Existing,
+            debounce_ms: None,
+        };
+        let known = NewTask { request_id: Some("r"), ..new_task() };
+        for task in [known, NewTask { unique: Some(Box::new(key)), ..new_task() }] {
+            let mut yard = Yard::new();
+            yard.enqueue_task("mail", task.clone()).unwrap();
+            let id = watched(&mut yard, task);
+            assert!(yard.machine.task(id).is_none());
+            assert_eq!(told(&yard), [(End::Removed, None, None)]);
+        }
     }
 
     fn later() -> NewTask<'static> {

@@ -5,6 +5,7 @@
 //! what is left before anything is allocated, and nothing panics.
 
 use crate::{ClaimToken, DecodeError, SessionId, ShardId, TaskId, TaskStateName, Timestamp};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Room made for a list before its elements are read: a false count must not allocate.
@@ -216,6 +217,16 @@ impl<'a> Wire<'a> for Box<str> {
 
     fn read(reader: &mut Reader<'a>) -> Result<Box<str>, DecodeError> {
         Ok(<&str>::read(reader)?.into())
+    }
+}
+
+impl<'a> Wire<'a> for Cow<'a, str> {
+    fn write(&self, out: &mut Vec<u8>) {
+        (&**self).write(out);
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<Cow<'a, str>, DecodeError> {
+        <&str>::read(reader).map(Cow::Borrowed)
     }
 }
 

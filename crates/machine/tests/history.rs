@@ -51,6 +51,19 @@ const SESSIONS: [SessionId; 3] = [SessionId(1), SessionId(2), SessionId(3)];
 const KEYS: [&str; 6] = ["acme", "bolt", "coil", "dune", "echo", "fern"];
 const REQUESTS: [&str; 6] = ["r1", "r2", "r3", "r4", "r5", "r6"];
 
+/// A key that others want too, held in any way.
+fn unique(random: &mut Random) -> Unique<'static> {
+    let on_conflict = random.pick(&[OnConflict::Existing, OnConflict::Replace, OnConflict::Reject]);
+    let debounced = on_conflict == OnConflict::Replace && random.chance(50);
+    Unique {
+        key: random.pick(&["k1", "k2", "k3"]).into(),
+        until: random.pick(&[None, Some(UniqueUntil::Start), Some(UniqueUntil::Done)]),
+        window_ms: (!debounced && random.chance(40)).then(|| 1 + random.below(40_000)),
+        on_conflict,
+        debounce_ms: debounced.then(|| 1 + random.below(5_000)),
+    }
+}
+
 /// Makes commands that are mostly sensible, from what the history has seen.
 struct Author {
     random: Random,
@@ -88,6 +101,7 @@ impl Author {
             timeout_ms: random.chance(10).then(|| 1 + random.below(20_000)),
             retention_ms: random.chance(10).then(|| random.below(60_000)),
             tags: if random.chance(10) { vec!["x"] } else { vec![] },
+            unique: random.chance(30).then(|| Box::new(unique(random))),
             fairness_key: random.chance(60).then(|| random.pick(&KEYS)),
         }
     }
@@ -373,7 +387,15 @@ fn messages_from_shard_2() -> Vec<Box<[u8]>> {
         );
         let Outcome::Claimed(claimed) = claimed else { panic!("{claimed:?}") };
         let request_id = REQUESTS.get(number % 12).copied();
-        let task = NewTask { task_type: "child", request_id, ..NewTask::default() };
+        let on_conflict = [OnConflict::Replace, OnConflict::Reject][number % 2];
+        let unique = (number % 5 == 0).then_some(Box::new(Unique {
+            key: ["k1", "k2", "k3"][number % 3].into(),
+            until: None,
+            window_ms: None,
+            on_conflict,
+            debounce_ms: (number % 10 == 0).then_some(2_000),
+        }));
+        let task = NewTask { task_type: "child", request_id, unique, ..NewTask::default() };
         let enqueue = Enqueue { queue: QUEUES[number % 4], task };
         let follow_ups = vec![FollowUp { home: IDENTITY.shard, enqueue }];
         let ack = Ack { task: claimed[0].id, token: claimed[0].token, result: None, follow_ups };
@@ -466,7 +488,9 @@ fn run(seed: u64, entries: usize) {
     assert_eq!(live.records(), twin.records(), "seed {seed}");
     assert_eq!(live.state_hash(), twin.state_hash(), "seed {seed}");
     drain_alike(&mut live, author.now, seed);
-    for code in ["ok", "invalid_argument", "claim_lost", "already_finished", "queue_full"] {
+    for code in
+        ["ok", "invalid_argument", "claim_lost", "already_finished", "queue_full", "not_unique"]
+    {
         assert!(seen.contains(code), "seed {seed} never met {code}: {seen:?}");
     }
 }

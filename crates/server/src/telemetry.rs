@@ -16,7 +16,7 @@ const BUCKETS_US: [u64; 13] = [
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000,
 ];
-const KINDS: [&str; 20] = [
+const KINDS: [&str; 21] = [
     "task_enqueued",
     "task_ready",
     "task_claimed",
@@ -37,6 +37,7 @@ const KINDS: [&str; 20] = [
     "session_ended",
     "outgoing_queued",
     "queue_opened",
+    "task_replaced",
 ];
 
 /// The node's counters.
@@ -302,6 +303,7 @@ fn kind_of(event: &EventKind) -> usize {
         EventKind::SessionEnded(_) => 17,
         EventKind::OutgoingQueued(_) => 18,
         EventKind::QueueOpened(_) => 19,
+        EventKind::TaskReplaced(..) => 20,
     }
 }
 

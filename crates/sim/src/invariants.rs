@@ -384,6 +384,10 @@ impl ShardAccount {
         let revived = revived.contains(&id);
         let (allowed, after) = match &event.kind {
             EventKind::TaskEnqueued(_) => unreachable!("handled above"),
+            EventKind::TaskReplaced(_, run_at) => {
+                task.runs_from = run_at.map_or(task.runs_from, |at| at.0);
+                (waiting, Phase::Waiting)
+            }
             EventKind::TaskReady(_) => (waiting || live || (finished && revived), Phase::Waiting),
             EventKind::TaskClaimed(..) => {
                 let claim = claims.pop_front().filter(|claim| claim.id == id);
@@ -517,6 +521,7 @@ fn born(
 fn word_for(event: &Event) -> &'static str {
     match event.kind {
         EventKind::TaskEnqueued(_) => "enqueued",
+        EventKind::TaskReplaced(..) => "replaced",
         EventKind::TaskReady(_) => "ready",
         EventKind::TaskClaimed(..) => "claimed",
         EventKind::TaskProgressed(..) => "progressed",

@@ -137,6 +137,7 @@ impl Shard {
 pub(crate) fn task_of(event: &Event) -> Option<TaskId> {
     match &event.kind {
         EventKind::TaskEnqueued(task)
+        | EventKind::TaskReplaced(task, _)
         | EventKind::TaskReady(task)
         | EventKind::TaskClaimed(task, _)
         | EventKind::TaskProgressed(task, _)

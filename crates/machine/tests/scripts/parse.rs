@@ -145,6 +145,29 @@ impl<'a> Line<'a> {
             retention_ms: self.option("retention").map(ms),
             tags: self.option("tag").into_iter().collect(),
             fairness_key: self.option("key"),
+            unique: self.option("unique").map(|key| Box::new(self.unique(key))),
+        }
+    }
+
+    /// `unique=KEY`, with `until`, `window`, `conflict` and `debounce`.
+    fn unique(&self, key: &'a str) -> Unique<'a> {
+        let until = self.option("until").map(|word| match word {
+            "start" => UniqueUntil::Start,
+            "done" => UniqueUntil::Done,
+            other => panic!("a key is held until start or done, not {other}"),
+        });
+        let on_conflict = self.option("conflict").map(|word| match word {
+            "existing" => OnConflict::Existing,
+            "replace" => OnConflict::Replace,
+            "reject" => OnConflict::Reject,
+            other => panic!("a conflict ends in existing, replace or reject, not {other}"),
+        });
+        Unique {
+            key: key.into(),
+            until,
+            window_ms: self.option("window").map(ms),
+            on_conflict: on_conflict.unwrap_or_default(),
+            debounce_ms: self.option("debounce").map(ms),
         }
     }
 

@@ -114,6 +114,10 @@ pub(crate) fn event(event: &Event) -> String {
         EventKind::TaskCancelRequested(task) => format!("asked to stop {}", id(task.id)),
         EventKind::TaskCancelled(task) => format!("cancelled {}", id(task.id)),
         EventKind::TaskExpired(task) => format!("expired {}", id(task.id)),
+        EventKind::TaskReplaced(task, None) => format!("replaced {}", id(task.id)),
+        EventKind::TaskReplaced(task, Some(at)) => {
+            format!("replaced {}, runs at {}", id(task.id), time(*at))
+        }
         EventKind::TaskRemoved(task) => format!("removed {}", id(task.id)),
         EventKind::QueuePaused(queue) => format!("paused {queue}"),
         EventKind::QueueResumed(queue) => format!("resumed {queue}"),
@@ -141,6 +145,10 @@ fn task_line(task: &TaskView) -> String {
         parts.push(format!("losses {}", task.losses));
     }
     parts.extend(task.run_at.map(|at| format!("runs at {}", time(at))));
+    if let Some(unique) = &task.unique {
+        let held = if unique.held { "holds" } else { "held" };
+        parts.push(format!("{held} key {}", unique.key));
+    }
     parts.extend(task.death.map(|reason| format!("died: {}", reason.as_str())));
     parts.extend(task.progress.as_ref().map(|(percent, _)| format!("{percent}%")));
     let result = task.result.as_deref();

@@ -52,6 +52,7 @@ pub(crate) fn ended(event: &EventKind) -> Option<TaskId> {
         | EventKind::TaskExpired(task)
         | EventKind::TaskRemoved(task) => Some(task.id),
         EventKind::TaskEnqueued(_)
+        | EventKind::TaskReplaced(..)
         | EventKind::TaskReady(_)
         | EventKind::TaskClaimed(..)
         | EventKind::TaskProgressed(..)

@@ -89,6 +89,7 @@ fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
         retention_ms: task.retention_ms,
         tags: task.tags.iter().map(String::as_str).collect(),
         fairness_key: None,
+        unique: None,
     })
 }
 

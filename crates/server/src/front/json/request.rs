@@ -101,6 +101,7 @@ impl NewTask<'_> {
             retention_ms: self.retention_ms.map(|ms| ms.0),
             tags: self.tags.iter().map(String::as_str).collect(),
             fairness_key: None,
+            unique: None,
         })
     }
 }
