@@ -87,7 +87,8 @@ async fn a_lost_answer_is_asked_for_again_with_the_same_batch_id() {
 
 #[tokio::test]
 async fn one_refused_task_does_not_hurt_its_companions() {
-    let refusal = |code: &str| v1::Error { code: code.into(), message: "no".into() };
+    let refusal =
+        |code: &str| v1::Error { code: code.into(), message: "no".into(), ..v1::Error::default() };
     let broker = FakeBroker::answering(move |_, request| {
         let mut reply = ids(request);
         for (task, result) in request.tasks.iter().zip(&mut reply.results) {
@@ -110,7 +111,8 @@ async fn one_refused_task_does_not_hurt_its_companions() {
 
 #[tokio::test]
 async fn undecided_tasks_are_repeated_with_their_whole_request() {
-    let undecided = v1::Error { code: "no_quorum".into(), message: "wait".into() };
+    let undecided =
+        v1::Error { code: "no_quorum".into(), message: "wait".into(), ..v1::Error::default() };
     let broker = FakeBroker::answering(move |number, request| {
         let mut reply = ids(request);
         if number == 1 {

@@ -142,6 +142,16 @@ pub enum UniqueUntil {
     Done,
 }
 
+impl UniqueUntil {
+    /// The word on every front.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            UniqueUntil::Start => "start",
+            UniqueUntil::Done => "done",
+        }
+    }
+}
+
 /// What an enqueue comes to while another task holds its unique key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnConflict {

@@ -130,6 +130,15 @@ impl Rejection {
         Rejection::InvalidArgument { what: what.into() }
     }
 
+    /// The task that holds the unique key, where one does.
+    pub fn holder(&self) -> Option<TaskId> {
+        match self {
+            Rejection::NotUnique { holder: KeyHolder::Task(id), .. } => Some(*id),
+            Rejection::BatchElement { rejection, .. } => rejection.holder(),
+            _ => None,
+        }
+    }
+
     /// The stable code, the same on every front.
     pub fn code(&self) -> &'static str {
         match self {

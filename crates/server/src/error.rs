@@ -2,7 +2,7 @@
 
 use crate::moment::InWords;
 use std::fmt;
-use taskyard_machine::Rejection;
+use taskyard_machine::{Rejection, TaskId};
 
 /// Why an operation did not do what was asked.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -76,6 +76,15 @@ impl fmt::Display for Told<'_> {
 }
 
 impl Error {
+    /// For `not_unique`: the task that holds the key.
+    pub fn holder(&self) -> Option<TaskId> {
+        match self {
+            Error::Rejected(rejection) => rejection.holder(),
+            Error::Element { error, .. } => error.holder(),
+            _ => None,
+        }
+    }
+
     /// The stable code, the same on every front.
     pub fn code(&self) -> &'static str {
         match self {

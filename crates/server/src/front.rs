@@ -7,6 +7,7 @@ mod http;
 mod json;
 mod problem;
 mod routes;
+mod unique;
 
 use crate::Broker;
 use connection::Connections;

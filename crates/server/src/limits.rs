@@ -43,6 +43,8 @@ taskyard_machine::limits! {
     BULK_WAIT_MS_MAX: u64 = 60_000, "ms";
     /// Bodies on one page of a list: with more the page is cut short, so that an answer fits a message.
     PAGE_BODY_BYTES_MAX: usize = 4 << 20, "bytes";
+    /// Fields of a task that one unique key is the hash of: each is looked up in its payload.
+    UNIQUE_FIELDS_MAX: usize = 16, "fields";
     /// Batches of one enqueue stream that are under way at once: enough to keep the disk busy.
     STREAM_BATCHES_MAX: usize = 16, "batches";
     /// Backups at once: each holds a view of the disk and a thread.

@@ -55,10 +55,43 @@ async fn enqueues_that_make_no_sense_are_refused() {
             (&long, INVALID, &["type", "300", "256"]),
             (r#"{"type": "t", "prio": 1}"#, INVALID, &["unknown field `prio`", "`priority`"]),
             (r#"{"type": "t", "type": "u"}"#, INVALID, &["duplicate field `type`"]),
+            (r#"{"type": "t", "unique": "k"}"#, INVALID, &["unique", "expected an object"]),
+            (r#"{"type": "t", "unique": {}}"#, INVALID, &["unique.key", "both missing"]),
+            (r#"{"type": "t", "unique": {"key": ""}}"#, INVALID, &["unique.key is empty"]),
             (
-                r#"{"type": "t", "unique": {"key": "k"}}"#,
+                r#"{"type": "t", "unique": {"key": "k", "until": "end"}}"#,
                 INVALID,
-                &["field `unique` is not supported yet"],
+                &["unique.until", "`end`", "`start` or `done`"],
+            ),
+            (
+                r#"{"type": "t", "unique": {"key": "k", "window_ms": -1}}"#,
+                INVALID,
+                &["unique.window_ms"],
+            ),
+            (
+                r#"{"type": "t", "unique": {"key": "k", "window_ms": 2592000001}}"#,
+                INVALID,
+                &["unique.window_ms is 2592000001; at most 2592000000"],
+            ),
+            (
+                r#"{"type": "t", "unique": {"key": "k", "fields": ["type"]}}"#,
+                INVALID,
+                &["exclude each other"],
+            ),
+            (
+                r#"{"type": "t", "unique": {"fields": ["user"]}}"#,
+                INVALID,
+                &["unique.fields \"user\" is not type"],
+            ),
+            (
+                r#"{"type": "t", "unique": {"key": "k", "debounce_ms": 5, "on_conflict": "reject"}}"#,
+                INVALID,
+                &["unique.debounce_ms contradicts an on_conflict"],
+            ),
+            (
+                r#"{"type": "t", "delay_ms": 5, "unique": {"key": "k", "debounce_ms": 5}}"#,
+                INVALID,
+                &["unique.debounce_ms and a delay or run_at exclude each other"],
             ),
             (
                 r#"{"type": "t", "webhook_url": "http://a"}"#,

@@ -63,7 +63,11 @@ fn hand_out(session: &mut Session, tasks: &[(&str, u64)]) -> Vec<Assigned> {
 }
 
 fn reply(session: &mut Session, number: u64, error: Option<&str>) {
-    let error = error.map(|code| v1::Error { code: code.into(), message: "why".into() });
+    let error = error.map(|code| v1::Error {
+        code: code.into(),
+        message: "why".into(),
+        ..v1::Error::default()
+    });
     let replies = vec![v1::AnswerReply { number, error, ..v1::AnswerReply::default() }];
     session.receive(FromBroker::Replies(v1::AnswerReplies { replies }));
 }

@@ -177,7 +177,8 @@ fn check_batch_length(tasks: usize) -> Result<(), Error> {
 fn task_bytes(task: &NewTask<'_>) -> usize {
     let headers: usize = task.body.headers.iter().map(|(key, value)| key.len() + value.len()).sum();
     let tags: usize = task.tags.iter().map(|tag| tag.len()).sum();
-    let texts = task.task_type.len() + task.request_id.map_or(0, str::len);
+    let key = task.unique.as_ref().map_or(0, |unique| unique.key.len());
+    let texts = task.task_type.len() + task.request_id.map_or(0, str::len) + key;
     task.body.payload.len() + headers + tags + texts + 64
 }
 

@@ -8,7 +8,9 @@ mod bytes;
 mod overview;
 mod reply;
 mod request;
+mod retry;
 mod scalar;
+mod unique;
 
 pub(super) use bytes::is_json;
 pub(super) use overview::*;
@@ -21,7 +23,7 @@ use serde::Deserialize;
 use serde_json::error::Category;
 
 /// Fields that have a name already and no effect yet: a silent default would be worse than a no.
-const NOT_YET: [&str; 3] = ["unique", "webhook_url", "fairness_key"];
+const NOT_YET: [&str; 2] = ["webhook_url", "fairness_key"];
 
 /// What the library expects, and what people call it.
 const EXPECTED: [(&str, &str); 6] = [
@@ -98,8 +100,8 @@ mod tests {
                 "[0].priority: invalid value: integer `-1`, expected a whole number, 0 or more (line 1 column 29)",
             ),
             (
-                r#"[{"type": "t", "unique": {}}]"#,
-                "[0].unique: field `unique` is not supported yet; leave it out (line 1 column 23)",
+                r#"[{"type": "t", "webhook_url": "x"}]"#,
+                "[0].webhook_url: field `webhook_url` is not supported yet; leave it out (line 1 column 28)",
             ),
         ] {
             let problem = parse::<Vec<NewTask<'_>>>(body.as_bytes()).unwrap_err();

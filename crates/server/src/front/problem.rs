@@ -27,6 +27,9 @@ pub(super) struct Problem {
     code: &'static str,
     /// For people: which field, which value, what to do.
     detail: String,
+    /// For `not_unique`: the task that holds the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holder: Option<String>,
 }
 
 impl Problem {
@@ -36,7 +39,8 @@ impl Problem {
         detail: impl Into<String>,
     ) -> Problem {
         let kind = format!("urn:taskyard:{code}");
-        Problem { kind, title: title(code), status: status.as_u16(), code, detail: detail.into() }
+        let (title, status, detail) = (title(code), status.as_u16(), detail.into());
+        Problem { kind, title, status, code, detail, holder: None }
     }
 
     pub(super) fn invalid(detail: impl Into<String>) -> Problem {
@@ -47,6 +51,7 @@ impl Problem {
 impl From<Error> for Problem {
     fn from(error: Error) -> Problem {
         let problem = Problem::new(status(error.code()), error.code(), error.to_string());
+        let problem = Problem { holder: error.holder().map(|id| id.to_string()), ..problem };
         match error {
             // The request is fine, the task is not where it would make sense.
             Error::Rejected(Rejection::WrongState { .. }) => Problem {
@@ -83,7 +88,7 @@ fn status(code: &str) -> StatusCode {
     match code {
         "invalid_argument" => StatusCode::BAD_REQUEST,
         "not_found" => StatusCode::NOT_FOUND,
-        "claim_lost" | "already_finished" => StatusCode::CONFLICT,
+        "claim_lost" | "already_finished" | "not_unique" => StatusCode::CONFLICT,
         "payload_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
         "queue_full" | "limit_exceeded" => StatusCode::TOO_MANY_REQUESTS,
         "disk_full" => StatusCode::INSUFFICIENT_STORAGE,
@@ -98,6 +103,7 @@ fn title(code: &str) -> &'static str {
         "not_found" => "no such thing",
         "claim_lost" => "the claim is lost",
         "already_finished" => "the task has ended",
+        "not_unique" => "another task holds the unique key",
         "payload_too_large" => "the payload is too large",
         "queue_full" => "the queue is full",
         "limit_exceeded" => "a limit is reached",

@@ -4,27 +4,36 @@
 use crate::{
     Error,
     broker::{BulkReport, DeadSelection, Found, QUEUE_DEFAULT},
-    front::edge::{self, Growth, RetryDraft},
+    front::{
+        edge::{self, Growth, RetryDraft},
+        unique::UniqueDraft,
+    },
     sessions::{Activity, Beat, Hello, Orders, Profile, WorkerView},
     shard::HandedTask,
 };
 use std::collections::HashMap;
 use taskyard_machine::{
     AfterFailure, AttemptView, Body, ClaimToken, Enqueue, Enqueued, Extend, Fail, NewTask,
-    Progress, QueueSettings, QueueView, Release, RetryPolicy, SessionId, Snooze, TaskError, TaskId,
-    TaskStateName, Timestamp, limits,
+    OnConflict, Progress, QueueSettings, QueueView, Release, RetryPolicy, SessionId, Snooze,
+    TaskError, TaskId, TaskStateName, Timestamp, UniqueUntil, UniqueView, limits,
 };
 use taskyard_proto::v1;
 use tonic::{Code, Status, metadata::MetadataValue};
 
 /// The metadata key of the stable code.
 pub(in crate::front) const CODE_KEY: &str = "taskyard-code";
+/// The metadata key of the task that holds a unique key.
+const HOLDER_KEY: &str = "taskyard-holder";
 
 impl From<Error> for Status {
     fn from(error: Error) -> Status {
         let code = error.code();
         let mut status = Status::new(grpc_code(code), error.to_string());
         status.metadata_mut().insert(CODE_KEY, MetadataValue::from_static(code));
+        let holder = error.holder().and_then(|id| MetadataValue::try_from(id.to_string()).ok());
+        if let Some(holder) = holder {
+            status.metadata_mut().insert(HOLDER_KEY, holder);
+        }
         status
     }
 }
@@ -34,6 +43,7 @@ pub(in crate::front) fn grpc_code(code: &str) -> Code {
         "invalid_argument" | "payload_too_large" => Code::InvalidArgument,
         "not_found" => Code::NotFound,
         "claim_lost" | "already_finished" => Code::FailedPrecondition,
+        "not_unique" => Code::AlreadyExists,
         "queue_full" | "limit_exceeded" | "disk_full" => Code::ResourceExhausted,
         "no_quorum" | "unavailable" => Code::Unavailable,
         _ => Code::Unknown,
@@ -42,7 +52,8 @@ pub(in crate::front) fn grpc_code(code: &str) -> Code {
 
 impl From<&Error> for v1::Error {
     fn from(error: &Error) -> v1::Error {
-        v1::Error { code: error.code().into(), message: error.to_string() }
+        let holder = error.holder().map(|id| id.to_string()).unwrap_or_default();
+        v1::Error { code: error.code().into(), message: error.to_string(), holder }
     }
 }
 
@@ -73,13 +84,16 @@ pub(super) fn batch_task<'a>(
 
 fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
     let run_at = edge::when(task.delay_ms, task.run_at.map(Timestamp), ["delay_ms", "run_at"])?;
+    let body = Body {
+        content_type: &task.content_type,
+        headers: headers(&task.headers),
+        payload: &task.payload,
+    };
+    let draft = task.unique.as_ref().map(unique).transpose()?;
     Ok(NewTask {
+        unique: draft.map(|draft| draft.unique(&task.r#type, &body).map(Box::new)).transpose()?,
         task_type: &task.r#type,
-        body: Body {
-            content_type: &task.content_type,
-            headers: headers(&task.headers),
-            payload: &task.payload,
-        },
+        body,
         priority: task.priority.map(|value| edge::priority(value.into())).transpose()?,
         run_at: run_at.unwrap_or_default(),
         expires_at: task.expires_at.map(Timestamp),
@@ -89,7 +103,32 @@ fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
         retention_ms: task.retention_ms,
         tags: task.tags.iter().map(String::as_str).collect(),
         fairness_key: None,
-        unique: None,
+    })
+}
+
+fn unique(unique: &v1::Unique) -> Result<UniqueDraft<'_>, Error> {
+    use v1::unique::{OnConflict as Conflict, Until};
+    let until = Until::try_from(unique.until)
+        .map_err(|_| Error::Invalid(format!("unique.until {} is not known", unique.until)))?;
+    let conflict = Conflict::try_from(unique.on_conflict).map_err(|_| {
+        Error::Invalid(format!("unique.on_conflict {} is not known", unique.on_conflict))
+    })?;
+    Ok(UniqueDraft {
+        key: unique.key.as_deref(),
+        fields: &unique.fields,
+        until: match until {
+            Until::Unspecified => None,
+            Until::Start => Some(UniqueUntil::Start),
+            Until::Done => Some(UniqueUntil::Done),
+        },
+        window_ms: unique.window_ms,
+        on_conflict: match conflict {
+            Conflict::Unspecified => None,
+            Conflict::Existing => Some(OnConflict::Existing),
+            Conflict::Replace => Some(OnConflict::Replace),
+            Conflict::Reject => Some(OnConflict::Reject),
+        },
+        debounce_ms: unique.debounce_ms,
     })
 }
 
@@ -359,6 +398,7 @@ pub(super) fn task(found: Found) -> v1::Task {
         finished_at: task.finished_at.map(|at| at.0),
         timeout_ms: task.timeout_ms,
         tags: task.tags,
+        unique: task.unique.map(task_unique),
         attempts: task.attempts.into_iter().map(attempt).collect(),
         death_reason: task.death.map_or("", |reason| reason.as_str()).to_owned(),
         claim: task.claim.map(|claim| v1::TaskClaim {
@@ -367,6 +407,16 @@ pub(super) fn task(found: Found) -> v1::Task {
             lease_expires_at: claim.lease_expires_at.0,
             cancel_requested: claim.cancel_requested,
         }),
+    }
+}
+
+fn task_unique(unique: UniqueView) -> v1::TaskUnique {
+    v1::TaskUnique {
+        key: unique.key,
+        until: unique.until.map_or("", |until| until.as_str()).to_owned(),
+        expires_at: unique.expires_at.map(|at| at.0),
+        debounce_ms: unique.debounce_ms,
+        held: unique.held,
     }
 }
 

@@ -15,15 +15,15 @@ use taskyard_machine::{Enqueue, TaskStateName};
 
 /// Adds one task, or an array of tasks, all or none.
 ///
-/// An object answers `{id}`: 201, or 200 with `duplicate` if its `request_id` was known. An array
-/// answers 201 `{ids}`.
+/// An object answers `{id}`: 201, or 200 with `duplicate` if its `request_id` was known or its unique
+/// key is held. An array answers 201 `{ids}`.
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/tasks", operation_id = "enqueue", tag = "tasks",
     params(("queue" = String, Path, description = "1 to 128 of letters, digits and -_.:")),
     request_body(content = json::OneOrMany<'_>, content_type = "application/json"),
     responses(
         (status = 201, body = json::EnqueuedOneOrMany, description = "enqueued"),
-        (status = 200, body = json::Enqueued, description = "its request_id was known"),
+        (status = 200, body = json::Enqueued, description = "its request_id was known or its unique key is held"),
         Problem,
     ),
 )]

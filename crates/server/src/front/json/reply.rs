@@ -3,6 +3,7 @@
 use super::{
     Moment, Progress, TaskError,
     bytes::{Shown, shown, shown_payload},
+    unique::TaskUnique,
 };
 use crate::{
     broker::{Found, TaskResult},
@@ -25,7 +26,7 @@ fn is_false(value: &bool) -> bool {
 pub(in crate::front) struct Enqueued {
     /// Its id.
     id: String,
-    /// Its request_id was known: this is the task it made then.
+    /// Its request_id was known or its unique key is held: this is the task that was there before.
     #[serde(skip_serializing_if = "is_false")]
     duplicate: bool,
 }
@@ -263,6 +264,9 @@ pub(in crate::front) struct Task<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout_ms: Option<u64>,
     tags: &'a [String],
+    /// Its unique key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unique: Option<TaskUnique<'a>>,
     /// Its last attempts, oldest first.
     attempts: Vec<Attempt<'a>>,
     /// Why it is a dead letter.
@@ -308,6 +312,7 @@ impl<'a> Task<'a> {
             finished_at: task.finished_at.map(Moment),
             timeout_ms: task.timeout_ms,
             tags: &task.tags,
+            unique: task.unique.as_ref().map(TaskUnique::new),
             attempts: task.attempts.iter().map(Attempt::new).collect(),
             death_reason: task.death.map(|reason| reason.as_str()),
             claim: task.claim.as_ref().map(TaskClaim::new),

@@ -1,10 +1,10 @@
 //! What requests may hold.
 
-use super::{Moment, Ms, bytes::decode_base64};
+use super::{Moment, Ms, bytes::decode_base64, retry::Retry, unique::Unique};
 use crate::{
     Error,
     broker::{DeadSelection, Edit},
-    front::edge::{self, Growth, RetryDraft},
+    front::edge,
 };
 use serde::{
     Deserialize, Deserializer, Serialize,
@@ -14,8 +14,8 @@ use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 use taskyard_machine::{
     Body, ClaimToken, Extend, Fail, NewTask as MachineTask, Progress as MachineProgress,
-    QueueSettings as MachineSettings, RetryPolicy, Snooze as MachineSnooze,
-    TaskError as MachineError, TaskId, limits,
+    QueueSettings as MachineSettings, Snooze as MachineSnooze, TaskError as MachineError, TaskId,
+    limits,
 };
 use utoipa::{IntoParams, ToSchema};
 
@@ -61,6 +61,8 @@ pub(in crate::front) struct NewTask<'a> {
     /// Words to find it by.
     #[serde(default)]
     tags: Vec<String>,
+    /// Of the tasks with this key in its queue, only one at a time.
+    unique: Option<Unique>,
     /// The payload's bytes, once `payload_base64` was decoded.
     #[serde(skip)]
     decoded: Option<Vec<u8>>,
@@ -85,13 +87,16 @@ impl NewTask<'_> {
         let delay_ms = self.delay_ms.map(|ms| ms.0);
         let run_at = edge::when(delay_ms, moment(self.run_at), ["delay_ms", "run_at"])?;
         let json = || self.payload.map_or(NULL, |json| json.get().as_bytes());
+        let body = Body {
+            content_type: self.content_type.as_deref().unwrap_or_default(),
+            headers: headers(&self.headers),
+            payload: self.decoded.as_deref().unwrap_or_else(json),
+        };
+        let draft = self.unique.as_ref().map(Unique::draft);
+        let unique = draft.map(|draft| draft.unique(&self.task_type, &body)).transpose()?;
         Ok(MachineTask {
             task_type: &self.task_type,
-            body: Body {
-                content_type: self.content_type.as_deref().unwrap_or_default(),
-                headers: headers(&self.headers),
-                payload: self.decoded.as_deref().unwrap_or_else(json),
-            },
+            body,
             priority: self.priority.map(edge::priority).transpose()?,
             run_at: run_at.unwrap_or_default(),
             expires_at: moment(self.expires_at),
@@ -101,7 +106,7 @@ impl NewTask<'_> {
             retention_ms: self.retention_ms.map(|ms| ms.0),
             tags: self.tags.iter().map(String::as_str).collect(),
             fairness_key: None,
-            unique: None,
+            unique: unique.map(Box::new),
         })
     }
 }
@@ -120,93 +125,6 @@ pub(in crate::front) enum OneOrMany<'a> {
 
 fn headers(map: &BTreeMap<String, String>) -> Vec<(&str, &str)> {
     map.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect()
-}
-
-/// How the wait grows from failure to failure.
-#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(in crate::front) enum RetryKind {
-    /// `delay_ms` x `factor`^n, up to `delay_max_ms`.
-    #[default]
-    Exponential,
-    /// Always `delay_ms`.
-    Fixed,
-    /// `delay_ms` x n, up to `delay_max_ms`.
-    Linear,
-    /// The formula of Sidekiq and Faktory.
-    Polynomial,
-    /// `delays_ms`, the last one repeating.
-    List,
-}
-
-/// How failures are retried.
-#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(in crate::front) struct Retry {
-    /// Default `exponential`.
-    #[serde(default)]
-    policy: RetryKind,
-    /// Attempts in all. Default 25; 1 never retries.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_attempts: Option<u32>,
-    /// The first wait. Default 30,000. For exponential, fixed and linear.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    delay_ms: Option<Ms>,
-    /// Growth per failure. Default 2. For exponential.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    factor: Option<f64>,
-    /// The longest wait. Default one hour. For exponential and linear.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    delay_max_ms: Option<Ms>,
-    /// Added to each wait: up to this share of it, 0 to 1. Default 0.25 for exponential and linear,
-    /// else 0.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    jitter: Option<f64>,
-    /// For list.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    delays_ms: Vec<Ms>,
-}
-
-impl Retry {
-    fn policy(&self) -> Result<RetryPolicy, Error> {
-        let draft = RetryDraft {
-            growth: match self.policy {
-                RetryKind::Exponential => Growth::Exponential,
-                RetryKind::Fixed => Growth::Fixed,
-                RetryKind::Linear => Growth::Linear,
-                RetryKind::Polynomial => Growth::Polynomial,
-                RetryKind::List => Growth::List,
-            },
-            max_attempts: self.max_attempts,
-            delay_ms: self.delay_ms.map(|ms| ms.0),
-            factor: self.factor,
-            delay_max_ms: self.delay_max_ms.map(|ms| ms.0),
-            jitter: self.jitter,
-            delays_ms: self.delays_ms.iter().map(|ms| ms.0).collect(),
-        };
-        draft.policy()
-    }
-}
-
-impl From<&RetryPolicy> for Retry {
-    fn from(policy: &RetryPolicy) -> Retry {
-        let draft = RetryDraft::from(policy);
-        Retry {
-            policy: match draft.growth {
-                Growth::Exponential => RetryKind::Exponential,
-                Growth::Fixed => RetryKind::Fixed,
-                Growth::Linear => RetryKind::Linear,
-                Growth::Polynomial => RetryKind::Polynomial,
-                Growth::List => RetryKind::List,
-            },
-            max_attempts: draft.max_attempts,
-            delay_ms: draft.delay_ms.map(Ms),
-            factor: draft.factor,
-            delay_max_ms: draft.delay_max_ms.map(Ms),
-            jitter: draft.jitter,
-            delays_ms: draft.delays_ms.into_iter().map(Ms).collect(),
-        }
-    }
 }
 
 /// A claim of ready tasks. It lives by its lease alone: extend it, or it is lost.
