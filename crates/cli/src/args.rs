@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use self::{
     broker::{BackupArgs, BenchArgs, DemoArgs, LogArgs, LogFormat, RestoreArgs, ServeArgs},
-    enqueue::{EnqueueArgs, PolicyName, RetryArgs},
+    enqueue::{ConflictName, EnqueueArgs, PolicyName, RetryArgs, UniqueArgs, UntilName},
     operate::{
         DeadCommand, DeadSelection, FilterArgs, PageArgs, QueueCommand, QueueSetArgs, SettingName,
         TaskCommand, WorkerCommand,

@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 use serde::Serialize;
-use taskyard::{NewTask, TaskId, Timestamp};
+use taskyard::{NewTask, OnConflict, TaskId, Timestamp, Unique};
 
 use crate::{
-    args::EnqueueArgs,
+    args::{ConflictName, EnqueueArgs, UniqueArgs, UntilName},
     payload, queue,
     remote::{Remote, usage},
     task,
@@ -31,7 +31,10 @@ pub(crate) async fn run(remote: &Remote, args: &EnqueueArgs) -> Result<()> {
     let answer = Answer { id: enqueued.id(), duplicate: enqueued.is_duplicate() };
     remote.output.value(&answer, |answer| answer.id.to_string())?;
     if answer.duplicate {
-        remote.output.say("this request id was known: nothing was added, this is its task");
+        remote.output.say(match args.unique.is_given() {
+            true => "its key or request id is known: no task was added, this is the one there is",
+            false => "this request id was known: nothing was added, this is its task",
+        });
     }
     Ok(())
 }
@@ -106,6 +109,9 @@ fn with_defaults(mut task: NewTask, args: &EnqueueArgs) -> Result<NewTask> {
     if let Some(policy) = queue::retry_policy(&args.retry, None)? {
         task = task.retry(policy);
     }
+    if let Some(unique) = unique(&args.unique)? {
+        task = task.unique(unique);
+    }
     for tag in &args.tag {
         task = task.tag(tag);
     }
@@ -113,6 +119,48 @@ fn with_defaults(mut task: NewTask, args: &EnqueueArgs) -> Result<NewTask> {
         task = task.header(name, value);
     }
     Ok(task)
+}
+
+/// The key that was typed.
+fn unique(args: &UniqueArgs) -> Result<Option<Unique>> {
+    let mut unique = match &args.unique_key {
+        Some(key) => Unique::key(key),
+        None if !args.unique_by.is_empty() => Unique::by(&args.unique_by),
+        None if args.is_given() => {
+            return Err(usage("name a key with --unique-key, or its fields with --unique-by"));
+        }
+        None => return Ok(None),
+    };
+    match args.unique_until {
+        Some(UntilName::Start) => unique = unique.until_start(),
+        Some(UntilName::Done) => unique = unique.until_done(),
+        None => {}
+    }
+    if let Some(window) = args.unique_window {
+        unique = unique.window(window);
+    }
+    if let Some(conflict) = args.on_conflict {
+        unique = unique.on_conflict(match conflict {
+            ConflictName::Existing => OnConflict::Existing,
+            ConflictName::Replace => OnConflict::Replace,
+            ConflictName::Reject => OnConflict::Reject,
+        });
+    }
+    if let Some(quiet) = args.debounce {
+        unique = unique.debounce(quiet);
+    }
+    Ok(Some(unique))
+}
+
+impl UniqueArgs {
+    fn is_given(&self) -> bool {
+        self.unique_key.is_some()
+            || !self.unique_by.is_empty()
+            || self.unique_until.is_some()
+            || self.unique_window.is_some()
+            || self.on_conflict.is_some()
+            || self.debounce.is_some()
+    }
 }
 
 #[cfg(test)]

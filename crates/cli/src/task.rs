@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use taskyard::{TaskDetails, TaskId, TaskOutcome, TaskState, Tasks, Timestamp};
+use taskyard::{
+    TaskDetails, TaskId, TaskOutcome, TaskState, Tasks, Timestamp, UniqueDetails, UniqueUntil,
+};
 
 use crate::{
     args::{FilterArgs, PageArgs, TaskCommand},
@@ -247,6 +249,9 @@ fn describe(task: &TaskDetails, output: Output) -> String {
     if !task.tags.is_empty() {
         line("tags", task.tags.join(", "));
     }
+    if let Some(unique) = &task.unique {
+        line("unique", show_unique(unique));
+    }
     for (name, value) in &task.headers {
         line("header", format!("{name}={value}"));
     }
@@ -264,6 +269,17 @@ fn describe(task: &TaskDetails, output: Output) -> String {
         );
     }
     lines.join("\n")
+}
+
+fn show_unique(unique: &UniqueDetails) -> String {
+    let held = if unique.held { "holds" } else { "gave up" };
+    let until = match (unique.until, unique.expires_at) {
+        (Some(UniqueUntil::Start), _) => ", until it starts".to_owned(),
+        (Some(UniqueUntil::Done), _) => ", until it is done".to_owned(),
+        (None, Some(at)) => format!(", until {at}"),
+        (None, None) => String::new(),
+    };
+    format!("{held} key {}{until}", unique.key)
 }
 
 /// Text as it is, cut to a few lines; anything else as its size.

@@ -1,7 +1,7 @@
 //! Enqueue: one task or an atomic batch on its way to the broker, and what comes back.
 
 use crate::{
-    Client, Error, NewTask, ResultOf, RetryPolicy, TaskId, Timestamp, connection::Repeat,
+    Client, Error, NewTask, ResultOf, RetryPolicy, TaskId, Timestamp, Unique, connection::Repeat,
     new_task::task_options, random, timestamp::millis,
 };
 use serde_json::Value;
@@ -74,7 +74,8 @@ impl<Output> Enqueued<Output> {
         &self.id
     }
 
-    /// Its `request_id` was known: this is the task that was made then, and nothing was added.
+    /// Its `request_id` was known or its unique key is held: this is the task that was there before,
+    /// and none was added.
     pub fn is_duplicate(&self) -> bool {
         self.duplicate
     }

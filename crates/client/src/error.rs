@@ -11,6 +11,8 @@ use tonic::{Code, ConnectError, Status};
 
 /// The metadata key under which the broker sends the stable code of a refusal.
 const CODE_KEY: &str = "taskyard-code";
+/// The metadata key of the task that holds a unique key.
+const HOLDER_KEY: &str = "taskyard-holder";
 
 /// Why a call did not do what was asked.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -22,6 +24,14 @@ pub enum Error {
         /// The stable code, such as `not_found` or `queue_full`.
         code: String,
         /// What is wrong and what to do next.
+        message: String,
+    },
+    /// Another task holds the unique key. Nothing changed.
+    #[error("{message}")]
+    NotUnique {
+        /// The task that holds it; `None` if that is another task of the same batch.
+        holder: Option<TaskId>,
+        /// Why it was refused.
         message: String,
     },
     /// No server took the call. Nothing changed; it is safe to send it again.
@@ -81,6 +91,7 @@ impl Error {
     pub fn code(&self) -> &str {
         match self {
             Error::Rejected { code, .. } | Error::Unavailable { code, .. } => code,
+            Error::NotUnique { .. } => "not_unique",
             Error::OutcomeUnknown { .. } => "outcome_unknown",
             Error::Invalid(_) => "invalid_argument",
             Error::Decode { .. } => "decode",
@@ -107,11 +118,15 @@ impl Error {
 
     /// Sorts what the broker put into an answer for one item.
     pub(crate) fn from_item(error: v1::Error) -> Error {
-        Error::from_code(error.code, error.message)
+        Error::from_code(error.code, error.message, &error.holder)
     }
 
-    fn from_code(code: String, message: String) -> Error {
+    fn from_code(code: String, message: String, holder: &str) -> Error {
         match code.as_str() {
+            "not_unique" => {
+                let holder = (!holder.is_empty()).then(|| TaskId::from(holder.to_string()));
+                Error::NotUnique { holder, message }
+            }
             "unavailable" | "no_quorum" => Error::Unavailable { code, message },
             "outcome_unknown" => Error::OutcomeUnknown { message },
             _ => Error::Rejected { code, message },
@@ -121,8 +136,10 @@ impl Error {
     /// Sorts a gRPC status. Without the broker's own code it came from the transport, or from a
     /// proxy: then only a connection that never stood is known to have changed nothing.
     pub(crate) fn from_status(server: &str, status: &Status) -> Error {
-        if let Some(code) = status.metadata().get(CODE_KEY).and_then(|code| code.to_str().ok()) {
-            return Error::from_code(code.to_string(), status.message().to_string());
+        let told = |key: &str| status.metadata().get(key).and_then(|value| value.to_str().ok());
+        if let Some(code) = told(CODE_KEY) {
+            let holder = told(HOLDER_KEY).unwrap_or_default();
+            return Error::from_code(code.to_string(), status.message().to_string(), holder);
         }
         if never_connected(status) {
             let why = innermost(status);
@@ -246,6 +263,16 @@ mod tests {
             assert_eq!(error.is_retryable(), retryable, "{own_code}");
             assert_eq!(error.is_outcome_unknown(), unknown, "{own_code}");
         }
+    }
+
+    #[test]
+    fn a_held_key_names_its_holder() {
+        let mut refused = status(Code::AlreadyExists, Some("not_unique"));
+        refused.metadata_mut().insert(HOLDER_KEY, "task-1".parse().unwrap());
+        let error = Error::from_status("here", &refused);
+        assert_eq!(error.code(), "not_unique");
+        let Error::NotUnique { holder, .. } = error else { panic!("{error:?}") };
+        assert_eq!(holder, Some(TaskId::from("task-1".to_string())));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Looking at single tasks and changing them: details, cancel, retry.
 
 use crate::{
-    Client, Error, TaskError, TaskId, TaskState, Timestamp, connection::Repeat, timestamp::millis,
+    Client, Error, TaskError, TaskId, TaskState, Timestamp, UniqueDetails, connection::Repeat,
+    timestamp::millis,
 };
 use bytes::Bytes;
 use serde::{Serialize, Serializer, de::DeserializeOwned, ser::SerializeMap};
@@ -100,6 +101,8 @@ pub struct TaskDetails {
     pub timeout: Option<Duration>,
     /// Words to find it by.
     pub tags: Vec<String>,
+    /// Its unique key.
+    pub unique: Option<UniqueDetails>,
     /// Its last attempts, the oldest first.
     pub attempts: Vec<AttemptDetails>,
     /// Why it is a dead letter; empty if it is none.
@@ -199,6 +202,7 @@ impl Serialize for TaskDetails {
         entry_if_some(&mut map, "finished_at", self.finished_at.as_ref())?;
         entry_if_some(&mut map, "timeout_ms", self.timeout.map(millis).as_ref())?;
         map.serialize_entry("tags", &self.tags)?;
+        entry_if_some(&mut map, "unique", self.unique.as_ref())?;
         map.serialize_entry("attempts", &self.attempts)?;
         if !self.death_reason.is_empty() {
             map.serialize_entry("death_reason", &self.death_reason)?;
@@ -230,6 +234,7 @@ impl From<v1::Task> for TaskDetails {
             finished_at: wire.finished_at.map(Timestamp::from_millis),
             timeout: wire.timeout_ms.map(Duration::from_millis),
             tags: wire.tags,
+            unique: wire.unique.map(UniqueDetails::from),
             attempts: wire.attempts.into_iter().map(AttemptDetails::from).collect(),
             death_reason: wire.death_reason,
             claim: wire.claim.map(ClaimDetails::from),

@@ -43,7 +43,8 @@
 //!
 //! Concurrent enqueues share requests by themselves, so a busy program need not batch. An enqueue
 //! that gets no answer is repeated, on the other servers of the cluster too, and is never enqueued
-//! twice by that. Give it a `request_id` to make your own repetitions safe as well.
+//! twice by that. Give it a `request_id` to make your own repetitions safe as well, and a [`Unique`] key
+//! where only one of several tasks should wait or run at a time.
 //!
 //! # Handlers
 //! A handler is a plain async function. It takes the payload first, if it wants it, and then whatever
@@ -87,6 +88,7 @@ mod task;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod timestamp;
+mod unique;
 mod worker;
 
 pub use bulk::{Bulk, BulkProgress, DeadLetters};
@@ -111,6 +113,7 @@ pub use result::{ResultOf, TaskOutcome};
 pub use retry::{RetryGrowth, RetryPolicy};
 pub use task::{Task, TaskError, TaskId, TaskState};
 pub use timestamp::Timestamp;
+pub use unique::{OnConflict, Unique, UniqueDetails, UniqueUntil};
 pub use worker::{Broker, Worker, WorkerBuilder, WorkerHandle};
 
 /// The README's example compiles, as every example here does.

@@ -3,7 +3,7 @@
 //! A payload that cannot be encoded is remembered and reported when the task is sent, so that
 //! building one reads as a sentence.
 
-use crate::{Error, RetryPolicy, Task, Timestamp, timestamp::millis};
+use crate::{Error, RetryPolicy, Task, Timestamp, Unique, timestamp::millis};
 use bytes::Bytes;
 use serde::Serialize;
 use std::time::Duration;
@@ -120,6 +120,11 @@ macro_rules! task_options {
             self.change(|task| task.request_id = Some(request_id))
         }
 
+        /// A key that one task of the queue holds at a time.
+        pub fn unique(self, unique: Unique) -> $builder {
+            self.change(|task| task.unique = Some(unique.into()))
+        }
+
         /// What happens after a failure.
         pub fn retry(self, policy: RetryPolicy) -> $builder {
             self.change(|task| task.retry = Some(policy.into()))
@@ -180,6 +185,7 @@ mod tests {
             .delay(Duration::from_millis(1_500))
             .expires_at(Timestamp::from_millis(10))
             .request_id("r")
+            .unique(Unique::key("k"))
             .retry(RetryPolicy::never())
             .timeout(Duration::from_secs(2))
             .retention(Duration::from_secs(3))
@@ -191,6 +197,7 @@ mod tests {
         assert_eq!(wire.payload, "7");
         assert_eq!((wire.priority, wire.delay_ms, wire.run_at), (Some(9), Some(1_500), None));
         assert_eq!((wire.expires_at, wire.request_id.as_deref()), (Some(10), Some("r")));
+        assert_eq!(wire.unique.unwrap().key.as_deref(), Some("k"));
         assert_eq!(wire.retry.unwrap().max_attempts, Some(1));
         assert_eq!((wire.timeout_ms, wire.retention_ms), (Some(2_000), Some(3_000)));
         assert_eq!(wire.tags, ["a", "b"]);

@@ -70,6 +70,8 @@ pub(crate) struct EnqueueArgs {
     // Last, because its heading holds for all that follows.
     #[command(flatten)]
     pub(crate) retry: RetryArgs,
+    #[command(flatten)]
+    pub(crate) unique: UniqueArgs,
 }
 
 const ENQUEUE_EXAMPLES: &str = "\
@@ -77,12 +79,56 @@ Examples:
   taskyard enqueue send_mail '{\"to\": \"ada@example.com\"}' --queue mail
   taskyard enqueue report @input.json --delay 10m --priority 8
   taskyard enqueue resize '\"cat.png\"' --wait
+  taskyard enqueue index '{\"page\": 3}' --unique-by type,payload.page --debounce 5s
   taskyard enqueue import - --raw --content-type text/csv < rows.csv
   taskyard enqueue --file tasks.jsonl --queue import
 
 A line of a file is an object; all but the type (which TYPE gives for all lines) may be left out:
   {\"type\": \"send_mail\", \"queue\": \"mail\", \"payload\": {\"to\": \"ada@example.com\"}, \"delay_ms\": 5000,
    \"priority\": 7, \"request_id\": \"order-17\", \"tags\": [\"new\"], \"retry\": {\"max_attempts\": 3}}";
+
+/// A key that one task of a queue holds at a time.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Uniqueness")]
+pub(crate) struct UniqueArgs {
+    /// Of the tasks with this key in the queue, only one at a time.
+    #[arg(long, value_name = "KEY", conflicts_with = "unique_by")]
+    pub(crate) unique_key: Option<String>,
+    /// The same, by the hash of these fields: type, payload, payload.NAME, headers.NAME.
+    #[arg(long, value_name = "FIELD,...", value_delimiter = ',')]
+    pub(crate) unique_by: Vec<String>,
+    /// Which step of the task frees the key [default: done]
+    #[arg(long, value_name = "STEP")]
+    pub(crate) unique_until: Option<UntilName>,
+    /// How long the key is held from now: with --unique-until at most, else whatever becomes of the
+    /// task.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
+    pub(crate) unique_window: Option<Duration>,
+    /// What to do while another task holds the key [default: existing; with --debounce: replace]
+    #[arg(long, value_name = "ACTION")]
+    pub(crate) on_conflict: Option<ConflictName>,
+    /// Run after this long without another enqueue of the key, with the latest payload.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
+    pub(crate) debounce: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum UntilName {
+    /// Its first attempt.
+    Start,
+    /// Its end.
+    Done,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ConflictName {
+    /// Answer with the task that holds the key.
+    Existing,
+    /// Give that task the new payload, if it waits.
+    Replace,
+    /// Refuse.
+    Reject,
+}
 
 /// A retry policy. What is not given keeps its default.
 #[derive(Clone, Debug, Default, Args)]

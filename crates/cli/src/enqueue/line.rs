@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use taskyard::{NewTask, RetryPolicy, Timestamp};
+use taskyard::{NewTask, RetryPolicy, Timestamp, Unique};
 
 use super::with_defaults;
 use crate::{args::EnqueueArgs, values};
@@ -28,6 +28,7 @@ struct Line<'a> {
     timeout_ms: Option<u64>,
     retention_ms: Option<u64>,
     tags: Option<Vec<String>>,
+    unique: Option<Unique>,
 }
 
 /// A task and the queue it names.
@@ -73,6 +74,9 @@ pub(super) fn parse(line: &str, args: &EnqueueArgs) -> Result<Parsed> {
     }
     if let Some(retention) = line.retention_ms {
         task = task.retention(Duration::from_millis(retention));
+    }
+    if let Some(unique) = line.unique {
+        task = task.unique(unique);
     }
     for tag in line.tags.into_iter().flatten() {
         task = task.tag(tag);
@@ -128,6 +132,7 @@ mod tests {
             (r#"{"type": "a", "delay_ms": 1, "run_at": "2031-05-01T09:30:00Z"}"#, "both"),
             (r#"{"type": "a", "run_at": "tomorrow"}"#, "run_at"),
             (r#"{"type": "a", "retry": {"policy": "sometimes"}}"#, "sometimes"),
+            (r#"{"type": "a", "unique": {"until": "later"}}"#, "later"),
         ] {
             let error = parse(line, &args("")).err().expect(line);
             assert!(format!("{error:#}").contains(part), "{line}: {error:#}");
