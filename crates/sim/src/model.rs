@@ -5,18 +5,56 @@
 //! and must be new. Beside the machine runs a second one that is reloaded from its records now and
 //! then: it must do the same to the byte.
 
+mod by_hand;
+mod commands;
 mod history;
 mod life;
-
-pub(crate) use history::check;
+mod turns;
+mod wakes;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use taskyard_machine::limits::{LEASE_FLOOR_MS, PRIORITY_MAX, TIMEOUT_GRACE_MS};
 use taskyard_machine::{
-    AfterFailure, Claim, Command, DeadAction, EndSession, Enqueue, Enqueued, Fail, NewTask,
-    Outcome, QueueSettings, Rejection, Renewal, RetryPolicy, Selection, SessionEnd, SessionId,
-    TaskId, TaskStateName, Timestamp, When,
+    AfterFailure, Claim, Command, Enqueue, Enqueued, Fail, NewTask, Outcome, QueueSettings,
+    Rejection, Renewal, RetryPolicy, SessionId, TaskId, TaskStateName, Timestamp, When,
 };
+
+use turns::Turns;
+
+/// Runs the histories of a seed, one against each model.
+pub(crate) fn check(seed: u64) -> Result<(), Failure> {
+    history::check(seed).map_err(|what| Failure { seed, what })
+}
+
+/// Where the machine is not as a model says.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    seed: u64,
+    what: Difference,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "history {} is not as the model says: {}", self.seed, self.what)?;
+        write!(f, "replay: {}", replay_command(self.seed))
+    }
+}
+
+fn replay_command(seed: u64) -> String {
+    format!("cargo run -p taskyard-sim -- --histories 1 --seed {seed}")
+}
+
+/// A broken assertion in the machine is a finding too.
+pub(crate) struct TellOnPanic(pub(crate) u64);
+
+impl Drop for TellOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("history {} panicked\nreplay: {}", self.0, replay_command(self.0));
+        }
+    }
+}
 
 /// What differs, in words.
 type Difference = String;
@@ -27,7 +65,7 @@ type Code = &'static str;
 #[derive(Clone, Debug, PartialEq)]
 enum State {
     Scheduled { run_at: u64 },
-    Ready,
+    Ready { since: u64 },
     Claimed(Held),
     Finished { ending: TaskStateName, at: u64 },
 }
@@ -35,6 +73,8 @@ enum State {
 #[derive(Clone, Debug, PartialEq)]
 struct Held {
     token: u64,
+    /// Since when it had been ready.
+    since: u64,
     session: Option<SessionId>,
     lease_ms: u64,
     lease_ends_at: u64,
@@ -56,6 +96,8 @@ enum LastEnd {
 struct Task {
     id: TaskId,
     queue: String,
+    /// Its fairness key.
+    key: Option<String>,
     priority: u8,
     /// Its place: smaller comes first.
     order: i64,
@@ -74,10 +116,11 @@ struct Task {
 struct Queue {
     paused: bool,
     settings: QueueSettings,
+    turns: Turns,
 }
 
 /// The simple machine.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Model {
     now: u64,
     lease_floor: u64,
@@ -101,14 +144,14 @@ impl Task {
     fn state_name(&self) -> TaskStateName {
         match &self.state {
             State::Scheduled { .. } => TaskStateName::Scheduled,
-            State::Ready => TaskStateName::Ready,
+            State::Ready { .. } => TaskStateName::Ready,
             State::Claimed(_) => TaskStateName::Claimed,
             State::Finished { ending, .. } => *ending,
         }
     }
 
     fn is_waiting(&self) -> bool {
-        matches!(self.state, State::Scheduled { .. } | State::Ready)
+        matches!(self.state, State::Scheduled { .. } | State::Ready { .. })
     }
 
     fn due_at(&self) -> Option<u64> {
@@ -116,7 +159,7 @@ impl Task {
             State::Scheduled { run_at } => {
                 Some(self.expires_at.map_or(*run_at, |at| at.min(*run_at)))
             }
-            State::Ready => self.expires_at,
+            State::Ready { .. } => self.expires_at,
             State::Claimed(held) => Some(held.ends_at),
             State::Finished { ending: TaskStateName::Dead, .. } => None,
             State::Finished { at, .. } => Some(at + self.retention_ms?),
@@ -210,6 +253,9 @@ impl Model {
                 Err(code) => expect_code(Some(code), answer),
                 Ok(()) => {
                     let run_at = self.moment(snooze.until).max(self.now);
+                    if snooze.hold_key {
+                        self.hold(snooze.task, run_at);
+                    }
                     if self.cancel_requested(snooze.task) {
                         // It yields, and ends instead of running again.
                         let state = self.give_back(snooze.task);
@@ -234,11 +280,11 @@ impl Model {
                 }
                 let before = self.tasks.len();
                 self.tasks.retain(|task| task.queue != queue.queue || !task.is_waiting());
+                self.leave_lines();
                 self.expect_bulk(before - self.tasks.len(), 0, answer)
             }
             Command::SetQueue(set) => {
-                let queue = self.queues.entry(set.queue.to_owned()).or_default();
-                queue.settings = set.settings.clone();
+                self.set_limits(set.queue, &set.settings);
                 expect(&Ok(Outcome::Done), answer)
             }
             Command::EndSession(end) => self.end_session(end, answer),
@@ -338,13 +384,13 @@ impl Model {
         self.known_ids.push(made.id);
         self.queues.entry(queue.to_owned()).or_default();
         let run_at = self.moment(task.run_at);
-        let order = self.next_order(false);
         self.tasks.push(Task {
             id: made.id,
             queue: queue.to_owned(),
+            key: task.fairness_key.map(str::to_owned),
             priority: task.priority.unwrap_or(5),
-            order,
-            state: if run_at > self.now { State::Scheduled { run_at } } else { State::Ready },
+            order: 0,
+            state: State::Scheduled { run_at },
             attempt: 0,
             failures: 0,
             losses: 0,
@@ -354,6 +400,7 @@ impl Model {
             retry: task.retry.clone().unwrap_or_default(),
             last: None,
         });
+        self.schedule(made.id, run_at);
         Ok(())
     }
 
@@ -376,25 +423,34 @@ impl Model {
                     return Err(format!("expected {id}, got {given:?}"));
                 }
                 self.token_last = given.token.0;
-                let lease_ends_at = self.now + claim.lease_ms;
-                let floor = self.lease_floor;
-                let timeout_at = self.find(id).and_then(|task| task.timeout_ms);
-                let mut held = Held {
-                    token: given.token.0,
-                    session: claim.session,
-                    lease_ms: claim.lease_ms,
-                    lease_ends_at,
-                    timeout_at: timeout_at.map(|ms| self.now + ms + TIMEOUT_GRACE_MS),
-                    ends_at: 0,
-                    started: false,
-                    cancel_requested: false,
-                };
-                held.set_end(floor);
-                self.set_state(id, State::Claimed(held), false);
-                self.change(id, |task| task.attempt += 1);
+                self.take(id, given.token.0, claim);
             }
         }
         expect(&expected, &taken.iter().map(|task| task.id).collect())
+    }
+
+    /// Gives a ready task to a worker.
+    fn take(&mut self, id: TaskId, token: u64, claim: &Claim<'_>) {
+        self.serve(id);
+        let (now, floor) = (self.now, self.lease_floor);
+        let held = self.change(id, |task| {
+            let State::Ready { since } = task.state else { return None };
+            task.attempt += 1;
+            let mut held = Held {
+                token,
+                since,
+                session: claim.session,
+                lease_ms: claim.lease_ms,
+                lease_ends_at: now + claim.lease_ms,
+                timeout_at: task.timeout_ms.map(|ms| now + ms + TIMEOUT_GRACE_MS),
+                ends_at: 0,
+                started: false,
+                cancel_requested: false,
+            };
+            held.set_end(floor);
+            Some(held)
+        });
+        self.set_state(id, State::Claimed(held.expect("it is ready")), false);
     }
 
     fn fail(
@@ -431,115 +487,6 @@ impl Model {
         }
     }
 
-    fn cancel(
-        &mut self,
-        id: TaskId,
-        answer: &Result<Outcome, Rejection>,
-    ) -> Result<(), Difference> {
-        let Some(task) = self.find(id) else { return expect_code(Some(self.missing(id)), answer) };
-        let state = match task.state_name() {
-            TaskStateName::Scheduled | TaskStateName::Ready => {
-                self.finish(id, TaskStateName::Cancelled);
-                TaskStateName::Cancelled
-            }
-            TaskStateName::Claimed => {
-                self.change(id, |task| {
-                    if let State::Claimed(held) = &mut task.state {
-                        held.cancel_requested = true;
-                    }
-                });
-                TaskStateName::Claimed
-            }
-            TaskStateName::Cancelled => TaskStateName::Cancelled,
-            _ => return expect_code(Some("already_finished"), answer),
-        };
-        expect(&Ok(Outcome::CancelRequested { state }), answer)
-    }
-
-    fn retry(&mut self, id: TaskId, answer: &Result<Outcome, Rejection>) -> Result<(), Difference> {
-        let Some(task) = self.find(id) else { return expect_code(Some(self.missing(id)), answer) };
-        match task.state_name() {
-            TaskStateName::Claimed | TaskStateName::Succeeded => {
-                return expect_code(Some("invalid_argument"), answer);
-            }
-            TaskStateName::Ready => {}
-            TaskStateName::Scheduled => self.set_state(id, State::Ready, false),
-            _ => self.revive(id),
-        }
-        expect(&Ok(Outcome::Retried), answer)
-    }
-
-    fn dead(
-        &mut self,
-        action: DeadAction,
-        selection: &Selection<'_>,
-        answer: &Result<Outcome, Rejection>,
-    ) -> Result<(), Difference> {
-        let mut chosen: Vec<TaskId> = self
-            .tasks
-            .iter()
-            .filter(|task| task.state_name() == TaskStateName::Dead)
-            .filter(|task| match selection {
-                Selection::Ids(ids) => ids.contains(&task.id),
-                Selection::Filter { filter, .. } => {
-                    filter.queue.is_none_or(|name| name == task.queue)
-                }
-            })
-            .map(|task| task.id)
-            .collect();
-        chosen.sort_unstable();
-        for &id in &chosen {
-            match action {
-                DeadAction::Retry => self.revive(id),
-                DeadAction::Discard => self.tasks.retain(|task| task.id != id),
-            }
-        }
-        let skipped = match selection {
-            Selection::Ids(ids) => ids.len() - chosen.len(),
-            Selection::Filter { .. } => 0,
-        };
-        self.expect_bulk(chosen.len(), skipped, answer)
-    }
-
-    fn pause(
-        &mut self,
-        queue: &str,
-        paused: bool,
-        answer: &Result<Outcome, Rejection>,
-    ) -> Result<(), Difference> {
-        match self.queues.get_mut(queue) {
-            None => expect_code(Some("not_found"), answer),
-            Some(queue) => {
-                queue.paused = paused;
-                expect(&Ok(Outcome::Done), answer)
-            }
-        }
-    }
-
-    fn end_session(
-        &mut self,
-        end: &EndSession,
-        answer: &Result<Outcome, Rejection>,
-    ) -> Result<(), Difference> {
-        let mut held: Vec<(i64, TaskId)> = self
-            .tasks
-            .iter()
-            .filter(|task| task.held().is_some_and(|held| held.session == Some(end.session)))
-            .filter(|task| !end.keep.contains(&task.id))
-            .map(|task| (task.order, task.id))
-            .collect();
-        // The newest first, so that what goes to the front ends up in the old order.
-        held.sort_unstable_by(|left, right| right.cmp(left));
-        for (_, id) in &held {
-            if end.reason == SessionEnd::Silence && !end.not_started.contains(id) {
-                self.lose(*id, true);
-            } else {
-                self.give_back(*id);
-            }
-        }
-        self.expect_bulk(held.len(), 0, answer)
-    }
-
     fn expire(&mut self, answer: &Result<Outcome, Rejection>) -> Result<(), Difference> {
         let Ok(Outcome::Expired { .. }) = answer else {
             return Err(format!("an expiry was answered {answer:?}"));
@@ -555,28 +502,15 @@ impl Model {
         for id in claims.into_iter().chain(others) {
             self.pass_deadline(id);
         }
+        self.leave_lines();
         for queue in self.queues.keys().cloned().collect::<Vec<_>>() {
             for dead in [false, true] {
                 while let Some(id) = self.oldest_to_go(&queue, dead) {
-                    self.tasks.retain(|task| task.id != id);
+                    self.remove(id);
                 }
             }
         }
         Ok(())
-    }
-
-    fn expect_bulk(
-        &self,
-        changed: usize,
-        skipped: usize,
-        answer: &Result<Outcome, Rejection>,
-    ) -> Result<(), Difference> {
-        match answer {
-            Ok(Outcome::Bulk(progress)) if progress.next.is_none() => {
-                expect(&(changed, skipped), &(progress.changed as usize, progress.skipped as usize))
-            }
-            other => Err(format!("expected {changed} changed, got {other:?}")),
-        }
     }
 }
 
@@ -593,4 +527,22 @@ fn expect_code(
         return Ok(());
     }
     Err(format!("expected {expected:?}, got {answer:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Histories of a run of the tests; another number by `TASKYARD_HISTORIES`.
+    const HISTORIES: u64 = 1_000;
+
+    #[test]
+    fn the_machine_does_what_the_models_say() {
+        let asked = std::env::var("TASKYARD_HISTORIES").ok();
+        let count = asked.map_or(HISTORIES, |text| text.parse().expect("a number"));
+        for seed in 0..count {
+            let _guard = TellOnPanic(seed);
+            check(seed).unwrap_or_else(|failure| panic!("{failure}"));
+        }
+    }
 }

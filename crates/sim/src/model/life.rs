@@ -24,11 +24,31 @@ impl Model {
             task.order = order;
             task.state = state;
         });
+        self.leave_lines();
+        self.join_line(id, front);
+    }
+
+    pub(super) fn make_ready(&mut self, id: TaskId, since: u64, front: bool) {
+        self.set_state(id, State::Ready { since }, front);
+    }
+
+    /// Back to where it was before its claim.
+    fn make_ready_again(&mut self, id: TaskId) {
+        let since = self.find(id).and_then(Task::held).map_or(self.now, |held| held.since);
+        self.make_ready(id, since, true);
+    }
+
+    pub(super) fn remove(&mut self, id: TaskId) {
+        self.tasks.retain(|task| task.id != id);
+        self.leave_lines();
     }
 
     pub(super) fn schedule(&mut self, id: TaskId, run_at: u64) {
-        let state = if run_at > self.now { State::Scheduled { run_at } } else { State::Ready };
-        self.set_state(id, state, false);
+        if run_at > self.now {
+            self.set_state(id, State::Scheduled { run_at }, false);
+        } else {
+            self.make_ready(id, self.now, false);
+        }
     }
 
     pub(super) fn end_attempt(&mut self, id: TaskId, how: LastEnd) {
@@ -46,7 +66,7 @@ impl Model {
         let (queue, Some(dead)) = (task.queue.clone(), task.retained_as_dead()) else { return };
         for _ in 0..2 {
             if let Some(oldest) = self.oldest_too_many(&queue, dead) {
-                self.tasks.retain(|task| task.id != oldest);
+                self.remove(oldest);
             }
         }
     }
@@ -74,22 +94,6 @@ impl Model {
         let tasks = self.retained(queue, dead);
         let too_many = tasks.len() as u64 > self.kept(queue, dead).0;
         tasks.first().filter(|_| too_many).map(|task| task.id)
-    }
-
-    pub(super) fn best_ready(&mut self, queue: &str) -> Option<TaskId> {
-        if self.queues.get(queue).is_none_or(|queue| queue.paused) {
-            return None;
-        }
-        loop {
-            let ready =
-                self.tasks.iter().filter(|task| task.queue == queue && task.state == State::Ready);
-            let best = ready.min_by_key(|task| (u8::MAX - task.priority, task.order))?;
-            let id = best.id;
-            if best.expires_at.is_none_or(|at| at > self.now) {
-                return Some(id);
-            }
-            self.finish(id, TaskStateName::Expired);
-        }
     }
 
     /// Ends an attempt as a failure; `told` by its worker, or by the broker's timeout.
@@ -139,7 +143,7 @@ impl Model {
             return;
         }
         if !counted {
-            self.set_state(id, State::Ready, true);
+            self.make_ready_again(id);
             return;
         }
         let losses = self.change(id, |task| {
@@ -151,7 +155,7 @@ impl Model {
             return;
         }
         match LOSS_DELAYS_MS[losses as usize - 1] {
-            0 => self.set_state(id, State::Ready, true),
+            0 => self.make_ready_again(id),
             delay_ms => self.schedule(id, self.now + delay_ms),
         }
     }
@@ -176,9 +180,10 @@ impl Model {
             self.finish(id, TaskStateName::Cancelled);
             return TaskStateName::Cancelled;
         }
+        self.refund(id);
         self.end_attempt(id, LastEnd::Other);
         self.change(id, |task| task.attempt -= 1);
-        self.set_state(id, State::Ready, true);
+        self.make_ready_again(id);
         TaskStateName::Ready
     }
 
@@ -188,7 +193,7 @@ impl Model {
             (task.failures, task.losses) = (0, 0);
             task.expires_at = task.expires_at.filter(|at| *at > now);
         });
-        self.set_state(id, State::Ready, false);
+        self.make_ready(id, self.now, false);
     }
 
     pub(super) fn oldest_to_go(&self, queue: &str, dead: bool) -> Option<TaskId> {
@@ -204,12 +209,12 @@ impl Model {
     pub(super) fn pass_deadline(&mut self, id: TaskId) {
         let Some(task) = self.find(id).cloned() else { return };
         match task.state {
-            State::Scheduled { .. } | State::Ready
+            State::Scheduled { .. } | State::Ready { .. }
                 if task.expires_at.is_some_and(|at| at <= self.now) =>
             {
                 self.finish(id, TaskStateName::Expired);
             }
-            State::Scheduled { .. } | State::Ready => self.set_state(id, State::Ready, false),
+            State::Scheduled { .. } | State::Ready { .. } => self.make_ready(id, self.now, false),
             State::Claimed(_) if self.now < self.lease_floor => {
                 let floor = self.lease_floor;
                 self.change(id, |task| {
@@ -222,7 +227,7 @@ impl Model {
                 self.fail_attempt(id, None, true, false);
             }
             State::Claimed(held) => self.lose(id, held.started),
-            State::Finished { .. } => self.tasks.retain(|task| task.id != id),
+            State::Finished { .. } => self.remove(id),
         }
     }
 }

@@ -1,0 +1,135 @@
+//! What people and the broker do to tasks in the model: cancel, retry, discard, pause, end sessions.
+
+use super::{Difference, Model, State, expect, expect_code};
+use taskyard_machine::{
+    DeadAction, EndSession, Outcome, Rejection, Selection, SessionEnd, TaskId, TaskStateName,
+};
+
+impl Model {
+    pub(super) fn cancel(
+        &mut self,
+        id: TaskId,
+        answer: &Result<Outcome, Rejection>,
+    ) -> Result<(), Difference> {
+        let Some(task) = self.find(id) else { return expect_code(Some(self.missing(id)), answer) };
+        let state = match task.state_name() {
+            TaskStateName::Scheduled | TaskStateName::Ready => {
+                self.finish(id, TaskStateName::Cancelled);
+                TaskStateName::Cancelled
+            }
+            TaskStateName::Claimed => {
+                self.change(id, |task| {
+                    if let State::Claimed(held) = &mut task.state {
+                        held.cancel_requested = true;
+                    }
+                });
+                TaskStateName::Claimed
+            }
+            TaskStateName::Cancelled => TaskStateName::Cancelled,
+            _ => return expect_code(Some("already_finished"), answer),
+        };
+        expect(&Ok(Outcome::CancelRequested { state }), answer)
+    }
+
+    pub(super) fn retry(
+        &mut self,
+        id: TaskId,
+        answer: &Result<Outcome, Rejection>,
+    ) -> Result<(), Difference> {
+        let Some(task) = self.find(id) else { return expect_code(Some(self.missing(id)), answer) };
+        match task.state_name() {
+            TaskStateName::Claimed | TaskStateName::Succeeded => {
+                return expect_code(Some("invalid_argument"), answer);
+            }
+            TaskStateName::Ready => {}
+            TaskStateName::Scheduled => self.make_ready(id, self.now, false),
+            _ => self.revive(id),
+        }
+        expect(&Ok(Outcome::Retried), answer)
+    }
+
+    pub(super) fn dead(
+        &mut self,
+        action: DeadAction,
+        selection: &Selection<'_>,
+        answer: &Result<Outcome, Rejection>,
+    ) -> Result<(), Difference> {
+        let mut chosen: Vec<TaskId> = self
+            .tasks
+            .iter()
+            .filter(|task| task.state_name() == TaskStateName::Dead)
+            .filter(|task| match selection {
+                Selection::Ids(ids) => ids.contains(&task.id),
+                Selection::Filter { filter, .. } => {
+                    filter.queue.is_none_or(|name| name == task.queue)
+                }
+            })
+            .map(|task| task.id)
+            .collect();
+        chosen.sort_unstable();
+        for &id in &chosen {
+            match action {
+                DeadAction::Retry => self.revive(id),
+                DeadAction::Discard => self.remove(id),
+            }
+        }
+        let skipped = match selection {
+            Selection::Ids(ids) => ids.len() - chosen.len(),
+            Selection::Filter { .. } => 0,
+        };
+        self.expect_bulk(chosen.len(), skipped, answer)
+    }
+
+    pub(super) fn pause(
+        &mut self,
+        queue: &str,
+        paused: bool,
+        answer: &Result<Outcome, Rejection>,
+    ) -> Result<(), Difference> {
+        match self.queues.get_mut(queue) {
+            None => expect_code(Some("not_found"), answer),
+            Some(queue) => {
+                queue.paused = paused;
+                expect(&Ok(Outcome::Done), answer)
+            }
+        }
+    }
+
+    pub(super) fn end_session(
+        &mut self,
+        end: &EndSession,
+        answer: &Result<Outcome, Rejection>,
+    ) -> Result<(), Difference> {
+        let mut held: Vec<(i64, TaskId)> = self
+            .tasks
+            .iter()
+            .filter(|task| task.held().is_some_and(|held| held.session == Some(end.session)))
+            .filter(|task| !end.keep.contains(&task.id))
+            .map(|task| (task.order, task.id))
+            .collect();
+        // The newest first, so that what goes to the front ends up in the old order.
+        held.sort_unstable_by(|left, right| right.cmp(left));
+        for (_, id) in &held {
+            if end.reason == SessionEnd::Silence && !end.not_started.contains(id) {
+                self.lose(*id, true);
+            } else {
+                self.give_back(*id);
+            }
+        }
+        self.expect_bulk(held.len(), 0, answer)
+    }
+
+    pub(super) fn expect_bulk(
+        &self,
+        changed: usize,
+        skipped: usize,
+        answer: &Result<Outcome, Rejection>,
+    ) -> Result<(), Difference> {
+        match answer {
+            Ok(Outcome::Bulk(progress)) if progress.next.is_none() => {
+                expect(&(changed, skipped), &(progress.changed as usize, progress.skipped as usize))
+            }
+            other => Err(format!("expected {changed} changed, got {other:?}")),
+        }
+    }
+}

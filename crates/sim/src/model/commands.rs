@@ -1,0 +1,241 @@
+//! What a random history does: commands of all kinds, drawn from what the model knows.
+
+use super::Model;
+use crate::rng::Rng;
+use std::collections::BTreeMap;
+use taskyard_machine::{
+    Ack, Backoff, Body, Cancel, Claim, ClaimQueue, ClaimToken, Command, DeadAction, DeadCommand,
+    EndSession, Enqueue, EnqueueBatch, Extend, Fail, NewTask, PerKey, QueueCommand, QueueSettings,
+    Rate, Release, Renew, Retry, RetryPolicy, Selection, SessionEnd, SessionId, SetQueue, Snooze,
+    TaskError, TaskFilter, TaskId, Timestamp, When,
+};
+
+const QUEUES: [&str; 3] = ["mail", "video", "none-yet"];
+const REQUESTS: [&str; 8] = ["r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8"];
+const KEYS: [&str; 3] = ["a", "b", "c"];
+
+/// What holds for a whole history.
+pub(super) struct Terms {
+    /// What is due is done before anything else; otherwise it comes late. Keys that time opens
+    /// count from when that is done, so only prompt histories hold keys back or limit their rate.
+    pub(super) prompt: bool,
+    /// Whether queues get limits and tasks get keys.
+    limits: bool,
+    /// Whether workers often push back.
+    pushes_back: bool,
+    /// The one rate of each queue's keys. With time in steps of `STEP_MS` their tokens come in on
+    /// the grid on which the machine looks at them.
+    key_rates: [Rate; 3],
+}
+
+/// The steps in which time goes in a prompt history.
+const STEP_MS: u64 = 100;
+
+impl Terms {
+    pub(super) fn new(rng: &mut Rng) -> Terms {
+        let mut rate = || Rate {
+            per_second_millionths: *rng.pick(&[1_000_000, 2_000_000, 5_000_000]),
+            burst: rng.between(1, 3) as u32,
+        };
+        let key_rates = [rate(), rate(), rate()];
+        let (prompt, limits) = (rng.chance(600), rng.chance(850));
+        Terms { key_rates, prompt, limits, pushes_back: prompt && limits && rng.chance(400) }
+    }
+
+    /// A span in the steps of this history.
+    fn span(&self, ms: u64) -> u64 {
+        if self.prompt { ms.next_multiple_of(STEP_MS) } else { ms }
+    }
+
+    fn rate(rng: &mut Rng) -> Rate {
+        let per_second_millionths = *rng.pick(&[300_000, 1_000_000, 7_000_000, 150_000_000]);
+        Rate { per_second_millionths, burst: rng.between(1, 4) as u32 }
+    }
+
+    fn settings(&self, rng: &mut Rng, queue: usize) -> QueueSettings {
+        let retention = QueueSettings {
+            max_length: rng.chance(300).then(|| rng.between(2, 20)),
+            retention_count: rng.chance(500).then(|| rng.below(6) as u32),
+            retention_ms: rng.chance(300).then(|| rng.below(20_000)),
+            dead_retention_count: rng.chance(400).then(|| rng.below(4) as u32),
+            dead_retention_ms: rng.chance(300).then(|| rng.below(20_000)),
+            ..QueueSettings::default()
+        };
+        if !self.limits {
+            return retention;
+        }
+        let key_rate = rng.chance(500).then_some(self.key_rates[queue]);
+        let per_key = PerKey {
+            concurrency: rng.chance(500).then(|| rng.between(1, 3) as u32),
+            rate: key_rate.filter(|_| self.prompt),
+        };
+        let weights: BTreeMap<Box<str>, u32> =
+            [("a", 3), ("b", 2), ("", 2)].map(|(key, weight)| (key.into(), weight)).into();
+        QueueSettings {
+            concurrency: rng.chance(250).then(|| rng.between(1, 5) as u32),
+            rate: rng.chance(350).then(|| Terms::rate(rng)),
+            per_key: rng.chance(500).then_some(per_key),
+            weights: if rng.chance(600) { weights } else { BTreeMap::new() },
+            ageing_ms: rng.chance(300).then(|| rng.between(50, 2_000)),
+            ..retention
+        }
+    }
+}
+
+/// How long until the next command: mostly little, at times so long that everything is due.
+pub(super) fn pause(rng: &mut Rng, terms: &Terms) -> u64 {
+    terms.span(match rng.below(20) {
+        0 => rng.between(1_000, 40_000),
+        1..8 => 0,
+        _ => rng.below(300),
+    })
+}
+
+pub(super) fn draw(
+    rng: &mut Rng,
+    terms: &Terms,
+    model: &Model,
+    handed_out: &[(TaskId, ClaimToken)],
+) -> Command<'static> {
+    let number = rng.below(3) as usize;
+    let queue = QUEUES[number];
+    if terms.limits && model.queues.len() < QUEUES.len() && rng.chance(300) {
+        let settings = terms.settings(rng, number);
+        return Command::SetQueue(SetQueue { queue, settings });
+    }
+    let unknown = TaskId::from_u128(u128::from(rng.next()));
+    let task = if model.known_ids.is_empty() || rng.chance(20) {
+        unknown
+    } else {
+        // The newer ones are more likely to be alive.
+        let newest = model.known_ids.len().saturating_sub(12);
+        let from = if rng.chance(700) { newest } else { 0 };
+        *rng.pick(&model.known_ids[from..])
+    };
+    // Mostly live claims, now and then one that is long gone.
+    let live: Vec<(TaskId, ClaimToken)> = model
+        .tasks
+        .iter()
+        .filter_map(|task| Some((task.id, ClaimToken(task.held()?.token))))
+        .collect();
+    let claims = if rng.chance(850) && !live.is_empty() { &live[..] } else { handed_out };
+    let (held, token) = if claims.is_empty() { (task, ClaimToken(1)) } else { *rng.pick(claims) };
+    let session = SessionId(u128::from(rng.below(3)));
+    if terms.pushes_back && rng.chance(200) {
+        let until = When::After { ms: terms.span(rng.below(5_000)) };
+        return Command::Snooze(Snooze { task: held, token, until, hold_key: true });
+    }
+    match rng.below(100) {
+        0..22 => {
+            let request_id = rng.chance(300).then(|| *rng.pick(&REQUESTS));
+            let task = NewTask { request_id, ..new_task(rng, terms, model.now) };
+            Command::Enqueue(Enqueue { queue, task })
+        }
+        22..26 => {
+            let count = rng.between(1, 4);
+            let tasks = (0..count).map(|_| new_task(rng, terms, model.now)).collect();
+            Command::EnqueueBatch(EnqueueBatch { batch_id: None, queue, tasks })
+        }
+        26..44 => {
+            let mut queues: Vec<ClaimQueue<'_>> =
+                QUEUES.iter().map(|name| ClaimQueue { name, weight: 1 }).collect();
+            queues.rotate_left(rng.below(3) as usize);
+            Command::Claim(Claim {
+                queues,
+                weighted_seed: None,
+                tasks_max: rng.between(1, 4) as u32,
+                lease_ms: rng.between(1_000, 8_000),
+                session: rng.chance(600).then_some(session),
+                claim_sequence: None,
+                worker: "worker",
+            })
+        }
+        44..54 => {
+            let result = rng.chance(500).then_some(&b"1"[..]);
+            Command::Ack(Ack { task: held, token, result, follow_ups: vec![] })
+        }
+        54..62 => Command::Fail(Fail {
+            task: held,
+            token,
+            error: TaskError { error_type: "E", message: "m", backtrace: "" },
+            retry_at: rng.chance(300).then(|| When::After { ms: rng.below(500) }),
+            retryable: !rng.chance(200),
+        }),
+        62..67 => Command::Extend(Extend {
+            task: held,
+            token,
+            lease_ms: rng.chance(500).then(|| rng.between(1_000, 8_000)),
+            progress: None,
+            resume_state: rng.chance(300).then_some(&b"half"[..]),
+        }),
+        67..69 => Command::Renew(Renew { claims: vec![(held, token), (task, token)] }),
+        69..72 => Command::Release(Release { task: held, token }),
+        72..76 => {
+            let until = When::After { ms: terms.span(rng.below(3_000)) };
+            let hold_key = terms.prompt && terms.limits && rng.chance(500);
+            Command::Snooze(Snooze { task: held, token, until, hold_key })
+        }
+        76..79 => Command::Cancel(Cancel { task }),
+        79..83 => {
+            let body = rng.chance(300).then(|| Body { payload: b"edited", ..Body::default() });
+            Command::Retry(Retry { task, body })
+        }
+        83..86 => {
+            let action = if rng.chance(600) { DeadAction::Retry } else { DeadAction::Discard };
+            let selection = if rng.chance(500) {
+                Selection::Ids(vec![task, held])
+            } else {
+                let filter = TaskFilter { queue: Some(queue), ..TaskFilter::default() };
+                Selection::Filter { filter, after: None, dead_before: None }
+            };
+            Command::Dead(DeadCommand { action, selection })
+        }
+        86 => Command::PauseQueue(QueueCommand { queue }),
+        87..89 => Command::ResumeQueue(QueueCommand { queue }),
+        89 if rng.chance(200) => Command::PurgeQueue(QueueCommand { queue }),
+        89..92 => {
+            let settings = terms.settings(rng, number);
+            Command::SetQueue(SetQueue { queue, settings })
+        }
+        92..94 => {
+            let reason = if rng.chance(500) { SessionEnd::Goodbye } else { SessionEnd::Silence };
+            let some = |rng: &mut Rng| if rng.chance(300) { vec![held, task] } else { vec![] };
+            let (not_started, keep) = (some(rng), some(rng));
+            Command::EndSession(EndSession { session, reason, not_started, keep })
+        }
+        94 if rng.chance(300) => Command::BeginTerm,
+        _ => Command::ExpireDue,
+    }
+}
+
+fn new_task(rng: &mut Rng, terms: &Terms, now: u64) -> NewTask<'static> {
+    let backoff = if rng.chance(500) {
+        Backoff::Fixed { delay_ms: rng.below(1_000) }
+    } else {
+        Backoff::Linear { delay_ms: 200, delay_max_ms: 1_000 }
+    };
+    // One too high now and then: it must be refused, and with it its whole batch.
+    let highest = if rng.chance(50) { 13 } else { 9 };
+    let lowest = if terms.limits { 7 } else { 0 };
+    NewTask {
+        task_type: "work",
+        priority: rng.chance(500).then(|| rng.between(lowest, highest) as u8),
+        run_at: match rng.below(10) {
+            0..3 => When::After { ms: rng.below(3_000) },
+            3 => When::At(Timestamp((now + rng.below(4_000)).saturating_sub(2_000))),
+            _ => When::Now,
+        },
+        expires_at: rng
+            .chance(150)
+            .then(|| Timestamp((now + rng.below(10_000)).saturating_sub(500))),
+        retry: rng.chance(800).then(|| RetryPolicy {
+            backoff,
+            max_attempts: rng.between(1, 4) as u32,
+            jitter_thousandths: 0,
+        }),
+        timeout_ms: rng.chance(150).then(|| rng.between(1, 3_000)),
+        retention_ms: rng.chance(150).then(|| rng.below(5_000)),
+        fairness_key: (terms.limits && rng.chance(700)).then(|| *rng.pick(&KEYS)),
+        ..NewTask::default()
+    }
+}

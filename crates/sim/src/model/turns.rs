@@ -1,0 +1,372 @@
+//! Who comes next in a queue of the model, and what its limits let through.
+//!
+//! Priority first, raised by age if the queue wants it; then the keys that wait take turns, `weight`
+//! tasks each; then age. What a key may do is counted anew from all tasks each time it is asked.
+
+use super::{Model, Queue, State, Task};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use taskyard_machine::limits::PRIORITY_MAX;
+use taskyard_machine::{PerKey, QueueSettings, Rate, TaskId, TaskStateName};
+
+/// Billionths of one token.
+const TOKEN: u128 = 1_000_000_000;
+
+/// What a queue remembers besides its tasks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Turns {
+    /// Keys that wait, one line for each of their priorities.
+    lines: Vec<Line>,
+    /// The tasks without a key, by priority. They stand where their first task stands, but not
+    /// before the turn that they had while a key waited.
+    unkeyed: BTreeMap<u8, Turn>,
+    bucket: Bucket,
+    held_until: u64,
+    keys: BTreeMap<String, Key>,
+}
+
+#[derive(Clone, Debug)]
+struct Line {
+    key: String,
+    priority: u8,
+    turn: Turn,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    /// Smaller comes first.
+    place: i64,
+    /// Tasks that it was served in this turn.
+    served: u32,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Key {
+    bucket: Bucket,
+    held_until: u64,
+}
+
+/// What was left, and when; full if nothing was taken yet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bucket(Option<(u128, u64)>);
+
+impl Bucket {
+    fn level(self, rate: Rate, now: u64) -> u128 {
+        let full = u128::from(rate.burst) * TOKEN;
+        let Bucket(Some((left, at))) = self else { return full };
+        (left + u128::from(now - at) * u128::from(rate.per_second_millionths)).min(full)
+    }
+
+    fn tokens(self, rate: Option<Rate>, now: u64) -> u64 {
+        rate.map_or(u64::MAX, |rate| (self.level(rate, now) / TOKEN) as u64)
+    }
+
+    fn take(&mut self, rate: Rate, now: u64) {
+        *self = Bucket(Some((self.level(rate, now) - TOKEN, now)));
+    }
+
+    fn give(&mut self, rate: Rate, now: u64) {
+        self.0 = Some((self.level(rate, now) + TOKEN, now));
+        self.settle(rate, now);
+    }
+
+    /// What it has gained at this rate is its own, whatever the rate is after.
+    fn settle(&mut self, rate: Rate, now: u64) {
+        let level = self.level(rate, now);
+        let is_full = level == u128::from(rate.burst) * TOKEN;
+        self.0 = (!is_full).then_some((level, now));
+    }
+
+    /// When it next holds one more token than now.
+    fn next_token_at(self, rate: Rate, now: u64) -> Option<u64> {
+        let level = self.level(rate, now);
+        let missing = (level / TOKEN + 1) * TOKEN - level;
+        let waits = missing.div_ceil(rate.per_second_millionths.into()) as u64;
+        (level < u128::from(rate.burst) * TOKEN).then_some(now + waits)
+    }
+}
+
+impl Queue {
+    fn weight(&self, key: &str) -> u32 {
+        self.settings.weights.get(key).copied().unwrap_or(1)
+    }
+
+    fn per_key(&self) -> PerKey {
+        self.settings.per_key.unwrap_or_default()
+    }
+}
+
+impl Model {
+    fn in_queue<'a, 'b>(&'a self, queue: &'b str) -> impl Iterator<Item = &'a Task> + use<'a, 'b> {
+        self.tasks.iter().filter(move |task| task.queue == queue)
+    }
+
+    fn ready<'a, 'b>(
+        &'a self,
+        queue: &'b str,
+        key: Option<&'b str>,
+    ) -> impl Iterator<Item = &'a Task> + use<'a, 'b> {
+        let stands = move |task: &&Task| {
+            task.key.as_deref() == key && task.state_name() == TaskStateName::Ready
+        };
+        self.in_queue(queue).filter(stands)
+    }
+
+    /// The oldest ready task of a key, or of those without one, at a priority.
+    fn head(&self, queue: &str, key: Option<&str>, priority: u8) -> Option<&Task> {
+        let line = self.ready(queue, key).filter(|task| task.priority == priority);
+        line.min_by_key(|task| task.order)
+    }
+
+    /// How many tasks a queue's own limits let through now.
+    fn queue_room(&self, name: &str) -> u64 {
+        let Some(queue) = self.queues.get(name).filter(|queue| !queue.paused) else { return 0 };
+        let claimed = self.in_queue(name).filter(|task| task.held().is_some()).count() as u64;
+        let slots = queue.settings.concurrency.map_or(u64::MAX, u64::from).saturating_sub(claimed);
+        slots.min(queue.turns.bucket.tokens(queue.settings.rate, self.now))
+    }
+
+    /// How many tasks of a key, or of those without one, its own limits let through now.
+    fn key_room(&self, name: &str, key: Option<&str>) -> u64 {
+        let Some(queue) = self.queues.get(name) else { return 0 };
+        let Some(key) = key else {
+            return if queue.turns.held_until > self.now { 0 } else { u64::MAX };
+        };
+        let known = queue.turns.keys.get(key).cloned().unwrap_or_default();
+        if known.held_until > self.now {
+            return 0;
+        }
+        let PerKey { concurrency, rate } = queue.per_key();
+        let mine = |task: &&Task| task.key.as_deref() == Some(key) && task.held().is_some();
+        let claimed = self.in_queue(name).filter(mine).count() as u64;
+        let slots = concurrency.map_or(u64::MAX, u64::from).saturating_sub(claimed);
+        slots.min(known.bucket.tokens(rate, self.now))
+    }
+
+    fn keys_of(&self, queue: &str) -> Vec<Option<String>> {
+        let mut keys: Vec<_> = self.in_queue(queue).map(|task| task.key.clone()).collect();
+        keys.sort();
+        keys.dedup();
+        keys
+    }
+
+    /// How many tasks of a queue could be claimed now.
+    pub(super) fn room(&self, queue: &str) -> u64 {
+        let of_key = |key: Option<String>| {
+            let key = key.as_deref();
+            (self.ready(queue, key).count() as u64).min(self.key_room(queue, key))
+        };
+        let there: u64 = self.keys_of(queue).into_iter().map(of_key).sum();
+        there.min(self.queue_room(queue))
+    }
+
+    /// Whether a ready task is past its expiry: a claim would end it on its way.
+    pub(super) fn has_stale(&self, queue: &str) -> bool {
+        self.in_queue(queue).any(|task| {
+            task.state_name() == TaskStateName::Ready
+                && task.expires_at.is_some_and(|at| at <= self.now)
+        })
+    }
+
+    /// The task to claim next. Those that are past their expiry end on the way.
+    pub(super) fn best_ready(&mut self, queue: &str) -> Option<TaskId> {
+        loop {
+            if self.queue_room(queue) == 0 {
+                return None;
+            }
+            let best = self.first_in_turn(queue)?;
+            let id = best.id;
+            if best.expires_at.is_none_or(|at| at > self.now) {
+                return Some(id);
+            }
+            self.finish(id, TaskStateName::Expired);
+        }
+    }
+
+    fn first_in_turn(&self, queue: &str) -> Option<&Task> {
+        let ageing_ms = self.queues.get(queue)?.settings.ageing_ms;
+        let fronts = (0..=PRIORITY_MAX).filter_map(|priority| self.front(queue, priority));
+        fronts.max_by_key(|task| {
+            let State::Ready { since } = task.state else { unreachable!("only ready ones stand") };
+            match ageing_ms {
+                None => (u64::from(task.priority), Reverse(0), Reverse(0)),
+                Some(ageing_ms) => {
+                    let raised = u64::from(task.priority) + (self.now - since) / ageing_ms;
+                    (raised.min(PRIORITY_MAX.into()), Reverse(since), Reverse(task.order))
+                }
+            }
+        })
+    }
+
+    /// Who comes first at a priority.
+    fn front(&self, name: &str, priority: u8) -> Option<&Task> {
+        let queue = self.queues.get(name)?;
+        let open =
+            |line: &&Line| line.priority == priority && self.key_room(name, Some(&line.key)) > 0;
+        let keyed = queue.turns.lines.iter().filter(open).min_by_key(|line| line.turn.place);
+        let unkeyed = self.head(name, None, priority).filter(|_| self.key_room(name, None) > 0);
+        match (unkeyed, keyed) {
+            (Some(head), Some(line)) if self.unkeyed_place(name, head) < line.turn.place => {
+                Some(head)
+            }
+            (_, Some(line)) => self.head(name, Some(&line.key), priority),
+            (unkeyed, None) => unkeyed,
+        }
+    }
+
+    fn unkeyed_place(&self, queue: &str, head: &Task) -> i64 {
+        let turn = self.queues[queue].turns.unkeyed.get(&head.priority);
+        turn.map_or(head.order, |turn| turn.place.max(head.order))
+    }
+
+    /// Counts a claim, before it takes hold.
+    pub(super) fn serve(&mut self, id: TaskId) {
+        let Some(task) = self.find(id).cloned() else { return };
+        let (now, priority, name) = (self.now, task.priority, task.queue.as_str());
+        let alone =
+            self.ready(name, task.key.as_deref()).filter(|t| t.priority == priority).count();
+        let keys_wait = self.queues[name]
+            .turns
+            .lines
+            .iter()
+            .any(|line| line.priority == priority && self.key_room(name, Some(&line.key)) > 0);
+        let back = self.next_order(false);
+        let queue = self.queues.get_mut(name).expect("a task has a queue");
+        if let Some(rate) = queue.settings.rate {
+            queue.turns.bucket.take(rate, now);
+        }
+        let weight = queue.weight(task.key.as_deref().unwrap_or(""));
+        let Some(key) = task.key else {
+            // Nobody else waits: there are no turns to count.
+            if keys_wait {
+                let none_yet = Turn { place: i64::MIN, served: 0 };
+                queue.turns.unkeyed.entry(priority).or_insert(none_yet).pass(weight, back);
+            }
+            return;
+        };
+        if let Some(rate) = queue.per_key().rate {
+            queue.turns.keys.entry(key.clone()).or_default().bucket.take(rate, now);
+        }
+        let line = queue.turns.lines.iter_mut();
+        for line in line.filter(|line| line.key == key && line.priority == priority) {
+            let place = if alone > 1 { back } else { line.turn.place };
+            line.turn.pass(weight, place);
+        }
+    }
+
+    /// A task that became ready takes its place; one that goes to the front takes the turn with it.
+    pub(super) fn join_line(&mut self, id: TaskId, front: bool) {
+        let Some(task) = self.find(id).cloned() else { return };
+        if task.state_name() != TaskStateName::Ready {
+            return;
+        }
+        let priority = task.priority;
+        let turns = &mut self.queues.get_mut(&task.queue).expect("a task has a queue").turns;
+        let turn = Turn { place: task.order, served: 0 };
+        let Some(key) = task.key else {
+            if front {
+                turns.unkeyed.remove(&priority);
+            }
+            return;
+        };
+        let mut lines = turns.lines.iter_mut();
+        match lines.find(|line| line.key == key && line.priority == priority) {
+            Some(line) if front => line.turn = turn,
+            Some(_) => {}
+            None => turns.lines.push(Line { key, priority, turn }),
+        }
+    }
+
+    /// Drops lines in which nobody stands, and keys that nothing needs.
+    pub(super) fn leave_lines(&mut self) {
+        for (name, mut queue) in std::mem::take(&mut self.queues) {
+            let stands = |line: &Line| {
+                self.tasks.iter().any(|task| {
+                    task.queue == name
+                        && task.key.as_ref() == Some(&line.key)
+                        && task.priority == line.priority
+                        && task.state_name() == TaskStateName::Ready
+                })
+            };
+            queue.turns.lines.retain(stands);
+            let rate = queue.per_key().rate;
+            let (now, tasks) = (self.now, &self.tasks);
+            queue.turns.keys.retain(|_, key| {
+                rate.is_some_and(|rate| key.bucket.tokens(Some(rate), now) < rate.burst.into())
+                    || key.held_until > now
+            });
+            let named = tasks.iter().any(|task| task.queue == name && task.key.is_some());
+            if !named && queue.turns.keys.is_empty() {
+                queue.turns.unkeyed.clear();
+            }
+            self.queues.insert(name, queue);
+        }
+    }
+
+    /// Nothing was spent: what a claim took goes back.
+    pub(super) fn refund(&mut self, id: TaskId) {
+        let Some(task) = self.find(id).cloned() else { return };
+        let now = self.now;
+        let queue = self.queues.get_mut(&task.queue).expect("a task has a queue");
+        if let Some(rate) = queue.settings.rate {
+            queue.turns.bucket.give(rate, now);
+        }
+        if let (Some(key), Some(rate)) = (task.key, queue.per_key().rate) {
+            queue.turns.keys.entry(key).or_default().bucket.give(rate, now);
+        }
+    }
+
+    /// Holds back all tasks of a task's key, or all without one.
+    pub(super) fn hold(&mut self, id: TaskId, until: u64) {
+        let Some(task) = self.find(id).cloned() else { return };
+        let turns = &mut self.queues.get_mut(&task.queue).expect("a task has a queue").turns;
+        let held_until = match task.key {
+            Some(key) => &mut turns.keys.entry(key).or_default().held_until,
+            None => &mut turns.held_until,
+        };
+        *held_until = until.max(*held_until);
+    }
+
+    /// New settings take hold at once. A bucket keeps what it has gained; one that was not limited
+    /// before is full.
+    pub(super) fn set_limits(&mut self, name: &str, settings: &QueueSettings) {
+        let now = self.now;
+        let queue = self.queues.entry(name.to_owned()).or_default();
+        match (queue.settings.rate, settings.rate) {
+            (Some(old), Some(_)) => queue.turns.bucket.settle(old, now),
+            _ => queue.turns.bucket = Bucket::default(),
+        }
+        queue.settings = settings.clone();
+        if queue.per_key().rate.is_none() {
+            queue.turns.keys.values_mut().for_each(|key| key.bucket = Bucket::default());
+        }
+        self.leave_lines();
+    }
+
+    /// Moments after now at which a limit may let more through, though nothing happens.
+    pub(super) fn limits_open_at(&self) -> Vec<u64> {
+        let mut moments = Vec::new();
+        for queue in self.queues.values() {
+            let next = |bucket: Bucket, rate: Option<Rate>| {
+                rate.and_then(|rate| bucket.next_token_at(rate, self.now))
+            };
+            moments.push(queue.turns.held_until);
+            moments.extend(next(queue.turns.bucket, queue.settings.rate));
+            for key in queue.turns.keys.values() {
+                moments.push(key.held_until);
+                moments.extend(next(key.bucket, queue.per_key().rate));
+            }
+        }
+        moments
+    }
+}
+
+impl Turn {
+    /// One more task was served: when the share is used up, the next place is this.
+    fn pass(&mut self, weight: u32, place: i64) {
+        self.served += 1;
+        if self.served >= weight {
+            *self = Turn { place, served: 0 };
+        }
+    }
+}

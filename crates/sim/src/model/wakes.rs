@@ -1,0 +1,117 @@
+//! Whoever waits for a task must be woken: what a claim would get, and that no opening is missed.
+//!
+//! The machine promises: `claimable` says `Now` with the number that a claim would get, `At` or
+//! `OnEvent` otherwise; what time alone opens is a deadline; what a command opens is told by an event.
+
+use super::{Difference, Model};
+use taskyard_machine::{
+    Claim, ClaimQueue, Claimable, Event, EventKind, Machine, Outcome, Timestamp,
+};
+
+/// A bucket is looked at this often at most.
+const GRID_MS: u64 = 10;
+
+/// A claim of all that a queue has.
+pub(super) fn claim_of(queue: &str) -> Claim<'_> {
+    Claim {
+        queues: vec![ClaimQueue { name: queue, weight: 1 }],
+        weighted_seed: None,
+        tasks_max: 1_000,
+        lease_ms: 5_000,
+        session: None,
+        claim_sequence: None,
+        worker: "worker",
+    }
+}
+
+/// How much could be claimed of each queue, when it was last asked.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Watch {
+    rooms: Vec<(String, u64)>,
+}
+
+impl Watch {
+    /// Asks all queues, and checks that whoever found nothing before was told of what there is now.
+    pub(super) fn look(
+        &mut self,
+        model: &Model,
+        machine: &Machine,
+        events: &[Event],
+    ) -> Result<(), Difference> {
+        let before = std::mem::take(&mut self.rooms);
+        let due_soon = machine.next_due().is_some_and(|at| at.0 <= model.now + GRID_MS);
+        for name in model.queues.keys() {
+            let room = model.room(name);
+            let had = before.iter().find(|(queue, _)| queue == name).map_or(0, |(_, room)| *room);
+            if had == 0 && room > 0 && !due_soon && !events.iter().any(|event| wakes(event, name)) {
+                return Err(format!("queue {name} has {room} to claim, and nobody was told"));
+            }
+            self.rooms.push((name.clone(), room));
+        }
+        Ok(())
+    }
+}
+
+/// Whether an event wakes the claims that are parked at a queue.
+fn wakes(event: &Event, name: &str) -> bool {
+    match &event.kind {
+        EventKind::TaskReady(task) | EventKind::TaskExpired(task) => task.queue.as_str() == name,
+        EventKind::QueueResumed(queue)
+        | EventKind::QueueOpened(queue)
+        | EventKind::QueueSet(queue) => queue.as_str() == name,
+        _ => false,
+    }
+}
+
+impl Model {
+    /// What the machine says a claim would get must be what the model would give. Only while nothing
+    /// is due: what time has opened counts from the entry that says so.
+    pub(super) fn check_claimable(&self, machine: &Machine) -> Result<(), Difference> {
+        let now = Timestamp(self.now);
+        if machine.next_due().is_some_and(|at| at <= now) {
+            return Ok(());
+        }
+        for (name, queue) in self.queues.iter().filter(|(name, _)| !self.has_stale(name)) {
+            let said = match machine.claimable(&claim_of(name), now) {
+                Claimable::Now(count) => count,
+                Claimable::At(at) if at > now => 0,
+                Claimable::At(at) => return Err(format!("queue {name}: at {at:?}, not now")),
+                Claimable::OnEvent => 0,
+            };
+            let room = self.room(name);
+            // A token that came in for a key that is open anyway is counted when the key is next
+            // looked at.
+            let drips = queue.settings.per_key.is_some_and(|per_key| per_key.rate.is_some());
+            let at_least = if drips { room.min(1) } else { room };
+            if !(at_least..=room).contains(&said) {
+                return Err(format!("queue {name} has {room} to claim, the machine says {said}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whatever time alone lets through must be a deadline of the machine: it is never overslept.
+    pub(super) fn check_deadline(&self, machine: &Machine) -> Result<(), Difference> {
+        let mut moments = self.limits_open_at();
+        moments.extend(self.tasks.iter().filter_map(super::Task::due_at));
+        moments.retain(|at| *at > self.now);
+        moments.sort_unstable();
+        moments.dedup();
+        let closed: Vec<&String> = self.queues.keys().filter(|name| self.room(name) == 0).collect();
+        for at in moments {
+            let mut later = Model { now: at, ..self.clone() };
+            later.expire(&Ok(Outcome::Expired { count: 0 }))?;
+            let Some(name) = closed.iter().find(|name| later.room(name) > 0) else { continue };
+            let latest = Timestamp(at.next_multiple_of(GRID_MS));
+            let due = machine.next_due();
+            if due.is_none_or(|due| due > latest) {
+                return Err(format!("queue {name} opens at {at}, the machine looks at {due:?}"));
+            }
+            if machine.claimable(&claim_of(name), Timestamp(self.now)) == Claimable::OnEvent {
+                return Err(format!("queue {name} opens at {at}, a claim waits for an event"));
+            }
+            return Ok(());
+        }
+        Ok(())
+    }
+}
