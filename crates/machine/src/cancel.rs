@@ -8,7 +8,7 @@ impl Turn<'_> {
     pub(crate) fn cancel(&mut self, cancel: Cancel) -> Result<Outcome, Rejection> {
         let slot = self.find(cancel.task)?;
         match &self.task(slot).state {
-            State::Scheduled { .. } | State::Ready { .. } => {
+            State::Blocked | State::Scheduled { .. } | State::Ready { .. } => {
                 self.finish(slot, Ending::Cancelled, EventKind::TaskCancelled);
                 Ok(Outcome::CancelRequested { state: TaskStateName::Cancelled })
             }

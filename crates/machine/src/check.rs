@@ -32,7 +32,11 @@ impl Machine {
         self.staged.check()?;
         self.outbox.check()?;
         self.links.check()?;
-        self.windows.check()
+        self.windows.check()?;
+        self.flows.check()?;
+        self.nodes.check()?;
+        self.staged_flows.check()?;
+        self.check_flows()
     }
 
     fn check_ids(&self) -> Result<(), String> {

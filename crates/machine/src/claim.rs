@@ -199,6 +199,8 @@ impl Machine {
             enqueued_at: task.enqueued_at,
             resume_state: task.left().and_then(|left| left.resume_state.clone()),
             fairness_key: task.key().map(|key| self.keys.get(key).text.clone()),
+            flow: task.flow_member(),
+            parents: task.parents().into(),
         }
     }
 

@@ -89,6 +89,12 @@ wire_command! {
     20 => EndSession,
     23 => Deliver,
     24 => Delivered,
+    40 => SubmitFlow,
+    41 => StageFlow,
+    42 => CommitFlow,
+    43 => AddFlowTasks,
+    44 => CancelFlow,
+    45 => RetryFlow,
 }
 
 wire_struct!(Body<'a> { content_type, headers, payload });
@@ -120,7 +126,7 @@ wire_struct!(Snooze { task, token, until, hold_key });
 wire_struct!(Cancel { task });
 wire_struct!(Retry<'a> { task, body });
 wire_words!(DeadAction { 1 => Retry, 2 => Discard });
-wire_struct!(TaskFilter<'a> { queue, state, task_type, error, tag });
+wire_struct!(TaskFilter<'a> { queue, state, task_type, error, tag, flow });
 wire_struct!(DeadCommand<'a> { action, selection });
 wire_struct!(QueueCommand<'a> { queue });
 wire_struct!(SetQueue<'a> { queue, settings });
@@ -128,6 +134,14 @@ wire_words!(SessionEnd { 1 => Goodbye, 2 => Silence });
 wire_struct!(EndSession { session, reason, not_started, keep });
 wire_struct!(Deliver<'a> { from, sequence, command });
 wire_struct!(Delivered { to, up_to });
+wire_struct!(Dependency<'a> { name, on_failure });
+wire_struct!(FlowNode<'a> { name, home, enqueue, depends_on, on_failure });
+wire_struct!(SubmitFlow<'a> { batch_id, name, retention_ms, nodes });
+wire_struct!(StageFlow<'a> { batch_id, part, nodes });
+wire_struct!(CommitFlow<'a> { batch_id, parts, name, retention_ms });
+wire_struct!(AddFlowTasks<'a> { flow, parent, nodes });
+wire_struct!(CancelFlow { flow });
+wire_struct!(RetryFlow { flow });
 wire_struct!(RetryPolicy { backoff, max_attempts, jitter_thousandths });
 wire_struct!(QueueSettings {
     max_length,
@@ -280,6 +294,13 @@ pub(crate) mod tests {
     pub(crate) fn every_command() -> Vec<Command<'static>> {
         let enqueue = || Enqueue { queue: "mail", task: new_task("send") };
         let queue = QueueCommand { queue: "mail" };
+        let node = |on_failure| FlowNode {
+            name: "b",
+            home: ShardId(9),
+            enqueue: enqueue(),
+            depends_on: vec![Dependency { name: "a", on_failure }],
+            on_failure,
+        };
         let error = TaskError { error_type: "io", message: "no route", backtrace: "main" };
         let filter = TaskFilter {
             queue: Some("mail"),
@@ -287,6 +308,7 @@ pub(crate) mod tests {
             task_type: Some("send"),
             error: Some("io"),
             tag: Some("a"),
+            flow: Some(TASK),
         };
         vec![
             Command::Enqueue(enqueue()),
@@ -396,6 +418,25 @@ pub(crate) mod tests {
             Command::BeginTerm,
             Command::Deliver(Deliver { from: ShardId(3), sequence: 9, command: b"\x01\x02" }),
             Command::Delivered(Delivered { to: ShardId(3), up_to: 9 }),
+            Command::SubmitFlow(SubmitFlow {
+                batch_id: Some(3),
+                name: "nightly",
+                retention_ms: Some(5),
+                nodes: OnFailure::ALL.map(node).to_vec(),
+            }),
+            Command::StageFlow(StageFlow {
+                batch_id: 3,
+                part: 1,
+                nodes: vec![node(OnFailure::Fail)],
+            }),
+            Command::CommitFlow(CommitFlow { batch_id: 3, parts: 2, name: "", retention_ms: None }),
+            Command::AddFlowTasks(AddFlowTasks {
+                flow: TASK,
+                parent: "a",
+                nodes: vec![node(OnFailure::Run)],
+            }),
+            Command::CancelFlow(CancelFlow { flow: TASK }),
+            Command::RetryFlow(RetryFlow { flow: TASK }),
         ]
     }
 

@@ -1,5 +1,6 @@
 //! Enqueue: what a new task must satisfy, and how it enters the state.
 
+use crate::flow::Membership;
 use crate::life::{Extra, KeySlot, State, Task, Terms};
 use crate::limits::*;
 use crate::rejection::at_most;
@@ -73,12 +74,44 @@ impl Turn<'_> {
         new: &NewTask<'_>,
         watch: Option<Watch>,
     ) {
+        let state = self.first_state(new);
+        self.insert_in(queue, id, new, state, watch, None);
+    }
+
+    /// Adds a checked task of a flow under an id.
+    pub(crate) fn insert_member(
+        &mut self,
+        queue: Slot,
+        id: TaskId,
+        new: &NewTask<'_>,
+        watch: Watch,
+        membership: Membership,
+    ) {
+        let state = match membership.released {
+            true => self.first_state(new),
+            false => State::Blocked,
+        };
+        self.insert_in(queue, id, new, state, Some(watch), Some(Box::new(membership)));
+    }
+
+    fn first_state(&self, new: &NewTask<'_>) -> State {
         let run_at = new.first_run_at(self.now);
-        let state = if run_at > self.now {
+        if run_at > self.now {
             State::Scheduled { run_at }
         } else {
             State::Ready { since: self.now }
-        };
+        }
+    }
+
+    fn insert_in(
+        &mut self,
+        queue: Slot,
+        id: TaskId,
+        new: &NewTask<'_>,
+        state: State,
+        watch: Option<Watch>,
+        flow: Option<Box<Membership>>,
+    ) {
         let ready = matches!(state, State::Ready { .. });
         let (body_bytes, body_checksum) = self.put_body(id, &new.body);
         let task_type = self.shard.names.intern(new.task_type);
@@ -99,7 +132,7 @@ impl Turn<'_> {
             losses: 0,
             priority: new.priority.unwrap_or(PRIORITY_DEFAULT),
             last_attempt: None,
-            extra: new.extra(self.now, watch, key),
+            extra: new.extra(self.now, watch, key, flow),
         });
         self.remember_request(queue, new.request_id, id);
         self.emit_task(slot, EventKind::TaskEnqueued);
@@ -221,12 +254,13 @@ impl NewTask<'_> {
         now: Timestamp,
         watch: Option<Watch>,
         key: Option<KeySlot>,
+        flow: Option<Box<Membership>>,
     ) -> Option<Box<Extra>> {
         let terms = self.terms();
         let unique = self.unique.as_ref().map(|unique| Box::new(unique.hold(now)));
         let plain = terms.is_none() && watch.is_none() && unique.is_none() && key.is_none();
-        (!plain)
-            .then(|| Box::new(Extra { terms, left: None, watch: watch.map(Box::new), unique, key }))
+        let watch = watch.map(Box::new);
+        (!plain).then(|| Box::new(Extra { terms, left: None, watch, unique, key, flow }))
     }
 
     fn terms(&self) -> Option<Box<Terms>> {

@@ -2,7 +2,7 @@
 //!
 //! Events feed waiters, metrics and watchers. Losing them must never lose a task.
 
-use crate::{QueueName, SessionId, ShardId, TaskId, Timestamp};
+use crate::{FlowState, QueueName, SessionId, ShardId, TaskId, Timestamp};
 use std::sync::Arc;
 
 /// One fact about one task, queue or session.
@@ -93,6 +93,10 @@ pub enum EventKind {
     QueueSet(QueueName),
     /// A session's claims have ended.
     SessionEnded(SessionId),
+    /// A flow was accepted.
+    FlowSubmitted(TaskId),
+    /// All tasks of a flow have ended.
+    FlowEnded(TaskId, FlowState),
     /// The outbox holds something for that shard.
     OutgoingQueued(ShardId),
 }

@@ -28,6 +28,7 @@ impl Turn<'_> {
         while count < EXPIRIES_PER_ENTRY_MAX && self.forget_one() {
             count += 1;
         }
+        count += self.forget_flows(EXPIRIES_PER_ENTRY_MAX - count);
         Outcome::Expired { count: count as u32 }
     }
 
@@ -39,6 +40,7 @@ impl Turn<'_> {
             return true;
         }
         self.shard.staged.expire_one(now)
+            || self.shard.staged_flows.expire_one(now)
             || self.shard.batches.expire_one(now)
             || self.shard.replays.expire_one(now)
             || self.shard.dedup.expire_one(now)
@@ -50,11 +52,13 @@ impl Turn<'_> {
     fn task_due(&mut self, slot: Slot) {
         let expired = self.task(slot).expires_at().is_some_and(|at| at <= self.now);
         match self.task(slot).state {
-            State::Scheduled { .. } | State::Ready { .. } if expired => {
+            State::Blocked | State::Scheduled { .. } | State::Ready { .. } if expired => {
                 self.finish(slot, Ending::Expired, EventKind::TaskExpired);
             }
             State::Scheduled { .. } => self.make_ready(slot, self.now, Place::Back),
-            State::Ready { .. } => panic!("task {} has no deadline", self.task(slot).id),
+            State::Blocked | State::Ready { .. } => {
+                panic!("task {} has no deadline", self.task(slot).id)
+            }
             State::Claimed(_) => self.claim_due(slot),
             State::Finished { .. } => self.remove_task(slot),
         }

@@ -97,6 +97,9 @@ impl Machine {
             + self.outbox.dirty()
             + self.links.dirty()
             + self.windows.dirty()
+            + self.flows.dirty()
+            + self.nodes.dirty()
+            + self.staged_flows.dirty()
     }
 
     /// Marks the cut of a checkpoint: `frozen_bite` then hands out all changes since the previous one.
@@ -125,6 +128,9 @@ impl Machine {
         self.outbox.freeze();
         self.links.freeze();
         self.windows.freeze();
+        self.flows.freeze();
+        self.nodes.freeze();
+        self.staged_flows.freeze();
     }
 
     /// Encodes up to `records_max` records of the frozen cut, fewer if they are large; empty when all
@@ -171,6 +177,9 @@ impl Machine {
             .or_else(|| self.outbox.next_frozen())
             .or_else(|| self.links.next_frozen())
             .or_else(|| self.windows.next_frozen())
+            .or_else(|| self.flows.next_frozen())
+            .or_else(|| self.nodes.next_frozen())
+            .or_else(|| self.staged_flows.next_frozen())
     }
 
     /// Every record of the state, sorted by key: equal for equal states.
@@ -215,6 +224,9 @@ impl Machine {
             .chain(self.outbox.records())
             .chain(self.links.records())
             .chain(self.windows.records())
+            .chain(self.flows.records())
+            .chain(self.nodes.records())
+            .chain(self.staged_flows.records())
     }
 
     fn encode_head(&self) -> Box<[u8]> {
@@ -232,7 +244,10 @@ impl Machine {
             + self.staged.len()
             + self.outbox.len()
             + self.links.len()
-            + self.windows.len();
+            + self.windows.len()
+            + self.flows.len()
+            + self.nodes.len()
+            + self.staged_flows.len();
         others as u64
     }
 
@@ -278,6 +293,7 @@ impl Machine {
         machine.load_queues(queues)?;
         machine.load_head(head)?;
         machine.rebuild_indexes()?;
+        machine.index_flows()?;
         Ok(machine)
     }
 
@@ -328,6 +344,9 @@ impl Machine {
             kind if kind == kind_of(&self.outbox) => self.outbox.load(key, value)?,
             kind if kind == kind_of(&self.links) => self.links.load(key, value)?,
             kind if kind == kind_of(&self.windows) => self.windows.load(key, value)?,
+            kind if kind == kind_of(&self.flows) => self.flows.load(key, value)?,
+            kind if kind == kind_of(&self.nodes) => self.nodes.load(key, value)?,
+            kind if kind == kind_of(&self.staged_flows) => self.staged_flows.load(key, value)?,
             other => return Err(ImageError { what: format!("unknown kind of record {other}") }),
         }
         Ok(())

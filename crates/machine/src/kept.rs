@@ -67,7 +67,7 @@ impl<V: Keep> Kept<V> {
     /// The records of a range of keys.
     pub(crate) fn range(
         &self,
-        keys: std::ops::RangeInclusive<V::Key>,
+        keys: impl std::ops::RangeBounds<V::Key>,
     ) -> impl Iterator<Item = (V::Key, &V)> {
         self.map.range(keys).map(|(&key, value)| (key, value))
     }
@@ -101,6 +101,11 @@ impl<V: Keep> Kept<V> {
     /// When the first record expires.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
         self.expiries.first().map(|&(at, _)| at)
+    }
+
+    /// The record that expires first.
+    pub(crate) fn first_to_expire(&self) -> Option<(Timestamp, V::Key)> {
+        self.expiries.first().copied()
     }
 
     /// Forgets the record that expires first, if it is due.

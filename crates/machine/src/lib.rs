@@ -35,6 +35,7 @@ mod expire;
 mod extend;
 mod fail;
 mod fairness;
+mod flow;
 mod ids;
 mod image;
 mod indexes;
@@ -79,18 +80,21 @@ pub use bucket::Rate;
 pub use command::*;
 pub use entry::{DecodeError, EncodedCommand, Entry, EntryBuilder, RULES_CURRENT};
 pub use event::{DeathReason, Event, EventKind, TaskRef};
+pub use flow::{FlowFilter, FlowPage, FlowView, NodeView, ParentResult, TaskSketch, check_flow};
 pub use image::{ImageError, Record, RecordKey};
 pub use machine::{Identity, Machine, home_shard};
 pub use outbox::Outgoing;
 pub use outcome::{AfterFailure, BulkProgress, ClaimedTask, Enqueued, Outcome, Renewal};
 pub use payloads::{NoPayloads, Payloads};
 pub use query::{
-    AttemptOutcome, AttemptView, ClaimView, Claimable, QueueCounts, QueueView, TaskPage, TaskView,
-    UniqueView,
+    AttemptOutcome, AttemptView, ClaimView, Claimable, FlowMember, QueueCounts, QueueView,
+    TaskPage, TaskView, UniqueView,
 };
 pub use queue_name::{InvalidQueueName, QueueName};
 pub use rejection::{KeyHolder, Rejection};
 pub use retry::{Backoff, RetryPolicy};
 pub use settings::{PerKey, QueueSettings};
-pub use task::{ClaimToken, InvalidTaskId, SessionId, ShardId, TaskId, TaskStateName, Timestamp};
+pub use task::{
+    ClaimToken, FlowState, InvalidTaskId, SessionId, ShardId, TaskId, TaskStateName, Timestamp,
+};
 pub use why::{Reason, ScheduledFor};

@@ -3,14 +3,15 @@
 //! A waiting task is under a hundred bytes: what few tasks have sits behind `extra`, what only a
 //! claimed one has in its state, and past attempts in a chain.
 
+use crate::flow::Membership;
 use crate::names::NameId;
 use crate::slab::Slot;
 use crate::unique::Hold;
 use crate::watch::Watch;
 use crate::wire::{wire_struct, wire_words};
 use crate::{
-    AttemptOutcome, ClaimToken, DeathReason, RetryPolicy, SessionId, TaskError, TaskId,
-    TaskStateName, Timestamp,
+    AttemptOutcome, ClaimToken, DeathReason, FlowMember, ParentResult, RetryPolicy, SessionId,
+    TaskError, TaskId, TaskStateName, Timestamp,
 };
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -45,6 +46,8 @@ pub(crate) struct Task {
 /// Where a task is in its life. Each state holds exactly what is true there.
 #[derive(Debug)]
 pub(crate) enum State {
+    /// Waits for its parents in a flow.
+    Blocked,
     /// Waits for its time: a delay, a retry, a snooze.
     Scheduled { run_at: Timestamp },
     /// May be claimed, since then.
@@ -120,6 +123,8 @@ pub(crate) struct Extra {
     pub(crate) unique: Option<Box<Hold>>,
     /// Its fairness key; its image names it by id.
     pub(crate) key: Option<KeySlot>,
+    /// Its place in its flow.
+    pub(crate) flow: Option<Box<Membership>>,
 }
 
 /// The slot of a key, as a number that is never 0, so that having none costs nothing.
@@ -168,6 +173,7 @@ wire_struct!(Left { progress, resume_state, result, death, follow_ups });
 impl State {
     pub(crate) fn name(&self) -> TaskStateName {
         match self {
+            State::Blocked => TaskStateName::Blocked,
             State::Scheduled { .. } => TaskStateName::Scheduled,
             State::Ready { .. } => TaskStateName::Ready,
             State::Claimed(_) => TaskStateName::Claimed,
@@ -232,14 +238,44 @@ impl Task {
             State::Scheduled { run_at } => {
                 Some(self.expires_at().map_or(*run_at, |at| at.min(*run_at)))
             }
-            State::Ready { .. } => self.expires_at(),
+            State::Blocked | State::Ready { .. } => self.expires_at(),
             State::Claimed(claim) => Some(claim.ends_at),
             State::Finished { ending: Ending::Dead, .. } => None,
             State::Finished { at, .. } => {
                 let own = self.terms()?.retention_ms?;
+                // Its flow keeps it, and says when it goes.
+                let own = (!self.is_in_flow()).then_some(own)?;
                 Some(at.plus_ms(own))
             }
         }
+    }
+
+    /// Whether it is a task of a flow.
+    pub(crate) fn is_in_flow(&self) -> bool {
+        self.extra.as_ref().is_some_and(|extra| extra.flow.is_some())
+    }
+
+    /// The flow that it is a task of.
+    pub(crate) fn flow_id(&self) -> Option<TaskId> {
+        match self.extra.as_ref()?.watch.as_deref()? {
+            Watch::Flow { flow, .. } => Some(*flow),
+        }
+    }
+
+    /// Its place in that flow.
+    pub(crate) fn flow_member(&self) -> Option<FlowMember> {
+        let membership = self.extra.as_ref()?.flow.as_ref()?;
+        Some(FlowMember {
+            flow: self.flow_id()?,
+            node: membership.name.clone(),
+            failed_parent: membership.failed_parent.clone(),
+        })
+    }
+
+    /// What its parents left for it.
+    pub(crate) fn parents(&self) -> &[ParentResult] {
+        let flow = self.extra.as_ref().and_then(|extra| extra.flow.as_ref());
+        flow.map_or(&[], |flow| &flow.parents)
     }
 
     /// Ended attempts, newest first.
@@ -293,7 +329,8 @@ impl Extra {
         let left = self.left.as_ref().map_or(0, |left| left.bytes());
         let watch = self.watch.as_ref().map_or(0, |_| size_of::<Watch>());
         let unique = self.unique.as_ref().map_or(0, |hold| hold.bytes());
-        size_of::<Extra>() + terms + left + watch + unique
+        let flow = self.flow.as_ref().map_or(0, |flow| flow.bytes());
+        size_of::<Extra>() + terms + left + watch + unique + flow
     }
 }
 

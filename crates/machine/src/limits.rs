@@ -122,6 +122,26 @@ limits! {
     RETRY_DELAYS_MAX: usize = 100, "delays";
     /// Follow-up tasks that one ack may carry.
     FOLLOW_UPS_MAX: usize = 1_000, "tasks";
+    /// Nodes of one flow, those included that its tasks add while they run.
+    FLOW_NODES_MAX: usize = 10_000, "nodes";
+    /// Dependencies of one flow: each costs a little when a task ends.
+    FLOW_EDGES_MAX: usize = 100_000, "dependencies";
+    /// The name of a flow or of one of its nodes.
+    FLOW_NAME_BYTES_MAX: usize = 128, "bytes";
+    /// One flow is staged in memory until it is committed.
+    FLOW_BYTES_MAX: usize = 16 << 20, "bytes";
+    /// Flows staged at once on one shard: each may hold the memory of a whole flow.
+    FLOWS_STAGED_MAX: usize = 16, "flows";
+    /// Tasks that a running task adds to its flow with one call.
+    FLOW_ADD_NODES_MAX: usize = 1_000, "nodes";
+    /// How long a flow and its tasks are kept after its end, unless it says otherwise.
+    FLOW_RETENTION_MS_DEFAULT: u64 = 86_400_000, "ms";
+    /// Nodes of ended flows kept on one shard; past this the oldest ended flow goes before its time.
+    FLOW_NODES_KEPT_MAX: usize = 200_000, "nodes";
+    /// Results shown together with their flow; the rest is fetched task by task.
+    FLOW_RESULT_BYTES_MAX: usize = 8 << 20, "bytes";
+    /// Results of parents that travel with one task; the rest is fetched task by task.
+    PARENTS_BYTES_MAX: usize = 4 << 20, "bytes";
     /// A result up to this travels to the tasks that depend on its task; a larger one stays with its task, where they fetch it.
     PARENT_RESULT_BYTES_MAX: usize = 64 << 10, "bytes";
     /// What tasks that depend on a failed one are told of its error.

@@ -3,6 +3,7 @@
 use crate::batch_memory::BatchMemory;
 use crate::deadlines::Deadlines;
 use crate::dedup::DedupRecord;
+use crate::flow::{Flow, Node, NodeNames, StagedFlow};
 use crate::ids::Ids;
 use crate::image::Cut;
 use crate::kept::Kept;
@@ -51,6 +52,10 @@ pub struct Machine {
     pub(crate) outbox: Kept<Owed>,
     pub(crate) links: Kept<Link>,
     pub(crate) windows: Kept<Window>,
+    pub(crate) flows: Kept<Flow>,
+    /// Nodes of flows, by flow and number.
+    pub(crate) nodes: Kept<Node>,
+    pub(crate) staged_flows: Kept<StagedFlow>,
 
     // Indexes: what follows from the tasks, and is rebuilt from them.
     pub(crate) ids: Ids,
@@ -62,6 +67,10 @@ pub struct Machine {
     pub(crate) session_claims: BTreeMap<SessionId, BTreeMap<u64, Slot>>,
     /// Tasks that hold a unique key, by the hash of queue and key.
     pub(crate) unique: BTreeMap<u128, Slot>,
+    /// Nodes of flows by the hash of their name.
+    pub(crate) node_names: NodeNames,
+    /// Nodes of flows that have ended and are still kept.
+    pub(crate) ended_nodes: u64,
     /// Bytes that tasks hold beside their slots.
     pub(crate) task_heap_bytes: u64,
 
@@ -120,12 +129,17 @@ impl Machine {
             outbox: Kept::new(),
             links: Kept::new(),
             windows: Kept::new(),
+            flows: Kept::new(),
+            nodes: Kept::new(),
+            staged_flows: Kept::new(),
             ids: Ids::new(identity.shard),
             deadlines: Deadlines::default(),
             names: Names::default(),
             dead: BTreeMap::new(),
             session_claims: BTreeMap::new(),
             unique: BTreeMap::new(),
+            node_names: NodeNames::new(),
+            ended_nodes: 0,
             task_heap_bytes: 0,
             cut: Cut::default(),
             opened: Vec::new(),
@@ -177,6 +191,8 @@ impl Machine {
             self.batches.next_due(),
             self.staged.next_due(),
             self.windows.next_due(),
+            self.flows.next_due(),
+            self.staged_flows.next_due(),
         ];
         parts.into_iter().flatten().min()
     }
@@ -204,6 +220,9 @@ impl Machine {
             + self.outbox.memory_bytes()
             + self.links.memory_bytes()
             + self.windows.memory_bytes()
+            + self.flows.memory_bytes()
+            + self.nodes.memory_bytes()
+            + self.staged_flows.memory_bytes()
     }
 
     /// Tasks in the state, in any state of their life.

@@ -5,6 +5,7 @@
 //! target has answered. So it arrives exactly once, whatever is sent again.
 
 use crate::entry::DecodeError;
+use crate::flow::{FlowTask, ParentResult};
 use crate::kept::Keep;
 use crate::slab::Slot;
 use crate::turn::Turn;
@@ -71,6 +72,22 @@ pub(crate) enum Message<'a> {
     Enqueue { id: TaskId, enqueue: Enqueue<'a>, watch: Option<Watch> },
     /// A task has ended that something on the target watches.
     TaskEnded(TaskEnded<'a>),
+    /// Add this task of a flow.
+    FlowTask(FlowTask<'a>),
+    /// Its parents let this task of a flow go.
+    Release { task: TaskId, run: u32, parents: Vec<ParentResult> },
+    /// A parent of this blocked task failed.
+    FailBlocked { task: TaskId, run: u32, parent: &'a str },
+    /// Cancel this task.
+    Cancel { task: TaskId },
+    /// Run this task of a flow again.
+    Revive { task: TaskId, run: u32, flow: TaskId, node: u32 },
+    /// Let this task of a flow wait for its parents again.
+    BlockAgain { task: TaskId, run: u32, flow: TaskId, node: u32 },
+    /// The flow of this task no longer keeps it.
+    Forget { task: TaskId },
+    /// A node's task was retried by hand.
+    NodeRevived { flow: TaskId, node: u32, run: u32 },
 }
 
 impl<'a> Wire<'a> for Message<'a> {
@@ -86,6 +103,36 @@ impl<'a> Wire<'a> for Message<'a> {
                 out.push(10);
                 ended.write(out);
             }
+            Message::FlowTask(task) => {
+                out.push(11);
+                task.write(out);
+            }
+            Message::Release { task, run, parents } => {
+                out.push(12);
+                task.write(out);
+                run.write(out);
+                parents.write(out);
+            }
+            Message::FailBlocked { task, run, parent } => {
+                out.push(13);
+                task.write(out);
+                run.write(out);
+                parent.write(out);
+            }
+            Message::Cancel { task } => (14u8, *task).write(out),
+            Message::Revive { task, run, flow, node } => {
+                out.push(15);
+                ((*task, *run), (*flow, *node)).write(out);
+            }
+            Message::BlockAgain { task, run, flow, node } => {
+                out.push(16);
+                ((*task, *run), (*flow, *node)).write(out);
+            }
+            Message::Forget { task } => (17u8, *task).write(out),
+            Message::NodeRevived { flow, node, run } => {
+                out.push(18);
+                (*flow, (*node, *run)).write(out);
+            }
         }
     }
 
@@ -96,6 +143,29 @@ impl<'a> Wire<'a> for Message<'a> {
                 Ok(Message::Enqueue { id, enqueue, watch })
             }
             10 => Ok(Message::TaskEnded(reader.read()?)),
+            11 => Ok(Message::FlowTask(reader.read()?)),
+            12 => {
+                let (task, run, parents) = (reader.read()?, reader.read()?, reader.read()?);
+                Ok(Message::Release { task, run, parents })
+            }
+            13 => {
+                let (task, run, parent) = (reader.read()?, reader.read()?, reader.read()?);
+                Ok(Message::FailBlocked { task, run, parent })
+            }
+            14 => Ok(Message::Cancel { task: reader.read()? }),
+            15 => {
+                let ((task, run), (flow, node)) = reader.read()?;
+                Ok(Message::Revive { task, run, flow, node })
+            }
+            16 => {
+                let ((task, run), (flow, node)) = reader.read()?;
+                Ok(Message::BlockAgain { task, run, flow, node })
+            }
+            17 => Ok(Message::Forget { task: reader.read()? }),
+            18 => {
+                let (flow, (node, run)) = reader.read()?;
+                Ok(Message::NodeRevived { flow, node, run })
+            }
             other => Err(reader.error(format_args!("unknown message {other}"))),
         }
     }
@@ -208,7 +278,15 @@ impl Turn<'_> {
     fn check_message(&self, message: &Message<'_>) -> Result<(), Rejection> {
         match message {
             Message::Enqueue { id, enqueue, .. } => self.check_accepted(*id, enqueue.queue),
-            Message::TaskEnded(_) => Ok(()),
+            Message::FlowTask(task) => self.check_accepted(task.id, task.enqueue.queue),
+            Message::TaskEnded(_)
+            | Message::Release { .. }
+            | Message::FailBlocked { .. }
+            | Message::Cancel { .. }
+            | Message::Revive { .. }
+            | Message::BlockAgain { .. }
+            | Message::Forget { .. }
+            | Message::NodeRevived { .. } => Ok(()),
         }
     }
 
@@ -227,6 +305,20 @@ impl Turn<'_> {
         match message {
             Message::Enqueue { id, enqueue, watch } => self.take_enqueue(*id, enqueue, *watch),
             Message::TaskEnded(ended) => self.take_ended(ended),
+            Message::FlowTask(task) => self.take_flow_task(task),
+            Message::Release { task, run, parents } => self.take_release(*task, *run, parents),
+            Message::FailBlocked { task, run, parent } => {
+                self.take_fail_blocked(*task, *run, parent);
+            }
+            Message::Cancel { task } => self.take_cancel(*task),
+            Message::Revive { task, run, flow, node } => {
+                self.take_revive(*task, *run, *flow, *node);
+            }
+            Message::BlockAgain { task, run, flow, node } => {
+                self.take_block_again(*task, *run, *flow, *node);
+            }
+            Message::Forget { task } => self.take_forget(*task),
+            Message::NodeRevived { flow, node, run } => self.node_revived(*flow, *node, *run),
         }
     }
 

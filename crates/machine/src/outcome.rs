@@ -1,6 +1,9 @@
 //! Outcome: the answer to an accepted command.
 
-use crate::{ClaimToken, QueueName, Rejection, TaskId, TaskStateName, Timestamp};
+use crate::{
+    ClaimToken, FlowMember, FlowState, ParentResult, QueueName, Rejection, TaskId, TaskStateName,
+    Timestamp,
+};
 use std::sync::Arc;
 
 /// What an accepted command did.
@@ -61,6 +64,19 @@ pub enum Outcome {
         /// Deadlines handled; at the entry's bound there may be more.
         count: u32,
     },
+    /// To `SubmitFlow` and `CommitFlow`.
+    FlowSubmitted {
+        /// The flow's id.
+        flow: TaskId,
+        /// The ids of its tasks, in the order of its nodes.
+        tasks: Vec<TaskId>,
+        /// Its batch_id was known: this is the flow that it made then.
+        duplicate: bool,
+    },
+    /// To `AddFlowTasks`: one per node, in order. One that was added before keeps its id.
+    FlowTasksAdded(Vec<Enqueued>),
+    /// To `CancelFlow` and `RetryFlow`: where the flow is now.
+    FlowState(FlowState),
     /// To `Deliver`: it was applied now or before.
     Taken,
 }
@@ -99,6 +115,10 @@ pub struct ClaimedTask {
     pub resume_state: Option<Box<[u8]>>,
     /// Whom it is for.
     pub fairness_key: Option<Box<str>>,
+    /// The flow that it is a task of.
+    pub flow: Option<FlowMember>,
+    /// What the tasks that it depends on left for it.
+    pub parents: Box<[ParentResult]>,
 }
 
 /// What became of a task that failed.

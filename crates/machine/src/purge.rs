@@ -7,7 +7,8 @@ use crate::turn::Turn;
 use crate::{BulkProgress, Outcome, QueueCommand, Rejection};
 
 impl Turn<'_> {
-    /// Removes what waits, the first to run first, tasks without a key before the others. Claimed and finished tasks stay.
+    /// Removes what waits, the first to run first, tasks without a key before the others, blocked
+    /// tasks of flows last. Claimed and finished tasks stay.
     pub(crate) fn purge_queue(&mut self, command: QueueCommand<'_>) -> Result<Outcome, Rejection> {
         let number = self.find_queue(command.queue)?;
         let mut progress = BulkProgress::default();
@@ -24,8 +25,8 @@ impl Turn<'_> {
 
     fn first_waiting(&self, number: Slot) -> Option<Slot> {
         let queue = self.shard.queues.get(number);
-        let scheduled = queue.lane(LaneId::SCHEDULED).head;
-        self.shard.any_ready(number).or((scheduled != NO_SLOT).then_some(scheduled))
+        let others = [LaneId::SCHEDULED, LaneId::BLOCKED].map(|lane| queue.lane(lane).head);
+        self.shard.any_ready(number).or(others.into_iter().find(|&head| head != NO_SLOT))
     }
 }
 

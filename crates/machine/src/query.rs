@@ -57,6 +57,8 @@ pub struct TaskView {
     pub tags: Vec<String>,
     /// Whom it is for.
     pub fairness_key: Option<String>,
+    /// The flow that it is a task of.
+    pub flow: Option<FlowMember>,
     /// Its last attempts, oldest first.
     pub attempts: Vec<AttemptView>,
     /// Its unique key.
@@ -78,6 +80,17 @@ pub struct UniqueView {
     pub debounce_ms: Option<u64>,
     /// Whether this task holds the key now.
     pub held: bool,
+}
+
+/// A task's place in a flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowMember {
+    /// The flow.
+    pub flow: TaskId,
+    /// The name of its node.
+    pub node: Box<str>,
+    /// The parent whose failure ended the task before it ran.
+    pub failed_parent: Option<Box<str>>,
 }
 
 /// The current claim of a task.

@@ -1,8 +1,8 @@
 //! Queue: a queue's settings, totals and lanes.
 //!
 //! Every task is in exactly one lane of its queue, which follows from its state: one lane of ready
-//! tasks per priority, and one each for the scheduled, claimed, finished and dead; but ready tasks
-//! with a fairness key stand in their key's line instead. So lane lengths are the exact counts. A
+//! tasks per priority, and one each for the blocked, scheduled, claimed, finished and dead; but ready
+//! tasks with a fairness key stand in their key's line instead. So lane lengths are the exact counts. A
 //! lane is a list through the tasks themselves, sorted by their `order`.
 
 use crate::bucket::Bucket;
@@ -27,9 +27,11 @@ impl LaneId {
     /// Finished, kept as the queue says.
     pub(crate) const FINISHED: LaneId = LaneId(PRIORITY_MAX + 3);
     pub(crate) const DEAD: LaneId = LaneId(PRIORITY_MAX + 4);
-    /// Finished, kept as the task itself says.
+    /// Finished, kept as the task itself or its flow says.
     pub(crate) const FINISHED_OWN: LaneId = LaneId(PRIORITY_MAX + 5);
-    pub(crate) const COUNT: usize = PRIORITY_MAX as usize + 6;
+    /// Waiting for parents in a flow.
+    pub(crate) const BLOCKED: LaneId = LaneId(PRIORITY_MAX + 6);
+    pub(crate) const COUNT: usize = PRIORITY_MAX as usize + 7;
 
     /// Lanes whose tasks the queue's own retention removes.
     pub(crate) const RETAINED: [LaneId; 2] = [LaneId::FINISHED, LaneId::DEAD];
@@ -56,11 +58,13 @@ impl LaneId {
     pub(crate) fn of(task: &Task) -> LaneId {
         match task.state {
             State::Ready { .. } => LaneId(task.priority),
+            State::Blocked => LaneId::BLOCKED,
             State::Scheduled { .. } => LaneId::SCHEDULED,
             State::Claimed(_) => LaneId::CLAIMED,
             State::Finished { ending: Ending::Dead, .. } => LaneId::DEAD,
             State::Finished { .. } => {
-                let own = task.terms().is_some_and(|terms| terms.retention_ms.is_some());
+                let own = task.is_in_flow()
+                    || task.terms().is_some_and(|terms| terms.retention_ms.is_some());
                 if own { LaneId::FINISHED_OWN } else { LaneId::FINISHED }
             }
         }
@@ -204,7 +208,8 @@ impl Queue {
 
     /// Tasks that count against `max_length`.
     pub(crate) fn waiting(&self) -> u64 {
-        self.ready() + u64::from(self.lane(LaneId::SCHEDULED).length)
+        let length = |id| u64::from(self.lane(id).length);
+        self.ready() + length(LaneId::SCHEDULED) + length(LaneId::BLOCKED)
     }
 
     /// Whether it has tasks that may be claimed by themselves one day.
@@ -239,7 +244,7 @@ impl Queue {
     pub(crate) fn counts(&self) -> QueueCounts {
         let length = |id| u64::from(self.lane(id).length);
         QueueCounts {
-            blocked: 0,
+            blocked: length(LaneId::BLOCKED),
             scheduled: length(LaneId::SCHEDULED),
             ready: self.ready(),
             claimed: length(LaneId::CLAIMED),

@@ -3,7 +3,7 @@
 //! A rejection is deterministic, changes nothing but time, and has a stable code that is the same
 //! on every front. Retired codes are never reused.
 
-use crate::{QueueName, TaskId, TaskStateName, Timestamp};
+use crate::{FlowState, QueueName, TaskId, TaskStateName, Timestamp};
 use std::fmt;
 
 /// The machine understood and says no. Every replica says the same.
@@ -22,6 +22,28 @@ pub enum Rejection {
         index: u32,
         /// What is wrong with it.
         rejection: Box<Rejection>,
+    },
+    /// One node of a flow is bad, so nothing was changed.
+    #[error("node {node:?}: {rejection}")]
+    InNode {
+        /// The node's name.
+        node: Box<str>,
+        /// What is wrong with it.
+        rejection: Box<Rejection>,
+    },
+    /// No such flow: never submitted here, or no longer kept.
+    #[error("flow {flow} is not known here: it never existed or is no longer kept")]
+    FlowNotFound {
+        /// The id that was asked for.
+        flow: TaskId,
+    },
+    /// The flow has ended, so it can't be changed any more.
+    #[error("flow {flow} is already {state}")]
+    FlowEnded {
+        /// The flow that has ended.
+        flow: TaskId,
+        /// How it ended.
+        state: FlowState,
     },
     /// No such task: never enqueued here, or removed by its retention.
     #[error("task {task} is not known here: it never existed or its retention removed it")]
@@ -145,14 +167,17 @@ impl Rejection {
             Rejection::InvalidArgument { .. }
             | Rejection::NeverRuns { .. }
             | Rejection::WrongState { .. } => "invalid_argument",
-            Rejection::BatchElement { rejection, .. } => rejection.code(),
+            Rejection::BatchElement { rejection, .. } | Rejection::InNode { rejection, .. } => {
+                rejection.code()
+            }
             Rejection::TaskNotFound { .. }
+            | Rejection::FlowNotFound { .. }
             | Rejection::QueueNotFound { .. }
             | Rejection::BatchNotFound { .. } => "not_found",
             Rejection::ClaimLost { .. } => "claim_lost",
-            Rejection::AlreadyFinished { .. } | Rejection::AlreadyRemoved { .. } => {
-                "already_finished"
-            }
+            Rejection::AlreadyFinished { .. }
+            | Rejection::AlreadyRemoved { .. }
+            | Rejection::FlowEnded { .. } => "already_finished",
             Rejection::QueueFull { .. } => "queue_full",
             Rejection::NotUnique { .. } => "not_unique",
             Rejection::LimitExceeded { .. } => "limit_exceeded",

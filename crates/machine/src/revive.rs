@@ -20,6 +20,13 @@ impl Turn<'_> {
             State::Finished { ending: Ending::Succeeded, .. } => {
                 return wrong(TaskStateName::Succeeded, "enqueue it again to run it once more");
             }
+            State::Blocked => {
+                return wrong(TaskStateName::Blocked, "it runs when its parents have ended");
+            }
+            State::Finished { .. } if self.waits_in_flow(slot) => {
+                let state = self.task(slot).state.name();
+                return wrong(state, "its parents never let it go; retry its flow");
+            }
             State::Finished { .. } => self.check_revival(slot)?,
             _ => {}
         }
@@ -31,7 +38,7 @@ impl Turn<'_> {
             });
         }
         match self.task(slot).state {
-            State::Ready { .. } | State::Claimed(_) => {}
+            State::Blocked | State::Ready { .. } | State::Claimed(_) => {}
             State::Scheduled { .. } => self.make_ready(slot, self.now, Place::Back),
             State::Finished { .. } => self.revive(slot),
         }
@@ -41,6 +48,18 @@ impl Turn<'_> {
     /// Makes a finished task ready with all its retries before it. Attempts go on counting, for
     /// history and workers must tell old runs from new ones.
     pub(crate) fn revive(&mut self, slot: Slot) {
+        self.tell_revived(slot);
+        self.revive_task(slot);
+    }
+
+    /// The same without a word to its flow.
+    pub(crate) fn revive_task(&mut self, slot: Slot) {
+        self.forget_failures(slot);
+        self.make_ready(slot, self.now, Place::Back);
+    }
+
+    /// Gives a finished task that is to run again all its retries.
+    pub(crate) fn forget_failures(&mut self, slot: Slot) {
         let now = self.now;
         self.shard.edit_deadline(slot, |task| {
             (task.failures, task.losses) = (0, 0);
@@ -53,7 +72,12 @@ impl Turn<'_> {
                 terms.expires_at = terms.expires_at.filter(|&at| at > now);
             }
         });
-        self.make_ready(slot, now, Place::Back);
+    }
+
+    /// Whether a task has ended before its parents in a flow let it go.
+    fn waits_in_flow(&self, slot: Slot) -> bool {
+        let flow = self.task(slot).extra.as_ref().and_then(|extra| extra.flow.as_ref());
+        flow.is_some_and(|flow| !flow.released)
     }
 }
 

@@ -135,6 +135,46 @@ impl fmt::Display for SessionId {
     }
 }
 
+/// The word for where a flow is in its life: the same in code, wire, documents and dashboard.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum FlowState {
+    /// Some of its tasks have not ended.
+    Running,
+    /// All ended, and no failure counts.
+    Succeeded,
+    /// All ended, and some failure counts.
+    Failed,
+    /// It was taken back before it ended.
+    Cancelled,
+}
+
+impl FlowState {
+    /// Every state.
+    pub const ALL: [FlowState; 4] =
+        [FlowState::Running, FlowState::Succeeded, FlowState::Failed, FlowState::Cancelled];
+
+    /// The word on every front.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            FlowState::Running => "running",
+            FlowState::Succeeded => "succeeded",
+            FlowState::Failed => "failed",
+            FlowState::Cancelled => "cancelled",
+        }
+    }
+
+    /// The reverse of [`FlowState::as_str`].
+    pub fn parse(word: &str) -> Option<FlowState> {
+        FlowState::ALL.into_iter().find(|state| state.as_str() == word)
+    }
+}
+
+impl fmt::Display for FlowState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 /// The word for where a task is in its life: the same in code, wire, documents and dashboard.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum TaskStateName {

@@ -78,13 +78,14 @@ pub(crate) fn read_task(
 }
 
 fn write_extra(extra: &Extra, keys: &Keys, out: &mut Vec<u8>) {
-    let Extra { terms, left, watch, unique, key } = extra;
+    let Extra { terms, left, watch, unique, key, flow } = extra;
     terms.write(out);
     left.write(out);
     watch.write(out);
     unique.write(out);
     let key = key.map(|key| keys.get(key.slot()).id);
     key.map(|id| (id.hash, id.tie)).write(out);
+    flow.write(out);
 }
 
 fn read_extra(
@@ -99,7 +100,8 @@ fn read_extra(
     let (watch, unique) = (reader.read()?, reader.read()?);
     let key: Option<(u64, u32)> = reader.read()?;
     let slot = key.map(|(hash, tie)| keys.load_named(KeyId { queue, hash, tie }));
-    Ok(Some(Box::new(Extra { terms, left, watch, unique, key: slot.map(KeySlot::new) })))
+    let (key, flow) = (slot.map(KeySlot::new), reader.read()?);
+    Ok(Some(Box::new(Extra { terms, left, watch, unique, key, flow })))
 }
 
 fn write_state(state: &State, names: &Names, out: &mut Vec<u8>) {
@@ -125,6 +127,7 @@ fn write_state(state: &State, names: &Names, out: &mut Vec<u8>) {
             ending.write(out);
             at.write(out);
         }
+        State::Blocked => out.push(5),
     }
 }
 
@@ -145,6 +148,7 @@ fn read_state(reader: &mut Reader<'_>, names: &mut Names) -> Result<State, Decod
             engaged: reader.read()?,
             cancel_requested: reader.read()?,
         }))),
+        5 => Ok(State::Blocked),
         4 => Ok(State::Finished { ending: reader.read()?, at: reader.read()? }),
         other => Err(reader.error(format_args!("unknown state {other}"))),
     }

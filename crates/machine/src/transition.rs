@@ -19,9 +19,13 @@ pub(crate) enum Place {
 }
 
 /// Whether a task's life has this step.
-fn may_become(from: TaskStateName, to: TaskStateName) -> bool {
+fn may_become(from: TaskStateName, to: TaskStateName, in_flow: bool) -> bool {
     use TaskStateName::*;
     match (from, to) {
+        // Let go by its parents, failed with one, expired, or taken back.
+        (Blocked, Ready | Scheduled | Failed | Expired | Cancelled) => in_flow,
+        // Its flow is retried, and its parents run again first.
+        (Failed | Dead | Cancelled | Expired, Blocked) => in_flow,
         // Due, expired, taken back, or retried by hand.
         (Scheduled, Ready | Expired | Cancelled) => true,
         (Ready, Claimed | Expired | Cancelled) => true,
@@ -40,7 +44,11 @@ impl Turn<'_> {
     pub(crate) fn transition(&mut self, slot: Slot, to: State, place: Place) {
         let task = self.task(slot);
         let (from, next) = (task.state.name(), to.name());
-        assert!(may_become(from, next), "task {} can't go from {from} to {next}", task.id);
+        assert!(
+            may_become(from, next, task.is_in_flow()),
+            "task {} can't go from {from} to {next}",
+            task.id
+        );
         let queue = task.queue;
         self.shard.unlink(slot);
         let order = self.shard.next_order(place);
@@ -177,10 +185,14 @@ mod tests {
     fn a_task_that_succeeded_or_is_claimed_never_just_becomes_something_else() {
         use TaskStateName::*;
         for to in TaskStateName::ALL {
-            assert!(!may_become(Succeeded, to), "succeeded is for good, not {to}");
-            assert!(!may_become(to, Blocked), "nothing is blocked again, not {to}");
+            assert!(!may_become(Succeeded, to, true), "succeeded is for good, not {to}");
+            assert!(!may_become(to, Blocked, false), "only a flow blocks, not {to}");
+            assert!(!may_become(Blocked, to, false), "only a flow lets go, not {to}");
         }
+        let may_become = |from, to| may_become(from, to, true);
         assert!(!may_become(Scheduled, Claimed), "only a ready task is claimed");
+        assert!(!may_become(Blocked, Claimed) && !may_become(Blocked, Succeeded));
+        assert!(!may_become(Claimed, Blocked) && !may_become(Ready, Blocked));
         assert!(!may_become(Dead, Claimed) && !may_become(Claimed, Claimed));
         assert!(!may_become(Claimed, Expired), "only a waiting task expires");
     }

@@ -66,6 +66,7 @@ impl Machine {
             && filter.task_type.is_none_or(of_type)
             && filter.tag.is_none_or(tagged)
             && filter.error.is_none_or(failed_with)
+            && filter.flow.is_none_or(|flow| task.flow_id() == Some(flow))
     }
 
     /// All queues, by name.
@@ -156,6 +157,7 @@ impl Machine {
             tags: terms
                 .map_or(Vec::new(), |terms| terms.tags.iter().map(|tag| tag.to_string()).collect()),
             fairness_key: task.key().map(|key| self.keys.get(key).text.to_string()),
+            flow: task.flow_member(),
             attempts,
             unique: self.unique_view(task),
             body_bytes: task.body_bytes,

@@ -131,8 +131,7 @@ impl Turn<'_> {
     /// A watched task has ended.
     pub(crate) fn take_ended(&mut self, ended: &TaskEnded<'_>) {
         match ended.watch {
-            // No flow is kept yet, so that there is none to tell.
-            Watch::Flow { .. } => {}
+            Watch::Flow { flow, node, run } => self.node_ended(flow, node, run, ended),
         }
     }
 }
@@ -173,8 +172,13 @@ mod tests {
         for outgoing in &owed {
             assert_eq!(outgoing.to, OTHER);
             for message in messages(&outgoing.command).unwrap() {
-                let Message::TaskEnded(ended) = message else { panic!("{message:?}") };
-                assert_eq!((ended.watch, ended.task.sequence), (WATCH, 1));
+                let ended = match message {
+                    Message::TaskEnded(ended) => ended,
+                    Message::NodeRevived { flow: FLOW, node: 3, run: 1 } => continue,
+                    other => panic!("{other:?}"),
+                };
+                let Watch::Flow { flow, node, .. } = ended.watch;
+                assert_eq!((flow, node, ended.task.sequence), (FLOW, 3, 1));
                 let error =
                     ended.error.map(|error| format!("{}: {}", error.error_type, error.message));
                 all.push((ended.end, ended.result.map(<[u8]>::to_vec), error));

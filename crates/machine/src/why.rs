@@ -10,6 +10,13 @@ use std::sync::Arc;
 /// One thing that a task waits for, or why it does not wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
+    /// It is a node of a flow whose parents have not all let it go; the flow knows which.
+    Parents {
+        /// The flow.
+        flow: TaskId,
+        /// The task's node.
+        node: Box<str>,
+    },
     /// Its queue is paused.
     QueuePaused,
     /// Its time has not come.
@@ -119,6 +126,10 @@ impl Machine {
                 let reason = self.scheduled_for(slot);
                 reasons.push(Reason::Scheduled { until: *run_at, reason });
             }
+            State::Blocked => reasons.extend(task.flow_member().map(|member| {
+                let (flow, node) = (member.flow, member.node);
+                Reason::Parents { flow, node }
+            })),
             State::Ready { .. } => {}
         }
         if queue.paused {

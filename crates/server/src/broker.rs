@@ -9,6 +9,7 @@ mod claim;
 mod cursor;
 mod enqueue;
 mod finish;
+mod flow;
 mod inspect;
 mod retry;
 
@@ -17,6 +18,8 @@ pub(crate) use claim::check_wait;
 pub use claim::{ClaimAsked, Places};
 pub use enqueue::QUEUE_DEFAULT;
 pub(crate) use finish::finished_task;
+pub(crate) use flow::in_node;
+pub use flow::{FlowsAsked, FoundFlow, SubmittedFlow};
 pub use inspect::{ClusterView, Found, ListAsked, NodeInfo, Page, TaskResult};
 pub use retry::Edit;
 

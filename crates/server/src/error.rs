@@ -34,6 +34,14 @@ pub enum Error {
         /// What is wrong with it.
         error: Box<Error>,
     },
+    /// One node of a flow is bad. Nothing changed.
+    #[error("node {node:?}: {error}")]
+    Node {
+        /// Its name.
+        node: String,
+        /// What is wrong with it.
+        error: Box<Error>,
+    },
     /// A budget of this node is used up (memory, parked claims, connections). Nothing changed.
     #[error("{0}")]
     LimitExceeded(String),
@@ -70,6 +78,9 @@ impl fmt::Display for Told<'_> {
             Rejection::BatchElement { index, rejection } => {
                 write!(f, "task {index} of the batch: {}; nothing was enqueued", Told(rejection))
             }
+            Rejection::InNode { node, rejection } => {
+                write!(f, "node {node:?}: {}", Told(rejection))
+            }
             other => other.fmt(f),
         }
     }
@@ -92,7 +103,7 @@ impl Error {
             Error::Invalid(_) => "invalid_argument",
             Error::NotFound(_) => "not_found",
             Error::PayloadTooLarge { .. } => "payload_too_large",
-            Error::Element { error, .. } => error.code(),
+            Error::Element { error, .. } | Error::Node { error, .. } => error.code(),
             Error::LimitExceeded(_) => "limit_exceeded",
             Error::DiskFull(_) => "disk_full",
             Error::NoQuorum { .. } => "no_quorum",

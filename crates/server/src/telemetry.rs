@@ -16,7 +16,7 @@ const BUCKETS_US: [u64; 13] = [
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000,
 ];
-const KINDS: [&str; 21] = [
+const KINDS: [&str; 23] = [
     "task_enqueued",
     "task_ready",
     "task_claimed",
@@ -38,6 +38,8 @@ const KINDS: [&str; 21] = [
     "outgoing_queued",
     "queue_opened",
     "task_replaced",
+    "flow_submitted",
+    "flow_ended",
 ];
 
 /// The node's counters.
@@ -304,6 +306,8 @@ fn kind_of(event: &EventKind) -> usize {
         EventKind::OutgoingQueued(_) => 18,
         EventKind::QueueOpened(_) => 19,
         EventKind::TaskReplaced(..) => 20,
+        EventKind::FlowSubmitted(_) => 21,
+        EventKind::FlowEnded(..) => 22,
     }
 }
 

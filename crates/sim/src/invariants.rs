@@ -425,6 +425,8 @@ impl ShardAccount {
             | EventKind::QueueOpened(_)
             | EventKind::QueueSet(_)
             | EventKind::SessionEnded(_)
+            | EventKind::FlowSubmitted(_)
+            | EventKind::FlowEnded(..)
             | EventKind::OutgoingQueued(_) => unreachable!("not about a task"),
         };
         if revived {
@@ -443,7 +445,10 @@ impl ShardAccount {
         let agree = match (phase, view) {
             (Some(Phase::Removed), None) => true,
             (Some(Phase::Waiting), Some(view)) => {
-                matches!(view.state, TaskStateName::Ready | TaskStateName::Scheduled)
+                matches!(
+                    view.state,
+                    TaskStateName::Blocked | TaskStateName::Ready | TaskStateName::Scheduled
+                )
             }
             (Some(Phase::Claimed { token }), Some(view)) => {
                 view.state == TaskStateName::Claimed
@@ -540,6 +545,8 @@ fn word_for(event: &Event) -> &'static str {
         EventKind::QueueOpened(_) => "opened",
         EventKind::QueueSet(_) => "set",
         EventKind::SessionEnded(_) => "session ended",
+        EventKind::FlowSubmitted(_) => "flow submitted",
+        EventKind::FlowEnded(_, state) => state.as_str(),
         EventKind::OutgoingQueued(_) => "outgoing",
     }
 }

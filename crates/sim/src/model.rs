@@ -293,11 +293,7 @@ impl Model {
                 self.lease_floor = self.now + LEASE_FLOOR_MS;
                 expect(&Ok(Outcome::Done), answer)
             }
-            Command::EnqueueMany(_)
-            | Command::StageBatch(_)
-            | Command::CommitBatch(_)
-            | Command::Deliver(_)
-            | Command::Delivered(_) => Err(format!("the model does not know {command:?}")),
+            unknown => Err(format!("the model does not know {unknown:?}")),
         }
     }
 

@@ -156,6 +156,8 @@ pub(crate) fn task_of(event: &Event) -> Option<TaskId> {
         | EventKind::QueueOpened(_)
         | EventKind::QueueSet(_)
         | EventKind::SessionEnded(_)
+        | EventKind::FlowSubmitted(_)
+        | EventKind::FlowEnded(..)
         | EventKind::OutgoingQueued(_) => None,
     }
 }

@@ -328,6 +328,12 @@ impl Taskyard for Service {
         set_queue_settings(v1::SetQueueSettingsRequest) -> v1::QueueSettings;
         retry_dead(v1::DeadRequest) -> Self::RetryDeadStream;
         discard_dead(v1::DeadRequest) -> Self::DiscardDeadStream;
+        submit_flow(v1::SubmitFlowRequest) -> v1::SubmitFlowReply;
+        get_flow(v1::GetFlowRequest) -> v1::Flow;
+        list_flows(v1::ListFlowsRequest) -> v1::ListFlowsReply;
+        cancel_flow(v1::FlowRequest) -> v1::FlowReply;
+        retry_flow(v1::FlowRequest) -> v1::FlowReply;
+        add_flow_tasks(v1::AddFlowTasksRequest) -> v1::AddFlowTasksReply;
         list_workers(v1::ListWorkersRequest) -> v1::ListWorkersReply;
         quiet_worker(v1::WorkerRequest) -> v1::WorkerReply;
         stop_worker(v1::WorkerRequest) -> v1::WorkerReply;

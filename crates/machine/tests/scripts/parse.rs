@@ -107,6 +107,19 @@ impl<'a> Line<'a> {
                 not_started: self.tasks("not-started"),
                 keep: self.tasks("keep"),
             }),
+            "flow" => Command::SubmitFlow(SubmitFlow {
+                batch_id: self.option("batch").map(number),
+                name: words[0],
+                retention_ms: self.option("retention").map(ms),
+                nodes: plain(&words[1..]).map(|word| self.node(word)).collect(),
+            }),
+            "add" => Command::AddFlowTasks(AddFlowTasks {
+                flow: flow(words[0], self.shard),
+                parent: words[1],
+                nodes: plain(&words[2..]).map(|word| self.node(word)).collect(),
+            }),
+            "cancel-flow" => Command::CancelFlow(CancelFlow { flow: flow(words[0], self.shard) }),
+            "retry-flow" => Command::RetryFlow(RetryFlow { flow: flow(words[0], self.shard) }),
             "expire" => Command::ExpireDue,
             "begin-term" => Command::BeginTerm,
             other => panic!("unknown command {other}"),
@@ -196,6 +209,27 @@ impl<'a> Line<'a> {
         FollowUp { home, enqueue: Enqueue { queue: part(), task: self.new_task(part()) } }
     }
 
+    /// `NAME:SHARD:QUEUE:TYPE<a,b?,c!`: depends on a, on b whose failure is ignored, and on c,
+    /// after whose failure it runs anyway.
+    fn node(&self, text: &'a str) -> FlowNode<'a> {
+        let (text, parents) = text.split_once('<').unwrap_or((text, ""));
+        let mut parts = text.splitn(4, ':');
+        let mut part = || parts.next().expect("NAME:SHARD:QUEUE:TYPE");
+        let (name, home) = (part(), ShardId(number(part())));
+        let enqueue = Enqueue { queue: part(), task: self.new_task(part()) };
+        let parents = parents.split(',').filter(|parent| !parent.is_empty());
+        let depends_on = parents.map(|parent| {
+            let on_failure = match parent.chars().last() {
+                Some('?') => OnFailure::Ignore,
+                Some('!') => OnFailure::Run,
+                _ => OnFailure::Fail,
+            };
+            Dependency { name: parent.trim_end_matches(['?', '!']), on_failure }
+        });
+        let depends_on = depends_on.collect();
+        FlowNode { name, home, enqueue, depends_on, on_failure: OnFailure::Fail }
+    }
+
     fn fail(&self, words: &[&'a str]) -> Fail<'a> {
         Fail {
             task: self.task(words[0]),
@@ -226,6 +260,7 @@ impl<'a> Line<'a> {
             task_type: self.option("type"),
             error: self.option("error"),
             tag: self.option("tag"),
+            flow: None,
         };
         let selection = Selection::Filter { filter, after: None, dead_before: None };
         DeadCommand { action, selection }
@@ -281,6 +316,12 @@ pub(crate) fn task(word: &str, shard: u16) -> TaskId {
         None => (number(name), shard),
     };
     TaskId { incarnation: 1, home: ShardId(shard), origin: ShardId(origin), sequence }
+}
+
+/// `f3`: the flow of that number on this shard.
+pub(crate) fn flow(word: &str, shard: u16) -> TaskId {
+    let sequence = number(word.strip_prefix('f').expect("flows are f1, f2, ..."));
+    TaskId { incarnation: 1, home: ShardId(shard), origin: ShardId(shard), sequence }
 }
 
 fn token(word: &str) -> ClaimToken {

@@ -1,6 +1,6 @@
 //! From answers, events and views to the words of a story.
 
-use crate::parse::{START, task};
+use crate::parse::{START, flow, task};
 use taskyard_machine::*;
 
 pub(crate) fn answer(answer: &Result<Outcome, Rejection>) -> Vec<String> {
@@ -60,6 +60,17 @@ fn outcome_lines(outcome: &Outcome) -> Vec<String> {
         }
         Outcome::Done => vec!["done".into()],
         Outcome::Expired { count } => vec![format!("{count} due")],
+        Outcome::FlowSubmitted { flow, tasks, duplicate } => {
+            let known = if *duplicate { " (known)" } else { "" };
+            let tasks: Vec<String> = tasks.iter().map(|&task| at_home(task)).collect();
+            vec![format!("f{}{known}: {}", flow.sequence, tasks.join(" "))]
+        }
+        Outcome::FlowTasksAdded(made) => {
+            let known = |made: &Enqueued| if made.duplicate { " (known)" } else { "" };
+            let made = made.iter().map(|made| format!("{}{}", at_home(made.id), known(made)));
+            vec![made.collect::<Vec<_>>().join(" ")]
+        }
+        Outcome::FlowState(state) => vec![state.to_string()],
         Outcome::Taken => vec!["taken".into()],
     }
 }
@@ -74,14 +85,19 @@ fn claimed(task: &ClaimedTask) -> String {
         .resume_state
         .as_deref()
         .map(|state| format!(", resumes {:?}", String::from_utf8_lossy(state)));
+    let parents = task.parents.iter().map(|parent| {
+        let result = parent.result.as_deref().map(String::from_utf8_lossy);
+        format!(", {} {} {}", parent.name, parent.state, result.unwrap_or_default())
+    });
     format!(
-        "{} #{} from {}, attempt {}, until {}{}",
+        "{} #{} from {}, attempt {}, until {}{}{}",
         id(task.id),
         task.token.0,
         task.queue,
         task.attempt,
         time(task.lease_expires_at),
-        resume.unwrap_or_default()
+        resume.unwrap_or_default(),
+        parents.collect::<String>().trim_end()
     )
 }
 
@@ -124,18 +140,31 @@ pub(crate) fn event(event: &Event) -> String {
         EventKind::QueueOpened(queue) => format!("opened {queue}"),
         EventKind::QueueSet(queue) => format!("set {queue}"),
         EventKind::SessionEnded(session) => format!("session {} ended", session.0),
+        EventKind::FlowSubmitted(flow) => format!("submitted f{}", flow.sequence),
+        EventKind::FlowEnded(flow, state) => format!("f{} {state}", flow.sequence),
         EventKind::OutgoingQueued(shard) => format!("owes shard {shard}"),
     }
 }
 
-/// A task or a queue.
+/// A task, a flow or a queue.
 pub(crate) fn what(machine: &Machine, what: &str) -> String {
+    if what.starts_with('f') && what[1..].starts_with(|c: char| c.is_ascii_digit()) {
+        let found = machine.flow(flow(what, machine.identity().shard.0));
+        return found.map_or("not kept".into(), |flow| flow_line(&flow));
+    }
     if what.starts_with('t') && what[1..].starts_with(|c: char| c.is_ascii_digit()) {
         let found = machine.task(task(what, machine.identity().shard.0));
         return found.map_or("not kept".into(), |task| task_line(&task));
     }
     let name = QueueName::parse(what).expect("a queue's name");
     machine.queue(&name).map_or("no such queue".into(), |queue| queue_line(&queue))
+}
+
+fn flow_line(flow: &FlowView) -> String {
+    let nodes: Vec<String> =
+        flow.nodes.iter().map(|node| format!("{} {}", node.name, node.state)).collect();
+    let stopping = if flow.cancel_requested { " (being cancelled)" } else { "" };
+    format!("{}{stopping}: {}", flow.state, nodes.join(", "))
 }
 
 fn task_line(task: &TaskView) -> String {
@@ -191,6 +220,7 @@ pub(crate) fn why(machine: &Machine, what: &str, now: Timestamp) -> String {
         }
         Reason::Running { worker, since } => format!("runs on {worker} since {}", time(*since)),
         Reason::Finished { state } => format!("{state}"),
+        Reason::Parents { node, .. } => format!("parents of {node}"),
     });
     words.collect::<Vec<_>>().join(", ")
 }
@@ -199,6 +229,7 @@ fn queue_line(queue: &QueueView) -> String {
     let counts = &queue.counts;
     let named = [
         ("ready", counts.ready),
+        ("blocked", counts.blocked),
         ("scheduled", counts.scheduled),
         ("claimed", counts.claimed),
         ("dead", counts.dead),
@@ -215,6 +246,11 @@ fn queue_line(queue: &QueueView) -> String {
     let told: Vec<String> = told.map(|(name, count)| format!("{name} {count}")).collect();
     let paused = if queue.paused { "paused, " } else { "" };
     if told.is_empty() { format!("{paused}empty") } else { format!("{paused}{}", told.join(", ")) }
+}
+
+/// With the shard that it lives on.
+fn at_home(task: TaskId) -> String {
+    format!("t{} on {}", task.sequence, task.home)
 }
 
 fn id(task: TaskId) -> String {

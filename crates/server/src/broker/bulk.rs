@@ -64,6 +64,8 @@ pub enum DeadSelection {
         error: Option<String>,
         /// With this tag.
         tag: Option<String>,
+        /// Of this flow.
+        flow: Option<TaskId>,
     },
 }
 
@@ -130,7 +132,7 @@ impl Broker {
         selection: &DeadSelection,
         report: &Reporter,
     ) -> Result<(), Error> {
-        let DeadSelection::Filter { queue, task_type, error, tag } = selection else {
+        let DeadSelection::Filter { queue, task_type, error, tag, flow } = selection else {
             return Ok(());
         };
         let filter = TaskFilter {
@@ -139,6 +141,7 @@ impl Broker {
             task_type: task_type.as_deref(),
             error: error.as_deref(),
             tag: tag.as_deref(),
+            flow: *flow,
         };
         let shards: Vec<ShardId> = match queue {
             Some(queue) => vec![self.shard_of_queue(queue)?],

@@ -138,7 +138,7 @@ impl Broker {
         Ok(FollowUp { home: self.shards().home(enqueue.queue), enqueue })
     }
 
-    fn check_enqueue(&self, enqueue: &Enqueue<'_>) -> Result<(), Error> {
+    pub(super) fn check_enqueue(&self, enqueue: &Enqueue<'_>) -> Result<(), Error> {
         check_queue(enqueue.queue)?;
         self.check_task(&enqueue.task)
     }
@@ -174,7 +174,7 @@ fn check_batch_length(tasks: usize) -> Result<(), Error> {
 }
 
 /// About how long the task's encoding is.
-fn task_bytes(task: &NewTask<'_>) -> usize {
+pub(super) fn task_bytes(task: &NewTask<'_>) -> usize {
     let headers: usize = task.body.headers.iter().map(|(key, value)| key.len() + value.len()).sum();
     let tags: usize = task.tags.iter().map(|tag| tag.len()).sum();
     let key = task.unique.as_ref().map_or(0, |unique| unique.key.len());

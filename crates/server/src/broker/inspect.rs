@@ -34,6 +34,8 @@ pub struct ListAsked {
     pub error: Option<String>,
     /// With this tag.
     pub tag: Option<String>,
+    /// Of this flow.
+    pub flow: Option<TaskId>,
     /// The cursor of the previous page.
     pub cursor: Option<String>,
     /// Tasks at most.
@@ -50,6 +52,7 @@ impl ListAsked {
             task_type: self.task_type.as_deref(),
             error: self.error.as_deref(),
             tag: self.tag.as_deref(),
+            flow: self.flow,
         }
     }
 }
@@ -191,8 +194,12 @@ impl Broker {
             }
         }
         let view = self.task(task, false).await?.task;
-        let error = match view.state {
-            TaskStateName::Succeeded => None,
+        let failed_parent = view.flow.and_then(|flow| flow.failed_parent);
+        let error = match (view.state, failed_parent) {
+            (TaskStateName::Succeeded, _) => None,
+            (_, Some(parent)) => {
+                Some(["parent_failed".into(), format!("parent {parent} failed"), String::new()])
+            }
             _ => view.attempts.into_iter().rev().find_map(|attempt| attempt.error),
         };
         Ok(TaskResult { state: view.state, result: view.result, error })

@@ -3,7 +3,9 @@
 //! Fractions end here: inside, they are integers of thousandths.
 
 use crate::{Error, moment::NEARER};
-use taskyard_machine::{Backoff, RetryPolicy, TaskId, TaskStateName, Timestamp, When, limits};
+use taskyard_machine::{
+    Backoff, FlowState, RetryPolicy, TaskId, TaskStateName, Timestamp, When, limits,
+};
 
 /// Tasks on a page that names no limit.
 pub(super) const PAGE_TASKS_DEFAULT: u32 = 50;
@@ -32,6 +34,14 @@ pub(super) fn percent(value: u64) -> Result<u8, Error> {
 pub(super) fn state(word: &str) -> Result<TaskStateName, Error> {
     TaskStateName::parse(word).ok_or_else(|| {
         let known = TaskStateName::ALL.map(TaskStateName::as_str).join(", ");
+        let shown: String = word.chars().take(64).collect();
+        Error::Invalid(format!("state {shown:?} is not one of {known}"))
+    })
+}
+
+pub(super) fn flow_state(word: &str) -> Result<FlowState, Error> {
+    FlowState::parse(word).ok_or_else(|| {
+        let known = FlowState::ALL.map(FlowState::as_str).join(", ");
         let shown: String = word.chars().take(64).collect();
         Error::Invalid(format!("state {shown:?} is not one of {known}"))
     })

@@ -1,5 +1,6 @@
 //! gRPC `taskyard.v1`: decode, call the broker, encode.
 
+mod flow;
 mod wire;
 mod work;
 
@@ -7,14 +8,14 @@ pub(super) use wire::{CODE_KEY, grpc_code};
 
 use crate::{
     Broker, Error,
-    broker::{BulkJob, ClaimAsked, Edit, ListAsked, check_wait},
+    broker::{BulkJob, ClaimAsked, Edit, FlowsAsked, ListAsked, check_wait},
     front::edge,
     limits::{self, STREAM_BATCHES_MAX},
     sessions::Activity,
 };
 use futures_util::{Stream, StreamExt, stream};
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
-use taskyard_machine::{Ack, ClaimToken, DeadAction};
+use taskyard_machine::{Ack, ClaimToken, DeadAction, FlowFilter};
 use taskyard_proto::v1::{self, taskyard_server::Taskyard};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
@@ -242,6 +243,7 @@ impl Taskyard for Grpc {
             task_type: wire::given(filter.r#type),
             error: wire::given(filter.error),
             tag: wire::given(filter.tag),
+            flow: wire::given(filter.flow).map(|id| edge::task_id(&id)).transpose()?,
             cursor: wire::given(request.cursor),
             limit: if request.limit == 0 { edge::PAGE_TASKS_DEFAULT } else { request.limit },
             with_body: request.with_payload,
@@ -341,6 +343,77 @@ impl Taskyard for Grpc {
         request: Request<v1::DeadRequest>,
     ) -> Result<Response<Self::DiscardDeadStream>, Status> {
         self.dead(DeadAction::Discard, request)
+    }
+
+    async fn submit_flow(
+        &self,
+        request: Request<v1::SubmitFlowRequest>,
+    ) -> Result<Response<v1::SubmitFlowReply>, Status> {
+        let submitted = {
+            let request = request.into_inner();
+            let batch_id = edge::batch_id(&request.batch_id)?;
+            let nodes = flow::nodes(&self.broker, &request.nodes)?;
+            self.broker.submit_flow(&request.name, nodes, request.retention_ms, batch_id)?
+        };
+        let submitted = submitted.await?;
+        let (id, duplicate) = (submitted.id.to_string(), submitted.duplicate);
+        let tasks = flow::ids(submitted.tasks);
+        Ok(Response::new(v1::SubmitFlowReply { id, tasks, duplicate }))
+    }
+
+    async fn get_flow(
+        &self,
+        request: Request<v1::GetFlowRequest>,
+    ) -> Result<Response<v1::Flow>, Status> {
+        let request = request.into_inner();
+        let wait = check_wait(request.wait_ms)?;
+        let id = edge::task_id(&request.id)?;
+        let found = self.broker.flow(id, wait, !request.without_nodes).await?;
+        Ok(Response::new(flow::found(found)))
+    }
+
+    async fn list_flows(
+        &self,
+        request: Request<v1::ListFlowsRequest>,
+    ) -> Result<Response<v1::ListFlowsReply>, Status> {
+        let request = request.into_inner();
+        let state = wire::given(request.state).map(|word| edge::flow_state(&word)).transpose()?;
+        let asked = FlowsAsked {
+            filter: FlowFilter { name: wire::given(request.name), state },
+            cursor: wire::given(request.cursor),
+            limit: if request.limit == 0 { edge::PAGE_TASKS_DEFAULT } else { request.limit },
+        };
+        let (flows, cursor) = self.broker.flows(asked).await?;
+        let flows = flows.iter().map(flow::summary).collect();
+        Ok(Response::new(v1::ListFlowsReply { flows, cursor: cursor.unwrap_or_default() }))
+    }
+
+    async fn cancel_flow(
+        &self,
+        request: Request<v1::FlowRequest>,
+    ) -> Result<Response<v1::FlowReply>, Status> {
+        let state = self.broker.cancel_flow(edge::task_id(&request.get_ref().id)?).await?;
+        Ok(Response::new(v1::FlowReply { state: state.as_str().into() }))
+    }
+
+    async fn retry_flow(
+        &self,
+        request: Request<v1::FlowRequest>,
+    ) -> Result<Response<v1::FlowReply>, Status> {
+        let state = self.broker.retry_flow(edge::task_id(&request.get_ref().id)?).await?;
+        Ok(Response::new(v1::FlowReply { state: state.as_str().into() }))
+    }
+
+    async fn add_flow_tasks(
+        &self,
+        request: Request<v1::AddFlowTasksRequest>,
+    ) -> Result<Response<v1::AddFlowTasksReply>, Status> {
+        let request = request.into_inner();
+        let id = edge::task_id(&request.flow_id)?;
+        let token = (request.claim_token > 0).then_some(ClaimToken(request.claim_token));
+        let nodes = flow::nodes(&self.broker, &request.nodes)?;
+        let tasks = self.broker.add_flow_tasks(id, &request.parent, token, nodes).await?;
+        Ok(Response::new(v1::AddFlowTasksReply { tasks: flow::ids(tasks) }))
     }
 
     async fn list_workers(

@@ -6,6 +6,7 @@
 mod claims;
 mod dead;
 mod extract;
+mod flows;
 mod node;
 mod queues;
 mod tasks;
@@ -75,6 +76,12 @@ routes! {
     get "/v1/dead" dead::list;
     post "/v1/dead/retry" dead::retry;
     post "/v1/dead/discard" dead::discard;
+    post "/v1/flows" flows::submit;
+    get "/v1/flows" flows::list;
+    get "/v1/flows/{id}" flows::flow;
+    post "/v1/flows/{id}/cancel" flows::cancel;
+    post "/v1/flows/{id}/retry" flows::retry;
+    post "/v1/flows/{id}/tasks" flows::add;
     get "/v1/workers" workers::list;
     post "/v1/workers/{id}/quiet" workers::quiet;
     post "/v1/workers/{id}/stop" workers::stop;

@@ -5,18 +5,22 @@
 //! document is made from these types.
 
 mod bytes;
+mod flow;
 mod overview;
 mod reply;
 mod request;
 mod retry;
 mod scalar;
+mod select;
 mod unique;
 
 pub(super) use bytes::is_json;
+pub(super) use flow::*;
 pub(super) use overview::*;
 pub(super) use reply::*;
 pub(super) use request::*;
 pub(super) use scalar::{Moment, Ms};
+pub(super) use select::*;
 
 use super::problem::Problem;
 use serde::Deserialize;

@@ -1,4 +1,4 @@
-//! Watchers: who waits for a task to end.
+//! Watchers: who waits for a task or a flow to end.
 
 use super::inbox::{Answer, TicketId};
 use std::collections::HashMap;
@@ -42,7 +42,7 @@ impl Watchers {
     }
 }
 
-/// The task that an event ends, if it ends one.
+/// The task or flow that an event ends, if it ends one.
 pub(crate) fn ended(event: &EventKind) -> Option<TaskId> {
     match event {
         EventKind::TaskSucceeded(task, _)
@@ -51,6 +51,7 @@ pub(crate) fn ended(event: &EventKind) -> Option<TaskId> {
         | EventKind::TaskCancelled(task)
         | EventKind::TaskExpired(task)
         | EventKind::TaskRemoved(task) => Some(task.id),
+        EventKind::FlowEnded(flow, _) => Some(*flow),
         EventKind::TaskEnqueued(_)
         | EventKind::TaskReplaced(..)
         | EventKind::TaskReady(_)
@@ -65,6 +66,7 @@ pub(crate) fn ended(event: &EventKind) -> Option<TaskId> {
         | EventKind::QueueOpened(_)
         | EventKind::QueueSet(_)
         | EventKind::SessionEnded(_)
+        | EventKind::FlowSubmitted(_)
         | EventKind::OutgoingQueued(_) => None,
     }
 }

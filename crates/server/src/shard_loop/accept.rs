@@ -170,7 +170,10 @@ impl ShardLoop {
             Err(error) => return drop(answer.send(Err(error))),
         };
         let shard = &mut self.shards[number];
-        match shard.machine().task(task).map(|task| task.state.is_finished()) {
+        let machine = shard.machine();
+        let ended = machine.task(task).map(|task| task.state.is_finished());
+        let flow_ended = || machine.flow_summary(task).map(|flow| flow.ended_at.is_some());
+        match ended.or_else(flow_ended) {
             Some(true) => drop(answer.send(Ok(true))),
             None => drop(answer.send(Err(Rejection::TaskNotFound { task }.into()))),
             Some(false) if self.course != Course::Going => drop(answer.send(Ok(false))),

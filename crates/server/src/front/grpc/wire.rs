@@ -1,6 +1,7 @@
 //! Between `taskyard.v1` and the machine's words: decoding borrows from the message, encoding
 //! shares the body's bytes.
 
+use super::flow;
 use crate::{
     Error,
     broker::{BulkReport, DeadSelection, Found, QUEUE_DEFAULT},
@@ -226,6 +227,8 @@ pub(super) fn claimed_task(handed: HandedTask) -> v1::ClaimedTask {
         timeout_ms: task.timeout_ms,
         resume_state: task.resume_state.map(Vec::from),
         enqueued_at: task.enqueued_at.0,
+        parents: task.parents.into_iter().map(flow::parent).collect(),
+        flow: task.flow.as_ref().map(flow::member),
     }
 }
 
@@ -407,6 +410,7 @@ pub(super) fn task(found: Found) -> v1::Task {
             lease_expires_at: claim.lease_expires_at.0,
             cancel_requested: claim.cancel_requested,
         }),
+        flow: task.flow.as_ref().map(flow::member),
     }
 }
 
@@ -453,6 +457,7 @@ pub(super) fn dead_selection(request: v1::DeadRequest) -> Result<DeadSelection, 
                 task_type: given(filter.r#type),
                 error: given(filter.error),
                 tag: given(filter.tag),
+                flow: given(filter.flow).map(|id| edge::task_id(&id)).transpose()?,
             })
         }
         (true, None) => Err(Error::Invalid(edge::NO_SELECTION.into())),

@@ -1,7 +1,7 @@
 //! What answers about tasks hold.
 
 use super::{
-    Moment, Progress, TaskError,
+    FlowMember, Moment, ParentError, Parents, Progress, TaskError,
     bytes::{Shown, shown, shown_payload},
     unique::TaskUnique,
 };
@@ -109,6 +109,22 @@ pub(in crate::front) struct ClaimedTask<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     resume_state_base64: Option<String>,
     enqueued_at: Moment,
+    /// The flow that it is a task of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flow: Option<FlowMember<'a>>,
+    /// What the tasks that it depends on returned, by node, if it is JSON.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(value_type = BTreeMap<String, serde_json::Value>)]
+    parents: BTreeMap<&'a str, &'a RawValue>,
+    /// The same, if it is not JSON.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    parents_base64: BTreeMap<&'a str, String>,
+    /// Parents that returned more than travels along: the results of these tasks have it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    parents_omitted: BTreeMap<&'a str, String>,
+    /// Parents that did not succeed.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    parent_errors: BTreeMap<&'a str, ParentError<'a>>,
 }
 
 impl<'a> ClaimedTask<'a> {
@@ -116,6 +132,7 @@ impl<'a> ClaimedTask<'a> {
         let task = &handed.task;
         let body = ShownBody::new(&handed.body);
         let resume_state = task.resume_state.as_deref().map(shown).unwrap_or_default();
+        let parents = Parents::new(&task.parents);
         ClaimedTask {
             id: task.id.to_string(),
             queue: task.queue.as_str(),
@@ -132,6 +149,11 @@ impl<'a> ClaimedTask<'a> {
             resume_state: resume_state.json,
             resume_state_base64: resume_state.base64,
             enqueued_at: task.enqueued_at.into(),
+            flow: task.flow.as_ref().map(FlowMember::new),
+            parents: parents.json,
+            parents_base64: parents.base64,
+            parents_omitted: parents.omitted,
+            parent_errors: parents.errors,
         }
     }
 }
@@ -275,6 +297,9 @@ pub(in crate::front) struct Task<'a> {
     /// The current claim.
     #[serde(skip_serializing_if = "Option::is_none")]
     claim: Option<TaskClaim<'a>>,
+    /// The flow that it is a task of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flow: Option<FlowMember<'a>>,
 }
 
 impl<'a> Task<'a> {
@@ -316,6 +341,7 @@ impl<'a> Task<'a> {
             attempts: task.attempts.iter().map(Attempt::new).collect(),
             death_reason: task.death.map(|reason| reason.as_str()),
             claim: task.claim.as_ref().map(TaskClaim::new),
+            flow: task.flow.as_ref().map(FlowMember::new),
         }
     }
 }

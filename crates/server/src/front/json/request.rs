@@ -1,11 +1,9 @@
 //! What requests may hold.
 
-use super::{Moment, Ms, bytes::decode_base64, retry::Retry, unique::Unique};
-use crate::{
-    Error,
-    broker::{DeadSelection, Edit},
-    front::edge,
+use super::{
+    Dependency, Moment, Ms, OnFailure, bytes::decode_base64, retry::Retry, unique::Unique,
 };
+use crate::{Error, broker::Edit, front::edge};
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
@@ -17,7 +15,7 @@ use taskyard_machine::{
     QueueSettings as MachineSettings, Snooze as MachineSnooze, TaskError as MachineError, TaskId,
     limits,
 };
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 
 const NULL: &[u8] = b"null";
 
@@ -25,7 +23,8 @@ const NULL: &[u8] = b"null";
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct NewTask<'a> {
-    /// The queue. Only for follow-ups of an ack (default: `default`); elsewhere the path says it.
+    /// The queue. Only for follow-ups of an ack and nodes of a flow (default: `default`); elsewhere
+    /// the path says it.
     pub(in crate::front) queue: Option<String>,
     /// The function's name.
     #[serde(rename = "type")]
@@ -63,6 +62,13 @@ pub(in crate::front) struct NewTask<'a> {
     tags: Vec<String>,
     /// Of the tasks with this key in its queue, only one at a time.
     unique: Option<Unique>,
+    /// Only for nodes of a flow: its name there.
+    pub(in crate::front) name: Option<String>,
+    /// Only for nodes of a flow: the nodes that must end before it runs.
+    pub(in crate::front) depends_on: Option<Vec<Dependency>>,
+    /// Only for tasks that are added to a flow: what its failure means to the node that adds it.
+    /// Default `fail`.
+    pub(in crate::front) on_failure: Option<OnFailure>,
     /// The payload's bytes, once `payload_base64` was decoded.
     #[serde(skip)]
     decoded: Option<Vec<u8>>,
@@ -71,6 +77,20 @@ pub(in crate::front) struct NewTask<'a> {
 impl NewTask<'_> {
     /// Reads what is encoded in it; call before `task`.
     pub(in crate::front) fn decode(&mut self) -> Result<(), Error> {
+        let of_flows = [
+            ("name", self.name.is_some()),
+            ("depends_on", self.depends_on.is_some()),
+            ("on_failure", self.on_failure.is_some()),
+        ];
+        if let Some((field, _)) = of_flows.iter().find(|(_, given)| *given) {
+            let text = format!("{field} is for nodes of a flow alone; leave it out");
+            return Err(Error::Invalid(text));
+        }
+        self.decode_node()
+    }
+
+    /// The same for a node of a flow.
+    pub(in crate::front) fn decode_node(&mut self) -> Result<(), Error> {
         if let Some(text) = &self.payload_base64 {
             if self.payload.is_some() {
                 let text = "payload and payload_base64 exclude each other; send one";
@@ -439,76 +459,4 @@ impl From<&MachineSettings> for QueueSettings {
             timeout_ms: settings.timeout_ms.map(Ms),
         }
     }
-}
-
-/// Which dead letters: `ids` or `filter`; an empty filter means all.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(in crate::front) struct DeadBody {
-    /// These.
-    ids: Option<Vec<String>>,
-    /// All that match.
-    filter: Option<DeadFilter>,
-}
-
-/// Every given part must match.
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(in crate::front) struct DeadFilter {
-    /// In this queue.
-    queue: Option<String>,
-    /// Of this type.
-    #[serde(rename = "type")]
-    task_type: Option<String>,
-    /// Whose last error's type is this, or whose message contains it.
-    error: Option<String>,
-    /// With this tag.
-    tag: Option<String>,
-}
-
-impl DeadBody {
-    pub(in crate::front) fn selection(self) -> Result<DeadSelection, Error> {
-        match (self.ids, self.filter) {
-            (Some(ids), None) => {
-                let ids = ids.iter().map(|id| edge::task_id(id));
-                Ok(DeadSelection::Ids(ids.collect::<Result<_, _>>()?))
-            }
-            (None, Some(DeadFilter { queue, task_type, error, tag })) => {
-                Ok(DeadSelection::Filter { queue, task_type, error, tag })
-            }
-            (None, None) => Err(Error::Invalid(edge::NO_SELECTION.into())),
-            (Some(_), Some(_)) => Err(Error::Invalid(edge::TWO_SELECTIONS.into())),
-        }
-    }
-}
-
-/// Which page of which list.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(in crate::front) struct ListQuery {
-    /// In this queue.
-    pub(in crate::front) queue: Option<String>,
-    /// In this state.
-    pub(in crate::front) state: Option<String>,
-    /// Of this type.
-    #[serde(rename = "type")]
-    pub(in crate::front) task_type: Option<String>,
-    /// Whose last error's type is this, or whose message contains it.
-    pub(in crate::front) error: Option<String>,
-    /// With this tag.
-    pub(in crate::front) tag: Option<String>,
-    /// The cursor of the previous page.
-    pub(in crate::front) cursor: Option<String>,
-    /// Tasks at most, up to 1000. Default 50.
-    pub(in crate::front) limit: Option<u32>,
-}
-
-/// How long to wait for the end.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(in crate::front) struct WaitQuery {
-    /// Up to 60,000. Default 0.
-    pub(in crate::front) wait_ms: Option<u64>,
 }

@@ -1,0 +1,246 @@
+//! Flows as fronts, dashboard and CLI see them. They take `&self` and decide nothing.
+
+use crate::flow::{Flow, Node, NodeState};
+use crate::limits::{FLOW_RESULT_BYTES_MAX, PAGE_TASKS_MAX, SCAN_TASKS_MAX};
+use crate::watch::End;
+use crate::wire::wire_struct;
+use crate::{FlowState, Machine, OnFailure, QueueName, TaskId, TaskStateName, Timestamp};
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// What a task is told of a task that it depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParentResult {
+    /// The name of the parent's node.
+    pub name: Box<str>,
+    /// The parent.
+    pub task: TaskId,
+    /// How it ended. One that was purged counts as cancelled.
+    pub state: TaskStateName,
+    /// What it returned.
+    pub result: Option<Box<[u8]>>,
+    /// It returned more than travels along; its own task has it.
+    pub omitted: bool,
+    /// Type and message of its last error, when it did not succeed.
+    pub error: Option<(Box<str>, Box<str>)>,
+}
+
+wire_struct!(ParentResult { name, task, state, result, omitted, error });
+
+impl ParentResult {
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<ParentResult>()
+            + self.name.len()
+            + self.result.as_ref().map_or(0, |result| result.len())
+            + self.error.as_ref().map_or(0, |(kind, message)| kind.len() + message.len())
+    }
+}
+
+/// A flow, perhaps with its nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowView {
+    /// Its id.
+    pub id: TaskId,
+    /// Its name; may be empty.
+    pub name: String,
+    /// Where it is.
+    pub state: FlowState,
+    /// It is being cancelled: its running tasks are asked to stop.
+    pub cancel_requested: bool,
+    /// When it was submitted.
+    pub created_at: Timestamp,
+    /// When it ended.
+    pub ended_at: Option<Timestamp>,
+    /// How many nodes it has.
+    pub nodes_total: u32,
+    /// How many of them are done, with all tasks that they added.
+    pub nodes_done: u32,
+    /// How many of those did not succeed.
+    pub nodes_failed: u32,
+    /// Its nodes, in the order in which they were given; empty in lists.
+    pub nodes: Vec<NodeView>,
+    /// Results of the nodes that nothing depends on, by name, once it has ended; empty in lists.
+    pub results: Vec<(String, Vec<u8>)>,
+    /// Some results are too large to be shown here; their own tasks have them.
+    pub results_omitted: bool,
+}
+
+/// One node of a flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeView {
+    /// Its name.
+    pub name: String,
+    /// Its task.
+    pub task: TaskId,
+    /// How its task ended, once it has; else `Blocked`, or `Ready` for one that its parents have let
+    /// go: the task itself knows more.
+    pub state: TaskStateName,
+    /// What it depends on: positions in the flow's nodes, and what their failure means.
+    pub depends_on: Vec<(u32, OnFailure)>,
+    /// The position of the node whose task added it.
+    pub added_by: Option<u32>,
+    /// Tasks that its own task added and that are not done: it counts as done with them.
+    pub added_open: u32,
+    /// Type and message of its error, when it did not succeed.
+    pub error: Option<(String, String)>,
+}
+
+/// Which flows; every given part must match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FlowFilter {
+    /// Of this name.
+    pub name: Option<String>,
+    /// In this state.
+    pub state: Option<FlowState>,
+}
+
+/// One page of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowPage {
+    /// In id order, without their nodes.
+    pub flows: Vec<FlowView>,
+    /// Where to go on; `None` is the end. A page may be short, even empty, and still go on.
+    pub next: Option<TaskId>,
+}
+
+/// What a list of many tasks shows of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskSketch {
+    /// Where it is.
+    pub state: TaskStateName,
+    /// Its queue.
+    pub queue: QueueName,
+    /// The function's name.
+    pub task_type: Arc<str>,
+}
+
+impl End {
+    /// The word for it. One that was taken out of the state was taken back.
+    pub(crate) fn state(self) -> TaskStateName {
+        match self {
+            End::Succeeded => TaskStateName::Succeeded,
+            End::Failed => TaskStateName::Failed,
+            End::Dead => TaskStateName::Dead,
+            End::Cancelled | End::Removed => TaskStateName::Cancelled,
+            End::Expired => TaskStateName::Expired,
+        }
+    }
+}
+
+impl Machine {
+    /// One flow with its nodes.
+    pub fn flow(&self, flow: TaskId) -> Option<FlowView> {
+        let found = self.find_flow(flow)?;
+        let mut view = flow_view(flow, found);
+        let mut room = FLOW_RESULT_BYTES_MAX;
+        for (_, node) in self.nodes_of(flow) {
+            view.nodes.push(node_view(node));
+            if found.state == FlowState::Running || !node.dependents.is_empty() {
+                continue;
+            }
+            view.results_omitted |= node.result_left_out;
+            let Some(result) = &node.result else { continue };
+            match room.checked_sub(result.len()) {
+                Some(left) => {
+                    room = left;
+                    view.results.push((node.name.to_string(), result.to_vec()));
+                }
+                None => view.results_omitted = true,
+            }
+        }
+        Some(view)
+    }
+
+    /// How a flow is as a whole, without its nodes.
+    pub fn flow_summary(&self, flow: TaskId) -> Option<FlowView> {
+        self.find_flow(flow).map(|found| flow_view(flow, found))
+    }
+
+    /// The task of the node of that name.
+    pub fn task_of_node(&self, flow: TaskId, node: &str) -> Option<TaskId> {
+        self.find_flow(flow)?;
+        Some(self.node(flow, self.node_named(flow, node)?).task)
+    }
+
+    /// Flows that match, in id order after `after`, without their nodes.
+    pub fn flows(&self, filter: &FlowFilter, after: Option<TaskId>, limit: usize) -> FlowPage {
+        let limit = limit.clamp(1, PAGE_TASKS_MAX);
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut flows = Vec::new();
+        let mut last = None;
+        for (looked_at, (id, flow)) in self.flows.range((start, Bound::Unbounded)).enumerate() {
+            if looked_at == SCAN_TASKS_MAX || flows.len() == limit {
+                return FlowPage { flows, next: last };
+            }
+            let named = filter.name.as_ref().is_none_or(|name| **name == *flow.name);
+            if !flow.forgetting && named && filter.state.is_none_or(|state| state == flow.state) {
+                flows.push(flow_view(id, flow));
+            }
+            last = Some(id);
+        }
+        FlowPage { flows, next: None }
+    }
+
+    /// The names of the parents that a node of a flow still waits for, at most `limit`, and how many
+    /// there are in all. `None` if there is no such node.
+    pub fn unfinished_parents(
+        &self,
+        flow: TaskId,
+        node: &str,
+        limit: usize,
+    ) -> Option<(Vec<String>, u32)> {
+        self.find_flow(flow)?;
+        let node = self.node(flow, self.node_named(flow, node)?);
+        let parents = node.parents.iter().map(|edge| self.node(flow, edge.node));
+        let open = parents.filter(|parent| parent.verdict.is_none());
+        let names: Vec<String> = open.map(|parent| parent.name.to_string()).collect();
+        let count = names.len() as u32;
+        Some((names.into_iter().take(limit).collect(), count))
+    }
+
+    /// A little of each of many tasks; `None` for those that are not kept here.
+    pub fn sketches(&self, tasks: &[TaskId]) -> Vec<Option<TaskSketch>> {
+        let sketch = |&id: &TaskId| {
+            let task = self.tasks.get(self.ids.get(id)?);
+            Some(TaskSketch {
+                state: task.state.name(),
+                queue: self.queues.get(task.queue).name.clone(),
+                task_type: self.names.get(task.task_type).clone(),
+            })
+        };
+        tasks.iter().map(sketch).collect()
+    }
+}
+
+fn flow_view(id: TaskId, flow: &Flow) -> FlowView {
+    FlowView {
+        id,
+        name: flow.name.to_string(),
+        state: flow.state,
+        cancel_requested: flow.cancel_requested,
+        created_at: flow.created_at,
+        ended_at: flow.ended_at,
+        nodes_total: flow.nodes,
+        nodes_done: flow.nodes - flow.unsettled,
+        nodes_failed: flow.failed,
+        nodes: Vec::new(),
+        results: Vec::new(),
+        results_omitted: false,
+    }
+}
+
+fn node_view(node: &Node) -> NodeView {
+    NodeView {
+        name: node.name.to_string(),
+        task: node.task,
+        state: match node.state {
+            NodeState::Blocked => TaskStateName::Blocked,
+            NodeState::Live => TaskStateName::Ready,
+            NodeState::Ended(end) => end.state(),
+        },
+        depends_on: node.parents.iter().map(|edge| (edge.node, edge.on_failure)).collect(),
+        added_by: node.added_by.map(|edge| edge.node),
+        added_open: node.added_open,
+        error: node.error.as_ref().map(|error| (error.0.to_string(), error.1.to_string())),
+    }
+}

@@ -1,0 +1,309 @@
+//! Flows: submit, look, cancel, retry, add to.
+//!
+//! A flow lives on the shard that its id names, drawn when it is submitted; its tasks live on the
+//! shards of their queues. What a look shows is put together from all of them.
+
+use super::{Broker, cursor::Cursor, unexpected};
+use crate::{Error, random::random_u128};
+use futures_util::future::try_join_all;
+use std::{collections::BTreeMap, future::Future, time::Duration};
+use taskyard_machine::{
+    AddFlowTasks, CancelFlow, ClaimToken, Command, CommitFlow, Dependency, EncodedCommand, Enqueue,
+    FlowFilter, FlowNode, FlowPage, FlowState, FlowView, OnFailure, Outcome, Rejection, RetryFlow,
+    ShardId, StageFlow, SubmitFlow, TaskId, TaskSketch, check_flow, limits,
+};
+
+/// A flow that was accepted.
+#[derive(Clone, Debug)]
+pub struct SubmittedFlow {
+    /// Its id.
+    pub id: TaskId,
+    /// Its tasks, by the names of their nodes.
+    pub tasks: BTreeMap<String, TaskId>,
+    /// Its batch_id was known: this is the flow that it made then.
+    pub duplicate: bool,
+}
+
+/// A flow and what its tasks know of themselves.
+#[derive(Clone, Debug)]
+pub struct FoundFlow {
+    /// The flow.
+    pub flow: FlowView,
+    /// One per node, in order; `None` for a task that is no longer kept.
+    pub tasks: Vec<Option<TaskSketch>>,
+}
+
+/// Which page of the list of flows.
+#[derive(Clone, Debug, Default)]
+pub struct FlowsAsked {
+    /// Which flows.
+    pub filter: FlowFilter,
+    /// The cursor of the previous page.
+    pub cursor: Option<String>,
+    /// Flows at most.
+    pub limit: u32,
+}
+
+impl Broker {
+    /// A node of a flow, checked and routed.
+    pub fn flow_node<'a>(
+        &self,
+        name: &'a str,
+        enqueue: Enqueue<'a>,
+        depends_on: Vec<Dependency<'a>>,
+        on_failure: OnFailure,
+    ) -> Result<FlowNode<'a>, Error> {
+        self.check_enqueue(&enqueue).map_err(|error| in_node(name, error))?;
+        let home = self.shards().home(enqueue.queue);
+        Ok(FlowNode { name, home, enqueue, depends_on, on_failure })
+    }
+
+    /// Makes a flow, all or none; past the size of one log entry staged in parts, invisible until the
+    /// last. With a `batch_id` it always goes to the same shard, where its repetition is known.
+    pub fn submit_flow(
+        &self,
+        name: &str,
+        nodes: Vec<FlowNode<'_>>,
+        retention_ms: Option<u64>,
+        batch_id: Option<u128>,
+    ) -> Result<impl Future<Output = Result<SubmittedFlow, Error>> + Send + use<>, Error> {
+        check_flow(&nodes)?;
+        let bytes: usize = nodes.iter().map(node_bytes).sum();
+        let bytes_max = limits::FLOW_BYTES_MAX;
+        if bytes > bytes_max {
+            return Err(Error::Invalid(format!(
+                "the flow has {bytes} bytes, at most {bytes_max} are allowed; keep large inputs elsewhere and send references"
+            )));
+        }
+        let names: Vec<String> = nodes.iter().map(|node| node.name.to_owned()).collect();
+        let identity = batch_id.unwrap_or_else(random_u128);
+        let shard = ShardId((identity % u128::from(self.shards().count())) as u16);
+        let commands = if bytes <= limits::ENTRY_BYTES_MAX {
+            let submit = SubmitFlow { batch_id, name, retention_ms, nodes };
+            vec![(shard, EncodedCommand::new(&Command::SubmitFlow(submit)))]
+        } else {
+            staged(shard, identity, name, retention_ms, nodes)
+        };
+        let shards = self.shards().clone();
+        Ok(async move {
+            let mut last = None;
+            for outcome in shards.propose_all(commands, true).await {
+                last = Some(outcome?);
+            }
+            match last {
+                Some(Outcome::FlowSubmitted { flow, tasks, duplicate }) => {
+                    let tasks = names.into_iter().zip(tasks).collect();
+                    Ok(SubmittedFlow { id: flow, tasks, duplicate })
+                }
+                Some(other) => unexpected(&other),
+                None => Err(Error::OutcomeUnknown),
+            }
+        })
+    }
+
+    /// One flow; waits up to `wait` for its end.
+    pub async fn flow(
+        &self,
+        flow: TaskId,
+        wait: Duration,
+        with_nodes: bool,
+    ) -> Result<FoundFlow, Error> {
+        let shard = self.shard_of_flow(flow)?;
+        if !wait.is_zero() {
+            tokio::select! {
+                ended = self.shards().finished(flow, wait) => {
+                    ended.map_err(|error| flow_not_found(error, flow))?;
+                }
+                () = self.stopping() => {}
+            }
+        }
+        let read = move |machine: &taskyard_machine::Machine| match with_nodes {
+            true => machine.flow(flow),
+            false => machine.flow_summary(flow),
+        };
+        let view = self.shards().read(shard, read).await?;
+        let view = view.ok_or(Rejection::FlowNotFound { flow })?;
+        let tasks = view.nodes.iter().map(|node| node.task).collect();
+        let tasks = self.sketches(tasks).await?;
+        Ok(FoundFlow { flow: view, tasks })
+    }
+
+    /// A little of each task, from the shards where they live.
+    async fn sketches(&self, tasks: Vec<TaskId>) -> Result<Vec<Option<TaskSketch>>, Error> {
+        let mut found = vec![None; tasks.len()];
+        let mut by_shard: BTreeMap<ShardId, (Vec<usize>, Vec<TaskId>)> = BTreeMap::new();
+        for (position, task) in tasks.into_iter().enumerate() {
+            let share = by_shard.entry(task.home).or_default();
+            share.0.push(position);
+            share.1.push(task);
+        }
+        let reads = by_shard.into_iter().map(|(shard, (positions, tasks))| async move {
+            let read = self.shards().read(shard, move |machine| machine.sketches(&tasks));
+            Ok::<_, Error>((positions, read.await?))
+        });
+        for (positions, sketches) in try_join_all(reads).await? {
+            positions.into_iter().zip(sketches).for_each(|(at, sketch)| found[at] = sketch);
+        }
+        Ok(found)
+    }
+
+    /// A page of flows: shard after shard, each in id order. Without their nodes.
+    pub async fn flows(&self, asked: FlowsAsked) -> Result<(Vec<FlowView>, Option<String>), Error> {
+        let limit = asked.limit as usize;
+        if limit == 0 || limit > limits::PAGE_TASKS_MAX {
+            let text = format!("limit {limit} is not 1 to {}", limits::PAGE_TASKS_MAX);
+            return Err(Error::Invalid(text));
+        }
+        let shards = self.shards().count();
+        let mut next = Some(match &asked.cursor {
+            Some(text) => Cursor::decode(text, shards)?,
+            None => Cursor::default(),
+        });
+        let mut flows = Vec::new();
+        while let Some(at) = next {
+            let (filter, wanted) = (asked.filter.clone(), limit - flows.len());
+            let page: FlowPage = self
+                .shards()
+                .read(at.shard, move |machine| machine.flows(&filter, at.after, wanted))
+                .await?;
+            let found = page.flows.len();
+            flows.extend(page.flows);
+            let following = ShardId(at.shard.0 + 1);
+            next = match page.next {
+                Some(after) => Some(Cursor { shard: at.shard, after: Some(after) }),
+                None => (following.0 < shards).then_some(Cursor { shard: following, after: None }),
+            };
+            // A short page that goes on has looked at as much as one call may.
+            if flows.len() >= limit || (page.next.is_some() && found < wanted) {
+                break;
+            }
+        }
+        Ok((flows, next.map(Cursor::encode)))
+    }
+
+    /// Takes a flow back; where it is now.
+    pub async fn cancel_flow(&self, flow: TaskId) -> Result<FlowState, Error> {
+        self.change_flow(flow, &Command::CancelFlow(CancelFlow { flow })).await
+    }
+
+    /// Runs what failed again; where the flow is now.
+    pub async fn retry_flow(&self, flow: TaskId) -> Result<FlowState, Error> {
+        self.change_flow(flow, &Command::RetryFlow(RetryFlow { flow })).await
+    }
+
+    async fn change_flow(&self, flow: TaskId, command: &Command<'_>) -> Result<FlowState, Error> {
+        match self.propose(self.shard_of_flow(flow)?, command).await? {
+            Outcome::FlowState(state) => Ok(state),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Adds tasks to the flow of a running task; their ids by name. A token that is given must be
+    /// that of the task's claim.
+    pub async fn add_flow_tasks(
+        &self,
+        flow: TaskId,
+        parent: &str,
+        token: Option<ClaimToken>,
+        nodes: Vec<FlowNode<'_>>,
+    ) -> Result<BTreeMap<String, TaskId>, Error> {
+        let shard = self.shard_of_flow(flow)?;
+        let bytes: usize = nodes.iter().map(node_bytes).sum();
+        let bytes_max = limits::FLOW_BYTES_MAX;
+        if bytes > bytes_max {
+            return Err(Error::Invalid(format!(
+                "the added tasks have {bytes} bytes, at most {bytes_max} are allowed; split them"
+            )));
+        }
+        let names: Vec<String> = nodes.iter().map(|node| node.name.to_owned()).collect();
+        let command =
+            EncodedCommand::new(&Command::AddFlowTasks(AddFlowTasks { flow, parent, nodes }));
+        if let Some(token) = token {
+            self.check_adder(flow, parent, token).await?;
+        }
+        match self.shards().propose(shard, command, true).await? {
+            Outcome::FlowTasksAdded(made) => {
+                Ok(names.into_iter().zip(made.into_iter().map(|made| made.id)).collect())
+            }
+            other => unexpected(&other),
+        }
+    }
+
+    /// Whether a node's task is held under this token.
+    async fn check_adder(
+        &self,
+        flow: TaskId,
+        parent: &str,
+        token: ClaimToken,
+    ) -> Result<(), Error> {
+        let name = parent.to_owned();
+        let read = move |machine: &taskyard_machine::Machine| machine.task_of_node(flow, &name);
+        let task = self.shards().read(self.shard_of_flow(flow)?, read).await?;
+        let task =
+            task.ok_or_else(|| Error::Invalid(format!("flow {flow} has no node {parent:?}")))?;
+        let claim = self.shards().read(task.home, move |machine| machine.task(task)?.claim).await?;
+        match claim.is_some_and(|claim| claim.token == token) {
+            true => Ok(()),
+            false => Err(Rejection::ClaimLost { task }.into()),
+        }
+    }
+
+    /// The shard that a flow's id names, if this cluster has it.
+    fn shard_of_flow(&self, flow: TaskId) -> Result<ShardId, Error> {
+        match flow.home.0 < self.shards().count() {
+            true => Ok(flow.home),
+            false => Err(Rejection::FlowNotFound { flow }.into()),
+        }
+    }
+}
+
+/// Whoever waits for a flow is told of a flow.
+fn flow_not_found(error: Error, flow: TaskId) -> Error {
+    match error {
+        Error::Rejected(Rejection::TaskNotFound { .. }) => Rejection::FlowNotFound { flow }.into(),
+        other => other,
+    }
+}
+
+/// What is wrong with a node, with its name.
+pub(crate) fn in_node(node: &str, error: Error) -> Error {
+    Error::Node {
+        node: node.chars().take(limits::FLOW_NAME_BYTES_MAX).collect(),
+        error: Box::new(error),
+    }
+}
+
+/// About how long a node's encoding is.
+fn node_bytes(node: &FlowNode<'_>) -> usize {
+    let names: usize = node.depends_on.iter().map(|dependency| dependency.name.len() + 2).sum();
+    super::enqueue::task_bytes(&node.enqueue.task)
+        + node.name.len()
+        + node.enqueue.queue.len()
+        + names
+}
+
+/// The parts of a flow and their commit, in the order in which they must be applied.
+fn staged(
+    shard: ShardId,
+    batch_id: u128,
+    name: &str,
+    retention_ms: Option<u64>,
+    nodes: Vec<FlowNode<'_>>,
+) -> Vec<(ShardId, EncodedCommand)> {
+    let mut parts: Vec<Vec<FlowNode<'_>>> = vec![Vec::new()];
+    let mut part_bytes = 0;
+    for node in nodes {
+        let bytes = node_bytes(&node);
+        if part_bytes > 0 && part_bytes + bytes > limits::ENTRY_BYTES_MAX {
+            parts.push(Vec::new());
+            part_bytes = 0;
+        }
+        part_bytes += bytes;
+        parts.last_mut().expect("there is always one").push(node);
+    }
+    let count = parts.len() as u32;
+    let stage = |(part, nodes)| Command::StageFlow(StageFlow { batch_id, part, nodes });
+    let commit = CommitFlow { batch_id, parts: count, name, retention_ms };
+    let commands = (0..).zip(parts).map(stage).chain([Command::CommitFlow(commit)]);
+    commands.map(|command| (shard, EncodedCommand::new(&command))).collect()
+}
