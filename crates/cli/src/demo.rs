@@ -36,7 +36,7 @@ async fn demo(args: &DemoArgs, output: Output) -> Result<()> {
     let folder = tempfile::Builder::new().prefix("taskyard-demo-").tempdir()?;
     let mut config = Config::new(folder.path());
     config.listen = Some(args.listen);
-    config.shards = SHARDS;
+    config.shards = Some(SHARDS);
     let node = Node::start(config).await.context("cannot start the demo's broker")?;
     let address = node.address().context("the demo's broker listens nowhere")?;
     let url = format!("http://{address}");

@@ -512,3 +512,23 @@ fn the_demo_stays_until_it_is_stopped() {
     demo.signal(Signal::INT);
     assert_eq!(demo.code(), Some(0));
 }
+
+#[test]
+fn a_number_of_shards_that_the_directory_does_not_have_is_refused() {
+    let mut yard = Yard::start();
+    yard.broker.signal(Signal::TERM);
+    assert_eq!(yard.broker.code(), Some(0));
+    let serve = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+        command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--log", "warn", "--data"]);
+        command.arg(yard.file("data")).args(more).stdin(Stdio::null());
+        command
+    };
+    let ran = Ran::of(serve(&["--shards", "64"]), &["serve"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("has 4 shards, not 64: the number is fixed"), "{}", ran.stderr);
+    let mut plain = Process(serve(&[]).stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(plain.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("\"url\""), "it starts: {line}");
+}

@@ -64,7 +64,7 @@ impl TestBroker {
         let clock = Clock::manual(START.as_millis());
         let config = Config {
             listen: None,
-            shards: SHARDS,
+            shards: Some(SHARDS),
             // A test writes next to nothing and should run on a full disk too.
             disk_reserve_bytes: 0,
             clock: clock.clone(),

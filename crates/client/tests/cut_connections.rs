@@ -47,7 +47,7 @@ async fn cut_connections_lose_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
     let config =
-        Config { listen, shards: 4, disk_reserve_bytes: 0, ..Config::new(directory.path()) };
+        Config { listen, shards: Some(4), disk_reserve_bytes: 0, ..Config::new(directory.path()) };
     let node = Node::start(config).await.unwrap();
     let (address, cut) = proxy(node.address().unwrap()).await;
     let client = Client::builder([format!("http://{address}")]).timeout(PATIENCE).build().unwrap();

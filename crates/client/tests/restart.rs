@@ -10,7 +10,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 async fn node(data: &Path, port: u16) -> Node {
     let listen = Some(SocketAddr::from(([127, 0, 0, 1], port)));
-    let config = Config { listen, shards: 4, disk_reserve_bytes: 0, ..Config::new(data) };
+    let config = Config { listen, shards: Some(4), disk_reserve_bytes: 0, ..Config::new(data) };
     Node::start(config).await.unwrap()
 }
 

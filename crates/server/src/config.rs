@@ -24,8 +24,9 @@ pub struct Config {
     pub data: PathBuf,
     /// gRPC and HTTP. Port 0 takes any free one. `None` listens nowhere: only in-process connections.
     pub listen: Option<SocketAddr>,
-    /// Shards of a new data directory, fixed from then on. Default 32.
-    pub shards: u16,
+    /// Shards of a new data directory, fixed from then on: a directory with another number is refused.
+    /// Default: what the directory has; 32 in a new one.
+    pub shards: Option<u16>,
     /// Largest payload taken, in bytes. Default 1 MiB.
     pub payload_bytes_max: usize,
     /// Memory for tasks and their payloads, in bytes. Over it payloads spill to disk, then enqueues
@@ -48,7 +49,7 @@ impl Config {
         Config {
             data: data.into(),
             listen: Some(SocketAddr::from(([127, 0, 0, 1], 7400))),
-            shards: 32,
+            shards: None,
             payload_bytes_max: limits::PAYLOAD_BYTES_MAX,
             memory_bytes_max: machine_memory_bytes() / 2,
             disk_reserve_bytes: 1 << 30,
@@ -67,11 +68,12 @@ impl Config {
             }
         };
         check(!self.data.as_os_str().is_empty(), "data is empty; name a directory".into());
-        let shards = self.shards;
-        check(
-            (1..=SHARDS_MAX).contains(&shards),
-            format!("shards is {shards}; it must be 1 to {SHARDS_MAX}"),
-        );
+        if let Some(shards) = self.shards {
+            check(
+                (1..=SHARDS_MAX).contains(&shards),
+                format!("shards is {shards}; it must be 1 to {SHARDS_MAX}"),
+            );
+        }
         let (payload, ceiling) = (self.payload_bytes_max, limits::PAYLOAD_BYTES_CEILING);
         check(
             (1..=ceiling).contains(&payload),

@@ -168,10 +168,14 @@ pub(crate) struct DataDir {
 
 impl DataDir {
     /// Opens `path`; begins to make it, with `shards` shards or the default, if there is nothing yet.
+    /// A directory that has another number of them than was asked for is refused.
     pub(crate) fn open(path: &Path, shards: Option<u16>) -> Result<DataDir, StartError> {
         let lock = claim(path)?;
         let (format, origin) = match read_format(path)? {
-            Some(format) => (format, Origin::Found),
+            Some(format) => {
+                check_shards(path, format, shards)?;
+                (format, Origin::Found)
+            }
             None => {
                 refuse_foreign(path)?;
                 (Format::random(shards.unwrap_or(SHARDS_DEFAULT)), Origin::New)
@@ -366,6 +370,18 @@ fn read_format(path: &Path) -> Result<Option<Format>, StartError> {
     })
 }
 
+/// A number that has no effect must not pass for one that has.
+fn check_shards(path: &Path, format: Format, asked: Option<u16>) -> Result<(), StartError> {
+    match asked {
+        Some(asked) if asked != format.shards => Err(StartError(format!(
+            "{} has {} shards, not {asked}: the number is fixed when a data directory is made; leave it out, or choose a new directory",
+            path.display(),
+            format.shards
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// A directory without `FORMAT` may hold what an interrupted making left, and nothing else.
 fn refuse_foreign(path: &Path) -> Result<(), StartError> {
     let is_begun = path.join(FORMAT_FILE_NEW).exists();
@@ -446,6 +462,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
         let made = open(&path, 4).format();
+        let refused = DataDir::open(&path, Some(9)).expect_err("it has 4 shards").0;
+        assert!(refused.contains("has 4 shards, not 9: the number is fixed"), "{refused}");
         let opened = DataDir::open(&path, None).unwrap();
         assert_eq!(opened.format(), made);
         assert_eq!(made.shards, 4);

@@ -403,7 +403,7 @@ mod tests {
     async fn a_silent_worker_is_handed_nothing_until_it_is_heard() {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::new(dir.path());
-        (config.listen, config.shards, config.disk_reserve_bytes) = (None, 2, 0);
+        (config.listen, config.shards, config.disk_reserve_bytes) = (None, Some(2), 0);
         let engine = Engine::start(&config).unwrap();
         let broker = Broker::new(engine.shards(), &config);
         let enqueue = async || {

@@ -185,7 +185,7 @@ async fn many_workers_claim_each_task_once() {
 
 #[tokio::test]
 async fn queues_of_several_shards_are_looked_at_in_strict_order() {
-    let broker = Broker::with(|config| config.shards = 16).await;
+    let broker = Broker::with(|config| config.shards = Some(16)).await;
     let mut client = broker.grpc().await;
     let names: Vec<_> = (0..12).map(|n| format!("queue-{n}")).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
@@ -203,7 +203,7 @@ async fn queues_of_several_shards_are_looked_at_in_strict_order() {
 
 #[tokio::test]
 async fn weights_share_claims_over_shards() {
-    let broker = Broker::with(|config| config.shards = 16).await;
+    let broker = Broker::with(|config| config.shards = Some(16)).await;
     let mut client = broker.grpc().await;
     for queue in ["heavy", "light"] {
         let tasks = vec![task(queue, "t"); 400];
@@ -228,7 +228,7 @@ async fn weights_share_claims_over_shards() {
 
 #[tokio::test]
 async fn a_claim_over_several_shards_is_woken_by_any_of_them() {
-    let broker = Broker::with(|config| config.shards = 16).await;
+    let broker = Broker::with(|config| config.shards = Some(16)).await;
     let names = ["alpha", "beta", "gamma", "delta"];
     for name in names {
         let mut waiting = broker.grpc().await;
@@ -244,7 +244,7 @@ async fn a_claim_over_several_shards_is_woken_by_any_of_them() {
 #[tokio::test]
 async fn nothing_is_lost_when_the_client_goes_away() {
     let broker = Broker::with(|config| {
-        config.shards = 16;
+        config.shards = Some(16);
         config.clock = taskyard_server::Clock::manual(common::START_MS);
     })
     .await;
@@ -282,7 +282,7 @@ async fn nothing_is_lost_when_the_client_goes_away() {
 
 #[tokio::test]
 async fn parked_claims_of_clients_that_vanished_are_gone() {
-    let broker = Broker::with(|config| config.shards = 16).await;
+    let broker = Broker::with(|config| config.shards = Some(16)).await;
     let parked = async |count: usize| {
         eventually("parked claims", async || {
             let metrics = http::get(broker.address, "/metrics").await.text;

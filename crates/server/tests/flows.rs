@@ -91,7 +91,7 @@ async fn await_states(client: &mut Client, id: &str, expected: &[(&str, &str)]) 
 
 #[tokio::test]
 async fn a_flow_over_http_from_its_submission_to_its_result() {
-    let broker = Broker::with(|config| config.shards = 16).await;
+    let broker = Broker::with(|config| config.shards = Some(16)).await;
     let address = broker.address;
     let flow = json!({"name": "nightly", "nodes": [
         {"name": "left", "queue": "l", "type": "half", "payload": {"n": 1}},
@@ -253,7 +253,7 @@ async fn what_is_no_flow_is_refused_with_the_names() {
 
 #[tokio::test]
 async fn a_node_that_dies_takes_its_dependents_along_until_the_flow_is_retried() {
-    let broker = Broker::with(|config| config.shards = 8).await;
+    let broker = Broker::with(|config| config.shards = Some(8)).await;
     let mut client = broker.grpc().await;
     let nodes = vec![
         node("get", "q1", &[]),
@@ -301,7 +301,7 @@ async fn a_node_that_dies_takes_its_dependents_along_until_the_flow_is_retried()
 
 #[tokio::test]
 async fn a_flow_that_is_cancelled_half_way_ends_when_its_worker_yields() {
-    let broker = Broker::with(|config| config.shards = 8).await;
+    let broker = Broker::with(|config| config.shards = Some(8)).await;
     let mut client = broker.grpc().await;
     let nodes = vec![
         node("a", "q1", &[]),
@@ -338,7 +338,7 @@ async fn a_flow_that_is_cancelled_half_way_ends_when_its_worker_yields() {
 
 #[tokio::test]
 async fn a_running_task_decides_the_fan_out_and_what_depends_on_it_waits() {
-    let broker = Broker::with(|config| config.shards = 8).await;
+    let broker = Broker::with(|config| config.shards = Some(8)).await;
     let mut client = broker.grpc().await;
     let flow =
         submit(&mut client, vec![node("split", "q1", &[]), node("after", "q2", &["split"])]).await;
@@ -378,7 +378,7 @@ async fn a_running_task_decides_the_fan_out_and_what_depends_on_it_waits() {
 
 #[tokio::test]
 async fn a_repeated_submission_is_the_same_flow() {
-    let broker = Broker::with(|config| config.shards = 8).await;
+    let broker = Broker::with(|config| config.shards = Some(8)).await;
     let mut client = broker.grpc().await;
     let nodes = vec![node("a", "q1", &[]), node("b", "q2", &["a"])];
     let request = v1::SubmitFlowRequest { nodes, batch_id: vec![7; 16], ..Default::default() };
@@ -410,7 +410,7 @@ async fn a_large_result_is_fetched_from_its_task() {
 
 #[tokio::test]
 async fn a_thousand_children_acked_at_once_have_one_callback() {
-    let broker = Broker::with(|config| config.shards = 8).await;
+    let broker = Broker::with(|config| config.shards = Some(8)).await;
     let mut client = broker.grpc().await;
     let names: Vec<String> = (0..1_000).map(|number| format!("child-{number}")).collect();
     let in_queue = |(number, name): (usize, &String)| node(name, &format!("w{}", number % 16), &[]);
@@ -452,7 +452,7 @@ async fn a_thousand_children_acked_at_once_have_one_callback() {
 
 #[tokio::test]
 async fn ten_thousand_nodes_are_submitted_and_cancelled_whole() {
-    let broker = Broker::with(|config| config.shards = 8).await;
+    let broker = Broker::with(|config| config.shards = Some(8)).await;
     let mut client = broker.grpc().await;
     // A hundred chains of ninety-nine, a root and a sink.
     let mut nodes = vec![node("root", "q-root", &[])];

@@ -30,7 +30,7 @@ async fn job(mut reports: Streaming<v1::BulkReply>) -> Vec<v1::BulkReply> {
 
 #[tokio::test]
 async fn each_of_many_gets_its_own_answer_in_order() {
-    let broker = Broker::with(|config| config.shards = 16).await;
+    let broker = Broker::with(|config| config.shards = Some(16)).await;
     let mut client = broker.grpc().await;
     let mut tasks: Vec<_> =
         (0..300).map(|n| task(&format!("q{}", n % 30), &format!("t{n}"))).collect();
@@ -160,7 +160,7 @@ async fn purge_tells_how_far_it_is() {
 
 #[tokio::test]
 async fn dead_letters_are_retried_by_id_and_discarded_over_all_shards() {
-    let broker = Broker::with(|config| config.shards = 16).await;
+    let broker = Broker::with(|config| config.shards = Some(16)).await;
     let mut client = broker.grpc().await;
     let names: Vec<_> = (0..10).map(|n| format!("q{n}")).collect();
     let mut ids = Vec::new();

@@ -245,7 +245,7 @@ async fn a_task_is_released_snoozed_and_cancelled() {
 
 #[tokio::test]
 async fn a_list_goes_over_all_shards_page_by_page() {
-    let broker = Broker::with(|config| config.shards = 8).await;
+    let broker = Broker::with(|config| config.shards = Some(8)).await;
     let at = broker.address;
     let mut enqueued = Vec::new();
     for queue in 0..20 {

@@ -54,7 +54,7 @@ async fn tasks_are_handed_out_up_to_the_free_slots() {
 
 #[tokio::test]
 async fn a_worker_waits_for_tasks_of_several_shards() {
-    let broker = Broker::with(|config| config.shards = 16).await;
+    let broker = Broker::with(|config| config.shards = Some(16)).await;
     let names = ["one", "two", "three", "four", "five"];
     let mut worker = Worker::open(&broker, &names, 8).await;
     worker.credits(8).await;

@@ -15,7 +15,8 @@ pub(crate) struct ServeArgs {
     /// Address for gRPC and HTTP; port 0 takes any free one [default: 127.0.0.1:7400]
     #[arg(long, env = "TASKYARD_LISTEN", value_name = "ADDR")]
     pub(crate) listen: Option<SocketAddr>,
-    /// Shards of a new data directory, fixed from then on [default: 32]
+    /// Shards of a new data directory, fixed from then on; one with another number is refused
+    /// [default: what the directory has; 32 in a new one]
     #[arg(long, env = "TASKYARD_SHARDS", value_name = "N")]
     pub(crate) shards: Option<u16>,
     /// Largest payload taken, up to 8M [default: 1M]

@@ -40,9 +40,7 @@ pub(super) fn config(args: &ServeArgs) -> Result<Config> {
     if let Some(listen) = args.listen.or(file.listen) {
         config.listen = Some(listen);
     }
-    if let Some(shards) = args.shards.or(file.shards) {
-        config.shards = shards;
-    }
+    config.shards = args.shards.or(file.shards);
     if let Some(bytes) = args.payload_max.or(file.payload_max) {
         config.payload_bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX);
     }
@@ -179,7 +177,7 @@ mod tests {
         fs::write(&file, "listen = \"127.0.0.1:1\"\nshards = 4\nmemory_max = \"2G\"\n").unwrap();
         let line = format!("taskyard serve --shards 8 --config {}", file.display());
         let config = config(&args(&line)).unwrap();
-        assert_eq!(config.shards, 8);
+        assert_eq!(config.shards, Some(8));
         assert_eq!(config.memory_bytes_max, 2 << 30);
         assert_eq!(config.listen.map(|address| address.port()), Some(1));
         assert_eq!(config.payload_bytes_max, 1 << 20, "the default");

@@ -44,7 +44,7 @@ pub struct Engine {
 impl Engine {
     /// Opens `config.data` and recovers every shard. Blocks until all of them serve.
     pub fn start(config: &Config) -> Result<Engine, StartError> {
-        let data = Arc::new(DataDir::open(&config.data, Some(config.shards))?);
+        let data = Arc::new(DataDir::open(&config.data, config.shards)?);
         let format = data.format();
         let (store, log) = data.contents()?;
         data.seal()?;
@@ -190,7 +190,7 @@ mod tests {
 
     fn config(dir: &std::path::Path) -> Config {
         let mut config = Config::new(dir);
-        (config.shards, config.disk_reserve_bytes) = (2, 0);
+        (config.shards, config.disk_reserve_bytes) = (Some(2), 0);
         config
     }
 

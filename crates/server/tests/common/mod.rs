@@ -44,7 +44,7 @@ impl Broker {
     pub(crate) async fn on(dir: TempDir, change: impl FnOnce(&mut Config)) -> Broker {
         let mut config = Config::new(dir.path());
         config.listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-        config.shards = 4;
+        config.shards = Some(4);
         config.disk_reserve_bytes = 0;
         change(&mut config);
         let clock = config.clock.clone();

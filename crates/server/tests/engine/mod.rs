@@ -18,7 +18,7 @@ pub(crate) const START_MS: u64 = 1_700_000_000_000;
 pub(crate) fn config(dir: &Path) -> Config {
     let mut config = Config::new(dir);
     config.listen = None;
-    config.shards = 4;
+    config.shards = Some(4);
     config.disk_reserve_bytes = 0;
     config
 }
