@@ -114,8 +114,17 @@ impl Part {
     }
 
     fn keep(self, target: &Path) -> Result<()> {
-        let kept = self.file.sync_all().and_then(|()| fs::rename(&self.path, target));
-        kept.with_context(|| format!("cannot write {}", target.display()))
+        let folder = match target.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let keep = || {
+            self.file.sync_all()?;
+            fs::rename(&self.path, target)?;
+            // Its name must survive a power cut, too.
+            File::open(folder)?.sync_all()
+        };
+        keep().with_context(|| format!("cannot write {}", target.display()))
     }
 }
 

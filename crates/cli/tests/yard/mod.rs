@@ -53,8 +53,13 @@ impl Yard {
     }
 
     pub(crate) fn start_in(folder: TempDir) -> Yard {
-        let mut broker =
-            Process(serve(&folder.path().join("data")).stdout(Stdio::piped()).spawn().unwrap());
+        let broker = serve(&folder.path().join("data"));
+        Yard::start_as(folder, broker)
+    }
+
+    /// The broker is `command`.
+    pub(crate) fn start_as(folder: TempDir, mut command: Command) -> Yard {
+        let mut broker = Process(command.stdout(Stdio::piped()).spawn().unwrap());
         let mut line = String::new();
         BufReader::new(broker.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let started: Value = serde_json::from_str(&line).expect("the broker says where it is");
