@@ -1,5 +1,6 @@
-//! Promise 1 and 3 with real processes: `kill -9` of the broker under load, over and over, on one
-//! data directory. Every confirmed task is there exactly once, and no acked task comes back.
+//! Promises 1 to 3 with real processes: `kill -9` of the broker under load, over and over, on one
+//! data directory. Every confirmed task is there exactly once, and no acked task comes back. Enqueues
+//! whose answer a kill took are sent again, and each makes one task, whether it had been taken or not.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
 
@@ -34,6 +35,10 @@ struct Told {
     confirmed: BTreeMap<String, String>,
     /// Tasks whose ack was accepted.
     acked: BTreeSet<String>,
+    /// Requests whose answer was lost, to be sent again.
+    unanswered: Vec<Vec<NewTask>>,
+    /// How many of their tasks had been made all the same.
+    made_unanswered: usize,
     /// Pieces of backups, each of which proves a checkpoint.
     backup_chunks: u64,
     /// Broken promises.
@@ -52,18 +57,45 @@ async fn confirmed_tasks_survive_kill_9_of_the_broker_under_load() {
     for round in 0..rounds {
         let mut broker = serve(folder.path(), address);
         let client = connect(address, &mut broker).await;
-        check_all(client.clone(), &told, round).await;
+        settle(&client, &told, round).await;
         load_until_killed(&client, &told, round, &mut broker).await;
     }
     let mut broker = serve(folder.path(), address);
     let client = connect(address, &mut broker).await;
-    check_all(client, &told, rounds).await;
+    settle(&client, &told, rounds).await;
     let told = told.lock().unwrap();
     assert!(told.confirmed.len() > rounds * 10, "only {} tasks confirmed", told.confirmed.len());
     assert!(told.acked.len() > rounds, "only {} tasks acked", told.acked.len());
     assert!(told.backup_chunks > 0, "no checkpoint was taken");
+    assert!(told.made_unanswered > 0, "no kill came between a write and its answer");
     broker.kill().unwrap();
     broker.wait().unwrap();
+}
+
+/// Checks what the last round left, sends again what was not answered, and checks that.
+async fn settle(client: &TaskyardClient<Channel>, told: &Shared, round: usize) {
+    let found = check_all(client.clone(), told, round).await;
+    let unanswered = std::mem::take(&mut told.lock().unwrap().unanswered);
+    if unanswered.is_empty() {
+        return;
+    }
+    for tasks in unanswered {
+        let made = tasks.iter().filter(|task| found.contains_key(task.request_id()));
+        told.lock().unwrap().made_unanswered += made.count();
+        let known: Vec<_> =
+            tasks.iter().map(|task| found.get(task.request_id()).cloned()).collect();
+        let request = EnqueueManyRequest { tasks: tasks.clone(), batch_id: Vec::new() };
+        let results = client.clone().enqueue_many(request).await.unwrap().into_inner().results;
+        assert_eq!(results.len(), tasks.len());
+        let mut told = told.lock().unwrap();
+        for ((result, task), known) in results.into_iter().zip(&tasks).zip(known) {
+            assert_eq!(result.error, None, "round {round}: {task:?}");
+            let is_same = known.is_none_or(|known| known == result.id);
+            assert!(is_same, "round {round}: {} made a second task", task.request_id());
+            told.confirmed.insert(result.id, task.request_id().to_owned());
+        }
+    }
+    check_all(client.clone(), told, round).await;
 }
 
 /// Loads the broker with confirmed enqueues and acks, and kills it in the middle.
@@ -130,10 +162,14 @@ async fn produce(
             return;
         }
         let request_ids: Vec<String> = (0..8).map(|n| format!("{name}-{batch}-{n}")).collect();
-        let tasks = request_ids.iter().enumerate().map(|(n, id)| new_task(id, batch + n)).collect();
-        let request = EnqueueManyRequest { tasks, batch_id: Vec::new() };
-        // An error means that nothing was confirmed: the broker was killed.
-        let Ok(reply) = client.enqueue_many(request).await else { return };
+        let tasks: Vec<NewTask> =
+            request_ids.iter().enumerate().map(|(n, id)| new_task(id, batch + n)).collect();
+        let request = EnqueueManyRequest { tasks: tasks.clone(), batch_id: Vec::new() };
+        // The broker was killed: nothing was confirmed, and nobody knows what it has taken.
+        let Ok(reply) = client.enqueue_many(request).await else {
+            told.lock().unwrap().unanswered.push(tasks);
+            return;
+        };
         let mut told = told.lock().unwrap();
         for (result, request_id) in reply.into_inner().results.into_iter().zip(request_ids) {
             match result.error {
@@ -148,7 +184,8 @@ fn new_task(request_id: &str, number: usize) -> NewTask {
     NewTask {
         queue: format!("crash-{}", number % QUEUES),
         r#type: "crash".into(),
-        payload: format!("{request_id:?}").into(),
+        payload: request_id.to_owned().into(),
+        content_type: "text/plain".into(),
         request_id: Some(request_id.into()),
         priority: Some((number % 10) as u32),
         retention_ms: Some(3_600_000),
@@ -192,8 +229,12 @@ async fn work(
     }
 }
 
-/// Reads every task back and compares it with what clients were told.
-async fn check_all(mut client: TaskyardClient<Channel>, told: &Shared, round: usize) {
+/// Reads every task back and compares it with what clients were told. Returns the tasks by request id.
+async fn check_all(
+    mut client: TaskyardClient<Channel>,
+    told: &Shared,
+    round: usize,
+) -> BTreeMap<String, String> {
     let mut states = BTreeMap::new();
     let mut by_request = BTreeMap::<String, String>::new();
     let mut cursor = String::new();
@@ -217,7 +258,7 @@ async fn check_all(mut client: TaskyardClient<Channel>, told: &Shared, round: us
     assert_eq!(told.broken, Vec::<String>::new(), "round {round}");
     for (id, request_id) in &told.confirmed {
         assert_eq!(
-            by_request.get(&format!("{request_id:?}")),
+            by_request.get(request_id),
             Some(id),
             "round {round}: confirmed task {id} is missing ({} confirmed, {} found)",
             told.confirmed.len(),
@@ -227,6 +268,7 @@ async fn check_all(mut client: TaskyardClient<Channel>, told: &Shared, round: us
     for id in &told.acked {
         assert_eq!(states[id], "succeeded", "round {round}: acked task {id} came back");
     }
+    by_request
 }
 
 fn free_address() -> SocketAddr {

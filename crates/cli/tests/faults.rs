@@ -6,7 +6,7 @@
 mod yard;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     process::Stdio,
     sync::{Arc, Mutex},
@@ -16,6 +16,8 @@ use std::{
 use rustix::process::Signal;
 use serde_json::json;
 use taskyard::{Client, Fail, TaskContext, Worker};
+use taskyard_proto::v1::{AckRequest, ClaimRequest, QueueWeight, taskyard_client::TaskyardClient};
+use tonic::transport::Endpoint;
 use yard::{Process, Yard, processes_of, serve_at, until};
 
 /// What was confirmed by each of several clients, until the broker was gone.
@@ -28,6 +30,26 @@ async fn produce(url: String, confirmed: Arc<Mutex<BTreeSet<String>>>) {
     }
 }
 
+/// Which acks were accepted, of a client that claims by hand, until the broker was gone.
+async fn consume(url: String, acked: Arc<Mutex<BTreeSet<String>>>) {
+    let channel = Endpoint::from_shared(url).unwrap().connect().await.unwrap();
+    let mut client = TaskyardClient::new(channel);
+    loop {
+        let queues = vec![QueueWeight { name: "default".into(), weight: 0 }];
+        let (worker, lease_ms) = ("by hand".into(), 60_000);
+        let claim = ClaimRequest { queues, max: 5, lease_ms, wait_ms: 1_000, worker };
+        let Ok(claimed) = client.claim(claim).await else { return };
+        for task in claimed.into_inner().tasks {
+            let (id, claim_token) = (task.id, task.claim_token);
+            let ack = AckRequest { id: id.clone(), claim_token, ..AckRequest::default() };
+            if client.ack(ack).await.is_err() {
+                return;
+            }
+            acked.lock().unwrap().insert(id);
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sigterm_under_load_loses_nothing_and_ends_within_the_grace() {
     let grace = Duration::from_secs(10);
@@ -36,8 +58,8 @@ async fn sigterm_under_load_loses_nothing_and_ends_within_the_grace() {
     let producers: Vec<_> =
         (0..4).map(|_| tokio::spawn(produce(yard.url.clone(), Arc::clone(&confirmed)))).collect();
     // Its stream is open and its answers are on their way when the broker stops.
-    let succeeded = Arc::new(Mutex::new(BTreeSet::new()));
-    let seen = Arc::clone(&succeeded);
+    let ran = Arc::new(Mutex::new(BTreeSet::new()));
+    let seen = Arc::clone(&ran);
     let handler = move |context: TaskContext| {
         seen.lock().unwrap().insert(context.id().to_string());
         std::future::ready(Ok::<_, Fail>(()))
@@ -45,9 +67,10 @@ async fn sigterm_under_load_loses_nothing_and_ends_within_the_grace() {
     let client = Client::connect(&yard.url).await.unwrap();
     let worker = Worker::builder(&client).concurrency(4).handler("count", handler).build().unwrap();
     let worker = tokio::spawn(worker.run());
-    until("there is load", || {
-        confirmed.lock().unwrap().len() >= 200 && succeeded.lock().unwrap().len() >= 50
-    });
+    let acked = Arc::new(Mutex::new(BTreeSet::new()));
+    let consumer = tokio::spawn(consume(yard.url.clone(), Arc::clone(&acked)));
+    let many = |set: &Mutex<BTreeSet<String>>, count| set.lock().unwrap().len() >= count;
+    until("there is load", || many(&confirmed, 200) && many(&ran, 50) && many(&acked, 50));
 
     yard.broker.signal(Signal::TERM);
     let asked = Instant::now();
@@ -57,16 +80,24 @@ async fn sigterm_under_load_loses_nothing_and_ends_within_the_grace() {
     for producer in producers {
         producer.await.unwrap();
     }
+    consumer.await.unwrap();
 
     let yard = yard.restart();
     let found = yard.json(&["task", "list", "--limit", "1000000"]);
-    let found: Vec<&str> = found.iter().map(|task| task["id"].as_str().unwrap()).collect();
-    let distinct: BTreeSet<&str> = found.iter().copied().collect();
-    assert_eq!(found.len(), distinct.len(), "no task is there twice");
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let states: BTreeMap<String, String> =
+        found.iter().map(|task| (text(&task["id"]), text(&task["state"]))).collect();
+    assert_eq!(found.len(), states.len(), "no task is there twice");
     let confirmed = confirmed.lock().unwrap();
-    let lost: Vec<&String> =
-        confirmed.iter().filter(|id| !distinct.contains(id.as_str())).collect();
+    let lost: Vec<&String> = confirmed.iter().filter(|id| !states.contains_key(*id)).collect();
     assert!(lost.is_empty(), "{} of {} are lost: {lost:?}", lost.len(), confirmed.len());
+    for id in acked.lock().unwrap().iter() {
+        assert_eq!(states[id], "succeeded", "the ack of {id} was accepted");
+    }
+    // What ran may run again, if its ack was not accepted any more. It is never worse off.
+    for id in ran.lock().unwrap().iter() {
+        assert!(["succeeded", "claimed", "ready"].contains(&states[id].as_str()), "{}", states[id]);
+    }
 }
 
 #[test]
