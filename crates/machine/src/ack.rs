@@ -19,6 +19,8 @@ impl Turn<'_> {
         at_most_bytes("result", ack.result.map_or(0, <[u8]>::len), RESULT_BYTES_MAX)?;
         self.check_follow_ups(&ack.follow_ups)?;
 
+        // A task may be followed by one of its own key.
+        self.free_acked_key(slot);
         let follow_ups: Vec<TaskId> =
             ack.follow_ups.iter().map(|follow_up| self.follow_up(follow_up)).collect();
         self.end_attempt(slot, AttemptOutcome::Succeeded, None, None);
@@ -83,7 +85,10 @@ impl Turn<'_> {
 mod tests {
     use super::*;
     use crate::testing::{SHARD, Yard, new_task};
-    use crate::{ClaimToken, ClaimedTask, Command, Enqueue, NewTask, QueueSettings, ShardId};
+    use crate::{
+        ClaimToken, ClaimedTask, Command, Enqueue, NewTask, OnConflict, QueueSettings, ShardId,
+        Unique,
+    };
 
     fn follow_up<'a>(home: ShardId, task: NewTask<'a>) -> FollowUp<'a> {
         FollowUp { home, enqueue: Enqueue { queue: "next", task } }
@@ -186,5 +191,27 @@ mod tests {
         let held = yard.claim_one("mail");
         yard.send(ack(&held, vec![follow_up(SHARD, new_task())])).unwrap();
         assert_eq!(yard.counts("next").ready, 1);
+    }
+
+    #[test]
+    fn a_task_may_be_followed_by_one_of_its_own_key() {
+        let unique = || Unique {
+            key: "key".into(),
+            until: None,
+            window_ms: None,
+            on_conflict: OnConflict::Reject,
+            debounce_ms: None,
+        };
+        let keyed = || NewTask { unique: Some(Box::new(unique())), ..new_task() };
+        let mut yard = Yard::new();
+        let first = yard.enqueue_task("next", keyed()).unwrap().id;
+        let held = yard.claim_one("next");
+        let follow_ups = vec![follow_up(SHARD, keyed()), follow_up(SHARD, keyed())];
+        let ack = Ack { task: held.id, token: held.token, result: None, follow_ups };
+        let Ok(Outcome::Acked { follow_ups }) = yard.send(Command::Ack(ack)) else { panic!() };
+        assert_ne!(follow_ups[0], first, "it has ended, and with it its right to the key");
+        assert_eq!(follow_ups[1], follow_ups[0], "the key is the follow-up's now");
+        let holds = |id| yard.task(id).unique.unwrap().held;
+        assert_eq!((holds(first), holds(follow_ups[0])), (false, true));
     }
 }

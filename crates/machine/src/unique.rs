@@ -343,6 +343,15 @@ impl Turn<'_> {
         self.shard.windows.insert(key, window);
     }
 
+    /// Frees the key of a task that is being acked: its end is certain, and it never lives again.
+    pub(crate) fn free_acked_key(&mut self, slot: Slot) {
+        let task = self.task(slot);
+        let Some(hold) = task.held().filter(|hold| hold.until.is_some()) else { return };
+        let key = self.shard.key_of(task, hold);
+        self.shard.unique.remove(&key);
+        self.give_up_key(slot);
+    }
+
     fn give_up_key(&mut self, slot: Slot) {
         self.shard.edit(slot, |task| {
             let hold = task.extra.as_mut().and_then(|extra| extra.unique.as_mut());

@@ -10,17 +10,19 @@ mod commands;
 mod history;
 mod life;
 mod turns;
+mod unique;
 mod wakes;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use taskyard_machine::limits::{LEASE_FLOOR_MS, PRIORITY_MAX, TIMEOUT_GRACE_MS};
 use taskyard_machine::{
-    AfterFailure, Claim, Command, Enqueue, Enqueued, Fail, NewTask, Outcome, QueueSettings,
-    Rejection, Renewal, RetryPolicy, SessionId, TaskId, TaskStateName, Timestamp, When,
+    Ack, AfterFailure, Claim, Command, Enqueued, Fail, NewTask, Outcome, QueueSettings, Rejection,
+    Renewal, RetryPolicy, SessionId, TaskId, TaskStateName, Timestamp, When,
 };
 
 use turns::Turns;
+use unique::{Hold, Window, is_contradiction};
 
 /// Runs the histories of a seed, one against each model.
 pub(crate) fn check(seed: u64) -> Result<(), Failure> {
@@ -96,8 +98,11 @@ enum LastEnd {
 struct Task {
     id: TaskId,
     queue: String,
+    task_type: String,
+    payload: Vec<u8>,
     /// Its fairness key.
     key: Option<String>,
+    unique: Option<Hold>,
     priority: u8,
     /// Its place: smaller comes first.
     order: i64,
@@ -110,6 +115,8 @@ struct Task {
     timeout_ms: Option<u64>,
     retry: RetryPolicy,
     last: Option<(u64, LastEnd)>,
+    /// What its ack enqueued.
+    follow_ups: Vec<TaskId>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -127,6 +134,7 @@ struct Model {
     queues: BTreeMap<String, Queue>,
     tasks: Vec<Task>,
     requests: BTreeMap<(String, String), TaskId>,
+    windows: Vec<Window>,
     known_ids: Vec<TaskId>,
     token_last: u64,
     order_back: i64,
@@ -192,33 +200,9 @@ impl Model {
     ) -> Result<(), Difference> {
         match command {
             Command::Enqueue(enqueue) => self.enqueue(enqueue, answer),
-            Command::EnqueueBatch(batch) => {
-                let Ok(Outcome::EnqueuedBatch(ids)) = answer else {
-                    let expected = self.batch_refused(batch.queue, &batch.tasks);
-                    return expect_code(expected, answer);
-                };
-                expect(&self.batch_refused(batch.queue, &batch.tasks), &None)?;
-                for (task, enqueued) in batch.tasks.iter().zip(ids) {
-                    self.add(batch.queue, task, *enqueued)?;
-                }
-                expect(&batch.tasks.len(), &ids.len())
-            }
+            Command::EnqueueBatch(batch) => self.batch(batch, answer),
             Command::Claim(claim) => self.claim(claim, answer),
-            Command::Ack(ack) => {
-                let acked = Ok(Outcome::Acked { follow_ups: vec![] });
-                if let Some(task) = self.find(ack.task) {
-                    let same = task.last == Some((ack.token.0, LastEnd::Acked));
-                    if same && task.state_name() == TaskStateName::Succeeded {
-                        return expect(&acked, answer);
-                    }
-                }
-                if let Err(code) = self.held(ack.task, ack.token.0) {
-                    return expect_code(Some(code), answer);
-                }
-                self.end_attempt(ack.task, LastEnd::Acked);
-                self.finish(ack.task, TaskStateName::Succeeded);
-                expect(&acked, answer)
-            }
+            Command::Ack(ack) => self.ack(ack, answer),
             Command::Fail(fail) => self.fail(fail, answer),
             Command::Extend(extend) => match self.held(extend.task, extend.token.0) {
                 Err(code) => expect_code(Some(code), answer),
@@ -270,7 +254,7 @@ impl Model {
                 }
             },
             Command::Cancel(cancel) => self.cancel(cancel.task, answer),
-            Command::Retry(retry) => self.retry(retry.task, answer),
+            Command::Retry(retry) => self.retry(retry, answer),
             Command::Dead(dead) => self.dead(dead.action, &dead.selection, answer),
             Command::PauseQueue(queue) => self.pause(queue.queue, true, answer),
             Command::ResumeQueue(queue) => self.pause(queue.queue, false, answer),
@@ -278,10 +262,10 @@ impl Model {
                 if !self.queues.contains_key(queue.queue) {
                     return expect_code(Some("not_found"), answer);
                 }
-                let before = self.tasks.len();
-                self.tasks.retain(|task| task.queue != queue.queue || !task.is_waiting());
-                self.leave_lines();
-                self.expect_bulk(before - self.tasks.len(), 0, answer)
+                let waits = |task: &&Task| task.queue == queue.queue && task.is_waiting();
+                let gone: Vec<TaskId> = self.tasks.iter().filter(waits).map(|t| t.id).collect();
+                gone.iter().for_each(|id| self.remove(*id));
+                self.expect_bulk(gone.len(), 0, answer)
             }
             Command::SetQueue(set) => {
                 self.set_limits(set.queue, &set.settings);
@@ -333,9 +317,10 @@ impl Model {
     }
 
     fn refused(&self, task: &NewTask<'_>) -> Option<Code> {
-        let starts = self.moment(task.run_at).max(self.now);
+        let starts = self.first_run_at(task).max(self.now);
         let never = task.expires_at.is_some_and(|at| at.0 <= starts);
-        (task.priority.unwrap_or(5) > PRIORITY_MAX || never).then_some("invalid_argument")
+        let bad = never || task.priority.unwrap_or(5) > PRIORITY_MAX || is_contradiction(task);
+        bad.then_some("invalid_argument")
     }
 
     fn is_full(&self, queue: &str, count: usize) -> bool {
@@ -345,45 +330,20 @@ impl Model {
         limit.is_some_and(|limit| (waiting + count) as u64 > limit)
     }
 
-    fn batch_refused(&self, queue: &str, tasks: &[NewTask<'_>]) -> Option<Code> {
-        let bad = tasks.iter().find_map(|task| self.refused(task));
-        bad.or_else(|| self.is_full(queue, tasks.len()).then_some("queue_full"))
-    }
-
-    fn enqueue(
-        &mut self,
-        enqueue: &Enqueue<'_>,
-        answer: &Result<Outcome, Rejection>,
-    ) -> Result<(), Difference> {
-        let Enqueue { queue, task } = enqueue;
-        let key = task.request_id.map(|request_id| ((*queue).to_owned(), request_id.to_owned()));
-        if let Some(&id) = key.as_ref().and_then(|key| self.requests.get(key)) {
-            return expect(&Ok(Outcome::Enqueued(Enqueued { id, duplicate: true })), answer);
-        }
-        let full = self.is_full(queue, 1).then_some("queue_full");
-        if let Some(code) = self.refused(task).or(full) {
-            return expect_code(Some(code), answer);
-        }
-        let Ok(Outcome::Enqueued(enqueued)) = answer else {
-            return Err(format!("an enqueue was answered {answer:?}"));
-        };
-        if let Some(key) = key {
-            self.requests.insert(key, enqueued.id);
-        }
-        self.add(queue, task, *enqueued)
-    }
-
     fn add(&mut self, queue: &str, task: &NewTask<'_>, made: Enqueued) -> Result<(), Difference> {
         if made.duplicate || self.known_ids.contains(&made.id) {
             return Err(format!("a new task got an old id: {made:?}"));
         }
         self.known_ids.push(made.id);
         self.queues.entry(queue.to_owned()).or_default();
-        let run_at = self.moment(task.run_at);
+        let run_at = self.first_run_at(task);
         self.tasks.push(Task {
             id: made.id,
             queue: queue.to_owned(),
+            task_type: task.task_type.to_owned(),
+            payload: task.body.payload.to_vec(),
             key: task.fairness_key.map(str::to_owned),
+            unique: task.unique.as_ref().map(|unique| Hold::new(unique, self.now)),
             priority: task.priority.unwrap_or(5),
             order: 0,
             state: State::Scheduled { run_at },
@@ -395,6 +355,7 @@ impl Model {
             timeout_ms: task.timeout_ms,
             retry: task.retry.clone().unwrap_or_default(),
             last: None,
+            follow_ups: Vec::new(),
         });
         self.schedule(made.id, run_at);
         Ok(())
@@ -447,6 +408,40 @@ impl Model {
             Some(held)
         });
         self.set_state(id, State::Claimed(held.expect("it is ready")), false);
+    }
+
+    /// An ack ends its task, and with it its right to its key; then come the tasks that follow.
+    fn ack(
+        &mut self,
+        ack: &Ack<'_>,
+        answer: &Result<Outcome, Rejection>,
+    ) -> Result<(), Difference> {
+        if let Some(task) = self.find(ack.task) {
+            let same = task.last == Some((ack.token.0, LastEnd::Acked));
+            if same && task.state_name() == TaskStateName::Succeeded {
+                let follow_ups = task.follow_ups.clone();
+                return expect(&Ok(Outcome::Acked { follow_ups }), answer);
+            }
+        }
+        if let Err(code) = self.held(ack.task, ack.token.0) {
+            return expect_code(Some(code), answer);
+        }
+        let bad = ack.follow_ups.iter().find_map(|next| self.refused(&next.enqueue.task));
+        if bad.is_some() {
+            return expect_code(bad, answer);
+        }
+        let Ok(Outcome::Acked { follow_ups }) = answer else {
+            return Err(format!("an ack was answered {answer:?}"));
+        };
+        expect(&ack.follow_ups.len(), &follow_ups.len())?;
+        self.change(ack.task, |task| task.follow_ups = follow_ups.clone());
+        self.end_attempt(ack.task, LastEnd::Acked);
+        self.finish(ack.task, TaskStateName::Succeeded);
+        for (next, &id) in ack.follow_ups.iter().zip(follow_ups) {
+            let duplicate = self.known_ids.contains(&id);
+            self.accept(next.enqueue.queue, &next.enqueue.task, Enqueued { id, duplicate })?;
+        }
+        Ok(())
     }
 
     fn fail(

@@ -2,7 +2,7 @@
 
 use super::{Difference, Model, State, expect, expect_code};
 use taskyard_machine::{
-    DeadAction, EndSession, Outcome, Rejection, Selection, SessionEnd, TaskId, TaskStateName,
+    DeadAction, EndSession, Outcome, Rejection, Retry, Selection, SessionEnd, TaskId, TaskStateName,
 };
 
 impl Model {
@@ -33,9 +33,10 @@ impl Model {
 
     pub(super) fn retry(
         &mut self,
-        id: TaskId,
+        retry: &Retry<'_>,
         answer: &Result<Outcome, Rejection>,
     ) -> Result<(), Difference> {
+        let id = retry.task;
         let Some(task) = self.find(id) else { return expect_code(Some(self.missing(id)), answer) };
         match task.state_name() {
             TaskStateName::Claimed | TaskStateName::Succeeded => {
@@ -43,7 +44,11 @@ impl Model {
             }
             TaskStateName::Ready => {}
             TaskStateName::Scheduled => self.make_ready(id, self.now, false),
+            _ if !self.may_revive(task) => return expect_code(Some("not_unique"), answer),
             _ => self.revive(id),
+        }
+        if let Some(body) = &retry.body {
+            self.change(id, |task| task.payload = body.payload.to_vec());
         }
         expect(&Ok(Outcome::Retried), answer)
     }
@@ -67,8 +72,12 @@ impl Model {
             .map(|task| task.id)
             .collect();
         chosen.sort_unstable();
+        let mut held = 0;
         for &id in &chosen {
             match action {
+                DeadAction::Retry if !self.find(id).is_some_and(|task| self.may_revive(task)) => {
+                    held += 1;
+                }
                 DeadAction::Retry => self.revive(id),
                 DeadAction::Discard => self.remove(id),
             }
@@ -77,7 +86,7 @@ impl Model {
             Selection::Ids(ids) => ids.len() - chosen.len(),
             Selection::Filter { .. } => 0,
         };
-        self.expect_bulk(chosen.len(), skipped, answer)
+        self.expect_bulk(chosen.len() - held, skipped + held, answer)
     }
 
     pub(super) fn pause(

@@ -2,16 +2,19 @@
 
 use super::Model;
 use crate::rng::Rng;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use taskyard_machine::{
     Ack, Backoff, Body, Cancel, Claim, ClaimQueue, ClaimToken, Command, DeadAction, DeadCommand,
-    EndSession, Enqueue, EnqueueBatch, Extend, Fail, NewTask, PerKey, QueueCommand, QueueSettings,
-    Rate, Release, Renew, Retry, RetryPolicy, Selection, SessionEnd, SessionId, SetQueue, Snooze,
-    TaskError, TaskFilter, TaskId, Timestamp, When,
+    EndSession, Enqueue, EnqueueBatch, Extend, Fail, FollowUp, NewTask, OnConflict, PerKey,
+    QueueCommand, QueueSettings, Rate, Release, Renew, Retry, RetryPolicy, Selection, SessionEnd,
+    SessionId, SetQueue, ShardId, Snooze, TaskError, TaskFilter, TaskId, Timestamp, Unique,
+    UniqueUntil, When,
 };
 
 const QUEUES: [&str; 3] = ["mail", "video", "none-yet"];
 const REQUESTS: [&str; 8] = ["r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8"];
+const PAYLOADS: [&[u8]; 4] = [b"one", b"two", b"three", b"four"];
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
 /// What holds for a whole history.
@@ -21,6 +24,8 @@ pub(super) struct Terms {
     pub(super) prompt: bool,
     /// Whether queues get limits and tasks get keys.
     limits: bool,
+    /// Whether tasks get unique keys.
+    unique: bool,
     /// Whether workers often push back.
     pushes_back: bool,
     /// The one rate of each queue's keys. With time in steps of `STEP_MS` their tokens come in on
@@ -39,7 +44,8 @@ impl Terms {
         };
         let key_rates = [rate(), rate(), rate()];
         let (prompt, limits) = (rng.chance(600), rng.chance(850));
-        Terms { key_rates, prompt, limits, pushes_back: prompt && limits && rng.chance(400) }
+        let (unique, pushes_back) = (rng.chance(600), prompt && limits && rng.chance(400));
+        Terms { key_rates, prompt, limits, unique, pushes_back }
     }
 
     /// A span in the steps of this history.
@@ -152,7 +158,15 @@ pub(super) fn draw(
         }
         44..54 => {
             let result = rng.chance(500).then_some(&b"1"[..]);
-            Command::Ack(Ack { task: held, token, result, follow_ups: vec![] })
+            let count = if rng.chance(250) { rng.between(1, 2) } else { 0 };
+            let mut follow_up = || {
+                let request_id = rng.chance(200).then(|| *rng.pick(&REQUESTS));
+                let task = NewTask { request_id, ..new_task(rng, terms, model.now) };
+                let queue = *rng.pick(&QUEUES);
+                FollowUp { home: ShardId(0), enqueue: Enqueue { queue, task } }
+            };
+            let follow_ups = (0..count).map(|_| follow_up()).collect();
+            Command::Ack(Ack { task: held, token, result, follow_ups })
         }
         54..62 => Command::Fail(Fail {
             task: held,
@@ -192,7 +206,7 @@ pub(super) fn draw(
         }
         86 => Command::PauseQueue(QueueCommand { queue }),
         87..89 => Command::ResumeQueue(QueueCommand { queue }),
-        89 if rng.chance(200) => Command::PurgeQueue(QueueCommand { queue }),
+        89 if rng.chance(700) => Command::PurgeQueue(QueueCommand { queue }),
         89..92 => {
             let settings = terms.settings(rng, number);
             Command::SetQueue(SetQueue { queue, settings })
@@ -217,10 +231,16 @@ fn new_task(rng: &mut Rng, terms: &Terms, now: u64) -> NewTask<'static> {
     // One too high now and then: it must be refused, and with it its whole batch.
     let highest = if rng.chance(50) { 13 } else { 9 };
     let lowest = if terms.limits { 7 } else { 0 };
+    let payload = *rng.pick(&PAYLOADS);
+    let unique = (terms.unique && rng.chance(600)).then(|| unique(rng));
+    let debounced = unique.as_ref().is_some_and(|unique| unique.debounce_ms.is_some());
     NewTask {
-        task_type: "work",
+        task_type: if rng.chance(900) { "work" } else { "other" },
+        body: Body { payload, ..Body::default() },
         priority: rng.chance(500).then(|| rng.between(lowest, highest) as u8),
         run_at: match rng.below(10) {
+            // Now and then a contradiction.
+            _ if debounced && rng.chance(900) => When::Now,
             0..3 => When::After { ms: rng.below(3_000) },
             3 => When::At(Timestamp((now + rng.below(4_000)).saturating_sub(2_000))),
             _ => When::Now,
@@ -236,6 +256,21 @@ fn new_task(rng: &mut Rng, terms: &Terms, now: u64) -> NewTask<'static> {
         timeout_ms: rng.chance(150).then(|| rng.between(1, 3_000)),
         retention_ms: rng.chance(150).then(|| rng.below(5_000)),
         fairness_key: (terms.limits && rng.chance(700)).then(|| *rng.pick(&KEYS)),
+        unique: unique.map(Box::new),
         ..NewTask::default()
     }
+}
+
+/// A claim to one of few keys, so that they often meet; now and then one that makes no sense.
+fn unique(rng: &mut Rng) -> Unique<'static> {
+    let on_conflict = *rng.pick(&[OnConflict::Existing, OnConflict::Replace, OnConflict::Reject]);
+    let key = Cow::Borrowed(if rng.chance(990) { *rng.pick(&["u", "v"]) } else { "" });
+    let debounce_ms = rng.chance(250).then(|| rng.between(50, 3_000));
+    if debounce_ms.is_some() && rng.chance(900) {
+        let on_conflict = OnConflict::Replace;
+        return Unique { key, until: None, window_ms: None, on_conflict, debounce_ms };
+    }
+    let until = *rng.pick(&[None, Some(UniqueUntil::Start), Some(UniqueUntil::Done)]);
+    let window_ms = rng.chance(400).then(|| rng.below(10_000));
+    Unique { key, until, window_ms, on_conflict, debounce_ms }
 }

@@ -7,9 +7,10 @@ use super::{Difference, Model, State};
 use crate::clock::RUN_BEGINS_AT_MS;
 use crate::rng::Rng;
 use crate::shard::first_difference;
+use std::collections::BTreeMap;
 use taskyard_machine::{
-    ClaimToken, Command, EncodedCommand, Entry, EntryBuilder, Event, Identity, Machine, NoPayloads,
-    Outcome, Rejection, ShardId, TaskId, Timestamp,
+    ClaimToken, Command, EncodedCommand, Entry, EntryBuilder, Event, EventKind, Identity, Machine,
+    NoPayloads, Outcome, Payloads, Rejection, ShardId, TaskId, Timestamp,
 };
 
 const IDENTITY: Identity = Identity { incarnation: 1, shard: ShardId(0), shards: 1 };
@@ -28,6 +29,7 @@ pub(super) fn check(seed: u64) -> Result<(), Difference> {
         reloaded: Machine::new(IDENTITY),
         model: Model { now: RUN_BEGINS_AT_MS, ..Model::default() },
         watch: Watch::default(),
+        bodies: Bodies::default(),
         handed_out: Vec::new(),
     };
     for number in 1..=COMMANDS {
@@ -39,6 +41,20 @@ pub(super) fn check(seed: u64) -> Result<(), Difference> {
     Ok(())
 }
 
+/// The bodies of the machine's tasks.
+#[derive(Default)]
+struct Bodies(BTreeMap<TaskId, Vec<u8>>);
+
+impl Payloads for Bodies {
+    fn put(&mut self, task: TaskId, body: &[u8]) {
+        self.0.insert(task, body.to_vec());
+    }
+
+    fn remove(&mut self, task: TaskId) {
+        self.0.remove(&task);
+    }
+}
+
 /// One history on its way.
 struct Run {
     rng: Rng,
@@ -47,6 +63,7 @@ struct Run {
     reloaded: Machine,
     model: Model,
     watch: Watch,
+    bodies: Bodies,
     handed_out: Vec<(TaskId, ClaimToken)>,
 }
 
@@ -65,15 +82,16 @@ impl Run {
 
     fn step(&mut self, command: &Command<'_>) -> Result<(), Difference> {
         let entry = encode(command, self.model.now);
-        let (answer, events) = apply(&mut self.machine, &entry);
-        if apply(&mut self.reloaded, &entry) != (answer.clone(), events.clone()) {
+        let (answer, events) = apply(&mut self.machine, &entry, &mut self.bodies);
+        let (answer_too, events_too) = apply(&mut self.reloaded, &entry, &mut NoPayloads);
+        if answer_too != answer || told(events_too) != told(events.clone()) {
             return Err("the reloaded machine answered differently".into());
         }
         let answer = answer.into_iter().next().ok_or("a command was not answered")?;
         self.model.follow(command, &answer)?;
-        compare(&self.model, &self.machine)?;
+        compare(&self.model, &self.machine, &self.bodies)?;
         self.watch.look(&self.model, &self.machine, &events)?;
-        self.model.check_claimable(&self.machine)?;
+        self.model.check_claimable(&self.machine, &self.watch)?;
         if let Ok(Outcome::Claimed(tasks)) = &answer {
             self.handed_out.extend(tasks.iter().map(|task| (task.id, task.token)));
         }
@@ -103,15 +121,26 @@ fn encode(command: &Command<'_>, now: u64) -> Vec<u8> {
     builder.finish()
 }
 
-fn apply(machine: &mut Machine, entry: &[u8]) -> (Vec<Result<Outcome, Rejection>>, Vec<Event>) {
+fn apply(
+    machine: &mut Machine,
+    entry: &[u8],
+    payloads: &mut dyn Payloads,
+) -> (Vec<Result<Outcome, Rejection>>, Vec<Event>) {
     let entry = Entry::decode(entry).expect("it was encoded just now");
     let mut events = Vec::new();
-    let answers = machine.apply(&entry, &mut NoPayloads, &mut events);
+    let answers = machine.apply(&entry, payloads, &mut events);
     (answers, events)
 }
 
+/// What all replicas tell alike. Of tokens that came in for an open key a machine knows when it was
+/// reloaded, and otherwise when the key is next looked at; only then does it say that a queue opened.
+fn told(mut events: Vec<Event>) -> Vec<Event> {
+    events.retain(|event| !matches!(event.kind, EventKind::QueueOpened(_)));
+    events
+}
+
 /// Every task and every count must be what the model says.
-fn compare(model: &Model, machine: &Machine) -> Result<(), Difference> {
+fn compare(model: &Model, machine: &Machine, bodies: &Bodies) -> Result<(), Difference> {
     for task in &model.tasks {
         let view = machine.task(task.id).ok_or_else(|| format!("{} is missing", task.id))?;
         let (run_at, claim) = match &task.state {
@@ -130,6 +159,14 @@ fn compare(model: &Model, machine: &Machine) -> Result<(), Difference> {
         let seen = (view.state, view.attempt, view.losses, seen_run_at, seen_claim);
         if expected != seen {
             return Err(format!("{} must be {expected:?}, is {seen:?}", task.id));
+        }
+        let (holds, seen) = (model.holds_key(task), view.unique.map(|unique| unique.held));
+        if holds != seen {
+            return Err(format!("{} must hold its key: {holds:?}, does: {seen:?}", task.id));
+        }
+        let body = bodies.0.get(&task.id).map_or(&[][..], Vec::as_slice);
+        if !body.ends_with(&task.payload) {
+            return Err(format!("{} must have the payload {:?}", task.id, task.payload));
         }
     }
     if machine.task_count() != model.tasks.len() as u64 {

@@ -20,10 +20,12 @@ impl Model {
 
     pub(super) fn set_state(&mut self, id: TaskId, state: State, front: bool) {
         let order = self.next_order(front);
+        let was_finished = self.is_task_finished(id);
         self.change(id, |task| {
             task.order = order;
             task.state = state;
         });
+        self.settle_key(id, was_finished);
         self.leave_lines();
         self.join_line(id, front);
     }
@@ -39,6 +41,9 @@ impl Model {
     }
 
     pub(super) fn remove(&mut self, id: TaskId) {
+        if let Some(waiting) = self.find(id).filter(|task| task.is_waiting()).cloned() {
+            self.keep_window(&waiting);
+        }
         self.tasks.retain(|task| task.id != id);
         self.leave_lines();
     }

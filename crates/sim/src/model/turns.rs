@@ -279,27 +279,24 @@ impl Model {
 
     /// Drops lines in which nobody stands, and keys that nothing needs.
     pub(super) fn leave_lines(&mut self) {
-        for (name, mut queue) in std::mem::take(&mut self.queues) {
-            let stands = |line: &Line| {
-                self.tasks.iter().any(|task| {
-                    task.queue == name
-                        && task.key.as_ref() == Some(&line.key)
-                        && task.priority == line.priority
+        let now = self.now;
+        for (name, queue) in &mut self.queues {
+            let mine = || self.tasks.iter().filter(|task| task.queue == *name);
+            queue.turns.lines.retain(|line| {
+                mine().any(|task| {
+                    task.priority == line.priority
                         && task.state_name() == TaskStateName::Ready
+                        && task.key.as_ref() == Some(&line.key)
                 })
-            };
-            queue.turns.lines.retain(stands);
-            let rate = queue.per_key().rate;
-            let (now, tasks) = (self.now, &self.tasks);
-            queue.turns.keys.retain(|_, key| {
-                rate.is_some_and(|rate| key.bucket.tokens(Some(rate), now) < rate.burst.into())
-                    || key.held_until > now
             });
-            let named = tasks.iter().any(|task| task.queue == name && task.key.is_some());
-            if !named && queue.turns.keys.is_empty() {
+            let rate = queue.per_key().rate;
+            let is_full = |bucket: Bucket| {
+                rate.is_none_or(|rate| bucket.tokens(Some(rate), now) == rate.burst.into())
+            };
+            queue.turns.keys.retain(|_, key| !is_full(key.bucket) || key.held_until > now);
+            if queue.turns.keys.is_empty() && mine().all(|task| task.key.is_none()) {
                 queue.turns.unkeyed.clear();
             }
-            self.queues.insert(name, queue);
         }
     }
 

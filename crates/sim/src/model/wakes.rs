@@ -38,17 +38,23 @@ impl Watch {
         machine: &Machine,
         events: &[Event],
     ) -> Result<(), Difference> {
-        let before = std::mem::take(&mut self.rooms);
+        let before = std::mem::take(self);
         let due_soon = machine.next_due().is_some_and(|at| at.0 <= model.now + GRID_MS);
         for name in model.queues.keys() {
             let room = model.room(name);
-            let had = before.iter().find(|(queue, _)| queue == name).map_or(0, |(_, room)| *room);
+            let had = before.room(name);
             if had == 0 && room > 0 && !due_soon && !events.iter().any(|event| wakes(event, name)) {
                 return Err(format!("queue {name} has {room} to claim, and nobody was told"));
             }
             self.rooms.push((name.clone(), room));
         }
         Ok(())
+    }
+}
+
+impl Watch {
+    fn room(&self, name: &str) -> u64 {
+        self.rooms.iter().find(|(queue, _)| queue == name).map_or(0, |found| found.1)
     }
 }
 
@@ -66,7 +72,11 @@ fn wakes(event: &Event, name: &str) -> bool {
 impl Model {
     /// What the machine says a claim would get must be what the model would give. Only while nothing
     /// is due: what time has opened counts from the entry that says so.
-    pub(super) fn check_claimable(&self, machine: &Machine) -> Result<(), Difference> {
+    pub(super) fn check_claimable(
+        &self,
+        machine: &Machine,
+        watch: &Watch,
+    ) -> Result<(), Difference> {
         let now = Timestamp(self.now);
         if machine.next_due().is_some_and(|at| at <= now) {
             return Ok(());
@@ -78,7 +88,7 @@ impl Model {
                 Claimable::At(at) => return Err(format!("queue {name}: at {at:?}, not now")),
                 Claimable::OnEvent => 0,
             };
-            let room = self.room(name);
+            let room = watch.room(name);
             // A token that came in for a key that is open anyway is counted when the key is next
             // looked at.
             let drips = queue.settings.per_key.is_some_and(|per_key| per_key.rate.is_some());
