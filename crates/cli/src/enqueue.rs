@@ -112,6 +112,9 @@ fn with_defaults(mut task: NewTask, args: &EnqueueArgs) -> Result<NewTask> {
     if let Some(unique) = unique(&args.unique)? {
         task = task.unique(unique);
     }
+    if let Some(key) = &args.fairness_key {
+        task = task.fairness_key(key);
+    }
     for tag in &args.tag {
         task = task.tag(tag);
     }

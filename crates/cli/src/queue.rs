@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
-use taskyard::{QueueDetails, QueueSettings, RetryGrowth, RetryPolicy};
+use taskyard::{PerKey, QueueDetails, QueueSettings, Rate, RetryGrowth, RetryPolicy};
 
 use crate::{
     args::{PolicyName, QueueCommand, QueueSetArgs, RetryArgs, SettingName},
@@ -152,6 +152,12 @@ fn change(args: &QueueSetArgs, mut settings: QueueSettings) -> Result<QueueSetti
             SettingName::DeadRetention => settings.dead_retention_ms = None,
             SettingName::DeadRetentionCount => settings.dead_retention_count = None,
             SettingName::Timeout => settings.timeout_ms = None,
+            SettingName::Concurrency => settings.concurrency = None,
+            SettingName::Rate => settings.rate = None,
+            SettingName::KeyConcurrency => per_key(&mut settings).concurrency = None,
+            SettingName::KeyRate => per_key(&mut settings).rate = None,
+            SettingName::Weights => settings.weights.clear(),
+            SettingName::Ageing => settings.ageing_ms = None,
             SettingName::Retry => settings.retry = None,
         }
     }
@@ -163,6 +169,15 @@ fn change(args: &QueueSetArgs, mut settings: QueueSettings) -> Result<QueueSetti
     settings.dead_retention_ms = args.dead_retention.map(millis).or(before.dead_retention_ms);
     settings.dead_retention_count = args.dead_retention_count.or(before.dead_retention_count);
     settings.timeout_ms = args.timeout.map(millis).or(before.timeout_ms);
+    settings.concurrency = args.concurrency.or(before.concurrency);
+    settings.rate = rate("--burst", "--rate", args.rate, args.burst, before.rate)?;
+    if args.key_concurrency.is_some() || args.key_rate.is_some() || args.key_burst.is_some() {
+        let keys = per_key(&mut settings);
+        keys.concurrency = args.key_concurrency.or(keys.concurrency);
+        keys.rate = rate("--key-burst", "--key-rate", args.key_rate, args.key_burst, keys.rate)?;
+    }
+    settings.weights.extend(args.weight.iter().cloned());
+    settings.ageing_ms = args.ageing.map(millis).or(before.ageing_ms);
     settings.retry = retry_policy(&args.retry, before.retry.clone())?.or(before.retry.clone());
     if args.unset.is_empty() && settings == before {
         return Err(usage(format!(
@@ -171,6 +186,29 @@ fn change(args: &QueueSetArgs, mut settings: QueueSettings) -> Result<QueueSetti
         )));
     }
     Ok(settings)
+}
+
+/// The limits of keys, made if there are none.
+fn per_key(settings: &mut QueueSettings) -> &mut PerKey {
+    settings.per_key.get_or_insert_default()
+}
+
+/// The rate that was typed. A new rate brings its own burst.
+fn rate(
+    burst_flag: &str,
+    rate_flag: &str,
+    per_second: Option<f64>,
+    burst: Option<u32>,
+    before: Option<Rate>,
+) -> Result<Option<Rate>> {
+    match (per_second, burst, before) {
+        (Some(per_second), burst, _) => Ok(Some(Rate { per_second, burst })),
+        (None, Some(burst), Some(before)) => Ok(Some(before.burst(burst))),
+        (None, Some(_), None) => {
+            Err(usage(format!("{burst_flag} belongs to a rate: give {rate_flag} too")))
+        }
+        (None, None, before) => Ok(before),
+    }
 }
 
 /// The policy that was typed, on top of `before`; `None` if nothing was.
@@ -220,6 +258,10 @@ fn show_settings(settings: &QueueSettings) -> String {
         Some(ms) => values::show_duration(Duration::from_millis(ms)),
         None => "default".to_owned(),
     };
+    let none = |text: Option<String>| text.unwrap_or_else(|| "none".to_owned());
+    let keys = settings.per_key.unwrap_or_default();
+    let weights: Vec<String> =
+        settings.weights.iter().map(|(key, weight)| format!("{key}={weight}")).collect();
     let retry = match &settings.retry {
         Some(policy) => serde_json::to_string(policy).unwrap_or_default(),
         None => "default".to_owned(),
@@ -232,10 +274,21 @@ fn show_settings(settings: &QueueSettings) -> String {
         ("dead-retention", span(settings.dead_retention_ms)),
         ("dead-retention-count", number(settings.dead_retention_count.map(u64::from))),
         ("timeout", span(settings.timeout_ms)),
+        ("concurrency", none(settings.concurrency.map(|n| n.to_string()))),
+        ("rate", none(settings.rate.map(show_rate))),
+        ("key-concurrency", none(keys.concurrency.map(|n| n.to_string()))),
+        ("key-rate", none(keys.rate.map(show_rate))),
+        ("weights", none((!weights.is_empty()).then(|| weights.join(", ")))),
+        ("ageing", settings.ageing_ms.map_or_else(|| "none".to_owned(), |ms| span(Some(ms)))),
         ("retry", retry),
     ]
     .map(|(name, value)| format!("{name:<20}  {value}\n"))
     .concat()
+}
+
+fn show_rate(rate: Rate) -> String {
+    let burst = rate.burst.map(|burst| format!(", {burst} at once")).unwrap_or_default();
+    format!("{}/s{burst}", rate.per_second)
 }
 
 #[cfg(test)]
@@ -264,6 +317,24 @@ mod tests {
         assert_eq!(after.timeout_ms, Some(1_000));
         assert_eq!(after.retention_ms, Some(3_600_000));
         assert!(change(&set(""), before).is_err(), "nothing to change");
+    }
+
+    #[test]
+    fn limits_change_one_by_one() {
+        let none = QueueSettings::default;
+        let line = "--rate 90/m --burst 5 --key-concurrency 2 --weight acme=3 --weight =2";
+        let after = change(&set(line), none()).unwrap();
+        assert_eq!(after.rate, Some(Rate::per_second(1.5).burst(5)));
+        assert_eq!(after.per_key, Some(PerKey { concurrency: Some(2), rate: None }));
+        assert_eq!(after.weights, [("acme".to_owned(), 3), (String::new(), 2)].into());
+        let line = "--burst 9 --key-rate 1/s --unset key-concurrency --unset weights --ageing 1m";
+        let after = change(&set(line), after).unwrap();
+        assert_eq!(after.rate, Some(Rate::per_second(1.5).burst(9)));
+        let keys = PerKey { concurrency: None, rate: Some(Rate::per_second(1.0)) };
+        assert_eq!((after.per_key, after.ageing_ms), (Some(keys), Some(60_000)));
+        assert!(after.weights.is_empty());
+        let alone = change(&set("--burst 9"), none()).unwrap_err();
+        assert!(alone.to_string().contains("give --rate too"), "{alone}");
     }
 
     #[test]

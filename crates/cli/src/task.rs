@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use taskyard::{
     TaskDetails, TaskId, TaskOutcome, TaskState, Tasks, Timestamp, UniqueDetails, UniqueUntil,
+    WaitReason,
 };
 
 use crate::{
@@ -32,6 +33,14 @@ pub(crate) async fn run(remote: &Remote, command: TaskCommand) -> Result<()> {
                 tasks = tasks.state(state);
             }
             list(*output, tasks, &page).await?;
+        }
+        TaskCommand::Why { id } => {
+            let reasons = client.why(id.as_str()).await?;
+            output.value(&Why { id, reasons }, |why| {
+                let messages: Vec<&str> =
+                    why.reasons.iter().map(|reason| reason.message.as_str()).collect();
+                messages.join("\n")
+            })?;
         }
         TaskCommand::Cancel { ids } => {
             for id in ids {
@@ -61,6 +70,12 @@ pub(crate) async fn run(remote: &Remote, command: TaskCommand) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[derive(Serialize)]
+struct Why {
+    id: String,
+    reasons: Vec<WaitReason>,
 }
 
 #[derive(Serialize)]
@@ -245,6 +260,9 @@ fn describe(task: &TaskDetails, output: Output) -> String {
     }
     if let Some(timeout) = task.timeout {
         line("timeout", values::show_duration(timeout));
+    }
+    if let Some(key) = &task.fairness_key {
+        line("key", key.clone());
     }
     if !task.tags.is_empty() {
         line("tags", task.tags.join(", "));

@@ -112,6 +112,25 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// `10/s`, `90/m`, `1000/h`, `5/d`: how often, as a number per second.
+pub(crate) fn rate(text: &str) -> Result<f64, String> {
+    let bad = || format!("{text:?} is not a rate: write it like 10/s, 0.5/s, 90/m or 1000/h");
+    let (number, unit) = text.split_once('/').ok_or_else(bad)?;
+    let (_, unit_ms) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
+    let number: f64 = number.parse().map_err(|_| bad())?;
+    if !number.is_finite() || number <= 0.0 {
+        return Err(bad());
+    }
+    Ok(number * 1_000.0 / *unit_ms as f64)
+}
+
+/// `key=3`; the key may be empty.
+pub(crate) fn weight(text: &str) -> Result<(String, u32), String> {
+    let bad = || format!("{text:?} is not a key and its weight: write it like acme=3");
+    let (key, weight) = text.rsplit_once('=').ok_or_else(bad)?;
+    Ok((key.to_owned(), weight.parse().map_err(|_| bad())?))
+}
+
 /// `name` or `name:weight`.
 pub(crate) fn weighted(text: &str) -> Result<(String, Option<u32>), String> {
     match text.rsplit_once(':') {

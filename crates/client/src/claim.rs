@@ -136,6 +136,11 @@ impl ClaimedTask {
         Timestamp::from_millis(self.task.lease_expires_at)
     }
 
+    /// Whom it is for.
+    pub fn fairness_key(&self) -> Option<&str> {
+        self.task.fairness_key.as_deref()
+    }
+
     /// What travels with it.
     pub fn headers(&self) -> &HashMap<String, String> {
         &self.task.headers
@@ -188,8 +193,9 @@ impl ClaimedTask {
     pub async fn fail(&self, fail: impl Into<Fail>) -> Result<TaskState, Error> {
         let Fail { error, then } = fail.into();
         let (id, claim_token) = self.names();
-        if let Then::Snooze(snooze) = then {
-            let reply = self.snoozed(snooze).await?;
+        if let Then::Snooze(snooze) | Then::HoldKey(snooze) = then {
+            let hold_key = matches!(then, Then::HoldKey(_));
+            let reply = self.snoozed(snooze, hold_key).await?;
             // Brokers that say nothing of it are older.
             return Ok(match reply.state.as_str() {
                 "" => TaskState::Scheduled,
@@ -243,13 +249,13 @@ impl ClaimedTask {
 
     /// Puts it back to sleep without counting the attempt. Returns when it wakes.
     pub async fn snooze(&self, snooze: Snooze) -> Result<Timestamp, Error> {
-        Ok(Timestamp::from_millis(self.snoozed(snooze).await?.run_at))
+        Ok(Timestamp::from_millis(self.snoozed(snooze, false).await?.run_at))
     }
 
-    async fn snoozed(&self, snooze: Snooze) -> Result<v1::SnoozeReply, Error> {
+    async fn snoozed(&self, snooze: Snooze, hold_key: bool) -> Result<v1::SnoozeReply, Error> {
         let (id, claim_token) = self.names();
         let (delay_ms, run_at) = snooze.into_wire();
-        let request = v1::SnoozeRequest { id, claim_token, delay_ms, run_at };
+        let request = v1::SnoozeRequest { id, claim_token, delay_ms, run_at, hold_key };
         self.client
             .call(
                 request,

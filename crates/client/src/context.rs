@@ -113,6 +113,11 @@ impl TaskContext {
         u8::try_from(self.0.task.priority).unwrap_or(u8::MAX)
     }
 
+    /// Whom it is for.
+    pub fn fairness_key(&self) -> Option<&str> {
+        self.0.task.fairness_key.as_deref()
+    }
+
     /// When it was enqueued.
     pub fn enqueued_at(&self) -> Timestamp {
         Timestamp::from_millis(self.0.task.enqueued_at)

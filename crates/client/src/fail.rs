@@ -48,6 +48,8 @@ pub(crate) enum Then {
     RetryAfter(Duration),
     /// It goes back to sleep; the attempt does not count.
     Snooze(Snooze),
+    /// The same, and all tasks of its fairness key with it.
+    HoldKey(Snooze),
     /// The handler yielded because it was asked to.
     Cancelled,
 }
@@ -58,7 +60,9 @@ impl Then {
         match self {
             Then::RetryAt(moment) => (Some(moment.as_millis()), None),
             Then::RetryAfter(delay) => (None, Some(millis(delay))),
-            Then::Policy | Then::Never | Then::Snooze(_) | Then::Cancelled => (None, None),
+            Then::Policy | Then::Never | Then::Snooze(_) | Then::HoldKey(_) | Then::Cancelled => {
+                (None, None)
+            }
         }
     }
 }
@@ -109,7 +113,7 @@ impl Fail {
 
     /// It is no failure: the task only goes back to sleep.
     pub fn is_snooze(&self) -> bool {
-        matches!(self.then, Then::Snooze(_))
+        matches!(self.then, Then::Snooze(_) | Then::HoldKey(_))
     }
 }
 
@@ -157,6 +161,43 @@ impl Snooze {
 impl From<Snooze> for Fail {
     fn from(snooze: Snooze) -> Fail {
         Fail { error: TaskError::default(), then: Then::Snooze(snooze) }
+    }
+}
+
+/// Pushes back for a whole fairness key: "too many requests, later". The task goes back to sleep as by
+/// [`Snooze`], and no other task of its key is handed out before it wakes, at most 24 h; for a task without
+/// a key, none of its queue's that have none.
+///
+/// ```
+/// use std::time::Duration;
+/// use taskyard::{Fail, Throttled};
+///
+/// async fn call(customer: String) -> Result<(), Fail> {
+///     if customer == "acme" {
+///         return Err(Throttled::after(Duration::from_secs(30)).into());
+///     }
+///     Ok(())
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "it does nothing until it is returned as an error"]
+pub struct Throttled(Snooze);
+
+impl Throttled {
+    /// For this long.
+    pub fn after(delay: Duration) -> Throttled {
+        Throttled(Snooze::after(delay))
+    }
+
+    /// Until this moment.
+    pub fn until(moment: impl Into<Timestamp>) -> Throttled {
+        Throttled(Snooze::until(moment))
+    }
+}
+
+impl From<Throttled> for Fail {
+    fn from(Throttled(snooze): Throttled) -> Fail {
+        Fail { error: TaskError::default(), then: Then::HoldKey(snooze) }
     }
 }
 
@@ -240,6 +281,8 @@ mod tests {
             (Fail::retry_after(delay, "x"), Then::RetryAfter(delay)),
             (Snooze::after(delay).into(), Then::Snooze(Snooze::For(delay))),
             (Snooze::until(at).into(), Then::Snooze(Snooze::Until(at))),
+            (Throttled::after(delay).into(), Then::HoldKey(Snooze::For(delay))),
+            (Throttled::until(at).into(), Then::HoldKey(Snooze::Until(at))),
             (Cancelled.into(), Then::Cancelled),
         ] {
             assert_eq!(fail.then, then);

@@ -103,6 +103,8 @@ pub struct TaskDetails {
     pub tags: Vec<String>,
     /// Its unique key.
     pub unique: Option<UniqueDetails>,
+    /// Whom it is for.
+    pub fairness_key: Option<String>,
     /// Its last attempts, the oldest first.
     pub attempts: Vec<AttemptDetails>,
     /// Why it is a dead letter; empty if it is none.
@@ -203,6 +205,7 @@ impl Serialize for TaskDetails {
         entry_if_some(&mut map, "timeout_ms", self.timeout.map(millis).as_ref())?;
         map.serialize_entry("tags", &self.tags)?;
         entry_if_some(&mut map, "unique", self.unique.as_ref())?;
+        entry_if_some(&mut map, "fairness_key", self.fairness_key.as_ref())?;
         map.serialize_entry("attempts", &self.attempts)?;
         if !self.death_reason.is_empty() {
             map.serialize_entry("death_reason", &self.death_reason)?;
@@ -235,6 +238,7 @@ impl From<v1::Task> for TaskDetails {
             timeout: wire.timeout_ms.map(Duration::from_millis),
             tags: wire.tags,
             unique: wire.unique.map(UniqueDetails::from),
+            fairness_key: wire.fairness_key,
             attempts: wire.attempts.into_iter().map(AttemptDetails::from).collect(),
             death_reason: wire.death_reason,
             claim: wire.claim.map(ClaimDetails::from),

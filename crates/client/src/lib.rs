@@ -89,6 +89,7 @@ mod task;
 pub mod testing;
 mod timestamp;
 mod unique;
+mod why;
 mod worker;
 
 pub use bulk::{Bulk, BulkProgress, DeadLetters};
@@ -99,7 +100,7 @@ pub use context::{CancelReason, TaskContext};
 pub use embedded::Embedded;
 pub use enqueue::{Batch, Enqueue, Enqueued};
 pub use error::Error;
-pub use fail::{BoxError, Cancelled, Fail, Snooze};
+pub use fail::{BoxError, Cancelled, Fail, Snooze, Throttled};
 pub use handler::{
     BlockingHandler, FromTask, Handler, IntoResult, Json, RawPayload, RawResult, State,
     TaskHandler, TaskRequest, TaskResponse, TaskService,
@@ -108,12 +109,13 @@ pub use inspect::{AttemptDetails, ClaimDetails, Progress, TaskDetails};
 pub use list::{TaskFilter, Tasks};
 pub use new_task::NewTask;
 pub use operate::{Backup, BackupChunk, BrokerDetails, WorkerDetails};
-pub use queue::{Queue, QueueDetails, QueueSettings};
+pub use queue::{PerKey, Queue, QueueDetails, QueueSettings, Rate};
 pub use result::{ResultOf, TaskOutcome};
 pub use retry::{RetryGrowth, RetryPolicy};
 pub use task::{Task, TaskError, TaskId, TaskState};
 pub use timestamp::Timestamp;
 pub use unique::{OnConflict, Unique, UniqueDetails, UniqueUntil};
+pub use why::WaitReason;
 pub use worker::{Broker, Worker, WorkerBuilder, WorkerHandle};
 
 /// The README's example compiles, as every example here does.

@@ -147,6 +147,13 @@ macro_rules! task_options {
             self.change(|task| task.tags.push(tag))
         }
 
+        /// Whom it is for, such as a customer: the keys of a queue take turns, and have limits of their
+        /// own.
+        pub fn fairness_key(self, key: impl Into<String>) -> $builder {
+            let key = key.into();
+            self.change(|task| task.fairness_key = Some(key))
+        }
+
         /// A name and a value that travel with it to the worker, such as a trace id.
         pub fn header(self, name: impl Into<String>, value: impl Into<String>) -> $builder {
             let (name, value) = (name.into(), value.into());
@@ -191,6 +198,7 @@ mod tests {
             .retention(Duration::from_secs(3))
             .tag("a")
             .tag("b")
+            .fairness_key("acme")
             .header("trace", "x");
         let wire = task.into_wire().unwrap();
         assert_eq!((wire.queue.as_str(), wire.r#type.as_str()), ("mail", "send_mail"));
@@ -201,6 +209,7 @@ mod tests {
         assert_eq!(wire.retry.unwrap().max_attempts, Some(1));
         assert_eq!((wire.timeout_ms, wire.retention_ms), (Some(2_000), Some(3_000)));
         assert_eq!(wire.tags, ["a", "b"]);
+        assert_eq!(wire.fairness_key.as_deref(), Some("acme"));
         assert_eq!(wire.headers["trace"], "x");
     }
 

@@ -6,7 +6,7 @@ use crate::{
     connection::Repeat,
 };
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 use taskyard_proto::v1;
 
 impl Client {
@@ -201,6 +201,70 @@ pub struct QueueSettings {
     /// The timeout of tasks that bring none, in milliseconds. No limit by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
+    /// Most tasks claimed at once. No bound by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub concurrency: Option<u32>,
+    /// How often a task is claimed. No bound by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<Rate>,
+    /// Limits of each fairness key, all the same. Tasks without a key have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub per_key: Option<PerKey>,
+    /// How many tasks a fairness key is served per turn, 1 to 1000; 1 if not said. The empty key means
+    /// the tasks that have none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub weights: BTreeMap<String, u32>,
+    /// A waiting task's priority rises by one each time this has passed, in milliseconds. Never by
+    /// default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ageing_ms: Option<u64>,
+}
+
+/// How often something may happen: on average, and at once after a pause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rate {
+    /// On average, 0.000001 to 1,000,000.
+    pub per_second: f64,
+    /// At once, after a pause: what comes in within a second and at least 1, if not said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u32>,
+}
+
+impl Rate {
+    /// So many per second.
+    pub fn per_second(per_second: f64) -> Rate {
+        Rate { per_second, burst: None }
+    }
+
+    /// Lets this many through at once, after a pause.
+    pub fn burst(self, burst: u32) -> Rate {
+        Rate { burst: Some(burst), ..self }
+    }
+}
+
+/// What each fairness key of a queue may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PerKey {
+    /// Most tasks of one key claimed at once. No bound by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub concurrency: Option<u32>,
+    /// How often a task of one key is claimed. No bound by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<Rate>,
+}
+
+impl From<v1::Rate> for Rate {
+    fn from(wire: v1::Rate) -> Rate {
+        Rate { per_second: wire.per_second, burst: wire.burst }
+    }
+}
+
+impl From<Rate> for v1::Rate {
+    fn from(rate: Rate) -> v1::Rate {
+        v1::Rate { per_second: rate.per_second, burst: rate.burst }
+    }
 }
 
 impl From<v1::QueueSettings> for QueueSettings {
@@ -214,6 +278,14 @@ impl From<v1::QueueSettings> for QueueSettings {
             dead_retention_count: wire.dead_retention_count,
             retry: wire.retry.map(RetryPolicy::from),
             timeout_ms: wire.timeout_ms,
+            concurrency: wire.concurrency,
+            rate: wire.rate.map(Rate::from),
+            per_key: wire.per_key.map(|per_key| PerKey {
+                concurrency: per_key.concurrency,
+                rate: per_key.rate.map(Rate::from),
+            }),
+            weights: wire.weights.into_iter().collect(),
+            ageing_ms: wire.ageing_ms,
         }
     }
 }
@@ -229,6 +301,14 @@ impl From<QueueSettings> for v1::QueueSettings {
             dead_retention_count: settings.dead_retention_count,
             retry: settings.retry.map(v1::RetryPolicy::from),
             timeout_ms: settings.timeout_ms,
+            concurrency: settings.concurrency,
+            rate: settings.rate.map(v1::Rate::from),
+            per_key: settings.per_key.map(|per_key| v1::PerKey {
+                concurrency: per_key.concurrency,
+                rate: per_key.rate.map(v1::Rate::from),
+            }),
+            weights: settings.weights.into_iter().collect(),
+            ageing_ms: settings.ageing_ms,
         }
     }
 }

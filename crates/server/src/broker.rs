@@ -12,6 +12,7 @@ mod finish;
 mod flow;
 mod inspect;
 mod retry;
+mod why;
 
 pub use bulk::{BulkJob, BulkReport, DeadSelection};
 pub(crate) use claim::check_wait;
@@ -22,6 +23,7 @@ pub(crate) use flow::in_node;
 pub use flow::{FlowsAsked, FoundFlow, SubmittedFlow};
 pub use inspect::{ClusterView, Found, ListAsked, NodeInfo, Page, TaskResult};
 pub use retry::Edit;
+pub use why::WaitReason;
 
 use crate::{
     Clock, Config, Error,
@@ -46,6 +48,7 @@ struct Inner {
     sessions: Sessions,
     clock: Clock,
     payload_bytes_max: usize,
+    listeners: why::Listeners,
     stopping: watch::Sender<bool>,
 }
 
@@ -57,6 +60,7 @@ impl Broker {
             shards,
             clock: config.clock.clone(),
             payload_bytes_max: config.payload_bytes_max,
+            listeners: why::Listeners::default(),
             stopping: watch::Sender::new(false),
         }))
     }
@@ -69,6 +73,11 @@ impl Broker {
     /// The workers' sessions on this node.
     pub(crate) fn sessions(&self) -> &Sessions {
         &self.0.sessions
+    }
+
+    /// Claims without a session that wait here.
+    fn listeners(&self) -> &why::Listeners {
+        &self.0.listeners
     }
 
     /// Where this node's time comes from.

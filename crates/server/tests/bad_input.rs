@@ -98,11 +98,8 @@ async fn enqueues_that_make_no_sense_are_refused() {
                 INVALID,
                 &["field `webhook_url` is not supported yet"],
             ),
-            (
-                r#"{"type": "t", "fairness_key": "k"}"#,
-                INVALID,
-                &["field `fairness_key` is not supported yet"],
-            ),
+            (r#"{"type": "t", "fairness_key": ""}"#, INVALID, &["fairness_key is empty"]),
+            (r#"{"type": "t", "fairness_key": "a\u0000"}"#, INVALID, &["fairness_key", "control"]),
             (
                 r#"{"type": "t", "priority": 12}"#,
                 INVALID,

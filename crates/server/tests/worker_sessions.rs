@@ -82,7 +82,12 @@ async fn answers_are_taken_in_batches_and_each_gets_its_reply() {
     let (id, claim_token) = claim(2);
     let release = v1::ReleaseRequest { id, claim_token };
     let (id, claim_token) = claim(3);
-    let snooze = v1::SnoozeRequest { id, claim_token, delay_ms: Some(60_000), run_at: None };
+    let snooze = v1::SnoozeRequest {
+        id,
+        claim_token,
+        delay_ms: Some(60_000),
+        ..v1::SnoozeRequest::default()
+    };
     let (id, claim_token) = claim(4);
     let extend = v1::ExtendRequest { id, claim_token, ..Default::default() };
     let (id, _) = claim(5);

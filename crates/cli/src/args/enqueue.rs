@@ -48,6 +48,9 @@ pub(crate) struct EnqueueArgs {
     /// How long it is kept after its end.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) retention: Option<Duration>,
+    /// Whom it is for: the keys of a queue take turns, and have limits of their own.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) fairness_key: Option<String>,
     /// A word to find it by; may be given several times.
     #[arg(long, value_name = "TAG")]
     pub(crate) tag: Vec<String>,

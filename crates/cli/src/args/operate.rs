@@ -62,6 +62,13 @@ pub(crate) enum TaskCommand {
         #[command(flatten)]
         page: PageArgs,
     },
+    /// What a task waits for, the first to overcome first.
+    #[command(after_help = "Example:\n  taskyard task why 6hrp7d20020010000000000001")]
+    Why {
+        /// Its id, as enqueue printed it.
+        #[arg(value_name = "ID")]
+        id: String,
+    },
     /// Take tasks back: at once while they wait, else when their worker yields.
     Cancel {
         /// Their ids, as enqueue printed them.
@@ -136,6 +143,8 @@ pub(crate) enum QueueCommand {
 #[command(after_help = "Examples:
   taskyard queue set mail --max-length 100000 --retention 7d
   taskyard queue set mail --retry fixed --retry-delay 1m --max-attempts 5
+  taskyard queue set calls --rate 100/s --burst 200 --key-concurrency 5 --key-rate 10/m
+  taskyard queue set calls --weight acme=3 --weight acme-trial=1 --ageing 10m
   taskyard queue set mail --unset max-length --unset retry")]
 pub(crate) struct QueueSetArgs {
     /// Its name.
@@ -162,6 +171,31 @@ pub(crate) struct QueueSetArgs {
     /// The longest one attempt may run, for tasks that do not say.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
+    /// Most tasks that run at once.
+    #[arg(long, value_name = "N")]
+    pub(crate) concurrency: Option<u32>,
+    /// How often a task may start: 10/s, 90/m, 1000/h, 0.5/s.
+    #[arg(long, value_name = "RATE", value_parser = values::rate, allow_hyphen_values = true)]
+    pub(crate) rate: Option<f64>,
+    /// How many may start at once after a pause [default: what --rate gives in a second]
+    #[arg(long, value_name = "N")]
+    pub(crate) burst: Option<u32>,
+    /// Most tasks of one fairness key that run at once.
+    #[arg(long, value_name = "N")]
+    pub(crate) key_concurrency: Option<u32>,
+    /// How often a task of one fairness key may start.
+    #[arg(long, value_name = "RATE", value_parser = values::rate, allow_hyphen_values = true)]
+    pub(crate) key_rate: Option<f64>,
+    /// How many of one fairness key may start at once after a pause.
+    #[arg(long, value_name = "N")]
+    pub(crate) key_burst: Option<u32>,
+    /// How many tasks a fairness key is served per turn; may be given several times. Without a KEY,
+    /// as in =3, it is about the tasks that have none.
+    #[arg(long, value_name = "KEY=N", value_parser = values::weight)]
+    pub(crate) weight: Vec<(String, u32)>,
+    /// Raise a waiting task's priority by one each time this has passed.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
+    pub(crate) ageing: Option<Duration>,
     /// Return a setting to its default; may be given several times.
     #[arg(long, value_name = "SETTING")]
     pub(crate) unset: Vec<SettingName>,
@@ -179,6 +213,12 @@ pub(crate) enum SettingName {
     DeadRetention,
     DeadRetentionCount,
     Timeout,
+    Concurrency,
+    Rate,
+    KeyConcurrency,
+    KeyRate,
+    Weights,
+    Ageing,
     Retry,
 }
 

@@ -29,6 +29,7 @@ struct Line<'a> {
     retention_ms: Option<u64>,
     tags: Option<Vec<String>>,
     unique: Option<Unique>,
+    fairness_key: Option<String>,
 }
 
 /// A task and the queue it names.
@@ -77,6 +78,9 @@ pub(super) fn parse(line: &str, args: &EnqueueArgs) -> Result<Parsed> {
     }
     if let Some(unique) = line.unique {
         task = task.unique(unique);
+    }
+    if let Some(key) = line.fairness_key {
+        task = task.fairness_key(key);
     }
     for tag in line.tags.into_iter().flatten() {
         task = task.tag(tag);

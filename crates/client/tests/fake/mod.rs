@@ -319,6 +319,7 @@ impl Taskyard for Service {
         get_task(v1::GetTaskRequest) -> v1::Task;
         list_tasks(v1::ListTasksRequest) -> v1::ListTasksReply;
         get_result(v1::GetResultRequest) -> v1::GetResultReply;
+        why_task(v1::WhyTaskRequest) -> v1::WhyTaskReply;
         list_queues(v1::ListQueuesRequest) -> v1::ListQueuesReply;
         get_queue(v1::QueueRequest) -> v1::Queue;
         pause_queue(v1::QueueRequest) -> v1::QueueReply;

@@ -21,6 +21,13 @@ pub struct Places {
     runs: Vec<Run>,
 }
 
+impl Places {
+    /// The names of all its queues.
+    pub(super) fn queues(&self) -> impl Iterator<Item = &str> {
+        self.runs.iter().flat_map(|run| &run.queues).map(|(name, _)| name.as_str())
+    }
+}
+
 /// Queues of one shard that are asked for together.
 #[derive(Clone, Debug)]
 struct Run {
@@ -137,6 +144,8 @@ impl Broker {
         if wait.is_zero() {
             return claim.await;
         }
+        // Whoever has a session is known to listen anyway.
+        let _listening = asked.session.is_none().then(|| self.listeners().listen(places));
         tokio::select! {
             claimed = claim => claimed,
             () = self.stopping() => Ok(Vec::new()),

@@ -1,10 +1,10 @@
-//! What every wire checks the same way: ids, priorities, moments to run at, retry policies.
+//! What every wire checks the same way: ids, priorities, moments to run at, retry policies, rates.
 //!
-//! Fractions end here: inside, they are integers of thousandths.
+//! Fractions end here: inside, they are integers of thousandths, or millionths for rates.
 
 use crate::{Error, moment::NEARER};
 use taskyard_machine::{
-    Backoff, FlowState, RetryPolicy, TaskId, TaskStateName, Timestamp, When, limits,
+    Backoff, FlowState, Rate, RetryPolicy, TaskId, TaskStateName, Timestamp, When, limits,
 };
 
 /// Tasks on a page that names no limit.
@@ -233,6 +233,38 @@ impl From<&RetryPolicy> for RetryDraft {
     }
 }
 
+/// A rate as wires carry it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct RateDraft {
+    pub(super) per_second: f64,
+    pub(super) burst: Option<u32>,
+}
+
+impl RateDraft {
+    /// The rate, or which of its fields makes no sense. Without a burst, what comes in within a second
+    /// can be saved up, and at least one.
+    pub(super) fn rate(self, what: &str) -> Result<Rate, Error> {
+        let (lowest, highest) = (0.000_001, limits::RATE_MILLIONTHS_MAX as f64 / 1e6);
+        let per_second = self.per_second;
+        if !(lowest..=highest).contains(&per_second) {
+            return Err(Error::Invalid(format!(
+                "{what}.per_second {per_second} is not {lowest} to {highest}"
+            )));
+        }
+        // In range, so neither the sign nor the size is lost.
+        let per_second_millionths = (per_second * 1e6).round() as u64;
+        let burst = self.burst.unwrap_or_else(|| (per_second.ceil() as u32).max(1));
+        Ok(Rate { per_second_millionths, burst })
+    }
+}
+
+impl From<Rate> for RateDraft {
+    fn from(rate: Rate) -> RateDraft {
+        let per_second = rate.per_second_millionths as f64 / 1e6;
+        RateDraft { per_second, burst: Some(rate.burst) }
+    }
+}
+
 fn thousandths(field: &str, fraction: f64, lowest: f64, highest: f64) -> Result<u32, Error> {
     if !(lowest..=highest).contains(&fraction) {
         return Err(Error::Invalid(format!("{field} {fraction} is not {lowest} to {highest}")));
@@ -284,6 +316,26 @@ mod tests {
             ),
         ] {
             assert_eq!(draft.policy().unwrap_err().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn rates_survive_the_wire_and_are_bounded() {
+        let draft = |per_second, burst| RateDraft { per_second, burst };
+        for (per_second, burst, millionths, tokens) in [
+            (0.5, None, 500_000, 1),
+            (2.5, None, 2_500_000, 3),
+            (10.0, Some(50), 10_000_000, 50),
+            (0.000_001, Some(1), 1, 1),
+            (1_000_000.0, None, 1_000_000_000_000, 1_000_000),
+        ] {
+            let rate = draft(per_second, burst).rate("rate").unwrap();
+            assert_eq!(rate, Rate { per_second_millionths: millionths, burst: tokens });
+            assert_eq!(RateDraft::from(rate), draft(per_second, Some(tokens)));
+        }
+        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY, 1_000_001.0] {
+            let told = draft(bad, None).rate("per_key.rate").unwrap_err().to_string();
+            assert_eq!(told, format!("per_key.rate.per_second {bad} is not 0.000001 to 1000000"));
         }
     }
 

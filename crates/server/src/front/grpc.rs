@@ -267,6 +267,15 @@ impl Taskyard for Grpc {
         }))
     }
 
+    async fn why_task(
+        &self,
+        request: Request<v1::WhyTaskRequest>,
+    ) -> Result<Response<v1::WhyTaskReply>, Status> {
+        let reasons = self.broker.why(edge::task_id(&request.into_inner().id)?).await?;
+        let reasons = reasons.into_iter().map(wire::wait_reason).collect();
+        Ok(Response::new(v1::WhyTaskReply { reasons }))
+    }
+
     async fn list_queues(
         &self,
         _: Request<v1::ListQueuesRequest>,

@@ -65,6 +65,7 @@ routes! {
     post "/v1/tasks/{id}/retry" tasks::retry;
     get "/v1/tasks/{id}" tasks::task;
     get "/v1/tasks/{id}/result" tasks::result;
+    get "/v1/tasks/{id}/why" tasks::why;
     get "/v1/tasks" tasks::list;
     get "/v1/queues" queues::list;
     get "/v1/queues/{queue}" queues::queue;

@@ -12,6 +12,7 @@ mod request;
 mod retry;
 mod scalar;
 mod select;
+mod settings;
 mod unique;
 
 pub(super) use bytes::is_json;
@@ -21,13 +22,14 @@ pub(super) use reply::*;
 pub(super) use request::*;
 pub(super) use scalar::{Moment, Ms};
 pub(super) use select::*;
+pub(super) use settings::*;
 
 use super::problem::Problem;
 use serde::Deserialize;
 use serde_json::error::Category;
 
 /// Fields that have a name already and no effect yet: a silent default would be worse than a no.
-const NOT_YET: [&str; 2] = ["webhook_url", "fairness_key"];
+const NOT_YET: [&str; 1] = ["webhook_url"];
 
 /// What the library expects, and what people call it.
 const EXPECTED: [(&str, &str); 6] = [

@@ -4,9 +4,9 @@
 use super::flow;
 use crate::{
     Error,
-    broker::{BulkReport, DeadSelection, Found, QUEUE_DEFAULT},
+    broker::{BulkReport, DeadSelection, Found, QUEUE_DEFAULT, WaitReason},
     front::{
-        edge::{self, Growth, RetryDraft},
+        edge::{self, Growth, RateDraft, RetryDraft},
         unique::UniqueDraft,
     },
     sessions::{Activity, Beat, Hello, Orders, Profile, WorkerView},
@@ -15,8 +15,8 @@ use crate::{
 use std::collections::HashMap;
 use taskyard_machine::{
     AfterFailure, AttemptView, Body, ClaimToken, Enqueue, Enqueued, Extend, Fail, NewTask,
-    OnConflict, Progress, QueueSettings, QueueView, Release, RetryPolicy, SessionId, Snooze,
-    TaskError, TaskId, TaskStateName, Timestamp, UniqueUntil, UniqueView, limits,
+    OnConflict, PerKey, Progress, QueueSettings, QueueView, Rate, Release, RetryPolicy, SessionId,
+    Snooze, TaskError, TaskId, TaskStateName, Timestamp, UniqueUntil, UniqueView, limits,
 };
 use taskyard_proto::v1;
 use tonic::{Code, Status, metadata::MetadataValue};
@@ -103,7 +103,7 @@ fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
         timeout_ms: task.timeout_ms,
         retention_ms: task.retention_ms,
         tags: task.tags.iter().map(String::as_str).collect(),
-        fairness_key: None,
+        fairness_key: task.fairness_key.as_deref(),
     })
 }
 
@@ -229,6 +229,7 @@ pub(super) fn claimed_task(handed: HandedTask) -> v1::ClaimedTask {
         enqueued_at: task.enqueued_at.0,
         parents: task.parents.into_iter().map(flow::parent).collect(),
         flow: task.flow.as_ref().map(flow::member),
+        fairness_key: task.fairness_key.map(String::from),
     }
 }
 
@@ -299,7 +300,7 @@ pub(super) fn snooze(request: &v1::SnoozeRequest) -> Result<Snooze, Error> {
         task: edge::task_id(&request.id)?,
         token: ClaimToken(request.claim_token),
         until: edge::until(request.delay_ms, request.run_at.map(Timestamp))?,
-        hold_key: false,
+        hold_key: request.hold_key,
     })
 }
 
@@ -410,6 +411,7 @@ pub(super) fn task(found: Found) -> v1::Task {
             lease_expires_at: claim.lease_expires_at.0,
             cancel_requested: claim.cancel_requested,
         }),
+        fairness_key: task.fairness_key,
         flow: task.flow.as_ref().map(flow::member),
     }
 }
@@ -504,8 +506,44 @@ pub(super) fn queue_settings(settings: &v1::QueueSettings) -> Result<QueueSettin
         dead_retention_count: settings.dead_retention_count,
         retry: settings.retry.as_ref().map(retry_policy).transpose()?,
         timeout_ms: settings.timeout_ms,
-        ..QueueSettings::default()
+        concurrency: settings.concurrency,
+        rate: settings.rate.map(|it| rate("rate", it)).transpose()?,
+        per_key: settings.per_key.map(per_key).transpose()?.flatten(),
+        weights: settings.weights.iter().map(|(key, &n)| (key.as_str().into(), n)).collect(),
+        ageing_ms: settings.ageing_ms,
     })
+}
+
+fn rate(what: &str, rate: v1::Rate) -> Result<Rate, Error> {
+    RateDraft { per_second: rate.per_second, burst: rate.burst }.rate(what)
+}
+
+fn rate_reply(rate: Rate) -> v1::Rate {
+    let RateDraft { per_second, burst } = RateDraft::from(rate);
+    v1::Rate { per_second, burst }
+}
+
+/// Limits of keys that limit nothing are none.
+fn per_key(per_key: v1::PerKey) -> Result<Option<PerKey>, Error> {
+    let per_key = PerKey {
+        concurrency: per_key.concurrency,
+        rate: per_key.rate.map(|it| rate("per_key.rate", it)).transpose()?,
+    };
+    Ok((per_key != PerKey::default()).then_some(per_key))
+}
+
+pub(super) fn wait_reason(reason: WaitReason) -> v1::WaitReason {
+    v1::WaitReason {
+        code: reason.code.to_owned(),
+        message: reason.message,
+        key: reason.key,
+        until: reason.until.map(|at| at.0),
+        claimed: reason.claimed,
+        limit: reason.limit,
+        ahead: reason.ahead,
+        worker: reason.worker,
+        parents: reason.parents,
+    }
 }
 
 pub(super) fn queue_settings_reply(settings: &QueueSettings) -> v1::QueueSettings {
@@ -518,6 +556,14 @@ pub(super) fn queue_settings_reply(settings: &QueueSettings) -> v1::QueueSetting
         dead_retention_count: settings.dead_retention_count,
         retry: settings.retry.as_ref().map(retry_reply),
         timeout_ms: settings.timeout_ms,
+        concurrency: settings.concurrency,
+        rate: settings.rate.map(rate_reply),
+        per_key: settings.per_key.map(|per_key| v1::PerKey {
+            concurrency: per_key.concurrency,
+            rate: per_key.rate.map(rate_reply),
+        }),
+        weights: settings.weights.iter().map(|(key, &n)| (key.to_string(), n)).collect(),
+        ageing_ms: settings.ageing_ms,
     }
 }
 

@@ -145,6 +145,23 @@ pub(super) async fn result(
     Ok(ok(&json::ResultReply::new(&result)))
 }
 
+/// What a task waits for, the first to overcome first.
+#[utoipa::path(
+    get, path = "/v1/tasks/{id}/why", operation_id = "why_task", tag = "tasks",
+    params(("id" = String, Path)),
+    responses(
+        (status = 200, body = json::Why<'_>, description = "the reasons"),
+        Problem,
+    ),
+)]
+pub(super) async fn why(
+    State(http): State<Http>,
+    TaskPath(task): TaskPath,
+) -> Result<Response, Problem> {
+    let reasons = http.broker.why(task).await?;
+    Ok(ok(&json::Why::new(&reasons)))
+}
+
 /// Takes a task back: at once when not claimed; else its worker is told, and it ends when it yields.
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/cancel", operation_id = "cancel_task", tag = "tasks",

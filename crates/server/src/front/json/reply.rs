@@ -6,7 +6,7 @@ use super::{
     unique::TaskUnique,
 };
 use crate::{
-    broker::{Found, TaskResult},
+    broker::{Found, TaskResult, WaitReason},
     shard::HandedTask,
 };
 use serde::Serialize;
@@ -125,6 +125,9 @@ pub(in crate::front) struct ClaimedTask<'a> {
     /// Parents that did not succeed.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     parent_errors: BTreeMap<&'a str, ParentError<'a>>,
+    /// Whom it is for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fairness_key: Option<&'a str>,
 }
 
 impl<'a> ClaimedTask<'a> {
@@ -154,6 +157,7 @@ impl<'a> ClaimedTask<'a> {
             parents_base64: parents.base64,
             parents_omitted: parents.omitted,
             parent_errors: parents.errors,
+            fairness_key: task.fairness_key.as_deref(),
         }
     }
 }
@@ -289,6 +293,9 @@ pub(in crate::front) struct Task<'a> {
     /// Its unique key.
     #[serde(skip_serializing_if = "Option::is_none")]
     unique: Option<TaskUnique<'a>>,
+    /// Whom it is for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fairness_key: Option<&'a str>,
     /// Its last attempts, oldest first.
     attempts: Vec<Attempt<'a>>,
     /// Why it is a dead letter.
@@ -338,6 +345,7 @@ impl<'a> Task<'a> {
             timeout_ms: task.timeout_ms,
             tags: &task.tags,
             unique: task.unique.as_ref().map(TaskUnique::new),
+            fairness_key: task.fairness_key.as_deref(),
             attempts: task.attempts.iter().map(Attempt::new).collect(),
             death_reason: task.death.map(|reason| reason.as_str()),
             claim: task.claim.as_ref().map(TaskClaim::new),
@@ -440,6 +448,66 @@ impl<'a> ResultReply<'a> {
             result: shown.json,
             result_base64: shown.base64,
             error: result.error.as_ref().and_then(task_error),
+        }
+    }
+}
+
+/// What a task waits for.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Why<'a> {
+    /// The first to overcome first.
+    reasons: Vec<Reason<'a>>,
+}
+
+impl<'a> Why<'a> {
+    pub(in crate::front) fn new(reasons: &'a [WaitReason]) -> Why<'a> {
+        Why { reasons: reasons.iter().map(Reason::new).collect() }
+    }
+}
+
+/// One thing that a task waits for.
+#[derive(Debug, Serialize, ToSchema)]
+pub(in crate::front) struct Reason<'a> {
+    /// `parents`, `queue_paused`, `scheduled`, `queue_concurrency`, `queue_rate`, `key_concurrency`,
+    /// `key_rate`, `key_held`, `no_worker`, `ahead`, `running` or `finished`.
+    code: &'static str,
+    /// For people.
+    message: &'a str,
+    /// The fairness key that it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<&'a str>,
+    /// When it ends by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until: Option<Moment>,
+    /// Tasks that run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    claimed: Option<u32>,
+    /// Tasks that may run at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<u32>,
+    /// Tasks that come first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ahead: Option<u64>,
+    /// Who runs it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker: Option<&'a str>,
+    /// Nodes of its flow that it waits for; with many, the first of them.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    parents: &'a [String],
+}
+
+impl<'a> Reason<'a> {
+    fn new(reason: &'a WaitReason) -> Reason<'a> {
+        Reason {
+            code: reason.code,
+            message: &reason.message,
+            key: reason.key.as_deref(),
+            until: reason.until.map(Moment),
+            claimed: reason.claimed,
+            limit: reason.limit,
+            ahead: reason.ahead,
+            worker: reason.worker.as_deref(),
+            parents: &reason.parents,
         }
     }
 }

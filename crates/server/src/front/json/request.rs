@@ -12,8 +12,7 @@ use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 use taskyard_machine::{
     Body, ClaimToken, Extend, Fail, NewTask as MachineTask, Progress as MachineProgress,
-    QueueSettings as MachineSettings, Snooze as MachineSnooze, TaskError as MachineError, TaskId,
-    limits,
+    Snooze as MachineSnooze, TaskError as MachineError, TaskId, limits,
 };
 use utoipa::ToSchema;
 
@@ -69,6 +68,8 @@ pub(in crate::front) struct NewTask<'a> {
     /// Only for tasks that are added to a flow: what its failure means to the node that adds it.
     /// Default `fail`.
     pub(in crate::front) on_failure: Option<OnFailure>,
+    /// Whom it is for: the keys of a queue take turns, and have limits of their own.
+    fairness_key: Option<String>,
     /// The payload's bytes, once `payload_base64` was decoded.
     #[serde(skip)]
     decoded: Option<Vec<u8>>,
@@ -125,7 +126,7 @@ impl NewTask<'_> {
             timeout_ms: self.timeout_ms.map(|ms| ms.0),
             retention_ms: self.retention_ms.map(|ms| ms.0),
             tags: self.tags.iter().map(String::as_str).collect(),
-            fairness_key: None,
+            fairness_key: self.fairness_key.as_deref(),
             unique: unique.map(Box::new),
         })
     }
@@ -361,13 +362,22 @@ pub(in crate::front) struct SnoozeBody {
     delay_ms: Option<Ms>,
     /// When it may run again.
     run_at: Option<Moment>,
+    /// Holds all tasks of its fairness key back until then too, at most 24 h; for a task without a
+    /// key, all of its queue that have none.
+    #[serde(default)]
+    hold_key: bool,
 }
 
 impl SnoozeBody {
     pub(in crate::front) fn snooze(&self, task: TaskId) -> Result<MachineSnooze, Error> {
         let (delay_ms, run_at) = (self.delay_ms.map(|ms| ms.0), self.run_at.map(|at| at.0));
         let until = edge::until(delay_ms, run_at)?;
-        Ok(MachineSnooze { task, token: ClaimToken(self.claim_token), until, hold_key: false })
+        Ok(MachineSnooze {
+            task,
+            token: ClaimToken(self.claim_token),
+            until,
+            hold_key: self.hold_key,
+        })
     }
 }
 
@@ -396,67 +406,5 @@ impl RetryBody<'_> {
         let payload = self.payload.map(|json| (json.get().as_bytes(), ""));
         let headers = self.headers.as_ref().map(headers);
         (payload.is_some() || headers.is_some()).then_some(Edit { payload, headers })
-    }
-}
-
-/// A queue's own rules; what is absent is the default.
-#[derive(Debug, Default, Deserialize, Serialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(in crate::front) struct QueueSettings {
-    /// Most waiting tasks; no bound by default.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_length: Option<u64>,
-    /// How long a request_id is remembered. Default 24 h.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dedup_window_ms: Option<Ms>,
-    /// How long finished tasks are kept at most. Default 24 h.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retention_ms: Option<Ms>,
-    /// How many finished tasks are kept at most. Default 10,000.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retention_count: Option<u32>,
-    /// How long dead letters are kept. Default 30 days.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dead_retention_ms: Option<Ms>,
-    /// How many dead letters are kept at most; no bound by default. 0 ends tasks as failed instead.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dead_retention_count: Option<u32>,
-    /// For tasks that bring none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retry: Option<Retry>,
-    /// For tasks that bring none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    timeout_ms: Option<Ms>,
-}
-
-impl QueueSettings {
-    pub(in crate::front) fn settings(&self) -> Result<MachineSettings, Error> {
-        let ms = |ms: Option<Ms>| ms.map(|ms| ms.0);
-        Ok(MachineSettings {
-            max_length: self.max_length,
-            dedup_window_ms: ms(self.dedup_window_ms),
-            retention_ms: ms(self.retention_ms),
-            retention_count: self.retention_count,
-            dead_retention_ms: ms(self.dead_retention_ms),
-            dead_retention_count: self.dead_retention_count,
-            retry: self.retry.as_ref().map(Retry::policy).transpose()?,
-            timeout_ms: ms(self.timeout_ms),
-            ..MachineSettings::default()
-        })
-    }
-}
-
-impl From<&MachineSettings> for QueueSettings {
-    fn from(settings: &MachineSettings) -> QueueSettings {
-        QueueSettings {
-            max_length: settings.max_length,
-            dedup_window_ms: settings.dedup_window_ms.map(Ms),
-            retention_ms: settings.retention_ms.map(Ms),
-            retention_count: settings.retention_count,
-            dead_retention_ms: settings.dead_retention_ms.map(Ms),
-            dead_retention_count: settings.dead_retention_count,
-            retry: settings.retry.as_ref().map(Retry::from),
-            timeout_ms: settings.timeout_ms.map(Ms),
-        }
     }
 }

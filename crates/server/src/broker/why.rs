@@ -1,0 +1,273 @@
+//! Why a task waits: what its shard knows, and whether anybody listens on its queue.
+
+use super::{Broker, Places};
+use crate::{Error, moment::InWords};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use taskyard_machine::{Reason, Rejection, ScheduledFor, TaskId, Timestamp};
+
+/// One thing that a task waits for, as fronts tell it. What does not belong to its code is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WaitReason {
+    /// A stable word.
+    pub code: &'static str,
+    /// The same for people.
+    pub message: String,
+    /// The fairness key that it is about.
+    pub key: Option<String>,
+    /// When it ends by itself.
+    pub until: Option<Timestamp>,
+    /// Tasks that run.
+    pub claimed: Option<u32>,
+    /// Tasks that may run at once.
+    pub limit: Option<u32>,
+    /// Tasks that come first.
+    pub ahead: Option<u64>,
+    /// Who runs it.
+    pub worker: Option<String>,
+    /// Nodes of its flow that it waits for; with many, the first of them.
+    pub parents: Vec<String>,
+}
+
+/// Parents that are told by name; the others are counted.
+const PARENTS_NAMED: usize = 10;
+
+/// Which queues claims without a session wait on.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Listeners(Arc<Mutex<HashMap<String, usize>>>);
+
+/// A claim that waits; it listens until this is dropped.
+pub(crate) struct Listening<'a> {
+    listeners: &'a Listeners,
+    places: &'a Places,
+}
+
+impl Listeners {
+    pub(crate) fn listen<'a>(&'a self, places: &'a Places) -> Listening<'a> {
+        let mut waiting = self.waiting();
+        for queue in places.queues() {
+            *waiting.entry(queue.to_owned()).or_default() += 1;
+        }
+        Listening { listeners: self, places }
+    }
+
+    fn has(&self, queue: &str) -> bool {
+        self.waiting().contains_key(queue)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.listeners.waiting();
+        for queue in self.places.queues() {
+            if let Some(count) = waiting.get_mut(queue) {
+                *count -= 1;
+                if *count == 0 {
+                    waiting.remove(queue);
+                }
+            }
+        }
+    }
+}
+
+impl Broker {
+    /// What a task waits for, the first to overcome first.
+    pub async fn why(&self, task: TaskId) -> Result<Vec<WaitReason>, Error> {
+        let shard = self.shard_of_task(task)?;
+        let wall = self.now();
+        let read = move |machine: &taskyard_machine::Machine| {
+            let now = wall.max(machine.now());
+            let queue = machine.task(task)?.queue;
+            Some((queue, now, machine.why(task, now)?))
+        };
+        let found = self.shards().read(shard, read).await?;
+        let (queue, now, reasons) = found.ok_or(Rejection::TaskNotFound { task })?;
+        let mut told = Vec::with_capacity(reasons.len() + 1);
+        for reason in reasons {
+            if let Reason::Parents { flow, node } = reason {
+                told.push(self.waits_for(flow, node).await?);
+                continue;
+            }
+            let ready = matches!(reason, Reason::Ahead { .. });
+            if ready && !self.somebody_listens(queue.as_str()) {
+                told.push(WaitReason {
+                    code: "no_worker",
+                    message: format!("no worker listens on queue {queue} now"),
+                    ..WaitReason::default()
+                });
+            }
+            told.push(tell(reason, queue.as_str(), now));
+        }
+        Ok(told)
+    }
+
+    /// The parents of a node that have not let it go, which the flow's own shard knows.
+    async fn waits_for(&self, flow: TaskId, node: Box<str>) -> Result<WaitReason, Error> {
+        let shard = self.shard_of_task(flow)?;
+        let read = move |machine: &taskyard_machine::Machine| {
+            machine.unfinished_parents(flow, &node, PARENTS_NAMED)
+        };
+        let (parents, total) = self.shards().read(shard, read).await?.unwrap_or_default();
+        let names = parents.join(", ");
+        let message = match total.saturating_sub(parents.len() as u32) {
+            _ if parents.is_empty() => format!("it waits to be let go by flow {flow}"),
+            0 => format!("it waits for its parents: {names}"),
+            more => format!("it waits for its parents: {names} and {more} more"),
+        };
+        Ok(WaitReason { code: "parents", message, parents, ..WaitReason::default() })
+    }
+
+    /// Whether a worker or a waiting claim would take tasks of a queue.
+    fn somebody_listens(&self, queue: &str) -> bool {
+        self.listeners().has(queue)
+            || self.sessions().workers().iter().any(|worker| {
+                worker.state == "running" && worker.profile.queues.iter().any(|name| name == queue)
+            })
+    }
+}
+
+fn tell(reason: Reason, queue: &str, now: Timestamp) -> WaitReason {
+    let none = WaitReason::default;
+    let from_now = |until| FromNow { until, now };
+    match reason {
+        Reason::Parents { .. } => unreachable!("the flow's own shard was asked"),
+        Reason::QueuePaused => WaitReason {
+            code: "queue_paused",
+            message: format!("queue {queue} is paused"),
+            ..none()
+        },
+        Reason::Scheduled { until, reason } => {
+            let why = match reason {
+                ScheduledFor::Delay => "it was enqueued for later",
+                ScheduledFor::Retry => "its last attempt failed",
+                ScheduledFor::Loss => "its last worker was lost",
+                ScheduledFor::Snooze => "its last worker put it off",
+            };
+            WaitReason {
+                code: "scheduled",
+                message: format!("it may run in {}: {why}", from_now(until)),
+                until: Some(until),
+                ..none()
+            }
+        }
+        Reason::QueueConcurrency { claimed, limit } => WaitReason {
+            code: "queue_concurrency",
+            message: format!("queue {queue} runs {claimed} tasks; its limit is {limit}"),
+            claimed: Some(claimed),
+            limit: Some(limit),
+            ..none()
+        },
+        Reason::QueueRate { opens_at } => WaitReason {
+            code: "queue_rate",
+            message: format!(
+                "queue {queue} has used up its rate; its bucket refills in {}",
+                from_now(opens_at)
+            ),
+            until: Some(opens_at),
+            ..none()
+        },
+        Reason::KeyConcurrency { key, claimed, limit } => WaitReason {
+            code: "key_concurrency",
+            message: format!("key {key} runs {claimed} tasks; its limit is {limit}"),
+            key: Some(key),
+            claimed: Some(claimed),
+            limit: Some(limit),
+            ..none()
+        },
+        Reason::KeyRate { key, opens_at } => WaitReason {
+            code: "key_rate",
+            message: format!(
+                "key {key} has used up its rate; its bucket refills in {}",
+                from_now(opens_at)
+            ),
+            key: Some(key),
+            until: Some(opens_at),
+            ..none()
+        },
+        Reason::KeyHeld { key, until } => {
+            let who = match &key {
+                Some(key) => format!("key {key} is"),
+                None => format!("the tasks of queue {queue} without a key are"),
+            };
+            WaitReason {
+                code: "key_held",
+                message: format!(
+                    "{who} held back for another {}: a handler has pushed back",
+                    from_now(until)
+                ),
+                key,
+                until: Some(until),
+                ..none()
+            }
+        }
+        Reason::Ahead { tasks, at_least } => {
+            let message = match (tasks, at_least) {
+                (0, _) => "no task is ahead of it: the next free worker gets it".to_owned(),
+                (1, false) => "1 task is ahead of it".to_owned(),
+                (_, false) => format!("{tasks} tasks are ahead of it"),
+                (_, true) => format!("{tasks} tasks or more are ahead of it"),
+            };
+            WaitReason { code: "ahead", message, ahead: Some(tasks), ..none() }
+        }
+        Reason::Running { worker, since } => {
+            let who = if worker.is_empty() { "a worker" } else { &*worker };
+            WaitReason {
+                code: "running",
+                message: format!("it does not wait: {who} runs it since {}", InWords(since)),
+                worker: (!worker.is_empty()).then(|| worker.to_string()),
+                ..none()
+            }
+        }
+        Reason::Finished { state } => WaitReason {
+            code: "finished",
+            message: format!("it does not wait: it is {state}"),
+            ..none()
+        },
+    }
+}
+
+/// How far ahead a moment is, for people.
+struct FromNow {
+    until: Timestamp,
+    now: Timestamp,
+}
+
+impl fmt::Display for FromNow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = self.until.ms_since(self.now);
+        match ms {
+            0..1_000 => write!(f, "{ms} ms"),
+            1_000..60_000 => write!(f, "{}.{} s", ms / 1_000, ms % 1_000 / 100),
+            60_000..3_600_000 => write!(f, "{} min {} s", ms / 60_000, ms % 60_000 / 1_000),
+            _ => write!(f, "{} h {} min", ms / 3_600_000, ms % 3_600_000 / 60_000),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_told_as_people_count() {
+        let now = Timestamp(1_000_000);
+        for (ms, text) in [
+            (0, "0 ms"),
+            (999, "999 ms"),
+            (3_249, "3.2 s"),
+            (61_000, "1 min 1 s"),
+            (7_260_000, "2 h 1 min"),
+        ] {
+            assert_eq!(FromNow { until: now.plus_ms(ms), now }.to_string(), text);
+        }
+        let past = FromNow { until: Timestamp(5), now };
+        assert_eq!(past.to_string(), "0 ms");
+    }
+}

@@ -1,0 +1,145 @@
+//! The settings of a queue, in requests and answers alike.
+
+use super::{Ms, retry::Retry};
+use crate::{Error, front::edge::RateDraft};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use taskyard_machine::{
+    PerKey as MachinePerKey, QueueSettings as MachineSettings, Rate as MachineRate,
+};
+use utoipa::ToSchema;
+
+/// A queue's own rules; what is absent is the default.
+#[derive(Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct QueueSettings {
+    /// Most waiting tasks; no bound by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_length: Option<u64>,
+    /// How long a request_id is remembered. Default 24 h.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dedup_window_ms: Option<Ms>,
+    /// How long finished tasks are kept at most. Default 24 h.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retention_ms: Option<Ms>,
+    /// How many finished tasks are kept at most. Default 10,000.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retention_count: Option<u32>,
+    /// How long dead letters are kept. Default 30 days.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dead_retention_ms: Option<Ms>,
+    /// How many dead letters are kept at most; no bound by default. 0 ends tasks as failed instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dead_retention_count: Option<u32>,
+    /// For tasks that bring none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry: Option<Retry>,
+    /// For tasks that bring none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_ms: Option<Ms>,
+    /// Most tasks claimed at once; no bound by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    concurrency: Option<u32>,
+    /// How often a task is claimed; no bound by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rate: Option<Rate>,
+    /// Limits of each fairness key; tasks without a key have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    per_key: Option<PerKey>,
+    /// How many tasks a key is served per turn, 1 to 1000. Default 1. The empty key means the tasks
+    /// that have none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    weights: BTreeMap<String, u32>,
+    /// A waiting task's priority rises by one each time this has passed. Never by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ageing_ms: Option<Ms>,
+}
+
+/// How often something may happen.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct Rate {
+    /// On average, 0.000001 to 1,000,000.
+    per_second: f64,
+    /// At once, after a pause. Default: what comes in within a second, at least 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    burst: Option<u32>,
+}
+
+impl Rate {
+    fn rate(self, what: &str) -> Result<MachineRate, Error> {
+        RateDraft { per_second: self.per_second, burst: self.burst }.rate(what)
+    }
+}
+
+impl From<MachineRate> for Rate {
+    fn from(rate: MachineRate) -> Rate {
+        let RateDraft { per_second, burst } = RateDraft::from(rate);
+        Rate { per_second, burst }
+    }
+}
+
+/// What each fairness key of a queue may do.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct PerKey {
+    /// Most tasks of one key claimed at once; no bound by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    concurrency: Option<u32>,
+    /// How often a task of one key is claimed; no bound by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rate: Option<Rate>,
+}
+
+impl PerKey {
+    /// Limits that limit nothing are none.
+    fn per_key(self) -> Result<Option<MachinePerKey>, Error> {
+        let rate = self.rate.map(|rate| rate.rate("per_key.rate")).transpose()?;
+        let per_key = MachinePerKey { concurrency: self.concurrency, rate };
+        Ok((per_key != MachinePerKey::default()).then_some(per_key))
+    }
+}
+
+impl QueueSettings {
+    pub(in crate::front) fn settings(&self) -> Result<MachineSettings, Error> {
+        let ms = |ms: Option<Ms>| ms.map(|ms| ms.0);
+        Ok(MachineSettings {
+            max_length: self.max_length,
+            dedup_window_ms: ms(self.dedup_window_ms),
+            retention_ms: ms(self.retention_ms),
+            retention_count: self.retention_count,
+            dead_retention_ms: ms(self.dead_retention_ms),
+            dead_retention_count: self.dead_retention_count,
+            retry: self.retry.as_ref().map(Retry::policy).transpose()?,
+            timeout_ms: ms(self.timeout_ms),
+            concurrency: self.concurrency,
+            rate: self.rate.map(|rate| rate.rate("rate")).transpose()?,
+            per_key: self.per_key.map(PerKey::per_key).transpose()?.flatten(),
+            weights: self.weights.iter().map(|(key, &n)| (key.as_str().into(), n)).collect(),
+            ageing_ms: ms(self.ageing_ms),
+        })
+    }
+}
+
+impl From<&MachineSettings> for QueueSettings {
+    fn from(settings: &MachineSettings) -> QueueSettings {
+        QueueSettings {
+            max_length: settings.max_length,
+            dedup_window_ms: settings.dedup_window_ms.map(Ms),
+            retention_ms: settings.retention_ms.map(Ms),
+            retention_count: settings.retention_count,
+            dead_retention_ms: settings.dead_retention_ms.map(Ms),
+            dead_retention_count: settings.dead_retention_count,
+            retry: settings.retry.as_ref().map(Retry::from),
+            timeout_ms: settings.timeout_ms.map(Ms),
+            concurrency: settings.concurrency,
+            rate: settings.rate.map(Rate::from),
+            per_key: settings.per_key.map(|per_key| PerKey {
+                concurrency: per_key.concurrency,
+                rate: per_key.rate.map(Rate::from),
+            }),
+            weights: settings.weights.iter().map(|(key, &n)| (key.to_string(), n)).collect(),
+            ageing_ms: settings.ageing_ms.map(Ms),
+        }
+    }
+}
