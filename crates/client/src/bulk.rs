@@ -4,7 +4,7 @@
 //! It starts when first read and goes on to its end even if nobody reads any more. It is never sent
 //! twice: a repetition could reach tasks that came later.
 
-use crate::{Client, Error, TaskFilter, TaskId, TaskState, Tasks, connection::Repeat};
+use crate::{Client, Error, FlowId, TaskFilter, TaskId, TaskState, Tasks, connection::Repeat};
 use serde::Serialize;
 use std::{
     fmt,
@@ -60,6 +60,11 @@ impl DeadLetters {
     /// Only those with this tag.
     pub fn tag(self, tag: impl Into<String>) -> DeadLetters {
         self.narrow(|filter| filter.tag(tag))
+    }
+
+    /// Only those of this flow.
+    pub fn flow(self, flow: impl Into<FlowId>) -> DeadLetters {
+        self.narrow(|filter| filter.flow(flow))
     }
 
     /// These and no others; replaces whatever else was said.

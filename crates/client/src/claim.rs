@@ -265,6 +265,14 @@ impl ClaimedTask {
             .await
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(crate) fn wire(&self) -> &v1::ClaimedTask {
+        &self.task
+    }
+
     fn names(&self) -> (String, u64) {
         (self.task.id.clone(), self.task.claim_token)
     }

@@ -228,6 +228,10 @@ impl TaskContext {
         &self.0.client
     }
 
+    pub(crate) fn wire(&self) -> &v1::ClaimedTask {
+        &self.0.task
+    }
+
     pub(crate) fn key(&self) -> &ClaimKey {
         &self.0.key
     }

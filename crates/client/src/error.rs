@@ -4,7 +4,10 @@
 //! nothing), nothing was decided (`Unavailable`: safe to send again), and nobody knows
 //! (`OutcomeUnknown`: look first, or repeat it only with an identity).
 
-use crate::{TaskError, TaskId, TaskState};
+use crate::{
+    TaskError, TaskId, TaskState,
+    flow::{FlowId, FlowState},
+};
 use std::{error::Error as StdError, time::Duration};
 use taskyard_proto::v1;
 use tonic::{Code, ConnectError, Status};
@@ -79,6 +82,23 @@ pub enum Error {
         /// How long the call waited.
         waited: Duration,
     },
+    /// The flow whose result was waited for has ended, but did not succeed.
+    #[error("flow {flow} ended as {state}{}", by_node(.node.as_deref(), .error.as_deref()))]
+    FlowNotSucceeded {
+        /// The flow.
+        flow: FlowId,
+        /// How it ended.
+        state: FlowState,
+        /// The first of its nodes that did not succeed.
+        node: Option<String>,
+        /// What that node failed with.
+        error: Option<Box<TaskError>>,
+    },
+}
+
+fn by_node(node: Option<&str>, error: Option<&TaskError>) -> String {
+    let node = node.map(|node| format!(" by node {node}")).unwrap_or_default();
+    node + &because(error)
 }
 
 fn because(error: Option<&TaskError>) -> String {
@@ -95,7 +115,7 @@ impl Error {
             Error::OutcomeUnknown { .. } => "outcome_unknown",
             Error::Invalid(_) => "invalid_argument",
             Error::Decode { .. } => "decode",
-            Error::NotSucceeded { .. } => "not_succeeded",
+            Error::NotSucceeded { .. } | Error::FlowNotSucceeded { .. } => "not_succeeded",
             Error::NotFinished { .. } => "not_finished",
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::{
     Client, Error, TaskError, TaskId, TaskState, Timestamp, UniqueDetails, connection::Repeat,
-    timestamp::millis,
+    flow::FlowMember, timestamp::millis,
 };
 use bytes::Bytes;
 use serde::{Serialize, Serializer, de::DeserializeOwned, ser::SerializeMap};
@@ -111,6 +111,8 @@ pub struct TaskDetails {
     pub death_reason: String,
     /// Who runs it now.
     pub claim: Option<ClaimDetails>,
+    /// The flow that it is a task of.
+    pub flow: Option<FlowMember>,
 }
 
 /// How far a running task is.
@@ -211,6 +213,7 @@ impl Serialize for TaskDetails {
             map.serialize_entry("death_reason", &self.death_reason)?;
         }
         entry_if_some(&mut map, "claim", self.claim.as_ref())?;
+        entry_if_some(&mut map, "flow", self.flow.as_ref())?;
         map.end()
     }
 }
@@ -242,6 +245,7 @@ impl From<v1::Task> for TaskDetails {
             attempts: wire.attempts.into_iter().map(AttemptDetails::from).collect(),
             death_reason: wire.death_reason,
             claim: wire.claim.map(ClaimDetails::from),
+            flow: wire.flow.map(FlowMember::from),
         }
     }
 }
@@ -323,7 +327,7 @@ fn entry_if_some<M: SerializeMap>(
 }
 
 /// Standard base64 with padding.
-fn base64(bytes: &[u8]) -> String {
+pub(crate) fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {

@@ -73,6 +73,7 @@ mod embedded;
 mod enqueue;
 mod error;
 mod fail;
+pub mod flow;
 mod gather;
 mod handler;
 mod inspect;
@@ -101,6 +102,7 @@ pub use embedded::Embedded;
 pub use enqueue::{Batch, Enqueue, Enqueued};
 pub use error::Error;
 pub use fail::{BoxError, Cancelled, Fail, Snooze, Throttled};
+pub use flow::{Flow, FlowHandle, FlowId};
 pub use handler::{
     BlockingHandler, FromTask, Handler, IntoResult, Json, RawPayload, RawResult, State,
     TaskHandler, TaskRequest, TaskResponse, TaskService,

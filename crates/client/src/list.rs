@@ -1,6 +1,6 @@
 //! Lists of tasks: which are meant, and their pages.
 
-use crate::{Client, Error, TaskDetails, TaskState, connection::Repeat};
+use crate::{Client, Error, FlowId, TaskDetails, TaskState, connection::Repeat};
 use std::collections::VecDeque;
 use taskyard_proto::v1;
 
@@ -62,6 +62,12 @@ impl TaskFilter {
         self
     }
 
+    /// Only those of this flow.
+    pub fn flow(mut self, flow: impl Into<FlowId>) -> TaskFilter {
+        self.0.flow = flow.into().into();
+        self
+    }
+
     pub(crate) fn into_wire(self) -> v1::TaskFilter {
         self.0
     }
@@ -120,6 +126,11 @@ impl Tasks {
     /// Only those with this tag.
     pub fn tag(self, tag: impl Into<String>) -> Tasks {
         self.narrow(|filter| filter.tag(tag))
+    }
+
+    /// Only those of this flow.
+    pub fn flow(self, flow: impl Into<FlowId>) -> Tasks {
+        self.narrow(|filter| filter.flow(flow))
     }
 
     /// Only those that match a filter.

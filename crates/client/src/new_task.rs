@@ -65,8 +65,16 @@ impl NewTask {
     }
 
     pub(crate) fn with(mut self, change: impl FnOnce(&mut v1::NewTask)) -> NewTask {
-        change(&mut self.wire);
+        self.edit(change);
         self
+    }
+
+    pub(crate) fn edit(&mut self, change: impl FnOnce(&mut v1::NewTask)) {
+        change(&mut self.wire);
+    }
+
+    pub(crate) fn kind(&self) -> &str {
+        &self.wire.r#type
     }
 }
 

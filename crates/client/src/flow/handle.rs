@@ -1,0 +1,252 @@
+//! FlowHandle: a flow that the broker has on disk; look at it, wait for it, cancel it, retry it.
+
+use super::{
+    Flow, FlowDetails, FlowId, FlowResults, FlowState, IntoFlow, Node, Reading, node::Draft,
+};
+use crate::{
+    Client, Error, TaskId, TaskState,
+    connection::Repeat,
+    inspect::{decode, result_bytes},
+    random,
+    timestamp::millis,
+};
+use serde::de::DeserializeOwned;
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+    time::Duration,
+};
+use taskyard_proto::v1;
+use tokio::time::Instant;
+
+/// The longest the broker holds one call open.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+impl Client {
+    /// Submits a flow: all of its tasks exist once this has returned, or none.
+    ///
+    /// One that gets no answer is repeated, on other servers too, until the client's timeout; it is
+    /// never submitted twice by that.
+    pub async fn submit<F: IntoFlow>(&self, flow: F) -> Result<FlowHandle<F::Output>, Error> {
+        let (flow, reading) = flow.into_flow();
+        let request = submission(flow)?;
+        // Its batch id makes a repetition safe.
+        let reply = self
+            .call(request, Repeat::Always, |mut wire, request| async move {
+                wire.submit_flow(request).await
+            })
+            .await?;
+        let tasks = reply.tasks.into_iter().map(|(name, id)| (name, id.into())).collect();
+        Ok(FlowHandle { client: self.clone(), id: reply.id.into(), tasks, reading })
+    }
+
+    /// A flow that was submitted before. Nothing is asked until the handle is used.
+    pub fn flow(&self, flow: impl Into<FlowId>) -> FlowHandle {
+        let (tasks, reading) = (BTreeMap::new(), Reading::of_all());
+        FlowHandle { client: self.clone(), id: flow.into(), tasks, reading }
+    }
+}
+
+fn submission(flow: Flow) -> Result<v1::SubmitFlowRequest, Error> {
+    Ok(v1::SubmitFlowRequest {
+        name: flow.name.clone(),
+        retention_ms: flow.retention.map(millis),
+        batch_id: random::identity().to_vec(),
+        nodes: into_wire(flow.into_drafts())?,
+    })
+}
+
+pub(super) fn into_wire(drafts: Vec<Draft>) -> Result<Vec<v1::FlowNode>, Error> {
+    let dependency = |(name, on_failure): (String, super::OnFailure)| v1::Dependency {
+        name,
+        on_failure: on_failure.into_wire(),
+    };
+    let node = |draft: Draft| {
+        let task = draft.task.into_wire().map_err(|problem| {
+            Error::Invalid(format!("node {}: {problem}; nothing was enqueued", draft.name))
+        })?;
+        Ok(v1::FlowNode {
+            name: draft.name,
+            task: Some(task),
+            depends_on: draft.depends_on.into_iter().map(dependency).collect(),
+            on_failure: draft.on_failure.into_wire(),
+        })
+    };
+    drafts.into_iter().map(node).collect()
+}
+
+/// A flow that the broker has on disk. Made by [`Client::submit`] and [`Client::flow`].
+pub struct FlowHandle<Output = FlowResults> {
+    client: Client,
+    id: FlowId,
+    /// As far as they are known without asking.
+    tasks: BTreeMap<String, TaskId>,
+    reading: Reading<Output>,
+}
+
+impl<Output> FlowHandle<Output> {
+    /// Its id.
+    pub fn id(&self) -> &FlowId {
+        &self.id
+    }
+
+    /// The task of a node. Known for what was submitted through this handle; of any other flow,
+    /// [`status`](FlowHandle::status) has them.
+    pub fn task_id(&self, node: &str) -> Option<&TaskId> {
+        self.tasks.get(node)
+    }
+
+    /// How it stands, with all its nodes.
+    pub async fn status(&self) -> Result<FlowDetails, Error> {
+        self.look(Duration::ZERO, false).await
+    }
+
+    /// How it stands as a whole, without its nodes. Waits up to `wait` for its end.
+    pub async fn progress(&self, wait: Duration) -> Result<FlowDetails, Error> {
+        let until = Instant::now() + wait;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let details = self.look(left.min(WAIT_MAX), true).await?;
+            if details.state.is_finished() || Instant::now() >= until {
+                return Ok(details);
+            }
+        }
+    }
+
+    /// Waits until it has ended, however it ends, and returns how it stands then. Put a timeout
+    /// around it to wait no longer than that.
+    pub async fn wait(&self) -> Result<FlowDetails, Error> {
+        while !self.look(WAIT_MAX, true).await?.state.is_finished() {}
+        self.status().await
+    }
+
+    /// Its result, once it has ended; an error if it does not succeed.
+    pub async fn result(&self) -> Result<Output, Error> {
+        let ended = self.wait().await?;
+        if ended.state != FlowState::Succeeded {
+            return Err(not_succeeded(ended));
+        }
+        let names = match &self.reading.nodes {
+            Some(names) => names.clone(),
+            None => last_nodes(&ended),
+        };
+        let tasks: BTreeMap<&str, &TaskId> =
+            ended.nodes.iter().map(|node| (node.name.as_str(), &node.task_id)).collect();
+        let mut results = Vec::with_capacity(names.len());
+        for name in names {
+            let result = match (ended.results.get(&name), tasks.get(name.as_str())) {
+                (Some(result), _) => Some(result.clone()),
+                (None, Some(task)) if ended.results_omitted => {
+                    self.client.outcome(*task, Duration::ZERO).await?.result
+                }
+                (None, _) => None,
+            };
+            results.push((name, result));
+        }
+        (self.reading.read)(&FlowResults { flow: self.id.clone(), results })
+    }
+
+    /// What one of its nodes returns, once the node's task has ended: any node, while the flow still
+    /// runs.
+    pub async fn result_of<T: DeserializeOwned>(&self, node: &Node<T>) -> Result<T, Error> {
+        let task = self.find_task(node.name()).await?;
+        loop {
+            let outcome = self.client.outcome(&task, WAIT_MAX).await?;
+            match outcome.state {
+                TaskState::Succeeded => {
+                    let result = result_bytes(outcome.result.as_deref());
+                    return decode(result, || format!("the result of task {task}"));
+                }
+                state if state.is_finished() => {
+                    return Err(Error::NotSucceeded { task, state, error: outcome.error });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Takes it back: what waits ends at once, what runs when its worker yields. Returns where the flow
+    /// is now: `Cancelled`, or `Running` until the last worker has yielded.
+    pub async fn cancel(&self) -> Result<FlowState, Error> {
+        let reply = self
+            .client
+            .call(self.request(), Repeat::IfNotTaken, |mut wire, request| async move {
+                wire.cancel_flow(request).await
+            })
+            .await?;
+        Ok(FlowState::from_wire(&reply.state))
+    }
+
+    /// Runs its failed tasks again, and then what waited for them. What succeeded stays as it is.
+    pub async fn retry(&self) -> Result<FlowState, Error> {
+        let reply = self
+            .client
+            .call(self.request(), Repeat::IfNotTaken, |mut wire, request| async move {
+                wire.retry_flow(request).await
+            })
+            .await?;
+        Ok(FlowState::from_wire(&reply.state))
+    }
+
+    async fn find_task(&self, node: &str) -> Result<TaskId, Error> {
+        if let Some(task) = self.tasks.get(node) {
+            return Ok(task.clone());
+        }
+        let found = self.status().await?.node(node).map(|node| node.task_id.clone());
+        found.ok_or_else(|| Error::Invalid(format!("flow {} has no node {node}", self.id)))
+    }
+
+    fn request(&self) -> v1::FlowRequest {
+        v1::FlowRequest { id: self.id.to_string() }
+    }
+
+    async fn look(&self, wait: Duration, without_nodes: bool) -> Result<FlowDetails, Error> {
+        let (id, wait_ms) = (self.id.to_string(), millis(wait));
+        let request = v1::GetFlowRequest { id, wait_ms, without_nodes };
+        let deadline = self.client.deadline_after(wait);
+        let reply = self
+            .client
+            .connection()
+            .call(request, Repeat::Read, deadline, |mut wire, request| async move {
+                wire.get_flow(request).await
+            })
+            .await?;
+        Ok(reply.into())
+    }
+}
+
+/// The nodes that nothing depends on.
+fn last_nodes(flow: &FlowDetails) -> Vec<String> {
+    let parents = flow.nodes.iter().flat_map(|node| &node.depends_on);
+    let parents: HashSet<&str> = parents.map(|parent| parent.name.as_str()).collect();
+    let last = flow.nodes.iter().filter(|node| !parents.contains(node.name.as_str()));
+    last.map(|node| node.name.clone()).collect()
+}
+
+/// Names the failure that came first in the flow, not those that followed from it.
+fn not_succeeded(flow: FlowDetails) -> Error {
+    let by_itself = |state: TaskState| matches!(state, TaskState::Dead | TaskState::Expired);
+    let mut nodes = flow.nodes;
+    nodes.retain(|node| node.state.is_finished() && node.state != TaskState::Succeeded);
+    let first = nodes.iter().position(|node| by_itself(node.state)).unwrap_or(0);
+    let cause = nodes.into_iter().nth(first);
+    let (node, error) = cause.map(|node| (node.name, node.error)).unzip();
+    Error::FlowNotSucceeded {
+        flow: flow.id,
+        state: flow.state,
+        node,
+        error: error.flatten().map(Box::new),
+    }
+}
+
+impl<Output> From<FlowHandle<Output>> for FlowId {
+    fn from(handle: FlowHandle<Output>) -> FlowId {
+        handle.id
+    }
+}
+
+impl<Output> fmt::Debug for FlowHandle<Output> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FlowHandle").field("id", &self.id).finish_non_exhaustive()
+    }
+}
