@@ -5,6 +5,7 @@
 
 mod broker;
 mod enqueue;
+mod flow;
 mod operate;
 mod work;
 
@@ -13,6 +14,7 @@ use clap::{Args, Parser, Subcommand};
 pub(crate) use self::{
     broker::{BackupArgs, BenchArgs, DemoArgs, LogArgs, LogFormat, RestoreArgs, ServeArgs},
     enqueue::{ConflictName, EnqueueArgs, PolicyName, RetryArgs, UniqueArgs, UntilName},
+    flow::{FlowCommand, FlowListArgs, FlowOperation, FlowRunArgs},
     operate::{
         DeadCommand, DeadSelection, FilterArgs, PageArgs, QueueCommand, QueueSetArgs, SettingName,
         TaskCommand, WorkerCommand,
@@ -101,6 +103,9 @@ pub(crate) enum Command {
     /// Look at dead letters, run them again, remove them.
     #[command(subcommand)]
     Dead(DeadCommand),
+    /// Run flows, look at them, cancel them, retry them.
+    #[command(subcommand)]
+    Flow(FlowCommand),
     /// Look at workers, quiet and stop them.
     #[command(subcommand)]
     Worker(WorkerCommand),
@@ -146,6 +151,10 @@ mod tests {
             "task list --state asleep",
             "dead retry 1 --all",
             "queue set q --unset nothing",
+            "flow run",
+            "flow run a --detach --wait-for 5s",
+            "flow list --state asleep",
+            "flow cancel",
             "restore file",
             "nonsense",
         ] {

@@ -55,10 +55,13 @@ fn select(remote: &Remote, selection: &DeadSelection) -> Result<DeadLetters> {
     if let Some(tag) = &filter.tag {
         dead = dead.tag(tag);
     }
-    let narrowed = [&filter.queue, &filter.kind, &filter.error, &filter.tag];
+    if let Some(flow) = &filter.flow {
+        dead = dead.flow(flow.as_str());
+    }
+    let narrowed = [&filter.queue, &filter.kind, &filter.error, &filter.tag, &filter.flow];
     if !selection.all && narrowed.iter().all(|part| part.is_none()) {
         return Err(usage(
-            "say which dead letters: ids, --queue, --type, --error, --tag, or --all of them",
+            "say which dead letters: ids, --queue, --type, --error, --tag, --flow, or --all of them",
         ));
     }
     Ok(dead)
@@ -74,6 +77,7 @@ fn name(selection: &DeadSelection) -> String {
         filter.kind.as_ref().map(|kind| format!("of type {kind}")),
         filter.error.as_ref().map(|error| format!("whose error contains {error:?}")),
         filter.tag.as_ref().map(|tag| format!("with tag {tag}")),
+        filter.flow.as_ref().map(|flow| format!("of flow {flow}")),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     format!("dead letters {}", parts.join(" and "))

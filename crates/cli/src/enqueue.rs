@@ -1,7 +1,7 @@
 //! `taskyard enqueue`: one task from the command line, or many from a file.
 
 mod bulk;
-mod line;
+pub(crate) mod line;
 
 use std::time::{Duration, SystemTime};
 

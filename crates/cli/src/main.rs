@@ -10,6 +10,7 @@ mod confirm;
 mod dead;
 mod demo;
 mod enqueue;
+mod flow;
 mod log;
 mod output;
 mod payload;
@@ -29,7 +30,7 @@ use clap::Parser;
 use taskyard_cli::exec;
 
 use crate::{
-    args::{Cli, Command, Common},
+    args::{Cli, Command, Common, FlowCommand},
     output::Output,
     remote::{Complaint, Remote},
 };
@@ -63,6 +64,11 @@ fn run(cli: Cli) -> ExitCode {
         Command::Task(command) => ask(&common, async |remote| task::run(remote, command).await),
         Command::Queue(command) => ask(&common, async |remote| queue::run(remote, command).await),
         Command::Dead(command) => ask(&common, async |remote| dead::run(remote, command).await),
+        Command::Flow(FlowCommand::Run(args)) => flow::read(&args.file)
+            .and_then(|flow| ask(&common, async |remote| flow::submit(remote, &args, flow).await)),
+        Command::Flow(FlowCommand::Operate(operation)) => {
+            ask(&common, async |remote| flow::run(remote, operation).await)
+        }
         Command::Worker(command) => ask(&common, async |remote| worker::run(remote, command).await),
         Command::Backup(args) => ask(&common, async |remote| backup::backup(remote, &args).await),
     };

@@ -139,6 +139,9 @@ pub(crate) fn filter_tasks(mut tasks: Tasks, filter: &FilterArgs) -> Tasks {
     if let Some(tag) = &filter.tag {
         tasks = tasks.tag(tag);
     }
+    if let Some(flow) = &filter.flow {
+        tasks = tasks.flow(flow.as_str());
+    }
     tasks
 }
 
@@ -254,6 +257,11 @@ fn describe(task: &TaskDetails, output: Output) -> String {
             "worker",
             format!("{} since {}{cancel}", claim.worker, relative(claim.claimed_at, now)),
         );
+    }
+    if let Some(flow) = &task.flow {
+        let parent = flow.failed_parent.as_ref();
+        let parent = parent.map(|parent| format!(", ended because {parent} failed"));
+        line("flow", format!("node {} of {}{}", flow.node, flow.flow, parent.unwrap_or_default()));
     }
     if let Some(progress) = &task.progress {
         line("progress", format!("{} % {}", progress.percent, progress.message));

@@ -68,6 +68,19 @@ pub(crate) fn count(number: u64, thing: &str) -> String {
     format!("{number} {thing}{plural}")
 }
 
+/// 12,345: long numbers in groups of three.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// Whole milliseconds, the most there can be instead of more.
 pub(crate) fn millis(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap_or(u64::MAX)
@@ -142,6 +155,31 @@ pub(crate) fn weighted(text: &str) -> Result<(String, Option<u32>), String> {
     }
 }
 
+/// The word that was probably meant, if one is close enough.
+pub(crate) fn nearest<'a>(
+    typed: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    let near = known.into_iter().map(|word| (distance(typed, word), word));
+    near.filter(|(distance, _)| *distance <= 3).min().map(|(_, word)| word)
+}
+
+/// How many letters to add, drop or change to get from one word to the other.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (i, letter) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, other) in to.iter().enumerate() {
+            let change = diagonal + usize::from(letter != *other);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[to.len()]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -186,6 +224,13 @@ mod tests {
     }
 
     #[test]
+    fn long_numbers_are_grouped() {
+        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
     fn sizes_are_read_and_shown() {
         for (text, bytes) in
             [("0", 0), ("4096", 4096), ("64K", 65_536), ("512MiB", 512 << 20), ("2gb", 2 << 30)]
@@ -207,6 +252,23 @@ mod tests {
         for text in ["", "tomorrow", "2031-05-01", "2031-05-01T09:30:00", "1969-01-01T00:00:00Z"] {
             assert!(moment(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn distance_counts_letters() {
+        for (from, to, letters) in
+            [("", "abc", 3), ("listn", "listen", 1), ("data", "data", 0), ("kitten", "sitting", 3)]
+        {
+            assert_eq!(distance(from, to), letters, "{from} {to}");
+        }
+    }
+
+    #[test]
+    fn the_word_that_was_meant_is_near() {
+        let known = ["fetch", "publish", "resize"];
+        assert_eq!(nearest("fetsh", known), Some("fetch"));
+        assert_eq!(nearest("pubish", known), Some("publish"));
+        assert_eq!(nearest("download", known), None);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! `taskyard work`: a worker that runs a command for each task.
 
+mod parents;
+
 use std::{
     path::Path,
     sync::Arc,
@@ -158,7 +160,17 @@ async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, 
                 _ = dropped => {}
             }
         };
-        let report = runner.run(job(&context, request.payload()), stop).await;
+        let told = match parents::told(&context).await {
+            Ok(told) => told,
+            Err(error) => {
+                let message = format!("cannot get the results of its parents: {error:#}");
+                return Err(Fail::new(message).kind("not started"));
+            }
+        };
+        let mut job = job(&context, request.payload());
+        job.environment.extend(told.environment.iter().cloned());
+        let report = runner.run(job, stop).await;
+        drop(told);
         let verdict = report.map(|report| report.verdict(timeout, &runner.limits));
         log_end(&context, started.elapsed(), &verdict);
         let answer = answer(verdict, context.cancel_reason());

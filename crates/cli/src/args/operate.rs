@@ -22,6 +22,9 @@ pub(crate) struct FilterArgs {
     /// With this tag.
     #[arg(long, value_name = "TAG")]
     pub(crate) tag: Option<String>,
+    /// Of this flow.
+    #[arg(long, value_name = "ID")]
+    pub(crate) flow: Option<String>,
 }
 
 /// How much of a list.
@@ -226,10 +229,10 @@ pub(crate) enum SettingName {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DeadSelection {
     /// These.
-    #[arg(value_name = "ID", conflicts_with_all = ["all", "queue", "kind", "error", "tag"])]
+    #[arg(value_name = "ID", conflicts_with_all = ["all", "queue", "kind", "error", "tag", "flow"])]
     pub(crate) ids: Vec<String>,
     /// All there are.
-    #[arg(long, conflicts_with_all = ["queue", "kind", "error", "tag"])]
+    #[arg(long, conflicts_with_all = ["queue", "kind", "error", "tag", "flow"])]
     pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) filter: FilterArgs,

@@ -41,14 +41,34 @@ pub(super) struct Parsed {
 /// Reads one line; what it does not say, `args` say.
 pub(super) fn parse(line: &str, args: &EnqueueArgs) -> Result<Parsed> {
     let line: Line<'_> = serde_json::from_str(line).context("not a task")?;
-    let kind = line.r#type.or_else(|| args.kind.clone());
+    let kind = line.r#type.clone().or_else(|| args.kind.clone());
     let kind = kind.context("it has no type: give it one, or name one for all lines")?;
-    anyhow::ensure!(!kind.is_empty(), "its type is empty: name the function that does it");
+    let queue = line.queue.clone().or_else(|| args.queue.clone());
+    let queue = queue.unwrap_or_else(|| "default".to_owned());
+    let task = with_defaults(NewTask::raw(kind, line.payload()), args)?;
+    Ok(Parsed { task: with_line(task, line)?, queue })
+}
+
+/// Reads a task for which nobody else speaks, such as a node of a flow.
+pub(crate) fn parse_task(json: &str) -> Result<NewTask> {
+    let line: Line<'_> = serde_json::from_str(json)?;
+    let kind = line.r#type.clone().context("it has no type: name the function that does it")?;
+    with_line(NewTask::raw(kind, line.payload()), line)
+}
+
+impl Line<'_> {
+    fn payload(&self) -> String {
+        self.payload.map_or("null", RawValue::get).to_owned()
+    }
+}
+
+/// Adds what the line says.
+fn with_line(mut task: NewTask, line: Line<'_>) -> Result<NewTask> {
+    let named = line.r#type.as_deref() != Some("");
+    anyhow::ensure!(named, "its type is empty: name the function that does it");
     if let Some(priority) = line.priority.filter(|priority| *priority > 9) {
         anyhow::bail!("priority {priority} is not 0 to 9");
     }
-    let payload = line.payload.map_or("null", RawValue::get).to_owned();
-    let mut task = with_defaults(NewTask::raw(kind, payload), args)?;
     if let Some(queue) = &line.queue {
         task = task.queue(queue);
     }
@@ -88,8 +108,7 @@ pub(super) fn parse(line: &str, args: &EnqueueArgs) -> Result<Parsed> {
     for (name, value) in line.headers.into_iter().flatten() {
         task = task.header(name, value);
     }
-    let queue = line.queue.or_else(|| args.queue.clone()).unwrap_or_else(|| "default".to_owned());
-    Ok(Parsed { task, queue })
+    Ok(task)
 }
 
 fn parse_moment(name: &str, text: &str) -> Result<Timestamp> {

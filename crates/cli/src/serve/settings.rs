@@ -134,27 +134,10 @@ fn report(problems: &[String]) -> Result<()> {
 }
 
 fn did_you_mean(unknown: &str) -> String {
-    let nearest = KEYS.iter().min_by_key(|key| distance(unknown, key));
-    match nearest {
-        Some(key) if distance(unknown, key) <= 3 => format!("; did you mean {key}?"),
-        _ => format!("; there are {}", KEYS.join(", ")),
+    match values::nearest(unknown, KEYS) {
+        Some(key) => format!("; did you mean {key}?"),
+        None => format!("; there are {}", KEYS.join(", ")),
     }
-}
-
-/// How many letters to add, drop or change to get from one word to the other.
-fn distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, letter) in from.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, other) in to.iter().enumerate() {
-            let change = diagonal + usize::from(letter != *other);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[to.len()]
 }
 
 #[cfg(test)]
@@ -206,14 +189,5 @@ mod tests {
         let line = format!("taskyard serve --config {}", file.display());
         let error = config(&args(&line)).unwrap_err().to_string();
         assert!(error.starts_with("memory_max is 1048576"), "{error}");
-    }
-
-    #[test]
-    fn distance_counts_letters() {
-        for (from, to, letters) in
-            [("", "abc", 3), ("listn", "listen", 1), ("data", "data", 0), ("kitten", "sitting", 3)]
-        {
-            assert_eq!(distance(from, to), letters, "{from} {to}");
-        }
     }
 }

@@ -1,0 +1,216 @@
+//! `taskyard flow`: run flows from a file, look at them, cancel them, retry them.
+
+mod file;
+mod fold;
+mod lanes;
+mod picture;
+
+use std::{
+    io::IsTerminal,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use indicatif::ProgressBar;
+use serde::Serialize;
+use taskyard::{
+    Flow, FlowHandle, FlowId,
+    flow::{FlowDetails, FlowState},
+};
+
+use crate::{
+    args::{FlowListArgs, FlowOperation, FlowRunArgs},
+    output::{self, Colour, Output, Table, now, plain, relative, shorten},
+    remote::Remote,
+    signals::Signals,
+    values,
+};
+
+/// How often progress is asked for; the end is not waited for in such steps.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Reads the flow that a file holds: its mistakes are told whether a broker answers or not.
+pub(crate) use file::read;
+
+pub(crate) async fn run(remote: &Remote, command: FlowOperation) -> Result<()> {
+    let Remote { client, output, .. } = remote;
+    match command {
+        FlowOperation::Status { id, all } => {
+            let flow = client.flow(id).status().await?;
+            output.value(&flow, |flow| picture::show(flow, *output, all))?;
+        }
+        FlowOperation::List(args) => list(remote, &args).await?,
+        FlowOperation::Cancel { ids } => {
+            for id in ids {
+                let state = client.flow(&*id).cancel().await.context(format!("flow {id}"))?;
+                output.value(&Changed { id, state }, |Changed { id, state }| match state {
+                    FlowState::Running => format!("{id} will be cancelled when its workers yield"),
+                    state => format!("{id} is {}", paint(*output, *state)),
+                })?;
+            }
+        }
+        FlowOperation::Retry { ids } => {
+            for id in ids {
+                let state = client.flow(&*id).retry().await.context(format!("flow {id}"))?;
+                output.value(&Changed { id, state }, |Changed { id, state }| {
+                    format!("{id} is {}", paint(*output, *state))
+                })?;
+            }
+        }
+        FlowOperation::Wait { id, wait_for } => {
+            finish(remote, &client.flow(id), wait_for).await?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Changed {
+    id: String,
+    state: FlowState,
+}
+
+fn paint(output: Output, state: FlowState) -> String {
+    output.paint(picture::flow_colour(state), state)
+}
+
+/// Submits what was read, and waits for its end unless it is told not to.
+pub(crate) async fn submit(remote: &Remote, args: &FlowRunArgs, flow: Flow) -> Result<()> {
+    let handle = remote.patiently(remote.client.submit(flow)).await.map_err(in_doubt)?;
+    if args.detach {
+        let id = handle.id();
+        return Ok(remote.output.value(&Submitted { id }, |_| id.to_string())?);
+    }
+    remote.output.say(format_args!("submitted {}", handle.id()));
+    finish(remote, &handle, args.wait_for).await
+}
+
+#[derive(Serialize)]
+struct Submitted<'a> {
+    id: &'a FlowId,
+}
+
+/// Says what to do about a flow that may or may not have been submitted.
+fn in_doubt(error: taskyard::Error) -> anyhow::Error {
+    let in_doubt = error.is_outcome_unknown();
+    let error = anyhow::Error::new(error);
+    let advice = "it may have been submitted; look with taskyard flow list before running it again";
+    if in_doubt { error.context(advice) } else { error }
+}
+
+/// Waits for a flow's end and shows it. Not a success is a failure of this command too.
+async fn finish(remote: &Remote, flow: &FlowHandle, patience: Option<Duration>) -> Result<()> {
+    let id = flow.id();
+    let mut signals = Signals::listen()?;
+    let waited = tokio::select! {
+        ended = follow(remote.output, flow, patience) => ended?,
+        () = signals.next() => false,
+    };
+    if !waited {
+        anyhow::bail!(
+            "flow {id} goes on without being watched; look with taskyard flow status {id}, wait again with \
+             taskyard flow wait {id}, take it back with taskyard flow cancel {id}"
+        );
+    }
+    let ended = flow.status().await?;
+    remote.output.value(&ended, |ended| picture::show(ended, remote.output, false))?;
+    match ended.state {
+        FlowState::Succeeded => Ok(()),
+        FlowState::Failed => anyhow::bail!(
+            "flow {id} failed; when its cause is mended, go on from there with taskyard flow retry {id}"
+        ),
+        state => anyhow::bail!("flow {id} ended as {state}"),
+    }
+}
+
+/// Shows how far a flow is until it has ended; `false` if that takes longer than `patience`.
+async fn follow(output: Output, flow: &FlowHandle, patience: Option<Duration>) -> Result<bool> {
+    let started = Instant::now();
+    // Where nobody looks there is nothing to show before the end.
+    let watched = !output.is_json() && std::io::stderr().is_terminal();
+    let each = if watched { LOOK_EVERY } else { Duration::from_secs(30) };
+    let mut bar: Option<ProgressBar> = None;
+    loop {
+        let left = patience.map_or(each, |patience| patience.saturating_sub(started.elapsed()));
+        let now = flow.progress(left.min(each)).await?;
+        if watched {
+            let total = u64::from(now.nodes_total);
+            let bar = bar.get_or_insert_with(|| output::progress(output, Some(total), "nodes"));
+            show(bar, &now);
+        }
+        if now.state.is_finished() || left.is_zero() {
+            if let Some(bar) = bar {
+                bar.finish_and_clear();
+            }
+            return Ok(now.state.is_finished());
+        }
+    }
+}
+
+fn show(bar: &ProgressBar, flow: &FlowDetails) {
+    bar.set_length(flow.nodes_total.into());
+    bar.set_position(flow.nodes_done.into());
+    let mut message = String::new();
+    if flow.nodes_failed > 0 {
+        message += &format!("{} failed", flow.nodes_failed);
+    }
+    if flow.cancel_requested {
+        message += " being cancelled";
+    }
+    bar.set_message(message);
+}
+
+async fn list(remote: &Remote, args: &FlowListArgs) -> Result<()> {
+    let mut flows = remote.client.flows();
+    if let Some(name) = &args.name {
+        flows = flows.name(name);
+    }
+    if let Some(state) = args.state {
+        flows = flows.state(state);
+    }
+    if let Some(cursor) = &args.cursor {
+        flows = flows.after(cursor);
+    }
+    // A page is never larger than what is still wanted, so that its cursor is where the list ends.
+    let mut found: Vec<FlowDetails> = Vec::new();
+    let mut ended = false;
+    while found.len() < args.limit && !ended {
+        let wanted = (args.limit - found.len()).min(1_000);
+        flows = flows.page_size(u32::try_from(wanted).unwrap_or(u32::MAX));
+        match flows.page().await? {
+            Some(page) => found.extend(page),
+            None => ended = true,
+        }
+    }
+    let output = remote.output;
+    if output.is_json() {
+        for flow in &found {
+            output.json_line(flow)?;
+        }
+    } else if found.is_empty() {
+        output.say("no flows match");
+    } else {
+        output.line(&table(&found).render(output))?;
+    }
+    if let Some(cursor) = flows.cursor().filter(|_| !ended) {
+        eprintln!("there may be more: go on with --cursor {cursor}");
+    }
+    Ok(())
+}
+
+fn table(flows: &[FlowDetails]) -> Table {
+    let now = now();
+    let mut table = Table::new(&["id", "name", "state", "nodes", "submitted", "took"]);
+    for flow in flows {
+        let took = flow.ended_at.map(|ended_at| ended_at.since(flow.created_at));
+        table.row(vec![
+            plain(&flow.id),
+            plain(shorten(&flow.name, 40)),
+            (picture::flow_colour(flow.state), flow.state.to_string()),
+            plain(picture::counts(flow)),
+            plain(relative(flow.created_at, now)),
+            (Colour::Grey, took.map(values::show_roughly).unwrap_or_default()),
+        ]);
+    }
+    table
+}
