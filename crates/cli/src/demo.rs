@@ -3,6 +3,7 @@
 //! A real broker, a real worker and a real client over a real socket; only the work is make-believe.
 
 mod board;
+mod photos;
 mod tasks;
 mod view;
 
@@ -90,7 +91,7 @@ async fn show(
             _ = draw.tick() => {
                 let queues = client.queues().await?;
                 view.draw(board, &queues)?;
-                let waiting: u64 = queues.iter().map(|q| q.ready + q.claimed + q.scheduled).sum();
+                let waiting: u64 = queues.iter().map(|q| q.ready + q.claimed + q.scheduled + q.blocked).sum();
                 if told && (waiting == 0 || Instant::now() >= patience) {
                     return Ok(());
                 }

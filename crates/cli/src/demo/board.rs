@@ -49,6 +49,12 @@ pub(super) struct Inner {
     pub(super) happened: usize,
     /// Percent and message of the long task.
     pub(super) rendering: Option<(u32, String)>,
+    /// Nodes of the latest flow that are done, and how many there are.
+    pub(super) flow: Option<(u32, u32)>,
+    /// Flows that have succeeded.
+    pub(super) flows: u64,
+    /// A flow to look at.
+    pub(super) flow_id: Option<String>,
     /// Tasks and time of the burst at the end.
     pub(super) burst: Option<(u64, Duration)>,
     /// A dead letter to look at.
@@ -70,6 +76,9 @@ impl Board {
             recent: VecDeque::new(),
             happened: 0,
             rendering: None,
+            flow: None,
+            flows: 0,
+            flow_id: None,
             burst: None,
             dead: None,
         };

@@ -1,5 +1,5 @@
 //! The demo's tasks: quick ones, one that fails and then succeeds, one that dies, one that waits for
-//! its time, a long one that says how far it is; and the producer that enqueues them.
+//! its time, a long one that says how far it is, flows; and the producer that enqueues them.
 
 use std::{
     sync::Arc,
@@ -11,11 +11,16 @@ use serde::{Deserialize, Serialize};
 use taskyard::{Client, Fail, NewTask, RetryPolicy, State, TaskContext, WorkerBuilder};
 use tokio::task::JoinSet;
 
-use super::board::{Board, Tone};
+use super::{
+    board::{Board, Tone},
+    photos,
+};
 
 /// Quick tasks per tick of the story.
 const GREETINGS_PER_TICK: u32 = 10;
 const TICK: Duration = Duration::from_millis(50);
+/// What a flow takes when nothing is in its way.
+const FLOW_FOR_MAX: Duration = Duration::from_secs(2);
 /// The burst at the end: this many tasks, or as many as fit into its time.
 const BURST_TASKS: u64 = 20_000;
 const BURST_FOR_MAX: Duration = Duration::from_secs(2);
@@ -46,7 +51,7 @@ struct Video {
 }
 
 pub(super) fn register(builder: WorkerBuilder, board: &Arc<Board>) -> WorkerBuilder {
-    builder
+    photos::register(builder)
         .name("demo-worker")
         .queue("billing")
         .queue("mail")
@@ -142,6 +147,7 @@ pub(super) async fn story(client: Client, board: Arc<Board>, duration: Duration)
         .await?;
     board.tell("render_video", Tone::Plain, "a long one, with progress");
 
+    let mut flows = JoinSet::new();
     let mut tick = tokio::time::interval(TICK);
     let mut people = ["ada", "grace", "edsger", "barbara", "leslie"].iter().cycle();
     for number in 0u32.. {
@@ -177,6 +183,11 @@ pub(super) async fn story(client: Client, board: Arc<Board>, duration: Duration)
             )
             .await?;
         }
+        // The last one has time to end before the burst.
+        if number % 60 == 6 && started.elapsed() + FLOW_FOR_MAX < duration {
+            let (client, board) = (client.clone(), Arc::clone(&board));
+            flows.spawn(async move { photos::run(&client, &board).await });
+        }
         if number % 60 == 20 {
             let delay = Duration::from_secs(2);
             let due_us = board.now_us() + 2_000_000;
@@ -186,6 +197,9 @@ pub(super) async fn story(client: Client, board: Arc<Board>, duration: Duration)
         while let Some(sent) = sending.join_next().await {
             sent??;
         }
+    }
+    while let Some(ended) = flows.join_next().await {
+        ended??;
     }
     burst(&client, &board).await
 }

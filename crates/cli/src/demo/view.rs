@@ -10,7 +10,10 @@ use serde::Serialize;
 use taskyard::QueueDetails;
 
 use super::board::{Board, Happening, Inner, Tone};
-use crate::output::{Colour, Output, Table, plain, shorten};
+use crate::{
+    output::{Colour, Output, Table, plain, shorten},
+    values::{self, grouped},
+};
 
 /// A narrower terminal gets plain lines.
 const COLUMNS_MIN: u16 = 80;
@@ -152,6 +155,13 @@ fn block(
         }
         None => "  render_video  waits for the worker".to_owned(),
     });
+    lines.push(match inner.flow {
+        Some((done, total)) => {
+            let percent = done * 100 / total.max(1);
+            format!("  photos flow   {}  {done:>3} of {total} nodes", bar(output, percent))
+        }
+        None => "  photos flow   waits for its turn".to_owned(),
+    });
     lines.push(format!(
         "  executed/s    {}  {}",
         output.paint(Colour::Cyan, format!("{:<BAR_CELLS$}", sparks(&inner.per_second))),
@@ -179,19 +189,6 @@ fn queue_table(queues: &[QueueDetails]) -> Table {
         ]);
     }
     table
-}
-
-/// 12,345: long numbers in groups of three.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 fn tell(output: Output, happening: &Happening) -> String {
@@ -242,6 +239,8 @@ struct Summary {
     burst_tasks: u64,
     burst_per_second: u64,
     dead_id: Option<String>,
+    flows: u64,
+    flow_id: Option<String>,
 }
 
 impl Summary {
@@ -260,6 +259,8 @@ impl Summary {
             burst_tasks,
             burst_per_second: burst_tasks.saturating_mul(1_000) / burst_ms,
             dead_id: inner.dead.clone(),
+            flows: inner.flows,
+            flow_id: inner.flow_id.clone(),
         }
     }
 
@@ -279,6 +280,8 @@ impl Summary {
             (String::new(), "http://127.0.0.1:7400")
         };
         let dead = if keep { dead } else { "ID" };
+        let flow = self.flow_id.as_deref().filter(|_| keep).unwrap_or("ID");
+        let flows = values::count(self.flows, "flow");
         let dead_letters = match self.dead {
             1 => "1 dead letter".to_owned(),
             dead => format!("{dead} dead letters"),
@@ -293,7 +296,7 @@ impl Summary {
         };
         format!(
             "
-  {executed} in {:.1} s, {} failures tried again, {dead_letters}.
+  {executed} in {:.1} s, {} failures tried again, {dead_letters}, {flows}.
   Enqueue to executed: p50 {:.1} ms, p99 {:.1} ms.{burst}
 
   {stay}
@@ -301,6 +304,7 @@ impl Summary {
     taskyard dead list{server}
     taskyard task get {dead}{server}
     taskyard dead retry --queue billing{server}
+    taskyard flow status {flow}{server}
     curl -s {http}/v1/queues
 
   Your own:
@@ -324,6 +328,7 @@ mod tests {
     fn a_block_never_wraps_on_the_narrowest_terminal() {
         let board = Board::new();
         board.executed(Some(0));
+        board.lock().flow = Some((9_999, 10_000));
         board.lock().rendering = Some((54, "frame 540 of 1000".to_owned()));
         for _ in 0..9 {
             board.tell("render_video", Tone::Bad, "x".repeat(300));
@@ -334,8 +339,8 @@ mod tests {
         for line in &lines {
             assert!(line.chars().count() < usize::from(COLUMNS_MIN), "{line}");
         }
-        // Five queues come on top of these.
-        assert!(lines.len() + 5 < usize::from(ROWS_MIN), "{} lines", lines.len());
+        // Six queues come on top of these.
+        assert!(lines.len() + 6 < usize::from(ROWS_MIN), "{} lines", lines.len());
     }
 
     #[test]
@@ -343,13 +348,6 @@ mod tests {
         assert_eq!(sparks(&[]), "");
         assert_eq!(sparks(&[0, 5, 10]), "▁▅█");
         assert_eq!(sparks(&vec![1; 100]).chars().count(), BAR_CELLS);
-    }
-
-    #[test]
-    fn long_numbers_are_grouped() {
-        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")] {
-            assert_eq!(grouped(number), text);
-        }
     }
 
     #[test]
