@@ -36,7 +36,8 @@ impl Machine {
         self.flows.check()?;
         self.nodes.check()?;
         self.staged_flows.check()?;
-        self.check_flows()
+        self.check_flows()?;
+        self.check_schedules()
     }
 
     fn check_ids(&self) -> Result<(), String> {

@@ -95,6 +95,13 @@ wire_command! {
     43 => AddFlowTasks,
     44 => CancelFlow,
     45 => RetryFlow,
+    25 => SetSchedule,
+    26 => FireSchedule,
+    27 => RemoveSchedule,
+    28 => PauseSchedule,
+    29 => ResumeSchedule,
+    30 => TriggerSchedule,
+    31 => BackfillSchedule,
 }
 
 wire_struct!(Body<'a> { content_type, headers, payload });
@@ -437,6 +444,41 @@ pub(crate) mod tests {
             }),
             Command::CancelFlow(CancelFlow { flow: TASK }),
             Command::RetryFlow(RetryFlow { flow: TASK }),
+            Command::SetSchedule(SetSchedule {
+                name: "nightly",
+                spec: ScheduleSpec {
+                    rhythm: Rhythm::Cron { expression: "0 3 * * *", timezone: "Europe/Berlin" },
+                    home: ShardId(3),
+                    enqueue: Enqueue { queue: "mail", task: new_task("report") },
+                    overlap: Overlap::CancelOther,
+                    catch_up: CatchUp::All,
+                    catch_up_window_ms: 3_600_000,
+                    jitter_ms: 5,
+                    start_at: Some(Timestamp(1)),
+                    end_at: Some(Timestamp(2)),
+                    remaining_runs: Some(3),
+                },
+                next_run_at: Timestamp(4),
+            }),
+            Command::FireSchedule(FireSchedule {
+                name: "nightly",
+                revision: 2,
+                occurrences: vec![Timestamp(4), Timestamp(5)],
+                left_out: 7,
+                next_run_at: Some(Timestamp(6)),
+            }),
+            Command::RemoveSchedule(RemoveSchedule { name: "nightly" }),
+            Command::PauseSchedule(PauseSchedule { name: "nightly", note: "too loud" }),
+            Command::ResumeSchedule(ResumeSchedule {
+                name: "nightly",
+                revision: 2,
+                next_run_at: None,
+            }),
+            Command::TriggerSchedule(TriggerSchedule { name: "nightly" }),
+            Command::BackfillSchedule(BackfillSchedule {
+                name: "nightly",
+                occurrences: vec![Timestamp(1)],
+            }),
         ]
     }
 

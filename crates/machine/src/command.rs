@@ -3,7 +3,11 @@
 //! Commands borrow from the request they were decoded from and from the log entry they are read
 //! back from. `codec.rs` holds their encoding, `entry.rs` how they are packed into log entries.
 
-use crate::{ClaimToken, QueueSettings, RetryPolicy, SessionId, ShardId, TaskId, Timestamp};
+use crate::{
+    BackfillSchedule, ClaimToken, FireSchedule, PauseSchedule, QueueSettings, RemoveSchedule,
+    ResumeSchedule, RetryPolicy, SessionId, SetSchedule, ShardId, TaskId, Timestamp,
+    TriggerSchedule,
+};
 use std::borrow::Cow;
 
 /// One thing asked of one shard.
@@ -61,6 +65,20 @@ pub enum Command<'a> {
     CancelFlow(CancelFlow),
     /// Runs the failed nodes of a flow again, and then what waited for them.
     RetryFlow(RetryFlow),
+    /// Makes a schedule, or gives it new rules.
+    SetSchedule(SetSchedule<'a>),
+    /// Decides occurrences whose time has come.
+    FireSchedule(FireSchedule<'a>),
+    /// Forgets a schedule; its tasks are left alone.
+    RemoveSchedule(RemoveSchedule<'a>),
+    /// Lets occurrences pass without firing.
+    PauseSchedule(PauseSchedule<'a>),
+    /// Fires again, from the next occurrence on.
+    ResumeSchedule(ResumeSchedule<'a>),
+    /// Starts a run of a schedule now.
+    TriggerSchedule(TriggerSchedule<'a>),
+    /// Runs past occurrences of a schedule, a bounded number per entry.
+    BackfillSchedule(BackfillSchedule<'a>),
     /// Does what is due: promotes, lapses, expires, removes; bounded per entry.
     ExpireDue,
     /// The first entry of a new leader: no claim lapses before `now` + `LEASE_FLOOR_MS`.

@@ -97,6 +97,19 @@ pub enum EventKind {
     FlowSubmitted(TaskId),
     /// All tasks of a flow have ended.
     FlowEnded(TaskId, FlowState),
+    /// An occurrence of a schedule has started a run.
+    ScheduleFired {
+        /// The schedule.
+        name: Arc<str>,
+        /// Which occurrence.
+        occurrence_at: Timestamp,
+        /// The run's task.
+        task: TaskId,
+    },
+    /// That occurrence of a schedule did not fire: an earlier run has not ended.
+    ScheduleSkipped(Arc<str>, Timestamp),
+    /// So many occurrences of a schedule passed unseen.
+    ScheduleMissed(Arc<str>, u64),
     /// The outbox holds something for that shard.
     OutgoingQueued(ShardId),
 }

@@ -100,6 +100,7 @@ impl Machine {
             + self.flows.dirty()
             + self.nodes.dirty()
             + self.staged_flows.dirty()
+            + self.schedules.dirty()
     }
 
     /// Marks the cut of a checkpoint: `frozen_bite` then hands out all changes since the previous one.
@@ -131,6 +132,7 @@ impl Machine {
         self.flows.freeze();
         self.nodes.freeze();
         self.staged_flows.freeze();
+        self.schedules.freeze();
     }
 
     /// Encodes up to `records_max` records of the frozen cut, fewer if they are large; empty when all
@@ -180,6 +182,7 @@ impl Machine {
             .or_else(|| self.flows.next_frozen())
             .or_else(|| self.nodes.next_frozen())
             .or_else(|| self.staged_flows.next_frozen())
+            .or_else(|| self.schedules.next_frozen())
     }
 
     /// Every record of the state, sorted by key: equal for equal states.
@@ -227,6 +230,7 @@ impl Machine {
             .chain(self.flows.records())
             .chain(self.nodes.records())
             .chain(self.staged_flows.records())
+            .chain(self.schedules.records())
     }
 
     fn encode_head(&self) -> Box<[u8]> {
@@ -247,7 +251,8 @@ impl Machine {
             + self.windows.len()
             + self.flows.len()
             + self.nodes.len()
-            + self.staged_flows.len();
+            + self.staged_flows.len()
+            + self.schedules.len();
         others as u64
     }
 
@@ -347,6 +352,7 @@ impl Machine {
             kind if kind == kind_of(&self.flows) => self.flows.load(key, value)?,
             kind if kind == kind_of(&self.nodes) => self.nodes.load(key, value)?,
             kind if kind == kind_of(&self.staged_flows) => self.staged_flows.load(key, value)?,
+            kind if kind == kind_of(&self.schedules) => self.schedules.load(key, value)?,
             other => return Err(ImageError { what: format!("unknown kind of record {other}") }),
         }
         Ok(())

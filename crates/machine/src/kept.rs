@@ -16,7 +16,7 @@ pub(crate) trait Keep: for<'a> Wire<'a> + Debug {
     /// The first byte of its record keys; never given to another kind.
     const KIND: u8;
 
-    /// When it is forgotten; never by default.
+    /// When something is to be done about it; for most records, to forget it. Never by default.
     fn expires_at(&self) -> Option<Timestamp> {
         None
     }
@@ -106,6 +106,12 @@ impl<V: Keep> Kept<V> {
     /// The record that expires first.
     pub(crate) fn first_to_expire(&self) -> Option<(Timestamp, V::Key)> {
         self.expiries.first().copied()
+    }
+
+    /// Records whose time has come, in its order, with their time.
+    pub(crate) fn due(&self, now: Timestamp) -> impl Iterator<Item = (Timestamp, &V)> {
+        let due = self.expiries.iter().take_while(move |(at, _)| *at <= now);
+        due.map(|(at, key)| (*at, &self.map[key]))
     }
 
     /// Forgets the record that expires first, if it is due.

@@ -35,6 +35,7 @@ mod expire;
 mod extend;
 mod fail;
 mod fairness;
+mod fire;
 mod flow;
 mod ids;
 mod image;
@@ -60,6 +61,8 @@ mod replay;
 mod retry;
 mod revive;
 mod rings;
+mod schedule;
+mod schedule_command;
 mod session;
 mod settings;
 mod slab;
@@ -93,6 +96,8 @@ pub use query::{
 pub use queue_name::{InvalidQueueName, QueueName};
 pub use rejection::{KeyHolder, Rejection};
 pub use retry::{Backoff, RetryPolicy};
+pub use schedule::{DueSchedule, SCHEDULE_HEADERS, ScheduleView, check_schedule_name};
+pub use schedule_command::*;
 pub use settings::{PerKey, QueueSettings};
 pub use task::{
     ClaimToken, FlowState, InvalidTaskId, SessionId, ShardId, TaskId, TaskStateName, Timestamp,

@@ -259,6 +259,7 @@ impl Task {
     pub(crate) fn flow_id(&self) -> Option<TaskId> {
         match self.extra.as_ref()?.watch.as_deref()? {
             Watch::Flow { flow, .. } => Some(*flow),
+            Watch::Schedule { .. } => None,
         }
     }
 

@@ -174,6 +174,28 @@ limits! {
     CLAIM_REPLAY_KEPT_FOR_MS: u64 = 60_000, "ms";
     /// Answers kept per session: it never has more claims on their way to one shard.
     CLAIM_REPLAYS_MAX: usize = 8, "claims";
+    /// Schedules of one shard: each costs memory and a look at every list.
+    SCHEDULES_PER_SHARD_MAX: usize = 10_000, "schedules";
+    /// Rules and task of one schedule: they stay in memory, and the task is repeated with every run.
+    SCHEDULE_BYTES_MAX: usize = 64 << 10, "bytes";
+    /// A cron expression is one line.
+    CRON_BYTES_MAX: usize = 256, "bytes";
+    /// The longest IANA name has 32.
+    TIMEZONE_BYTES_MAX: usize = 64, "bytes";
+    /// A note on a paused schedule is a sentence.
+    SCHEDULE_NOTE_BYTES_MAX: usize = 1 << 10, "bytes";
+    /// What runs more often than this is a loop in a worker, not a schedule.
+    SCHEDULE_EVERY_MS_MIN: u64 = 1_000, "ms";
+    /// Jitter spreads runs over a while; over more than a day it would be another schedule.
+    SCHEDULE_JITTER_MS_MAX: u64 = 86_400_000, "ms";
+    /// How old an occurrence may be and still be caught up with, unless the schedule says otherwise: one hour.
+    CATCH_UP_WINDOW_MS_DEFAULT: u64 = 3_600_000, "ms";
+    /// An occurrence later than this was missed, for a schedule that catches up with none: a restart takes less.
+    SCHEDULE_LATE_MS_MAX: u64 = 10_000, "ms";
+    /// Occurrences that one entry decides: the loop is not held longer than this.
+    OCCURRENCES_PER_ENTRY_MAX: usize = 1_000, "occurrences";
+    /// Runs of one schedule that have not ended, while it looks at them; a trigger beyond is refused.
+    SCHEDULE_LIVE_RUNS_MAX: usize = 1_000, "runs";
     /// Queues of one shard: each costs counters and a place in every list.
     QUEUES_PER_SHARD_MAX: usize = 10_000, "queues";
     /// Commands of one log entry are packed up to this; a larger one travels alone.

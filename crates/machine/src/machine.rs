@@ -13,6 +13,7 @@ use crate::names::Names;
 use crate::outbox::{Link, Owed};
 use crate::queue::{Queue, Queues};
 use crate::replay::Replays;
+use crate::schedule::Schedule;
 use crate::slab::{Slab, Slot};
 use crate::stage::Staged;
 use crate::turn::Turn;
@@ -56,6 +57,7 @@ pub struct Machine {
     /// Nodes of flows, by flow and number.
     pub(crate) nodes: Kept<Node>,
     pub(crate) staged_flows: Kept<StagedFlow>,
+    pub(crate) schedules: Kept<Schedule>,
 
     // Indexes: what follows from the tasks, and is rebuilt from them.
     pub(crate) ids: Ids,
@@ -132,6 +134,7 @@ impl Machine {
             flows: Kept::new(),
             nodes: Kept::new(),
             staged_flows: Kept::new(),
+            schedules: Kept::new(),
             ids: Ids::new(identity.shard),
             deadlines: Deadlines::default(),
             names: Names::default(),
@@ -182,7 +185,7 @@ impl Machine {
     }
 
     /// When `ExpireDue` next has something to do; `None` if nothing has a deadline. It may have
-    /// passed.
+    /// passed. Schedules have their own time, see [`Machine::next_schedule`].
     pub fn next_due(&self) -> Option<Timestamp> {
         let parts = [
             self.deadlines.next_due(),
@@ -223,6 +226,7 @@ impl Machine {
             + self.flows.memory_bytes()
             + self.nodes.memory_bytes()
             + self.staged_flows.memory_bytes()
+            + self.schedules.memory_bytes()
     }
 
     /// Tasks in the state, in any state of their life.

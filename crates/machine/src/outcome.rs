@@ -57,7 +57,24 @@ pub enum Outcome {
     Retried,
     /// To `Dead`, `PurgeQueue` and `EndSession`: what this entry did of it.
     Bulk(BulkProgress),
-    /// To `PauseQueue`, `ResumeQueue`, `SetQueue`, `BeginTerm`, `Delivered`.
+    /// To `SetSchedule`.
+    ScheduleSet {
+        /// There was none of this name.
+        is_new: bool,
+        /// Its rules are not what they were.
+        is_changed: bool,
+    },
+    /// To `FireSchedule` and `BackfillSchedule`: what became of the occurrences.
+    ScheduleFired {
+        /// Runs that were started.
+        fired: u64,
+        /// Skipped, because an earlier run had not ended.
+        skipped: u64,
+        /// Passed unseen, and too long ago.
+        missed: u64,
+    },
+    /// To `PauseQueue`, `ResumeQueue`, `SetQueue`, `BeginTerm`, `Delivered`, `RemoveSchedule`,
+    /// `PauseSchedule`, `ResumeSchedule`.
     Done,
     /// To `ExpireDue`: how many deadlines passed.
     Expired {

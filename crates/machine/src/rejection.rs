@@ -63,6 +63,18 @@ pub enum Rejection {
         /// The name that was asked for.
         queue: QueueName,
     },
+    /// No such schedule.
+    #[error("schedule {name} does not exist; set it first")]
+    ScheduleNotFound {
+        /// The name that was asked for.
+        name: Box<str>,
+    },
+    /// The schedule is not what it was when this was computed from it.
+    #[error("schedule {name} has changed meanwhile; send it again")]
+    ScheduleChanged {
+        /// The schedule.
+        name: Box<str>,
+    },
     /// No such staged batch: it expired, or it was committed before its ids were forgotten.
     #[error("batch {batch:032x} is not staged here; send it again whole")]
     BatchNotFound {
@@ -166,6 +178,7 @@ impl Rejection {
         match self {
             Rejection::InvalidArgument { .. }
             | Rejection::NeverRuns { .. }
+            | Rejection::ScheduleChanged { .. }
             | Rejection::WrongState { .. } => "invalid_argument",
             Rejection::BatchElement { rejection, .. } | Rejection::InNode { rejection, .. } => {
                 rejection.code()
@@ -173,6 +186,7 @@ impl Rejection {
             Rejection::TaskNotFound { .. }
             | Rejection::FlowNotFound { .. }
             | Rejection::QueueNotFound { .. }
+            | Rejection::ScheduleNotFound { .. }
             | Rejection::BatchNotFound { .. } => "not_found",
             Rejection::ClaimLost { .. } => "claim_lost",
             Rejection::AlreadyFinished { .. }

@@ -15,6 +15,18 @@ impl Timestamp {
         Timestamp(self.0.saturating_add(ms))
     }
 
+    /// The moment for people and programs, in UTC, to the millisecond: RFC 3339.
+    pub fn to_rfc3339(self) -> String {
+        const DAY_MS: u64 = 86_400_000;
+        let (year, month, day) = civil_date(self.0 / DAY_MS);
+        let ms = self.0 % DAY_MS;
+        let (hour, minute, second) = (ms / 3_600_000, ms / 60_000 % 60, ms / 1_000 % 60);
+        format!(
+            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z",
+            ms % 1_000
+        )
+    }
+
     /// How long after `earlier` this is, 0 if it is not.
     pub fn ms_since(self, earlier: Timestamp) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -25,6 +37,24 @@ impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0)
     }
+}
+
+/// Year, month and day of a number of days since 1970-01-01, in the calendar of today. Years begin in
+/// March here, so that the leap day is the last: then months follow from days by a line of 153 days
+/// in five months.
+fn civil_date(days: u64) -> (u64, u64, u64) {
+    const CENTURIES_4: u64 = 146_097;
+    // Days since 0000-03-01.
+    let days = days + 719_468;
+    let day_of_era = days % CENTURIES_4;
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = (month_from_march + 2) % 12 + 1;
+    let year = days / CENTURIES_4 * 400 + year_of_era + u64::from(month <= 2);
+    (year, month, day)
 }
 
 /// A shard's number, from 0. Fixed in count when a data directory is made.
@@ -280,5 +310,20 @@ mod tests {
             assert!(text.parse::<TaskId>().is_err(), "{text}");
         }
         assert!("80000000000000000000000000".parse::<TaskId>().is_err(), "over 128 bits");
+    }
+
+    #[test]
+    fn moments_are_told_in_the_calendar_of_people() {
+        for (ms, told) in [
+            (0, "1970-01-01T00:00:00.000Z"),
+            (951_782_399_999, "2000-02-28T23:59:59.999Z"),
+            (951_782_400_000, "2000-02-29T00:00:00.000Z"),
+            (1_709_251_199_000, "2024-02-29T23:59:59.000Z"),
+            (1_735_689_600_000, "2025-01-01T00:00:00.000Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00.000Z"),
+            (253_402_300_799_999, "9999-12-31T23:59:59.999Z"),
+        ] {
+            assert_eq!(Timestamp(ms).to_rfc3339(), told);
+        }
     }
 }

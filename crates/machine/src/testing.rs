@@ -230,3 +230,19 @@ pub(crate) fn fail(held: &ClaimedTask) -> Fail<'static> {
 pub(crate) fn extend(held: &ClaimedTask) -> Extend<'static> {
     Extend { task: held.id, token: held.token, lease_ms: None, progress: None, resume_state: None }
 }
+
+/// Rules of a schedule that fires into queue `mail` of this shard.
+pub(crate) fn spec() -> ScheduleSpec<'static> {
+    ScheduleSpec {
+        rhythm: Rhythm::Cron { expression: "0 3 * * *", timezone: "Europe/Berlin" },
+        home: SHARD,
+        enqueue: Enqueue { queue: "mail", task: new_task() },
+        overlap: Overlap::Skip,
+        catch_up: CatchUp::Last,
+        catch_up_window_ms: limits::CATCH_UP_WINDOW_MS_DEFAULT,
+        jitter_ms: 0,
+        start_at: None,
+        end_at: None,
+        remaining_runs: None,
+    }
+}

@@ -18,6 +18,8 @@ pub(crate) enum Watch {
     /// The flow that the task is a node of; it lives where its id says. `run` tells an end from one
     /// of an earlier run of the same node.
     Flow { flow: TaskId, node: u32, run: u32 },
+    /// The schedule that the task is a run of, by its shard and its key there. It only asks when.
+    Schedule { shard: ShardId, key: u128 },
 }
 
 impl Watch {
@@ -25,6 +27,7 @@ impl Watch {
     fn shard(self) -> ShardId {
         match self {
             Watch::Flow { flow, .. } => flow.home,
+            Watch::Schedule { shard, .. } => shard,
         }
     }
 }
@@ -36,6 +39,10 @@ impl<'a> Wire<'a> for Watch {
                 out.push(1);
                 (flow, (node, run)).write(out);
             }
+            Watch::Schedule { shard, key } => {
+                out.push(2);
+                (shard, key).write(out);
+            }
         }
     }
 
@@ -45,6 +52,7 @@ impl<'a> Wire<'a> for Watch {
                 let (flow, (node, run)) = reader.read()?;
                 Ok(Watch::Flow { flow, node, run })
             }
+            2 => Ok(Watch::Schedule { shard: reader.read()?, key: reader.read()? }),
             other => Err(reader.error(format_args!("unknown watch {other}"))),
         }
     }
@@ -104,10 +112,11 @@ impl Turn<'_> {
             State::Finished { ending, .. } => End::from(ending),
             _ => End::Removed,
         };
+        let asks_why = matches!(watch, Watch::Flow { .. });
         let result = task.left().and_then(|left| left.result.as_deref());
-        let result = result.filter(|_| end == End::Succeeded);
+        let result = result.filter(|_| asks_why && end == End::Succeeded);
         let result_left_out = result.is_some_and(|result| result.len() > PARENT_RESULT_BYTES_MAX);
-        let error = task.last_error().filter(|_| end != End::Succeeded);
+        let error = task.last_error().filter(|_| asks_why && end != End::Succeeded);
         let ended = TaskEnded {
             watch,
             task: task.id,
@@ -132,6 +141,7 @@ impl Turn<'_> {
     pub(crate) fn take_ended(&mut self, ended: &TaskEnded<'_>) {
         match ended.watch {
             Watch::Flow { flow, node, run } => self.node_ended(flow, node, run, ended),
+            Watch::Schedule { key, .. } => self.run_ended(key, ended.task),
         }
     }
 }
@@ -177,7 +187,7 @@ mod tests {
                     Message::NodeRevived { flow: FLOW, node: 3, run: 1 } => continue,
                     other => panic!("{other:?}"),
                 };
-                let Watch::Flow { flow, node, .. } = ended.watch;
+                let Watch::Flow { flow, node, .. } = ended.watch else { panic!("{ended:?}") };
                 assert_eq!((flow, node, ended.task.sequence), (FLOW, 3, 1));
                 let error =
                     ended.error.map(|error| format!("{}: {}", error.error_type, error.message));

@@ -47,6 +47,8 @@ taskyard_machine::limits! {
     UNIQUE_FIELDS_MAX: usize = 16, "fields";
     /// Batches of one enqueue stream that are under way at once: enough to keep the disk busy.
     STREAM_BATCHES_MAX: usize = 16, "batches";
+    /// Past occurrences that one call may run again; more are several calls.
+    BACKFILL_MAX: usize = 10_000, "occurrences";
     /// Backups at once: each holds a view of the disk and a thread.
     BACKUPS_MAX: usize = 4, "backups";
     /// How long a backup waits for a client that reads nothing: the view it holds keeps files from being removed.

@@ -16,7 +16,7 @@ const BUCKETS_US: [u64; 13] = [
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000,
 ];
-const KINDS: [&str; 23] = [
+const KINDS: [&str; 26] = [
     "task_enqueued",
     "task_ready",
     "task_claimed",
@@ -40,6 +40,9 @@ const KINDS: [&str; 23] = [
     "task_replaced",
     "flow_submitted",
     "flow_ended",
+    "schedule_fired",
+    "schedule_skipped",
+    "schedule_missed",
 ];
 
 /// The node's counters.
@@ -308,6 +311,9 @@ fn kind_of(event: &EventKind) -> usize {
         EventKind::TaskReplaced(..) => 20,
         EventKind::FlowSubmitted(_) => 21,
         EventKind::FlowEnded(..) => 22,
+        EventKind::ScheduleFired { .. } => 23,
+        EventKind::ScheduleSkipped(..) => 24,
+        EventKind::ScheduleMissed(..) => 25,
     }
 }
 

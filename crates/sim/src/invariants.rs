@@ -427,6 +427,9 @@ impl ShardAccount {
             | EventKind::SessionEnded(_)
             | EventKind::FlowSubmitted(_)
             | EventKind::FlowEnded(..)
+            | EventKind::ScheduleFired { .. }
+            | EventKind::ScheduleSkipped(..)
+            | EventKind::ScheduleMissed(..)
             | EventKind::OutgoingQueued(_) => unreachable!("not about a task"),
         };
         if revived {
@@ -547,6 +550,9 @@ fn word_for(event: &Event) -> &'static str {
         EventKind::SessionEnded(_) => "session ended",
         EventKind::FlowSubmitted(_) => "flow submitted",
         EventKind::FlowEnded(_, state) => state.as_str(),
+        EventKind::ScheduleFired { .. } => "schedule fired",
+        EventKind::ScheduleSkipped(..) => "schedule skipped",
+        EventKind::ScheduleMissed(..) => "schedule missed",
         EventKind::OutgoingQueued(_) => "outgoing",
     }
 }

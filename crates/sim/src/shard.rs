@@ -158,6 +158,9 @@ pub(crate) fn task_of(event: &Event) -> Option<TaskId> {
         | EventKind::SessionEnded(_)
         | EventKind::FlowSubmitted(_)
         | EventKind::FlowEnded(..)
+        | EventKind::ScheduleFired { .. }
+        | EventKind::ScheduleSkipped(..)
+        | EventKind::ScheduleMissed(..)
         | EventKind::OutgoingQueued(_) => None,
     }
 }

@@ -169,6 +169,7 @@ impl Turn<'_> {
     fn run_of(&self, slot: Slot) -> Option<u32> {
         match self.task(slot).extra.as_ref()?.watch.as_deref()? {
             Watch::Flow { run, .. } => Some(*run),
+            Watch::Schedule { .. } => None,
         }
     }
 
@@ -176,7 +177,7 @@ impl Turn<'_> {
         self.shard.edit(slot, |task| {
             match task.extra.as_mut().and_then(|extra| extra.watch.as_deref_mut()) {
                 Some(Watch::Flow { run, .. }) => *run = to,
-                None => panic!("task {} is in no flow", task.id),
+                Some(Watch::Schedule { .. }) | None => panic!("task {} is in no flow", task.id),
             }
         });
     }

@@ -120,6 +120,7 @@ impl<'a> Line<'a> {
             }),
             "cancel-flow" => Command::CancelFlow(CancelFlow { flow: flow(words[0], self.shard) }),
             "retry-flow" => Command::RetryFlow(RetryFlow { flow: flow(words[0], self.shard) }),
+            "schedule" => self.schedule(words),
             "expire" => Command::ExpireDue,
             "begin-term" => Command::BeginTerm,
             other => panic!("unknown command {other}"),
@@ -199,6 +200,51 @@ impl<'a> Line<'a> {
             claim_sequence: self.option("number").map(number),
             worker: self.option("worker").unwrap_or("ann"),
         })
+    }
+
+    /// `schedule set NAME QUEUE TYPE next=N`, `schedule fire NAME 60 120 next=180`, and so on.
+    fn schedule(&self, words: &[&'a str]) -> Command<'a> {
+        let name = words[1];
+        let moment = |text| Timestamp(START + ms(text));
+        let next_run_at = self.option("next").map(moment);
+        let revision = self.option("revision").map_or(1, number);
+        let occurrences = || plain(&words[2..]).map(moment).collect();
+        match words[0] {
+            "set" => Command::SetSchedule(SetSchedule {
+                name,
+                spec: ScheduleSpec {
+                    rhythm: Rhythm::Every { ms: self.option("every").map_or(60_000, ms) },
+                    home: ShardId(self.option("home").map_or(self.shard, number)),
+                    enqueue: Enqueue { queue: words[2], task: self.new_task(words[3]) },
+                    overlap: word_of(&Overlap::WORDS, self.option("overlap")),
+                    catch_up: word_of(&CatchUp::WORDS, self.option("catch_up")),
+                    catch_up_window_ms: self.option("window").map_or(3_600_000, ms),
+                    jitter_ms: self.option("jitter").map_or(0, ms),
+                    start_at: None,
+                    end_at: None,
+                    remaining_runs: self.option("runs").map(number),
+                },
+                next_run_at: next_run_at.expect("next=N"),
+            }),
+            "fire" => Command::FireSchedule(FireSchedule {
+                name,
+                revision,
+                occurrences: occurrences(),
+                left_out: self.option("left_out").map_or(0, number),
+                next_run_at,
+            }),
+            "remove" => Command::RemoveSchedule(RemoveSchedule { name }),
+            "pause" => {
+                let note = self.option("note").unwrap_or_default();
+                Command::PauseSchedule(PauseSchedule { name, note })
+            }
+            "resume" => Command::ResumeSchedule(ResumeSchedule { name, revision, next_run_at }),
+            "trigger" => Command::TriggerSchedule(TriggerSchedule { name }),
+            "backfill" => {
+                Command::BackfillSchedule(BackfillSchedule { name, occurrences: occurrences() })
+            }
+            other => panic!("unknown command schedule {other}"),
+        }
     }
 
     /// `then=SHARD:QUEUE:TYPE`.
@@ -336,6 +382,12 @@ fn rate(text: &str) -> Rate {
 
 fn plain<'a>(words: &[&'a str]) -> impl Iterator<Item = &'a str> {
     words.iter().copied().filter(|word| !word.contains('='))
+}
+
+/// The policy of a word; without one, the default.
+fn word_of<T: Copy + Default>(words: &[(T, &str)], word: Option<&str>) -> T {
+    let Some(word) = word else { return T::default() };
+    words.iter().find(|(_, known)| *known == word).expect("a known policy").0
 }
 
 /// Seconds, with up to three decimals.

@@ -58,6 +58,14 @@ fn outcome_lines(outcome: &Outcome) -> Vec<String> {
             let more = more.unwrap_or_default();
             vec![format!("{} changed, {} skipped{more}", progress.changed, progress.skipped)]
         }
+        Outcome::ScheduleSet { is_new, is_changed } => vec![match (is_new, is_changed) {
+            (true, _) => "new".into(),
+            (false, true) => "changed".into(),
+            (false, false) => "as it was".into(),
+        }],
+        Outcome::ScheduleFired { fired, skipped, missed } => {
+            vec![format!("{fired} fired, {skipped} skipped, {missed} missed")]
+        }
         Outcome::Done => vec!["done".into()],
         Outcome::Expired { count } => vec![format!("{count} due")],
         Outcome::FlowSubmitted { flow, tasks, duplicate } => {
@@ -142,15 +150,23 @@ pub(crate) fn event(event: &Event) -> String {
         EventKind::SessionEnded(session) => format!("session {} ended", session.0),
         EventKind::FlowSubmitted(flow) => format!("submitted f{}", flow.sequence),
         EventKind::FlowEnded(flow, state) => format!("f{} {state}", flow.sequence),
+        EventKind::ScheduleFired { name, occurrence_at, task } => {
+            format!("{name} fired {} for {}", id(*task), time(*occurrence_at))
+        }
+        EventKind::ScheduleSkipped(name, at) => format!("{name} skipped {}", time(*at)),
+        EventKind::ScheduleMissed(name, count) => format!("{name} missed {count}"),
         EventKind::OutgoingQueued(shard) => format!("owes shard {shard}"),
     }
 }
 
-/// A task, a flow or a queue.
+/// A task, a flow, a queue or `schedule:NAME`.
 pub(crate) fn what(machine: &Machine, what: &str) -> String {
     if what.starts_with('f') && what[1..].starts_with(|c: char| c.is_ascii_digit()) {
         let found = machine.flow(flow(what, machine.identity().shard.0));
         return found.map_or("not kept".into(), |flow| flow_line(&flow));
+    }
+    if let Some(name) = what.strip_prefix("schedule:") {
+        return machine.schedule(name).map_or("no such schedule".into(), |s| schedule_line(&s));
     }
     if what.starts_with('t') && what[1..].starts_with(|c: char| c.is_ascii_digit()) {
         let found = machine.task(task(what, machine.identity().shard.0));
@@ -223,6 +239,26 @@ pub(crate) fn why(machine: &Machine, what: &str, now: Timestamp) -> String {
         Reason::Parents { node, .. } => format!("parents of {node}"),
     });
     words.collect::<Vec<_>>().join(", ")
+}
+
+fn schedule_line(schedule: &ScheduleView) -> String {
+    let mut parts = Vec::new();
+    if schedule.paused {
+        parts.push(format!("paused {:?}", schedule.note));
+    }
+    parts
+        .push(schedule.next_run_at.map_or("no next run".into(), |at| format!("next {}", time(at))));
+    parts.extend(schedule.last_run_at.map(|at| format!("last {}", time(at))));
+    let live: Vec<String> = schedule.live.iter().map(|task| id(*task)).collect();
+    parts.extend((!live.is_empty()).then(|| format!("live {}", live.join(" "))));
+    parts.extend(schedule.buffered.map(|at| format!("buffered {}", time(at))));
+    parts.extend(schedule.remaining_runs.map(|runs| format!("{runs} runs remain")));
+    for (word, count) in
+        [("fired", schedule.fired), ("skipped", schedule.skipped), ("missed", schedule.missed)]
+    {
+        parts.extend((count > 0).then(|| format!("{word} {count}")));
+    }
+    parts.join(", ")
 }
 
 fn queue_line(queue: &QueueView) -> String {

@@ -67,6 +67,9 @@ pub(crate) fn ended(event: &EventKind) -> Option<TaskId> {
         | EventKind::QueueSet(_)
         | EventKind::SessionEnded(_)
         | EventKind::FlowSubmitted(_)
+        | EventKind::ScheduleFired { .. }
+        | EventKind::ScheduleSkipped(..)
+        | EventKind::ScheduleMissed(..)
         | EventKind::OutgoingQueued(_) => None,
     }
 }
