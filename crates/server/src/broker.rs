@@ -12,6 +12,7 @@ mod finish;
 mod flow;
 mod inspect;
 mod retry;
+mod schedules;
 mod why;
 
 pub use bulk::{BulkJob, BulkReport, DeadSelection};
@@ -23,6 +24,7 @@ pub(crate) use flow::in_node;
 pub use flow::{FlowsAsked, FoundFlow, SubmittedFlow};
 pub use inspect::{ClusterView, Found, ListAsked, NodeInfo, Page, TaskResult};
 pub use retry::Edit;
+pub use schedules::{FoundSchedule, SchedulePage};
 pub use why::WaitReason;
 
 use crate::{

@@ -12,13 +12,14 @@
 //!   checkpoints.rs  when and in which bites           memory.rs   the budget of tasks and bodies
 //!   recover.rs      from disk to replicas
 //! shard/          what a leader remembers and never logs: inbox, waiters, watchers, sessions, timer,
-//!                 outbox, its clock
+//!                 firing (of schedules), outbox, its clock
 //! log.rs          the Raft log of all shards (raft-engine)
 //! checkpoint.rs   checkpoints and spilled bodies (fjall), with the threads beside the loop
 //! payloads.rs     bodies in memory           backup.rs    a copy of it all, and back
 //! data_dir.rs     layout, lock and format    disk.rs      the reserve of free space
 //! descriptors.rs  the limit of open files, and what of it connections may take
 //! clock.rs        the time                   moment.rs    moments in words
+//! schedule.rs     when schedules fire: cron and time zones
 //! limits.rs       every bound of a node
 //! ```
 //!
@@ -41,6 +42,7 @@ mod moment;
 pub mod node;
 mod payloads;
 mod random;
+mod schedule;
 pub mod sessions;
 pub mod shard;
 mod shard_loop;

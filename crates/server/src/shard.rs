@@ -4,6 +4,7 @@
 //! nothing here decides anything about a task.
 
 mod engine;
+pub(crate) mod firing;
 pub(crate) mod inbox;
 pub(crate) mod leader_clock;
 pub(crate) mod outbox;

@@ -318,7 +318,7 @@ impl ShardLoop {
         }
         for number in all {
             let shard = &mut self.shards[number];
-            shard.due = shard.timer.next(&shard.replica.machine().machine);
+            shard.due = shard.next_due();
         }
         self.memory.enforce(&mut self.shards);
         self.disk.check();
@@ -351,6 +351,9 @@ impl ShardLoop {
         let now = clock.now(self.reading);
         if shard.timer.fires(&shard.replica.machine().machine, now) {
             shard.pending.push((EncodedCommand::new(&Command::ExpireDue), Waiting::Expiry));
+        }
+        for command in shard.firing.take_due(&shard.replica.machine().machine, now) {
+            shard.pending.push((command, Waiting::Firing));
         }
         shard.waiters.wake_due(self.real);
         if shard.waiters.is_woken() {

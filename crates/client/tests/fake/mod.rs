@@ -335,6 +335,14 @@ impl Taskyard for Service {
         cancel_flow(v1::FlowRequest) -> v1::FlowReply;
         retry_flow(v1::FlowRequest) -> v1::FlowReply;
         add_flow_tasks(v1::AddFlowTasksRequest) -> v1::AddFlowTasksReply;
+        set_schedule(v1::SetScheduleRequest) -> v1::SetScheduleReply;
+        get_schedule(v1::ScheduleRequest) -> v1::Schedule;
+        list_schedules(v1::ListSchedulesRequest) -> v1::ListSchedulesReply;
+        remove_schedule(v1::ScheduleRequest) -> v1::RemoveScheduleReply;
+        pause_schedule(v1::PauseScheduleRequest) -> v1::Schedule;
+        resume_schedule(v1::ScheduleRequest) -> v1::Schedule;
+        trigger_schedule(v1::ScheduleRequest) -> v1::EnqueueReply;
+        backfill_schedule(v1::BackfillScheduleRequest) -> v1::BackfillScheduleReply;
         list_workers(v1::ListWorkersRequest) -> v1::ListWorkersReply;
         quiet_worker(v1::WorkerRequest) -> v1::WorkerReply;
         stop_worker(v1::WorkerRequest) -> v1::WorkerReply;

@@ -4,7 +4,7 @@
 
 use crate::{Error, moment::NEARER};
 use taskyard_machine::{
-    Backoff, FlowState, Rate, RetryPolicy, TaskId, TaskStateName, Timestamp, When, limits,
+    Backoff, FlowState, Rate, RetryPolicy, Rhythm, TaskId, TaskStateName, Timestamp, When, limits,
 };
 
 /// Tasks on a page that names no limit.
@@ -83,6 +83,45 @@ pub(super) fn until(delay_ms: Option<u64>, run_at: Option<Timestamp>) -> Result<
     when(delay_ms, run_at, ["delay_ms", "run_at"])?.ok_or_else(|| {
         Error::Invalid("delay_ms and run_at are both missing; say until when".into())
     })
+}
+
+/// The rhythm of a schedule: by cron in a zone, or every so often.
+pub(super) fn rhythm<'a>(
+    cron: Option<&'a str>,
+    every_ms: Option<u64>,
+    timezone: Option<&'a str>,
+) -> Result<Rhythm<'a>, Error> {
+    let told = match (cron, every_ms) {
+        (Some(expression), None) => {
+            return Ok(Rhythm::Cron { expression, timezone: timezone.unwrap_or("UTC") });
+        }
+        (None, Some(ms)) if timezone.is_none() => return Ok(Rhythm::Every { ms }),
+        (None, Some(_)) => "timezone means nothing for every_ms; leave it out",
+        (Some(_), Some(_)) => "cron and every_ms exclude each other; send one",
+        (None, None) => "a schedule needs cron or every_ms; send one",
+    };
+    Err(Error::Invalid(told.into()))
+}
+
+/// The policy of a word; none is the default.
+pub(super) fn policy<T: Copy + Default>(
+    field: &str,
+    words: &[(T, &str)],
+    word: &str,
+) -> Result<T, Error> {
+    if word.is_empty() {
+        return Ok(T::default());
+    }
+    words.iter().find(|(_, known)| *known == word).map(|(policy, _)| *policy).ok_or_else(|| {
+        let known: Vec<&str> = words.iter().map(|(_, known)| *known).collect();
+        let shown: String = word.chars().take(64).collect();
+        Error::Invalid(format!("{field} {shown:?} is not one of {}", known.join(", ")))
+    })
+}
+
+/// The word of a policy.
+pub(super) fn word<T: Copy + PartialEq>(words: &[(T, &'static str)], policy: T) -> &'static str {
+    words.iter().find(|(known, _)| *known == policy).map_or("", |(_, word)| word)
 }
 
 pub(super) const NO_SELECTION: &str =

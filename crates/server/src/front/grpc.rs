@@ -1,6 +1,7 @@
 //! gRPC `taskyard.v1`: decode, call the broker, encode.
 
 mod flow;
+mod schedule;
 mod wire;
 mod work;
 
@@ -15,7 +16,7 @@ use crate::{
 };
 use futures_util::{Stream, StreamExt, stream};
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
-use taskyard_machine::{Ack, ClaimToken, DeadAction, FlowFilter};
+use taskyard_machine::{Ack, ClaimToken, DeadAction, FlowFilter, Timestamp};
 use taskyard_proto::v1::{self, taskyard_server::Taskyard};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
@@ -423,6 +424,79 @@ impl Taskyard for Grpc {
         let nodes = flow::nodes(&self.broker, &request.nodes)?;
         let tasks = self.broker.add_flow_tasks(id, &request.parent, token, nodes).await?;
         Ok(Response::new(v1::AddFlowTasksReply { tasks: flow::ids(tasks) }))
+    }
+
+    async fn set_schedule(
+        &self,
+        request: Request<v1::SetScheduleRequest>,
+    ) -> Result<Response<v1::SetScheduleReply>, Status> {
+        let schedule = request.into_inner().schedule.unwrap_or_default();
+        let spec = schedule::spec(&schedule)?;
+        let (found, created) = self.broker.set_schedule(&schedule.name, spec).await?;
+        let schedule = Some(schedule::reply(&found));
+        Ok(Response::new(v1::SetScheduleReply { schedule, created }))
+    }
+
+    async fn get_schedule(
+        &self,
+        request: Request<v1::ScheduleRequest>,
+    ) -> Result<Response<v1::Schedule>, Status> {
+        let found = self.broker.schedule(&request.get_ref().name).await?;
+        Ok(Response::new(schedule::reply(&found)))
+    }
+
+    async fn list_schedules(
+        &self,
+        request: Request<v1::ListSchedulesRequest>,
+    ) -> Result<Response<v1::ListSchedulesReply>, Status> {
+        let request = request.into_inner();
+        let limit = if request.limit == 0 { edge::PAGE_TASKS_DEFAULT } else { request.limit };
+        let page = self.broker.schedules(wire::given(request.cursor), limit).await?;
+        let schedules = page.schedules.iter().map(schedule::reply).collect();
+        let cursor = page.cursor.unwrap_or_default();
+        Ok(Response::new(v1::ListSchedulesReply { schedules, cursor }))
+    }
+
+    async fn remove_schedule(
+        &self,
+        request: Request<v1::ScheduleRequest>,
+    ) -> Result<Response<v1::RemoveScheduleReply>, Status> {
+        self.broker.remove_schedule(&request.get_ref().name).await?;
+        Ok(Response::new(v1::RemoveScheduleReply {}))
+    }
+
+    async fn pause_schedule(
+        &self,
+        request: Request<v1::PauseScheduleRequest>,
+    ) -> Result<Response<v1::Schedule>, Status> {
+        let v1::PauseScheduleRequest { name, note } = request.into_inner();
+        let found = self.broker.pause_schedule(&name, &note).await?;
+        Ok(Response::new(schedule::reply(&found)))
+    }
+
+    async fn resume_schedule(
+        &self,
+        request: Request<v1::ScheduleRequest>,
+    ) -> Result<Response<v1::Schedule>, Status> {
+        let found = self.broker.resume_schedule(&request.get_ref().name).await?;
+        Ok(Response::new(schedule::reply(&found)))
+    }
+
+    async fn trigger_schedule(
+        &self,
+        request: Request<v1::ScheduleRequest>,
+    ) -> Result<Response<v1::EnqueueReply>, Status> {
+        let id = self.broker.trigger_schedule(&request.get_ref().name).await?;
+        Ok(Response::new(v1::EnqueueReply { id: id.to_string(), duplicate: false }))
+    }
+
+    async fn backfill_schedule(
+        &self,
+        request: Request<v1::BackfillScheduleRequest>,
+    ) -> Result<Response<v1::BackfillScheduleReply>, Status> {
+        let v1::BackfillScheduleRequest { name, from, to } = request.into_inner();
+        let enqueued = self.broker.backfill_schedule(&name, Timestamp(from), Timestamp(to)).await?;
+        Ok(Response::new(v1::BackfillScheduleReply { enqueued }))
     }
 
     async fn list_workers(

@@ -9,6 +9,7 @@ mod extract;
 mod flows;
 mod node;
 mod queues;
+mod schedules;
 mod tasks;
 mod workers;
 
@@ -83,6 +84,14 @@ routes! {
     post "/v1/flows/{id}/cancel" flows::cancel;
     post "/v1/flows/{id}/retry" flows::retry;
     post "/v1/flows/{id}/tasks" flows::add;
+    get "/v1/schedules" schedules::list;
+    get "/v1/schedules/{name}" schedules::schedule;
+    put "/v1/schedules/{name}" schedules::set;
+    delete "/v1/schedules/{name}" schedules::remove;
+    post "/v1/schedules/{name}/pause" schedules::pause;
+    post "/v1/schedules/{name}/resume" schedules::resume;
+    post "/v1/schedules/{name}/trigger" schedules::trigger;
+    post "/v1/schedules/{name}/backfill" schedules::backfill;
     get "/v1/workers" workers::list;
     post "/v1/workers/{id}/quiet" workers::quiet;
     post "/v1/workers/{id}/stop" workers::stop;

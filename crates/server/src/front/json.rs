@@ -11,6 +11,7 @@ mod reply;
 mod request;
 mod retry;
 mod scalar;
+mod schedule;
 mod select;
 mod settings;
 mod unique;
@@ -21,6 +22,7 @@ pub(super) use overview::*;
 pub(super) use reply::*;
 pub(super) use request::*;
 pub(super) use scalar::{Moment, Ms};
+pub(super) use schedule::*;
 pub(super) use select::*;
 pub(super) use settings::*;
 

@@ -5,6 +5,7 @@ use crate::{
     Error,
     payloads::Bodies,
     shard::{
+        firing::Firing,
         inbox::{Answer, ReadFn},
         leader_clock::LeaderClock,
         outbox::Outbox,
@@ -66,6 +67,7 @@ pub(crate) enum Waiting {
     },
     Claim(Served),
     Expiry,
+    Firing,
     SessionEnd(SessionId),
     /// The outbox of `from` delivers here.
     Deliver {
@@ -90,6 +92,7 @@ pub(crate) struct LocalShard {
     pub waiters: Waiters,
     pub watchers: Watchers,
     pub timer: Timer,
+    pub firing: Firing,
     pub outbox: Outbox,
     pub checkpoint: Checkpoint,
     /// A commit index that needs no sync of its own.
@@ -97,7 +100,7 @@ pub(crate) struct LocalShard {
     /// The log up to here is to be dropped.
     pub log_cut: Option<u64>,
     pub is_active: bool,
-    /// When its timer fires next, as of its last turn.
+    /// When something of it is due next, as of its last turn.
     pub due: Option<Timestamp>,
     /// What it last took of the memory budget.
     pub memory_bytes: u64,
@@ -123,6 +126,7 @@ impl LocalShard {
             waiters: Waiters::default(),
             watchers: Watchers::default(),
             timer: Timer::default(),
+            firing: Firing::default(),
             outbox: Outbox::default(),
             checkpoint,
             hard_state: None,
@@ -142,6 +146,12 @@ impl LocalShard {
 
     pub(crate) fn machine(&self) -> &Machine {
         &self.replica.machine().machine
+    }
+
+    /// When something of it is due next.
+    pub(crate) fn next_due(&self) -> Option<Timestamp> {
+        let machine = self.machine();
+        [self.timer.next(machine), self.firing.next(machine)].into_iter().flatten().min()
     }
 
     /// Packs the pending commands into entries and appends them. Returns who will get no answer,

@@ -120,6 +120,11 @@ impl ShardLoop {
                     shard.waiters.wake(queue.as_str());
                 }
                 EventKind::OutgoingQueued(_) => shard.outbox.stir(),
+                EventKind::ScheduleMissed(name, count) => {
+                    tracing::warn!(
+                        "schedule {name} has missed {count} occurrences: they passed while nothing fired"
+                    );
+                }
                 EventKind::SessionEnded(session) => {
                     self.sessions.ended(*session, shard.id);
                     // It may have been handed something in the same turn, after its end.
@@ -169,6 +174,11 @@ impl ShardLoop {
                 let shard = &mut self.shards[number];
                 let now = shard.machine().now();
                 shard.timer.done(count, now);
+            }
+            Waiting::Firing => {
+                let shard = &mut self.shards[number];
+                let now = shard.machine().now();
+                shard.firing.done(outcome.is_ok(), now);
             }
             Waiting::SessionEnd(session) => self.settle_session_end(number, session, &outcome),
             Waiting::Deliver { from, sequence } => {
@@ -239,6 +249,10 @@ impl ShardLoop {
             Waiting::Expiry => {
                 let now = shard.machine().now();
                 shard.timer.done(0, now);
+            }
+            Waiting::Firing => {
+                let now = shard.machine().now();
+                shard.firing.done(false, now);
             }
             Waiting::Deliver { from, .. } => {
                 let to = shard.id;

@@ -1,7 +1,7 @@
 //! Between `taskyard.v1` and the machine's words: decoding borrows from the message, encoding
 //! shares the body's bytes.
 
-use super::flow;
+use super::{flow, schedule};
 use crate::{
     Error,
     broker::{BulkReport, DeadSelection, Found, QUEUE_DEFAULT, WaitReason},
@@ -83,7 +83,7 @@ pub(super) fn batch_task<'a>(
     checked.map_err(|error| Error::Element { index, error: Box::new(error) })
 }
 
-fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
+pub(super) fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
     let run_at = edge::when(task.delay_ms, task.run_at.map(Timestamp), ["delay_ms", "run_at"])?;
     let body = Body {
         content_type: &task.content_type,
@@ -163,7 +163,7 @@ fn retry_policy(retry: &v1::RetryPolicy) -> Result<RetryPolicy, Error> {
     draft.policy()
 }
 
-fn retry_reply(policy: &RetryPolicy) -> v1::RetryPolicy {
+pub(super) fn retry_reply(policy: &RetryPolicy) -> v1::RetryPolicy {
     use v1::retry_policy::Kind;
     let draft = RetryDraft::from(policy);
     let kind = match draft.growth {
@@ -237,7 +237,7 @@ fn body(encoded: &[u8]) -> Body<'_> {
     Body::decode(encoded).expect("a kept body is one that was encoded")
 }
 
-fn owned_headers(body: &Body<'_>) -> HashMap<String, String> {
+pub(super) fn owned_headers(body: &Body<'_>) -> HashMap<String, String> {
     body.headers.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
 }
 
@@ -413,6 +413,7 @@ pub(super) fn task(found: Found) -> v1::Task {
         }),
         fairness_key: task.fairness_key,
         flow: task.flow.as_ref().map(flow::member),
+        schedule: body.as_ref().map_or("", schedule::of_task).to_owned(),
     }
 }
 

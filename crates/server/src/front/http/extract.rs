@@ -92,7 +92,7 @@ impl<S: Send + Sync> FromRequestParts<S> for TaskPath {
     }
 }
 
-/// The one name in the path: a queue's or a worker's.
+/// The one name in the path: a queue's, a schedule's or a worker's.
 pub(super) struct NamePath(pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for NamePath {

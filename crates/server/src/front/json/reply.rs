@@ -13,7 +13,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use taskyard_machine::{
-    AfterFailure, AttemptView, Body, ClaimView, Enqueued as MachineEnqueued, TaskId, TaskStateName,
+    AfterFailure, AttemptView, Body, ClaimView, Enqueued as MachineEnqueued, SCHEDULE_HEADERS,
+    TaskId, TaskStateName,
 };
 use utoipa::ToSchema;
 
@@ -307,6 +308,9 @@ pub(in crate::front) struct Task<'a> {
     /// The flow that it is a task of.
     #[serde(skip_serializing_if = "Option::is_none")]
     flow: Option<FlowMember<'a>>,
+    /// The schedule whose run it is. Not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schedule: Option<&'a str>,
 }
 
 impl<'a> Task<'a> {
@@ -334,6 +338,9 @@ impl<'a> Task<'a> {
             payload: payload.json,
             payload_base64: payload.base64,
             content_type,
+            schedule: headers
+                .as_ref()
+                .and_then(|headers| headers.get(SCHEDULE_HEADERS[0]).copied()),
             headers,
             result: result.json,
             result_base64: result.base64,

@@ -1,0 +1,230 @@
+//! Schedules: set, look at, pause, resume, trigger, backfill, remove.
+//!
+//! What a schedule's rules mean in moments is computed here, off the shard loop, and carried in the
+//! command; the machine only compares.
+
+use super::{Broker, check_queue, unexpected};
+use crate::{Error, limits::BACKFILL_MAX, moment::InWords, schedule::Timetable};
+use taskyard_machine::{
+    BackfillSchedule, Command, EncodedCommand, Outcome, PauseSchedule, Rejection, RemoveSchedule,
+    ResumeSchedule, ScheduleSpec, ScheduleView, SetSchedule, ShardId, TaskId, Timestamp,
+    TriggerSchedule, check_schedule_name, limits,
+};
+
+/// How many of the next occurrences are shown.
+const NEXT_RUNS_SHOWN: usize = 5;
+
+/// What the runs of one entry of a backfill may add to the log, about.
+const BACKFILL_ENTRY_BYTES_MAX: usize = 1 << 20;
+
+/// How often something is computed anew when the schedule has changed meanwhile.
+const TRIES_MAX: usize = 5;
+
+/// A schedule and what comes next of it.
+#[derive(Clone, Debug)]
+pub struct FoundSchedule {
+    /// The schedule.
+    pub view: ScheduleView,
+    /// Its next occurrences, the first is its `next_run_at`.
+    pub next_runs: Vec<Timestamp>,
+}
+
+impl FoundSchedule {
+    fn new(view: ScheduleView) -> FoundSchedule {
+        let runs_max = view.remaining_runs.map_or(NEXT_RUNS_SHOWN, |runs| runs as usize);
+        let next_runs = match (view.next_run_at, timetable(&view.spec())) {
+            (Some(next), Ok(timetable)) => {
+                let following = timetable.after(next);
+                std::iter::once(next).chain(following).take(runs_max.min(NEXT_RUNS_SHOWN)).collect()
+            }
+            (next, _) => next.into_iter().collect(),
+        };
+        FoundSchedule { view, next_runs }
+    }
+}
+
+/// One page of schedules.
+#[derive(Clone, Debug)]
+pub struct SchedulePage {
+    /// By name.
+    pub schedules: Vec<FoundSchedule>,
+    /// Where to go on; `None` is the end.
+    pub cursor: Option<String>,
+}
+
+impl Broker {
+    /// Makes a schedule or gives it new rules; `true` if there was none. Whatever `home` its rules
+    /// say, the queue's counts.
+    pub async fn set_schedule(
+        &self,
+        name: &str,
+        mut spec: ScheduleSpec<'_>,
+    ) -> Result<(FoundSchedule, bool), Error> {
+        let shard = self.shard_of_schedule(name)?;
+        check_queue(spec.enqueue.queue)?;
+        self.check_payload(spec.enqueue.task.body.payload)?;
+        for (field, at) in [("start_at", spec.start_at), ("end_at", spec.end_at)] {
+            at.map_or(Ok(()), |at| self.check_moment(field, at))?;
+        }
+        spec.home = self.shards().home(spec.enqueue.queue);
+        let timetable = timetable(&spec)?;
+        // The same rules again change nothing, even when they have no occurrence any more.
+        if let Some(known) = self.read_schedule(shard, name).await?
+            && known.spec() == spec
+        {
+            return Ok((FoundSchedule::new(known), false));
+        }
+        let next_run_at = timetable.first_after(self.now())?;
+        let set = Command::SetSchedule(SetSchedule { name, spec, next_run_at });
+        match self.shards().propose(shard, EncodedCommand::new(&set), true).await? {
+            Outcome::ScheduleSet { is_new, .. } => Ok((self.schedule(name).await?, is_new)),
+            other => unexpected(&other),
+        }
+    }
+
+    /// One schedule.
+    pub async fn schedule(&self, name: &str) -> Result<FoundSchedule, Error> {
+        let shard = self.shard_of_schedule(name)?;
+        let view = self.read_schedule(shard, name).await?;
+        view.map(FoundSchedule::new).ok_or_else(|| not_found(name))
+    }
+
+    /// A page of schedules, by name. The cursor is the last name of the page before.
+    pub async fn schedules(
+        &self,
+        after: Option<String>,
+        limit: u32,
+    ) -> Result<SchedulePage, Error> {
+        let limit = limit as usize;
+        if limit == 0 || limit > limits::PAGE_TASKS_MAX {
+            let text = format!("limit {limit} is not 1 to {}", limits::PAGE_TASKS_MAX);
+            return Err(Error::Invalid(text));
+        }
+        let shards = (0..self.shards().count()).map(ShardId);
+        let read = shards.map(|shard| {
+            let after = after.clone();
+            // One more than asked for tells whether there are more.
+            self.shards().read(shard, move |machine| machine.schedules(after.as_deref(), limit + 1))
+        });
+        let mut views = futures_util::future::try_join_all(read).await?.concat();
+        views.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let goes_on = views.len() > limit;
+        views.truncate(limit);
+        let cursor = views.last().filter(|_| goes_on).map(|view| view.name.clone());
+        let schedules = views.into_iter().map(FoundSchedule::new).collect();
+        Ok(SchedulePage { schedules, cursor })
+    }
+
+    /// Forgets a schedule; the tasks that it fired are left alone.
+    pub async fn remove_schedule(&self, name: &str) -> Result<(), Error> {
+        self.command_schedule(name, &Command::RemoveSchedule(RemoveSchedule { name })).await
+    }
+
+    /// Lets occurrences pass from now on.
+    pub async fn pause_schedule(&self, name: &str, note: &str) -> Result<FoundSchedule, Error> {
+        let pause = PauseSchedule { name, note };
+        self.command_schedule(name, &Command::PauseSchedule(pause)).await?;
+        self.schedule(name).await
+    }
+
+    /// Goes on with the next occurrence.
+    pub async fn resume_schedule(&self, name: &str) -> Result<FoundSchedule, Error> {
+        let shard = self.shard_of_schedule(name)?;
+        let mut tries = 0;
+        loop {
+            let view = self.read_schedule(shard, name).await?.ok_or_else(|| not_found(name))?;
+            let next_run_at = timetable(&view.spec())?.next_after(self.now());
+            let resume = ResumeSchedule { name, revision: view.revision, next_run_at };
+            tries += 1;
+            match self.command_schedule(name, &Command::ResumeSchedule(resume)).await {
+                Err(Error::Rejected(Rejection::ScheduleChanged { .. })) if tries < TRIES_MAX => {}
+                answer => {
+                    answer?;
+                    return self.schedule(name).await;
+                }
+            }
+        }
+    }
+
+    /// Starts a run now, whatever its other runs do.
+    pub async fn trigger_schedule(&self, name: &str) -> Result<TaskId, Error> {
+        let shard = self.shard_of_schedule(name)?;
+        let trigger = Command::TriggerSchedule(TriggerSchedule { name });
+        match self.shards().propose(shard, EncodedCommand::new(&trigger), true).await? {
+            Outcome::Enqueued(enqueued) => Ok(enqueued.id),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Runs every occurrence of a past range, both ends included; how many there are.
+    pub async fn backfill_schedule(
+        &self,
+        name: &str,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<u64, Error> {
+        let now = self.now();
+        if to > now {
+            let text = format!("to {} is not in the past; choose an earlier one", InWords(to));
+            return Err(Error::Invalid(text));
+        }
+        if from > to {
+            let text = format!("from {} is after to {}; swap them", InWords(from), InWords(to));
+            return Err(Error::Invalid(text));
+        }
+        let shard = self.shard_of_schedule(name)?;
+        let view = self.read_schedule(shard, name).await?.ok_or_else(|| not_found(name))?;
+        let spec = view.spec();
+        let timetable = timetable(&spec)?;
+        let range = timetable.after(Timestamp(from.0.saturating_sub(1)));
+        let occurrences: Vec<Timestamp> =
+            range.take_while(|at| *at <= to).take(BACKFILL_MAX + 1).collect();
+        if occurrences.len() > BACKFILL_MAX {
+            return Err(Error::Invalid(format!(
+                "the range has more than {BACKFILL_MAX} occurrences; split it"
+            )));
+        }
+        let task_bytes = spec.enqueue.task.body.payload.len().max(1);
+        let at_once =
+            (BACKFILL_ENTRY_BYTES_MAX / task_bytes).clamp(1, limits::OCCURRENCES_PER_ENTRY_MAX);
+        for part in occurrences.chunks(at_once) {
+            let backfill = BackfillSchedule { name, occurrences: part.to_vec() };
+            let command = EncodedCommand::new(&Command::BackfillSchedule(backfill));
+            match self.shards().propose(shard, command, true).await? {
+                Outcome::ScheduleFired { .. } => {}
+                other => unexpected(&other),
+            }
+        }
+        Ok(occurrences.len() as u64)
+    }
+
+    async fn command_schedule(&self, name: &str, command: &Command<'_>) -> Result<(), Error> {
+        let shard = self.shard_of_schedule(name)?;
+        match self.propose(shard, command).await? {
+            Outcome::Done => Ok(()),
+            other => unexpected(&other),
+        }
+    }
+
+    async fn read_schedule(
+        &self,
+        shard: ShardId,
+        name: &str,
+    ) -> Result<Option<ScheduleView>, Error> {
+        let name = name.to_owned();
+        self.shards().read(shard, move |machine| machine.schedule(&name)).await
+    }
+
+    fn shard_of_schedule(&self, name: &str) -> Result<ShardId, Error> {
+        check_schedule_name(name)?;
+        Ok(self.shards().home(name))
+    }
+}
+
+fn timetable(spec: &ScheduleSpec<'_>) -> Result<Timetable, Error> {
+    Timetable::new(&spec.rhythm, spec.start_at, spec.end_at)
+}
+
+fn not_found(name: &str) -> Error {
+    Rejection::ScheduleNotFound { name: name.into() }.into()
+}
