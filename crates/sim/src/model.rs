@@ -7,8 +7,10 @@
 
 mod by_hand;
 mod commands;
+mod flows;
 mod history;
 mod life;
+mod shards;
 mod turns;
 mod unique;
 mod wakes;
@@ -24,9 +26,14 @@ use taskyard_machine::{
 use turns::Turns;
 use unique::{Hold, Window, is_contradiction};
 
+/// One random history of a seed against one model; the first difference, in words.
+type Follow = fn(u64) -> Result<(), Difference>;
+
+const MODELS: [Follow; 2] = [history::check, flows::check];
+
 /// Runs the histories of a seed, one against each model.
 pub(crate) fn check(seed: u64) -> Result<(), Failure> {
-    history::check(seed).map_err(|what| Failure { seed, what })
+    MODELS.iter().try_for_each(|follow| follow(seed)).map_err(|what| Failure { seed, what })
 }
 
 /// Where the machine is not as a model says.
@@ -524,16 +531,26 @@ fn expect_code(
 mod tests {
     use super::*;
 
-    /// Histories of a run of the tests; another number by `TASKYARD_HISTORIES`.
+    /// Histories of a run of the tests against each model; another number by
+    /// `TASKYARD_HISTORIES`.
     const HISTORIES: u64 = 1_000;
 
-    #[test]
-    fn the_machine_does_what_the_models_say() {
+    fn check_many(follow: Follow) {
         let asked = std::env::var("TASKYARD_HISTORIES").ok();
         let count = asked.map_or(HISTORIES, |text| text.parse().expect("a number"));
         for seed in 0..count {
             let _guard = TellOnPanic(seed);
-            check(seed).unwrap_or_else(|failure| panic!("{failure}"));
+            follow(seed).unwrap_or_else(|what| panic!("{}", Failure { seed, what }));
         }
+    }
+
+    #[test]
+    fn tasks_do_what_their_model_says() {
+        check_many(history::check);
+    }
+
+    #[test]
+    fn flows_do_what_their_model_says() {
+        check_many(flows::check);
     }
 }

@@ -70,15 +70,23 @@ impl Turn<'_> {
         self.insert_member(queue, id, &enqueue.task, watch, membership);
     }
 
-    /// Lets a blocked task run.
+    /// Lets a blocked task run. One that was ended meanwhile keeps what its parents left, for the
+    /// flow counts it as let go: a retry makes it ready at once.
     pub(crate) fn take_release(&mut self, task: TaskId, run: u32, parents: &[ParentResult]) {
-        let Some(slot) = self.blocked_member(task, run) else { return };
+        let Some(slot) = self.shard.ids.get(task) else { return };
+        let is_blocked = matches!(self.task(slot).state, State::Blocked);
+        let crossed = self.task(slot).finished_at().is_some();
+        if self.run_of(slot) != Some(run) || !(is_blocked || crossed) {
+            return;
+        }
         let run_at = self.edit_membership(slot, |membership| {
             membership.released = true;
             membership.parents = parents.into();
             membership.run_at
         });
-        self.schedule(slot, run_at.moment(self.now));
+        if is_blocked {
+            self.schedule(slot, run_at.moment(self.now));
+        }
     }
 
     /// Ends a blocked task because a parent failed.

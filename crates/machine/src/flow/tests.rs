@@ -753,3 +753,24 @@ fn blocked_tasks_count_against_a_queues_length() {
     let full = yards.on(ShardId(2)).enqueue_task("b", new_task()).unwrap_err();
     assert_eq!(full.code(), "queue_full");
 }
+
+#[test]
+fn a_task_cancelled_while_its_release_is_on_its_way_is_retried_with_its_parents_results() {
+    let mut yards = Yards::new();
+    let (flow, tasks) = yards.submit(&[("a", 2, &[]), ("b", 3, &[("a", F)])]);
+    let held = yards.claim(tasks["a"]);
+    let ack = Ack { task: held.id, token: held.token, result: Some(b"1"), follow_ups: vec![] };
+    yards.on(ShardId(2)).send(Command::Ack(ack)).unwrap();
+    // The flow lets b go, but b is taken back before it hears of it.
+    let told = yards.on(ShardId(2)).machine.outgoing(1).remove(0);
+    let deliver = Deliver { from: ShardId(2), sequence: told.sequence, command: &told.command };
+    yards.on(HOME).send(Command::Deliver(deliver)).unwrap();
+    yards.on(ShardId(3)).cancel(tasks["b"]).unwrap();
+    yards.carry();
+    assert_eq!(yards.flow_state(flow), FlowState::Failed);
+    yards.send(Command::RetryFlow(RetryFlow { flow })).unwrap();
+    let held = yards.claim(tasks["b"]);
+    let results: Vec<Option<&[u8]>> =
+        held.parents.iter().map(|parent| parent.result.as_deref()).collect();
+    assert_eq!(results, [Some(&b"1"[..])]);
+}

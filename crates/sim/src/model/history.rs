@@ -115,13 +115,13 @@ impl Run {
     }
 }
 
-fn encode(command: &Command<'_>, now: u64) -> Vec<u8> {
+pub(super) fn encode(command: &Command<'_>, now: u64) -> Vec<u8> {
     let mut builder = EntryBuilder::new(Timestamp(now));
     builder.push(&EncodedCommand::new(command));
     builder.finish()
 }
 
-fn apply(
+pub(super) fn apply(
     machine: &mut Machine,
     entry: &[u8],
     payloads: &mut dyn Payloads,
