@@ -16,8 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 use taskyard_proto::v1::{
-    AckRequest, BackupRequest, ClaimRequest, EnqueueManyRequest, ListTasksRequest, NewTask,
-    QueueWeight, taskyard_client::TaskyardClient,
+    AckRequest, BackupRequest, ClaimRequest, EnqueueManyRequest, EnqueueRequest, ListTasksRequest,
+    NewTask, PerKey, QueueSettings, QueueWeight, Rate, SetQueueSettingsRequest,
+    taskyard_client::TaskyardClient,
 };
 use tonic::transport::{Channel, Endpoint};
 
@@ -96,6 +97,59 @@ async fn settle(client: &TaskyardClient<Channel>, told: &Shared, round: usize) {
         }
     }
     check_all(client.clone(), told, round).await;
+}
+
+/// Limits in force, a turn begun, a bucket half empty: a broker that is killed goes on from there.
+#[tokio::test]
+async fn limits_and_turns_survive_kill_9() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = free_address();
+    let mut broker = serve(folder.path(), address);
+    let mut client = connect(address, &mut broker).await;
+    let settings = QueueSettings {
+        concurrency: Some(5),
+        per_key: Some(PerKey {
+            concurrency: Some(2),
+            // Nothing comes in while this test runs.
+            rate: Some(Rate { per_second: 0.000_1, burst: Some(3) }),
+        }),
+        weights: [("a".to_owned(), 2)].into(),
+        ..QueueSettings::default()
+    };
+    let request = SetQueueSettingsRequest { queue: "limited".into(), settings: Some(settings) };
+    client.set_queue_settings(request).await.unwrap();
+    for (number, key) in ["a", "a", "a", "a", "b", "b", "b", "c", "c"].iter().enumerate() {
+        let task = NewTask { fairness_key: Some((*key).into()), ..new_task(key, number) };
+        let task = NewTask { queue: "limited".into(), request_id: None, priority: None, ..task };
+        client.enqueue(EnqueueRequest { task: Some(task) }).await.unwrap();
+    }
+    let mut held = Vec::new();
+    let mut order = String::new();
+    // In each round as many as the limits let through, then the oldest one ends, then the kill.
+    for _ in 0..4 {
+        let claim = ClaimRequest {
+            queues: vec![QueueWeight { name: "limited".into(), weight: 0 }],
+            max: 9,
+            lease_ms: 3_600_000,
+            ..ClaimRequest::default()
+        };
+        for task in client.claim(claim).await.unwrap().into_inner().tasks {
+            order += task.fairness_key.as_deref().unwrap();
+            held.push(task);
+        }
+        order.push(' ');
+        let ended = held.remove(0);
+        let (id, claim_token) = (ended.id, ended.claim_token);
+        client.ack(AckRequest { id, claim_token, ..AckRequest::default() }).await.unwrap();
+        broker.kill().unwrap();
+        broker.wait().unwrap();
+        broker = serve(folder.path(), address);
+        client = connect(address, &mut broker).await;
+    }
+    // Five at once, two of each key, a served twice per turn, and three tokens for each.
+    assert_eq!(order, "aabcb a c b ");
+    broker.kill().unwrap();
+    broker.wait().unwrap();
 }
 
 /// Loads the broker with confirmed enqueues and acks, and kills it in the middle.

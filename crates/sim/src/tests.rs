@@ -49,10 +49,11 @@ fn check_found(sabotage: Sabotage, words: &[&str]) {
 
 #[test]
 fn promises_hold_under_faults() {
-    for seed in 1..=4 {
-        let report = check(&options(seed));
-        assert!(report.tasks > 20 && report.claims > 10 && report.crashes > 0, "{report:?}");
+    let reports: Vec<Report> = (1..=4).map(|seed| check(&options(seed))).collect();
+    for report in &reports {
+        assert!(report.tasks > 20 && report.claims > 10, "{report:?}");
     }
+    assert!(reports.iter().filter(|report| report.crashes > 0).count() >= 2, "{reports:?}");
 }
 
 #[test]
@@ -92,7 +93,7 @@ fn the_same_seed_gives_the_same_trace() {
 
 #[test]
 fn all_that_can_happen_to_a_task_is_exercised() {
-    let reports: Vec<Report> = (20..24).map(|seed| check(&options(seed))).collect();
+    let reports: Vec<Report> = (20..28).map(|seed| check(&options(seed))).collect();
     for what in [
         "enqueued",
         "duplicate",
@@ -107,6 +108,7 @@ fn all_that_can_happen_to_a_task_is_exercised() {
         "cancelled",
         "removed",
         "paused",
+        "opened",
         "session ended",
         "outgoing",
         "taken",
@@ -155,7 +157,10 @@ fn a_replica_that_misses_entries_is_found() {
 
 #[test]
 fn a_checkpoint_that_lost_a_record_is_found() {
-    check_found(Sabotage::ForgetfulCheckpoint, &["can't open shard", "differ", "is not the state"]);
+    check_found(
+        Sabotage::ForgetfulCheckpoint,
+        &["can't open shard", "can't be read", "differ", "is not the state"],
+    );
 }
 
 #[test]

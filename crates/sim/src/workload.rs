@@ -508,7 +508,8 @@ impl Workload {
             80..88 => (Command::Release(Release { task, token }), finish),
             88..94 => {
                 let until = When::After { ms: rng.below(3_000) };
-                (Command::Snooze(Snooze { task, token, until, hold_key: false }), finish)
+                let hold_key = rng.chance(300);
+                (Command::Snooze(Snooze { task, token, until, hold_key }), finish)
             }
             _ => {
                 // Forgotten: its lease will lapse.

@@ -303,3 +303,31 @@ fn age_raises_a_priority_and_the_older_wins_among_equals() {
     yard.pass_ms(20_000);
     assert_eq!(keys(&yard.claim("mail", 9)), "cde", "none is above 9");
 }
+
+#[test]
+fn a_million_keys_take_turns() {
+    let count = 1_000_000;
+    let mut yard = Yard::new();
+    yard.set("mail", per_key(Some(1), rate(1, 1)));
+    for number in 0..count {
+        yard.enqueue_unchecked("mail", keyed(&format!("k{number}")));
+    }
+    for _ in 0..10 {
+        yard.enqueue_unchecked("mail", keyed("late"));
+    }
+    let machine = &mut yard.machine;
+    let bytes = machine.keys.memory_bytes() / (count + 1);
+    assert!(bytes < 200, "{bytes} bytes a key");
+    // The first keys are at their limits, and no claim looks at them again.
+    let mut order = Vec::new();
+    for _ in 0..1_000 {
+        let slot = machine.first_in_turn(0).expect("a key may run");
+        order.push(machine.tasks.get(slot).id.sequence);
+        let mut events = Vec::new();
+        let commands = vec![Command::Claim(claim("mail"))];
+        let entry = crate::Entry { rules: crate::RULES_CURRENT, now: machine.now(), commands };
+        machine.apply(&entry, &mut crate::NoPayloads, &mut events);
+    }
+    assert!(order.is_sorted(), "each in its turn");
+    assert_eq!(machine.room(0, machine.now()), count + 1 - 1_000);
+}

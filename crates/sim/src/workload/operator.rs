@@ -5,8 +5,8 @@ use super::{Asked, Purpose, Request, Workload, ask};
 use crate::invariants::Oracle;
 use crate::rng::Rng;
 use taskyard_machine::{
-    Body, Cancel, Command, DeadAction, DeadCommand, EndSession, QueueCommand, QueueSettings, Retry,
-    Selection, SessionEnd, SetQueue, TaskFilter, TaskId,
+    Body, Cancel, Command, DeadAction, DeadCommand, EndSession, PerKey, QueueCommand,
+    QueueSettings, Rate, Retry, Selection, SessionEnd, SetQueue, TaskFilter, TaskId,
 };
 
 impl Workload {
@@ -68,6 +68,17 @@ impl Workload {
                     retention_count: rng.chance(500).then(|| rng.below(5) as u32),
                     dead_retention_count: rng.chance(300).then(|| rng.below(4) as u32),
                     max_length: rng.chance(200).then(|| rng.between(5, 40)),
+                    concurrency: rng.chance(300).then(|| rng.between(1, 6) as u32),
+                    rate: rng.chance(200).then(|| rate(rng)),
+                    per_key: rng.chance(500).then(|| PerKey {
+                        concurrency: rng.chance(600).then(|| rng.between(1, 4) as u32),
+                        rate: rng.chance(400).then(|| rate(rng)),
+                    }),
+                    weights: match rng.below(3) {
+                        0 => [("acme".into(), 3), ("".into(), 2)].into(),
+                        _ => Default::default(),
+                    },
+                    ageing_ms: rng.chance(200).then(|| rng.between(100, 5_000)),
                     ..QueueSettings::default()
                 };
                 on_queue(Command::SetQueue(SetQueue { queue: &queue, settings }))
@@ -75,4 +86,9 @@ impl Workload {
             _ => None,
         }
     }
+}
+
+/// Slow enough to matter, and fast enough for everything to be done within a run.
+fn rate(rng: &mut Rng) -> Rate {
+    Rate { per_second_millionths: rng.between(2, 40) * 1_000_000, burst: rng.between(1, 8) as u32 }
 }
