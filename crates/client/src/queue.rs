@@ -72,7 +72,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Removes its waiting tasks. Await it, or read how far it is.
+    /// Removes the tasks that wait in it; what is enqueued meanwhile stays. Await it, or read how far it is.
     pub fn purge(&self) -> Bulk {
         Bulk::new(self.client.clone(), Operation::Purge(self.request()))
     }

@@ -136,6 +136,8 @@ wire_words!(DeadAction { 1 => Retry, 2 => Discard });
 wire_struct!(TaskFilter<'a> { queue, state, task_type, error, tag, flow });
 wire_struct!(DeadCommand<'a> { action, selection });
 wire_struct!(QueueCommand<'a> { queue });
+wire_struct!(EnqueueCut { next_sequence, now });
+wire_struct!(PurgeQueue<'a> { queue, before, after });
 wire_struct!(SetQueue<'a> { queue, settings });
 wire_words!(SessionEnd { 1 => Goodbye, 2 => Silence });
 wire_struct!(EndSession { session, reason, not_started, keep });
@@ -395,7 +397,11 @@ pub(crate) mod tests {
             }),
             Command::PauseQueue(queue),
             Command::ResumeQueue(queue),
-            Command::PurgeQueue(queue),
+            Command::PurgeQueue(PurgeQueue {
+                queue: "mail",
+                before: EnqueueCut { next_sequence: 7, now: Timestamp(5) },
+                after: Some(TASK),
+            }),
             Command::SetQueue(SetQueue {
                 queue: "mail",
                 settings: QueueSettings {

@@ -48,7 +48,7 @@ pub enum Command<'a> {
     /// Hands out tasks of a queue again.
     ResumeQueue(QueueCommand<'a>),
     /// Removes waiting tasks of a queue, a bounded number per entry.
-    PurgeQueue(QueueCommand<'a>),
+    PurgeQueue(crate::PurgeQueue<'a>),
     /// Replaces a queue's settings; makes the queue if it does not exist.
     SetQueue(SetQueue<'a>),
     /// Ends a session's claims on this shard, a bounded number per entry.

@@ -81,15 +81,6 @@ impl Machine {
         }
     }
 
-    /// Any ready task of a queue, whatever its limits, in the order of the lanes.
-    pub(crate) fn any_ready(&self, number: Slot) -> Option<Slot> {
-        let queue = self.queues.get(number);
-        queue.first_ready().or_else(|| {
-            let (priority, _, key) = queue.rings.as_ref()?.lines().next()?;
-            Some(self.keys.get(key).line(priority)?.tasks.head)
-        })
-    }
-
     /// How many tasks of a queue could be claimed at `now`.
     pub(crate) fn room(&self, number: Slot, now: Timestamp) -> u64 {
         let queue = self.queues.get(number);

@@ -89,6 +89,7 @@ pub use machine::{Identity, Machine, home_shard};
 pub use outbox::Outgoing;
 pub use outcome::{AfterFailure, BulkProgress, ClaimedTask, Enqueued, Outcome, Renewal};
 pub use payloads::{NoPayloads, Payloads};
+pub use purge::{EnqueueCut, PurgeQueue};
 pub use query::{
     AttemptOutcome, AttemptView, ClaimView, Claimable, FlowMember, QueueCounts, QueueView,
     TaskPage, TaskView, UniqueView,

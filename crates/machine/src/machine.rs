@@ -20,8 +20,8 @@ use crate::turn::Turn;
 use crate::unique::Window;
 use crate::wire::wire_struct;
 use crate::{
-    Entry, Event, Outcome, Payloads, RULES_CURRENT, Rejection, SessionId, ShardId, TaskId,
-    Timestamp,
+    EnqueueCut, Entry, Event, Outcome, Payloads, RULES_CURRENT, Rejection, SessionId, ShardId,
+    TaskId, Timestamp,
 };
 use std::collections::BTreeMap;
 
@@ -182,6 +182,11 @@ impl Machine {
     /// The time of the last entry.
     pub fn now(&self) -> Timestamp {
         self.counters.now
+    }
+
+    /// Where what was enqueued so far ends.
+    pub fn enqueue_cut(&self) -> EnqueueCut {
+        EnqueueCut { next_sequence: self.counters.next_sequence, now: self.counters.now }
     }
 
     /// When `ExpireDue` next has something to do; `None` if nothing has a deadline. It may have

@@ -40,16 +40,17 @@ impl Turn<'_> {
 mod tests {
     use super::*;
     use crate::testing::Yard;
-    use crate::{Command, QueueSettings};
+    use crate::{Command, PurgeQueue, QueueSettings};
 
     #[test]
     fn an_unknown_queue_is_not_found_until_it_is_set() {
         let mut yard = Yard::new();
         let command = QueueCommand { queue: "mail" };
+        let before = yard.machine.enqueue_cut();
         for command in [
             Command::PauseQueue(command),
             Command::ResumeQueue(command),
-            Command::PurgeQueue(command),
+            Command::PurgeQueue(PurgeQueue { queue: "mail", before, after: None }),
         ] {
             assert_eq!(yard.send(command).unwrap_err().code(), "not_found");
         }

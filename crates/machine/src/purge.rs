@@ -1,32 +1,83 @@
-//! Purge: removes what waits in a queue, a bounded number per entry.
+//! Purge: removes what waited in a queue when it was asked for, a bounded number per entry.
+//!
+//! It goes through the shard's tasks in id order, which no move of a task between lanes changes: a
+//! task that becomes due or is released while a purge runs is still met once.
 
-use crate::limits::BULK_PER_ENTRY_MAX;
-use crate::queue::LaneId;
-use crate::slab::{NO_SLOT, Slot};
+use crate::life::Task;
+use crate::limits::{BULK_PER_ENTRY_MAX, SCAN_TASKS_MAX};
+use crate::slab::Slot;
 use crate::turn::Turn;
-use crate::{BulkProgress, Outcome, QueueCommand, Rejection};
+use crate::{BulkProgress, Identity, Outcome, Rejection, TaskId, TaskStateName, Timestamp};
+
+/// The line between what a shard has taken and what it will take; see `Machine::enqueue_cut`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EnqueueCut {
+    /// Tasks whose ids this shard made: those with a lower sequence.
+    pub next_sequence: u64,
+    /// Tasks that came from other shards: those enqueued at this moment or before.
+    pub now: Timestamp,
+}
+
+/// See [`crate::Command::PurgeQueue`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PurgeQueue<'a> {
+    /// The queue.
+    pub queue: &'a str,
+    /// Only what was enqueued before this, so that a purge spares what comes while it runs.
+    pub before: EnqueueCut,
+    /// Where the previous entry of this operation stopped.
+    pub after: Option<TaskId>,
+}
+
+impl EnqueueCut {
+    /// Whether a task of the shard was enqueued before this cut.
+    fn covers(self, task: &Task, shard: Identity) -> bool {
+        let made_here = (task.id.incarnation, task.id.origin) == (shard.incarnation, shard.shard);
+        if made_here { task.id.sequence < self.next_sequence } else { task.enqueued_at <= self.now }
+    }
+}
 
 impl Turn<'_> {
-    /// Removes what waits, the first to run first, tasks without a key before the others, blocked
-    /// tasks of flows last. Claimed and finished tasks stay.
-    pub(crate) fn purge_queue(&mut self, command: QueueCommand<'_>) -> Result<Outcome, Rejection> {
+    /// Removes what waits and was enqueued before the cut. Claimed and finished tasks stay.
+    pub(crate) fn purge_queue(&mut self, command: PurgeQueue<'_>) -> Result<Outcome, Rejection> {
         let number = self.find_queue(command.queue)?;
-        let mut progress = BulkProgress::default();
-        while let Some(slot) = self.first_waiting(number) {
-            if progress.changed as usize == BULK_PER_ENTRY_MAX {
-                progress.next = Some(self.task(slot).id);
-                break;
+        let (ids, mut next) = self.to_purge(number, command);
+        let mut changed = 0;
+        for id in ids {
+            // The removal of one may have ended or released another: a flow's tasks hang together.
+            let slot = self.shard.ids.get(id).filter(|&slot| self.waits(slot));
+            if let Some(slot) = slot {
+                self.remove_task(slot);
+                changed += 1;
             }
-            self.remove_task(slot);
-            progress.changed += 1;
         }
-        Ok(Outcome::Bulk(progress))
+        if self.shard.queues.get(number).waiting() == 0 {
+            next = None;
+        }
+        Ok(Outcome::Bulk(BulkProgress { changed, skipped: 0, next }))
     }
 
-    fn first_waiting(&self, number: Slot) -> Option<Slot> {
-        let queue = self.shard.queues.get(number);
-        let others = [LaneId::SCHEDULED, LaneId::BLOCKED].map(|lane| queue.lane(lane).head);
-        self.shard.any_ready(number).or(others.into_iter().find(|&head| head != NO_SLOT))
+    fn waits(&self, slot: Slot) -> bool {
+        use TaskStateName::{Blocked, Ready, Scheduled};
+        matches!(self.task(slot).state.name(), Ready | Scheduled | Blocked)
+    }
+
+    /// The next tasks to remove, and where to go on.
+    fn to_purge(&self, number: Slot, command: PurgeQueue<'_>) -> (Vec<TaskId>, Option<TaskId>) {
+        let mut found = Vec::new();
+        let mut last = None;
+        for (looked_at, (id, slot)) in self.shard.ids.iter_after(command.after).enumerate() {
+            if looked_at == SCAN_TASKS_MAX || found.len() == BULK_PER_ENTRY_MAX {
+                return (found, last);
+            }
+            let task = self.task(slot);
+            let covered = command.before.covers(task, self.shard.identity);
+            if task.queue == number && self.waits(slot) && covered {
+                found.push(id);
+            }
+            last = Some(id);
+        }
+        (found, None)
     }
 }
 
@@ -35,6 +86,13 @@ mod tests {
     use super::*;
     use crate::testing::{Yard, new_task};
     use crate::{Command, NewTask, When};
+
+    fn purge(yard: &mut Yard, before: EnqueueCut, after: Option<TaskId>) -> BulkProgress {
+        match yard.send(Command::PurgeQueue(PurgeQueue { queue: "mail", before, after })) {
+            Ok(Outcome::Bulk(progress)) => progress,
+            other => panic!("{other:?}"),
+        }
+    }
 
     #[test]
     fn purge_removes_what_waits_a_bounded_number_per_entry() {
@@ -45,17 +103,32 @@ mod tests {
             yard.enqueue_unchecked("mail", new_task());
         }
         let later = NewTask { run_at: When::After { ms: 5 }, ..new_task() };
-        let scheduled = yard.enqueue_task("mail", later).unwrap().id;
+        yard.enqueue_task("mail", later).unwrap();
         let other = yard.enqueue("video");
-        let purge = || Command::PurgeQueue(QueueCommand { queue: "mail" });
-        let changed = BULK_PER_ENTRY_MAX as u32;
-        let first = BulkProgress { changed, skipped: 0, next: Some(scheduled) };
-        assert_eq!(yard.send(purge()), Ok(Outcome::Bulk(first)));
+        let cut = yard.machine.enqueue_cut();
+        let first = purge(&mut yard, cut, None);
+        assert_eq!(first.changed as usize, BULK_PER_ENTRY_MAX);
+        assert!(first.next.is_some());
         let rest = BulkProgress { changed: 1, skipped: 0, next: None };
-        assert_eq!(yard.send(purge()), Ok(Outcome::Bulk(rest)));
+        assert_eq!(purge(&mut yard, cut, first.next), rest);
         let counts = yard.counts("mail");
         assert_eq!((counts.ready, counts.scheduled, counts.claimed), (0, 0, 1));
         yard.ack(&held).unwrap();
         assert!(yard.machine.task(other).is_some());
+    }
+
+    #[test]
+    fn purge_spares_what_was_enqueued_after_its_cut_even_in_the_same_millisecond() {
+        let mut yard = Yard::new();
+        let due_soon = NewTask { run_at: When::After { ms: 5 }, ..new_task() };
+        let old = [yard.enqueue("mail"), yard.enqueue_task("mail", due_soon).unwrap().id];
+        let cut = yard.machine.enqueue_cut();
+        let first_to_run = NewTask { priority: Some(9), ..new_task() };
+        let new = yard.enqueue_task("mail", first_to_run).unwrap().id;
+        yard.wait_ms(5);
+        let done = BulkProgress { changed: 2, skipped: 0, next: None };
+        assert_eq!(purge(&mut yard, cut, None), done, "also what became due since");
+        assert!(old.iter().all(|&id| yard.machine.task(id).is_none()));
+        assert!(yard.machine.task(new).is_some());
     }
 }

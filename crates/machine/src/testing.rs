@@ -217,6 +217,12 @@ pub(crate) fn claim(queue: &str) -> Claim<'_> {
     }
 }
 
+/// Removes all that waits.
+pub(crate) fn purge(queue: &str) -> Command<'_> {
+    let before = EnqueueCut { next_sequence: u64::MAX, now: Timestamp(u64::MAX) };
+    Command::PurgeQueue(PurgeQueue { queue, before, after: None })
+}
+
 pub(crate) fn fail(held: &ClaimedTask) -> Fail<'static> {
     Fail {
         task: held.id,

@@ -63,7 +63,7 @@ impl<'m> Turn<'m> {
             Command::Dead(dead) => self.dead(dead),
             Command::PauseQueue(queue) => self.pause_queue(*queue),
             Command::ResumeQueue(queue) => self.resume_queue(*queue),
-            Command::PurgeQueue(queue) => self.purge_queue(*queue),
+            Command::PurgeQueue(purge) => self.purge_queue(*purge),
             Command::SetQueue(set) => self.set_queue(set),
             Command::EndSession(end) => self.end_session(end),
             Command::SubmitFlow(submit) => self.submit_flow(submit),

@@ -235,7 +235,7 @@ mod tests {
     }
 
     fn purge(yard: &mut Yard) {
-        yard.send(Command::PurgeQueue(QueueCommand { queue: "mail" })).unwrap();
+        yard.send(testing::purge("mail")).unwrap();
     }
 
     #[test]

@@ -1,35 +1,14 @@
 //! Random histories: whatever is asked in whatever order, the state stays whole, two machines stay
 //! equal, and a checkpoint plus the entries after it is the live machine again.
 
+#[path = "history/random.rs"]
+mod random;
+
+use random::Random;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use taskyard_machine::*;
 
 const IDENTITY: Identity = Identity { incarnation: 7, shard: ShardId(1), shards: 4 };
-
-/// SplitMix64: the same history from the same seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-
-    fn pick<T: Copy>(&mut self, items: &[T]) -> T {
-        items[self.below(items.len() as u64) as usize]
-    }
-}
 
 /// Keeps what the machine hands out, to see that it forgets nothing and keeps nothing.
 #[derive(Default)]
@@ -215,7 +194,10 @@ impl Author {
             84 => Command::PauseQueue(QueueCommand { queue: self.random.pick(&QUEUES) }),
             85..=86 => Command::ResumeQueue(QueueCommand { queue: self.random.pick(&QUEUES) }),
             87 if self.random.chance(20) => {
-                Command::PurgeQueue(QueueCommand { queue: self.random.pick(&QUEUES) })
+                let now = Timestamp(self.now.saturating_sub(self.random.below(5_000)));
+                let before = EnqueueCut { next_sequence: 1 + self.random.below(500), now };
+                let after = self.random.chance(30).then(|| self.any());
+                Command::PurgeQueue(PurgeQueue { queue: self.random.pick(&QUEUES), before, after })
             }
             88 => self.set_queue(),
             89..=90 => Command::EndSession(EndSession {

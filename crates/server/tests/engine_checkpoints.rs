@@ -6,8 +6,8 @@ mod engine;
 use engine::{Bench, config, eventually, manual, request, start};
 use std::{path::Path, time::Duration};
 use taskyard_machine::{
-    Body, Command, EncodedCommand, Fail, QueueCommand, Release, Retry, ShardId, TaskError,
-    TaskStateName,
+    Body, Command, EncodedCommand, EnqueueCut, Fail, PurgeQueue, Release, Retry, ShardId,
+    TaskError, TaskStateName, Timestamp,
 };
 
 const NOW: Duration = Duration::ZERO;
@@ -176,7 +176,8 @@ async fn disk_space_returns_when_tasks_are_gone() {
         }
         checkpoint(&bench).await;
         largest = largest.max(bytes_in(dir.path()));
-        let purge = Command::PurgeQueue(QueueCommand { queue: "mail" });
+        let before = EnqueueCut { next_sequence: u64::MAX, now: Timestamp(u64::MAX) };
+        let purge = Command::PurgeQueue(PurgeQueue { queue: "mail", before, after: None });
         while bench.ready("mail").await > 0 {
             bench.command("mail", &purge).await.unwrap();
         }

@@ -29,6 +29,43 @@ async fn job(mut reports: Streaming<v1::BulkReply>) -> Vec<v1::BulkReply> {
 }
 
 #[tokio::test]
+async fn a_purge_removes_what_waited_when_it_was_asked_and_nothing_newer() {
+    let broker = Broker::start().await;
+    let mut client = broker.grpc().await;
+    let batch = |priority, count| {
+        let task = v1::NewTask { priority: Some(priority), ..task("q", "t") };
+        v1::EnqueueBatchRequest { queue: "q".into(), tasks: vec![task; count], batch_id: vec![] }
+    };
+    for _ in 0..6 {
+        client.enqueue_batch(batch(5, 5_000)).await.unwrap();
+    }
+    // The answer's head comes when the purge has begun, and long before it ends.
+    let purge = client.purge_queue(v1::QueueRequest { queue: "q".into() }).await.unwrap();
+    let purge = tokio::spawn(job(purge.into_inner()));
+    let mut newer = Vec::new();
+    while newer.is_empty() || !purge.is_finished() {
+        let priority = if newer.len() % 100 == 0 { 9 } else { 1 };
+        let added = client.enqueue_batch(batch(priority, 50)).await.unwrap().into_inner();
+        newer.extend(added.tasks.into_iter().map(|task| task.id));
+    }
+    let last = purge.await.unwrap().pop().unwrap();
+    assert_eq!((last.changed, last.done), (30_000, true));
+    let mut page = v1::ListTasksRequest { limit: 1_000, ..Default::default() };
+    let mut left = Vec::new();
+    loop {
+        let reply = client.list_tasks(page.clone()).await.unwrap().into_inner();
+        left.extend(reply.tasks.into_iter().map(|task| task.id));
+        page.cursor = reply.cursor;
+        if page.cursor.is_empty() {
+            break;
+        }
+    }
+    newer.sort();
+    assert_eq!(left, newer, "all that is newer is left, and nothing older");
+    broker.stop().await;
+}
+
+#[tokio::test]
 async fn each_of_many_gets_its_own_answer_in_order() {
     let broker = Broker::with(|config| config.shards = Some(16)).await;
     let mut client = broker.grpc().await;

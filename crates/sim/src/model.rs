@@ -265,12 +265,15 @@ impl Model {
             Command::Dead(dead) => self.dead(dead.action, &dead.selection, answer),
             Command::PauseQueue(queue) => self.pause(queue.queue, true, answer),
             Command::ResumeQueue(queue) => self.pause(queue.queue, false, answer),
-            Command::PurgeQueue(queue) => {
-                if !self.queues.contains_key(queue.queue) {
+            Command::PurgeQueue(purge) => {
+                if !self.queues.contains_key(purge.queue) {
                     return expect_code(Some("not_found"), answer);
                 }
-                let waits = |task: &&Task| task.queue == queue.queue && task.is_waiting();
-                let gone: Vec<TaskId> = self.tasks.iter().filter(waits).map(|t| t.id).collect();
+                let goes = |task: &&Task| {
+                    let older = task.id.sequence < purge.before.next_sequence;
+                    task.queue == purge.queue && task.is_waiting() && older
+                };
+                let gone: Vec<TaskId> = self.tasks.iter().filter(goes).map(|t| t.id).collect();
                 gone.iter().for_each(|id| self.remove(*id));
                 self.expect_bulk(gone.len(), 0, answer)
             }

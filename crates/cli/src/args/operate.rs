@@ -129,7 +129,7 @@ pub(crate) enum QueueCommand {
         #[arg(value_name = "QUEUE", required = true)]
         queues: Vec<String>,
     },
-    /// Remove all waiting tasks of a queue.
+    /// Remove all tasks that wait in a queue. What is enqueued meanwhile stays.
     Purge {
         /// Its name.
         #[arg(value_name = "QUEUE")]

@@ -1,7 +1,7 @@
 //! Keys, turns and limits, one rule at a time.
 
 use super::*;
-use crate::testing::{Yard, claim, new_task};
+use crate::testing::{Yard, claim, new_task, purge};
 use crate::{
     Claimable, ClaimedTask, Command, NewTask, PerKey, QueueSettings, Rate, RecordKey, Snooze,
     TaskId, When,
@@ -141,16 +141,15 @@ fn a_key_that_comes_back_between_two_cuts_is_told_as_changed() {
         assert!(machine.records() == stored.clone().into_iter().collect::<Vec<_>>());
     };
     let first = yard.enqueue_task("mail", keyed("a")).unwrap().id;
-    let purge = || Command::PurgeQueue(crate::QueueCommand { queue: "mail" });
     cut(&mut yard.machine);
-    yard.send(purge()).unwrap();
+    yard.send(purge("mail")).unwrap();
     assert!(yard.machine.task(first).is_none());
     yard.enqueue_task("mail", keyed("a")).unwrap();
     cut(&mut yard.machine);
-    yard.send(purge()).unwrap();
+    yard.send(purge("mail")).unwrap();
     cut(&mut yard.machine);
     yard.enqueue_task("mail", keyed("a")).unwrap();
-    yard.send(purge()).unwrap();
+    yard.send(purge("mail")).unwrap();
     cut(&mut yard.machine);
 }
 
@@ -274,8 +273,7 @@ fn a_held_key_is_cancelled_purged_and_shown_like_any_other() {
     assert_eq!(claimable(&yard), Claimable::At(yard.now().plus_ms(5_000)));
     let counts = yard.counts("mail");
     assert_eq!((counts.ready, counts.scheduled), (2, 1));
-    let purge = Command::PurgeQueue(crate::QueueCommand { queue: "mail" });
-    yard.send(purge).unwrap();
+    yard.send(purge("mail")).unwrap();
     assert_eq!(yard.counts("mail").ready, 0);
     yard.enqueue_task("mail", keyed("a")).unwrap();
     assert!(yard.claim("mail", 1).is_empty(), "the key is remembered though all its tasks went");

@@ -274,7 +274,7 @@ fn every_bad_end_of_a_parent_counts_as_its_failure() {
         (|yards, task| drop(yards.on(task.home).cancel(task).unwrap()), true),
         (
             |yards, task| {
-                let purge = Command::PurgeQueue(QueueCommand { queue: "a" });
+                let purge = crate::testing::purge("a");
                 yards.on(task.home).send(purge).unwrap();
             },
             false,

@@ -2,11 +2,11 @@
 
 use super::*;
 use crate::limits::LOSSES_MAX;
-use crate::testing::{SHARD, START, Yard, claim, extend, fail, new_task, tried};
+use crate::testing::{SHARD, START, Yard, claim, extend, fail, new_task, purge, tried};
 use crate::{
     Ack, Body, Claim, Command, CommitBatch, DeadAction, DeadCommand, Deliver, Enqueue,
-    EnqueueBatch, EnqueueMany, Fail, FollowUp, Outcome, QueueCommand, QueueSettings, Retry,
-    Selection, SessionId, ShardId, StageBatch, TaskFilter,
+    EnqueueBatch, EnqueueMany, Fail, FollowUp, Outcome, QueueSettings, Retry, Selection, SessionId,
+    ShardId, StageBatch, TaskFilter,
 };
 
 fn by_key(key: &str) -> Unique<'_> {
@@ -162,7 +162,7 @@ fn expiry_frees_the_key_by_time_and_by_a_claim_that_meets_it() {
 #[test]
 fn a_purge_frees_the_key() {
     check_frees(|yard, _| {
-        yard.send(Command::PurgeQueue(QueueCommand { queue: "mail" })).unwrap();
+        yard.send(purge("mail")).unwrap();
     });
 }
 
@@ -219,7 +219,7 @@ fn a_window_holds_the_key_whatever_becomes_of_the_task() {
             yard.ack(&held).unwrap();
         },
         |yard, id| drop(yard.cancel(id).unwrap()),
-        |yard, _| drop(yard.send(Command::PurgeQueue(QueueCommand { queue: "mail" })).unwrap()),
+        |yard, _| drop(yard.send(purge("mail")).unwrap()),
     ];
     for (number, leave) in leaves.into_iter().enumerate() {
         let mut yard = Yard::new();

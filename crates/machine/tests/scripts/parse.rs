@@ -95,7 +95,11 @@ impl<'a> Line<'a> {
             "dead" => Command::Dead(self.dead(words)),
             "pause" => Command::PauseQueue(QueueCommand { queue: words[0] }),
             "resume" => Command::ResumeQueue(QueueCommand { queue: words[0] }),
-            "purge" => Command::PurgeQueue(QueueCommand { queue: words[0] }),
+            "purge" => Command::PurgeQueue(PurgeQueue {
+                queue: words[0],
+                before: EnqueueCut { next_sequence: u64::MAX, now: self.now },
+                after: None,
+            }),
             "set" => Command::SetQueue(SetQueue { queue: words[0], settings: self.settings() }),
             "end-session" => Command::EndSession(EndSession {
                 session: SessionId(number(words[0])),

@@ -7,7 +7,7 @@ use super::{Broker, unexpected};
 use crate::Error;
 use std::{future::Future, sync::Arc};
 use taskyard_machine::{
-    BulkProgress, Command, DeadAction, DeadCommand, Outcome, QueueCommand, Selection, ShardId,
+    BulkProgress, Command, DeadAction, DeadCommand, Outcome, PurgeQueue, Selection, ShardId,
     TaskFilter, TaskId, limits,
 };
 use tokio::sync::watch;
@@ -70,23 +70,25 @@ pub enum DeadSelection {
 }
 
 impl Broker {
-    /// Removes the waiting tasks of a queue.
+    /// Removes the tasks of a queue that wait now. What is enqueued from here on stays, whatever its
+    /// priority, so that a producer as fast as the purge neither loses a task nor keeps it going.
     pub async fn purge(&self, queue: &str) -> Result<BulkJob, Error> {
-        let counts = self.queue(queue).await?.counts;
-        // Those that wait now: a producer that is as fast as the purge must not keep it going.
-        let waiting = counts.ready + counts.scheduled + counts.blocked;
+        // An unknown queue is told at once.
+        self.queue(queue).await?;
+        let shard = self.shard_of_queue(queue)?;
+        let before = self.shards().read(shard, |machine| machine.enqueue_cut()).await?;
         let (broker, queue) = (self.clone(), queue.to_owned());
         Ok(start(|report| async move {
-            let shard = broker.shard_of_queue(&queue)?;
-            let purge = Command::PurgeQueue(QueueCommand { queue: &queue });
-            while report.changed() < waiting {
+            let mut after = None;
+            loop {
+                let purge = Command::PurgeQueue(PurgeQueue { queue: &queue, before, after });
                 let progress = bulk(broker.propose(shard, &purge).await?);
                 report.count(progress);
-                if progress.next.is_none() {
-                    break;
+                after = progress.next;
+                if after.is_none() {
+                    return Ok(());
                 }
             }
-            Ok(())
         }))
     }
 
@@ -174,10 +176,6 @@ impl Broker {
 struct Reporter(Arc<watch::Sender<BulkReport>>);
 
 impl Reporter {
-    fn changed(&self) -> u64 {
-        self.0.borrow().changed
-    }
-
     fn count(&self, progress: BulkProgress) {
         self.0.send_modify(|report| {
             report.changed += u64::from(progress.changed);

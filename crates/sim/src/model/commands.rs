@@ -6,10 +6,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use taskyard_machine::{
     Ack, Backoff, Body, Cancel, Claim, ClaimQueue, ClaimToken, Command, DeadAction, DeadCommand,
-    EndSession, Enqueue, EnqueueBatch, Extend, Fail, FollowUp, NewTask, OnConflict, PerKey,
-    QueueCommand, QueueSettings, Rate, Release, Renew, Retry, RetryPolicy, Selection, SessionEnd,
-    SessionId, SetQueue, ShardId, Snooze, TaskError, TaskFilter, TaskId, Timestamp, Unique,
-    UniqueUntil, When,
+    EndSession, Enqueue, EnqueueBatch, EnqueueCut, Extend, Fail, FollowUp, NewTask, OnConflict,
+    PerKey, PurgeQueue, QueueCommand, QueueSettings, Rate, Release, Renew, Retry, RetryPolicy,
+    Selection, SessionEnd, SessionId, SetQueue, ShardId, Snooze, TaskError, TaskFilter, TaskId,
+    Timestamp, Unique, UniqueUntil, When,
 };
 
 const QUEUES: [&str; 3] = ["mail", "video", "none-yet"];
@@ -206,7 +206,12 @@ pub(super) fn draw(
         }
         86 => Command::PauseQueue(QueueCommand { queue }),
         87..89 => Command::ResumeQueue(QueueCommand { queue }),
-        89 if rng.chance(700) => Command::PurgeQueue(QueueCommand { queue }),
+        89 if rng.chance(700) => {
+            let newest = model.known_ids.iter().map(|id| id.sequence).max().unwrap_or(0);
+            let next_sequence = newest + 1 - rng.below(20).min(newest);
+            let before = EnqueueCut { next_sequence, now: Timestamp(model.now) };
+            Command::PurgeQueue(PurgeQueue { queue, before, after: None })
+        }
         89..92 => {
             let settings = terms.settings(rng, number);
             Command::SetQueue(SetQueue { queue, settings })

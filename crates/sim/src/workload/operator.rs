@@ -5,8 +5,9 @@ use super::{Asked, Purpose, Request, Workload, ask};
 use crate::invariants::Oracle;
 use crate::rng::Rng;
 use taskyard_machine::{
-    Body, Cancel, Command, DeadAction, DeadCommand, EndSession, PerKey, QueueCommand,
-    QueueSettings, Rate, Retry, Selection, SessionEnd, SetQueue, TaskFilter, TaskId,
+    Body, Cancel, Command, DeadAction, DeadCommand, EndSession, EnqueueCut, PerKey, PurgeQueue,
+    QueueCommand, QueueSettings, Rate, Retry, Selection, SessionEnd, SetQueue, TaskFilter, TaskId,
+    Timestamp,
 };
 
 impl Workload {
@@ -62,7 +63,11 @@ impl Workload {
             }
             (77..83, _) => on_queue(Command::PauseQueue(QueueCommand { queue: &queue })),
             (83..95, _) => on_queue(Command::ResumeQueue(QueueCommand { queue: &queue })),
-            (95..97, _) => on_queue(Command::PurgeQueue(QueueCommand { queue: &queue })),
+            (95..97, _) => {
+                let newest = task.map_or(u64::MAX, |task| task.sequence);
+                let before = EnqueueCut { next_sequence: newest, now: Timestamp(u64::MAX) };
+                on_queue(Command::PurgeQueue(PurgeQueue { queue: &queue, before, after: None }))
+            }
             (97..100, _) => {
                 let settings = QueueSettings {
                     retention_count: rng.chance(500).then(|| rng.below(5) as u32),

@@ -81,7 +81,7 @@ pub(super) async fn resume(
     Ok(ok(&json::Paused { paused: false }))
 }
 
-/// Removes the waiting tasks of a queue.
+/// Removes the tasks that wait in a queue. What is enqueued while it runs stays.
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/purge", operation_id = "purge_queue", tag = "queues",
     params(("queue" = String, Path)),
