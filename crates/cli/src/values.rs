@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use base64::{Engine, prelude::BASE64_STANDARD};
+
 /// Units of time, the longest first, so that a duration is shown in as few as possible.
 const UNITS: [(&str, u64); 5] =
     [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
@@ -112,9 +114,29 @@ pub(crate) fn show_size(bytes: u64) -> String {
 
 /// A moment as RFC 3339, in milliseconds since the Unix epoch.
 pub(crate) fn moment(text: &str) -> Result<u64, String> {
-    let bad = || format!("{text:?} is not a moment: write it like 2031-05-01T09:30:00Z");
-    let moment: jiff::Timestamp = text.parse().map_err(|_| bad())?;
-    moment.as_millisecond().try_into().map_err(|_| bad())
+    let moment: jiff::Timestamp = text.parse().map_err(|_| match is_in_9999(text) {
+        true => format!("{text} is more than ten years ahead: choose a nearer moment"),
+        false => format!("{text:?} is not a moment: write it like 2031-05-01T09:30:00Z"),
+    })?;
+    // Before 1970 is as past as 1970.
+    Ok(moment.as_millisecond().try_into().unwrap_or(0))
+}
+
+/// What the library can't hold: the last day of the year 9999, which people write for "never".
+fn is_in_9999(text: &str) -> bool {
+    let same_in_2001 = text.strip_prefix("9999").map(|rest| format!("2001{rest}"));
+    same_in_2001.is_some_and(|text| text.parse::<jiff::Timestamp>().is_ok())
+}
+
+/// A whole number from 1.
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    let bad = || format!("{text:?} is not a whole number from 1");
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(bad)
+}
+
+/// Standard base64 with its padding.
+pub(crate) fn base64(text: &str) -> Result<Vec<u8>, String> {
+    BASE64_STANDARD.decode(text).map_err(|error| format!("payload_base64: {error}"))
 }
 
 /// `name=value`.
@@ -249,9 +271,12 @@ mod tests {
     fn moments_are_utc_milliseconds() {
         assert_eq!(moment("1970-01-01T00:00:01.5Z"), Ok(1_500));
         assert_eq!(moment("1970-01-01T02:00:00+02:00"), Ok(0));
-        for text in ["", "tomorrow", "2031-05-01", "2031-05-01T09:30:00", "1969-01-01T00:00:00Z"] {
-            assert!(moment(text).is_err(), "{text}");
+        assert_eq!(moment("1950-01-01T00:00:00Z"), Ok(0), "as past as 1970");
+        for text in ["", "tomorrow", "2031-05-01", "2031-05-01T09:30:00"] {
+            assert!(moment(text).unwrap_err().contains("is not a moment"), "{text}");
         }
+        let never = moment("9999-12-31T23:59:59Z").unwrap_err();
+        assert!(never.contains("more than ten years ahead"), "{never}");
     }
 
     #[test]

@@ -232,9 +232,9 @@ impl Error {
         }
     }
 
-    /// A bound stands in the way that other work will move: worth sending again what must not be
-    /// lost.
-    pub(crate) fn may_pass(&self) -> bool {
+    /// The broker is full for now (`queue_full`, `limit_exceeded`, `disk_full`). Nothing changed; a
+    /// bound stands in the way that other work will move, so it is worth sending again later.
+    pub fn may_pass(&self) -> bool {
         matches!(self.code(), "disk_full" | "limit_exceeded" | "queue_full")
     }
 

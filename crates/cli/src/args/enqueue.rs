@@ -70,6 +70,18 @@ pub(crate) struct EnqueueArgs {
     /// All lines or none, in one queue; up to 10,000 tasks.
     #[arg(long, requires = "file", help_heading = "Many tasks")]
     pub(crate) batch: bool,
+    /// Write lines that are not enqueued to this file, as they stand, to be sent again.
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "file",
+        conflicts_with = "batch",
+        help_heading = "Many tasks"
+    )]
+    pub(crate) refused: Option<PathBuf>,
+    /// While the broker is full: give up when nothing was accepted for this long [default: 1m]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, requires = "file", conflicts_with = "batch", help_heading = "Many tasks")]
+    pub(crate) patience: Option<Duration>,
     // Last, because its heading holds for all that follows.
     #[command(flatten)]
     pub(crate) retry: RetryArgs,

@@ -31,7 +31,7 @@ pub(crate) struct FilterArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PageArgs {
     /// At most this many.
-    #[arg(long, short = 'n', value_name = "N", default_value_t = 50)]
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 50, value_parser = values::at_least_one)]
     pub(crate) limit: usize,
     /// Go on where a list ended; it prints its cursor.
     #[arg(long, value_name = "CURSOR")]

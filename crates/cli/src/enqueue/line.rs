@@ -18,6 +18,8 @@ struct Line<'a> {
     /// As it stands in the line: a number keeps all its digits.
     #[serde(borrow)]
     payload: Option<&'a RawValue>,
+    payload_base64: Option<String>,
+    content_type: Option<String>,
     headers: Option<BTreeMap<String, String>>,
     priority: Option<u8>,
     delay_ms: Option<u64>,
@@ -45,7 +47,7 @@ pub(super) fn parse(line: &str, args: &EnqueueArgs) -> Result<Parsed> {
     let kind = kind.context("it has no type: give it one, or name one for all lines")?;
     let queue = line.queue.clone().or_else(|| args.queue.clone());
     let queue = queue.unwrap_or_else(|| "default".to_owned());
-    let task = with_defaults(NewTask::raw(kind, line.payload()), args)?;
+    let task = with_defaults(NewTask::raw(kind, line.payload()?), args)?;
     Ok(Parsed { task: with_line(task, line)?, queue })
 }
 
@@ -53,12 +55,16 @@ pub(super) fn parse(line: &str, args: &EnqueueArgs) -> Result<Parsed> {
 pub(crate) fn parse_task(json: &str) -> Result<NewTask> {
     let line: Line<'_> = serde_json::from_str(json)?;
     let kind = line.r#type.clone().context("it has no type: name the function that does it")?;
-    with_line(NewTask::raw(kind, line.payload()), line)
+    with_line(NewTask::raw(kind, line.payload()?), line)
 }
 
 impl Line<'_> {
-    fn payload(&self) -> String {
-        self.payload.map_or("null", RawValue::get).to_owned()
+    fn payload(&self) -> Result<Vec<u8>> {
+        match (self.payload, &self.payload_base64) {
+            (Some(_), Some(_)) => anyhow::bail!("it has both payload and payload_base64: keep one"),
+            (None, Some(text)) => values::base64(text).map_err(anyhow::Error::msg),
+            (json, None) => Ok(json.map_or("null", RawValue::get).as_bytes().to_vec()),
+        }
     }
 }
 
@@ -68,6 +74,9 @@ fn with_line(mut task: NewTask, line: Line<'_>) -> Result<NewTask> {
     anyhow::ensure!(named, "its type is empty: name the function that does it");
     if let Some(priority) = line.priority.filter(|priority| *priority > 9) {
         anyhow::bail!("priority {priority} is not 0 to 9");
+    }
+    if let Some(content_type) = &line.content_type {
+        task = task.content_type(content_type);
     }
     if let Some(queue) = &line.queue {
         task = task.queue(queue);
@@ -141,6 +150,13 @@ mod tests {
     }
 
     #[test]
+    fn a_payload_need_not_be_json() {
+        let line = r#"{"payload_base64": "/2hp", "content_type": "text/plain"}"#;
+        let shown = format!("{:?}", parse(line, &args("a")).unwrap().task);
+        assert!(shown.contains(r"\xffhi") && shown.contains("text/plain"), "{shown}");
+    }
+
+    #[test]
     fn bad_lines_say_what_is_wrong() {
         for (line, part) in [
             ("", "not a task"),
@@ -154,6 +170,9 @@ mod tests {
             (r#"{"type": "a", "delay_ms": -1}"#, "-1"),
             (r#"{"type": "a", "delay_ms": 1, "run_at": "2031-05-01T09:30:00Z"}"#, "both"),
             (r#"{"type": "a", "run_at": "tomorrow"}"#, "run_at"),
+            (r#"{"type": "a", "run_at": "9999-12-31T23:59:59Z"}"#, "ten years"),
+            (r#"{"type": "a", "payload": 1, "payload_base64": "AA=="}"#, "both"),
+            (r#"{"type": "a", "payload_base64": "?"}"#, "payload_base64"),
             (r#"{"type": "a", "retry": {"policy": "sometimes"}}"#, "sometimes"),
             (r#"{"type": "a", "unique": {"until": "later"}}"#, "later"),
         ] {

@@ -1,0 +1,188 @@
+//! What became of the lines: counts, and exactly which were not enqueued.
+
+use std::{
+    fmt,
+    fs::File,
+    io::{BufWriter, Write},
+    path::Path,
+};
+
+use anyhow::{Context, Result};
+use indicatif::ProgressBar;
+use serde::Serialize;
+use taskyard::Enqueued;
+
+use super::lines::Line;
+use crate::output::Output;
+
+/// Refused lines that are shown with the reason; of the rest the numbers are told at the end.
+const COMPLAINTS_MAX: u64 = 20;
+
+#[derive(Default, Serialize)]
+pub(super) struct Counts {
+    pub(super) accepted: u64,
+    pub(super) duplicate: u64,
+    pub(super) refused: u64,
+    #[serde(skip_serializing_if = "Numbers::is_empty")]
+    pub(super) refused_lines: Numbers,
+    /// They may or may not be enqueued.
+    #[serde(skip_serializing_if = "Numbers::is_empty")]
+    pub(super) in_doubt_lines: Numbers,
+    /// This line and all after it were not sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) not_sent_from: Option<u64>,
+}
+
+/// Numbers of lines, as ranges: `3-7, 12`.
+#[derive(Default)]
+pub(super) struct Numbers(Vec<(u64, u64)>);
+
+impl Numbers {
+    pub(super) fn add(&mut self, number: u64) {
+        // Answers come nearly in order: what is near the end is found at once.
+        let after = self.0.iter().rposition(|&(first, _)| first <= number).map_or(0, |at| at + 1);
+        if after > 0 && self.0[after - 1].1 + 1 >= number {
+            self.0[after - 1].1 = self.0[after - 1].1.max(number);
+        } else {
+            self.0.insert(after, (number, number));
+        }
+        let grown = after.saturating_sub(1);
+        if let [one, next, ..] = self.0[grown..]
+            && one.1 + 1 == next.0
+        {
+            self.0[grown].1 = next.1;
+            self.0.remove(grown + 1);
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Display for Numbers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (first, last)) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            if first == last {
+                write!(f, "{comma}{first}")?;
+            } else {
+                write!(f, "{comma}{first}-{last}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for Numbers {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(&self.0)
+    }
+}
+
+/// What became of the lines so far.
+pub(super) struct Tally<'a> {
+    output: Output,
+    bar: &'a ProgressBar,
+    pub(super) counts: Counts,
+    refused: Option<BufWriter<File>>,
+}
+
+impl Tally<'_> {
+    /// `refused` is the file that gets the lines that are not enqueued.
+    pub(super) fn new<'a>(
+        output: Output,
+        bar: &'a ProgressBar,
+        refused: Option<&Path>,
+    ) -> Result<Tally<'a>> {
+        let refused = refused.map(|path| {
+            let file = File::create(path);
+            file.with_context(|| format!("cannot write {}", path.display())).map(BufWriter::new)
+        });
+        Ok(Tally { output, bar, counts: Counts::default(), refused: refused.transpose()? })
+    }
+
+    /// Says something without tearing the bar.
+    pub(super) fn say(&self, text: fmt::Arguments<'_>) {
+        self.bar.suspend(|| eprintln!("{text}"));
+    }
+
+    /// A line has been dealt with.
+    pub(super) fn advance(&self, line: &Line) {
+        self.bar.inc(line.bytes.len() as u64);
+    }
+
+    pub(super) fn accept(&mut self, enqueued: &Enqueued) {
+        if enqueued.is_duplicate() {
+            self.counts.duplicate += 1;
+        } else {
+            self.counts.accepted += 1;
+        }
+        if !self.output.is_json() {
+            self.bar.set_message(format!("{} accepted", self.counts.accepted));
+        }
+    }
+
+    pub(super) fn refuse(&mut self, line: &Line, why: fmt::Arguments<'_>) -> Result<()> {
+        self.counts.refused += 1;
+        self.counts.refused_lines.add(line.number);
+        match self.counts.refused {
+            1..=COMPLAINTS_MAX => self.say(format_args!("line {}: {why}", line.number)),
+            refused if refused == COMPLAINTS_MAX + 1 => {
+                self.say(format_args!("further refused lines are told at the end, by number"));
+            }
+            _ => {}
+        }
+        self.keep(line)
+    }
+
+    pub(super) fn doubt(&mut self, line: &Line) {
+        self.counts.in_doubt_lines.add(line.number);
+    }
+
+    /// A line that is not sent, like all after it.
+    pub(super) fn leave(&mut self, line: &Line) -> Result<()> {
+        self.counts.not_sent_from.get_or_insert(line.number);
+        self.keep(line)
+    }
+
+    /// Puts a line that is not enqueued where it can be sent again from.
+    fn keep(&mut self, line: &Line) -> Result<()> {
+        let Some(file) = &mut self.refused else { return Ok(()) };
+        file.write_all(line.bytes.trim_ascii_end())
+            .and_then(|()| file.write_all(b"\n"))
+            .context("cannot write the file of refused lines")
+    }
+
+    pub(super) fn keeps_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
+    /// The counts, once all that was kept is written.
+    pub(super) fn finish(self) -> Result<Counts> {
+        if let Some(mut file) = self.refused {
+            file.flush().context("cannot write the file of refused lines")?;
+        }
+        Ok(self.counts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_join_to_ranges_in_whatever_order_they_come() {
+        for (numbers, shown) in [
+            (&[][..], ""),
+            (&[3, 4, 5], "3-5"),
+            (&[5, 4, 3], "3-5"),
+            (&[1, 3, 2, 9, 7, 8, 20], "1-3, 7-9, 20"),
+            (&[4, 4, 6], "4, 6"),
+        ] {
+            let mut all = Numbers::default();
+            numbers.iter().for_each(|&number| all.add(number));
+            assert_eq!(all.to_string(), shown, "{numbers:?}");
+        }
+    }
+}
