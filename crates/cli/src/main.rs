@@ -46,8 +46,25 @@ fn main() -> ExitCode {
     match arguments.first().and_then(|first| first.to_str()) {
         Some(exec::SUPERVISOR) => exec::supervisor_main(),
         Some(exec::LAUNCHER) => exec::launcher_main(&arguments[1..]),
-        _ => run(Cli::parse()),
+        _ => match Cli::try_parse() {
+            Ok(cli) => run(cli),
+            Err(error) => refuse(&error, &arguments),
+        },
     }
+}
+
+/// Says what was typed wrongly, or the help that was asked for.
+fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    let asked_for_json =
+        arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json");
+    if !error.use_stderr() || !asked_for_json {
+        error.exit();
+    }
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let text = text.split("\n\nFor more information").next().unwrap_or(text).trim_end().to_owned();
+    Complaint { code: "invalid_argument".to_owned(), text, exit_code: 2 }.print(true);
+    ExitCode::from(2)
 }
 
 fn run(cli: Cli) -> ExitCode {

@@ -24,7 +24,7 @@ const SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// A broker that answered, and how to show what it says.
 pub(crate) struct Remote {
-    servers: String,
+    servers: Vec<String>,
     pub(crate) client: Client,
     pub(crate) output: Output,
 }
@@ -32,13 +32,18 @@ pub(crate) struct Remote {
 impl Remote {
     pub(crate) async fn connect(common: &Common) -> Result<Remote> {
         let output = Output::new(common.json);
-        let servers = common.server.join(", ");
+        let servers = common.server.clone();
         Ok(Remote { servers, client: connect(common).await?, output })
+    }
+
+    /// Tells of one thing that went wrong, and goes on.
+    pub(crate) fn complain(&self, error: &anyhow::Error) {
+        Complaint::of(error, &self.servers).print(self.output.is_json());
     }
 
     /// Waits for an answer that the client asks for again and again; says so if it takes long.
     pub(crate) async fn patiently<F: IntoFuture>(&self, answer: F) -> F::Output {
-        let servers = &self.servers;
+        let servers = self.servers.join(", ");
         or_say(SILENCE_MAX, answer.into_future(), || {
             self.output.say(format_args!("no answer from {servers} yet; still trying"));
         })

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 use taskyard::{
     TaskDetails, TaskId, TaskOutcome, TaskState, Tasks, Timestamp, UniqueDetails, UniqueUntil,
@@ -43,26 +43,26 @@ pub(crate) async fn run(remote: &Remote, command: TaskCommand) -> Result<()> {
             })?;
         }
         TaskCommand::Cancel { ids } => {
-            for id in ids {
-                let state = client.cancel(id.as_str()).await.context(format!("task {id}"))?;
-                let changed = Changed { id, state };
-                output.value(&changed, |changed| match changed.state {
+            change_each(
+                remote,
+                ids,
+                async |id| client.cancel(id).await,
+                |changed| match changed.state {
                     TaskState::Claimed => {
                         format!("{} will be cancelled when its worker yields", changed.id)
                     }
                     state => format!("{} is {}", changed.id, output.state(state)),
-                })?;
-            }
+                },
+            )
+            .await?;
         }
         TaskCommand::Retry { ids, payload } => {
             let payload = payload.as_deref().map(payload::read_json).transpose()?;
-            for id in ids {
-                let state = client.retry_edited(id.as_str(), payload.clone()).await;
-                let changed = Changed { state: state.context(format!("task {id}"))?, id };
-                output.value(&changed, |changed| {
-                    format!("{} is {}", changed.id, output.state(changed.state))
-                })?;
-            }
+            let retry = async |id: &str| client.retry_edited(id, payload.clone()).await;
+            change_each(remote, ids, retry, |changed| {
+                format!("{} is {}", changed.id, output.state(changed.state))
+            })
+            .await?;
         }
         TaskCommand::Result { id, wait, wait_for } => {
             let patience = wait.then_some(wait_for.unwrap_or(Duration::MAX));
@@ -70,6 +70,32 @@ pub(crate) async fn run(remote: &Remote, command: TaskCommand) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Changes each task, whatever becomes of the others; tells of each, and fails if one failed.
+async fn change_each(
+    remote: &Remote,
+    ids: Vec<String>,
+    change: impl AsyncFn(&str) -> Result<TaskState, taskyard::Error>,
+    show: impl Fn(&Changed) -> String,
+) -> Result<()> {
+    let named = ids.len();
+    let mut failed = Vec::new();
+    for id in ids {
+        match change(&id).await {
+            Ok(state) => remote.output.value(&Changed { id, state }, &show)?,
+            Err(error) => failed.push(anyhow::Error::new(error).context(format!("task {id}"))),
+        }
+    }
+    let Some(last) = failed.pop() else { return Ok(()) };
+    if named == 1 {
+        return Err(last);
+    }
+    let count = failed.len() + 1;
+    for error in failed.iter().chain([&last]) {
+        remote.complain(error);
+    }
+    anyhow::bail!("{count} of {named} tasks could not be changed; the others are")
 }
 
 #[derive(Serialize)]
@@ -106,7 +132,14 @@ pub(crate) async fn result(remote: &Remote, id: &TaskId, patience: Option<Durati
         return Ok(());
     }
     if !outcome.state.is_finished() {
-        anyhow::bail!("task {id} is {}; wait for its end with --wait", outcome.state);
+        match patience {
+            None => anyhow::bail!("task {id} is {}; wait for its end with --wait", outcome.state),
+            Some(waited) => anyhow::bail!(
+                "task {id} is still {} after {}; wait longer or look at its queue",
+                outcome.state,
+                values::show_duration(waited)
+            ),
+        }
     }
     match &outcome.error {
         Some(error) => anyhow::bail!("task {id} ended as {}: {error}", outcome.state),

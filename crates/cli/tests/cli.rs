@@ -86,6 +86,66 @@ fn a_broker_that_is_not_there_exits_with_1_and_says_what_to_do() {
 }
 
 #[test]
+fn wrong_usage_is_told_in_json_too() {
+    for (arguments, part) in [
+        (&["enqueue", "--json"][..], "Usage"),
+        (&["task", "list", "-n", "0", "--json"], "\"0\" is not a whole number from 1"),
+    ] {
+        let ran = taskyard(arguments);
+        assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{arguments:?}");
+        let error: Value = serde_json::from_str(&ran.stderr).unwrap();
+        assert_eq!(error["code"], "invalid_argument");
+        assert!(error["detail"].as_str().unwrap().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_server_with_a_path_is_refused() {
+    let ran = taskyard(&["queue", "list", "--server", "http://127.0.0.1:7400/queues"]);
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    for part in ["http://127.0.0.1:7400/queues", "/queues", "path"] {
+        assert!(ran.stderr.contains(part), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn each_of_several_tasks_is_changed_whatever_becomes_of_the_others() {
+    let yard = Yard::start();
+    let good = yard.ok(&["enqueue", "a", "--delay", "1h"]);
+    let gone = format!("{}{}", &good[..25], if good.ends_with('v') { 'u' } else { 'v' });
+    for (verb, state) in [("cancel", "cancelled"), ("retry", "ready")] {
+        let ran = yard.run(&["task", verb, "bad", &gone, &good]);
+        assert_eq!(ran.code, 1, "{}", ran.stderr);
+        assert_eq!(yard.task(&good)["state"], state);
+        assert!(ran.stdout.contains(&good), "{}", ran.stdout);
+        for part in ["task bad: ", &gone, "2 of 3 tasks"] {
+            assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
+        }
+    }
+}
+
+#[test]
+fn a_wait_that_was_too_short_says_so() {
+    let yard = Yard::start();
+    let ran = yard.run(&["enqueue", "a", "--wait", "--wait-for", "100ms"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("is still ready after 100ms; wait longer"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("--wait"), "{}", ran.stderr);
+    let id = yard.json(&["task", "list"])[0]["id"].as_str().unwrap().to_owned();
+    assert!(yard.run(&["task", "result", &id]).stderr.contains("with --wait"));
+}
+
+#[test]
+fn moments_are_taken_as_http_takes_them() {
+    let yard = Yard::start();
+    let id = yard.ok(&["enqueue", "a", "--at", "1950-01-01T00:00:00Z"]);
+    assert_eq!(yard.task(&id)["state"], "ready");
+    let ran = yard.run(&["enqueue", "a", "--at", "9999-12-31T23:59:59Z"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.contains("more than ten years ahead"), "{}", ran.stderr);
+}
+
+#[test]
 fn a_task_is_enqueued_looked_at_and_listed() {
     let yard = Yard::start();
     let options = ["--queue", "mail", "--priority", "8", "--tag", "new", "--header", "trace=x"];
@@ -188,81 +248,6 @@ fn a_file_of_tasks_is_taken_line_by_line() {
     assert_eq!(yard.json(&["queue", "get", "bulk"])[0]["ready"], 400);
     let first = yard.json(&["task", "list", "--queue", "bulk", "--limit", "3", "--payload"]);
     assert_eq!(first.len(), 3, "no more than asked for");
-}
-
-#[test]
-fn a_file_that_cannot_be_read_ends_the_command() {
-    let yard = Yard::start();
-    let folder = yard.folder.path().to_str().unwrap().to_owned();
-    for more in [&[][..], &["--batch"]] {
-        let ran = yard.run(&[&["enqueue", "a", "--file", &folder][..], more].concat());
-        assert_eq!(ran.code, 1, "{}", ran.stderr);
-        assert!(ran.stderr.contains(&format!("cannot read {folder}")), "{}", ran.stderr);
-    }
-}
-
-/// Lines for a queue that is full, and one for another.
-fn lines_for_a_full_queue(yard: &Yard) -> String {
-    yard.ok(&["queue", "set", "full", "--max-length", "3"]);
-    let mut lines: String =
-        (1..=6).map(|n| format!("{{\"payload\": {n}, \"queue\": \"full\"}}\n")).collect();
-    lines += "{\"payload\": 7, \"queue\": \"other\"}\n";
-    let file = yard.file("tasks.jsonl");
-    fs::write(&file, lines).unwrap();
-    file.to_str().unwrap().to_owned()
-}
-
-#[test]
-fn lines_refused_for_want_of_room_are_told_and_kept_and_can_be_sent_again() {
-    let yard = Yard::start();
-    let file = lines_for_a_full_queue(&yard);
-    let refused = yard.file("refused.jsonl");
-    let refused = refused.to_str().unwrap();
-    let enqueue = ["enqueue", "n", "--patience", "300ms", "--json", "--refused", refused, "--file"];
-    let ran = yard.run(&[&enqueue[..], &[&file]].concat());
-    assert_eq!(ran.code, 1, "{}", ran.stderr);
-    for part in ["waiting for room", "line 4: queue full holds its limit of 3 tasks", refused] {
-        assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
-    }
-    // The seventh may have been on its way already when the fourth was refused.
-    let counts: Value = serde_json::from_str(&ran.stdout).unwrap();
-    let others = yard.json(&["task", "list", "--queue", "other"]).len();
-    assert_eq!(counts["accepted"], json!(3 + others));
-    let kept = fs::read_to_string(refused).unwrap();
-    assert_eq!(kept.lines().count(), 4 - others, "{kept}");
-
-    yard.ok(&["queue", "set", "full", "--max-length", "6"]);
-    let again = yard.file("again.jsonl");
-    fs::rename(refused, &again).unwrap();
-    let ran = yard.run(&[&enqueue[..], &[again.to_str().unwrap()]].concat());
-    assert_eq!(ran.code, 0, "{}", ran.stderr);
-    let mut payloads: Vec<u64> = yard
-        .json(&["task", "list", "--payload"])
-        .iter()
-        .map(|task| task["payload"].as_u64().unwrap())
-        .collect();
-    payloads.sort();
-    assert_eq!(payloads, [1, 2, 3, 4, 5, 6, 7]);
-}
-
-#[test]
-fn a_bulk_enqueue_waits_for_room_and_goes_on() {
-    let yard = Yard::start();
-    let file = lines_for_a_full_queue(&yard);
-    let mut child = yard
-        .command(&["enqueue", "n", "--json", "--file", &file])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = String::new();
-    BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
-    assert!(said.contains("line 4: ") && said.contains("waiting for room"), "{said}");
-    yard.ok(&["queue", "set", "full", "--max-length", "100"]);
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success());
-    let counts: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(counts, json!({"accepted": 7, "duplicate": 0, "refused": 0}));
 }
 
 #[test]

@@ -83,6 +83,10 @@ impl Server {
         }
         let endpoint =
             Endpoint::from_shared(url.to_string()).map_err(|error| invalid(&error.to_string()))?;
+        // A path would be left out of every call without a word.
+        if endpoint.uri().path_and_query().is_some_and(|path| path.as_str() != "/") {
+            return Err(invalid("it has a path or query, and a broker has none"));
+        }
         let endpoint = tuned(endpoint).connect_timeout(connect_timeout);
         Ok(Server { name: url.to_string(), dial: Arc::new(move || endpoint.connect_lazy()) })
     }
@@ -285,6 +289,8 @@ mod tests {
             ("https://127.0.0.1:7400", false),
             ("127.0.0.1:7400", false),
             ("http://not a host", false),
+            ("http://127.0.0.1:7400/queues", false),
+            ("http://127.0.0.1:7400?a=b", false),
         ] {
             let server = Server::at(url, Duration::from_secs(1));
             assert_eq!(server.is_ok(), good, "{url}");

@@ -31,8 +31,9 @@ const KEYS: [&str; 7] =
 
 /// What the node is told in the end.
 pub(super) fn config(args: &ServeArgs) -> Result<Config> {
+    let mut problems = Vec::new();
     let file = match &args.config {
-        Some(path) => read(path)?,
+        Some(path) => read(path, &mut problems)?,
         None => Settings::default(),
     };
     let data = args.data.clone().or(file.data.map(Into::into)).unwrap_or_else(|| DATA.into());
@@ -53,8 +54,10 @@ pub(super) fn config(args: &ServeArgs) -> Result<Config> {
     if let Some(grace) = args.shutdown_grace.or(file.shutdown_grace) {
         config.shutdown_grace = grace;
     }
-    config.validate().map_err(|mistakes| usage(as_typed(&mistakes.to_string(), args)))?;
-    Ok(config)
+    if let Err(mistakes) = config.validate() {
+        problems.push(as_typed(&mistakes.to_string(), args));
+    }
+    if problems.is_empty() { Ok(config) } else { Err(usage(problems.join("\n"))) }
 }
 
 /// Says names as they were typed: a mistake about `payload_bytes_max` is one about `--payload-max`,
@@ -80,16 +83,25 @@ fn as_typed(mistakes: &str, args: &ServeArgs) -> String {
     lines.join("\n")
 }
 
-fn read(path: &Path) -> Result<Settings> {
+fn read(path: &Path, problems: &mut Vec<String>) -> Result<Settings> {
     let shown = path.display();
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
-    parse(&text).with_context(|| format!("{shown} is no configuration"))
+    let mut mistakes = Vec::new();
+    let settings = parse(&text, &mut mistakes);
+    problems.extend(mistakes.into_iter().map(|mistake| format!("{shown}: {mistake}")));
+    Ok(settings)
 }
 
-fn parse(text: &str) -> Result<Settings> {
-    let table: toml::Table = text.parse().map_err(|error| usage(format!("{error}")))?;
+/// What can be read of a file; what cannot is added to the problems.
+fn parse(text: &str, problems: &mut Vec<String>) -> Settings {
     let mut settings = Settings::default();
-    let mut problems = Vec::new();
+    let table: toml::Table = match text.parse() {
+        Ok(table) => table,
+        Err(error) => {
+            problems.push(format!("it is no TOML: {error}"));
+            return settings;
+        }
+    };
     for (key, value) in &table {
         let taken = match key.as_str() {
             "data" => take(&mut settings.data, value, |text| Ok(text.to_owned())),
@@ -109,8 +121,7 @@ fn parse(text: &str) -> Result<Settings> {
             problems.push(format!("{key}: {problem}"));
         }
     }
-    report(&problems)?;
-    Ok(settings)
+    settings
 }
 
 /// A value may be written as a text or, where it is a number, as one.
@@ -127,10 +138,6 @@ fn take<T>(
         }
     });
     Ok(())
-}
-
-fn report(problems: &[String]) -> Result<()> {
-    if problems.is_empty() { Ok(()) } else { Err(usage(problems.join("\n"))) }
 }
 
 fn did_you_mean(unknown: &str) -> String {
@@ -168,12 +175,19 @@ mod tests {
 
     #[test]
     fn every_mistake_of_a_file_is_reported_at_once() {
-        let text = "listn = 1\nshards = \"many\"\nmemory_max = true\npayload_max = \"1X\"";
-        let error = format!("{:#}", parse(text).unwrap_err());
-        for part in ["did you mean listen?", "many", "memory_max", "1X"] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("taskyard.toml");
+        let line = format!("taskyard serve --shards 9999 --config {}", file.display());
+        let error_of = |text: &str| {
+            fs::write(&file, text).unwrap();
+            config(&args(&line)).unwrap_err().to_string()
+        };
+        let error = error_of("listn = 1\nlisten = \"many\"\nmemory_max = 1\npayload_max = \"1X\"");
+        for part in ["did you mean listen?", "many", "memory_max is 1", "1X", "--shards is 9999"] {
             assert!(error.contains(part), "{part} in {error}");
         }
-        assert!(format!("{:#}", parse("a = ").unwrap_err()).contains("line 1"));
+        let error = error_of("a = ");
+        assert!(error.contains("line 1") && error.contains("--shards is 9999"), "{error}");
     }
 
     #[test]
