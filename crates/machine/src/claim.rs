@@ -93,7 +93,8 @@ impl Turn<'_> {
             timeout_at: timeout_ms.map(|ms| self.now.plus_ms(ms.saturating_add(TIMEOUT_GRACE_MS))),
             ends_at: self.now,
             ready_since: since,
-            engaged: false,
+            // Nobody reports for a claim without a session: that it was handed out is all there is.
+            engaged: claim.session.is_none(),
             cancel_requested: false,
         };
         state.set_end(self.shard.counters.lease_floor);

@@ -65,7 +65,7 @@ impl Turn<'_> {
     }
 
     /// Ends a claim that was not renewed, or an attempt that ran too long. A timeout is a failure,
-    /// never a loss; and only a worker that had shown to be alive can be lost.
+    /// never a loss; and only a worker that had begun can be lost.
     fn claim_due(&mut self, slot: Slot) {
         let floor = self.shard.counters.lease_floor;
         if self.now < floor {

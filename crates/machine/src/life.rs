@@ -84,7 +84,8 @@ pub(crate) struct ClaimState {
     pub(crate) ends_at: Timestamp,
     /// Since when the task was ready, in case it is given back.
     pub(crate) ready_since: Timestamp,
-    /// Renewed or extended at least once: its worker had started.
+    /// Its worker had started: it renewed or extended it at least once, or it has no session that
+    /// would tell.
     pub(crate) engaged: bool,
     pub(crate) cancel_requested: bool,
 }

@@ -48,17 +48,18 @@ mod tests {
     use crate::{Claim, DeathReason, Rejection, SessionId, TaskStateName};
 
     #[test]
-    fn a_lapse_counts_only_when_the_worker_had_shown_to_be_alive() {
+    fn a_lapse_in_a_session_counts_only_when_the_worker_had_shown_to_be_alive() {
         let mut yard = Yard::new();
         let id = yard.enqueue("mail");
+        let in_session = || Claim { session: Some(SessionId(1)), ..claim("mail") };
         for _ in 0..5 {
-            yard.claim_one("mail");
+            yard.claim_with(in_session());
             yard.wait_ms(30_000);
             assert_eq!(yard.state(id), TaskStateName::Ready);
         }
         let task = yard.task(id);
         assert_eq!((task.losses, task.attempt), (0, 5));
-        let held = yard.claim_one("mail");
+        let held = yard.claim_with(in_session()).remove(0);
         yard.extend(&held).unwrap();
         yard.wait_ms(30_000);
         assert_eq!(yard.task(id).losses, 1);
@@ -66,20 +67,18 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_spaced_and_the_third_quarantines() {
+    fn losses_are_spaced_and_the_third_quarantines_also_without_a_session() {
         let mut yard = Yard::new();
         let id = yard.enqueue("mail");
         for delay_ms in [0, 10_000] {
-            let held = yard.claim_one("mail");
-            yard.extend(&held).unwrap();
+            yard.claim_one("mail");
             yard.wait_ms(30_000);
             let task = yard.task(id);
             let run_at = (delay_ms > 0).then(|| yard.now().plus_ms(delay_ms));
             assert_eq!(task.run_at, run_at);
             yard.wait_ms(delay_ms);
         }
-        let held = yard.claim_one("mail");
-        yard.extend(&held).unwrap();
+        yard.claim_one("mail");
         yard.wait_ms(30_000);
         let task = yard.task(id);
         assert_eq!((task.state, task.death), (TaskStateName::Dead, Some(DeathReason::Quarantined)));

@@ -4,7 +4,12 @@
 
 mod common;
 
-use common::{Broker, eventually, queues, task, worker::Worker};
+use common::{
+    Broker, eventually,
+    http::{get, post},
+    queues, task,
+    worker::Worker,
+};
 use std::{collections::HashSet, time::Duration};
 use taskyard_proto::v1;
 
@@ -117,6 +122,26 @@ async fn a_task_that_kills_three_workers_is_quarantined() {
     assert!(dead.attempts.iter().all(|attempt| attempt.outcome == "lost"), "{dead:?}");
     let claim = v1::ClaimRequest { queues: queues(&["q"]), ..Default::default() };
     assert_eq!(client.claim(claim).await.unwrap().into_inner().tasks, []);
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn a_task_that_kills_three_http_workers_is_quarantined() {
+    let broker = Broker::manual().await;
+    let at = broker.address;
+    let id = post(at, "/v1/queues/q/tasks", r#"{"type": "killer"}"#).await.ok();
+    let id = id["id"].as_str().unwrap();
+    for death in 1..=3 {
+        seconds_until(&broker, "a claim", async || {
+            let claimed = post(at, "/v1/claims", r#"{"queues": ["q"], "lease_ms": 5000}"#).await;
+            claimed.ok()["tasks"].as_array().is_some_and(|tasks| tasks.len() == 1)
+        })
+        .await;
+        // The worker died of it: nothing is ever heard of it again.
+        seconds_until(&broker, "the loss", async || state(&broker, id).await.losses == death).await;
+    }
+    let dead = get(at, &format!("/v1/tasks/{id}")).await.ok();
+    assert_eq!((&dead["state"], &dead["losses"]), (&"dead".into(), &3.into()), "{dead}");
     broker.stop().await;
 }
 
