@@ -300,7 +300,10 @@ fn is_json(content_type: &str) -> bool {
     content_type.is_empty() || content_type.starts_with("application/json")
 }
 
+/// Bytes that are JSON which every language reads: not nested without end, no half of a surrogate
+/// pair, no number beyond a double. A value can be made of those alone.
 pub(crate) fn as_json(bytes: &[u8]) -> Option<&RawValue> {
+    serde_json::from_slice::<serde_json::Value>(bytes).ok()?;
     serde_json::from_slice(bytes).ok()
 }
 

@@ -207,10 +207,14 @@ impl NewTask<'_> {
                 return Err(Rejection::invalid("request_id is empty; leave it out or give a text"));
             }
             at_most_bytes("request_id", request_id.len(), REQUEST_ID_BYTES_MAX)?;
+            no_controls("request_id", request_id)?;
         }
         self.body.check()?;
         at_most("the number of tags", self.tags.len() as u64, TAGS_MAX as u64)?;
         for tag in &self.tags {
+            if tag.is_empty() {
+                return Err(Rejection::invalid("a tag is empty; leave it out or give a word"));
+            }
             at_most_bytes("a tag", tag.len(), TAG_BYTES_MAX)?;
             no_controls("a tag", tag)?;
         }
@@ -286,6 +290,9 @@ impl Body<'_> {
         at_most_bytes("payload", self.payload.len(), PAYLOAD_BYTES_CEILING)?;
         at_most_bytes("content_type", self.content_type.len(), CONTENT_TYPE_BYTES_MAX)?;
         at_most("the number of headers", self.headers.len() as u64, HEADERS_MAX as u64)?;
+        for (name, _) in &self.headers {
+            no_controls("a header's name", name)?;
+        }
         let bytes = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         at_most_bytes("headers", bytes, HEADERS_BYTES_MAX)
     }
@@ -391,7 +398,13 @@ mod tests {
             (NewTask { task_type: "a\nb", ..new_task() }, "type has the control character '\\n'"),
             (NewTask { tags: vec!["a\u{1b}"], ..new_task() }, "a tag has the control character"),
             (NewTask { priority: Some(12), ..new_task() }, "priority is 12; at most 9"),
+            (NewTask { tags: vec!["a", ""], ..new_task() }, "a tag is empty"),
             (NewTask { request_id: Some(""), ..new_task() }, "request_id is empty"),
+            (NewTask { request_id: Some("a\0"), ..new_task() }, "request_id has the control"),
+            (
+                body(Body { headers: vec![("a\r\n", "b")], ..Body::default() }),
+                "a header's name has the control",
+            ),
             (NewTask { request_id: Some(&long), ..new_task() }, "request_id has 300 bytes"),
             (NewTask { tags: many, ..new_task() }, "number of tags is 17"),
             (NewTask { tags: vec![&long], ..new_task() }, "a tag has 300 bytes"),

@@ -35,6 +35,8 @@ taskyard_machine::limits! {
     PING_ANSWER_MS_MAX: u64 = 10_000, "ms";
     /// Largest body of a request, over HTTP and gRPC: an atomic batch at its limit, as JSON.
     BODY_BYTES_MAX: usize = 32 << 20, "bytes";
+    /// Levels of a payload, result or resume state that is JSON: the strictest common parsers read 64, and an answer puts four around it.
+    JSON_DEPTH_MAX: usize = 60, "levels";
     /// How long the whole body of an HTTP request may take to arrive.
     BODY_MS_MAX: u64 = 30_000, "ms";
     /// How long a call may take to begin its answer: the longest long poll, and time to send half a request.

@@ -39,6 +39,8 @@ async fn enqueues_that_make_no_sense_are_refused() {
     let broker = Broker::start().await;
     let long = format!(r#"{{"type": "{}"}}"#, "t".repeat(300));
     let tags = format!(r#"{{"type": "t", "tags": {}}}"#, json!(vec!["x"; 17]));
+    let deep = "[".repeat(100_000) + &"]".repeat(100_000);
+    let deep = format!(r#"{{"type": "t", "payload": {deep}}}"#);
     check_refused(
         &broker,
         "/v1/queues/q/tasks",
@@ -152,7 +154,13 @@ async fn enqueues_that_make_no_sense_are_refused() {
             ),
             (r#"{"type": "t", "timeout_ms": -1}"#, INVALID, &["timeout_ms", "-1"]),
             (r#"{"type": "t", "request_id": ""}"#, INVALID, &["request_id"]),
+            (r#"{"type": "t", "request_id": "a\u0007"}"#, INVALID, &["request_id", "control"]),
             (r#"{"type": "t", "headers": {"a": 1}}"#, INVALID, &["headers.a", "1"]),
+            (r#"{"type": "t", "headers": {"a\n": "b"}}"#, INVALID, &["header", "control"]),
+            (r#"{"type": "t", "tags": ["a", ""]}"#, INVALID, &["a tag is empty"]),
+            (&deep, INVALID, &["payload: nested deeper than 60 levels"]),
+            (r#"{"type": "t", "payload": "\ud800"}"#, INVALID, &["payload", "surrogate"]),
+            (r#"{"type": "t", "payload": [1e400]}"#, INVALID, &["payload: number out of range"]),
             (&tags, INVALID, &["tags", "17", "16"]),
             (r#"{"type": "t", "payload_base64": "%%"}"#, INVALID, &["payload_base64"]),
             (
@@ -180,6 +188,17 @@ async fn enqueues_that_make_no_sense_are_refused() {
     )
     .await;
     assert_eq!(task_count(&broker).await, 0);
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn null_is_the_same_as_left_out() {
+    let broker = Broker::start().await;
+    let body = r#"{"type": "t", "headers": null, "tags": null, "priority": null, "payload": null,
+                   "request_id": null, "retry": null, "run_at": null}"#;
+    let id = post(broker.address, "/v1/queues/q/tasks", body).await.ok();
+    let task = get(broker.address, &format!("/v1/tasks/{}", id["id"].as_str().unwrap())).await.ok();
+    assert_eq!((&task["priority"], &task["state"]), (&json!(5), &json!("ready")));
     broker.stop().await;
 }
 
@@ -470,6 +489,7 @@ async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
         ("/v1/tasks?limit=1&limit=2", "parameter `limit` is there twice"),
         ("/v1/tasks?state=running", "running"),
         ("/v1/tasks?cursor=abc", "abc"),
+        ("/v1/tasks?queue=a&error=%ff", "parameter error is not UTF-8 once decoded"),
         (
             "/v1/tasks?quueue=a",
             "parameter quueue is \"a\": unknown parameter `quueue`, expected one of",

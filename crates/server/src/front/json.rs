@@ -16,7 +16,7 @@ mod select;
 mod settings;
 mod unique;
 
-pub(super) use bytes::is_json;
+pub(super) use bytes::{Plain, is_json};
 pub(super) use flow::*;
 pub(super) use overview::*;
 pub(super) use reply::*;

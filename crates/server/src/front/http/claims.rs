@@ -58,7 +58,7 @@ pub(super) async fn ack(
         let queue = new.queue.as_deref().unwrap_or(QUEUE_DEFAULT);
         follow_ups.push(http.broker.follow_up(Enqueue { queue, task: new.task()? })?);
     }
-    let result = ack.result.map(|json| json.get().as_bytes());
+    let result = ack.result.map(json::Plain::bytes);
     let token = ClaimToken(ack.claim_token);
     let enqueued = http.broker.ack(Ack { task, token, result, follow_ups }).await?;
     Ok(ok(&json::Acked::new(&enqueued)))

@@ -122,11 +122,45 @@ impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Parameters<T>, Problem> {
+        check_utf8(&parts.uri)?;
         match Query::try_from_uri(&parts.uri) {
             Ok(Query(parameters)) => Ok(Parameters(parameters)),
             Err(rejection) => Err(Problem::invalid(bad_parameter(&parts.uri, &rejection))),
         }
     }
+}
+
+/// Refuses a query that is no text once decoded: the library would put other characters in place of
+/// what it can't read, and look for something else than was asked for.
+fn check_utf8(uri: &Uri) -> Result<(), Problem> {
+    let query = uri.query().unwrap_or_default();
+    for pair in query.split('&') {
+        if let Err(_no_text) = percent_decode(pair) {
+            let name: String =
+                pair.split('=').next().unwrap_or_default().chars().take(64).collect();
+            let detail = format!("parameter {name} is not UTF-8 once decoded; encode it as UTF-8");
+            return Err(Problem::invalid(detail));
+        }
+    }
+    Ok(())
+}
+
+fn percent_decode(text: &str) -> Result<String, std::string::FromUtf8Error> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        let decoded = match (first, after) {
+            (b'%', [high, low, ..]) => hex(*high).zip(hex(*low)).map(|(high, low)| high << 4 | low),
+            _ => None,
+        };
+        bytes.push(decoded.unwrap_or(*first));
+        rest = if decoded.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8(bytes)
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).map(|value| value as u8)
 }
 
 /// Which parameter of a query is wrong, its value, and why.

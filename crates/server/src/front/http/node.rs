@@ -61,7 +61,9 @@ pub(super) async fn readyz(State(http): State<Http>) -> Result<Response, Problem
 /// This document.
 #[utoipa::path(
     get, path = "/openapi.json", operation_id = "get_openapi", tag = "node",
-    responses((status = 200, description = "the document")),
+    responses(
+        (status = 200, body = Object, content_type = "application/json", description = "the document"),
+    ),
 )]
 pub(super) async fn openapi() -> Response {
     ok(&Document::openapi())

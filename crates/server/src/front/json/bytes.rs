@@ -1,7 +1,112 @@
-//! Bytes in JSON: verbatim when they are JSON, as base64 when they are not.
+//! Bytes in JSON: verbatim when they are JSON that every language reads, as base64 when they are not.
+//!
+//! An answer holds the values of many tasks, and one that a client can't read would take all others
+//! with it. So JSON that is nested too deep, that has half of a surrogate pair, or a number beyond a
+//! double is refused where it comes in as JSON, and is shown as base64 if it came another way.
 
+use crate::limits::JSON_DEPTH_MAX;
 use base64::{Engine, prelude::BASE64_STANDARD};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor},
+};
 use serde_json::value::RawValue;
+use std::fmt;
+
+/// A JSON value that every language reads, verbatim.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::front) struct Plain<'a>(&'a RawValue);
+
+impl<'a> Plain<'a> {
+    pub(in crate::front) fn bytes(self) -> &'a [u8] {
+        self.0.get().as_bytes()
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Plain<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Plain<'a>, D::Error> {
+        let value = <&'a RawValue>::deserialize(deserializer)?;
+        check_plain(value).map_err(|problem| {
+            let text = problem.to_string();
+            // The place is one within the value, and the library has many words for a lone half.
+            let text = match text.split(" at line ").next().unwrap_or_default() {
+                text if text.contains("hex escape") => "a text has half of a surrogate pair",
+                text => text,
+            };
+            D::Error::custom(format!("{text}; not every language could read it"))
+        })?;
+        Ok(Plain(value))
+    }
+}
+
+fn check_plain(value: &RawValue) -> Result<(), serde_json::Error> {
+    Levels(JSON_DEPTH_MAX).deserialize(&mut serde_json::Deserializer::from_str(value.get()))
+}
+
+/// Reads a value with at most this many levels, and keeps nothing of it.
+#[derive(Clone, Copy)]
+struct Levels(usize);
+
+impl Levels {
+    fn inner<E: serde::de::Error>(self) -> Result<Levels, E> {
+        let left = self.0.checked_sub(1).map(Levels);
+        left.ok_or_else(|| E::custom(format!("nested deeper than {JSON_DEPTH_MAX} levels")))
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Levels {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Levels {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<(), A::Error> {
+        let inner = self.inner()?;
+        while elements.next_element_seed(inner)?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<(), A::Error> {
+        let inner = self.inner()?;
+        while entries.next_key_seed(inner)?.is_some() {
+            entries.next_value_seed(inner)?;
+        }
+        Ok(())
+    }
+}
 
 /// Bytes as an answer shows them: one of the two.
 #[derive(Debug, Default)]
@@ -12,8 +117,8 @@ pub(in crate::front) struct Shown<'a> {
 
 /// Shows bytes that may be JSON.
 pub(in crate::front) fn shown(bytes: &[u8]) -> Shown<'_> {
-    match serde_json::from_slice(bytes) {
-        Ok(json) => Shown { json: Some(json), base64: None },
+    match serde_json::from_slice::<Plain<'_>>(bytes) {
+        Ok(Plain(json)) => Shown { json: Some(json), base64: None },
         Err(_) => Shown { json: None, base64: Some(BASE64_STANDARD.encode(bytes)) },
     }
 }
@@ -55,6 +160,26 @@ mod tests {
         assert_eq!(shown(b"\xff").base64.as_deref(), Some("/w=="));
         assert_eq!(shown(b"").base64.as_deref(), Some(""));
         assert_eq!(shown_payload("text/plain", b"1").base64.as_deref(), Some("MQ=="));
+    }
+
+    #[test]
+    fn json_that_some_language_cannot_read_is_shown_as_base64() {
+        let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
+        for text in [nested(JSON_DEPTH_MAX), r#"{"\ud83d\ude00": [1e308, -0.0, "\u0000"]}"#.into()]
+        {
+            assert_eq!(shown(text.as_bytes()).json.map(RawValue::get), Some(&*text));
+        }
+        for (text, why) in [
+            (nested(JSON_DEPTH_MAX + 1), "nested deeper than 60 levels"),
+            (nested(100_000), "nested deeper than 60 levels"),
+            (r#"["\ud800"]"#.to_owned(), "surrogate"),
+            (r#"{"\udc00": 1}"#.to_owned(), "surrogate"),
+            ("[1e400]".to_owned(), "number out of range"),
+        ] {
+            assert!(shown(text.as_bytes()).base64.is_some());
+            let error = serde_json::from_str::<Plain<'_>>(&text).unwrap_err().to_string();
+            assert!(error.contains(why) && !error.contains(" at line 1 column 2;"), "{error}");
+        }
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! What requests may hold.
 
 use super::{
-    Dependency, Moment, Ms, OnFailure, bytes::decode_base64, retry::Retry, unique::Unique,
+    Dependency, Moment, Ms, OnFailure,
+    bytes::{Plain, decode_base64},
+    retry::Retry,
+    unique::Unique,
 };
 use crate::{Error, broker::Edit, front::edge};
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
-use serde_json::value::RawValue;
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 use taskyard_machine::{
     Body, ClaimToken, Extend, Fail, NewTask as MachineTask, Progress as MachineProgress,
@@ -31,14 +33,13 @@ pub(in crate::front) struct NewTask<'a> {
     /// Any JSON value; kept verbatim. Default `null`.
     #[serde(borrow)]
     #[schema(value_type = Option<serde_json::Value>)]
-    payload: Option<&'a RawValue>,
+    payload: Option<Plain<'a>>,
     /// The payload, when it is not JSON.
     payload_base64: Option<String>,
     /// The payload's media type. Default `application/json`.
     content_type: Option<String>,
     /// Strings to strings, for tracing and routing.
-    #[serde(default)]
-    headers: BTreeMap<String, String>,
+    headers: Option<BTreeMap<String, String>>,
     /// 0 to 9, 9 first. Default 5.
     #[schema(minimum = 0, maximum = 9)]
     priority: Option<u64>,
@@ -57,8 +58,7 @@ pub(in crate::front) struct NewTask<'a> {
     /// How long it is kept after it ended. Default: the queue's.
     retention_ms: Option<Ms>,
     /// Words to find it by.
-    #[serde(default)]
-    tags: Vec<String>,
+    tags: Option<Vec<String>>,
     /// Of the tasks with this key in its queue, only one at a time.
     unique: Option<Unique>,
     /// Only for nodes of a flow: its name there.
@@ -107,10 +107,10 @@ impl NewTask<'_> {
         let moment = |moment: Option<Moment>| moment.map(|moment| moment.0);
         let delay_ms = self.delay_ms.map(|ms| ms.0);
         let run_at = edge::when(delay_ms, moment(self.run_at), ["delay_ms", "run_at"])?;
-        let json = || self.payload.map_or(NULL, |json| json.get().as_bytes());
+        let json = || self.payload.map_or(NULL, Plain::bytes);
         let body = Body {
             content_type: self.content_type.as_deref().unwrap_or_default(),
-            headers: headers(&self.headers),
+            headers: self.headers.as_ref().map(headers).unwrap_or_default(),
             payload: self.decoded.as_deref().unwrap_or_else(json),
         };
         let draft = self.unique.as_ref().map(Unique::draft);
@@ -125,7 +125,7 @@ impl NewTask<'_> {
             retry: self.retry.as_ref().map(Retry::policy).transpose()?,
             timeout_ms: self.timeout_ms.map(|ms| ms.0),
             retention_ms: self.retention_ms.map(|ms| ms.0),
-            tags: self.tags.iter().map(String::as_str).collect(),
+            tags: self.tags.iter().flatten().map(String::as_str).collect(),
             fairness_key: self.fairness_key.as_deref(),
             unique: unique.map(Box::new),
         })
@@ -249,7 +249,7 @@ pub(in crate::front) struct Ack<'a> {
     /// Any JSON value; kept verbatim.
     #[serde(borrow)]
     #[schema(value_type = Option<serde_json::Value>)]
-    pub(in crate::front) result: Option<&'a RawValue>,
+    pub(in crate::front) result: Option<Plain<'a>>,
     /// Tasks that are enqueued with the ack or not at all.
     #[serde(borrow, default)]
     pub(in crate::front) enqueue: Vec<NewTask<'a>>,
@@ -334,7 +334,7 @@ pub(in crate::front) struct ExtendBody<'a> {
     /// What the next attempt receives; kept verbatim.
     #[serde(borrow)]
     #[schema(value_type = Option<serde_json::Value>)]
-    resume_state: Option<&'a RawValue>,
+    resume_state: Option<Plain<'a>>,
 }
 
 impl ExtendBody<'_> {
@@ -347,7 +347,7 @@ impl ExtendBody<'_> {
             token: ClaimToken(self.claim_token),
             lease_ms: self.lease_ms.map(|ms| ms.0),
             progress: percent.map(|percent| MachineProgress { percent, message }),
-            resume_state: self.resume_state.map(|json| json.get().as_bytes()),
+            resume_state: self.resume_state.map(Plain::bytes),
         })
     }
 }
@@ -396,14 +396,14 @@ pub(in crate::front) struct RetryBody<'a> {
     /// Replaces the payload.
     #[serde(borrow)]
     #[schema(value_type = Option<serde_json::Value>)]
-    payload: Option<&'a RawValue>,
+    payload: Option<Plain<'a>>,
     /// Replaces all headers.
     headers: Option<BTreeMap<String, String>>,
 }
 
 impl RetryBody<'_> {
     pub(in crate::front) fn edit(&self) -> Option<Edit<'_>> {
-        let payload = self.payload.map(|json| (json.get().as_bytes(), ""));
+        let payload = self.payload.map(|json| (json.bytes(), ""));
         let headers = self.headers.as_ref().map(headers);
         (payload.is_some() || headers.is_some()).then_some(Edit { payload, headers })
     }
