@@ -105,6 +105,8 @@ fn all_that_can_happen_to_a_task_is_exercised() {
         "lost",
         "attempts spent",
         "not retryable",
+        "its workers died",
+        "expired",
         "cancelled",
         "removed",
         "paused",
@@ -115,6 +117,7 @@ fn all_that_can_happen_to_a_task_is_exercised() {
         "claim_lost",
         "already_finished",
         "invalid_argument",
+        "queue_full",
     ] {
         assert!(
             reports.iter().any(|report| report.seen.contains_key(what)),

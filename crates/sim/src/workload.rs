@@ -7,10 +7,10 @@ mod operator;
 
 use crate::invariants::{Oracle, Violation};
 use crate::rng::Rng;
-use new_task::{new_task, new_task_now};
+use new_task::{KILLER, new_task, new_task_now};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use taskyard_machine::{
-    Ack, Claim, ClaimQueue, ClaimToken, Command, CommitBatch, EncodedCommand, Enqueue,
+    Ack, Claim, ClaimQueue, ClaimToken, ClaimedTask, Command, CommitBatch, EncodedCommand, Enqueue,
     EnqueueBatch, EnqueueMany, Extend, Fail, FollowUp, NewTask, Outcome, Progress, Rejection,
     Release, Renew, SessionId, Snooze, StageBatch, TaskError, TaskId, TaskView, When, home_shard,
 };
@@ -121,6 +121,8 @@ pub(crate) struct Workload {
     known: Vec<TaskId>,
     request_ids: Vec<(String, String)>,
     dead_sessions: BTreeSet<(SessionId, u16)>,
+    /// Tasks that kill the worker that begins them.
+    killers: BTreeSet<TaskId>,
     /// Nothing new is begun; what there is, is worked off.
     draining: bool,
     pub(crate) answered: u64,
@@ -153,6 +155,7 @@ impl Workload {
             known: Vec::new(),
             request_ids: Vec::new(),
             dead_sessions: BTreeSet::new(),
+            killers: BTreeSet::new(),
             draining: false,
             answered: 0,
         }
@@ -308,6 +311,8 @@ impl Workload {
                 let this = &mut self.clients[client];
                 this.claim_sequence += 1;
                 if let Ok(Outcome::Claimed(tasks)) = outcome {
+                    let kills = |task: &&ClaimedTask| &*task.task_type == KILLER;
+                    self.killers.extend(tasks.iter().filter(kills).map(|task| task.id));
                     this.held.extend(tasks.iter().map(|task| (task.id, task.token)));
                 }
             }
@@ -415,7 +420,8 @@ impl Workload {
     fn work(&mut self, client: usize) -> Option<(Request, Purpose, bool)> {
         let draining = self.draining;
         let this = &mut self.clients[client];
-        if !draining && this.rng.chance(15) {
+        let killed = this.held.keys().any(|task| self.killers.contains(task));
+        if killed || (!draining && this.rng.chance(15)) {
             // The worker dies with what it holds; another takes its place.
             this.held.clear();
             let session = SessionId(this.session);

@@ -4,6 +4,9 @@ use crate::clock::RUN_BEGINS_AT_MS;
 use crate::rng::Rng;
 use taskyard_machine::{Backoff, Body, NewTask, RetryPolicy, Timestamp, When};
 
+/// The type of a task that kills its workers, until it is quarantined.
+pub(crate) const KILLER: &str = "kill";
+
 pub(crate) fn new_task_now() -> NewTask<'static> {
     NewTask {
         task_type: "follow_up",
@@ -29,13 +32,13 @@ pub(crate) fn new_task(rng: &mut Rng) -> NewTask<'static> {
         jitter_thousandths: 250,
     });
     NewTask {
-        task_type: "work",
+        task_type: if rng.chance(25) { KILLER } else { "work" },
         body: Body { payload: PAYLOADS[rng.below(4) as usize], ..Body::default() },
         priority: rng.chance(500).then(|| rng.below(10) as u8),
         run_at,
         expires_at: rng
             .chance(60)
-            .then(|| Timestamp(RUN_BEGINS_AT_MS + rng.between(60_000, 240_000))),
+            .then(|| Timestamp(RUN_BEGINS_AT_MS + rng.between(1_000, 60_000))),
         retry,
         timeout_ms: rng.chance(100).then(|| rng.between(1_000, 10_000)),
         retention_ms: rng.chance(100).then(|| rng.between(100, 5_000)),

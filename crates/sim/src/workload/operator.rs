@@ -72,7 +72,7 @@ impl Workload {
                 let settings = QueueSettings {
                     retention_count: rng.chance(500).then(|| rng.below(5) as u32),
                     dead_retention_count: rng.chance(300).then(|| rng.below(4) as u32),
-                    max_length: rng.chance(200).then(|| rng.between(5, 40)),
+                    max_length: rng.chance(400).then(|| rng.between(1, 20)),
                     concurrency: rng.chance(300).then(|| rng.between(1, 6) as u32),
                     rate: rng.chance(200).then(|| rate(rng)),
                     per_key: rng.chance(500).then(|| PerKey {
