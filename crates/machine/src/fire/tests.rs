@@ -228,7 +228,7 @@ fn every_end_of_a_run_lets_the_next_one_fire() {
             yard.release(&held).unwrap();
         }),
         ("purge", |yard, _| {
-            yard.send(Command::PurgeQueue(QueueCommand { queue: "mail" })).unwrap();
+            yard.send(crate::testing::purge("mail")).unwrap();
         }),
         ("end of a session", |yard, id| {
             let claim = Claim { session: Some(SessionId(1)), ..testing::claim("mail") };
