@@ -6,6 +6,8 @@
 //! tokens grow; never before its time; never again once it succeeded. Per client: what was
 //! acknowledged is on a majority of disks, stays, and is seen by every later read.
 
+mod keys;
+
 use crate::rng::hash;
 use crate::shard::Applied;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -41,6 +43,8 @@ struct Task {
     token_last: u64,
     /// It must not be claimed before this.
     runs_from: u64,
+    /// The queue and unique key that it holds as long as it lives.
+    key: Option<(String, String)>,
 }
 
 #[derive(Debug, Default)]
@@ -163,12 +167,14 @@ impl Oracle {
         }
         let revived = account.revived(&entry.commands, &applied.outcomes);
         let born = born(&entry.commands, &applied.outcomes, now);
+        account.judge_refusals(&applied.outcomes, &revived)?;
         for event in &applied.events {
             account.follow(event, &born, &revived, &mut claims, now)?;
         }
         if let Some(claim) = claims.front() {
             return Err(format!("task {} was handed out without an event", claim.id));
         }
+        account.judge_keys(&entry.commands, &applied.outcomes)?;
         for (task, view) in &applied.views {
             account.compare(*task, view.as_ref())?;
         }
@@ -369,7 +375,7 @@ impl ShardAccount {
         let Some(id) = crate::shard::task_of(event) else { return Ok(()) };
         if let EventKind::TaskEnqueued(_) = event.kind {
             let runs_from = born.get(&id).copied().unwrap_or(0);
-            let task = Task { phase: Phase::Waiting, token_last: 0, runs_from };
+            let task = Task { phase: Phase::Waiting, token_last: 0, runs_from, key: None };
             return match self.tasks.insert(id, task) {
                 Some(_) => Err(format!("task {id} was enqueued twice")),
                 None => Ok(()),
@@ -513,7 +519,8 @@ fn born(
     let mut born: BTreeMap<TaskId, u64> = BTreeMap::new();
     for (_, task, id, known) in enqueued(commands, outcomes) {
         if !known {
-            born.insert(id, from(task.run_at));
+            let quiet_ms = task.unique.as_ref().and_then(|unique| unique.debounce_ms);
+            born.insert(id, from(task.run_at) + quiet_ms.unwrap_or(0));
         }
     }
     for (command, outcome) in commands.iter().zip(outcomes) {

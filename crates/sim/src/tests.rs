@@ -97,6 +97,8 @@ fn all_that_can_happen_to_a_task_is_exercised() {
     for what in [
         "enqueued",
         "duplicate",
+        "replaced",
+        "not_unique",
         "claimed",
         "progressed",
         "succeeded",

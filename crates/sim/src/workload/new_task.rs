@@ -2,7 +2,9 @@
 
 use crate::clock::RUN_BEGINS_AT_MS;
 use crate::rng::Rng;
-use taskyard_machine::{Backoff, Body, NewTask, RetryPolicy, Timestamp, When};
+use taskyard_machine::{
+    Backoff, Body, NewTask, OnConflict, RetryPolicy, Timestamp, Unique, UniqueUntil, When,
+};
 
 /// The type of a task that kills its workers, until it is quarantined.
 pub(crate) const KILLER: &str = "kill";
@@ -15,9 +17,30 @@ pub(crate) fn new_task_now() -> NewTask<'static> {
     }
 }
 
+/// A key that others want too, held in any way.
+fn unique(rng: &mut Rng) -> Unique<'static> {
+    let on_conflict = *rng.pick(&[OnConflict::Existing, OnConflict::Replace, OnConflict::Reject]);
+    let debounced = on_conflict == OnConflict::Replace && rng.chance(500);
+    let until = match rng.below(3) {
+        0 => Some(UniqueUntil::Start),
+        1 if !debounced => Some(UniqueUntil::Done),
+        _ => None,
+    };
+    Unique {
+        key: (*rng.pick(&["k1", "k2", "k3"])).into(),
+        until,
+        window_ms: (!debounced && rng.chance(400)).then(|| rng.between(1, 8_000)),
+        on_conflict,
+        debounce_ms: debounced.then(|| rng.between(1, 2_000)),
+    }
+}
+
 pub(crate) fn new_task(rng: &mut Rng) -> NewTask<'static> {
     const PAYLOADS: [&[u8]; 4] = [b"", b"1", b"{\"a\": 1}", b"[1, 2, 3, 4, 5, 6, 7, 8, 9]"];
+    let unique = rng.chance(150).then(|| Box::new(unique(rng)));
+    let debounced = unique.as_ref().is_some_and(|unique| unique.debounce_ms.is_some());
     let run_at = match rng.below(10) {
+        _ if debounced => When::Now,
         0..2 => When::After { ms: rng.below(5_000) },
         2 => When::At(Timestamp(RUN_BEGINS_AT_MS + rng.below(60_000))),
         _ => When::Now,
@@ -44,6 +67,7 @@ pub(crate) fn new_task(rng: &mut Rng) -> NewTask<'static> {
         retention_ms: rng.chance(100).then(|| rng.between(100, 5_000)),
         fairness_key: rng.chance(500).then(|| *rng.pick(&["acme", "bolt", "coil", "dune"])),
         tags: if rng.chance(200) { vec!["sim"] } else { vec![] },
+        unique,
         ..NewTask::default()
     }
 }
