@@ -79,6 +79,23 @@ async fn connections_over_the_limit_are_told_and_those_within_live() {
     })
     .await;
 
+    // Whoever watches the node is answered all the same, and gets nothing else on the way.
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        eventually(path, async || {
+            let mut socket = TcpStream::connect(broker.address).await.unwrap();
+            let request = format!(
+                "GET {path} HTTP/1.1\r\nhost: a\r\n\r\nGET /v1/queues HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+            );
+            let _ = socket.write_all(request.as_bytes()).await;
+            let mut answer = String::new();
+            let _ = timeout(DEADLINE, socket.read_to_string(&mut answer)).await.expect("closed");
+            let answered = answer.starts_with("HTTP/1.1 200");
+            assert!(!answered || answer.contains("HTTP/1.1 429"), "{answer}");
+            answered.then_some(())
+        })
+        .await;
+    }
+
     // A place that is given up is taken by the next, and every parked claim is still there.
     drop(parked.pop());
     eventually("a place", async || {

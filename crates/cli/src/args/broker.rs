@@ -29,6 +29,10 @@ pub(crate) struct ServeArgs {
     /// Free disk space below which enqueues are refused [default: 1G]
     #[arg(long, env = "TASKYARD_DISK_RESERVE", value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
     pub(crate) disk_reserve: Option<u64>,
+    /// Connections at once; those beyond are refused, but for /healthz, /readyz and /metrics. Fewer if
+    /// the process may open fewer files [default: 20000]
+    #[arg(long, env = "TASKYARD_CONNECTIONS_MAX", value_name = "N")]
+    pub(crate) connections_max: Option<usize>,
     /// How long a stop takes at most: for calls in flight, then for checkpoints [default: 10s]
     #[arg(long, env = "TASKYARD_SHUTDOWN_GRACE", value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) shutdown_grace: Option<Duration>,

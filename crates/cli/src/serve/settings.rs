@@ -23,11 +23,20 @@ struct Settings {
     payload_max: Option<u64>,
     memory_max: Option<u64>,
     disk_reserve: Option<u64>,
+    connections_max: Option<usize>,
     shutdown_grace: Option<Duration>,
 }
 
-const KEYS: [&str; 7] =
-    ["data", "listen", "shards", "payload_max", "memory_max", "disk_reserve", "shutdown_grace"];
+const KEYS: [&str; 8] = [
+    "data",
+    "listen",
+    "shards",
+    "payload_max",
+    "memory_max",
+    "disk_reserve",
+    "connections_max",
+    "shutdown_grace",
+];
 
 /// What the node is told in the end.
 pub(super) fn config(args: &ServeArgs) -> Result<Config> {
@@ -51,6 +60,9 @@ pub(super) fn config(args: &ServeArgs) -> Result<Config> {
     if let Some(bytes) = args.disk_reserve.or(file.disk_reserve) {
         config.disk_reserve_bytes = bytes;
     }
+    if let Some(connections) = args.connections_max.or(file.connections_max) {
+        config.connections_max = connections;
+    }
     if let Some(grace) = args.shutdown_grace.or(file.shutdown_grace) {
         config.shutdown_grace = grace;
     }
@@ -68,6 +80,7 @@ fn as_typed(mistakes: &str, args: &ServeArgs) -> String {
         ("shards is", "shards", args.shards.is_some()),
         ("payload_bytes_max is", "payload_max", args.payload_max.is_some()),
         ("memory_bytes_max is", "memory_max", args.memory_max.is_some()),
+        ("connections_max is", "connections_max", args.connections_max.is_some()),
     ];
     let mut lines: Vec<String> = mistakes.lines().map(str::to_owned).collect();
     for line in &mut lines {
@@ -114,6 +127,9 @@ fn parse(text: &str, problems: &mut Vec<String>) -> Settings {
             "payload_max" => take(&mut settings.payload_max, value, values::size),
             "memory_max" => take(&mut settings.memory_max, value, values::size),
             "disk_reserve" => take(&mut settings.disk_reserve, value, values::size),
+            "connections_max" => take(&mut settings.connections_max, value, |text| {
+                text.parse().map_err(|_| format!("{text:?} is no number of connections"))
+            }),
             "shutdown_grace" => take(&mut settings.shutdown_grace, value, values::duration),
             unknown => Err(format!("there is no such key{}", did_you_mean(unknown))),
         };
@@ -171,6 +187,10 @@ mod tests {
         assert_eq!(config.memory_bytes_max, 2 << 30);
         assert_eq!(config.listen.map(|address| address.port()), Some(1));
         assert_eq!(config.payload_bytes_max, 1 << 20, "the default");
+        fs::write(&file, "connections_max = 50\n").unwrap();
+        assert_eq!(self::config(&args(&line)).unwrap().connections_max, 50);
+        let line = format!("{line} --connections-max 40");
+        assert_eq!(self::config(&args(&line)).unwrap().connections_max, 40);
     }
 
     #[test]
@@ -192,9 +212,10 @@ mod tests {
 
     #[test]
     fn bounds_are_reported_together() {
-        let error = config(&args("taskyard serve --shards 0 --payload-max 9M")).unwrap_err();
+        let line = "taskyard serve --shards 0 --payload-max 9M --connections-max 20001";
+        let error = config(&args(line)).unwrap_err();
         let error = error.to_string();
-        for part in ["--shards is 0", "--payload-max is 9437184"] {
+        for part in ["--shards is 0", "--payload-max is 9437184", "--connections-max is 20001"] {
             assert!(error.contains(part), "{error}");
         }
         let folder = tempfile::tempdir().unwrap();

@@ -1,10 +1,16 @@
 //! Connections: HTTP/1 and HTTP/2 on one socket, each bounded in what it may cost.
 //!
 //! A client that sends nothing, half a request or reads nothing loses its connection; the others
-//! never notice. There are no more connections than there are places; the next one is told so.
+//! never notice. There are no more connections than there are places; the next one is told so, unless
+//! it asks how the node is: whoever watches it must learn that it lives above all when it is full.
 
+use super::problem::Problem;
 use crate::limits;
-use axum::{Router, http::Request};
+use axum::{
+    Router,
+    http::{Request, StatusCode},
+    response::IntoResponse,
+};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
@@ -27,6 +33,12 @@ use tokio::{
     time::{Sleep, sleep, timeout},
 };
 use tower::Service;
+
+/// What is answered even when every place is taken, over HTTP/1.
+const ALWAYS_ANSWERED: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
+
+/// How long a client without a place may take to show what it asks.
+const SHOWN_WITHIN: Duration = Duration::from_millis(limits::REFUSAL_MS_MAX / 5);
 
 /// How long a refused client may take to be told.
 const REFUSED_WITHIN: Duration = Duration::from_millis(limits::REFUSAL_MS_MAX);
@@ -151,11 +163,37 @@ impl Connections {
             });
         }
         if let Ok(refusal) = self.refusals.clone().try_acquire_owned() {
+            let this = self.clone();
             tokio::spawn(async move {
                 let _refusal = refusal;
-                let _ = timeout(REFUSED_WITHIN, tell_full(socket, places_max)).await;
+                let told = async {
+                    match asks_for_health(&socket).await {
+                        true => this.serve_health(socket).await,
+                        false => drop(tell_full(socket, places_max).await),
+                    }
+                };
+                let _ = timeout(REFUSED_WITHIN, told).await;
             });
         }
+    }
+
+    /// Answers how the node is, and nothing else, on a connection without a place.
+    async fn serve_health(&self, socket: TcpStream) {
+        let (router, places_max) = (self.router.clone(), self.places_max);
+        let service = tower::service_fn(move |request: Request<_>| {
+            let mut router = router.clone();
+            async move {
+                if ALWAYS_ANSWERED.contains(&request.uri().path()) {
+                    return router.call(request).await;
+                }
+                let status = StatusCode::TOO_MANY_REQUESTS;
+                let problem = Problem::new(status, "limit_exceeded", all_in_use(places_max));
+                Ok(problem.into_response())
+            }
+        });
+        let service = TowerToHyperService::new(service);
+        // How it ended is the client's doing.
+        let _ = self.builder.serve_connection(TokioIo::new(socket), service).await;
     }
 
     /// Serves one connection that is no socket; closes it if there are too many.
@@ -220,10 +258,25 @@ impl Connections {
     }
 }
 
+/// Whether the first bytes of a connection ask for what is always answered.
+async fn asks_for_health(socket: &TcpStream) -> bool {
+    let mut start = [0; 16];
+    let seen = match timeout(SHOWN_WITHIN, socket.peek(&mut start)).await {
+        Ok(Ok(seen)) => &start[..seen],
+        _ => return false,
+    };
+    ALWAYS_ANSWERED.iter().any(|path| seen.starts_with(format!("GET {path}").as_bytes()))
+}
+
+fn all_in_use(places_max: usize) -> String {
+    format!("all {places_max} connections of this broker are in use; close some or use another")
+}
+
 /// Tells a client without a place, in the words of HTTP/1, which every client shows.
 async fn tell_full(mut socket: TcpStream, places_max: usize) -> io::Result<()> {
     let body = format!(
-        r#"{{"type":"urn:taskyard:limit_exceeded","title":"a limit is reached","status":429,"code":"limit_exceeded","detail":"all {places_max} connections of this broker are in use; close some or use another"}}"#
+        r#"{{"type":"urn:taskyard:limit_exceeded","title":"a limit is reached","status":429,"code":"limit_exceeded","detail":"{}"}}"#,
+        all_in_use(places_max)
     );
     let length = body.len();
     let head = format!(
