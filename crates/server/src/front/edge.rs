@@ -174,8 +174,8 @@ pub(super) struct RetryDraft {
     pub(super) delays_ms: Vec<u64>,
 }
 
-/// The largest growth per failure: more is a typing error.
-const FACTOR_MAX: f64 = 1_000.0;
+/// The largest growth per failure, as wires say it.
+const FACTOR_MAX: f64 = limits::RETRY_FACTOR_THOUSANDTHS_MAX as f64 / 1_000.0;
 
 impl RetryDraft {
     /// The policy, or which of its fields makes no sense.
@@ -315,6 +315,7 @@ fn thousandths(field: &str, fraction: f64, lowest: f64, highest: f64) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use taskyard_machine::NewTask;
 
     #[test]
     fn policies_survive_the_wire() {
@@ -337,9 +338,13 @@ mod tests {
     #[test]
     fn fractions_out_of_range_are_named() {
         let draft = RetryDraft::default;
+        let largest = RetryDraft { factor: Some(100.0), ..draft() }.policy().unwrap();
+        let task = NewTask { task_type: "t", retry: Some(largest), ..NewTask::default() };
+        assert_eq!(task.check_shape(), Ok(()), "the machine's bound is the same");
         for (draft, text) in [
-            (RetryDraft { factor: Some(f64::NAN), ..draft() }, "retry.factor NaN is not 1 to 1000"),
-            (RetryDraft { factor: Some(0.5), ..draft() }, "retry.factor 0.5 is not 1 to 1000"),
+            (RetryDraft { factor: Some(f64::NAN), ..draft() }, "retry.factor NaN is not 1 to 100"),
+            (RetryDraft { factor: Some(0.5), ..draft() }, "retry.factor 0.5 is not 1 to 100"),
+            (RetryDraft { factor: Some(100.1), ..draft() }, "retry.factor 100.1 is not 1 to 100"),
             (RetryDraft { jitter: Some(-0.1), ..draft() }, "retry.jitter -0.1 is not 0 to 1"),
             (
                 RetryDraft { jitter: Some(f64::INFINITY), ..draft() },
