@@ -155,6 +155,9 @@ mod tests {
         assert_eq!((refused.exit_code, refused.text.as_str()), (2, "name a queue"));
         let bad_name = taskyard::Error::Invalid("no such name".to_owned());
         assert_eq!(complaint(&bad_name.into()).exit_code, 2);
+        let (code, message) = ("unimplemented".to_owned(), "no such call".to_owned());
+        let older_server = taskyard::Error::Rejected { code, message };
+        assert_eq!(complaint(&older_server.into()).exit_code, 1);
         let failed = complaint(&anyhow::anyhow!("no such file"));
         assert_eq!((failed.exit_code, failed.code.as_str()), (1, "failed"));
     }

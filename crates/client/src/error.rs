@@ -106,8 +106,8 @@ fn because(error: Option<&TaskError>) -> String {
 }
 
 impl Error {
-    /// The stable code: one of those in `docs/protocol.md`, or `not_succeeded`, `not_finished` and
-    /// `decode`, which only this crate makes.
+    /// The stable code: one of those in `docs/protocol.md`, or `not_succeeded`, `not_finished`,
+    /// `decode` and `unimplemented` (the server does not know the call), which only this crate makes.
     pub fn code(&self) -> &str {
         match self {
             Error::Rejected { code, .. } | Error::Unavailable { code, .. } => code,
@@ -183,7 +183,7 @@ impl Error {
             Code::PermissionDenied => refused("permission_denied"),
             Code::ResourceExhausted => refused("limit_exceeded"),
             Code::Unimplemented => Error::Rejected {
-                code: "invalid_argument".to_string(),
+                code: "unimplemented".to_string(),
                 message: format!(
                     "{server} does not know this call: {message}; is it a Taskyard of this version"
                 ),
@@ -283,6 +283,13 @@ mod tests {
             assert_eq!(error.is_retryable(), retryable, "{own_code}");
             assert_eq!(error.is_outcome_unknown(), unknown, "{own_code}");
         }
+    }
+
+    #[test]
+    fn a_server_that_does_not_know_the_call_is_no_mistake_of_the_caller() {
+        let error = Error::from_status("here", &status(Code::Unimplemented, None));
+        assert_eq!(error.code(), "unimplemented");
+        assert!(error.to_string().contains("here does not know this call"), "{error}");
     }
 
     #[test]

@@ -3,8 +3,9 @@
 
 mod common;
 
-use common::{Broker, code, task};
+use common::{Broker, code, queues, task};
 use taskyard_proto::v1;
+use tonic::Code;
 
 const INVALID: &str = "invalid_argument";
 
@@ -125,4 +126,17 @@ impl tonic::codec::Decoder for RawCodec {
         bytes::Buf::copy_to_slice(source, &mut item);
         Ok(Some(item))
     }
+}
+
+#[tokio::test]
+async fn a_retry_that_the_state_forbids_is_a_failed_precondition() {
+    let broker = Broker::start().await;
+    let mut grpc = broker.grpc().await;
+    let request = v1::EnqueueRequest { task: Some(task("q", "t")) };
+    let id = grpc.enqueue(request).await.unwrap().into_inner().id;
+    let claim = v1::ClaimRequest { queues: queues(&["q"]), ..v1::ClaimRequest::default() };
+    assert_eq!(grpc.claim(claim).await.unwrap().into_inner().tasks.len(), 1);
+    let refused = grpc.retry(v1::RetryRequest { id, ..Default::default() }).await.unwrap_err();
+    assert_eq!((refused.code(), code(&refused)), (Code::FailedPrecondition, "invalid_argument"));
+    broker.stop().await;
 }

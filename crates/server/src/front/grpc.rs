@@ -2,6 +2,7 @@
 
 mod flow;
 mod schedule;
+mod unique;
 mod wire;
 mod work;
 

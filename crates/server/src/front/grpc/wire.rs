@@ -1,22 +1,19 @@
 //! Between `taskyard.v1` and the machine's words: decoding borrows from the message, encoding
 //! shares the body's bytes.
 
-use super::{flow, schedule};
+use super::{flow, schedule, unique};
 use crate::{
     Error,
     broker::{BulkReport, DeadSelection, Found, QUEUE_DEFAULT, WaitReason},
-    front::{
-        edge::{self, Growth, RateDraft, RetryDraft},
-        unique::UniqueDraft,
-    },
+    front::edge::{self, Growth, RateDraft, RetryDraft},
     sessions::{Activity, Beat, Hello, Orders, Profile, WorkerView},
     shard::HandedTask,
 };
 use std::collections::HashMap;
 use taskyard_machine::{
-    AfterFailure, AttemptView, Body, ClaimToken, Enqueue, Enqueued, Extend, Fail, NewTask,
-    OnConflict, PerKey, Progress, QueueSettings, QueueView, Rate, Release, RetryPolicy, SessionId,
-    Snooze, TaskError, TaskId, TaskStateName, Timestamp, UniqueUntil, UniqueView, limits,
+    AfterFailure, AttemptView, Body, ClaimToken, Enqueue, Enqueued, Extend, Fail, NewTask, PerKey,
+    Progress, QueueSettings, QueueView, Rate, Rejection, Release, RetryPolicy, SessionId, Snooze,
+    TaskError, TaskId, TaskStateName, Timestamp, limits,
 };
 use taskyard_proto::v1;
 use tonic::{Code, Status, metadata::MetadataValue};
@@ -29,7 +26,12 @@ const HOLDER_KEY: &str = "taskyard-holder";
 impl From<Error> for Status {
     fn from(error: Error) -> Status {
         let code = error.code();
-        let mut status = Status::new(grpc_code(code), error.to_string());
+        let kind = match error {
+            // The request is fine, the task is not where it would make sense.
+            Error::Rejected(Rejection::WrongState { .. }) => Code::FailedPrecondition,
+            _ => grpc_code(code),
+        };
+        let mut status = Status::new(kind, error.to_string());
         status.metadata_mut().insert(CODE_KEY, MetadataValue::from_static(code));
         let holder = error.holder().and_then(|id| MetadataValue::try_from(id.to_string()).ok());
         if let Some(holder) = holder {
@@ -90,7 +92,7 @@ pub(super) fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
         headers: headers(&task.headers),
         payload: &task.payload,
     };
-    let draft = task.unique.as_ref().map(unique).transpose()?;
+    let draft = task.unique.as_ref().map(unique::draft).transpose()?;
     Ok(NewTask {
         unique: draft.map(|draft| draft.unique(&task.r#type, &body).map(Box::new)).transpose()?,
         task_type: &task.r#type,
@@ -104,32 +106,6 @@ pub(super) fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
         retention_ms: task.retention_ms,
         tags: task.tags.iter().map(String::as_str).collect(),
         fairness_key: task.fairness_key.as_deref(),
-    })
-}
-
-fn unique(unique: &v1::Unique) -> Result<UniqueDraft<'_>, Error> {
-    use v1::unique::{OnConflict as Conflict, Until};
-    let until = Until::try_from(unique.until)
-        .map_err(|_| Error::Invalid(format!("unique.until {} is not known", unique.until)))?;
-    let conflict = Conflict::try_from(unique.on_conflict).map_err(|_| {
-        Error::Invalid(format!("unique.on_conflict {} is not known", unique.on_conflict))
-    })?;
-    Ok(UniqueDraft {
-        key: unique.key.as_deref(),
-        fields: &unique.fields,
-        until: match until {
-            Until::Unspecified => None,
-            Until::Start => Some(UniqueUntil::Start),
-            Until::Done => Some(UniqueUntil::Done),
-        },
-        window_ms: unique.window_ms,
-        on_conflict: match conflict {
-            Conflict::Unspecified => None,
-            Conflict::Existing => Some(OnConflict::Existing),
-            Conflict::Replace => Some(OnConflict::Replace),
-            Conflict::Reject => Some(OnConflict::Reject),
-        },
-        debounce_ms: unique.debounce_ms,
     })
 }
 
@@ -402,7 +378,7 @@ pub(super) fn task(found: Found) -> v1::Task {
         finished_at: task.finished_at.map(|at| at.0),
         timeout_ms: task.timeout_ms,
         tags: task.tags,
-        unique: task.unique.map(task_unique),
+        unique: task.unique.map(unique::shown),
         attempts: task.attempts.into_iter().map(attempt).collect(),
         death_reason: task.death.map_or("", |reason| reason.as_str()).to_owned(),
         claim: task.claim.map(|claim| v1::TaskClaim {
@@ -414,16 +390,6 @@ pub(super) fn task(found: Found) -> v1::Task {
         fairness_key: task.fairness_key,
         flow: task.flow.as_ref().map(flow::member),
         schedule: body.as_ref().map_or("", schedule::of_task).to_owned(),
-    }
-}
-
-fn task_unique(unique: UniqueView) -> v1::TaskUnique {
-    v1::TaskUnique {
-        key: unique.key,
-        until: unique.until.map_or("", |until| until.as_str()).to_owned(),
-        expires_at: unique.expires_at.map(|at| at.0),
-        debounce_ms: unique.debounce_ms,
-        held: unique.held,
     }
 }
 
