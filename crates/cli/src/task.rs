@@ -223,28 +223,12 @@ fn table(tasks: &[TaskDetails]) -> Table {
             plain(&task.queue),
             plain(&task.kind),
             (crate::output::state_colour(task.state), task.state.to_string()),
-            plain(match is_retried_by_hand(task) {
-                true => task.attempt.to_string(),
-                false => format!("{}/{}", task.attempt, task.max_attempts),
-            }),
+            plain(format!("{}/{}", task.attempt, task.max_attempts)),
             plain(relative(moment_of(task), now)),
             (Colour::Grey, error),
         ]);
     }
     table
-}
-
-/// Attempts are numbered on when a task that ended is run again, with all its attempts anew.
-fn is_retried_by_hand(task: &TaskDetails) -> bool {
-    task.attempt > task.max_attempts
-}
-
-fn show_attempt(task: &TaskDetails) -> String {
-    let TaskDetails { attempt, max_attempts, .. } = task;
-    match is_retried_by_hand(task) {
-        true => format!("{attempt}; up to {max_attempts}, counted anew when retried by hand"),
-        false => format!("{attempt} of {max_attempts}"),
-    }
 }
 
 /// The moment that says most about a task in its state.
@@ -271,7 +255,7 @@ fn describe(task: &TaskDetails, output: Output) -> String {
     if !task.death_reason.is_empty() {
         line("why", task.death_reason.clone());
     }
-    line("attempt", show_attempt(task));
+    line("attempt", format!("{} of {}", task.attempt, task.max_attempts));
     if task.losses > 0 {
         line("losses", format!("{} of its workers died", task.losses));
     }

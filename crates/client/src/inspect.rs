@@ -75,7 +75,7 @@ pub struct TaskDetails {
     pub priority: u8,
     /// The attempt that runs or ran last; 0 before the first.
     pub attempt: u32,
-    /// After this many attempts it is a dead letter.
+    /// After this many attempts it is a dead letter. Those before a retry by hand are among them.
     pub max_attempts: u32,
     /// How many of its workers died under it.
     pub losses: u32,

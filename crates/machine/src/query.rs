@@ -29,7 +29,7 @@ pub struct TaskView {
     pub priority: u8,
     /// The attempt it is in or was last in, 0 before the first.
     pub attempt: u32,
-    /// Attempts in all that its policy allows.
+    /// The number of the last attempt that it may come to, if all fail from here on.
     pub max_attempts: u32,
     /// Claims lost so far.
     pub losses: u32,

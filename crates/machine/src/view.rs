@@ -6,8 +6,8 @@ use crate::queue::{LaneId, Queue};
 use crate::retry::RetryPolicy;
 use crate::slab::{NO_SLOT, Slot};
 use crate::{
-    AttemptView, ClaimView, Machine, QueueName, QueueSettings, QueueView, SessionId, TaskFilter,
-    TaskId, TaskPage, TaskStateName, TaskView, Timestamp,
+    AttemptOutcome, AttemptView, ClaimView, Machine, QueueName, QueueSettings, QueueView,
+    SessionId, TaskFilter, TaskId, TaskPage, TaskStateName, TaskView, Timestamp,
 };
 use std::ops::Bound;
 
@@ -124,10 +124,6 @@ impl Machine {
         let task = self.tasks.get(slot);
         let queue = self.queues.get(task.queue);
         let (terms, left) = (task.terms(), task.left());
-        let own_retry = terms.and_then(|terms| terms.retry.as_deref());
-        let max_attempts = own_retry
-            .or(queue.settings.retry.as_ref())
-            .map_or(RetryPolicy::default().max_attempts, |policy| policy.max_attempts);
         let mut attempts: Vec<AttemptView> = task.attempts().map(attempt_view).collect();
         attempts.reverse();
         TaskView {
@@ -137,7 +133,7 @@ impl Machine {
             state: task.state.name(),
             priority: task.priority,
             attempt: task.attempt,
-            max_attempts,
+            max_attempts: self.max_attempts(slot),
             losses: task.losses.into(),
             enqueued_at: task.enqueued_at,
             run_at: match task.state {
@@ -162,6 +158,22 @@ impl Machine {
             unique: self.unique_view(task),
             body_bytes: task.body_bytes,
         }
+    }
+
+    /// The number of the last attempt that a task may come to: those so far, and the failures that its
+    /// policy still allows. A retry by hand gives all of them anew, and a lost attempt spends none.
+    fn max_attempts(&self, slot: Slot) -> u32 {
+        let task = self.tasks.get(slot);
+        let own = task.terms().and_then(|terms| terms.retry.as_deref());
+        let policy = own.or(self.queues.get(task.queue).settings.retry.as_ref());
+        let allowed = policy.map_or(RetryPolicy::default().max_attempts, |own| own.max_attempts);
+        let left = allowed.saturating_sub(task.failures.into());
+        // One that runs, or ended without a failure, is among those left.
+        let ended = || task.last_attempt.as_ref().map(|last| last.outcome);
+        let counted = task.claim().is_some()
+            || task.finished_at().is_some()
+                && matches!(ended(), Some(AttemptOutcome::Succeeded | AttemptOutcome::Cancelled));
+        task.attempt + left.saturating_sub(counted.into())
     }
 
     fn claim_view(&self, task: &Task) -> Option<ClaimView> {
@@ -263,6 +275,32 @@ mod tests {
         assert_eq!(attempts, [1, 2]);
         let claim = task.claim.unwrap();
         assert_eq!((claim.token, &*claim.worker), (held.token, "ann"));
+    }
+
+    #[test]
+    fn attempts_are_counted_to_the_last_that_may_come() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue_task("mail", tried(2)).unwrap().id;
+        let counted = |yard: &Yard| (yard.task(id).attempt, yard.task(id).max_attempts);
+        assert_eq!(counted(&yard), (0, 2));
+        for attempt in 1..=2 {
+            let held = yard.claim_one("mail");
+            assert_eq!(counted(&yard), (attempt, 2), "running");
+            yard.fail(&held).unwrap();
+            assert_eq!(counted(&yard), (attempt, 2), "failed");
+        }
+        yard.retry(id).unwrap();
+        assert_eq!(counted(&yard), (2, 4), "by hand: two more");
+        let held = yard.claim_one("mail");
+        assert_eq!(counted(&yard), (3, 4));
+        yard.release(&held).unwrap();
+        assert_eq!(counted(&yard), (2, 4), "given back");
+        yard.claim_one("mail");
+        yard.wait_ms(30_000);
+        assert_eq!(counted(&yard), (3, 5), "a lapse spends no retry");
+        let held = yard.claim_one("mail");
+        yard.ack(&held).unwrap();
+        assert_eq!(counted(&yard), (4, 5));
     }
 
     #[test]

@@ -253,7 +253,7 @@ pub(in crate::front) struct Task<'a> {
     priority: u8,
     /// The attempt it is in or was last in, 0 before the first.
     attempt: u32,
-    /// Attempts in all that its policy allows.
+    /// The number of the last attempt that it may come to, if all fail from here on.
     max_attempts: u32,
     /// Claims lost so far.
     losses: u32,
