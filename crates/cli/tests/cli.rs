@@ -199,6 +199,34 @@ fn payloads_come_from_files_and_stdin_and_need_not_be_json() {
 }
 
 #[test]
+fn a_unique_key_is_answered_replaced_or_refused() {
+    let yard = Yard::start();
+    let by_page = |page: &str, more: &[&str]| {
+        let payload = format!("{{\"page\": {page}, \"at\": \"{}\"}}", more.len());
+        let mut arguments = vec!["enqueue", "index", &payload, "--unique-by", "type,payload.page"];
+        arguments.extend(more);
+        yard.run(&arguments)
+    };
+    let first = by_page("3", &[]);
+    assert_eq!(first.code, 0, "{}", first.stderr);
+    let again = by_page("3", &["--on-conflict", "replace"]);
+    assert_eq!((again.code, &again.stdout), (0, &first.stdout), "{}", again.stderr);
+    assert!(again.stderr.contains("no task was added"), "{}", again.stderr);
+    let id = first.stdout.trim();
+    let task = yard.json(&["task", "get", id]).remove(0);
+    assert_eq!((&task["payload"]["at"], &task["unique"]["held"]), (&json!("2"), &json!(true)));
+    assert!(yard.ok(&["task", "get", id]).contains("holds key sha256:"));
+    let refused = by_page("3", &["--on-conflict", "reject", "--json"]);
+    let error: Value = serde_json::from_str(&refused.stderr).unwrap();
+    assert_eq!((refused.code, &error["code"]), (1, &json!("not_unique")));
+    assert!(error["detail"].as_str().unwrap().contains(id), "{error}");
+    assert_ne!(by_page("4", &["--debounce", "10s"]).stdout, first.stdout);
+    let nameless = yard.run(&["enqueue", "index", "--debounce", "10s"]);
+    assert_eq!(nameless.code, 2, "{}", nameless.stderr);
+    assert!(nameless.stderr.contains("--unique-key"), "{}", nameless.stderr);
+}
+
+#[test]
 fn a_request_id_enqueues_once() {
     let yard = Yard::start();
     let first = yard.json(&["enqueue", "a", "--request-id", "one"]).remove(0);
