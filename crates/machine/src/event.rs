@@ -59,6 +59,8 @@ pub enum EventKind {
     TaskReplaced(TaskRef, Option<Timestamp>),
     /// A task may be claimed: new, due, retried, released or lost.
     TaskReady(TaskRef),
+    /// Its flow is retried: it waits for its parents again.
+    TaskBlocked(TaskRef),
     /// A worker took it.
     TaskClaimed(TaskRef, Arc<str>),
     /// A worker told how far it is.

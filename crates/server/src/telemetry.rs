@@ -16,7 +16,7 @@ const BUCKETS_US: [u64; 13] = [
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000,
 ];
-const KINDS: [&str; 26] = [
+const KINDS: [&str; 27] = [
     "task_enqueued",
     "task_ready",
     "task_claimed",
@@ -43,6 +43,7 @@ const KINDS: [&str; 26] = [
     "schedule_fired",
     "schedule_skipped",
     "schedule_missed",
+    "task_blocked",
 ];
 
 /// The node's counters.
@@ -314,6 +315,7 @@ fn kind_of(event: &EventKind) -> usize {
         EventKind::ScheduleFired { .. } => 23,
         EventKind::ScheduleSkipped(..) => 24,
         EventKind::ScheduleMissed(..) => 25,
+        EventKind::TaskBlocked(_) => 26,
     }
 }
 

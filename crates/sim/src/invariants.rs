@@ -6,10 +6,12 @@
 //! tokens grow; never before its time; never again once it succeeded. Per client: what was
 //! acknowledged is on a majority of disks, stays, and is seen by every later read.
 
+mod flows;
 mod keys;
 
 use crate::rng::hash;
 use crate::shard::Applied;
+use flows::Flows;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use taskyard_machine::{
     ClaimedTask, Command, DeadAction, Entry, Event, EventKind, FollowUp, Machine, NewTask, Outcome,
@@ -55,6 +57,8 @@ struct ShardAccount {
     /// The highest index whose outcome was told to a client.
     told: u64,
     leaders: BTreeMap<u64, usize>,
+    /// Tasks of flows that live here: their flow may let them run again.
+    members: BTreeSet<TaskId>,
 }
 
 /// The account of one run.
@@ -67,6 +71,7 @@ pub(crate) struct Oracle {
     acknowledged: BTreeSet<TaskId>,
     /// What acks have promised to enqueue on other shards.
     follow_ups: BTreeSet<TaskId>,
+    flows: Flows,
     pub(crate) entries: u64,
     pub(crate) claims: u64,
     /// How often each kind of thing happened.
@@ -80,6 +85,7 @@ impl Oracle {
             requests: BTreeMap::new(),
             acknowledged: BTreeSet::new(),
             follow_ups: BTreeSet::new(),
+            flows: Flows::default(),
             entries: 0,
             claims: 0,
             seen: BTreeMap::new(),
@@ -141,6 +147,11 @@ impl Oracle {
     /// Follows what an entry did to each task.
     fn judge(&mut self, shard: u16, applied: &Applied) -> Result<(), Violation> {
         let entry = Entry::decode(&applied.data).map_err(|error| error.to_string())?;
+        for task in self.flows.learn(&entry.commands, &applied.outcomes) {
+            self.follow_ups.insert(task);
+            self.shards[usize::from(task.home.0)].members.insert(task);
+        }
+        self.flows.judge(&applied.events)?;
         let account = &mut self.shards[usize::from(shard)];
         let now = entry.now.0;
         if now < account.now {
@@ -271,7 +282,7 @@ impl Oracle {
         if let Some(task) = self.follow_ups.difference(&known).next() {
             return Err(format!("follow-up {task} was promised and never enqueued"));
         }
-        Ok(())
+        self.flows.check_end()
     }
 
     pub(crate) fn task_count(&self) -> usize {
@@ -387,7 +398,8 @@ impl ShardAccount {
         let live = matches!(before, Phase::Claimed { .. });
         let waiting = before == Phase::Waiting;
         let finished = matches!(before, Phase::Finished(_));
-        let revived = revived.contains(&id);
+        let member = self.members.contains(&id);
+        let revived = revived.contains(&id) || (member && finished);
         let (allowed, after) = match &event.kind {
             EventKind::TaskEnqueued(_) => unreachable!("handled above"),
             EventKind::TaskReplaced(_, run_at) => {
@@ -395,6 +407,7 @@ impl ShardAccount {
                 (waiting, Phase::Waiting)
             }
             EventKind::TaskReady(_) => (waiting || live || (finished && revived), Phase::Waiting),
+            EventKind::TaskBlocked(_) => (finished && member, Phase::Waiting),
             EventKind::TaskClaimed(..) => {
                 let claim = claims.pop_front().filter(|claim| claim.id == id);
                 let claim = claim.ok_or_else(|| format!("{event:?} was not answered"))?;
@@ -538,6 +551,7 @@ fn word_for(event: &Event) -> &'static str {
         EventKind::TaskEnqueued(_) => "enqueued",
         EventKind::TaskReplaced(..) => "replaced",
         EventKind::TaskReady(_) => "ready",
+        EventKind::TaskBlocked(_) => "blocked again",
         EventKind::TaskClaimed(..) => "claimed",
         EventKind::TaskProgressed(..) => "progressed",
         EventKind::TaskSucceeded(..) => "succeeded",
@@ -556,7 +570,7 @@ fn word_for(event: &Event) -> &'static str {
         EventKind::QueueSet(_) => "set",
         EventKind::SessionEnded(_) => "session ended",
         EventKind::FlowSubmitted(_) => "flow submitted",
-        EventKind::FlowEnded(_, state) => state.as_str(),
+        EventKind::FlowEnded(..) => "flow ended",
         EventKind::ScheduleFired { .. } => "schedule fired",
         EventKind::ScheduleSkipped(..) => "schedule skipped",
         EventKind::ScheduleMissed(..) => "schedule missed",

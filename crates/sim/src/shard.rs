@@ -139,6 +139,7 @@ pub(crate) fn task_of(event: &Event) -> Option<TaskId> {
         EventKind::TaskEnqueued(task)
         | EventKind::TaskReplaced(task, _)
         | EventKind::TaskReady(task)
+        | EventKind::TaskBlocked(task)
         | EventKind::TaskClaimed(task, _)
         | EventKind::TaskProgressed(task, _)
         | EventKind::TaskSucceeded(task, _)

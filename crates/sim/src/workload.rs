@@ -2,6 +2,7 @@
 //! outcome of only where the operation has an identity (a request id, a batch id, a claim sequence,
 //! a token).
 
+mod flow;
 mod new_task;
 mod operator;
 
@@ -68,6 +69,7 @@ enum Kind {
 #[derive(Clone, Debug)]
 enum Purpose {
     Enqueue,
+    Submit,
     Claim,
     /// Ends the attempt, however it is answered.
     Finish(TaskId),
@@ -119,6 +121,7 @@ pub(crate) struct Workload {
     next_name: u64,
     /// Tasks that clients know of, to pick from.
     known: Vec<TaskId>,
+    flows: Vec<TaskId>,
     request_ids: Vec<(String, String)>,
     dead_sessions: BTreeSet<(SessionId, u16)>,
     /// Tasks that kill the worker that begins them.
@@ -153,6 +156,7 @@ impl Workload {
             nodes,
             next_name: 0,
             known: Vec::new(),
+            flows: Vec::new(),
             request_ids: Vec::new(),
             dead_sessions: BTreeSet::new(),
             killers: BTreeSet::new(),
@@ -234,7 +238,7 @@ impl Workload {
             Purpose::EndSession { session, shard } => {
                 self.dead_sessions.insert((*session, *shard));
             }
-            Purpose::Enqueue | Purpose::Read(_) | Purpose::Interfere => {}
+            Purpose::Enqueue | Purpose::Submit | Purpose::Read(_) | Purpose::Interfere => {}
         }
     }
 
@@ -307,6 +311,11 @@ impl Workload {
                 oracle.acknowledge(&ids)?;
                 self.known.extend(ids);
             }
+            (Purpose::Submit, Ok(Outcome::FlowSubmitted { flow, tasks, .. })) => {
+                self.flows.push(flow);
+                self.known.extend(tasks);
+            }
+            (Purpose::Submit, _) => {}
             (Purpose::Claim, outcome) => {
                 let this = &mut self.clients[client];
                 this.claim_sequence += 1;
@@ -314,6 +323,7 @@ impl Workload {
                     let kills = |task: &&ClaimedTask| &*task.task_type == KILLER;
                     self.killers.extend(tasks.iter().filter(kills).map(|task| task.id));
                     this.held.extend(tasks.iter().map(|task| (task.id, task.token)));
+                    self.fan_out(client, &tasks);
                 }
             }
             (Purpose::Finish(task), _) | (Purpose::Keep(task), Err(_)) => {
@@ -360,7 +370,8 @@ impl Workload {
         let produced = match draw {
             0..60 => self.enqueue(&mut rng, &queue, shard),
             60..75 => self.enqueue_several(&mut rng, &queue, shard, true),
-            75..93 => self.enqueue_several(&mut rng, &queue, shard, false),
+            75..88 => self.enqueue_several(&mut rng, &queue, shard, false),
+            88..93 => self.submit_flow(&mut rng),
             _ => {
                 let mut script = staged_batch(&mut rng, &queue, shard);
                 let first = script.pop_front().expect("a batch has parts");

@@ -119,6 +119,7 @@ impl Turn<'_> {
             membership.parents = Box::default();
         });
         self.transition(slot, State::Blocked, Place::Back);
+        self.emit_task(slot, EventKind::TaskBlocked);
     }
 
     /// The flow no longer keeps its tasks. Dead letters stay as their queue keeps them, and what was

@@ -125,6 +125,7 @@ pub(crate) fn event(event: &Event) -> String {
     match &event.kind {
         EventKind::TaskEnqueued(task) => format!("enqueued {}", id(task.id)),
         EventKind::TaskReady(task) => format!("ready {}", id(task.id)),
+        EventKind::TaskBlocked(task) => format!("blocked {}", id(task.id)),
         EventKind::TaskClaimed(task, worker) => format!("claimed {} by {worker}", id(task.id)),
         EventKind::TaskProgressed(task, percent) => {
             format!("progressed {} {percent}%", id(task.id))

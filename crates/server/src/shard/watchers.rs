@@ -55,6 +55,7 @@ pub(crate) fn ended(event: &EventKind) -> Option<TaskId> {
         EventKind::TaskEnqueued(_)
         | EventKind::TaskReplaced(..)
         | EventKind::TaskReady(_)
+        | EventKind::TaskBlocked(_)
         | EventKind::TaskClaimed(..)
         | EventKind::TaskProgressed(..)
         | EventKind::TaskRetrying(..)

@@ -1,6 +1,7 @@
 //! The operator: somebody who cancels, retries, pauses, purges and reads while work goes on, and who
 //! ends the sessions of dead workers as a gateway does.
 
+use super::flow::flow_command;
 use super::{Asked, Purpose, Request, Workload, ask};
 use crate::invariants::Oracle;
 use crate::rng::Rng;
@@ -39,6 +40,12 @@ impl Workload {
         };
         let on_queue =
             |command: Command<'_>| Some((ask(shard, &command), Purpose::Interfere, true));
+        if let (true, false) = (rng.chance(200), self.flows.is_empty()) {
+            // Late ones are still there.
+            let recent = self.flows.len().saturating_sub(6);
+            let flow = *rng.pick(&self.flows[recent..]);
+            return on_task(flow, flow_command(rng, flow));
+        }
         match (rng.below(100), task) {
             (0..30, Some(task)) => {
                 let asked = Asked::Read { task, floor: oracle.read_floor(task.home.0) };

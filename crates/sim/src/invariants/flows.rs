@@ -1,0 +1,97 @@
+//! What must hold of flows: a node is never handed out before its parents have ended, a flow ends
+//! once all its tasks have, and none is left over.
+
+use super::Violation;
+use std::collections::{BTreeMap, BTreeSet};
+use taskyard_machine::{Command, Event, EventKind, FlowNode, Outcome, Rejection, TaskId};
+
+/// The account of the flows of one run.
+#[derive(Debug, Default)]
+pub(super) struct Flows {
+    /// Tasks of each flow, by node.
+    names: BTreeMap<(TaskId, String), TaskId>,
+    /// What each task depends on.
+    parents: BTreeMap<TaskId, Vec<TaskId>>,
+    /// Tasks that have ended at least once.
+    ended: BTreeSet<TaskId>,
+    /// Flows that have not ended.
+    open: BTreeSet<TaskId>,
+}
+
+impl Flows {
+    /// Takes in what was submitted and added, and gives the tasks that were promised so.
+    pub(super) fn learn(
+        &mut self,
+        commands: &[Command<'_>],
+        outcomes: &[Result<Outcome, Rejection>],
+    ) -> Vec<TaskId> {
+        let mut promised = Vec::new();
+        for (command, outcome) in commands.iter().zip(outcomes) {
+            match (command, outcome) {
+                (
+                    Command::SubmitFlow(submit),
+                    Ok(Outcome::FlowSubmitted { flow, tasks, duplicate: false }),
+                ) => {
+                    self.add(*flow, &submit.nodes, tasks);
+                    promised.extend(tasks);
+                }
+                (Command::AddFlowTasks(add), Ok(Outcome::FlowTasksAdded(made))) => {
+                    let tasks: Vec<TaskId> = made.iter().map(|made| made.id).collect();
+                    self.add(add.flow, &add.nodes, &tasks);
+                    promised.extend(tasks);
+                }
+                _ => {}
+            }
+        }
+        promised
+    }
+
+    fn add(&mut self, flow: TaskId, nodes: &[FlowNode<'_>], tasks: &[TaskId]) {
+        for (node, task) in nodes.iter().zip(tasks) {
+            self.names.insert((flow, node.name.to_owned()), *task);
+        }
+        for (node, task) in nodes.iter().zip(tasks) {
+            let parent = |name: &str| self.names.get(&(flow, name.to_owned())).copied();
+            let parents = node.depends_on.iter().filter_map(|edge| parent(edge.name)).collect();
+            self.parents.insert(*task, parents);
+        }
+    }
+
+    /// Follows what an entry of any shard did.
+    pub(super) fn judge(&mut self, events: &[Event]) -> Result<(), Violation> {
+        for event in events {
+            match &event.kind {
+                EventKind::TaskSucceeded(task, _)
+                | EventKind::TaskFailed(task)
+                | EventKind::TaskDied(task, _)
+                | EventKind::TaskCancelled(task)
+                | EventKind::TaskExpired(task)
+                | EventKind::TaskRemoved(task) => {
+                    self.ended.insert(task.id);
+                }
+                EventKind::TaskClaimed(task, _) => {
+                    let parents = self.parents.get(&task.id).into_iter().flatten();
+                    if let Some(parent) = parents.into_iter().find(|id| !self.ended.contains(id)) {
+                        return Err(format!("{} was handed out before {parent} ended", task.id));
+                    }
+                }
+                EventKind::FlowSubmitted(flow) => {
+                    self.open.insert(*flow);
+                }
+                EventKind::FlowEnded(flow, _) => {
+                    self.open.remove(flow);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// After healing: every flow has ended.
+    pub(super) fn check_end(&self) -> Result<(), Violation> {
+        match self.open.first() {
+            Some(flow) => Err(format!("flow {flow} never ended")),
+            None => Ok(()),
+        }
+    }
+}
