@@ -10,6 +10,7 @@ mod commands;
 mod flows;
 mod history;
 mod life;
+mod schedules;
 mod shards;
 mod turns;
 mod unique;
@@ -29,7 +30,7 @@ use unique::{Hold, Window, is_contradiction};
 /// One random history of a seed against one model; the first difference, in words.
 type Follow = fn(u64) -> Result<(), Difference>;
 
-const MODELS: [Follow; 2] = [history::check, flows::check];
+const MODELS: [Follow; 3] = [history::check, flows::check, schedules::check];
 
 /// Runs the histories of a seed, one against each model.
 pub(crate) fn check(seed: u64) -> Result<(), Failure> {
@@ -555,5 +556,10 @@ mod tests {
     #[test]
     fn flows_do_what_their_model_says() {
         check_many(flows::check);
+    }
+
+    #[test]
+    fn schedules_do_what_their_model_says() {
+        check_many(schedules::check);
     }
 }

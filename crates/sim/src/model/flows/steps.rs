@@ -286,8 +286,8 @@ impl Run {
         if owners.iter().all(|owner| *owner == Some(Some(adder))) && answer.is_err() {
             return Err(format!("what was added before was answered {answer:?}"));
         }
-        if owners.iter().any(|owner| owner.is_some_and(|by| by != Some(adder))) {
-            expect_code(Some("invalid_argument"), &answer)?;
+        if owners.iter().any(|owner| owner.is_some_and(|by| by != Some(adder))) && answer.is_ok() {
+            return Err(format!("names of others were answered {answer:?}"));
         }
         if let Ok(Outcome::FlowTasksAdded(made)) = &answer {
             let flow = &mut self.flows[number];
