@@ -7,20 +7,14 @@ mod yard;
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read, Write},
+    io::{Read, Write},
     net::TcpStream,
     process::{Command, Stdio},
 };
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use yard::{Process, Ran, Yard, serve, serve_at, until};
-
-fn taskyard(arguments: &[&str]) -> Ran {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
-    command.args(arguments).stdin(Stdio::null()).env_remove("TASKYARD_URL");
-    Ran::of(command, arguments)
-}
+use yard::{Process, Ran, Yard, taskyard, until};
 
 #[test]
 fn wrong_usage_exits_with_2_and_says_so_on_stderr() {
@@ -432,74 +426,6 @@ fn a_list_into_a_closed_pipe_ends_quietly() {
 }
 
 #[test]
-fn what_was_acknowledged_survives_kill_9() {
-    let yard = Yard::start();
-    let id = yard.ok(&["enqueue", "a", "41"]);
-    yard.broker.signal(Signal::KILL);
-    let yard = yard.restart();
-    assert_eq!(yard.task(&id)["payload"], 41);
-}
-
-#[test]
-fn a_broker_stops_when_asked_and_at_once_when_asked_twice() {
-    let mut yard = Yard::start();
-    yard.ok(&["enqueue", "a"]);
-    yard.broker.signal(Signal::TERM);
-    assert_eq!(yard.broker.code(), Some(0));
-    let mut yard = yard.restart();
-    yard.broker.signal(Signal::INT);
-    yard.broker.signal(Signal::TERM);
-    // Either the graceful stop was quicker or the second signal was: both end it.
-    assert!(matches!(yard.broker.code(), Some(0 | 1)));
-}
-
-#[test]
-fn a_data_directory_serves_one_broker() {
-    let yard = Yard::start();
-    let ran = Ran::of(serve(&yard.file("data")), &["serve"]);
-    assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
-    assert!(ran.stderr.contains(yard.file("data").to_str().unwrap()), "{}", ran.stderr);
-}
-
-#[test]
-fn a_broker_that_all_can_reach_warns() {
-    let folder = tempfile::tempdir().unwrap();
-    for (address, warns) in [("0.0.0.0:0", true), ("127.0.0.1:0", false)] {
-        let log = folder.path().join("log");
-        let mut command = serve_at(&folder.path().join("data"), address);
-        command.stdout(Stdio::piped()).stderr(fs::File::create(&log).unwrap());
-        let mut broker = Process(command.spawn().unwrap());
-        let mut line = String::new();
-        BufReader::new(broker.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        broker.signal(Signal::TERM);
-        assert_eq!(broker.code(), Some(0));
-        let log = fs::read_to_string(log).unwrap();
-        assert_eq!(log.contains("no authentication"), warns, "{log}");
-    }
-}
-
-#[test]
-fn a_port_that_is_taken_is_named() {
-    let yard = Yard::start();
-    let address = yard.url.trim_start_matches("http://");
-    let data = yard.file("other");
-    let ran = taskyard(&["serve", "--listen", address, "--data", data.to_str().unwrap()]);
-    assert_eq!(ran.code, 1, "{}", ran.stderr);
-    assert!(ran.stderr.contains(address), "{}", ran.stderr);
-}
-
-#[test]
-fn a_bad_configuration_exits_with_2_and_names_every_mistake() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("taskyard.toml");
-    fs::write(&file, "listn = \"127.0.0.1:0\"\nshards = \"many\"\n").unwrap();
-    let ran = taskyard(&["serve", "--config", file.to_str().unwrap()]);
-    assert_eq!(ran.code, 2, "{}", ran.stderr);
-    assert!(ran.stderr.contains("did you mean listen?"), "{}", ran.stderr);
-    assert!(ran.stderr.contains("many"), "{}", ran.stderr);
-}
-
-#[test]
 fn workers_are_listed_and_stopped() {
     let yard = Yard::start();
     let mut worker = yard.work("q", "cat", &["--name", "w1", "--concurrency", "3"]);
@@ -603,24 +529,4 @@ fn the_demo_stays_until_it_is_stopped() {
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     demo.signal(Signal::INT);
     assert_eq!(demo.code(), Some(0));
-}
-
-#[test]
-fn a_number_of_shards_that_the_directory_does_not_have_is_refused() {
-    let mut yard = Yard::start();
-    yard.broker.signal(Signal::TERM);
-    assert_eq!(yard.broker.code(), Some(0));
-    let serve = |more: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
-        command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--log", "warn", "--data"]);
-        command.arg(yard.file("data")).args(more).stdin(Stdio::null());
-        command
-    };
-    let ran = Ran::of(serve(&["--shards", "64"]), &["serve"]);
-    assert_eq!(ran.code, 1);
-    assert!(ran.stderr.contains("has 4 shards, not 64: the number is fixed"), "{}", ran.stderr);
-    let mut plain = Process(serve(&[]).stdout(Stdio::piped()).spawn().unwrap());
-    let mut line = String::new();
-    BufReader::new(plain.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    assert!(line.contains("\"url\""), "it starts: {line}");
 }

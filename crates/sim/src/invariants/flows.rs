@@ -53,7 +53,8 @@ impl Flows {
         for (node, task) in nodes.iter().zip(tasks) {
             let parent = |name: &str| self.names.get(&(flow, name.to_owned())).copied();
             let parents = node.depends_on.iter().filter_map(|edge| parent(edge.name)).collect();
-            self.parents.insert(*task, parents);
+            // A repeated request answers with the tasks that the first one made, whatever it says.
+            self.parents.entry(*task).or_insert(parents);
         }
     }
 

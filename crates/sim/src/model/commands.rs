@@ -33,6 +33,12 @@ pub(super) struct Terms {
     key_rates: [Rate; 3],
 }
 
+/// A purge of all that a queue has waiting.
+pub(super) fn purge(queue: &str) -> Command<'_> {
+    let before = EnqueueCut { next_sequence: u64::MAX, now: Timestamp(u64::MAX) };
+    Command::PurgeQueue(PurgeQueue { queue, before, after: None })
+}
+
 /// The steps in which time goes in a prompt history.
 const STEP_MS: u64 = 100;
 

@@ -5,6 +5,7 @@
 
 mod account;
 
+use super::commands::purge;
 use super::shards::{Answer, Shards};
 use super::wakes::claim_of;
 use super::{Difference, expect, expect_code};
@@ -13,9 +14,9 @@ use account::{Account, Place, Said, next_occurrence, occurrences};
 use std::collections::VecDeque;
 use taskyard_machine::{
     Ack, BackfillSchedule, Cancel, CatchUp, Claim, ClaimToken, Command, Enqueue, Event, EventKind,
-    Fail, FireSchedule, NewTask, Outcome, Overlap, PauseSchedule, QueueCommand, RemoveSchedule,
-    ResumeSchedule, Retry, RetryPolicy, Rhythm, ScheduleSpec, SetSchedule, ShardId, TaskError,
-    TaskId, Timestamp, TriggerSchedule,
+    Fail, FireSchedule, NewTask, Outcome, Overlap, PauseSchedule, RemoveSchedule, ResumeSchedule,
+    Retry, RetryPolicy, Rhythm, ScheduleSpec, SetSchedule, ShardId, TaskError, TaskId, Timestamp,
+    TriggerSchedule,
 };
 
 /// Steps of a history.
@@ -397,7 +398,7 @@ impl Run {
         let command = match self.rng.below(10) {
             0..5 => Command::Cancel(Cancel { task }),
             5..8 => Command::Retry(Retry { task, body: None }),
-            _ => Command::PurgeQueue(QueueCommand { queue: QUEUE }),
+            _ => purge(QUEUE),
         };
         self.send(task.home.0.into(), &command).map(drop)
     }

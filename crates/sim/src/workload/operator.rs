@@ -69,17 +69,17 @@ impl Workload {
                 on_queue(Command::Dead(DeadCommand { action: DeadAction::Retry, selection }))
             }
             (77..83, _) => on_queue(Command::PauseQueue(QueueCommand { queue: &queue })),
-            (83..95, _) => on_queue(Command::ResumeQueue(QueueCommand { queue: &queue })),
-            (95..97, _) => {
+            (83..92, _) => on_queue(Command::ResumeQueue(QueueCommand { queue: &queue })),
+            (92..94, _) => {
                 let newest = task.map_or(u64::MAX, |task| task.sequence);
                 let before = EnqueueCut { next_sequence: newest, now: Timestamp(u64::MAX) };
                 on_queue(Command::PurgeQueue(PurgeQueue { queue: &queue, before, after: None }))
             }
-            (97..100, _) => {
+            (94..100, _) => {
                 let settings = QueueSettings {
                     retention_count: rng.chance(500).then(|| rng.below(5) as u32),
                     dead_retention_count: rng.chance(300).then(|| rng.below(4) as u32),
-                    max_length: rng.chance(400).then(|| rng.between(1, 20)),
+                    max_length: rng.chance(400).then(|| rng.between(1, 6)),
                     concurrency: rng.chance(300).then(|| rng.between(1, 6) as u32),
                     rate: rng.chance(200).then(|| rate(rng)),
                     per_key: rng.chance(500).then(|| PerKey {

@@ -2,6 +2,7 @@
 
 use super::Run;
 use super::account::{Flow, Node, Seen};
+use crate::model::commands::purge;
 use crate::model::shards::Answer;
 use crate::model::wakes::claim_of;
 use crate::model::{Difference, expect, expect_code};
@@ -9,7 +10,7 @@ use crate::rng::Rng;
 use taskyard_machine::{
     Ack, AddFlowTasks, Backoff, Cancel, CancelFlow, Claim, ClaimToken, Command, DeadAction,
     DeadCommand, Dependency, Enqueue, Fail, FlowNode, FlowState, NewTask, OnFailure, Outcome,
-    QueueCommand, Retry, RetryFlow, RetryPolicy, Selection, ShardId, SubmitFlow, TaskError, TaskId,
+    Retry, RetryFlow, RetryPolicy, Selection, ShardId, SubmitFlow, TaskError, TaskId,
     TaskStateName, Timestamp, When,
 };
 
@@ -170,7 +171,7 @@ impl Run {
         let command = match self.rng.below(10) {
             0..4 => Command::Cancel(Cancel { task }),
             4..8 => Command::Retry(Retry { task, body: None }),
-            8 => Command::PurgeQueue(QueueCommand { queue: QUEUE }),
+            8 => purge(QUEUE),
             _ => {
                 let selection = Selection::Ids(vec![task]);
                 Command::Dead(DeadCommand { action: DeadAction::Discard, selection })

@@ -1,0 +1,102 @@
+//! The broker as a process: how it starts, what it refuses to start with, and how it stops.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
+
+mod yard;
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+};
+
+use rustix::process::Signal;
+use yard::{Process, Ran, Yard, serve, serve_at, taskyard};
+
+#[test]
+fn what_was_acknowledged_survives_kill_9() {
+    let yard = Yard::start();
+    let id = yard.ok(&["enqueue", "a", "41"]);
+    yard.broker.signal(Signal::KILL);
+    let yard = yard.restart();
+    assert_eq!(yard.task(&id)["payload"], 41);
+}
+
+#[test]
+fn a_broker_stops_when_asked_and_at_once_when_asked_twice() {
+    let mut yard = Yard::start();
+    yard.ok(&["enqueue", "a"]);
+    yard.broker.signal(Signal::TERM);
+    assert_eq!(yard.broker.code(), Some(0));
+    let mut yard = yard.restart();
+    yard.broker.signal(Signal::INT);
+    yard.broker.signal(Signal::TERM);
+    // Either the graceful stop was quicker or the second signal was: both end it.
+    assert!(matches!(yard.broker.code(), Some(0 | 1)));
+}
+
+#[test]
+fn a_data_directory_serves_one_broker() {
+    let yard = Yard::start();
+    let ran = Ran::of(serve(&yard.file("data")), &["serve"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
+    assert!(ran.stderr.contains(yard.file("data").to_str().unwrap()), "{}", ran.stderr);
+}
+
+#[test]
+fn a_broker_that_all_can_reach_warns() {
+    let folder = tempfile::tempdir().unwrap();
+    for (address, warns) in [("0.0.0.0:0", true), ("127.0.0.1:0", false)] {
+        let log = folder.path().join("log");
+        let mut command = serve_at(&folder.path().join("data"), address);
+        command.stdout(Stdio::piped()).stderr(fs::File::create(&log).unwrap());
+        let mut broker = Process(command.spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(broker.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        broker.signal(Signal::TERM);
+        assert_eq!(broker.code(), Some(0));
+        let log = fs::read_to_string(log).unwrap();
+        assert_eq!(log.contains("no authentication"), warns, "{log}");
+    }
+}
+
+#[test]
+fn a_port_that_is_taken_is_named() {
+    let yard = Yard::start();
+    let address = yard.url.trim_start_matches("http://");
+    let data = yard.file("other");
+    let ran = taskyard(&["serve", "--listen", address, "--data", data.to_str().unwrap()]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(ran.stderr.contains(address), "{}", ran.stderr);
+}
+
+#[test]
+fn a_bad_configuration_exits_with_2_and_names_every_mistake() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("taskyard.toml");
+    fs::write(&file, "listn = \"127.0.0.1:0\"\nshards = \"many\"\n").unwrap();
+    let ran = taskyard(&["serve", "--config", file.to_str().unwrap()]);
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("did you mean listen?"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("many"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_number_of_shards_that_the_directory_does_not_have_is_refused() {
+    let mut yard = Yard::start();
+    yard.broker.signal(Signal::TERM);
+    assert_eq!(yard.broker.code(), Some(0));
+    let serve = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+        command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--log", "warn", "--data"]);
+        command.arg(yard.file("data")).args(more).stdin(Stdio::null());
+        command
+    };
+    let ran = Ran::of(serve(&["--shards", "64"]), &["serve"]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("has 4 shards, not 64: the number is fixed"), "{}", ran.stderr);
+    let mut plain = Process(serve(&[]).stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(plain.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("\"url\""), "it starts: {line}");
+}
