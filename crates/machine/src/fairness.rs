@@ -73,7 +73,7 @@ impl Machine {
             loop {
                 let Some(rings) = &self.queues.get(number).rings else { return };
                 let Some((_, &key)) = rings.ring(priority).open.first_key_value() else { break };
-                self.refresh_key(key, 0);
+                self.refresh_key(key);
                 if !self.keys.get(key).closed {
                     break;
                 }
@@ -184,7 +184,7 @@ impl Machine {
                     let throttle = key.throttle_mut();
                     throttle.held_until = throttle.held_until.max(Some(until));
                 });
-                self.refresh_key(key, 0);
+                self.refresh_key(key);
             }
             None => {
                 self.edit_queue(number, |queue| {
@@ -285,10 +285,9 @@ impl Machine {
     }
 
     /// Brings a key in step with its tasks, its limits and the time: whether its lines may be served,
-    /// and when time changes that. `told` is what changed in the number of its claimable tasks and
-    /// is known to everybody; if there are more than that, the queue counts as opened. The key is
-    /// gone after if nothing needs it.
-    pub(crate) fn refresh_key(&mut self, slot: Slot, told: i64) {
+    /// and when time changes that. If they were closed and may be served now, the queue counts as
+    /// opened; from an open line others are claimed already. The key is gone after if nothing needs it.
+    pub(crate) fn refresh_key(&mut self, slot: Slot) {
         let now = self.counters.now;
         let key = self.keys.get(slot);
         let (id, was_closed, counted, due_at) = (key.id, key.closed, key.counted, key.due_at());
@@ -318,7 +317,7 @@ impl Machine {
             }
         }
         rings.available = rings.available - u64::from(counted) + u64::from(next.counted);
-        if i64::from(next.counted) > i64::from(counted) + told {
+        if was_closed && next.counted > 0 {
             self.opened.push(id.queue);
         }
         if key.tasks == 0 && next.throttle.is_none() {
@@ -345,7 +344,7 @@ impl Machine {
     /// One task that named a key is gone.
     pub(crate) fn unname_key(&mut self, slot: Slot) {
         self.keys.slab.get_mut(slot).tasks -= 1;
-        self.refresh_key(slot, 0);
+        self.refresh_key(slot);
     }
 
     /// Brings new limits to up to `count_max` more keys of a queue; how many it was.
@@ -356,7 +355,7 @@ impl Machine {
         let next = keys.next().map(|(id, _)| (id.hash, id.tie));
         drop(keys);
         for &slot in &slots {
-            self.refresh_key(slot, 0);
+            self.refresh_key(slot);
         }
         self.edit_queue(number, |queue| queue.sweep = next);
         self.refresh_queue_due(number);
@@ -382,7 +381,7 @@ impl Turn<'_> {
     pub(crate) fn open_one(&mut self) -> usize {
         let now = self.now;
         if let Some(key) = self.shard.deadlines.due_key(now) {
-            self.shard.refresh_key(key, 0);
+            self.shard.refresh_key(key);
             return 1;
         }
         let Some(number) = self.shard.deadlines.due_queue(now) else { return 0 };

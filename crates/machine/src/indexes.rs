@@ -96,15 +96,10 @@ impl Machine {
 
     /// A task of a key has come to a lane.
     fn linked_keyed(&mut self, key: Slot, lane: LaneId) {
-        let told = if lane.is_ready() {
-            1
-        } else if lane == LaneId::CLAIMED {
+        if lane == LaneId::CLAIMED {
             self.keys.slab.get_mut(key).claimed += 1;
-            -1
-        } else {
-            0
-        };
-        self.refresh_key(key, told);
+        }
+        self.refresh_key(key);
     }
 
     /// The reverse of `link`. What a task's key may do is looked at when the task is linked again or

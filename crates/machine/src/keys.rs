@@ -360,7 +360,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Counts what each key may do; nothing of it is part of an image.
+    /// Counts what each key may do; of it only whether it is closed is part of an image. Time or new
+    /// limits may have changed the rest since the key was last looked at, but an open key with ready
+    /// tasks counts until then.
     pub(crate) fn count_keys(&mut self) -> Result<(), ImageError> {
         for slot in self.keys.by_id.values().copied().collect::<Vec<_>>() {
             let key = self.keys.get(slot);
@@ -370,7 +372,7 @@ impl Machine {
             }
             let limits = self.queues.get(number).settings.per_key.unwrap_or_default();
             let judged = key.judge(limits, self.counters.now);
-            let counted = if key.closed { 0 } else { judged.counted };
+            let counted = if key.closed { 0 } else { judged.counted.max(key.ready().min(1)) };
             self.keys.slab.get_mut(slot).counted = counted;
             self.rings_mut(number).available += u64::from(counted);
         }

@@ -134,11 +134,12 @@ impl Waiters {
     }
 
     /// A proposed claim has been decided and took so many tasks of the queue that it was promised, or
-    /// it never will be. What it left there is for the next in line, and no event tells of it.
+    /// it never will be. Whoever waits behind it is looked at again: what it left there, or what came
+    /// to a queue that had something promised, may not be told by an event.
     pub(crate) fn settle(&mut self, (queue, promised): &(String, u64), taken: u64) {
         if let Some(line) = self.lines.get_mut(queue) {
             line.promised = line.promised.saturating_sub(*promised);
-            if taken < *promised {
+            if taken < *promised || !line.claims.is_empty() || !line.hints.is_empty() {
                 self.woken.push(queue.clone());
             }
         }
@@ -387,6 +388,18 @@ mod tests {
         waiters.settle(&served[0].promised, 1);
         waiters.wake("mail");
         assert_eq!(serve(&mut waiters, &machine(&[("mail", 4)])).0, [3, 4]);
+    }
+
+    /// A limit that lets one more through says nothing when the queue was open before.
+    #[test]
+    fn whoever_waits_behind_a_promise_is_looked_at_when_it_is_kept() {
+        let mut waiters = Waiters::default();
+        let _answered = park(&mut waiters, 0..2, &["mail"]);
+        let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 1)]));
+        assert_eq!(tickets, [0]);
+        waiters.settle(&served[0].promised, 1);
+        assert_eq!(serve(&mut waiters, &machine(&[("mail", 1)])).0, [1]);
+        assert!(!waiters.is_woken());
     }
 
     #[test]
