@@ -10,10 +10,16 @@ use taskyard_machine::{Command, Event, EventKind, FlowNode, Outcome, Rejection, 
 pub(super) struct Flows {
     /// Tasks of each flow, by node.
     names: BTreeMap<(TaskId, String), TaskId>,
+    /// The flow of each task.
+    flow_of: BTreeMap<TaskId, TaskId>,
     /// What each task depends on.
     parents: BTreeMap<TaskId, Vec<TaskId>>,
+    /// Tasks that were ever let go.
+    ready: BTreeSet<TaskId>,
     /// Tasks that have ended at least once.
     ended: BTreeSet<TaskId>,
+    /// Flows of which a task has ended otherwise than well.
+    hurt: BTreeSet<TaskId>,
     /// Flows that have not ended.
     open: BTreeSet<TaskId>,
 }
@@ -49,6 +55,7 @@ impl Flows {
     fn add(&mut self, flow: TaskId, nodes: &[FlowNode<'_>], tasks: &[TaskId]) {
         for (node, task) in nodes.iter().zip(tasks) {
             self.names.insert((flow, node.name.to_owned()), *task);
+            self.flow_of.insert(*task, flow);
         }
         for (node, task) in nodes.iter().zip(tasks) {
             let parent = |name: &str| self.names.get(&(flow, name.to_owned())).copied();
@@ -62,17 +69,23 @@ impl Flows {
     pub(super) fn judge(&mut self, events: &[Event]) -> Result<(), Violation> {
         for event in events {
             match &event.kind {
-                EventKind::TaskSucceeded(task, _)
-                | EventKind::TaskFailed(task)
+                EventKind::TaskReady(task) => {
+                    self.ready.insert(task.id);
+                }
+                EventKind::TaskSucceeded(task, _) => {
+                    self.ended.insert(task.id);
+                }
+                EventKind::TaskFailed(task)
                 | EventKind::TaskDied(task, _)
                 | EventKind::TaskCancelled(task)
                 | EventKind::TaskExpired(task)
                 | EventKind::TaskRemoved(task) => {
                     self.ended.insert(task.id);
+                    self.hurt.extend(self.flow_of.get(&task.id));
                 }
                 EventKind::TaskClaimed(task, _) => {
-                    let parents = self.parents.get(&task.id).into_iter().flatten();
-                    if let Some(parent) = parents.into_iter().find(|id| !self.ended.contains(id)) {
+                    let mut parents = self.parents.get(&task.id).into_iter().flatten();
+                    if let Some(parent) = parents.find(|parent| !self.is_decided(**parent)) {
                         return Err(format!("{} was handed out before {parent} ended", task.id));
                     }
                 }
@@ -86,6 +99,13 @@ impl Flows {
             }
         }
         Ok(())
+    }
+
+    /// Whether it is known how a task ends. One that never ran may have failed with what it depends
+    /// on: its flow knows that before the task's own shard is told.
+    fn is_decided(&self, task: TaskId) -> bool {
+        let is_hurt = || self.flow_of.get(&task).is_some_and(|flow| self.hurt.contains(flow));
+        self.ended.contains(&task) || !self.ready.contains(&task) && is_hurt()
     }
 
     /// After healing: every flow has ended.
