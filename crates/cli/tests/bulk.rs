@@ -10,8 +10,9 @@ use std::{
     process::Stdio,
 };
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
-use yard::Yard;
+use yard::{Process, Yard};
 
 #[test]
 fn a_file_that_cannot_be_read_ends_the_command() {
@@ -86,4 +87,19 @@ fn a_bulk_enqueue_waits_for_room_and_goes_on() {
     assert!(output.status.success());
     let counts: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(counts, json!({"accepted": 7, "duplicate": 0, "refused": 0}));
+}
+
+#[test]
+fn refused_lines_are_kept_even_if_the_rest_is_killed() {
+    let yard = Yard::start();
+    let file = lines_for_a_full_queue(&yard);
+    fs::write(&file, format!("rubbish\n{}", fs::read_to_string(&file).unwrap())).unwrap();
+    let refused = yard.file("refused.jsonl");
+    let arguments = ["enqueue", "n", "--refused", refused.to_str().unwrap(), "--file", &file];
+    let mut child = Process(yard.command(&arguments).stderr(Stdio::piped()).spawn().unwrap());
+    let mut said = BufReader::new(child.0.stderr.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().contains("waiting for room")));
+    child.signal(Signal::KILL);
+    child.code();
+    assert_eq!(fs::read_to_string(refused).unwrap(), "rubbish\n");
 }

@@ -108,7 +108,7 @@ async fn send_each(
     if stopped.is_some() {
         skip_rest(&mut tally, &mut lines).await?;
     }
-    Ok((tally.finish()?, stopped.or(unreadable)))
+    Ok((tally.finish(), stopped.or(unreadable)))
 }
 
 /// Says from which line on nothing was sent, and keeps those lines if they are to be kept.
@@ -164,12 +164,12 @@ async fn send_batch(
         let lines = &tally.counts.refused_lines;
         anyhow::bail!("the batch has {refused} ({lines}); {NOTHING_ENQUEUED}");
     }
-    let Some(queue) = queue else { return tally.finish() };
+    let Some(queue) = queue else { return Ok(tally.finish()) };
     let sent = remote.patiently(remote.client.batch(queue).extend(tasks).send()).await;
     for enqueued in sent.map_err(|error| in_doubt(error, false))? {
         tally.accept(&enqueued);
     }
-    tally.finish()
+    Ok(tally.finish())
 }
 
 const NOTHING_ENQUEUED: &str = "nothing was enqueued";

@@ -1,11 +1,6 @@
 //! What became of the lines: counts, and exactly which were not enqueued.
 
-use std::{
-    fmt,
-    fs::File,
-    io::{BufWriter, Write},
-    path::Path,
-};
+use std::{fmt, fs::File, io::Write, path::Path};
 
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
@@ -85,7 +80,7 @@ pub(super) struct Tally<'a> {
     output: Output,
     bar: &'a ProgressBar,
     pub(super) counts: Counts,
-    refused: Option<BufWriter<File>>,
+    refused: Option<File>,
 }
 
 impl Tally<'_> {
@@ -97,7 +92,7 @@ impl Tally<'_> {
     ) -> Result<Tally<'a>> {
         let refused = refused.map(|path| {
             let file = File::create(path);
-            file.with_context(|| format!("cannot write {}", path.display())).map(BufWriter::new)
+            file.with_context(|| format!("cannot write {}", path.display()))
         });
         Ok(Tally { output, bar, counts: Counts::default(), refused: refused.transpose()? })
     }
@@ -149,21 +144,17 @@ impl Tally<'_> {
     /// Puts a line that is not enqueued where it can be sent again from.
     fn keep(&mut self, line: &Line) -> Result<()> {
         let Some(file) = &mut self.refused else { return Ok(()) };
-        file.write_all(line.bytes.trim_ascii_end())
-            .and_then(|()| file.write_all(b"\n"))
-            .context("cannot write the file of refused lines")
+        // At once and whole: whoever stops this half-way finds all of them.
+        let text = [line.bytes.trim_ascii_end(), b"\n"].concat();
+        file.write_all(&text).context("cannot write the file of refused lines")
     }
 
     pub(super) fn keeps_refused(&self) -> bool {
         self.refused.is_some()
     }
 
-    /// The counts, once all that was kept is written.
-    pub(super) fn finish(self) -> Result<Counts> {
-        if let Some(mut file) = self.refused {
-            file.flush().context("cannot write the file of refused lines")?;
-        }
-        Ok(self.counts)
+    pub(super) fn finish(self) -> Counts {
+        self.counts
     }
 }
 
