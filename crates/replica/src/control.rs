@@ -1,14 +1,20 @@
-//! Control: the control group's own state: the cluster's identity, its nodes, where each shard's
-//! replicas are, and the rules that all of them know. Nothing about a task.
+//! Control: the control group's own state: the cluster's identity, its nodes, where each group's
+//! replicas are and should be, and the rules that all of them know. Nothing about a task.
 //!
 //! Invariants: the cluster is founded once, and nothing is accepted before; a placement names known
-//! nodes and replica ids that were never used before in its group; rules only rise.
+//! nodes and replica ids that were never used before in its group; a node's number is never given to
+//! another; rules only rise.
 
 mod codec;
+mod command;
+mod plan;
+
+pub use command::ControlCommand;
+pub use plan::{GroupSeen, Seen, Step};
 
 use crate::StateMachine;
 use codec::{Reader, Writer};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A node's number in its cluster, from 1.
 pub type NodeId = u64;
@@ -18,6 +24,8 @@ pub type NodeId = u64;
 pub struct Node {
     /// Where its peers reach it, as host:port.
     pub address: String,
+    /// Where clients reach it, as host:port; empty if it serves none.
+    pub serves: String,
     /// What it fails together with: a rack, a zone; empty if unknown.
     pub zone: String,
     /// The newest rules its build knows.
@@ -31,46 +39,6 @@ pub struct Placement {
     pub node: NodeId,
     /// Its id in the shard's group, never reused after a disk is lost.
     pub replica: u64,
-}
-
-/// What is asked of the control group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ControlCommand {
-    /// Begins the cluster; once.
-    Found {
-        /// Names the cluster for ever.
-        cluster: u128,
-        /// Part of every task id; renewed by a restore.
-        incarnation: u32,
-        /// How many data shards there are, for ever.
-        shards: u16,
-        /// The rules to begin with.
-        rules: u16,
-    },
-    /// Adds a node, or changes what is known of it.
-    SetNode {
-        /// Its number.
-        id: NodeId,
-        /// What is known.
-        node: Node,
-    },
-    /// Forgets a node that holds no replica any more.
-    RemoveNode {
-        /// Its number.
-        id: NodeId,
-    },
-    /// Says where a shard's replicas are.
-    Place {
-        /// The shard, from 0.
-        shard: u16,
-        /// Its replicas; at least one.
-        replicas: Vec<Placement>,
-    },
-    /// Raises the rules to what every node knows.
-    RaiseRules {
-        /// The new rules.
-        rules: u16,
-    },
 }
 
 /// The control group says no; every replica says the same.
@@ -91,13 +59,32 @@ pub enum ControlRejection {
         /// The number that was asked for.
         node: NodeId,
     },
+    /// The number was given to a node before.
+    #[error("node {node} was known before; numbers are not given twice")]
+    NodeTaken {
+        /// The number.
+        node: NodeId,
+    },
     /// The node still holds replicas.
-    #[error("node {node} still holds a replica of shard {shard}; move it first")]
+    #[error("node {node} still holds a replica of {}; drain it first", name_of(*group))]
     NodeInUse {
         /// The node.
         node: NodeId,
-        /// One of its shards.
-        shard: u16,
+        /// One of its groups.
+        group: u64,
+    },
+    /// Without the node there were fewer replicas than there are now.
+    #[error(
+        "node {node} can't be drained: without it {left} nodes are left in use, and each shard has \
+         {replicas} replicas; add a node first, or lower the replication"
+    )]
+    TooFewNodes {
+        /// The node.
+        node: NodeId,
+        /// Nodes in use without it.
+        left: usize,
+        /// Voters of each group now.
+        replicas: usize,
     },
     /// A value is outside its bounds.
     #[error("{what}")]
@@ -126,16 +113,27 @@ pub struct Control {
     /// 0 until the cluster is founded.
     shards: u16,
     rules: u16,
+    /// How many voters a group is to have; 0 stands for the default.
+    factor: u8,
     nodes: BTreeMap<NodeId, Node>,
-    placements: BTreeMap<u16, ShardPlacement>,
+    /// The highest number ever given to a node.
+    node_last: NodeId,
+    /// Nodes that are to be emptied.
+    draining: BTreeSet<NodeId>,
+    placements: BTreeMap<u64, GroupPlacement>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct ShardPlacement {
+struct GroupPlacement {
     replicas: Vec<Placement>,
+    /// The nodes that its voters are to be on, in order.
+    target: Vec<NodeId>,
     /// The highest replica id ever given out, so that none comes twice.
     replica_last: u64,
 }
+
+/// Voters of a group where nothing else was said.
+const FACTOR_DEFAULT: u8 = 3;
 
 impl StateMachine for Control {
     type Outcome = ControlOutcome;
@@ -170,14 +168,60 @@ impl Control {
         &self.nodes
     }
 
-    /// Where a shard's replicas are; empty if it was not placed.
-    pub fn replicas(&self, shard: u16) -> &[Placement] {
-        self.placements.get(&shard).map_or(&[], |placement| &placement.replicas)
+    /// The next number for a node.
+    pub fn node_next(&self) -> NodeId {
+        self.node_last + 1
     }
 
-    /// The next free replica id of a shard.
-    pub fn replica_next(&self, shard: u16) -> u64 {
-        self.placements.get(&shard).map_or(1, |placement| placement.replica_last + 1)
+    /// Whether a number was given to a node that is no longer there.
+    pub fn was_removed(&self, id: NodeId) -> bool {
+        id <= self.node_last && !self.nodes.contains_key(&id)
+    }
+
+    /// Whether a node is to be emptied.
+    pub fn drains(&self, id: NodeId) -> bool {
+        self.draining.contains(&id)
+    }
+
+    /// How many voters each group is to have where there are nodes enough.
+    pub fn factor(&self) -> u8 {
+        if self.factor == 0 { FACTOR_DEFAULT } else { self.factor }
+    }
+
+    /// All groups: this one, and one for each shard.
+    pub fn groups(&self) -> std::ops::RangeInclusive<u64> {
+        0..=u64::from(self.shards)
+    }
+
+    /// Where a group's replicas are; empty if it was not placed.
+    pub fn replicas(&self, group: u64) -> &[Placement] {
+        self.placements.get(&group).map_or(&[], |placement| &placement.replicas)
+    }
+
+    /// The nodes that a group's voters are to be on.
+    pub fn target(&self, group: u64) -> &[NodeId] {
+        self.placements.get(&group).map_or(&[], |placement| &placement.target)
+    }
+
+    /// The node of a replica.
+    pub fn node_of(&self, group: u64, replica: u64) -> Option<NodeId> {
+        self.replicas(group).iter().find(|at| at.replica == replica).map(|at| at.node)
+    }
+
+    /// The replica that a node holds of a group.
+    pub fn replica_on(&self, group: u64, node: NodeId) -> Option<u64> {
+        self.replicas(group).iter().find(|at| at.node == node).map(|at| at.replica)
+    }
+
+    /// The next free replica id of a group.
+    pub fn replica_next(&self, group: u64) -> u64 {
+        self.placements.get(&group).map_or(1, |placement| placement.replica_last + 1)
+    }
+
+    /// How many voters a group can have on so many nodes: an odd number.
+    fn voters_on(&self, nodes: usize) -> usize {
+        let voters = nodes.min(self.factor().into());
+        voters - usize::from(voters > 0 && voters.is_multiple_of(2))
     }
 
     fn decide(&mut self, command: ControlCommand) -> ControlOutcome {
@@ -186,9 +230,19 @@ impl Control {
                 self.found(cluster, incarnation, shards, rules)
             }
             _ if self.shards == 0 => Err(ControlRejection::NotFounded),
-            ControlCommand::SetNode { id, node } => self.set_node(id, node),
+            ControlCommand::AddNode { id, .. } if id <= self.node_last => {
+                Err(ControlRejection::NodeTaken { node: id })
+            }
+            ControlCommand::AddNode { id, node } | ControlCommand::SetNode { id, node } => {
+                self.set_node(id, node)
+            }
             ControlCommand::RemoveNode { id } => self.remove_node(id),
-            ControlCommand::Place { shard, replicas } => self.place(shard, replicas),
+            ControlCommand::Drain { id, drains } => self.drain(id, drains),
+            ControlCommand::Place { group, replicas } => self.place(group, replicas),
+            ControlCommand::SetTarget { group, nodes } => self.set_target(group, nodes),
+            ControlCommand::Assign { group, node } => self.assign(group, node),
+            ControlCommand::Unassign { group, replica } => self.unassign(group, replica),
+            ControlCommand::SetReplication { factor } => self.set_replication(factor),
             ControlCommand::RaiseRules { rules } => self.raise_rules(rules),
         }
     }
@@ -215,6 +269,9 @@ impl Control {
         if id == 0 {
             return Err(invalid("nodes are numbered from 1, not 0"));
         }
+        if self.was_removed(id) {
+            return Err(ControlRejection::NodeTaken { node: id });
+        }
         if node.rules_max < self.rules {
             return Err(invalid(format!(
                 "node {id} knows rules up to {}, the cluster runs on {}; upgrade it",
@@ -222,46 +279,128 @@ impl Control {
             )));
         }
         self.nodes.insert(id, node);
+        self.node_last = self.node_last.max(id);
         Ok(())
     }
 
     fn remove_node(&mut self, id: NodeId) -> ControlOutcome {
-        let holds = |placement: &ShardPlacement| placement.replicas.iter().any(|at| at.node == id);
-        if let Some((&shard, _)) = self.placements.iter().find(|(_, placement)| holds(placement)) {
-            return Err(ControlRejection::NodeInUse { node: id, shard });
+        self.check_known(id)?;
+        let holds = |(&group, placement): (&u64, &GroupPlacement)| {
+            placement.replicas.iter().any(|at| at.node == id).then_some(group)
+        };
+        // Of this group everybody has a replica: it goes with the node.
+        if let Some(group) = self.placements.iter().filter_map(holds).find(|&group| group > 0) {
+            return Err(ControlRejection::NodeInUse { node: id, group });
         }
-        match self.nodes.remove(&id) {
-            Some(_) => Ok(()),
-            None => Err(ControlRejection::UnknownNode { node: id }),
+        let control = self.placements.entry(0).or_default();
+        if control.target.contains(&id) {
+            return Err(ControlRejection::NodeInUse { node: id, group: 0 });
+        }
+        control.replicas.retain(|at| at.node != id);
+        self.draining.remove(&id);
+        self.nodes.remove(&id);
+        Ok(())
+    }
+
+    fn drain(&mut self, id: NodeId, drains: bool) -> ControlOutcome {
+        self.check_known(id)?;
+        if !drains {
+            self.draining.remove(&id);
+            return Ok(());
+        }
+        let in_use = self.nodes.keys().filter(|node| !self.draining.contains(node)).count();
+        let left = in_use - usize::from(!self.draining.contains(&id));
+        let replicas = self.voters_on(in_use);
+        if left < replicas || left == 0 {
+            return Err(ControlRejection::TooFewNodes { node: id, left, replicas });
+        }
+        self.draining.insert(id);
+        Ok(())
+    }
+
+    fn check_known(&self, node: NodeId) -> ControlOutcome {
+        match self.nodes.contains_key(&node) {
+            true => Ok(()),
+            false => Err(ControlRejection::UnknownNode { node }),
         }
     }
 
-    fn place(&mut self, shard: u16, mut replicas: Vec<Placement>) -> ControlOutcome {
-        if shard >= self.shards {
-            return Err(invalid(format!("shard {shard} is not one of {} from 0", self.shards)));
+    fn check_group(&self, group: u64) -> ControlOutcome {
+        match self.groups().contains(&group) {
+            true => Ok(()),
+            false => Err(invalid(format!("group {group} is not one of 0 to {}", self.shards))),
         }
+    }
+
+    fn place(&mut self, group: u64, mut replicas: Vec<Placement>) -> ControlOutcome {
+        self.check_group(group)?;
         replicas.sort_unstable();
+        let name = name_of(group);
         if replicas.is_empty() || replicas.windows(2).any(|pair| pair[0].node == pair[1].node) {
-            return Err(invalid(format!(
-                "shard {shard} needs replicas, each on a node of its own"
-            )));
+            return Err(invalid(format!("{name} needs replicas, each on a node of its own")));
         }
-        if let Some(at) = replicas.iter().find(|at| !self.nodes.contains_key(&at.node)) {
-            return Err(ControlRejection::UnknownNode { node: at.node });
-        }
-        let before = self.placements.get(&shard).cloned().unwrap_or_default();
+        replicas.iter().try_for_each(|at| self.check_known(at.node))?;
+        let before = self.placements.get(&group).cloned().unwrap_or_default();
         let mut ids: Vec<u64> = replicas.iter().map(|at| at.replica).collect();
         ids.sort_unstable();
         let twice = ids.windows(2).any(|pair| pair[0] == pair[1]) || ids[0] == 0;
         let reused =
             |at: &Placement| at.replica <= before.replica_last && !before.replicas.contains(at);
         if twice || replicas.iter().any(reused) {
-            return Err(invalid(format!(
-                "shard {shard}: replica ids {ids:?} are not all new and from 1"
-            )));
+            return Err(invalid(format!("{name}: replica ids {ids:?} are not all new and from 1")));
         }
         let replica_last = before.replica_last.max(*ids.last().expect("not empty"));
-        self.placements.insert(shard, ShardPlacement { replicas, replica_last });
+        let target = replicas.iter().map(|at| at.node).collect();
+        self.placements.insert(group, GroupPlacement { replicas, target, replica_last });
+        Ok(())
+    }
+
+    fn set_target(&mut self, group: u64, mut nodes: Vec<NodeId>) -> ControlOutcome {
+        self.check_group(group)?;
+        nodes.sort_unstable();
+        if nodes.is_empty() || nodes.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(invalid(format!("{} needs nodes, each once", name_of(group))));
+        }
+        nodes.iter().try_for_each(|&node| self.check_known(node))?;
+        self.placements.entry(group).or_default().target = nodes;
+        Ok(())
+    }
+
+    fn assign(&mut self, group: u64, node: NodeId) -> ControlOutcome {
+        self.check_group(group)?;
+        self.check_known(node)?;
+        if self.replica_on(group, node).is_some() {
+            return Err(invalid(format!("node {node} has a replica of {}", name_of(group))));
+        }
+        let placement = self.placements.entry(group).or_default();
+        placement.replica_last += 1;
+        placement.replicas.push(Placement { node, replica: placement.replica_last });
+        placement.replicas.sort_unstable();
+        Ok(())
+    }
+
+    fn unassign(&mut self, group: u64, replica: u64) -> ControlOutcome {
+        self.check_group(group)?;
+        let name = name_of(group);
+        let Some(node) = self.node_of(group, replica) else {
+            return Err(invalid(format!("{name} has no replica {replica}")));
+        };
+        let placement = self.placements.entry(group).or_default();
+        if placement.replicas.len() == 1 {
+            return Err(invalid(format!("replica {replica} is the last one of {name}")));
+        }
+        if placement.target.contains(&node) {
+            return Err(invalid(format!("{name} is to have a replica on node {node}")));
+        }
+        placement.replicas.retain(|at| at.replica != replica);
+        Ok(())
+    }
+
+    fn set_replication(&mut self, factor: u8) -> ControlOutcome {
+        if ![1, 3, 5].contains(&factor) {
+            return Err(invalid(format!("a shard has 1, 3 or 5 replicas, not {factor}")));
+        }
+        self.factor = factor;
         Ok(())
     }
 
@@ -286,15 +425,19 @@ impl Control {
         out.u32(self.incarnation);
         out.u16(self.shards);
         out.u16(self.rules);
+        out.u8(self.factor);
+        out.u64(self.node_last);
         out.u32(self.nodes.len() as u32);
         for (&id, node) in &self.nodes {
             out.u64(id);
             out.node(node);
         }
+        out.numbers(self.draining.iter().copied());
         out.u32(self.placements.len() as u32);
-        for (&shard, placement) in &self.placements {
-            out.u16(shard);
+        for (&group, placement) in &self.placements {
+            out.u64(group);
             out.u64(placement.replica_last);
+            out.numbers(placement.target.iter().copied());
             out.placements(&placement.replicas);
         }
         out.0
@@ -308,74 +451,31 @@ impl Control {
             incarnation: input.u32()?,
             shards: input.u16()?,
             rules: input.u16()?,
+            factor: input.u8()?,
+            node_last: input.u64()?,
             ..Control::default()
         };
         for _ in 0..input.u32()? {
             control.nodes.insert(input.u64()?, input.node()?);
         }
+        control.draining = input.numbers()?.into_iter().collect();
         for _ in 0..input.u32()? {
-            let shard = input.u16()?;
+            let group = input.u64()?;
             let replica_last = input.u64()?;
+            let target = input.numbers()?;
             let replicas = input.placements()?;
-            control.placements.insert(shard, ShardPlacement { replicas, replica_last });
+            control.placements.insert(group, GroupPlacement { replicas, target, replica_last });
         }
         input.end()?;
         Ok(control)
     }
 }
 
-impl ControlCommand {
-    /// The command as an entry's data.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Writer::new();
-        match self {
-            ControlCommand::Found { cluster, incarnation, shards, rules } => {
-                out.u8(1);
-                out.u128(*cluster);
-                out.u32(*incarnation);
-                out.u16(*shards);
-                out.u16(*rules);
-            }
-            ControlCommand::SetNode { id, node } => {
-                out.u8(2);
-                out.u64(*id);
-                out.node(node);
-            }
-            ControlCommand::RemoveNode { id } => {
-                out.u8(3);
-                out.u64(*id);
-            }
-            ControlCommand::Place { shard, replicas } => {
-                out.u8(4);
-                out.u16(*shard);
-                out.placements(replicas);
-            }
-            ControlCommand::RaiseRules { rules } => {
-                out.u8(5);
-                out.u16(*rules);
-            }
-        }
-        out.0
-    }
-
-    /// The reverse of [`ControlCommand::encode`].
-    pub fn decode(bytes: &[u8]) -> Result<ControlCommand, InvalidControlBytes> {
-        let mut input = Reader::new(bytes)?;
-        let command = match input.u8()? {
-            1 => ControlCommand::Found {
-                cluster: input.u128()?,
-                incarnation: input.u32()?,
-                shards: input.u16()?,
-                rules: input.u16()?,
-            },
-            2 => ControlCommand::SetNode { id: input.u64()?, node: input.node()? },
-            3 => ControlCommand::RemoveNode { id: input.u64()? },
-            4 => ControlCommand::Place { shard: input.u16()?, replicas: input.placements()? },
-            5 => ControlCommand::RaiseRules { rules: input.u16()? },
-            _ => return Err(input.invalid("unknown command")),
-        };
-        input.end()?;
-        Ok(command)
+/// A group as people know it.
+fn name_of(group: u64) -> String {
+    match group.checked_sub(1) {
+        None => "the control group".into(),
+        Some(shard) => format!("shard {shard}"),
     }
 }
 
@@ -384,117 +484,4 @@ fn invalid(what: impl Into<String>) -> ControlRejection {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use codec::FORMAT;
-
-    fn node(rules_max: u16) -> Node {
-        Node { address: "10.0.0.1:7401".into(), zone: "a".into(), rules_max }
-    }
-
-    fn at(node: NodeId, replica: u64) -> Placement {
-        Placement { node, replica }
-    }
-
-    fn check(control: &mut Control, command: ControlCommand) -> Result<(), String> {
-        let before = control.clone();
-        let bytes = command.encode();
-        assert_eq!(ControlCommand::decode(&bytes), Ok(command));
-        let outcome = control.apply(2, &bytes);
-        if outcome.is_err() {
-            assert_eq!(*control, before, "a rejected command changes nothing");
-        }
-        assert_eq!(Control::decode(&control.encode()).as_ref(), Ok(&*control));
-        outcome.map_err(|rejection| rejection.to_string())
-    }
-
-    fn founded() -> Control {
-        let mut control = Control::default();
-        let found = ControlCommand::Found { cluster: 0xabc, incarnation: 7, shards: 2, rules: 1 };
-        assert_eq!(check(&mut control, found), Ok(()));
-        for id in 1..=3 {
-            assert_eq!(check(&mut control, ControlCommand::SetNode { id, node: node(2) }), Ok(()));
-        }
-        control
-    }
-
-    #[test]
-    fn a_cluster_is_founded_once_and_before_all_else() {
-        let mut control = Control::default();
-        assert_eq!(control.cluster(), None);
-        let early = ControlCommand::SetNode { id: 1, node: node(1) };
-        assert_eq!(check(&mut control, early), Err("the cluster is not founded yet".into()));
-        let mut control = founded();
-        assert_eq!(control.cluster(), Some((0xabc, 7)));
-        let again = ControlCommand::Found { cluster: 1, incarnation: 1, shards: 1, rules: 1 };
-        let rejection = check(&mut control, again).unwrap_err();
-        assert_eq!(rejection, format!("cluster {:032x} is already founded", 0xabc));
-    }
-
-    #[test]
-    fn replica_ids_are_never_used_twice() {
-        let mut control = founded();
-        let place =
-            |replicas: &[Placement]| ControlCommand::Place { shard: 0, replicas: replicas.into() };
-        assert!(check(&mut control, place(&[at(1, 0)])).is_err());
-        assert_eq!(check(&mut control, place(&[at(1, 1), at(2, 2)])), Ok(()));
-        assert_eq!(control.replicas(0), [at(1, 1), at(2, 2)]);
-        assert_eq!(control.replica_next(0), 3);
-        assert_eq!(check(&mut control, place(&[at(1, 1), at(3, 3)])), Ok(()));
-        for bad in [
-            vec![at(1, 1), at(2, 2)],
-            vec![at(1, 1), at(2, 3)],
-            vec![at(1, 0)],
-            vec![at(1, 4), at(2, 4)],
-            vec![at(1, 4), at(1, 5)],
-            vec![at(9, 4)],
-            vec![],
-        ] {
-            assert!(check(&mut control, place(&bad)).is_err(), "{bad:?}");
-        }
-        assert_eq!(control.replicas(0), [at(1, 1), at(3, 3)]);
-        let far = ControlCommand::Place { shard: 2, replicas: vec![at(1, 1)] };
-        assert_eq!(check(&mut control, far), Err("shard 2 is not one of 2 from 0".into()));
-    }
-
-    #[test]
-    fn a_node_leaves_only_when_it_holds_nothing() {
-        let mut control = founded();
-        let placed = ControlCommand::Place { shard: 1, replicas: vec![at(2, 1)] };
-        assert_eq!(check(&mut control, placed), Ok(()));
-        let remove = |id| ControlCommand::RemoveNode { id };
-        let in_use = "node 2 still holds a replica of shard 1; move it first";
-        assert_eq!(check(&mut control, remove(2)), Err(in_use.into()));
-        assert_eq!(check(&mut control, remove(3)), Ok(()));
-        assert_eq!(check(&mut control, remove(3)), Err("node 3 is not known; add it first".into()));
-        assert_eq!(control.nodes().keys().copied().collect::<Vec<_>>(), [1, 2]);
-    }
-
-    #[test]
-    fn rules_rise_to_what_every_node_knows() {
-        let mut control = founded();
-        assert_eq!(check(&mut control, ControlCommand::RaiseRules { rules: 2 }), Ok(()));
-        for rules in [1, 3] {
-            assert!(check(&mut control, ControlCommand::RaiseRules { rules }).is_err(), "{rules}");
-        }
-        assert_eq!(control.rules(), 2);
-        let old = ControlCommand::SetNode { id: 4, node: node(1) };
-        assert!(
-            check(&mut control, old).is_err(),
-            "a node that does not know the rules can't join"
-        );
-    }
-
-    #[test]
-    fn broken_bytes_are_told_apart() {
-        let bytes = founded().encode();
-        for length in 0..bytes.len() {
-            assert!(Control::decode(&bytes[..length]).is_err(), "cut to {length}");
-        }
-        let mut longer = bytes;
-        longer.push(0);
-        assert!(Control::decode(&longer).is_err());
-        assert!(ControlCommand::decode(&[FORMAT, 99]).is_err());
-        assert!(ControlCommand::decode(&[9, 1]).is_err());
-    }
-}
+mod tests;

@@ -70,8 +70,8 @@ mod restored;
 mod role;
 
 pub use control::{
-    Control, ControlCommand, ControlOutcome, ControlRejection, InvalidControlBytes, Node, NodeId,
-    Placement,
+    Control, ControlCommand, ControlOutcome, ControlRejection, GroupSeen, InvalidControlBytes,
+    Node, NodeId, Placement, Seen, Step,
 };
 pub use log::{LogReader, SnapshotSource, SnapshotState};
 pub use membership::{Change, ChangeRefused, Members, PeerProgress};

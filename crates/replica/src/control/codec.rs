@@ -40,8 +40,14 @@ impl Writer {
 
     pub(super) fn node(&mut self, node: &Node) {
         self.text(&node.address);
+        self.text(&node.serves);
         self.text(&node.zone);
         self.u16(node.rules_max);
+    }
+
+    pub(super) fn numbers(&mut self, numbers: impl ExactSizeIterator<Item = u64>) {
+        self.u32(numbers.len() as u32);
+        numbers.for_each(|number| self.u64(number));
     }
 
     pub(super) fn placements(&mut self, placements: &[Placement]) {
@@ -111,7 +117,16 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn node(&mut self) -> Result<Node, InvalidControlBytes> {
-        Ok(Node { address: self.text()?, zone: self.text()?, rules_max: self.u16()? })
+        Ok(Node {
+            address: self.text()?,
+            serves: self.text()?,
+            zone: self.text()?,
+            rules_max: self.u16()?,
+        })
+    }
+
+    pub(super) fn numbers(&mut self) -> Result<Vec<u64>, InvalidControlBytes> {
+        (0..self.u32()?).map(|_| self.u64()).collect()
     }
 
     pub(super) fn placements(&mut self) -> Result<Vec<Placement>, InvalidControlBytes> {

@@ -1,0 +1,355 @@
+//! Plan: what the control group's leader does next: where replicas go, who leads, which rules hold.
+//!
+//! A pure function of the control state and of what was seen of the groups, so whoever leads next goes
+//! on where the last one stopped. A replica moves in steps: a target is set, a replica assigned, let
+//! into its group as a learner, and when all of a group's new ones have caught up, swapped for those
+//! that leave in one joint change; then what was let go leaves the map.
+//!
+//! Invariants: one group at a time begins to move, so that a cluster is never all in motion; a voter is
+//! let go only in the change that brings its successors in, or when its group has voters enough.
+
+use super::{Control, ControlCommand, NodeId};
+use crate::{CONTROL_GROUP, Change, Members};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A learner that lacks no more entries than this becomes a voter.
+const LAG_MAX: u64 = 1_000;
+
+/// What is known of one group, as its leader tells it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupSeen {
+    /// The replica that leads.
+    pub leader: u64,
+    /// Who is in the group.
+    pub members: Members,
+    /// How many entries each member lacks that was heard of lately.
+    pub lags: BTreeMap<u64, u64>,
+}
+
+/// What is known of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Groups that have a leader.
+    pub groups: BTreeMap<u64, GroupSeen>,
+    /// Nodes that answer.
+    pub alive: BTreeSet<NodeId>,
+    /// Nodes that have been silent for so long that they are to be replaced.
+    pub gone: BTreeSet<NodeId>,
+}
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// To be proposed to the control group.
+    Command(ControlCommand),
+    /// To be proposed by a group's leader.
+    Change {
+        /// The group.
+        group: u64,
+        /// What changes.
+        changes: Vec<Change>,
+    },
+    /// Leadership is to be handed over.
+    Transfer {
+        /// The group.
+        group: u64,
+        /// The replica that is to lead.
+        to: u64,
+    },
+}
+
+impl Control {
+    /// What to do next; empty when everything is where it belongs, or nothing can be done yet. Steps
+    /// that fail or are lost come again.
+    pub fn next_steps(&self, seen: &Seen) -> Vec<Step> {
+        if self.shards == 0 {
+            return Vec::new();
+        }
+        let mut steps: Vec<Step> = self.raise_to().into_iter().map(Step::Command).collect();
+        let moving: Vec<u64> =
+            self.groups().filter(|&group| !self.is_settled(group, seen)).collect();
+        steps.extend(moving.iter().filter_map(|&group| self.advance(group, seen)));
+        if moving.is_empty() {
+            steps.extend(self.begin(seen).map(Step::Command));
+        }
+        steps.extend(self.lead_elsewhere(&moving, seen));
+        steps
+    }
+
+    /// The rules that every node knows, if they are newer.
+    fn raise_to(&self) -> Option<ControlCommand> {
+        let rules = self.nodes.values().map(|node| node.rules_max).min()?;
+        (rules > self.rules).then_some(ControlCommand::RaiseRules { rules })
+    }
+
+    /// Whether a group's replicas are where they are to be, as far as is known.
+    fn is_settled(&self, group: u64, seen: &Seen) -> bool {
+        let Some(found) = seen.groups.get(&group) else {
+            // Nothing can be done about it now; others need not wait for it.
+            return true;
+        };
+        let target = self.target(group);
+        let ids = |nodes: &mut dyn Iterator<Item = NodeId>| {
+            let mut ids: Vec<u64> = nodes.filter_map(|node| self.replica_on(group, node)).collect();
+            ids.sort_unstable();
+            ids
+        };
+        let voters = ids(&mut target.iter().copied());
+        let learners = ids(&mut self.followers(group).into_iter());
+        let placed = target.len() + self.followers(group).len();
+        voters.len() + learners.len() == placed
+            && self.replicas(group).len() == placed
+            && found.members == Members { voters, learners, outgoing: Vec::new() }
+    }
+
+    /// Nodes that follow a group without a vote: all others follow the control group, whose map they
+    /// need.
+    fn followers(&self, group: u64) -> Vec<NodeId> {
+        if group != CONTROL_GROUP {
+            return Vec::new();
+        }
+        let target = self.target(group);
+        self.nodes.keys().copied().filter(|node| !target.contains(node)).collect()
+    }
+
+    /// The next step of a group that is on the move.
+    fn advance(&self, group: u64, seen: &Seen) -> Option<Step> {
+        let found = seen.groups.get(&group)?;
+        if !found.members.outgoing.is_empty() {
+            return None;
+        }
+        if let Some(target) = self.retarget(group, seen) {
+            return Some(Step::Command(target));
+        }
+        let wanted = self.target(group).iter().copied().chain(self.followers(group));
+        if let Some(node) = wanted.clone().find(|&node| self.replica_on(group, node).is_none()) {
+            return Some(Step::Command(ControlCommand::Assign { group, node }));
+        }
+        let known = |replica: &u64| {
+            found.members.voters.contains(replica) || found.members.learners.contains(replica)
+        };
+        let replicas: Vec<u64> = wanted.filter_map(|node| self.replica_on(group, node)).collect();
+        if let Some(&replica) = replicas.iter().find(|replica| !known(replica)) {
+            return Some(Step::Change { group, changes: vec![Change::AddLearner(replica)] });
+        }
+        self.swap(group, found).or_else(|| self.let_go(group, found))
+    }
+
+    /// Another target, if one of its nodes is gone before it had a vote.
+    fn retarget(&self, group: u64, seen: &Seen) -> Option<ControlCommand> {
+        let target = self.target(group);
+        let lost = |node: &NodeId| seen.gone.contains(node) || self.draining.contains(node);
+        if !target.is_empty() && !target.iter().any(lost) {
+            return None;
+        }
+        let nodes = self.goal(group, seen);
+        (!nodes.is_empty() && nodes != target).then_some(ControlCommand::SetTarget { group, nodes })
+    }
+
+    /// Brings in all who have no vote yet and lets go all who are to leave, in one change, once the
+    /// newcomers have caught up.
+    fn swap(&self, group: u64, found: &GroupSeen) -> Option<Step> {
+        let is_voter = |node: NodeId| self.target(group).contains(&node);
+        let target = self.target(group).iter();
+        let target: Vec<u64> = target.filter_map(|&node| self.replica_on(group, node)).collect();
+        let caught_up = |replica: &u64| found.lags.get(replica).is_some_and(|&lag| lag <= LAG_MAX);
+        let incoming = target.iter().filter(|replica| !found.members.voters.contains(replica));
+        let incoming: Vec<u64> = incoming.copied().collect();
+        let ready = target.iter().filter(|replica| caught_up(replica)).count();
+        // The new voters must be able to decide without those that leave.
+        if !incoming.iter().all(caught_up) || ready * 2 <= target.len() {
+            return None;
+        }
+        let leaving = |replica: &&u64| !self.node_of(group, **replica).is_some_and(is_voter);
+        let leaving: Vec<u64> = found.members.voters.iter().filter(leaving).copied().collect();
+        if incoming.is_empty() && leaving.is_empty() {
+            return None;
+        }
+        if leaving.contains(&found.leader) {
+            let stays = |replica: &&u64| !leaving.contains(*replica) && caught_up(replica);
+            // Where nobody stays, the change itself ends its leadership.
+            if let Some(&to) = found.members.voters.iter().find(stays) {
+                return Some(Step::Transfer { group, to });
+            }
+        }
+        let follows = |replica: u64| {
+            let node = self.node_of(group, replica);
+            node.is_some_and(|node| self.followers(group).contains(&node))
+        };
+        let go = |&replica: &u64| match follows(replica) {
+            true => Change::AddLearner(replica),
+            false => Change::Remove(replica),
+        };
+        let changes = incoming.iter().map(|&replica| Change::AddVoter(replica));
+        Some(Step::Change { group, changes: changes.chain(leaving.iter().map(go)).collect() })
+    }
+
+    /// Lets go of learners that nobody wants, and takes what its group has let go out of the map.
+    fn let_go(&self, group: u64, found: &GroupSeen) -> Option<Step> {
+        let wanted = |replica: u64| {
+            let node = self.node_of(group, replica);
+            node.is_some_and(|node| {
+                self.target(group).contains(&node) || self.followers(group).contains(&node)
+            })
+        };
+        let learners = found.members.learners.iter();
+        let unwanted: Vec<Change> = learners
+            .filter(|&&replica| !wanted(replica))
+            .map(|&replica| Change::Remove(replica))
+            .collect();
+        if !unwanted.is_empty() {
+            return Some(Step::Change { group, changes: unwanted });
+        }
+        let is_member = |replica: u64| {
+            found.members.voters.contains(&replica) || found.members.learners.contains(&replica)
+        };
+        let mut replicas = self.replicas(group).iter().map(|at| at.replica);
+        let replica = replicas.find(|&replica| !wanted(replica) && !is_member(replica))?;
+        Some(Step::Command(ControlCommand::Unassign { group, replica }))
+    }
+
+    /// The next group to move, if one is not where it would be best.
+    fn begin(&self, seen: &Seen) -> Option<ControlCommand> {
+        self.groups().filter(|group| seen.groups.contains_key(group)).find_map(|group| {
+            let nodes = self.goal(group, seen);
+            (!nodes.is_empty() && nodes != self.target(group))
+                .then_some(ControlCommand::SetTarget { group, nodes })
+        })
+    }
+
+    /// The nodes on which a group's voters would best be, in order. What is there stays, unless it
+    /// must go or the load is uneven by more than one.
+    fn goal(&self, group: u64, seen: &Seen) -> Vec<NodeId> {
+        let candidates: Vec<NodeId> =
+            self.nodes.keys().copied().filter(|node| !self.draining.contains(node)).collect();
+        let count = self.voters_on(candidates.len());
+        let loads = self.loads(group);
+        let load = |node: &NodeId| loads.get(node).copied().unwrap_or(0);
+        let current = self.target(group);
+        let stays = |node: &NodeId| candidates.contains(node) && !seen.gone.contains(node);
+        let mut chosen: Vec<NodeId> = current.iter().copied().filter(stays).collect();
+        while chosen.len() > count {
+            let worst = (0..chosen.len()).max_by_key(|&at| {
+                let node = chosen[at];
+                (!seen.alive.contains(&node), self.shares_zone(node, &chosen), load(&node), node)
+            });
+            chosen.remove(worst.expect("there is one"));
+        }
+        while chosen.len() < count {
+            let free = candidates.iter().filter(|node| !chosen.contains(node));
+            // One that does not answer would only hold the move up. One that was here stays rather
+            // than that the group becomes smaller.
+            let best = free.min_by_key(|&node| {
+                let silent = !seen.alive.contains(node);
+                let new = !current.contains(node);
+                (silent, silent && new, self.shares_zone(*node, &chosen), load(node), *node)
+            });
+            chosen.push(*best.expect("there are as many candidates"));
+        }
+        if let Some((out, into)) = self.better(&chosen, &candidates, seen, &load) {
+            chosen.retain(|node| *node != out);
+            chosen.push(into);
+        }
+        chosen.sort_unstable();
+        chosen
+    }
+
+    /// A swap that spreads voters over more zones, or evens out the load.
+    fn better(
+        &self,
+        chosen: &[NodeId],
+        candidates: &[NodeId],
+        seen: &Seen,
+        load: &impl Fn(&NodeId) -> usize,
+    ) -> Option<(NodeId, NodeId)> {
+        let out = chosen
+            .iter()
+            .max_by_key(|&node| (self.shares_zone(*node, chosen), load(node), *node))?;
+        let rest: Vec<NodeId> = chosen.iter().copied().filter(|node| node != out).collect();
+        let free = candidates.iter().filter(|node| !chosen.contains(node));
+        let into = free
+            .filter(|node| seen.alive.contains(node))
+            .min_by_key(|&node| (self.shares_zone(*node, &rest), load(node), *node))?;
+        let (zone_out, zone_in) = (self.shares_zone(*out, chosen), self.shares_zone(*into, &rest));
+        let spreads = zone_out && !zone_in;
+        let evens = zone_out >= zone_in && load(out) > load(into) + 1;
+        (spreads || evens).then_some((*out, *into))
+    }
+
+    /// Whether another of these nodes is in the same zone. Without zones nobody shares one.
+    fn shares_zone(&self, node: NodeId, nodes: &[NodeId]) -> bool {
+        let zone = |node: &NodeId| self.nodes.get(node).map(|node| node.zone.as_str());
+        let own = zone(&node).filter(|zone| !zone.is_empty());
+        own.is_some() && nodes.iter().any(|other| *other != node && zone(other) == own)
+    }
+
+    /// How many shards have a voter on each node, by their targets; for the control group all are
+    /// alike, so that it does not move with every shard.
+    fn loads(&self, group: u64) -> BTreeMap<NodeId, usize> {
+        let mut loads = BTreeMap::new();
+        if group != CONTROL_GROUP {
+            for shard in self.groups().skip(1) {
+                for &node in self.target(shard) {
+                    *loads.entry(node).or_default() += 1;
+                }
+            }
+        }
+        loads
+    }
+
+    /// Hands over leadership from nodes that are to be emptied, or else one from the node that leads
+    /// most to the one that leads least.
+    fn lead_elsewhere(&self, moving: &[u64], seen: &Seen) -> Vec<Step> {
+        let mut leads: BTreeMap<NodeId, usize> = BTreeMap::new();
+        for node in self.nodes.keys().filter(|node| seen.alive.contains(node)) {
+            leads.insert(*node, 0);
+        }
+        let leader = |group: u64, found: &GroupSeen| self.node_of(group, found.leader);
+        let settled = || seen.groups.iter().filter(|(group, _)| !moving.contains(group));
+        for (&group, found) in &seen.groups {
+            if let Some(count) = leader(group, found).and_then(|node| leads.get_mut(&node)) {
+                *count += 1;
+            }
+        }
+        let mut steps = Vec::new();
+        for (&group, found) in settled() {
+            if leader(group, found).is_some_and(|node| self.draining.contains(&node))
+                && let Some((to, node)) = self.successor(group, found, &leads)
+            {
+                *leads.entry(node).or_default() += 1;
+                steps.push(Step::Transfer { group, to });
+            }
+        }
+        if steps.is_empty() {
+            let eased = settled().find_map(|(&group, found)| {
+                let from = leader(group, found)?;
+                let (to, node) = self.successor(group, found, &leads)?;
+                (leads.get(&from)? > &(leads.get(&node)? + 1))
+                    .then_some(Step::Transfer { group, to })
+            });
+            steps.extend(eased);
+        }
+        steps
+    }
+
+    /// The voter that could lead a group and whose node leads least.
+    fn successor(
+        &self,
+        group: u64,
+        found: &GroupSeen,
+        leads: &BTreeMap<NodeId, usize>,
+    ) -> Option<(u64, NodeId)> {
+        let voters = found.members.voters.iter().filter(|&&replica| {
+            replica != found.leader && found.lags.get(&replica).is_some_and(|&lag| lag <= LAG_MAX)
+        });
+        let usable = voters.filter_map(|&replica| {
+            let node = self.node_of(group, replica)?;
+            let count = leads.get(&node).filter(|_| !self.draining.contains(&node))?;
+            Some((*count, node, replica))
+        });
+        usable.min().map(|(_, node, replica)| (replica, node))
+    }
+}
+
+#[cfg(test)]
+mod tests;

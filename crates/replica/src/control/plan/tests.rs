@@ -1,0 +1,327 @@
+//! Plans against a cluster on paper, which does what it is told, in rounds.
+
+use super::*;
+use crate::{Node, StateMachine};
+
+/// Numbers that look random and are the same in every run.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+struct World {
+    control: Control,
+    seen: Seen,
+    steps: u64,
+}
+
+impl World {
+    /// A cluster of one node that holds everything.
+    fn founded(shards: u16) -> World {
+        let mut world = World { control: Control::default(), seen: Seen::default(), steps: 0 };
+        let found = ControlCommand::Found { cluster: 7, incarnation: 1, shards, rules: 1 };
+        world.command(found).unwrap();
+        world.join(1, "");
+        for group in world.control.groups() {
+            let replicas = vec![super::super::Placement { node: 1, replica: 1 }];
+            world.command(ControlCommand::Place { group, replicas }).unwrap();
+            let members = Members { voters: vec![1], ..Members::default() };
+            let lags = [(1, 0)].into();
+            world.seen.groups.insert(group, GroupSeen { leader: 1, members, lags });
+        }
+        world
+    }
+
+    fn join(&mut self, id: NodeId, zone: &str) {
+        let node = Node {
+            address: format!("127.0.0.{id}:7401"),
+            serves: String::new(),
+            zone: zone.into(),
+            rules_max: 1,
+        };
+        self.command(ControlCommand::AddNode { id, node }).unwrap();
+        self.seen.alive.insert(id);
+    }
+
+    #[allow(clippy::needless_pass_by_value, reason = "a command is made where it is sent")]
+    fn command(&mut self, command: ControlCommand) -> Result<(), String> {
+        self.control.apply(2, &command.encode()).map_err(|rejection| rejection.to_string())
+    }
+
+    fn nodes_of(&self, group: u64, replicas: &[u64]) -> BTreeSet<NodeId> {
+        replicas.iter().filter_map(|&replica| self.control.node_of(group, replica)).collect()
+    }
+
+    fn majority_lives(&self, group: u64, voters: &[u64]) -> bool {
+        let lives = |replica: &&u64| {
+            let node = self.control.node_of(group, **replica);
+            node.is_some_and(|node| self.seen.alive.contains(&node))
+        };
+        voters.iter().filter(lives).count() * 2 > voters.len()
+    }
+
+    /// Does what is planned; whether there was anything.
+    fn round(&mut self) -> bool {
+        self.elect();
+        let steps = self.control.next_steps(&self.seen);
+        let any = !steps.is_empty();
+        for step in steps {
+            self.steps += 1;
+            match step {
+                Step::Command(command) => self.command(command).unwrap(),
+                Step::Change { group, changes } => self.change(group, &changes),
+                Step::Transfer { group, to } => {
+                    let found = self.seen.groups.get_mut(&group).unwrap();
+                    assert!(found.members.voters.contains(&to), "only voters lead");
+                    found.leader = to;
+                }
+            }
+        }
+        any
+    }
+
+    fn change(&mut self, group: u64, changes: &[Change]) {
+        let found = self.seen.groups[&group].clone();
+        let before = found.members.voters.clone();
+        let mut members = found.members;
+        for change in changes {
+            let (Change::AddVoter(id) | Change::AddLearner(id) | Change::Remove(id)) = *change;
+            members.voters.retain(|other| *other != id);
+            let was_learner = members.learners.contains(&id);
+            members.learners.retain(|other| *other != id);
+            match change {
+                Change::AddVoter(_) => {
+                    assert!(was_learner, "replica {id} gets a vote and has nothing yet");
+                    members.voters.push(id);
+                }
+                Change::AddLearner(_) => members.learners.push(id),
+                Change::Remove(_) => {}
+            }
+        }
+        members.voters.sort_unstable();
+        members.learners.sort_unstable();
+        assert!(!members.voters.is_empty(), "a group lost all its voters");
+        assert!(
+            self.majority_lives(group, &members.voters) || !self.majority_lives(group, &before),
+            "group {group} would stand still: {before:?} to {:?}",
+            members.voters
+        );
+        self.seen.groups.get_mut(&group).unwrap().members = members;
+    }
+
+    /// Groups with a majority have a leader that lives, and members that live catch up.
+    fn elect(&mut self) {
+        for group in self.control.groups() {
+            let Some(mut found) = self.seen.groups.get(&group).cloned() else { continue };
+            let lives = |replica: &u64| {
+                let node = self.control.node_of(group, *replica);
+                node.is_some_and(|node| self.seen.alive.contains(&node))
+            };
+            let voters = &found.members.voters;
+            if !voters.contains(&found.leader) || !lives(&found.leader) {
+                found.leader = voters.iter().copied().find(lives).unwrap_or(found.leader);
+            }
+            let members = voters.iter().chain(&found.members.learners);
+            found.lags = members.filter(|id| lives(id)).map(|id| (*id, 0)).collect();
+            self.seen.groups.insert(group, found);
+        }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..2_000 {
+            if !self.round() {
+                return;
+            }
+        }
+        panic!("the plan never ends: {:?}", self.control.next_steps(&self.seen));
+    }
+
+    /// Everything is where it belongs: `voters` of each group, spread evenly, and so are leaders.
+    fn check_even(&self, voters: usize) {
+        let in_use: Vec<NodeId> = self.control.nodes().keys().copied().collect();
+        let mut loads: BTreeMap<NodeId, usize> = in_use.iter().map(|node| (*node, 0)).collect();
+        let mut leads = loads.clone();
+        for (&group, found) in &self.seen.groups {
+            let nodes = self.nodes_of(group, &found.members.voters);
+            assert_eq!(nodes.len(), voters, "group {group}: {found:?}");
+            assert_eq!(nodes.iter().copied().collect::<Vec<_>>(), self.control.target(group));
+            *leads.get_mut(&self.control.node_of(group, found.leader).unwrap()).unwrap() += 1;
+            if group > 0 {
+                nodes.iter().for_each(|node| *loads.get_mut(node).unwrap() += 1);
+                assert_eq!(self.control.replicas(group).len(), voters, "none is left over");
+            }
+        }
+        let spread = |counts: &BTreeMap<NodeId, usize>| {
+            counts.values().max().unwrap() - counts.values().min().unwrap()
+        };
+        assert!(spread(&loads) <= 1, "replicas {loads:?}");
+        assert!(spread(&leads) <= 2, "leaders {leads:?}");
+        let control = &self.seen.groups[&0].members;
+        let follow = self.nodes_of(0, &[&control.voters[..], &control.learners].concat());
+        assert_eq!(follow.len(), in_use.len(), "everybody knows the map");
+    }
+}
+
+#[test]
+fn one_node_becomes_three_and_five() {
+    let mut world = World::founded(8);
+    world.settle();
+    world.check_even(1);
+    world.join(2, "");
+    world.settle();
+    world.check_even(1);
+    world.join(3, "");
+    world.settle();
+    world.check_even(3);
+    world.join(4, "");
+    world.join(5, "");
+    world.settle();
+    world.check_even(3);
+    world.command(ControlCommand::SetReplication { factor: 5 }).unwrap();
+    world.settle();
+    world.check_even(5);
+    assert_eq!(world.control.next_steps(&world.seen), []);
+}
+
+#[test]
+fn a_new_group_of_three_is_never_a_group_of_two() {
+    let mut world = World::founded(4);
+    world.join(2, "");
+    world.join(3, "");
+    for _ in 0..500 {
+        world.round();
+        for found in world.seen.groups.values() {
+            assert_ne!(found.members.voters.len(), 2, "one loss would stop it");
+        }
+    }
+    world.check_even(3);
+}
+
+#[test]
+fn a_node_is_emptied_and_leaves() {
+    let mut world = World::founded(6);
+    (2..=4).for_each(|id| world.join(id, ""));
+    world.settle();
+    assert!(world.command(ControlCommand::RemoveNode { id: 2 }).is_err(), "it is in use");
+    world.command(ControlCommand::Drain { id: 2, drains: true }).unwrap();
+    world.settle();
+    for group in world.control.groups() {
+        let found = &world.seen.groups[&group];
+        assert_ne!(world.control.node_of(group, found.leader), Some(2));
+        assert!(group == 0 || world.control.replica_on(group, 2).is_none());
+    }
+    world.command(ControlCommand::RemoveNode { id: 2 }).unwrap();
+    world.seen.alive.remove(&2);
+    world.settle();
+    world.check_even(3);
+    let refused = world.command(ControlCommand::Drain { id: 3, drains: true }).unwrap_err();
+    assert!(
+        refused.contains("2 nodes are left in use, and each shard has 3 replicas"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn voters_are_spread_over_zones() {
+    let mut world = World::founded(12);
+    world.join(2, "a");
+    world.join(3, "a");
+    world.join(4, "b");
+    world.join(5, "b");
+    world.join(6, "c");
+    world.settle();
+    // The first node has no zone: it counts as one of its own.
+    for group in world.control.groups() {
+        let target = world.control.target(group);
+        assert!(!target.iter().any(|node| world.control.shares_zone(*node, target)), "{target:?}");
+    }
+}
+
+#[test]
+fn a_node_that_is_gone_is_replaced_where_there_is_another() {
+    let mut world = World::founded(5);
+    (2..=3).for_each(|id| world.join(id, ""));
+    world.settle();
+    world.seen.alive.remove(&3);
+    world.seen.gone.insert(3);
+    world.settle();
+    for found in world.seen.groups.values() {
+        assert_eq!(found.members.voters.len(), 3, "nobody else could take its place");
+    }
+    world.join(4, "");
+    world.settle();
+    for group in world.control.groups().skip(1) {
+        assert!(!world.control.target(group).contains(&3), "group {group}");
+    }
+    world.command(ControlCommand::Drain { id: 3, drains: true }).unwrap();
+    world.settle();
+    world.command(ControlCommand::RemoveNode { id: 3 }).unwrap();
+    world.settle();
+    world.check_even(3);
+}
+
+/// Nodes come, fall silent, come back and are emptied while everything moves.
+#[test]
+fn whatever_comes_in_between_it_ends_evenly() {
+    for seed in 0..200 {
+        let mut draw = Draw(seed);
+        let mut world = World::founded(1 + draw.below(12) as u16);
+        for _ in 0..120 {
+            let nodes: Vec<NodeId> = world.control.nodes().keys().copied().collect();
+            let node = nodes[draw.below(nodes.len() as u64) as usize];
+            match draw.below(12) {
+                0 if nodes.len() < 7 => {
+                    let zone = ["", "a", "b"][draw.below(3) as usize];
+                    world.join(world.control.node_next(), zone);
+                }
+                // At most one is silent, so that every group goes on.
+                1 if world.seen.alive.len() == nodes.len() && nodes.len() > 2 => {
+                    world.seen.alive.remove(&node);
+                    if draw.below(2) == 0 {
+                        world.seen.gone.insert(node);
+                    }
+                }
+                2 => {
+                    world.seen.alive = nodes.iter().copied().collect();
+                    world.seen.gone.clear();
+                }
+                3 => {
+                    let drains = draw.below(3) == 0;
+                    let _ = world.command(ControlCommand::Drain { id: node, drains });
+                }
+                4 if world.control.drains(node) => {
+                    if world.command(ControlCommand::RemoveNode { id: node }).is_ok() {
+                        world.seen.alive.remove(&node);
+                        world.seen.gone.remove(&node);
+                        let found = world.seen.groups.get_mut(&0).unwrap();
+                        let control = &world.control;
+                        found.members.learners.retain(|id| control.node_of(0, *id).is_some());
+                    }
+                }
+                5 => {
+                    let factor = [1, 3, 5][draw.below(3) as usize];
+                    world.command(ControlCommand::SetReplication { factor }).unwrap();
+                }
+                _ => {
+                    world.round();
+                }
+            }
+        }
+        let nodes: Vec<NodeId> = world.control.nodes().keys().copied().collect();
+        world.seen.alive = nodes.iter().copied().collect();
+        world.seen.gone.clear();
+        for id in nodes.clone() {
+            world.command(ControlCommand::Drain { id, drains: false }).unwrap();
+        }
+        world.settle();
+        let voters = world.control.voters_on(nodes.len());
+        for (&group, found) in &world.seen.groups {
+            assert_eq!(found.members.voters.len(), voters, "seed {seed}, group {group}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What the control group accepts and refuses, each command through its bytes.
+
+use super::*;
+use codec::FORMAT;
+
+fn node(rules_max: u16) -> Node {
+    Node {
+        address: "10.0.0.1:7401".into(),
+        serves: "10.0.0.1:7400".into(),
+        zone: "a".into(),
+        rules_max,
+    }
+}
+
+fn at(node: NodeId, replica: u64) -> Placement {
+    Placement { node, replica }
+}
+
+fn check(control: &mut Control, command: ControlCommand) -> Result<(), String> {
+    let before = control.clone();
+    let bytes = command.encode();
+    assert_eq!(ControlCommand::decode(&bytes), Ok(command));
+    let outcome = control.apply(2, &bytes);
+    if outcome.is_err() {
+        assert_eq!(*control, before, "a rejected command changes nothing");
+    }
+    assert_eq!(Control::decode(&control.encode()).as_ref(), Ok(&*control));
+    outcome.map_err(|rejection| rejection.to_string())
+}
+
+fn founded() -> Control {
+    let mut control = Control::default();
+    let found = ControlCommand::Found { cluster: 0xabc, incarnation: 7, shards: 2, rules: 1 };
+    assert_eq!(check(&mut control, found), Ok(()));
+    for id in 1..=3 {
+        assert_eq!(check(&mut control, ControlCommand::SetNode { id, node: node(2) }), Ok(()));
+    }
+    control
+}
+
+#[test]
+fn a_cluster_is_founded_once_and_before_all_else() {
+    let mut control = Control::default();
+    assert_eq!(control.cluster(), None);
+    let early = ControlCommand::SetNode { id: 1, node: node(1) };
+    assert_eq!(check(&mut control, early), Err("the cluster is not founded yet".into()));
+    let mut control = founded();
+    assert_eq!(control.cluster(), Some((0xabc, 7)));
+    let again = ControlCommand::Found { cluster: 1, incarnation: 1, shards: 1, rules: 1 };
+    let rejection = check(&mut control, again).unwrap_err();
+    assert_eq!(rejection, format!("cluster {:032x} is already founded", 0xabc));
+}
+
+#[test]
+fn replica_ids_are_never_used_twice() {
+    let mut control = founded();
+    let place =
+        |replicas: &[Placement]| ControlCommand::Place { group: 1, replicas: replicas.into() };
+    assert!(check(&mut control, place(&[at(1, 0)])).is_err());
+    assert_eq!(check(&mut control, place(&[at(1, 1), at(2, 2)])), Ok(()));
+    assert_eq!(control.replicas(1), [at(1, 1), at(2, 2)]);
+    assert_eq!(control.replica_next(1), 3);
+    assert_eq!(check(&mut control, place(&[at(1, 1), at(3, 3)])), Ok(()));
+    for bad in [
+        vec![at(1, 1), at(2, 2)],
+        vec![at(1, 1), at(2, 3)],
+        vec![at(1, 0)],
+        vec![at(1, 4), at(2, 4)],
+        vec![at(1, 4), at(1, 5)],
+        vec![at(9, 4)],
+        vec![],
+    ] {
+        assert!(check(&mut control, place(&bad)).is_err(), "{bad:?}");
+    }
+    assert_eq!(control.replicas(1), [at(1, 1), at(3, 3)]);
+    let far = ControlCommand::Place { group: 3, replicas: vec![at(1, 1)] };
+    assert_eq!(check(&mut control, far), Err("group 3 is not one of 0 to 2".into()));
+}
+
+#[test]
+fn a_node_leaves_only_when_it_holds_nothing() {
+    let mut control = founded();
+    let placed = ControlCommand::Place { group: 2, replicas: vec![at(2, 1)] };
+    assert_eq!(check(&mut control, placed), Ok(()));
+    let remove = |id| ControlCommand::RemoveNode { id };
+    let in_use = "node 2 still holds a replica of shard 1; drain it first";
+    assert_eq!(check(&mut control, remove(2)), Err(in_use.into()));
+    assert_eq!(check(&mut control, remove(3)), Ok(()));
+    assert_eq!(check(&mut control, remove(3)), Err("node 3 is not known; add it first".into()));
+    assert_eq!(control.nodes().keys().copied().collect::<Vec<_>>(), [1, 2]);
+}
+
+#[test]
+fn rules_rise_to_what_every_node_knows() {
+    let mut control = founded();
+    assert_eq!(check(&mut control, ControlCommand::RaiseRules { rules: 2 }), Ok(()));
+    for rules in [1, 3] {
+        assert!(check(&mut control, ControlCommand::RaiseRules { rules }).is_err(), "{rules}");
+    }
+    assert_eq!(control.rules(), 2);
+    let old = ControlCommand::SetNode { id: 4, node: node(1) };
+    assert!(check(&mut control, old).is_err(), "a node that does not know the rules can't join");
+}
+
+#[test]
+fn broken_bytes_are_told_apart() {
+    let bytes = founded().encode();
+    for length in 0..bytes.len() {
+        assert!(Control::decode(&bytes[..length]).is_err(), "cut to {length}");
+    }
+    let mut longer = bytes;
+    longer.push(0);
+    assert!(Control::decode(&longer).is_err());
+    assert!(ControlCommand::decode(&[FORMAT, 99]).is_err());
+    assert!(ControlCommand::decode(&[9, 1]).is_err());
+}
+
+#[test]
+fn a_number_is_given_to_one_node() {
+    let mut control = founded();
+    let add = |id| ControlCommand::AddNode { id, node: node(2) };
+    let taken = "node 3 was known before; numbers are not given twice";
+    assert_eq!(check(&mut control, add(3)), Err(taken.into()));
+    assert_eq!(control.node_next(), 4);
+    assert_eq!(check(&mut control, add(4)), Ok(()));
+    assert_eq!(check(&mut control, ControlCommand::RemoveNode { id: 4 }), Ok(()));
+    assert!(control.was_removed(4));
+    let again = ControlCommand::SetNode { id: 4, node: node(2) };
+    assert!(check(&mut control, again).is_err(), "it was removed");
+    assert_eq!(control.node_next(), 5);
+}
+
+#[test]
+fn replicas_are_assigned_and_let_go_by_their_target() {
+    let mut control = founded();
+    let placed = ControlCommand::Place { group: 1, replicas: vec![at(1, 1)] };
+    assert_eq!(check(&mut control, placed), Ok(()));
+    assert_eq!(check(&mut control, ControlCommand::Assign { group: 1, node: 2 }), Ok(()));
+    assert_eq!(control.replicas(1), [at(1, 1), at(2, 2)]);
+    for (command, words) in [
+        (ControlCommand::Assign { group: 1, node: 2 }, "node 2 has a replica of shard 0"),
+        (ControlCommand::Assign { group: 1, node: 9 }, "node 9 is not known; add it first"),
+        (ControlCommand::Unassign { group: 1, replica: 1 }, "is to have a replica on node 1"),
+        (ControlCommand::Unassign { group: 1, replica: 7 }, "shard 0 has no replica 7"),
+        (ControlCommand::SetTarget { group: 1, nodes: vec![] }, "needs nodes, each once"),
+        (ControlCommand::SetTarget { group: 1, nodes: vec![1, 1] }, "needs nodes, each once"),
+        (ControlCommand::SetTarget { group: 1, nodes: vec![9] }, "node 9 is not known"),
+        (ControlCommand::SetReplication { factor: 4 }, "1, 3 or 5 replicas, not 4"),
+    ] {
+        let rejection = check(&mut control, command).unwrap_err();
+        assert!(rejection.contains(words), "{rejection}");
+    }
+    let target = ControlCommand::SetTarget { group: 1, nodes: vec![2] };
+    assert_eq!(check(&mut control, target), Ok(()));
+    let unassign = |replica| ControlCommand::Unassign { group: 1, replica };
+    assert_eq!(check(&mut control, unassign(1)), Ok(()));
+    let last = check(&mut control, unassign(2)).unwrap_err();
+    assert_eq!(last, "replica 2 is the last one of shard 0");
+}
+
+#[test]
+fn a_node_is_not_drained_if_too_few_are_left() {
+    let mut control = founded();
+    let drain = |id, drains| ControlCommand::Drain { id, drains };
+    let rejection = check(&mut control, drain(1, true)).unwrap_err();
+    assert!(rejection.contains("2 nodes are left in use, and each shard has 3"), "{rejection}");
+    let add = ControlCommand::AddNode { id: 4, node: node(2) };
+    assert_eq!(check(&mut control, add), Ok(()));
+    assert_eq!(check(&mut control, drain(1, true)), Ok(()));
+    assert_eq!(check(&mut control, drain(1, true)), Ok(()), "twice is once");
+    assert!(check(&mut control, drain(2, true)).is_err());
+    assert_eq!(check(&mut control, drain(1, false)), Ok(()));
+    assert!(!control.drains(1));
+}
