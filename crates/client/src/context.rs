@@ -2,6 +2,7 @@
 
 use crate::{
     Client, Error, NewTask, TaskId, Timestamp,
+    schedule::{OCCURRENCE_HEADER, SCHEDULE_HEADER},
     session::{ClaimKey, Report, Reports},
 };
 use bytes::Bytes;
@@ -131,6 +132,17 @@ impl TaskContext {
     /// One of its headers.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.0.task.headers.get(name).map(String::as_str)
+    }
+
+    /// The schedule whose run it is.
+    pub fn schedule(&self) -> Option<&str> {
+        self.header(SCHEDULE_HEADER)
+    }
+
+    /// The occurrence that this run of a schedule is for: with the schedule's name an idempotency key,
+    /// and the moment to report about, however late it runs.
+    pub fn occurrence_at(&self) -> Option<Timestamp> {
+        self.header(OCCURRENCE_HEADER).and_then(Timestamp::parse)
     }
 
     /// The media type of its payload.

@@ -87,6 +87,14 @@ impl Embedded {
         Worker::builder(&self.client)
     }
 
+    /// Whether nothing is on its way between the broker's shards.
+    #[cfg(feature = "testing")]
+    pub(crate) async fn is_settled(&self) -> Result<bool, Error> {
+        let shards = self.node.lock().as_ref().map(Node::shards);
+        let Some(shards) = shards else { return Ok(true) };
+        shards.are_settled().await.map_err(|error| Error::unavailable(error.to_string()))
+    }
+
     /// Stops the broker in good order. Stop its workers first: what they hold waits for its lease
     /// otherwise.
     pub async fn close(mut self) {

@@ -64,7 +64,7 @@ pub struct Enqueued<Output = Value> {
 }
 
 impl<Output> Enqueued<Output> {
-    fn new(client: Client, reply: v1::EnqueueReply) -> Enqueued<Output> {
+    pub(crate) fn new(client: Client, reply: v1::EnqueueReply) -> Enqueued<Output> {
         let (id, duplicate) = (TaskId::from(reply.id), reply.duplicate);
         Enqueued { client, id, duplicate, output: PhantomData }
     }

@@ -131,7 +131,7 @@ impl Error {
         matches!(self, Error::OutcomeUnknown { .. })
     }
 
-    /// There is no such task, queue or worker, or its retention removed it.
+    /// There is no such task, queue, schedule or worker, or its retention removed it.
     pub fn is_not_found(&self) -> bool {
         self.code() == "not_found"
     }

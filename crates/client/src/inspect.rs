@@ -113,6 +113,8 @@ pub struct TaskDetails {
     pub claim: Option<ClaimDetails>,
     /// The flow that it is a task of.
     pub flow: Option<FlowMember>,
+    /// The schedule whose run it is; lists without payloads leave it out.
+    pub schedule: Option<String>,
 }
 
 /// How far a running task is.
@@ -214,6 +216,7 @@ impl Serialize for TaskDetails {
         }
         entry_if_some(&mut map, "claim", self.claim.as_ref())?;
         entry_if_some(&mut map, "flow", self.flow.as_ref())?;
+        entry_if_some(&mut map, "schedule", self.schedule.as_ref())?;
         map.end()
     }
 }
@@ -246,6 +249,7 @@ impl From<v1::Task> for TaskDetails {
             death_reason: wire.death_reason,
             claim: wire.claim.map(ClaimDetails::from),
             flow: wire.flow.map(FlowMember::from),
+            schedule: Some(wire.schedule).filter(|name| !name.is_empty()),
         }
     }
 }
@@ -296,7 +300,7 @@ pub(crate) fn decode<T: DeserializeOwned>(
         .map_err(|error| Error::Decode { what: what(), problem: error.to_string() })
 }
 
-fn is_json(content_type: &str) -> bool {
+pub(crate) fn is_json(content_type: &str) -> bool {
     content_type.is_empty() || content_type.starts_with("application/json")
 }
 
@@ -321,7 +325,7 @@ pub(crate) fn serialize_bytes<M: SerializeMap>(
 }
 
 /// What is not there is left out.
-fn entry_if_some<M: SerializeMap>(
+pub(crate) fn entry_if_some<M: SerializeMap>(
     map: &mut M,
     key: &str,
     value: Option<&impl Serialize>,

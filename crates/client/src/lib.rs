@@ -46,6 +46,9 @@
 //! twice by that. Give it a `request_id` to make your own repetitions safe as well, and a [`Unique`] key
 //! where only one of several tasks should wait or run at a time.
 //!
+//! Tasks that depend on each other are a [`Flow`]; tasks that come again by cron or at an interval are set
+//! once with [`Client::schedule`].
+//!
 //! # Handlers
 //! A handler is a plain async function. It takes the payload first, if it wants it, and then whatever
 //! can be taken [from a task](FromTask): [`TaskContext`], [`State`], [`RawPayload`]. It returns a
@@ -84,6 +87,7 @@ mod queue;
 mod random;
 mod result;
 mod retry;
+pub mod schedule;
 mod session;
 mod task;
 #[cfg(feature = "testing")]
@@ -114,6 +118,7 @@ pub use operate::{Backup, BackupChunk, BrokerDetails, WorkerDetails};
 pub use queue::{PerKey, Queue, QueueDetails, QueueSettings, Rate};
 pub use result::{ResultOf, TaskOutcome};
 pub use retry::{RetryGrowth, RetryPolicy};
+pub use schedule::{Schedule, ScheduleDetails};
 pub use task::{Task, TaskError, TaskId, TaskState};
 pub use timestamp::Timestamp;
 pub use unique::{OnConflict, Unique, UniqueDetails, UniqueUntil};

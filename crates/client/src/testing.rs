@@ -1,11 +1,11 @@
 //! Testing: the real broker in the test's own process, with a clock that the test moves.
 //!
-//! Nothing is simulated but time: tasks, retries, leases and dead letters behave as in production,
-//! and a retry that is an hour away comes when the test says so.
+//! Nothing is simulated but time: tasks, retries, leases, schedules and dead letters behave as in
+//! production, and a retry that is an hour away comes when the test says so.
 
 use crate::{
     Client, Embedded, Error, QueueDetails, TaskDetails, TaskState, Timestamp, WorkerBuilder,
-    WorkerHandle,
+    WorkerHandle, timestamp::millis,
 };
 use std::time::Duration;
 use taskyard_server::{Clock, Config};
@@ -96,14 +96,34 @@ impl TestBroker {
         Timestamp::from_millis(self.clock.wall_ms())
     }
 
-    /// Moves the clock forward and waits until the broker has done what is due by then.
+    /// Lets time pass: moves the clock forward and waits until the broker has done what is due by then.
+    /// Delayed and retried tasks are ready, and schedules have fired each occurrence in its time.
     ///
-    /// Leases go by this clock too: let handlers finish first ([`settle`](TestBroker::settle)), or
-    /// the jump looks to the broker as if their worker had died.
+    /// What workers do meanwhile takes real time. So leases look as if their worker had died if handlers
+    /// have not finished first ([`settle`](TestBroker::settle)), and a run of a schedule may not have
+    /// ended when the next one is due: to see it end, move the clock from one to the next.
     pub async fn advance(&self, by: Duration) -> Result<(), Error> {
+        let until = Timestamp::from_millis(self.now().as_millis() + millis(by));
+        while let Some(next) = self.next_occurrence().await?.filter(|at| *at < until) {
+            self.jump(next.since(self.now())).await?;
+        }
+        self.jump(until.since(self.now())).await
+    }
+
+    /// Moves the clock forward at once, as if the broker had been down for that time: of the
+    /// occurrences that passed, schedules fire what their [catch-up](crate::schedule::CatchUp) policy
+    /// says. Waits until the broker has done what is due by then.
+    pub async fn jump(&self, by: Duration) -> Result<(), Error> {
         self.clock.advance(by);
         self.until("what was due to be done", async || {
             let now = self.now();
+            if self.next_occurrence().await?.is_some_and(|at| at <= now) {
+                return Ok(false);
+            }
+            // What has fired may be on its way to its queue.
+            if !self.embedded.is_settled().await? {
+                return Ok(false);
+            }
             let due = |task: &TaskDetails| {
                 let lease = task.claim.as_ref().map(|claim| claim.lease_expires_at);
                 task.run_at.or(lease).is_some_and(|at| at <= now)
@@ -121,10 +141,23 @@ impl TestBroker {
         .await
     }
 
+    /// When a schedule fires next.
+    async fn next_occurrence(&self) -> Result<Option<Timestamp>, Error> {
+        let mut schedules = self.client().schedules();
+        let mut next: Option<Timestamp> = None;
+        while let Some(schedule) = schedules.next().await? {
+            next = next.into_iter().chain(schedule.next_run_at).min();
+        }
+        Ok(next)
+    }
+
     /// Waits until nothing is ready and nothing runs. Paused queues may keep what they have.
     pub async fn settle(&self) -> Result<(), Error> {
         let busy = |queue: &QueueDetails| queue.claimed > 0 || (queue.ready > 0 && !queue.paused);
-        let settled = async || Ok(!self.client().queues().await?.iter().any(busy));
+        let idle = async || Ok::<_, Error>(!self.client().queues().await?.iter().any(busy));
+        // The end of one task may be what another one waits for, on another shard.
+        let settled =
+            async || Ok(idle().await? && self.embedded.is_settled().await? && idle().await?);
         self.until("all ready tasks to be run", settled).await
     }
 

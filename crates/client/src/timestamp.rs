@@ -25,6 +25,18 @@ impl Timestamp {
     pub const fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
+
+    /// Reads what the broker writes: RFC 3339 in UTC, to the millisecond, as `Display` shows it.
+    pub(crate) fn parse(text: &str) -> Option<Timestamp> {
+        let part = |range: std::ops::Range<usize>| text.get(range)?.parse::<u64>().ok();
+        let (year, month, day) = (part(0..4)?, part(5..7)?, part(8..10)?);
+        let (hour, minute, second) = (part(11..13)?, part(14..16)?, part(17..19)?);
+        let of_day = hour * 3_600 + minute * 60 + second;
+        let days = days_since_1970(year, month, day)?;
+        let found = Timestamp((days * 86_400 + of_day) * 1_000 + part(20..23)?);
+        // What is written otherwise, or is no date, does not come back the same.
+        (found.to_string() == text).then_some(found)
+    }
 }
 
 impl From<SystemTime> for Timestamp {
@@ -77,6 +89,15 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (year, month, day)
 }
 
+/// The inverse of [`civil`], for days from 1970 on.
+fn days_since_1970(year: u64, month: u64, day: u64) -> Option<u64> {
+    let from_march = (month + 9) % 12;
+    let year = year.checked_sub(u64::from(month <= 2))?;
+    let leap_days = year / 4 - year / 100 + year / 400;
+    let days = year * 365 + leap_days + (153 * from_march + 2) / 5 + day;
+    days.checked_sub(719_469)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,6 +114,24 @@ mod tests {
             (253_402_300_799_000, "9999-12-31T23:59:59.000Z"),
         ] {
             assert_eq!(Timestamp::from_millis(millis).to_string(), shown);
+            assert_eq!(Timestamp::parse(shown), Some(Timestamp::from_millis(millis)));
+        }
+    }
+
+    #[test]
+    fn what_is_no_moment_is_not_read_as_one() {
+        for text in [
+            "",
+            "2030-02-30T00:00:00.000Z",
+            "2030-13-01T00:00:00.000Z",
+            "2030-00-01T00:00:00.000Z",
+            "2030-01-01T00:00:00.000+02:00",
+            "2030-01-01T00:00:00Z",
+            "1969-12-31T00:00:00.000Z",
+            "0000-01-01T00:00:00.000Z",
+            "2030-01-0äT00:00:00.000Z",
+        ] {
+            assert_eq!(Timestamp::parse(text), None, "{text}");
         }
     }
 

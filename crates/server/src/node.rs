@@ -1,6 +1,9 @@
 //! Node: opens shards, starts fronts, stops them in reverse order.
 
-use crate::{Broker, Config, Error, Front, clock, descriptors, shard::Engine};
+use crate::{
+    Broker, Config, Error, Front, clock, descriptors,
+    shard::{Engine, Shards},
+};
 use std::{net::SocketAddr, time::Duration};
 use tokio::net::TcpListener;
 
@@ -51,6 +54,11 @@ impl Node {
     /// An in-process connection: speak HTTP/2 (gRPC) or HTTP/1 on it.
     pub fn connect(&self) -> tokio::io::DuplexStream {
         self.front.connect()
+    }
+
+    /// The handle to its shards.
+    pub fn shards(&self) -> Shards {
+        self.engine.shards()
     }
 
     /// Completes when the node has stopped by itself because it could not go on (a failed disk).

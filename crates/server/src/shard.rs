@@ -281,6 +281,19 @@ impl Shards {
         answered.await.map_err(|_| gone())
     }
 
+    /// Whether nothing is on its way from one shard to another: no task that was promised, no end of
+    /// one that others wait for. For tests, which want to look when all is done.
+    pub async fn are_settled(&self) -> Result<bool, Error> {
+        let before = self.status().await?;
+        let shards = (0..self.count()).map(ShardId);
+        let read = shards.map(|shard| self.read(shard, |machine| machine.outgoing(1).is_empty()));
+        let owe_nothing = futures_util::future::try_join_all(read).await?;
+        // What one of them received meanwhile it may have passed on to one that was read before.
+        let stood_still =
+            before.iter().zip(self.status().await?).all(|(b, a)| b.applied == a.applied);
+        Ok(stood_still && owe_nothing.into_iter().all(|nothing| nothing))
+    }
+
     /// Metrics of this node, in the Prometheus text format.
     pub async fn metrics(&self) -> Result<String, Error> {
         let shards = (0..self.count()).map(ShardId);
