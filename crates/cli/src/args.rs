@@ -7,18 +7,20 @@ mod broker;
 mod enqueue;
 mod flow;
 mod operate;
+mod schedule;
 mod work;
 
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use self::{
     broker::{BackupArgs, BenchArgs, DemoArgs, LogArgs, LogFormat, RestoreArgs, ServeArgs},
-    enqueue::{ConflictName, EnqueueArgs, PolicyName, RetryArgs, UniqueArgs, UntilName},
+    enqueue::{ConflictName, EnqueueArgs, PolicyName, RetryArgs, TaskArgs, UniqueArgs, UntilName},
     flow::{FlowCommand, FlowListArgs, FlowOperation, FlowRunArgs},
     operate::{
         DeadCommand, DeadSelection, FilterArgs, PageArgs, QueueCommand, QueueSetArgs, SettingName,
         TaskCommand, WorkerCommand,
     },
+    schedule::{CatchUpName, OverlapName, ScheduleAddArgs, ScheduleCommand},
     work::WorkArgs,
 };
 
@@ -106,6 +108,9 @@ pub(crate) enum Command {
     /// Run flows, look at them, cancel them, retry them.
     #[command(subcommand)]
     Flow(FlowCommand),
+    /// Set schedules, look at them, pause, trigger and remove them.
+    #[command(subcommand)]
+    Schedule(ScheduleCommand),
     /// Look at workers, quiet and stop them.
     #[command(subcommand)]
     Worker(WorkerCommand),
@@ -155,6 +160,19 @@ mod tests {
             "flow run a --detach --wait-for 5s",
             "flow list --state asleep",
             "flow cancel",
+            "schedule add",
+            "schedule add a",
+            "schedule add a t",
+            "schedule add a t --cron @daily --every 5s",
+            "schedule add a t --every 5",
+            "schedule add a t --every 5s --timezone UTC",
+            "schedule add a t --cron @daily --runs 0",
+            "schedule add a t --cron @daily --overlap often",
+            "schedule add a t --cron @daily --catch-up some",
+            "schedule add a t --cron @daily --start tomorrow",
+            "schedule add a t --cron @daily --delay 5s",
+            "schedule backfill a --from 2031-05-01T09:30:00Z",
+            "schedule remove",
             "restore file",
             "nonsense",
         ] {

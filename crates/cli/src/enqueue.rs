@@ -10,7 +10,7 @@ use serde::Serialize;
 use taskyard::{NewTask, OnConflict, TaskId, Timestamp, Unique};
 
 use crate::{
-    args::{ConflictName, EnqueueArgs, UniqueArgs, UntilName},
+    args::{ConflictName, EnqueueArgs, RetryArgs, TaskArgs, UniqueArgs, UntilName},
     payload, queue,
     remote::{Remote, usage},
     task,
@@ -62,31 +62,30 @@ struct Answer<'a> {
 
 /// The task that was typed.
 fn new_task(args: &EnqueueArgs) -> Result<NewTask> {
-    let kind = args.kind.clone().unwrap_or_default();
-    if kind.is_empty() {
-        return Err(usage("the type is empty: name the function that does the task"));
-    }
-    let payload = args.payload.as_deref().unwrap_or("null");
-    let task = if args.raw {
-        NewTask::raw(kind, payload::read(payload)?).content_type(&args.content_type)
-    } else {
-        NewTask::raw(kind, payload::read_json(payload)?)
-    };
-    let task = with_defaults(task, args)?;
+    let kind = args.kind.as_deref().unwrap_or_default();
+    let task = with_defaults(typed_task(kind, args.payload.as_deref(), &args.task)?, args)?;
     Ok(match &args.request_id {
         Some(request_id) => task.request_id(request_id),
         None => task,
     })
 }
 
+/// The type and the payload that were typed.
+pub(crate) fn typed_task(kind: &str, payload: Option<&str>, args: &TaskArgs) -> Result<NewTask> {
+    if kind.is_empty() {
+        return Err(usage("the type is empty: name the function that does the task"));
+    }
+    let payload = payload.unwrap_or("null");
+    Ok(if args.raw {
+        NewTask::raw(kind, payload::read(payload)?).content_type(&args.content_type)
+    } else {
+        NewTask::raw(kind, payload::read_json(payload)?)
+    })
+}
+
 /// Adds what the options say about one task or about all of a file.
-fn with_defaults(mut task: NewTask, args: &EnqueueArgs) -> Result<NewTask> {
-    if let Some(queue) = &args.queue {
-        task = task.queue(queue);
-    }
-    if let Some(priority) = args.priority {
-        task = task.priority(priority);
-    }
+fn with_defaults(task: NewTask, args: &EnqueueArgs) -> Result<NewTask> {
+    let mut task = with_options(task, &args.task, &args.retry)?;
     if let Some(delay) = args.delay {
         task = task.delay(delay);
     }
@@ -100,17 +99,32 @@ fn with_defaults(mut task: NewTask, args: &EnqueueArgs) -> Result<NewTask> {
         let now = SystemTime::now();
         task = task.expires_at(now.checked_add(span).unwrap_or(now));
     }
+    if let Some(unique) = unique(&args.unique)? {
+        task = task.unique(unique);
+    }
+    Ok(task)
+}
+
+/// Adds what can be said about any task.
+pub(crate) fn with_options(
+    mut task: NewTask,
+    args: &TaskArgs,
+    retry: &RetryArgs,
+) -> Result<NewTask> {
+    if let Some(queue) = &args.queue {
+        task = task.queue(queue);
+    }
+    if let Some(priority) = args.priority {
+        task = task.priority(priority);
+    }
     if let Some(timeout) = args.timeout {
         task = task.timeout(timeout);
     }
     if let Some(retention) = args.retention {
         task = task.retention(retention);
     }
-    if let Some(policy) = queue::retry_policy(&args.retry, None)? {
+    if let Some(policy) = queue::retry_policy(retry, None)? {
         task = task.retry(policy);
-    }
-    if let Some(unique) = unique(&args.unique)? {
-        task = task.unique(unique);
     }
     if let Some(key) = &args.fairness_key {
         task = task.fairness_key(key);

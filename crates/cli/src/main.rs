@@ -16,6 +16,7 @@ mod output;
 mod payload;
 mod queue;
 mod remote;
+mod schedule;
 mod serve;
 mod signals;
 mod task;
@@ -85,6 +86,9 @@ fn run(cli: Cli) -> ExitCode {
             .and_then(|flow| ask(&common, async |remote| flow::submit(remote, &args, flow).await)),
         Command::Flow(FlowCommand::Operate(operation)) => {
             ask(&common, async |remote| flow::run(remote, operation).await)
+        }
+        Command::Schedule(command) => {
+            ask(&common, async |remote| schedule::run(remote, command).await)
         }
         Command::Worker(command) => ask(&common, async |remote| worker::run(remote, command).await),
         Command::Backup(args) => ask(&common, async |remote| backup::backup(remote, &args).await),

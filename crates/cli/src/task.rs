@@ -280,6 +280,9 @@ fn describe(task: &TaskDetails, output: Output) -> String {
         let parent = parent.map(|parent| format!(", ended because {parent} failed"));
         line("flow", format!("node {} of {}{}", flow.node, flow.flow, parent.unwrap_or_default()));
     }
+    if let Some(schedule) = &task.schedule {
+        line("schedule", format!("a run of {schedule}"));
+    }
     if let Some(progress) = &task.progress {
         line("progress", format!("{} % {}", progress.percent, progress.message));
     }
@@ -326,7 +329,7 @@ fn show_unique(unique: &UniqueDetails) -> String {
 }
 
 /// Text as it is, cut to a few lines; anything else as its size.
-fn show_bytes(bytes: &[u8]) -> String {
+pub(crate) fn show_bytes(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(|c| c.is_control() && !c.is_whitespace()) => {
             shorten(text.trim_end(), 2_000)

@@ -15,18 +15,8 @@ pub(crate) struct EnqueueArgs {
     /// Its input: JSON text, @FILE, or - for stdin [default: null]
     #[arg(value_name = "PAYLOAD", allow_hyphen_values = true)]
     pub(crate) payload: Option<String>,
-    /// The payload is bytes, not JSON.
-    #[arg(long)]
-    pub(crate) raw: bool,
-    /// Media type of a --raw payload.
-    #[arg(long, value_name = "TYPE", requires = "raw", default_value = "application/octet-stream")]
-    pub(crate) content_type: String,
-    /// The queue [default: default]
-    #[arg(long, short, value_name = "NAME")]
-    pub(crate) queue: Option<String>,
-    /// 0 to 9, 9 first [default: 5]
-    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=9), allow_negative_numbers = true)]
-    pub(crate) priority: Option<u8>,
+    #[command(flatten)]
+    pub(crate) task: TaskArgs,
     /// Not before this much later: 10s, 5m, 1h30m.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, conflicts_with = "at")]
     pub(crate) delay: Option<Duration>,
@@ -42,21 +32,6 @@ pub(crate) struct EnqueueArgs {
     /// Enqueue once only: the same id in the same queue answers with the same task.
     #[arg(long, value_name = "ID")]
     pub(crate) request_id: Option<String>,
-    /// The longest one attempt may run.
-    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
-    pub(crate) timeout: Option<Duration>,
-    /// How long it is kept after its end.
-    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
-    pub(crate) retention: Option<Duration>,
-    /// Whom it is for: the keys of a queue take turns, and have limits of their own.
-    #[arg(long, value_name = "KEY")]
-    pub(crate) fairness_key: Option<String>,
-    /// A word to find it by; may be given several times.
-    #[arg(long, value_name = "TAG")]
-    pub(crate) tag: Vec<String>,
-    /// Data that travels with it; may be given several times.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = values::pair)]
-    pub(crate) header: Vec<(String, String)>,
     /// Wait for its end and print its result.
     #[arg(long)]
     pub(crate) wait: bool,
@@ -101,6 +76,38 @@ Examples:
 A line of a file is an object; all but the type (which TYPE gives for all lines) may be left out:
   {\"type\": \"send_mail\", \"queue\": \"mail\", \"payload\": {\"to\": \"ada@example.com\"}, \"delay_ms\": 5000,
    \"priority\": 7, \"request_id\": \"order-17\", \"tags\": [\"new\"], \"retry\": {\"max_attempts\": 3}}";
+
+/// What can be said about any task, enqueued now or by a schedule.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TaskArgs {
+    /// The payload is bytes, not JSON.
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Media type of a --raw payload.
+    #[arg(long, value_name = "TYPE", requires = "raw", default_value = "application/octet-stream")]
+    pub(crate) content_type: String,
+    /// The queue [default: default]
+    #[arg(long, short, value_name = "NAME")]
+    pub(crate) queue: Option<String>,
+    /// 0 to 9, 9 first [default: 5]
+    #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=9), allow_negative_numbers = true)]
+    pub(crate) priority: Option<u8>,
+    /// The longest one attempt may run.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
+    pub(crate) timeout: Option<Duration>,
+    /// How long it is kept after its end.
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
+    pub(crate) retention: Option<Duration>,
+    /// Whom it is for: the keys of a queue take turns, and have limits of their own.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) fairness_key: Option<String>,
+    /// A word to find it by; may be given several times.
+    #[arg(long, value_name = "TAG")]
+    pub(crate) tag: Vec<String>,
+    /// Data that travels with it; may be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = values::pair)]
+    pub(crate) header: Vec<(String, String)>,
+}
 
 /// A key that one task of a queue holds at a time.
 #[derive(Clone, Debug, Default, Args)]

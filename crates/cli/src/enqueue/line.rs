@@ -45,7 +45,7 @@ pub(super) fn parse(line: &str, args: &EnqueueArgs) -> Result<Parsed> {
     let line: Line<'_> = serde_json::from_str(line).context("not a task")?;
     let kind = line.r#type.clone().or_else(|| args.kind.clone());
     let kind = kind.context("it has no type: give it one, or name one for all lines")?;
-    let queue = line.queue.clone().or_else(|| args.queue.clone());
+    let queue = line.queue.clone().or_else(|| args.task.queue.clone());
     let queue = queue.unwrap_or_else(|| "default".to_owned());
     let task = with_defaults(NewTask::raw(kind, line.payload()?), args)?;
     Ok(Parsed { task: with_line(task, line)?, queue })
