@@ -252,6 +252,11 @@ fn job(context: &TaskContext, payload: &[u8]) -> Job {
     ];
     environment.extend(timeout.and_then(deadline).map(|moment| ("TASKYARD_DEADLINE", moment)));
     environment.extend(context.resume_bytes().map(resume_state));
+    // Anybody may send a header of this name; no environment can hold a zero byte.
+    let schedule = context.schedule().filter(|name| !name.contains('\0'));
+    environment.extend(schedule.map(|name| ("TASKYARD_SCHEDULE", name.to_owned())));
+    let occurrence = context.occurrence_at();
+    environment.extend(occurrence.map(|at| ("TASKYARD_OCCURRENCE_AT", at.to_string())));
     Job { payload: payload.to_vec(), environment, timeout }
 }
 

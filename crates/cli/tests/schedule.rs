@@ -113,7 +113,11 @@ fn a_schedule_is_set_shown_and_set_again() {
 #[test]
 fn a_schedule_is_paused_resumed_triggered_backfilled_and_removed() {
     let yard = Yard::start();
-    let _worker = yard.work("default", r#"printf '"%s"' "$TASKYARD_TYPE""#, &[]);
+    let _worker = yard.work(
+        "default",
+        r#"printf '"%s %s"' "$TASKYARD_SCHEDULE" "$TASKYARD_OCCURRENCE_AT""#,
+        &[],
+    );
     yard.ok(&["schedule", "add", "daily", "report", "--cron", "@daily"]);
 
     let paused = yard.run(&["schedule", "pause", "daily", "--note", "the warehouse moves"]);
@@ -124,7 +128,8 @@ fn a_schedule_is_paused_resumed_triggered_backfilled_and_removed() {
 
     // A pause does not stop a person.
     let id = yard.ok(&["schedule", "trigger", "daily"]);
-    assert_eq!(yard.ok(&["task", "result", &id, "--wait"]), r#""report""#);
+    let result = yard.ok(&["task", "result", &id, "--wait"]);
+    assert_eq!(result, format!("\"daily {}\"", occurrence(&yard.task(&id))));
     let text = yard.ok(&["task", "get", &id]);
     assert!(text.contains("a run of daily"), "{text}");
     assert!(text.contains("taskyard-occurrence-at="), "{text}");
