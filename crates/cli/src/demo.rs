@@ -3,7 +3,9 @@
 //! A real broker, a real worker and a real client over a real socket; only the work is make-believe.
 
 mod board;
+mod exports;
 mod photos;
+mod prices;
 mod tasks;
 mod view;
 

@@ -484,9 +484,12 @@ fn a_backup_becomes_a_broker_again() {
 
 #[test]
 fn the_demo_runs_by_itself() {
-    let ran = taskyard(&["demo", "--duration", "1s", "--json"]);
+    let ran = taskyard(&["demo", "--duration", "6s", "--json"]);
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     let summary: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert!(summary["flows"].as_u64().unwrap() > 0, "{summary}");
+    assert!(summary["scheduled"].as_u64().unwrap() > 0, "{summary}");
+    assert_eq!(summary["exports_at_once"], 2, "their queue's limit: {summary}");
     assert!(summary["executed"].as_u64().unwrap() > 100, "{summary}");
     assert!(summary["retries"].as_u64().unwrap() > 0, "{summary}");
     assert!(summary["dead"].as_u64().unwrap() > 0, "{summary}");

@@ -86,7 +86,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
     /// How long the load runs.
-    #[arg(long, value_name = "DURATION", default_value = "6s", value_parser = values::duration, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", default_value = "8s", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) duration: Duration,
 }
 

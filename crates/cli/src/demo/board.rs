@@ -8,8 +8,8 @@ use std::{
 
 use hdrhistogram::Histogram;
 
-/// Happenings that stay in view.
-const RECENT_MAX: usize = 6;
+/// Happenings that are remembered: more than there are between two looks of the view.
+const RECENT_MAX: usize = 20;
 
 /// One thing worth telling.
 #[derive(Clone, Debug)]
@@ -55,6 +55,11 @@ pub(super) struct Inner {
     pub(super) flows: u64,
     /// A flow to look at.
     pub(super) flow_id: Option<String>,
+    /// Runs of the schedule.
+    pub(super) scheduled: u64,
+    /// Exports that run now, and the most that ever did.
+    pub(super) exporting: u32,
+    pub(super) exporting_most: u32,
     /// Tasks and time of the burst at the end.
     pub(super) burst: Option<(u64, Duration)>,
     /// A dead letter to look at.
@@ -79,6 +84,9 @@ impl Board {
             flow: None,
             flows: 0,
             flow_id: None,
+            scheduled: 0,
+            exporting: 0,
+            exporting_most: 0,
             burst: None,
             dead: None,
         };
@@ -96,16 +104,16 @@ impl Board {
     /// A handler has ended well; its task was enqueued at `sent_us`, if it went straight to work.
     pub(super) fn executed(&self, sent_us: Option<u64>) {
         let elapsed = self.elapsed();
-        let second = usize::try_from(elapsed.as_secs()).unwrap_or(usize::MAX).min(3_600);
+        self.lock().count_executed(elapsed, sent_us);
+    }
+
+    /// A run of the schedule has ended well; the broker enqueued it.
+    pub(super) fn ran_by_schedule(&self) {
+        let elapsed = self.elapsed();
         let mut inner = self.lock();
-        inner.executed += 1;
-        if inner.per_second.len() <= second {
-            inner.per_second.resize(second + 1, 0);
-        }
-        inner.per_second[second] += 1;
-        if let Some(sent_us) = sent_us {
-            inner.latency.saturating_record(now_us(elapsed).saturating_sub(sent_us));
-        }
+        inner.count_executed(elapsed, None);
+        inner.enqueued += 1;
+        inner.scheduled += 1;
     }
 
     pub(super) fn tell(&self, kind: &'static str, tone: Tone, what: impl Into<String>) {
@@ -121,6 +129,20 @@ impl Board {
     /// The time since the start, as payloads carry it.
     pub(super) fn now_us(&self) -> u64 {
         now_us(self.elapsed())
+    }
+}
+
+impl Inner {
+    fn count_executed(&mut self, elapsed: Duration, sent_us: Option<u64>) {
+        let second = usize::try_from(elapsed.as_secs()).unwrap_or(usize::MAX).min(3_600);
+        self.executed += 1;
+        if self.per_second.len() <= second {
+            self.per_second.resize(second + 1, 0);
+        }
+        self.per_second[second] += 1;
+        if let Some(sent_us) = sent_us {
+            self.latency.saturating_record(now_us(elapsed).saturating_sub(sent_us));
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The demo's tasks: quick ones, one that fails and then succeeds, one that dies, one that waits for
-//! its time, a long one that says how far it is, flows; and the producer that enqueues them.
+//! its time, a long one that says how far it is, flows, a schedule, a queue with a limit; and the
+//! producer that enqueues them.
 
 use std::{
     sync::Arc,
@@ -13,13 +14,13 @@ use tokio::task::JoinSet;
 
 use super::{
     board::{Board, Tone},
-    photos,
+    exports, photos, prices,
 };
 
 /// Quick tasks per tick of the story.
 const GREETINGS_PER_TICK: u32 = 10;
 const TICK: Duration = Duration::from_millis(50);
-/// What a flow takes when nothing is in its way.
+/// What a flow takes when nothing is in its way, and so many exports.
 const FLOW_FOR_MAX: Duration = Duration::from_secs(2);
 /// The burst at the end: this many tasks, or as many as fit into its time.
 const BURST_TASKS: u64 = 20_000;
@@ -51,7 +52,7 @@ struct Video {
 }
 
 pub(super) fn register(builder: WorkerBuilder, board: &Arc<Board>) -> WorkerBuilder {
-    photos::register(builder)
+    prices::register(exports::register(photos::register(builder)))
         .name("demo-worker")
         .queue("billing")
         .queue("mail")
@@ -146,6 +147,8 @@ pub(super) async fn story(client: Client, board: Arc<Board>, duration: Duration)
     enqueue(&client, &board, NewTask::new("render_video", &Video { frames }).queue("media"))
         .await?;
     board.tell("render_video", Tone::Plain, "a long one, with progress");
+    prices::set(&client, &board).await?;
+    exports::limit(&client).await?;
 
     let mut flows = JoinSet::new();
     let mut tick = tokio::time::interval(TICK);
@@ -187,6 +190,10 @@ pub(super) async fn story(client: Client, board: Arc<Board>, duration: Duration)
         if number % 60 == 6 && started.elapsed() + FLOW_FOR_MAX < duration {
             let (client, board) = (client.clone(), Arc::clone(&board));
             flows.spawn(async move { photos::run(&client, &board).await });
+        }
+        if number % 60 == 34 && started.elapsed() + FLOW_FOR_MAX < duration {
+            let (client, board) = (client.clone(), Arc::clone(&board));
+            flows.spawn(async move { exports::run(&client, &board).await });
         }
         if number % 60 == 20 {
             let delay = Duration::from_secs(2);

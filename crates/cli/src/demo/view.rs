@@ -9,7 +9,10 @@ use std::{
 use serde::Serialize;
 use taskyard::QueueDetails;
 
-use super::board::{Board, Happening, Inner, Tone};
+use super::{
+    board::{Board, Happening, Inner, Tone},
+    exports,
+};
 use crate::{
     output::{Colour, Output, Table, plain, shorten},
     values::{self, grouped},
@@ -19,6 +22,8 @@ use crate::{
 const COLUMNS_MIN: u16 = 80;
 const ROWS_MIN: u16 = 23;
 const BAR_CELLS: usize = 30;
+/// Happenings that stay in view.
+const RECENT_SHOWN: usize = 5;
 const SPARKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 pub(super) struct View {
@@ -162,14 +167,28 @@ fn block(
         }
         None => "  photos flow   waits for its turn".to_owned(),
     });
+    lines.push(limited_queue(output, queues));
     lines.push(format!(
         "  executed/s    {}  {}",
         output.paint(Colour::Cyan, format!("{:<BAR_CELLS$}", sparks(&inner.per_second))),
         latency(inner)
     ));
     lines.push(String::new());
-    lines.extend(inner.recent.iter().map(|happening| tell(output, happening)));
+    let recent = inner.recent.iter().skip(inner.recent.len().saturating_sub(RECENT_SHOWN));
+    lines.extend(recent.map(|happening| tell(output, happening)));
     lines
+}
+
+/// How much of its limit the limited queue uses.
+fn limited_queue(output: Output, queues: &[QueueDetails]) -> String {
+    let queue = queues.iter().find(|queue| queue.name == exports::QUEUE);
+    let (running, waiting) = queue.map_or((0, 0), |queue| (queue.claimed, queue.ready));
+    let limit = u64::from(exports::AT_ONCE);
+    let percent = u32::try_from(running * 100 / limit).unwrap_or(u32::MAX);
+    format!(
+        "  exports       {}  {running} of {limit} at once, {waiting} wait",
+        bar(output, percent)
+    )
 }
 
 fn queue_table(queues: &[QueueDetails]) -> Table {
@@ -241,6 +260,8 @@ struct Summary {
     dead_id: Option<String>,
     flows: u64,
     flow_id: Option<String>,
+    scheduled: u64,
+    exports_at_once: u32,
 }
 
 impl Summary {
@@ -261,6 +282,8 @@ impl Summary {
             dead_id: inner.dead.clone(),
             flows: inner.flows,
             flow_id: inner.flow_id.clone(),
+            scheduled: inner.scheduled,
+            exports_at_once: inner.exporting_most,
         }
     }
 
@@ -282,6 +305,7 @@ impl Summary {
         let dead = if keep { dead } else { "ID" };
         let flow = self.flow_id.as_deref().filter(|_| keep).unwrap_or("ID");
         let flows = values::count(self.flows, "flow");
+        let runs = values::count(self.scheduled, "run");
         let dead_letters = match self.dead {
             1 => "1 dead letter".to_owned(),
             dead => format!("{dead} dead letters"),
@@ -296,7 +320,8 @@ impl Summary {
         };
         format!(
             "
-  {executed} in {:.1} s, {} failures tried again, {dead_letters}, {flows}.
+  {executed} in {:.1} s, {} failures tried again, {dead_letters}.
+  {flows}, {runs} by schedule, at most {} exports at once.
   Enqueue to executed: p50 {:.1} ms, p99 {:.1} ms.{burst}
 
   {stay}
@@ -305,6 +330,7 @@ impl Summary {
     taskyard task get {dead}{server}
     taskyard dead retry --queue billing{server}
     taskyard flow status {flow}{server}
+    taskyard schedule get prices{server}
     curl -s {http}/v1/queues
 
   Your own:
@@ -314,6 +340,7 @@ impl Summary {
 ",
             self.duration_ms as f64 / 1_000.0,
             self.retries,
+            self.exports_at_once,
             self.p50_ms,
             self.p99_ms,
         )
@@ -339,8 +366,8 @@ mod tests {
         for line in &lines {
             assert!(line.chars().count() < usize::from(COLUMNS_MIN), "{line}");
         }
-        // Six queues come on top of these.
-        assert!(lines.len() + 6 < usize::from(ROWS_MIN), "{} lines", lines.len());
+        // Seven queues come on top of these.
+        assert!(lines.len() + 7 < usize::from(ROWS_MIN), "{} lines", lines.len());
     }
 
     #[test]
