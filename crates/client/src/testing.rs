@@ -7,10 +7,16 @@ use crate::{
     Client, Embedded, Error, QueueDetails, TaskDetails, TaskState, Timestamp, WorkerBuilder,
     WorkerHandle, timestamp::millis,
 };
-use std::time::Duration;
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 use taskyard_server::{Clock, Config};
 use tempfile::TempDir;
-use tokio::{task::JoinHandle, time::Instant};
+use tokio::{
+    task::{AbortHandle, JoinHandle},
+    time::Instant,
+};
 
 /// When a test's clock starts: 2030-01-01, so that no real moment is in its future by accident.
 const START: Timestamp = Timestamp::from_millis(1_893_456_000_000);
@@ -52,6 +58,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 pub struct TestBroker {
     clock: Clock,
     embedded: Embedded,
+    /// Workers that were started here, to know those that are about to connect.
+    workers: Mutex<Vec<AbortHandle>>,
     _directory: TempDir,
 }
 
@@ -71,7 +79,8 @@ impl TestBroker {
             ..Config::new(directory.path())
         };
         let embedded = Embedded::start(config).await?;
-        Ok(TestBroker { clock, embedded, _directory: directory })
+        let workers = Mutex::default();
+        Ok(TestBroker { clock, embedded, workers, _directory: directory })
     }
 
     /// A client of this broker.
@@ -88,7 +97,9 @@ impl TestBroker {
     pub fn run(&self, worker: WorkerBuilder) -> Result<TestWorker, Error> {
         let worker = worker.build()?;
         let handle = worker.handle();
-        Ok(TestWorker { handle, running: tokio::spawn(worker.run()) })
+        let running = tokio::spawn(worker.run());
+        self.workers().push(running.abort_handle());
+        Ok(TestWorker { handle, running })
     }
 
     /// The broker's time.
@@ -99,13 +110,17 @@ impl TestBroker {
     /// Lets time pass: moves the clock forward and waits until the broker has done what is due by then.
     /// Delayed and retried tasks are ready, and schedules have fired each occurrence in its time.
     ///
-    /// What workers do meanwhile takes real time. So leases look as if their worker had died if handlers
-    /// have not finished first ([`settle`](TestBroker::settle)), and a run of a schedule may not have
-    /// ended when the next one is due: to see it end, move the clock from one to the next.
+    /// At each occurrence the clock waits for workers to end what they have, as if they took no time; a
+    /// handler that waits for the test holds it up, and [`jump`](TestBroker::jump) does not.
+    ///
+    /// Leases go by this clock too: let handlers finish first ([`settle`](TestBroker::settle)), or
+    /// the move looks to the broker as if their worker had died.
     pub async fn advance(&self, by: Duration) -> Result<(), Error> {
         let until = Timestamp::from_millis(self.now().as_millis() + millis(by));
         while let Some(next) = self.next_occurrence().await?.filter(|at| *at < until) {
             self.jump(next.since(self.now())).await?;
+            let idle = async || self.is_idle().await;
+            self.until("workers to end what they have before the clock goes on", idle).await?;
         }
         self.jump(until.since(self.now())).await
     }
@@ -139,6 +154,35 @@ impl TestBroker {
             Ok(true)
         })
         .await
+    }
+
+    fn workers(&self) -> MutexGuard<'_, Vec<AbortHandle>> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether workers have nothing to do at this time: nothing runs, and what is ready is held up by
+    /// something else, if only that no worker listens.
+    async fn is_idle(&self) -> Result<bool, Error> {
+        let client = self.client();
+        let queues = client.queues().await?;
+        if queues.iter().any(|queue| queue.claimed > 0) || !self.embedded.is_settled().await? {
+            return Ok(false);
+        }
+        let started = self.workers().iter().filter(|worker| !worker.is_finished()).count();
+        let connected = client.workers().await?;
+        if connected.iter().filter(|worker| worker.state != "lost").count() < started {
+            return Ok(false);
+        }
+        for queue in queues.iter().filter(|queue| queue.ready > 0) {
+            let mut ready = client.tasks().queue(&queue.name).state(TaskState::Ready).page_size(1);
+            let Some(task) = ready.next().await? else { return Ok(false) };
+            let reasons = client.why(task.id).await?;
+            let first = reasons.first().map_or("", |reason| reason.code.as_str());
+            if matches!(first, "" | "ahead" | "running" | "finished") {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// When a schedule fires next.

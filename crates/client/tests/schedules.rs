@@ -276,3 +276,22 @@ async fn what_makes_no_sense_is_refused_in_words_and_sets_nothing() {
     let seen: Result<Value, _> = serde_json::to_value(schedule.details().await.unwrap_err().code());
     assert_eq!(seen.unwrap(), "not_found");
 }
+
+#[tokio::test]
+async fn time_that_passes_over_many_occurrences_lets_each_run_end() {
+    let yard = Yard::start().await;
+    let hourly = yard.broker.client().schedule("hourly");
+    hourly.cron("@hourly", Report { full: true }).await.unwrap();
+    // Nobody works on these, and nobody waits for them.
+    let idle = NewTask::new("idle", &()).queue("idle");
+    yard.broker.client().schedule("idle").cron("0 */6 * * *", idle).await.unwrap();
+    yard.broker.advance(DAY).await.unwrap();
+    let idle = yard.schedule("idle").await;
+    assert_eq!((idle.fired_total, idle.skipped_total), (1, 3));
+    yard.broker.client().queue("idle").purge().await.unwrap();
+    let times: Vec<String> = (1..24)
+        .map(|hour| format!("hourly 2030-01-01T{hour:02}:00:00.000Z"))
+        .chain(["hourly 2030-01-02T00:00:00.000Z".to_owned()])
+        .collect();
+    assert_eq!(yard.ran().await, times, "each once, none skipped");
+}
