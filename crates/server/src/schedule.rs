@@ -12,7 +12,7 @@ mod zone;
 
 use crate::{Error, moment::InWords};
 use cron::Cron;
-use taskyard_machine::{Rhythm, Timestamp, limits};
+use taskyard_machine::{Occurrences, Rhythm, Timestamp, limits};
 
 /// The occurrences of one schedule.
 #[derive(Debug)]
@@ -75,11 +75,6 @@ impl Timetable {
         }
     }
 
-    /// The first occurrence after a moment.
-    pub(crate) fn next_after(&self, after: Timestamp) -> Option<Timestamp> {
-        self.unbounded_next_after(after).filter(|&at| at <= self.end_at)
-    }
-
     fn unbounded_next_after(&self, after: Timestamp) -> Option<Timestamp> {
         // What falls on `start_at` counts.
         let after = after.max(Timestamp(self.start_at.0.saturating_sub(1)));
@@ -92,9 +87,14 @@ impl Timetable {
             }
         }
     }
+}
 
-    /// The last occurrence that is not after a moment.
-    pub(crate) fn last_until(&self, until: Timestamp) -> Option<Timestamp> {
+impl Occurrences for Timetable {
+    fn next_after(&self, after: Timestamp) -> Option<Timestamp> {
+        self.unbounded_next_after(after).filter(|&at| at <= self.end_at)
+    }
+
+    fn last_until(&self, until: Timestamp) -> Option<Timestamp> {
         let until = until.min(self.end_at);
         let last = match &self.beat {
             Beat::Cron(cron) => cron.last_until(until),
@@ -104,9 +104,7 @@ impl Timetable {
         last.filter(|&at| at >= self.start_at)
     }
 
-    /// How many occurrences are after one moment and before another, counted up to `max` where they
-    /// must be looked for.
-    pub(crate) fn count_between(&self, after: Timestamp, before: Timestamp, max: u64) -> u64 {
+    fn count_between(&self, after: Timestamp, before: Timestamp, max: u64) -> u64 {
         match &self.beat {
             Beat::Every { ms, .. } => {
                 let first = self.next_after(after).filter(|at| *at < before);
@@ -117,10 +115,5 @@ impl Timetable {
                 between.take(max as usize).count() as u64
             }
         }
-    }
-
-    /// Occurrences after a moment, in order.
-    pub(crate) fn after(&self, after: Timestamp) -> impl Iterator<Item = Timestamp> {
-        std::iter::successors(self.next_after(after), |&at| self.next_after(at))
     }
 }

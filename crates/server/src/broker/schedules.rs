@@ -6,9 +6,9 @@
 use super::{Broker, check_queue, unexpected};
 use crate::{Error, limits::BACKFILL_MAX, moment::InWords, schedule::Timetable};
 use taskyard_machine::{
-    BackfillSchedule, Command, EncodedCommand, Outcome, PauseSchedule, Rejection, RemoveSchedule,
-    ResumeSchedule, ScheduleSpec, ScheduleView, SetSchedule, ShardId, TaskId, Timestamp,
-    TriggerSchedule, check_schedule_name, limits,
+    BackfillSchedule, Command, EncodedCommand, Occurrences, Outcome, PauseSchedule, Rejection,
+    RemoveSchedule, ResumeSchedule, ScheduleSpec, ScheduleView, SetSchedule, ShardId, TaskId,
+    Timestamp, TriggerSchedule, check_schedule_name, limits,
 };
 
 /// How many of the next occurrences are shown.

@@ -1,12 +1,12 @@
 //! Firing: a leader proposes `FireSchedule` when occurrences of its shard's schedules are due.
 //!
-//! What is due is computed here from the schedule's rules and carried in the command. It may be
+//! What is due is computed from the schedule's rules and carried in the command. It may be
 //! lost or refused at any moment (a restart, a change of the rules): the machine still has the
 //! occurrence as its next, and it is proposed again. So each is decided once.
 
 use crate::{Error, schedule::Timetable};
 use taskyard_machine::{
-    CatchUp, Command, DueSchedule, EncodedCommand, FireSchedule, Machine, PauseSchedule, Timestamp,
+    Command, DueSchedule, EncodedCommand, FireSchedule, Machine, PauseSchedule, Timestamp,
     limits::OCCURRENCES_PER_ENTRY_MAX,
 };
 
@@ -15,12 +15,6 @@ const PAUSE_MS: u64 = 20;
 
 /// Schedules that are proposed at once: computing their occurrences holds up the loop.
 const AT_ONCE_MAX: usize = 100;
-
-/// Occurrences that can only be missed are counted up to this.
-const LEFT_OUT_COUNTED_MAX: u64 = 1_000;
-
-/// What the runs of one entry may add to the log, about.
-const RUNS_BYTES_MAX: usize = 1 << 20;
 
 /// The schedules of one shard, as its leader sees them.
 #[derive(Debug, Default)]
@@ -68,27 +62,11 @@ impl Firing {
     }
 }
 
-/// What is due of a schedule: its next occurrence, and of those after it what may still fire.
+/// What is due of a schedule, as far as its rules can be read.
 fn fire<'m>(due: &DueSchedule<'m>, now: Timestamp) -> Result<FireSchedule<'m>, Error> {
     let spec = &due.spec;
     let timetable = Timetable::new(&spec.rhythm, spec.start_at, spec.end_at)?;
-    let first = due.next_run_at;
-    // Before this an occurrence can only be missed.
-    let from = match spec.catch_up {
-        CatchUp::Last => timetable.last_until(now).unwrap_or(first),
-        CatchUp::None | CatchUp::All => spec.fires_from(now),
-    };
-    let after = first.max(Timestamp(from.0.saturating_sub(1)));
-    let task_bytes = spec.enqueue.task.body.payload.len().max(1);
-    let count_max = (RUNS_BYTES_MAX / task_bytes).clamp(2, OCCURRENCES_PER_ENTRY_MAX);
-    let later = timetable.after(after).take_while(|at| *at <= now);
-    let occurrences: Vec<Timestamp> = std::iter::once(first).chain(later).take(count_max).collect();
-    let fires_again_at = occurrences.get(1).copied().unwrap_or(after.plus_ms(1));
-    let left_out = timetable.count_between(first, fires_again_at, LEFT_OUT_COUNTED_MAX);
-    let last = *occurrences.last().unwrap_or(&first);
-    let next_run_at = timetable.next_after(last.max(after));
-    let (name, revision) = (due.name, due.revision);
-    Ok(FireSchedule { name, revision, occurrences, left_out, next_run_at })
+    Ok(due.fire(&timetable, now))
 }
 
 /// This version can't read the rules that another one has accepted: somebody must look at them.
@@ -102,8 +80,8 @@ fn given_up(due: &DueSchedule<'_>, error: &Error) -> EncodedCommand {
 mod tests {
     use super::*;
     use taskyard_machine::{
-        Enqueue, Entry, EntryBuilder, Identity, NewTask, NoPayloads, Outcome, Overlap, Rhythm,
-        ScheduleSpec, SetSchedule, ShardId,
+        CatchUp, Enqueue, Entry, EntryBuilder, Identity, NewTask, NoPayloads, Outcome, Overlap,
+        Rhythm, ScheduleSpec, SetSchedule, ShardId,
     };
 
     const MINUTE: u64 = 60_000;
