@@ -208,6 +208,9 @@ impl World {
             for _ in 0..100 {
                 self.one_step()?;
             }
+            if self.oracle.stuck_schedule().is_none() {
+                self.workload.pause_schedules();
+            }
             if self.now - began_at > HEAL_MS_MAX || self.step - began_step > HEAL_STEPS_MAX {
                 return Err(format!("it did not heal: {}", self.unrest()));
             }
@@ -458,6 +461,7 @@ impl World {
         self.healing = true;
         self.network.heal();
         self.workload.drain();
+        self.oracle.heal();
         for node in 0..self.nodes.len() {
             // A shard whose time is ahead still has to wait for the clocks at half speed.
             self.nodes[node].wall_offset = 0;
@@ -481,6 +485,9 @@ impl World {
 
     /// What is not as it must be in the end, in words; empty if all is.
     fn unrest(&self) -> String {
+        if let Some(schedule) = self.oracle.stuck_schedule() {
+            return format!("schedule {schedule} does not fire");
+        }
         if !self.workload.is_quiet() {
             return "clients still hold tasks".into();
         }
@@ -525,6 +532,7 @@ impl World {
             for node in &members {
                 let machine = node.machine(shard).ok_or("a node is down")?;
                 self.oracle.check_present(shard, machine)?;
+                self.oracle.check_schedules(shard, machine)?;
                 let other = machine.records();
                 if records != other {
                     let difference = first_difference(&records, &other);

@@ -1,11 +1,12 @@
 //! Host: one shard on one node: its replica, and what its leader does: packs what was asked into
-//! entries, expires what is due, delivers its outbox, answers.
+//! entries, expires what is due, fires schedules, delivers its outbox, answers.
 //!
 //! Invariant: everyone who asked a leader is answered once: with an outcome, or with what is known
 //! of why there is none.
 
 use crate::checkpointing::Checkpointing;
 use crate::clock::LeaderClock;
+use crate::every::Every;
 use crate::invariants::Violation;
 use crate::node::{Output, Peer, node_of};
 use crate::rng::Rng;
@@ -21,12 +22,16 @@ use taskyard_replica::{Progress, Replica, Role};
 /// How long an outbox waits for an answer.
 const OWED_MS_MAX: u64 = 400;
 
+/// How many of its fires a leader may say once more.
+const FIRES_KEPT_MAX: usize = 6;
+
 /// Who waits for a command's outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Waiting {
     Client { client: usize, number: u64 },
     Outbox { node: usize, from: u16, sequence: u64 },
     Expiry,
+    Firing,
     Nobody,
 }
 
@@ -40,6 +45,10 @@ pub(crate) struct Host {
     /// Client, its number, the task, what must be seen.
     pub(crate) reads: BTreeMap<u64, (usize, u64, taskyard_machine::TaskId, u64)>,
     pub(crate) expiring: bool,
+    /// How many fires of schedules are not decided.
+    pub(crate) firing: usize,
+    /// What it last fired: stale as soon as it is decided.
+    pub(crate) fires: VecDeque<EncodedCommand>,
     /// When to ask again, per target of the outbox, and whom.
     pub(crate) owed: BTreeMap<u16, (u64, usize)>,
     pub(crate) checkpointing: Option<Checkpointing>,
@@ -65,6 +74,32 @@ impl Host {
         if !self.expiring && due.is_some_and(|due| due.0 <= stamp) {
             self.expiring = true;
             self.inbox.push_back((EncodedCommand::new(&Command::ExpireDue), Waiting::Expiry));
+        }
+    }
+
+    /// Proposes what is due of schedules, and now and then once more what it has proposed before.
+    pub(crate) fn fire(&mut self, stamp: u64, rng: &mut Rng) {
+        if self.firing > 0 {
+            return;
+        }
+        let now = Timestamp(stamp);
+        let machine = &self.replica.machine().machine;
+        let due = machine.schedules_due(now).map(|due| due.fire(&Every::of(&due.spec), now));
+        let fires: Vec<EncodedCommand> =
+            due.map(|fire| EncodedCommand::new(&Command::FireSchedule(fire))).collect();
+        self.firing = fires.len();
+        for fire in fires {
+            if let (true, Some(stale)) = (rng.chance(150), self.fires.front()) {
+                self.inbox.push_back((stale.clone(), Waiting::Nobody));
+            }
+            if rng.chance(100) {
+                self.inbox.push_back((fire.clone(), Waiting::Nobody));
+            }
+            self.inbox.push_back((fire.clone(), Waiting::Firing));
+            self.fires.push_back(fire);
+        }
+        while self.fires.len() > FIRES_KEPT_MAX {
+            self.fires.pop_front();
         }
     }
 
@@ -130,12 +165,13 @@ impl Host {
                     output.answers.push((client, number, Answer::Nothing));
                     continue;
                 }
-                if !builder.push(&command) {
+                let is_alone = changes_schedules(&command);
+                if (is_alone && !waiting.is_empty()) || !builder.push(&command) {
                     self.inbox.push_front((command, who));
                     break;
                 }
                 waiting.push(who);
-                if waiting.len() as u64 >= commands_max {
+                if is_alone || waiting.len() as u64 >= commands_max {
                     break;
                 }
             }
@@ -157,17 +193,13 @@ impl Host {
 
     fn gets_nothing(&self, command: &EncodedCommand, stamp: u64) -> bool {
         let now = Timestamp(stamp);
-        let mut builder = EntryBuilder::new(now);
-        builder.push(command);
-        let bytes = builder.finish();
-        let entry = Entry::decode(&bytes).expect("it was encoded just now");
-        match &entry.commands[0] {
+        looks(command, |command| match command {
             Command::Claim(claim) => {
                 let claimable = self.replica.machine().machine.claimable(claim, now);
                 !matches!(claimable, Claimable::Now(_))
             }
             _ => false,
-        }
+        })
     }
 
     fn answer_all(&mut self, waiting: &[Waiting], answer: &Answer, output: &mut Output) {
@@ -184,6 +216,7 @@ impl Host {
                 output.peers.push((node, Peer::Taken { from, to, sequence, answer }));
             }
             Waiting::Expiry => self.expiring = false,
+            Waiting::Firing => self.firing = self.firing.saturating_sub(1),
             Waiting::Nobody => {}
         }
     }
@@ -243,13 +276,40 @@ impl Host {
         let waiting: Vec<Waiting> = self.inbox.drain(..).map(|(_, who)| who).collect();
         self.answer_all(&waiting, &Answer::NotLeader { leader: None }, output);
         self.expiring = false;
+        self.firing = 0;
         self.owed.clear();
         if let Role::Leader { .. } = role {
             let state_now = self.replica.machine().machine.now().0;
             self.clock = LeaderClock::begin(state_now, wall, now);
             self.inbox.push_back((EncodedCommand::new(&Command::BeginTerm), Waiting::Nobody));
+            // Of an earlier term: others may have led and fired since.
+            let fires = self.fires.iter().cloned().map(|fire| (fire, Waiting::Nobody));
+            self.inbox.extend(fires);
         }
     }
+}
+
+fn looks<T>(command: &EncodedCommand, look: impl FnOnce(&Command<'_>) -> T) -> T {
+    let mut builder = EntryBuilder::new(Timestamp(0));
+    builder.push(command);
+    let bytes = builder.finish();
+    let entry = Entry::decode(&bytes).expect("it was encoded just now");
+    look(&entry.commands[0])
+}
+
+/// Such a command gets an entry to itself: the oracle must know which rules held for each event.
+fn changes_schedules(command: &EncodedCommand) -> bool {
+    looks(command, |command| {
+        matches!(
+            command,
+            Command::SetSchedule(_)
+                | Command::PauseSchedule(_)
+                | Command::ResumeSchedule(_)
+                | Command::RemoveSchedule(_)
+                | Command::TriggerSchedule(_)
+                | Command::BackfillSchedule(_)
+        )
+    })
 }
 
 /// What an outbox owes is made by the machine itself: a target that refuses it has lost something.

@@ -8,10 +8,14 @@
 
 mod flows;
 mod keys;
+mod schedules;
 
+use crate::every::Every;
 use crate::rng::hash;
 use crate::shard::Applied;
 use flows::Flows;
+pub(crate) use schedules::Occurrence;
+use schedules::Schedules;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use taskyard_machine::{
     ClaimedTask, Command, DeadAction, Entry, Event, EventKind, FollowUp, Machine, NewTask, Outcome,
@@ -69,9 +73,10 @@ pub(crate) struct Oracle {
     requests: BTreeMap<(String, String), TaskId>,
     /// What clients were told is enqueued.
     acknowledged: BTreeSet<TaskId>,
-    /// What acks have promised to enqueue on other shards.
+    /// What acks, flows and schedules have promised to enqueue, here or on other shards.
     follow_ups: BTreeSet<TaskId>,
     flows: Flows,
+    schedules: Schedules,
     pub(crate) entries: u64,
     pub(crate) claims: u64,
     /// How often each kind of thing happened.
@@ -86,6 +91,7 @@ impl Oracle {
             acknowledged: BTreeSet::new(),
             follow_ups: BTreeSet::new(),
             flows: Flows::default(),
+            schedules: Schedules::default(),
             entries: 0,
             claims: 0,
             seen: BTreeMap::new(),
@@ -152,6 +158,8 @@ impl Oracle {
             self.shards[usize::from(task.home.0)].members.insert(task);
         }
         self.flows.judge(&applied.events)?;
+        let runs = self.schedules.judge(shard, &entry, applied, &mut self.seen)?;
+        self.follow_ups.extend(runs);
         let account = &mut self.shards[usize::from(shard)];
         let now = entry.now.0;
         if now < account.now {
@@ -177,7 +185,10 @@ impl Oracle {
             *self.seen.entry(what).or_default() += 1;
         }
         let revived = account.revived(&entry.commands, &applied.outcomes);
-        let born = born(&entry.commands, &applied.outcomes, now);
+        let mut born = born(&entry.commands, &applied.outcomes, now);
+        for (task, _) in &applied.runs {
+            born.extend(self.schedules.starts_at(*task).map(|at| (*task, at.0)));
+        }
         account.judge_refusals(&applied.outcomes, &revived)?;
         for event in &applied.events {
             account.follow(event, &born, &revived, &mut claims, now)?;
@@ -271,6 +282,11 @@ impl Oracle {
         Ok(())
     }
 
+    /// At rest, a shard's schedules are what they should be.
+    pub(crate) fn check_schedules(&self, shard: u16, machine: &Machine) -> Result<(), Violation> {
+        self.schedules.check_machine(shard, machine)
+    }
+
     /// After healing: everything has ended, and what acks promised was enqueued.
     pub(crate) fn check_end(&self) -> Result<(), Violation> {
         let all = || self.shards.iter().flat_map(|account| &account.tasks);
@@ -282,7 +298,27 @@ impl Oracle {
         if let Some(task) = self.follow_ups.difference(&known).next() {
             return Err(format!("follow-up {task} was promised and never enqueued"));
         }
-        self.flows.check_end()
+        self.flows.check_end()?;
+        self.schedules.check_end()
+    }
+
+    /// How a gateway sees a schedule: its occurrences, and which rules these are.
+    pub(crate) fn schedule(&self, name: &str) -> Option<(Every, u64)> {
+        self.schedules.find(name)
+    }
+
+    /// Faults have ended: from here on every schedule that is to fire must.
+    pub(crate) fn heal(&mut self) {
+        self.schedules.heal();
+    }
+
+    /// A schedule that should have gone on since and has not.
+    pub(crate) fn stuck_schedule(&self) -> Option<&str> {
+        self.schedules.stuck()
+    }
+
+    pub(crate) fn unpaused_schedule(&self) -> Option<&str> {
+        self.schedules.unpaused()
     }
 
     pub(crate) fn task_count(&self) -> usize {

@@ -5,6 +5,7 @@ mod checkpointing;
 mod clock;
 mod cluster;
 mod disk;
+mod every;
 mod host;
 mod invariants;
 mod model;

@@ -254,6 +254,8 @@ impl Node {
             next_number: 0,
             reads: BTreeMap::new(),
             expiring: false,
+            firing: 0,
+            fires: VecDeque::new(),
             owed: BTreeMap::new(),
             checkpointing: None,
             checkpointed: applied,
@@ -398,6 +400,7 @@ impl Node {
             }
             let stamp = host.clock.stamp(wall, now);
             host.expire(stamp);
+            host.fire(stamp, &mut self.rng);
             host.deliver(shard, now, self.config.nodes, &mut self.rng, &mut self.output);
             host.propose(stamp, self.commands_max, &mut self.output);
         }
@@ -519,6 +522,9 @@ impl Node {
             if counts.ready + counts.scheduled + counts.claimed + counts.blocked > 0 {
                 return format!("{} is not empty: {counts:?}", queue.name);
             }
+        }
+        if machine.next_schedule().is_some() {
+            return "a schedule goes on".into();
         }
         if !machine.outgoing(1).is_empty() {
             return "its outbox is not empty".into();

@@ -2,11 +2,12 @@
 //! of each entry at the moment it is applied.
 
 use crate::disk::Checkpoint;
+use crate::invariants::Occurrence;
 use crate::rng::hash;
 use std::collections::{BTreeMap, BTreeSet};
 use taskyard_machine::{
-    Entry, Event, EventKind, Identity, ImageError, Machine, Outcome, Payloads, RecordKey,
-    Rejection, TaskId, TaskView,
+    Body, Entry, Event, EventKind, Identity, ImageError, Machine, Outcome, Payloads, RecordKey,
+    Rejection, SCHEDULE_HEADERS, TaskId, TaskView,
 };
 use taskyard_replica::StateMachine;
 
@@ -33,6 +34,30 @@ pub(crate) struct Shard {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bodies(pub(crate) BTreeMap<TaskId, Box<[u8]>>);
 
+impl Bodies {
+    /// New tasks that are runs of schedules, with what they say of it; nothing is known of a task
+    /// that is gone already.
+    fn runs(&self, events: &[Event]) -> Vec<(TaskId, Option<Occurrence>)> {
+        let mut runs = Vec::new();
+        for event in events {
+            let EventKind::TaskEnqueued(task) = &event.kind else { continue };
+            let Some(bytes) = self.0.get(&task.id) else {
+                runs.push((task.id, None));
+                continue;
+            };
+            let body = Body::decode(bytes).expect("bodies are written by this build");
+            let said = SCHEDULE_HEADERS.map(|header| {
+                let found = body.headers.iter().find(|(name, _)| *name == header);
+                found.map(|(_, value)| (*value).to_owned())
+            });
+            if let [Some(name), Some(at)] = said {
+                runs.push((task.id, Some((name, at))));
+            }
+        }
+        runs
+    }
+}
+
 impl Payloads for Bodies {
     fn put(&mut self, task: TaskId, body: &[u8]) {
         self.0.insert(task, body.into());
@@ -51,6 +76,8 @@ pub(crate) struct Applied {
     pub(crate) events: Vec<Event>,
     /// The tasks that the events are about, as they are now.
     pub(crate) views: Vec<(TaskId, Option<TaskView>)>,
+    /// Runs of schedules that it made.
+    pub(crate) runs: Vec<(TaskId, Option<Occurrence>)>,
     pub(crate) state_hash: Option<u64>,
     /// What is wrong with this replica by itself.
     pub(crate) fault: Option<String>,
@@ -77,12 +104,14 @@ impl StateMachine for Shard {
         self.last_index = index;
         let touched: BTreeSet<TaskId> = events.iter().filter_map(task_of).collect();
         let views = touched.into_iter().map(|task| (task, self.machine.task(task))).collect();
+        let runs = self.bodies.runs(&events);
         let hashed = index.is_multiple_of(STATE_HASH_EVERY);
         Applied {
             data: data.to_vec(),
             outcomes,
             events,
             views,
+            runs,
             state_hash: hashed.then(|| self.machine.state_hash()),
             fault: self.compare_before_crash(index),
         }

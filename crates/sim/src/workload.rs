@@ -5,10 +5,13 @@
 mod flow;
 mod new_task;
 mod operator;
+mod schedule;
 
+use crate::clock::RUN_BEGINS_AT_MS;
 use crate::invariants::{Oracle, Violation};
 use crate::rng::Rng;
 use new_task::{KILLER, new_task, new_task_now};
+use schedule::Drawn;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use taskyard_machine::{
     Ack, Claim, ClaimQueue, ClaimToken, ClaimedTask, Command, CommitBatch, EncodedCommand, Enqueue,
@@ -126,6 +129,12 @@ pub(crate) struct Workload {
     dead_sessions: BTreeSet<(SessionId, u16)>,
     /// Tasks that kill the worker that begins them.
     killers: BTreeSet<TaskId>,
+    /// What each schedule was last set with.
+    drawn: BTreeMap<&'static str, Drawn>,
+    /// The clients' clock.
+    wall: u64,
+    /// Schedules have shown that they go on, and are to end.
+    pausing: bool,
     /// Nothing new is begun; what there is, is worked off.
     draining: bool,
     pub(crate) answered: u64,
@@ -160,6 +169,9 @@ impl Workload {
             request_ids: Vec::new(),
             dead_sessions: BTreeSet::new(),
             killers: BTreeSet::new(),
+            drawn: BTreeMap::new(),
+            wall: RUN_BEGINS_AT_MS,
+            pausing: false,
             draining: false,
             answered: 0,
         }
@@ -174,6 +186,11 @@ impl Workload {
         self.draining = true;
     }
 
+    /// From here on no schedule is to fire.
+    pub(crate) fn pause_schedules(&mut self) {
+        self.pausing = true;
+    }
+
     /// Nobody waits for an answer or holds a task.
     pub(crate) fn is_quiet(&self) -> bool {
         self.dead_sessions.is_empty() && self.clients.iter().all(|client| client.held.is_empty())
@@ -181,6 +198,7 @@ impl Workload {
 
     /// A client's turn: it begins a call, or gives up on one. Returns how long it then waits.
     pub(crate) fn wake(&mut self, client: usize, now: u64, oracle: &Oracle) -> (Option<Call>, u64) {
+        self.wall = RUN_BEGINS_AT_MS + now;
         if let Some(open) = &self.clients[client].open {
             if now < open.gives_up_at {
                 return (None, open.gives_up_at - now);
@@ -368,7 +386,8 @@ impl Workload {
         let shard = self.shard_of(&queue);
         let draw = rng.below(100);
         let produced = match draw {
-            0..60 => self.enqueue(&mut rng, &queue, shard),
+            0..52 => self.enqueue(&mut rng, &queue, shard),
+            52..60 => self.set_schedule(&mut rng),
             60..75 => self.enqueue_several(&mut rng, &queue, shard, true),
             75..88 => self.enqueue_several(&mut rng, &queue, shard, false),
             88..93 => self.submit_flow(&mut rng),

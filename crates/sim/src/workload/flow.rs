@@ -5,8 +5,8 @@ use super::new_task::new_task;
 use super::{Purpose, Request, Workload, ask};
 use crate::rng::Rng;
 use taskyard_machine::{
-    AddFlowTasks, CancelFlow, ClaimedTask, Command, Dependency, Enqueue, FlowNode, OnFailure,
-    RetryFlow, SubmitFlow, TaskId, home_shard,
+    AddFlowTasks, CancelFlow, ClaimedTask, Command, Dependency, Enqueue, FlowNode, NewTask,
+    OnFailure, RetryFlow, SubmitFlow, TaskId, home_shard,
 };
 
 impl Workload {
@@ -51,7 +51,9 @@ impl Workload {
                 }
             }
             let queue = rng.pick(&self.queues);
-            let enqueue = Enqueue { queue, task: new_task(rng) };
+            // A node with a unique key is refused, and its flow with it.
+            let task = NewTask { unique: None, ..new_task(rng) };
+            let enqueue = Enqueue { queue, task };
             let home = home_shard(queue, self.shards);
             let on_failure = *rng.pick(&OnFailure::ALL);
             nodes.push(FlowNode { name, home, enqueue, depends_on, on_failure });

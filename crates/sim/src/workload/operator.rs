@@ -27,6 +27,9 @@ impl Workload {
         }
         let queue = rng.pick(&self.queues).clone();
         let shard = self.shard_of(&queue);
+        if let (true, Some(name)) = (self.pausing, oracle.unpaused_schedule()) {
+            return Some(self.pause_schedule(name));
+        }
         if self.draining && !rng.chance(200) {
             return None;
         }
@@ -45,6 +48,9 @@ impl Workload {
             let recent = self.flows.len().saturating_sub(6);
             let flow = *rng.pick(&self.flows[recent..]);
             return on_task(flow, flow_command(rng, flow));
+        }
+        if rng.chance(250) {
+            return self.schedule_operation(rng, oracle);
         }
         match (rng.below(100), task) {
             (0..30, Some(task)) => {

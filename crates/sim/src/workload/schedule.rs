@@ -1,0 +1,104 @@
+//! Schedules of a few names: set, changed, set again as they are, paused, resumed, triggered,
+//! backfilled and removed. Whoever asks computes the next occurrence by its own clock, as a gateway
+//! does; the leader of the shard fires them.
+
+use super::new_task::new_task;
+use super::{Purpose, Request, Workload, ask};
+use crate::every::Every;
+use crate::invariants::Oracle;
+use crate::rng::Rng;
+use taskyard_machine::{
+    BackfillSchedule, CatchUp, Command, Enqueue, NewTask, Occurrences, Overlap, PauseSchedule,
+    RemoveSchedule, ResumeSchedule, Rhythm, ScheduleSpec, SetSchedule, Timestamp, TriggerSchedule,
+    When, home_shard,
+};
+
+/// Few, so that what is done to them meets.
+const NAMES: [&str; 4] = ["beat-0", "beat-1", "beat-2", "beat-3"];
+
+/// What the rules of a schedule were drawn from: the same again are the same rules.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drawn {
+    seed: u64,
+    at: u64,
+    overlap: Overlap,
+}
+
+impl Workload {
+    pub(super) fn set_schedule(&mut self, rng: &mut Rng) -> (Request, Purpose, bool) {
+        let name = *rng.pick(&NAMES);
+        let overlap =
+            *rng.pick(&[Overlap::Skip, Overlap::BufferOne, Overlap::Allow, Overlap::CancelOther]);
+        let new = Drawn { seed: rng.next(), at: self.wall, overlap };
+        let drawn = match self.drawn.get(name).copied() {
+            Some(drawn) if rng.chance(250) => drawn,
+            Some(drawn) if rng.chance(500) => Drawn { overlap, ..drawn },
+            _ => new,
+        };
+        let first = |drawn| Every::of(&self.spec(drawn)).next_after(Timestamp(self.wall));
+        // Rules that have ended are refused before they come to a shard.
+        let drawn = if first(drawn).is_some() { drawn } else { new };
+        let next_run_at = first(drawn).expect("new rules begin before they end");
+        self.drawn.insert(name, drawn);
+        let spec = self.spec(drawn);
+        let set = Command::SetSchedule(SetSchedule { name, spec, next_run_at });
+        (ask(self.shard_of(name), &set), Purpose::Interfere, true)
+    }
+
+    fn spec(&self, drawn: Drawn) -> ScheduleSpec<'_> {
+        let mut rng = Rng::new(drawn.seed);
+        let queue = rng.pick(&self.queues);
+        let task =
+            NewTask { run_at: When::Now, expires_at: None, unique: None, ..new_task(&mut rng) };
+        // Runs that may overlap come no faster than a queue's lowest rate lets them go.
+        let ms = if drawn.overlap == Overlap::Allow { 2_000 } else { 1_000 };
+        ScheduleSpec {
+            rhythm: Rhythm::Every { ms: ms + 250 * rng.below(8) },
+            home: home_shard(queue, self.shards),
+            enqueue: Enqueue { queue, task },
+            overlap: drawn.overlap,
+            catch_up: *rng.pick(&[CatchUp::None, CatchUp::Last, CatchUp::All]),
+            catch_up_window_ms: *rng.pick(&[2_000, 5_000, 20_000]),
+            jitter_ms: if rng.chance(300) { 1_500 } else { 0 },
+            start_at: rng.chance(200).then(|| Timestamp(drawn.at + rng.below(3_000))),
+            end_at: rng.chance(150).then(|| Timestamp(drawn.at + rng.between(4_000, 20_000))),
+            remaining_runs: rng.chance(150).then(|| rng.between(1, 8)),
+        }
+    }
+
+    /// What an operator does to a schedule.
+    pub(super) fn schedule_operation(
+        &self,
+        rng: &mut Rng,
+        oracle: &Oracle,
+    ) -> Option<(Request, Purpose, bool)> {
+        let name = *rng.pick(&NAMES);
+        let known = oracle.schedule(name);
+        let wall = Timestamp(self.wall);
+        // What is not known to have happened is not repeated where that would start runs.
+        let (command, identified) = match rng.below(100) {
+            0..20 => (Command::PauseSchedule(PauseSchedule { name, note: "sim" }), true),
+            20..55 => {
+                let (every, revision) = known?;
+                let next_run_at = every.next_after(wall);
+                (Command::ResumeSchedule(ResumeSchedule { name, revision, next_run_at }), true)
+            }
+            55..75 => (Command::TriggerSchedule(TriggerSchedule { name }), false),
+            75..88 => {
+                let from = Timestamp(self.wall.saturating_sub(10_000));
+                let (every, _) = known?;
+                let past = every.after(from).take_while(|at| *at <= wall);
+                let occurrences = past.take(rng.between(1, 4) as usize).collect();
+                (Command::BackfillSchedule(BackfillSchedule { name, occurrences }), false)
+            }
+            _ => (Command::RemoveSchedule(RemoveSchedule { name }), true),
+        };
+        Some((ask(self.shard_of(name), &command), Purpose::Interfere, identified))
+    }
+
+    /// Once all have shown that they go on: nothing new starts.
+    pub(super) fn pause_schedule(&self, name: &str) -> (Request, Purpose, bool) {
+        let pause = Command::PauseSchedule(PauseSchedule { name, note: "the run is over" });
+        (ask(self.shard_of(name), &pause), Purpose::Interfere, true)
+    }
+}
