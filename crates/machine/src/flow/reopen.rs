@@ -40,13 +40,26 @@ impl Turn<'_> {
         let (released, blocked): (Vec<_>, Vec<_>) = again
             .map(|(number, node)| (number, node.released))
             .partition(|&(_, released)| released);
-        for (number, _) in released {
-            let run = self.shard.node(id, number).run + 1;
-            let task = self.revive_node(id, number, run, Below::All);
-            self.owe(task.home, &Message::Revive { task, run, flow: id, node: number });
+        // All that runs again is open before any of it starts: what ran although a parent had failed,
+        // and failed itself, waits for that parent this time.
+        let mut reopened = Vec::new();
+        for &(number, _) in &released {
+            reopened.extend(self.reopen(id, number));
+            reopened.push(number);
         }
+        self.free_below(id, reopened, Below::All);
         for (number, _) in blocked {
             self.block_again(id, number, Below::All);
+        }
+        for (number, _) in released {
+            let pending = self.open_parents(id, number);
+            if pending > 0 {
+                self.send_back(id, number, pending);
+                continue;
+            }
+            let run = self.shard.node(id, number).run + 1;
+            let task = self.start_over(id, number, run);
+            self.owe(task.home, &Message::Revive { task, run, flow: id, node: number });
         }
         Ok(Outcome::FlowState(self.flow(id)?.state))
     }
@@ -56,20 +69,31 @@ impl Turn<'_> {
         let known = self.shard.find_flow(flow).is_some()
             && self.shard.nodes.get((flow, number)).is_some_and(|node| node.run < run);
         if known {
-            self.revive_node(flow, number, run, Below::Doomed);
+            let mut reopened = self.reopen(flow, number);
+            self.start_over(flow, number, run);
+            reopened.push(number);
+            self.free_below(flow, reopened, Below::Doomed);
         }
     }
 
-    fn revive_node(&mut self, flow: TaskId, number: u32, run: u32, below: Below) -> TaskId {
-        let mut reopened = self.reopen(flow, number);
-        let task = self.edit_node(flow, number, |node| {
+    /// A reopened node runs once more.
+    fn start_over(&mut self, flow: TaskId, number: u32, run: u32) -> TaskId {
+        self.edit_node(flow, number, |node| {
             (node.state, node.run, node.released) = (NodeState::Live, run, true);
             (node.result, node.error, node.result_left_out) = (None, None, false);
             node.task
+        })
+    }
+
+    /// A reopened node waits for its parents again.
+    fn send_back(&mut self, flow: TaskId, number: u32, pending: u32) {
+        let (task, run) = self.edit_node(flow, number, |node| {
+            node.run += 1;
+            (node.state, node.pending, node.released) = (NodeState::Blocked, pending, false);
+            (node.result, node.error, node.result_left_out) = (None, None, false);
+            (node.task, node.run)
         });
-        reopened.push(number);
-        self.free_below(flow, reopened, below);
-        task
+        self.owe(task.home, &Message::BlockAgain { task, run, flow, node: number });
     }
 
     /// Lets a node that ended before it was let go wait again, unless a parent still forbids it.
@@ -109,12 +133,7 @@ impl Turn<'_> {
         }
         let pending = self.open_parents(flow, number);
         reopened.extend(self.reopen(flow, number));
-        let (task, run) = self.edit_node(flow, number, |node| {
-            node.run += 1;
-            (node.state, node.pending, node.error) = (NodeState::Blocked, pending, None);
-            (node.task, node.run)
-        });
-        self.owe(task.home, &Message::BlockAgain { task, run, flow, node: number });
+        self.send_back(flow, number, pending);
         if pending == 0 {
             self.let_go(flow, number);
         }

@@ -397,6 +397,50 @@ fn a_retried_flow_goes_on_from_what_failed() {
 }
 
 #[test]
+fn a_dependent_that_ran_anyway_and_succeeded_stays_when_its_flow_is_retried() {
+    for policy in [R, I] {
+        let mut yards = Yards::new();
+        let rows: &[Row<'_>] = &[("a", 2, &[]), ("b", 3, &[("a", policy)]), ("c", 1, &[("a", F)])];
+        let (flow, tasks) = yards.submit(rows);
+        yards.fail(tasks["a"]);
+        yards.run(tasks["b"], "2");
+        yards.check(flow, &[("a", Dead), ("b", Succeeded), ("c", Failed)]);
+        yards.send(Command::RetryFlow(RetryFlow { flow })).unwrap();
+        yards.check(flow, &[("a", Ready), ("b", Succeeded), ("c", Blocked)]);
+        yards.run(tasks["a"], "1");
+        yards.run(tasks["c"], "3");
+        assert_eq!(yards.flow_state(flow), FlowState::Succeeded);
+    }
+}
+
+#[test]
+fn a_dependent_that_ran_anyway_and_failed_waits_for_its_parents_when_its_flow_is_retried() {
+    for policy in [R, I] {
+        let mut yards = Yards::new();
+        // Between the two that failed by themselves is one that failed because of the first.
+        let rows: &[Row<'_>] = &[
+            ("d", 2, &[("c", F)]),
+            ("c", 3, &[("b", policy), ("a", policy)]),
+            ("b", 1, &[("a", F)]),
+            ("a", 2, &[]),
+        ];
+        let (flow, tasks) = yards.submit(rows);
+        yards.fail(tasks["a"]);
+        yards.fail(tasks["c"]);
+        yards.check(flow, &[("d", Failed), ("c", Dead), ("b", Failed), ("a", Dead)]);
+        yards.send(Command::RetryFlow(RetryFlow { flow })).unwrap();
+        yards.check(flow, &[("d", Blocked), ("c", Blocked), ("b", Blocked), ("a", Ready)]);
+        yards.run(tasks["a"], "1");
+        yards.run(tasks["b"], "2");
+        let c = yards.run(tasks["c"], "3");
+        let parents = [("b", Succeeded, Some("2")), ("a", Succeeded, Some("1"))];
+        assert_eq!(told(&c), parents, "of this run");
+        yards.run(tasks["d"], "4");
+        assert_eq!(yards.flow_state(flow), FlowState::Succeeded);
+    }
+}
+
+#[test]
 fn a_cancelled_flow_can_be_taken_up_again() {
     let mut yards = Yards::new();
     let rows: &[Row<'_>] = &[("d", 1, &[("c", F)]), ("c", 3, &[("a", F)]), ("a", 2, &[])];

@@ -233,6 +233,12 @@ impl Run {
                 let name = flow.nodes[node].name;
                 return Err(format!("{name} was {state} and is not retried with its flow"));
             }
+            let mut parents = after.nodes[node].parents.iter().map(|(parent, _)| *parent);
+            let open = parents.find(|parent| !after.is_settled(*parent));
+            if let (Seen::Live, Some(parent)) = (after.nodes[node].seen, open) {
+                let (name, parent) = (flow.nodes[node].name, flow.nodes[parent].name);
+                return Err(format!("{name} runs again with its flow before {parent} is done"));
+            }
         }
         Ok(())
     }
