@@ -486,7 +486,8 @@ pub enum OnFailure {
     /// The dependent task fails too, without having run.
     #[default]
     Fail,
-    /// The dependent task runs as if it did not depend on it, and the flow does not fail by it.
+    /// The dependent task runs and sees the error; the flow does not fail by it, if all that depends
+    /// on the failed task says so.
     Ignore,
     /// The dependent task runs and sees the error; the flow fails in the end.
     Run,

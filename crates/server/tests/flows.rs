@@ -204,6 +204,11 @@ async fn what_is_no_flow_is_refused_with_the_names() {
             "node \"a\": it has a request_id",
         ),
         (
+            json!({"nodes": [{"name": "a", "type": "t"}, {"name": "b", "type": "t", "unique": {"key": "k"}}]}),
+            400,
+            "node \"b\": it has a unique key, which another task might hold; leave it out",
+        ),
+        (
             json!({"nodes": [{"name": "a", "type": "t", "payload": large}]}),
             400,
             "node \"a\": payload has",
@@ -361,6 +366,21 @@ async fn a_running_task_decides_the_fan_out_and_what_depends_on_it_waits() {
     let again = client.add_flow_tasks(request(held.claim_token)).await.unwrap().into_inner();
     assert_eq!((added.tasks.len(), &added), (21, &again));
     ack(&mut client, &held, "split").await;
+    // What was added says what it waits for, and what waits for its adder names what was added.
+    let parents = async |task: &str| {
+        let why = http::get(broker.address, &format!("/v1/tasks/{task}/why")).await.ok();
+        let reason = why["reasons"][0].clone();
+        assert_eq!(reason["code"], "parents", "{why}");
+        (reason["message"].as_str().unwrap().to_owned(), reason["parents"].clone())
+    };
+    let (message, named) = parents(&added.tasks["merge"]).await;
+    assert_eq!(named, json!(names[..10]));
+    assert!(message.ends_with("part-8, part-9 and 10 more"), "{message}");
+    eventually("the flow hears that its first task has ended", async || {
+        let (_, named) = parents(&flow.tasks["after"]).await;
+        (named[0] == "split" && named[1] == "part-0").then_some(())
+    })
+    .await;
     for _ in 0..20 {
         let part = claim_one(&mut client, "parts").await;
         ack(&mut client, &part, "1").await;
@@ -369,6 +389,7 @@ async fn a_running_task_decides_the_fan_out_and_what_depends_on_it_waits() {
     assert_eq!(merge.parents.len(), 20);
     let waiting = look(&mut client, &flow.id).await;
     assert_eq!((states(&waiting)["after"], waiting.nodes[0].added_open), ("blocked", 1));
+    assert_eq!(parents(&flow.tasks["after"]).await.1, json!(["split", "merge"]));
     ack(&mut client, &merge, "20").await;
     let after = claim_one(&mut client, "q2").await;
     ack(&mut client, &after, "done").await;

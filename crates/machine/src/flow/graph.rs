@@ -167,7 +167,7 @@ fn check_acyclic(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Dependency, Enqueue, NewTask, OnFailure, ShardId};
+    use crate::{Dependency, Enqueue, NewTask, OnConflict, OnFailure, ShardId, Unique};
 
     fn node<'a>(name: &'a str, depends_on: &[&'a str]) -> FlowNode<'a> {
         let task = NewTask { task_type: "t", ..NewTask::default() };
@@ -225,7 +225,16 @@ mod tests {
         assert!(told(&[bad]).starts_with("node \"a\": "));
         let mut bad = node("a", &[]);
         bad.enqueue.task.request_id = Some("r");
-        assert!(told(&[bad]).contains("it has a request_id"));
+        assert!(told(&[bad]).starts_with("node \"a\": it has a request_id"));
+        let mut bad = node("b", &["a"]);
+        bad.enqueue.task.unique = Some(Box::new(Unique {
+            key: "k".into(),
+            until: None,
+            window_ms: None,
+            on_conflict: OnConflict::Existing,
+            debounce_ms: None,
+        }));
+        assert!(told(&[node("a", &[]), bad]).starts_with("node \"b\": it has a unique key"));
     }
 
     #[test]

@@ -172,7 +172,10 @@ fn children_run_after_their_parents_with_their_results() {
     assert_eq!(told(&b), [("a", Succeeded, Some("1"))]);
     assert_eq!(yards.state(tasks["d"]), Blocked, "it waits for both");
     let home = &yards.yards[&HOME].machine;
+    let waits_for = Reason::Parents { flow, node: "d".into() };
+    assert_eq!(home.why(tasks["d"], home.now()), Some(vec![waits_for]));
     assert_eq!(home.unfinished_parents(flow, "d", 9), Some((vec!["c".to_owned()], 1)));
+    assert_eq!(home.unfinished_parents(flow, "e", 9), None);
     yards.run(tasks["c"], "3");
     let d = yards.run(tasks["d"], "4");
     assert_eq!(told(&d), [("b", Succeeded, Some("2")), ("c", Succeeded, Some("3"))]);
@@ -307,6 +310,8 @@ fn an_ignored_failure_is_nobodys() {
     yards.fail(tasks["a"]);
     let b = yards.run(tasks["b"], "2");
     assert_eq!(told(&b), [("a", Dead, None)]);
+    let error = b.parents[0].error.as_ref().unwrap();
+    assert_eq!((&*error.0, &*error.1), ("io", "no route"));
     let view = yards.flow(flow);
     assert_eq!((view.state, view.nodes_failed), (FlowState::Succeeded, 1));
 }
@@ -554,9 +559,18 @@ fn a_running_task_adds_tasks_and_counts_as_done_with_them() {
     let view = yards.flow(flow);
     assert_eq!((view.nodes_done, view.nodes[0].added_open), (0, 4));
     assert_eq!(view.nodes[2].added_by, Some(0));
+    let waits_for = |yards: &Yards, node: &str, limit: usize| {
+        let home = &yards.yards[&HOME].machine;
+        home.unfinished_parents(flow, node, limit).map(|(names, count)| (names.join(" "), count))
+    };
+    assert_eq!(waits_for(&yards, "z", 9), Some(("a p1 p2 sum p3".to_owned(), 5)));
+    assert_eq!(waits_for(&yards, "z", 2), Some(("a p1".to_owned(), 5)));
+    assert_eq!(waits_for(&yards, "sum", 9), Some(("p1 p2".to_owned(), 2)));
     yards.run(made[0], "1");
+    assert_eq!(waits_for(&yards, "sum", 9), Some(("p2".to_owned(), 1)));
     yards.run(made[1], "2");
     yards.run(again[3], "3");
+    assert_eq!(waits_for(&yards, "z", 9), Some(("a sum".to_owned(), 2)));
     assert_eq!(yards.state(tasks["z"]), Blocked);
     let sum = yards.run(made[2], "sum");
     assert_eq!(told(&sum), [("p1", Succeeded, Some("1")), ("p2", Succeeded, Some("2"))]);

@@ -5,6 +5,7 @@ use crate::limits::{FLOW_RESULT_BYTES_MAX, PAGE_TASKS_MAX, SCAN_TASKS_MAX};
 use crate::watch::End;
 use crate::wire::wire_struct;
 use crate::{FlowState, Machine, OnFailure, QueueName, TaskId, TaskStateName, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -181,8 +182,9 @@ impl Machine {
         FlowPage { flows, next: None }
     }
 
-    /// The names of the parents that a node of a flow still waits for, at most `limit`, and how many
-    /// there are in all. `None` if there is no such node.
+    /// The names of what a node of a flow still waits for, at most `limit`, and how many there are in
+    /// all: its parents, and after one whose own task has ended those that this task added. `None`
+    /// if there is no such node.
     pub fn unfinished_parents(
         &self,
         flow: TaskId,
@@ -191,11 +193,32 @@ impl Machine {
     ) -> Option<(Vec<String>, u32)> {
         self.find_flow(flow)?;
         let node = self.node(flow, self.node_named(flow, node)?);
-        let parents = node.parents.iter().map(|edge| self.node(flow, edge.node));
-        let open = parents.filter(|parent| parent.verdict.is_none());
-        let names: Vec<String> = open.map(|parent| parent.name.to_string()).collect();
-        let count = names.len() as u32;
-        Some((names.into_iter().take(limit).collect(), count))
+        let has_ended = |number| matches!(self.node(flow, number).state, NodeState::Ended(_));
+        let parents = node.parents.iter().map(|edge| edge.node);
+        let mut work: Vec<u32> =
+            parents.filter(|number| self.node(flow, *number).verdict.is_none()).rev().collect();
+        let mut added: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        if work.iter().any(|number| has_ended(*number)) {
+            for (number, node) in self.nodes_of(flow).filter(|(_, node)| node.verdict.is_none()) {
+                if let Some(adder) = node.added_by {
+                    added.entry(adder.node).or_default().push(number);
+                }
+            }
+        }
+        let mut found = BTreeSet::new();
+        let mut names = Vec::new();
+        while let Some(number) = work.pop() {
+            if !found.insert(number) {
+                continue;
+            }
+            if names.len() < limit {
+                names.push(self.node(flow, number).name.to_string());
+            }
+            if has_ended(number) {
+                work.extend(added.get(&number).into_iter().flatten().rev());
+            }
+        }
+        Some((names, found.len() as u32))
     }
 
     /// A little of each of many tasks; `None` for those that are not kept here.
