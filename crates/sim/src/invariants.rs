@@ -9,6 +9,7 @@
 mod flows;
 mod keys;
 mod schedules;
+mod words;
 
 use crate::every::Every;
 use crate::rng::hash;
@@ -21,6 +22,7 @@ use taskyard_machine::{
     ClaimedTask, Command, DeadAction, Entry, Event, EventKind, FollowUp, Machine, NewTask, Outcome,
     Rejection, Selection, TaskId, TaskStateName, TaskView, When,
 };
+use words::{answer_word, word_for};
 
 /// Something that must never happen, in words.
 pub(crate) type Violation = String;
@@ -579,47 +581,4 @@ fn born(
         }
     }
     born
-}
-
-/// One word per kind of fact.
-fn word_for(event: &Event) -> &'static str {
-    match event.kind {
-        EventKind::TaskEnqueued(_) => "enqueued",
-        EventKind::TaskReplaced(..) => "replaced",
-        EventKind::TaskReady(_) => "ready",
-        EventKind::TaskBlocked(_) => "blocked again",
-        EventKind::TaskClaimed(..) => "claimed",
-        EventKind::TaskProgressed(..) => "progressed",
-        EventKind::TaskSucceeded(..) => "succeeded",
-        EventKind::TaskRetrying(..) => "retrying",
-        EventKind::TaskSnoozed(..) => "snoozed",
-        EventKind::TaskFailed(_) => "failed",
-        EventKind::TaskDied(_, reason) => reason.as_str(),
-        EventKind::TaskLost(_) => "lost",
-        EventKind::TaskCancelRequested(_) => "cancel requested",
-        EventKind::TaskCancelled(_) => "cancelled",
-        EventKind::TaskExpired(_) => "expired",
-        EventKind::TaskRemoved(_) => "removed",
-        EventKind::QueuePaused(_) => "paused",
-        EventKind::QueueResumed(_) => "resumed",
-        EventKind::QueueOpened(_) => "opened",
-        EventKind::QueueSet(_) => "set",
-        EventKind::SessionEnded(_) => "session ended",
-        EventKind::FlowSubmitted(_) => "flow submitted",
-        EventKind::FlowEnded(..) => "flow ended",
-        EventKind::ScheduleFired { .. } => "schedule fired",
-        EventKind::ScheduleSkipped(..) => "schedule skipped",
-        EventKind::ScheduleMissed(..) => "schedule missed",
-        EventKind::OutgoingQueued(_) => "outgoing",
-    }
-}
-
-/// One word per kind of answer: a rejection's code, or whether it was accepted or known.
-fn answer_word(outcome: &Result<Outcome, Rejection>) -> &'static str {
-    match outcome {
-        Err(rejection) => rejection.code(),
-        Ok(Outcome::Enqueued(enqueued)) if enqueued.duplicate => "duplicate",
-        Ok(Outcome::Taken) => "taken",
-        Ok(_) => "accepted",
-    }
 }
