@@ -104,7 +104,7 @@ fn check_repeated_key(unique: &Unique<'_>, first: u32, same_type: bool) -> Resul
         OnConflict::Reject => "leave one of them out",
     };
     let holder = KeyHolder::BatchElement(first);
-    Err(Rejection::NotUnique { key: (&*unique.key).into(), holder, hint })
+    Err(Rejection::NotUnique { key: (&*unique.key).into(), holder, hint: hint.into() })
 }
 
 pub(crate) fn in_batch(index: u32, rejection: Rejection) -> Rejection {

@@ -16,6 +16,7 @@
 #![deny(clippy::float_arithmetic)]
 
 mod ack;
+pub mod ask;
 mod batch;
 mod batch_memory;
 mod bucket;
@@ -78,8 +79,9 @@ mod unique;
 mod view;
 mod watch;
 mod why;
-mod wire;
+pub mod wire;
 
+pub use ask::{Ask, Found, Query};
 pub use bucket::Rate;
 pub use command::*;
 pub use entry::{DecodeError, EncodedCommand, Entry, EntryBuilder, RULES_CURRENT};
@@ -105,4 +107,4 @@ pub use settings::{PerKey, QueueSettings};
 pub use task::{
     ClaimToken, FlowState, InvalidTaskId, SessionId, ShardId, TaskId, TaskStateName, Timestamp,
 };
-pub use why::{Reason, ScheduledFor};
+pub use why::{Reason, ScheduledFor, WhyView};

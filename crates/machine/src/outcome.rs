@@ -1,5 +1,6 @@
 //! Outcome: the answer to an accepted command.
 
+use crate::wire::{wire_enum, wire_struct};
 use crate::{
     ClaimToken, FlowMember, FlowState, ParentResult, QueueName, Rejection, TaskId, TaskStateName,
     Timestamp,
@@ -178,3 +179,47 @@ pub struct BulkProgress {
     /// Where to go on; `None` is the end.
     pub next: Option<TaskId>,
 }
+
+wire_enum!(Outcome {
+    1 => Enqueued(enqueued),
+    2 => EnqueuedMany(answers),
+    3 => EnqueuedBatch(enqueued),
+    4 => Staged,
+    5 => Claimed(tasks),
+    6 => Acked { follow_ups },
+    7 => Failed(after),
+    8 => Extended { lease_expires_at, cancel_requested },
+    9 => Renewed(renewals),
+    10 => Released { state },
+    11 => Snoozed { run_at, state },
+    12 => CancelRequested { state },
+    13 => Retried,
+    14 => Bulk(progress),
+    15 => ScheduleSet { is_new, is_changed },
+    16 => ScheduleFired { fired, skipped, missed },
+    17 => Done,
+    18 => Expired { count },
+    19 => FlowSubmitted { flow, tasks, duplicate },
+    20 => FlowTasksAdded(enqueued),
+    21 => FlowState(state),
+    22 => Taken,
+});
+wire_struct!(Enqueued { id, duplicate });
+wire_struct!(ClaimedTask {
+    id,
+    token,
+    queue,
+    task_type,
+    priority,
+    attempt,
+    lease_expires_at,
+    timeout_ms,
+    enqueued_at,
+    resume_state,
+    fairness_key,
+    flow,
+    parents,
+});
+wire_enum!(AfterFailure { 1 => Retry { run_at }, 2 => Dead, 3 => Failed, 4 => Cancelled });
+wire_enum!(Renewal { 1 => Held { lease_expires_at, cancel_requested }, 2 => Lost });
+wire_struct!(BulkProgress { changed, skipped, next });

@@ -1,5 +1,6 @@
-//! Read-only views for fronts, dashboard and CLI. They take `&self` and decide nothing.
+//! What readers see of tasks and queues: for fronts, dashboard and CLI. They decide nothing.
 
+use crate::wire::wire_struct;
 use crate::{ClaimToken, QueueName, SessionId, TaskId, TaskStateName, Timestamp, UniqueUntil};
 use std::sync::Arc;
 
@@ -213,3 +214,51 @@ pub struct QueueCounts {
     /// Tasks that were ever cancelled.
     pub cancelled_total: u64,
 }
+
+wire_struct!(TaskView {
+    id,
+    queue,
+    task_type,
+    state,
+    priority,
+    attempt,
+    max_attempts,
+    losses,
+    enqueued_at,
+    run_at,
+    expires_at,
+    finished_at,
+    timeout_ms,
+    claim,
+    progress,
+    resume_state,
+    result,
+    death,
+    tags,
+    fairness_key,
+    flow,
+    attempts,
+    unique,
+    body_bytes,
+});
+wire_struct!(UniqueView { key, until, expires_at, debounce_ms, held });
+wire_struct!(FlowMember { flow, node, failed_parent });
+wire_struct!(ClaimView { token, worker, session, claimed_at, lease_expires_at, cancel_requested });
+wire_struct!(AttemptView { attempt, worker, claimed_at, ended_at, outcome, error });
+wire_struct!(TaskPage { tasks, next });
+wire_struct!(QueueView { name, paused, counts, oldest_ready_at });
+wire_struct!(QueueCounts {
+    blocked,
+    scheduled,
+    ready,
+    claimed,
+    dead,
+    finished,
+    enqueued_total,
+    succeeded_total,
+    failed_total,
+    dead_total,
+    lost_total,
+    expired_total,
+    cancelled_total,
+});

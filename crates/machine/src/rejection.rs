@@ -3,6 +3,7 @@
 //! A rejection is deterministic, changes nothing but time, and has a stable code that is the same
 //! on every front. Retired codes are never reused.
 
+use crate::wire::wire_enum;
 use crate::{FlowState, QueueName, TaskId, TaskStateName, Timestamp};
 use std::fmt;
 
@@ -105,7 +106,7 @@ pub enum Rejection {
         /// Where it is.
         state: TaskStateName,
         /// What would be possible instead.
-        hint: &'static str,
+        hint: Box<str>,
     },
     /// The queue holds as many waiting tasks as its settings allow.
     #[error(
@@ -125,7 +126,7 @@ pub enum Rejection {
         /// Who holds it.
         holder: KeyHolder,
         /// Why that is a conflict, or what to do.
-        hint: &'static str,
+        hint: Box<str>,
     },
     /// A bound of this shard is reached (queues, staged batches, remembered request ids).
     #[error("{what}")]
@@ -149,6 +150,28 @@ pub enum KeyHolder {
     /// The task at this position of the same batch, from 0; it was not made.
     BatchElement(u32),
 }
+
+wire_enum!(Rejection {
+    1 => InvalidArgument { what },
+    2 => BatchElement { index, rejection },
+    3 => InNode { node, rejection },
+    4 => FlowNotFound { flow },
+    5 => FlowEnded { flow, state },
+    6 => TaskNotFound { task },
+    7 => AlreadyRemoved { task },
+    8 => QueueNotFound { queue },
+    9 => ScheduleNotFound { name },
+    10 => ScheduleChanged { name },
+    11 => BatchNotFound { batch },
+    12 => ClaimLost { task },
+    13 => AlreadyFinished { task, state },
+    14 => WrongState { task, state, hint },
+    15 => QueueFull { queue, limit },
+    16 => NotUnique { key, holder, hint },
+    17 => LimitExceeded { what },
+    18 => NeverRuns { expires_at },
+});
+wire_enum!(KeyHolder { 1 => Task(id), 2 => BatchElement(index) });
 
 impl fmt::Display for KeyHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -9,7 +9,9 @@ use crate::{Outcome, Rejection, Retry, TaskStateName};
 impl Turn<'_> {
     pub(crate) fn retry(&mut self, retry: &Retry<'_>) -> Result<Outcome, Rejection> {
         let slot = self.find(retry.task)?;
-        let wrong = |state, hint| Err(Rejection::WrongState { task: retry.task, state, hint });
+        let wrong = |state, hint: &str| {
+            Err(Rejection::WrongState { task: retry.task, state, hint: hint.into() })
+        };
         match self.task(slot).state {
             State::Claimed(_) => {
                 return wrong(

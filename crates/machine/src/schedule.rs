@@ -326,7 +326,7 @@ pub struct ScheduleView {
     /// Its name.
     pub name: String,
     /// Its rules, encoded; see [`ScheduleView::spec`].
-    spec: Box<[u8]>,
+    pub(crate) spec: Box<[u8]>,
     /// Which rules these are.
     pub revision: u64,
     /// Occurrences that are still to fire.
@@ -355,10 +355,38 @@ pub struct ScheduleView {
     pub missed: u64,
 }
 
+wire_struct!(
+    ScheduleView {
+        name,
+        spec,
+        revision,
+        remaining_runs,
+        paused,
+        note,
+        created_at,
+        next_run_at,
+        last_run_at,
+        last_task,
+        live,
+        buffered,
+        fired,
+        skipped,
+        missed,
+    },
+    ScheduleView::check
+);
+
 impl ScheduleView {
+    /// Whether its rules can be read: they may come from another node.
+    fn check(&self) -> Result<(), String> {
+        let checked = decode::<ScheduleSpec<'_>>(&self.spec).map(drop);
+        checked.map_err(|error| format!("rules of a schedule that can't be read: {}", error.what))
+    }
+
     /// Its rules.
     pub fn spec(&self) -> ScheduleSpec<'_> {
-        decode(&self.spec).expect("the rules were encoded by the machine")
+        decode(&self.spec)
+            .expect("the rules were encoded by a machine, or checked when they were read")
     }
 }
 

@@ -1,6 +1,8 @@
 //! A shard to try rules on: commands go through the log encoding, every invariant is checked after
 //! each, and a test moves the clock.
 
+pub(crate) mod drawn;
+
 use crate::*;
 use std::collections::BTreeMap;
 

@@ -215,9 +215,9 @@ impl Turn<'_> {
             return Ok(Verdict::New);
         };
         let id = self.shard.holder_id(holder);
-        let refuse = |hint| {
+        let refuse = |hint: &str| {
             let (key, holder) = ((&*unique.key).into(), KeyHolder::Task(id));
-            Err(Rejection::NotUnique { key, holder, hint })
+            Err(Rejection::NotUnique { key, holder, hint: hint.into() })
         };
         match (unique.on_conflict, holder) {
             (OnConflict::Existing, _) => Ok(Verdict::Existing(id)),
@@ -291,7 +291,7 @@ impl Turn<'_> {
             Some(holder) if self.shard.holder_id(holder) != task.id => Err(Rejection::NotUnique {
                 key: hold.key.clone(),
                 holder: KeyHolder::Task(self.shard.holder_id(holder)),
-                hint: "retry it when the key is free",
+                hint: "retry it when the key is free".into(),
             }),
             _ => Ok(()),
         }

@@ -4,8 +4,20 @@ use crate::life::State;
 use crate::limits::AHEAD_MAX;
 use crate::queue::{LaneId, Queue};
 use crate::slab::{NO_SLOT, Slot};
-use crate::{AttemptOutcome, Machine, TaskId, TaskStateName, Timestamp};
+use crate::wire::{wire_enum, wire_struct};
+use crate::{AttemptOutcome, Machine, QueueName, TaskId, TaskStateName, Timestamp};
 use std::sync::Arc;
+
+/// What a task waits for, as of a moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WhyView {
+    /// The task's queue.
+    pub queue: QueueName,
+    /// The moment: what was asked for, or the shard's own time if that is later.
+    pub now: Timestamp,
+    /// What it waits for, the first to overcome first.
+    pub reasons: Vec<Reason>,
+}
 
 /// One thing that a task waits for, or why it does not wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +107,22 @@ pub enum ScheduledFor {
     Snooze,
 }
 
+wire_struct!(WhyView { queue, now, reasons });
+wire_enum!(Reason {
+    1 => Parents { flow, node },
+    2 => QueuePaused,
+    3 => Scheduled { until, reason },
+    4 => QueueConcurrency { claimed, limit },
+    5 => QueueRate { opens_at },
+    6 => KeyConcurrency { key, claimed, limit },
+    7 => KeyRate { key, opens_at },
+    8 => KeyHeld { key, until },
+    9 => Ahead { tasks, at_least },
+    10 => Running { worker, since },
+    11 => Finished { state },
+});
+wire_enum!(ScheduledFor { 1 => Delay, 2 => Retry, 3 => Loss, 4 => Snooze });
+
 impl ScheduledFor {
     /// The word on every front.
     pub fn as_str(self) -> &'static str {
@@ -108,6 +136,14 @@ impl ScheduledFor {
 }
 
 impl Machine {
+    /// What a task waits for, with its queue, at `now` or the shard's own time if that is later.
+    pub fn why_view(&self, task: TaskId, now: Timestamp) -> Option<WhyView> {
+        let now = now.max(self.now());
+        let queue = self.tasks.get(self.ids.get(task)?).queue;
+        let queue = self.queues.get(queue).name.clone();
+        Some(WhyView { queue, now, reasons: self.why(task, now)? })
+    }
+
     /// What a task waits for at `now`, the first to overcome first; `None` if it is not known here.
     pub fn why(&self, task: TaskId, now: Timestamp) -> Option<Vec<Reason>> {
         let slot = self.ids.get(task)?;

@@ -1,37 +1,67 @@
-//! The binary encoding under commands, outbox messages and images: how a value becomes bytes.
+//! The binary encoding under commands, outbox messages, images and what nodes say to each other: how
+//! a value becomes bytes.
 //!
 //! Integers are LEB128 varints, ids and hashes are fixed, texts and lists carry their length. Reading
 //! borrows from the input. Any input gives a value or a `DecodeError`: lengths are checked against
-//! what is left before anything is allocated, and nothing panics.
+//! what is left before anything is allocated, values inside values are bounded, and nothing panics.
 
-use crate::{ClaimToken, DecodeError, SessionId, ShardId, TaskId, TaskStateName, Timestamp};
+use crate::{
+    ClaimToken, DecodeError, QueueName, SessionId, ShardId, TaskId, TaskStateName, Timestamp,
+};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
 /// Room made for a list before its elements are read: a false count must not allocate.
 pub(crate) const LIST_CAPACITY_MAX: usize = 256;
 
+/// How many boxed values may lie in each other: a rejection in a rejection, and so on. What is
+/// written here has two or three; more would be a way to the end of the stack.
+const NESTED_MAX: u32 = 16;
+
+/// What the lists of one value from another node may take in memory: an element may take far more
+/// there than the byte that it takes on the wire.
+const FOREIGN_LISTS_BYTES_MAX: usize = 256 << 20;
+
 /// Where reading has come to.
-pub(crate) struct Reader<'a> {
+pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
+    nested: u32,
+    /// What lists may still take in memory.
+    lists_bytes_left: usize,
+}
+
+impl fmt::Debug for Reader<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reader at byte {} of {}", self.at, self.bytes.len())
+    }
 }
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new(bytes: &'a [u8]) -> Reader<'a> {
-        Reader { bytes, at: 0 }
+    /// Reads what this node has written.
+    pub fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { bytes, at: 0, nested: 0, lists_bytes_left: usize::MAX }
+    }
+
+    /// Reads what another node says that it has written: what it takes in memory is bounded too.
+    pub fn foreign(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { lists_bytes_left: FOREIGN_LISTS_BYTES_MAX, ..Reader::new(bytes) }
     }
 
     /// An error that names the place.
-    pub(crate) fn error(&self, what: impl std::fmt::Display) -> DecodeError {
+    pub fn error(&self, what: impl std::fmt::Display) -> DecodeError {
         DecodeError { what: format!("{what} at byte {} of {}", self.at, self.bytes.len()) }
     }
 
-    pub(crate) fn read<T: Wire<'a>>(&mut self) -> Result<T, DecodeError> {
+    /// The next value.
+    pub fn read<T: Wire<'a>>(&mut self) -> Result<T, DecodeError> {
         T::read(self)
     }
 
-    pub(crate) fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
+    /// The next `count` bytes.
+    pub fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
         let left = &self.bytes[self.at..];
         let Some(taken) = left.get(..count) else {
             return Err(self.error(format_args!("{count} bytes wanted, {} left", left.len())));
@@ -40,11 +70,13 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    pub(crate) fn byte(&mut self) -> Result<u8, DecodeError> {
+    /// The next byte.
+    pub fn byte(&mut self) -> Result<u8, DecodeError> {
         Ok(self.take(1)?[0])
     }
 
-    pub(crate) fn varint(&mut self) -> Result<u64, DecodeError> {
+    /// The next number.
+    pub fn varint(&mut self) -> Result<u64, DecodeError> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
             let byte = self.byte()?;
@@ -61,21 +93,41 @@ impl<'a> Reader<'a> {
     }
 
     /// The count of a list. Every element takes at least one byte, so a larger count is a lie.
-    fn count(&mut self) -> Result<usize, DecodeError> {
+    fn count<T>(&mut self) -> Result<usize, DecodeError> {
         let count = self.varint()?;
         let left = self.bytes.len() - self.at;
-        match usize::try_from(count) {
-            Ok(count) if count <= left => Ok(count),
-            _ => Err(self.error(format_args!("{count} elements announced, {left} bytes left"))),
+        let count = match usize::try_from(count) {
+            Ok(count) if count <= left => count,
+            _ => {
+                let what = format_args!("{count} elements announced, {left} bytes left");
+                return Err(self.error(what));
+            }
+        };
+        match self.lists_bytes_left.checked_sub(count.saturating_mul(size_of::<T>())) {
+            Some(left) => self.lists_bytes_left = left,
+            None => return Err(self.error(format_args!("{count} elements take too much memory"))),
         }
+        Ok(count)
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// A value inside a value of perhaps the same type.
+    fn nested<T: Wire<'a>>(&mut self) -> Result<T, DecodeError> {
+        if self.nested == NESTED_MAX {
+            return Err(self.error(format_args!("more than {NESTED_MAX} values in each other")));
+        }
+        self.nested += 1;
+        let value = self.read();
+        self.nested -= 1;
+        value
+    }
+
+    /// Whether all is read.
+    pub fn is_empty(&self) -> bool {
         self.at == self.bytes.len()
     }
 
     /// Ends reading; what is left over means that the bytes are something else.
-    pub(crate) fn finish(&self) -> Result<(), DecodeError> {
+    pub fn finish(&self) -> Result<(), DecodeError> {
         if self.is_empty() {
             return Ok(());
         }
@@ -98,17 +150,40 @@ pub(crate) fn encode<'a>(value: &impl Wire<'a>) -> Box<[u8]> {
     out.into_boxed_slice()
 }
 
+/// The bytes of one value for another node, after one byte that says how they are laid out.
+pub fn encode_for_node<'a>(version: u8, value: &impl Wire<'a>) -> Vec<u8> {
+    let mut out = vec![version];
+    value.write(&mut out);
+    out
+}
+
+/// The reverse of [`encode_for_node`].
+pub fn decode_from_node<'a, T: Wire<'a>>(version: u8, bytes: &'a [u8]) -> Result<T, DecodeError> {
+    let mut reader = Reader::foreign(bytes);
+    match reader.byte()? {
+        found if found == version => {}
+        found => return Err(reader.error(format_args!("version {found} instead of {version}"))),
+    }
+    let value = reader.read()?;
+    reader.finish()?;
+    Ok(value)
+}
+
 /// A value with an encoding.
-pub(crate) trait Wire<'a>: Sized {
+pub trait Wire<'a>: Sized {
+    /// Appends the value.
     fn write(&self, out: &mut Vec<u8>);
+    /// The next value. Any bytes give a value or an error.
     fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError>;
 
+    /// Appends the elements of a list, without their count.
     fn write_list(items: &[Self], out: &mut Vec<u8>) {
         for item in items {
             item.write(out);
         }
     }
 
+    /// The reverse of [`Wire::write_list`].
     fn read_list(reader: &mut Reader<'a>, count: usize) -> Result<Vec<Self>, DecodeError> {
         let mut items = Vec::with_capacity(count.min(LIST_CAPACITY_MAX));
         for _ in 0..count {
@@ -162,6 +237,17 @@ macro_rules! wire_varint {
 
 wire_varint!(u16, u32, u64);
 
+impl<'a> Wire<'a> for usize {
+    fn write(&self, out: &mut Vec<u8>) {
+        write_varint(*self as u64, out);
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<usize, DecodeError> {
+        let value = reader.varint()?;
+        usize::try_from(value).map_err(|_| reader.error(format_args!("{value} is too large")))
+    }
+}
+
 impl<'a> Wire<'a> for u128 {
     fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.to_be_bytes());
@@ -194,7 +280,7 @@ impl<'a> Wire<'a> for &'a [u8] {
     }
 
     fn read(reader: &mut Reader<'a>) -> Result<&'a [u8], DecodeError> {
-        let count = reader.count()?;
+        let count = reader.count::<u8>()?;
         reader.take(count)
     }
 }
@@ -210,13 +296,29 @@ impl<'a> Wire<'a> for &'a str {
     }
 }
 
-impl<'a> Wire<'a> for Box<str> {
+macro_rules! wire_text {
+    ($($type:ty),+) => {$(
+        impl<'a> Wire<'a> for $type {
+            fn write(&self, out: &mut Vec<u8>) {
+                (&**self).write(out);
+            }
+
+            fn read(reader: &mut Reader<'a>) -> Result<$type, DecodeError> {
+                Ok(<&str>::read(reader)?.into())
+            }
+        }
+    )+};
+}
+
+wire_text!(Box<str>, Arc<str>, String);
+
+impl<'a> Wire<'a> for QueueName {
     fn write(&self, out: &mut Vec<u8>) {
-        (&**self).write(out);
+        self.as_str().write(out);
     }
 
-    fn read(reader: &mut Reader<'a>) -> Result<Box<str>, DecodeError> {
-        Ok(<&str>::read(reader)?.into())
+    fn read(reader: &mut Reader<'a>) -> Result<QueueName, DecodeError> {
+        QueueName::accepted(reader.read()?).map_err(|invalid| reader.error(invalid))
     }
 }
 
@@ -250,7 +352,7 @@ impl<'a, T: Wire<'a>> Wire<'a> for Vec<T> {
     }
 
     fn read(reader: &mut Reader<'a>) -> Result<Vec<T>, DecodeError> {
-        let count = reader.count()?;
+        let count = reader.count::<T>()?;
         T::read_list(reader, count)
     }
 }
@@ -272,7 +374,31 @@ impl<'a, T: Wire<'a>> Wire<'a> for Box<T> {
     }
 
     fn read(reader: &mut Reader<'a>) -> Result<Box<T>, DecodeError> {
-        T::read(reader).map(Box::new)
+        reader.nested().map(Box::new)
+    }
+}
+
+impl<'a, T: Wire<'a>, E: Wire<'a>> Wire<'a> for Result<T, E> {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.is_ok().write(out);
+        match self {
+            Ok(value) => value.write(out),
+            Err(error) => error.write(out),
+        }
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<Result<T, E>, DecodeError> {
+        if bool::read(reader)? { T::read(reader).map(Ok) } else { E::read(reader).map(Err) }
+    }
+}
+
+impl<'a, T: Wire<'a>> Wire<'a> for [T; 3] {
+    fn write(&self, out: &mut Vec<u8>) {
+        T::write_list(self, out);
+    }
+
+    fn read(reader: &mut Reader<'a>) -> Result<[T; 3], DecodeError> {
+        Ok([reader.read()?, reader.read()?, reader.read()?])
     }
 }
 
@@ -332,8 +458,11 @@ impl<'a> Wire<'a> for TaskId {
 }
 
 /// Encodes a struct as its fields, in this order. The order is the format: append, never reorder.
+/// What must hold between the fields is checked by a function `fn(&Self) -> Result<(), Words>`, if
+/// one is named after them.
+#[macro_export]
 macro_rules! wire_struct {
-    ($name:ident $(<$life:lifetime>)? { $($field:ident),+ $(,)? }) => {
+    ($name:ident $(<$life:lifetime>)? { $($field:ident),+ $(,)? } $(, $check:path)?) => {
         impl<'a> $crate::wire::Wire<'a> for $name $(<$life>)? {
             fn write(&self, out: &mut Vec<u8>) {
                 $(self.$field.write(out);)+
@@ -342,25 +471,41 @@ macro_rules! wire_struct {
             fn read(
                 reader: &mut $crate::wire::Reader<'a>,
             ) -> Result<Self, $crate::DecodeError> {
-                Ok($name { $($field: reader.read()?),+ })
+                let read = $name { $($field: reader.read()?),+ };
+                $($check(&read).map_err(|what| reader.error(what))?;)?
+                Ok(read)
             }
         }
     };
 }
 
-/// Encodes an enum without data as one byte. A number is never given to another variant.
-macro_rules! wire_words {
-    ($name:ident { $($number:literal => $variant:ident),+ $(,)? }) => {
+/// Encodes an enum as one byte and the data of the variant, in this order. A number is never given to
+/// another variant, and what a variant holds is appended to, never reordered.
+#[macro_export]
+macro_rules! wire_enum {
+    ($name:ident { $(
+        $number:literal => $variant:ident $(($($item:ident),+))? $({ $($field:ident),+ $(,)? })?
+    ),+ $(,)? }) => {
         impl<'a> $crate::wire::Wire<'a> for $name {
             fn write(&self, out: &mut Vec<u8>) {
-                out.push(match self { $($name::$variant => $number),+ });
+                match self {$(
+                    $name::$variant $(($($item),+))? $({ $($field),+ })? => {
+                        out.push($number);
+                        $($($item.write(out);)+)?
+                        $($($field.write(out);)+)?
+                    }
+                )+}
             }
 
             fn read(
                 reader: &mut $crate::wire::Reader<'a>,
             ) -> Result<Self, $crate::DecodeError> {
                 match reader.byte()? {
-                    $($number => Ok($name::$variant),)+
+                    $($number => {
+                        $($(let $item = reader.read()?;)+)?
+                        $($(let $field = reader.read()?;)+)?
+                        Ok($name::$variant $(($($item),+))? $({ $($field),+ })?)
+                    })+
                     other => {
                         let what = format!("unknown {} {other}", stringify!($name));
                         Err(reader.error(what))
@@ -371,7 +516,16 @@ macro_rules! wire_words {
     };
 }
 
-pub(crate) use {wire_struct, wire_words};
+/// Encodes an enum without data as one byte. A number is never given to another variant.
+macro_rules! wire_words {
+    ($name:ident { $($number:literal => $variant:ident),+ $(,)? }) => {
+        $crate::wire_enum!($name { $($number => $variant),+ });
+    };
+}
+
+pub use {wire_enum, wire_struct};
+
+pub(crate) use wire_words;
 
 wire_words!(TaskStateName {
     1 => Blocked,
@@ -407,5 +561,35 @@ mod tests {
         write_varint(u64::MAX, &mut bytes);
         assert!(Reader::new(&bytes).read::<Vec<u64>>().is_err());
         assert!(Reader::new(&bytes).read::<&[u8]>().is_err());
+    }
+
+    #[test]
+    fn a_list_that_would_fill_the_memory_is_refused() {
+        let mut bytes = Vec::new();
+        let count = FOREIGN_LISTS_BYTES_MAX / size_of::<Option<[u128; 3]>>() + 1;
+        write_varint(count as u64, &mut bytes);
+        bytes.resize(bytes.len() + count, 0);
+        let error = Reader::foreign(&bytes).read::<Vec<Option<[u128; 3]>>>().unwrap_err();
+        assert!(error.what.contains("take too much memory"), "{error}");
+        assert_eq!(Reader::foreign(&bytes).read::<Vec<u8>>().unwrap().len(), count);
+    }
+
+    #[derive(Debug)]
+    enum Doll {
+        Whole,
+        Inside(Box<Doll>),
+    }
+    wire_enum!(Doll { 0 => Whole, 1 => Inside(doll) });
+
+    #[test]
+    fn values_in_values_end_before_the_stack_does() {
+        let mut bytes = vec![1; 1 << 20];
+        let error = Reader::new(&bytes).read::<Doll>().unwrap_err();
+        assert!(error.what.contains("more than 16 values in each other"), "{error}");
+        bytes[16] = 0;
+        let doll: Doll = Reader::new(&bytes).read().unwrap();
+        let mut out = Vec::new();
+        doll.write(&mut out);
+        assert_eq!(out, bytes[..17]);
     }
 }

@@ -115,6 +115,25 @@ pub struct TaskSketch {
     pub task_type: Arc<str>,
 }
 
+wire_struct!(FlowView {
+    id,
+    name,
+    state,
+    cancel_requested,
+    created_at,
+    ended_at,
+    nodes_total,
+    nodes_done,
+    nodes_failed,
+    nodes,
+    results,
+    results_omitted,
+});
+wire_struct!(NodeView { name, task, state, depends_on, added_by, added_open, error });
+wire_struct!(FlowFilter { name, state });
+wire_struct!(FlowPage { flows, next });
+wire_struct!(TaskSketch { state, queue, task_type });
+
 impl End {
     /// The word for it. One that was taken out of the state was taken back.
     pub(crate) fn state(self) -> TaskStateName {

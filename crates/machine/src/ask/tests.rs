@@ -1,0 +1,239 @@
+//! What travels between nodes arrives as it was, and damage gives an error or a value, never more.
+
+use super::*;
+use crate::draw::Draw;
+use crate::testing::drawn::Drawn;
+use crate::testing::{SHARD, Yard, new_task};
+use crate::wire::{Wire, decode_from_node, encode_for_node};
+use crate::{
+    CatchUp, Command, Dependency, Enqueue, FlowNode, NewTask, OnFailure, Outcome, Overlap,
+    Rejection, Rhythm, ScheduleSpec, SetSchedule, SubmitFlow,
+};
+use std::fmt::Debug;
+
+const VERSION: u8 = 1;
+
+/// How many values of each type are drawn.
+const ROUNDS: usize = 300;
+
+/// Sends a value through its bytes; then cuts them everywhere, and damages them at random.
+fn check<T>(value: &T, draw: &mut Draw)
+where
+    T: for<'a> Wire<'a> + PartialEq + Debug,
+{
+    let bytes = encode_for_node(VERSION, value);
+    assert_eq!(decode_from_node::<T>(VERSION, &bytes).as_ref(), Ok(value));
+    for length in 0..bytes.len() {
+        let cut = decode_from_node::<T>(VERSION, &bytes[..length]);
+        assert!(cut.is_err(), "cut at {length} of {}: {value:?}", bytes.len());
+    }
+    let longer = [&bytes[..], &[0]].concat();
+    assert!(decode_from_node::<T>(VERSION, &longer).is_err(), "bytes left over");
+    for _ in 0..30 {
+        let mut damaged = bytes.clone();
+        for _ in 0..=draw.up_to(2) {
+            let at = draw.up_to(bytes.len() as u64 - 1) as usize;
+            damaged[at] = match draw.up_to(2) {
+                0 => 0xff,
+                1 => damaged[at] ^ 1 << draw.up_to(7),
+                _ => u8::drawn(draw),
+            };
+        }
+        // Whatever can be read can be written, and is then the same again.
+        if let Ok(other) = decode_from_node::<T>(VERSION, &damaged) {
+            let again = encode_for_node(VERSION, &other);
+            assert_eq!(decode_from_node(VERSION, &again), Ok(other));
+        }
+    }
+}
+
+#[test]
+fn every_question_and_answer_survives_and_damage_never_panics() {
+    let mut draw = Draw::new(1);
+    for _ in 0..ROUNDS {
+        for (query, found) in drawn_questions(&mut draw) {
+            check(&query, &mut draw);
+            check(&found, &mut draw);
+        }
+    }
+}
+
+#[test]
+fn every_outcome_survives_and_damage_never_panics() {
+    let mut draw = Draw::new(2);
+    for _ in 0..ROUNDS * 10 {
+        check(&Outcome::drawn(&mut draw), &mut draw);
+    }
+}
+
+#[test]
+fn every_rejection_keeps_its_code_and_words() {
+    let mut draw = Draw::new(3);
+    for _ in 0..ROUNDS * 10 {
+        let rejection = Rejection::drawn(&mut draw);
+        check(&rejection, &mut draw);
+        let bytes = encode_for_node(VERSION, &rejection);
+        let told: Rejection = decode_from_node(VERSION, &bytes).unwrap();
+        assert_eq!((told.code(), told.to_string()), (rejection.code(), rejection.to_string()));
+        assert_eq!(told.holder(), rejection.holder());
+    }
+}
+
+#[test]
+fn random_bytes_are_never_more_than_an_error() {
+    let mut draw = Draw::new(4);
+    for _ in 0..20_000 {
+        let length = draw.up_to(80) as usize;
+        let mut bytes: Vec<u8> = (0..length).map(|_| u8::drawn(&mut draw)).collect();
+        bytes.insert(0, VERSION);
+        let _ = decode_from_node::<Query>(VERSION, &bytes);
+        let _ = decode_from_node::<Found>(VERSION, &bytes);
+        let _ = decode_from_node::<Result<Outcome, Rejection>>(VERSION, &bytes);
+    }
+}
+
+#[test]
+fn rejections_without_end_are_an_error() {
+    // Tag and index of a batch's element, a million times.
+    let mut bytes = vec![VERSION];
+    bytes.extend([2, 0].repeat(1_000_000));
+    let error = decode_from_node::<Rejection>(VERSION, &bytes).unwrap_err();
+    assert!(error.what.contains("in each other"), "{error}");
+}
+
+#[test]
+fn another_version_is_told_so() {
+    let bytes = encode_for_node(9, &Query::from(Now {}));
+    let error = decode_from_node::<Query>(VERSION, &bytes).unwrap_err();
+    assert!(error.what.starts_with("version 9 instead of 1"), "{error}");
+}
+
+/// Asks in the machine's own types and over bytes; both must say the same.
+fn check_asked<Q: Ask + Clone>(machine: &Machine, asked: &Q) -> Q::Answer
+where
+    Q::Answer: PartialEq + Debug,
+{
+    let bytes = encode_for_node(VERSION, &asked.clone().into());
+    let query: Query = decode_from_node(VERSION, &bytes).unwrap();
+    let bytes = encode_for_node(VERSION, &machine.ask(&query));
+    let found = decode_from_node(VERSION, &bytes).unwrap();
+    let answer = asked.ask(machine);
+    assert_eq!(Q::answer(found).as_ref(), Some(&answer));
+    answer
+}
+
+#[test]
+fn a_question_over_bytes_is_answered_as_one_without() {
+    let mut yard = Yard::new();
+    let tagged = NewTask { tags: vec!["vip"], ..new_task() };
+    let first = yard.enqueue_task("mail", tagged).unwrap().id;
+    let second = yard.enqueue("mail");
+    let held = yard.claim_one("mail");
+    assert_eq!(held.id, first);
+    let machine = &yard.machine;
+
+    let task = check_asked(machine, &Task { task: first }).unwrap();
+    assert_eq!(task.claim, check_asked(machine, &Holder { task: first }));
+    assert_eq!(task.claim.unwrap().token, held.token);
+    assert_eq!(check_asked(machine, &Holder { task: second }), None);
+    let tasks = Tasks {
+        queue: Some("mail".into()),
+        state: None,
+        task_type: None,
+        error: None,
+        tag: Some("vip".into()),
+        flow: None,
+        after: None,
+        limit: 10,
+    };
+    let page = check_asked(machine, &tasks);
+    assert_eq!(page.tasks.iter().map(|task| task.id).collect::<Vec<_>>(), [first]);
+    let all = check_asked(machine, &Tasks { tag: None, limit: 1, ..tasks });
+    assert_eq!((all.tasks.len(), all.next), (1, Some(first)));
+    let name = || QueueName::parse("mail").unwrap();
+    let queue = check_asked(machine, &Queue { queue: name() }).unwrap();
+    assert_eq!(check_asked(machine, &Queues {}), [queue]);
+    assert!(check_asked(machine, &QueueSettings { queue: name() }).is_some());
+    let why = check_asked(machine, &Why { task: second, now: Timestamp(0) }).unwrap();
+    assert_eq!((why.queue, why.now), (name(), machine.now()));
+    assert_eq!(check_asked(machine, &Now {}), machine.now());
+    assert_eq!(check_asked(machine, &EnqueueCut {}), machine.enqueue_cut());
+    assert!(check_asked(machine, &Claimable { queues: vec!["none".into(), "mail".into()] }));
+    assert!(!check_asked(machine, &Claimable { queues: vec!["none".into()] }));
+    let sketches = check_asked(machine, &Sketches { tasks: vec![first, TaskId::from_u128(0)] });
+    assert_eq!(sketches[0].as_ref().unwrap().state, TaskStateName::Claimed);
+    assert_eq!(sketches[1], None);
+    assert!(!check_asked(machine, &SessionHolds { session: SessionId(1) }));
+}
+
+#[test]
+fn flows_and_schedules_are_shown_over_bytes_too() {
+    let mut yard = Yard::new();
+    let enqueue = || Enqueue { queue: "mail", task: new_task() };
+    let node = |name, depends_on| FlowNode {
+        name,
+        home: SHARD,
+        enqueue: enqueue(),
+        depends_on,
+        on_failure: OnFailure::Fail,
+    };
+    let on_first = Dependency { name: "first", on_failure: OnFailure::Run };
+    let nodes = vec![node("first", vec![]), node("second", vec![on_first])];
+    let submit = SubmitFlow { batch_id: None, name: "report", retention_ms: None, nodes };
+    let submitted = yard.send(Command::SubmitFlow(submit)).unwrap();
+    let Outcome::FlowSubmitted { flow, tasks, .. } = submitted else { panic!("{submitted:?}") };
+    let spec = ScheduleSpec {
+        rhythm: Rhythm::Every { ms: 60_000 },
+        home: SHARD,
+        enqueue: enqueue(),
+        overlap: Overlap::Skip,
+        catch_up: CatchUp::Last,
+        catch_up_window_ms: 0,
+        jitter_ms: 0,
+        start_at: None,
+        end_at: None,
+        remaining_runs: None,
+    };
+    let next_run_at = yard.now().plus_ms(1);
+    let set = SetSchedule { name: "nightly", spec: spec.clone(), next_run_at };
+    yard.send(Command::SetSchedule(set)).unwrap();
+    let machine = &yard.machine;
+
+    let whole = check_asked(machine, &Flow { flow, with_nodes: true }).unwrap();
+    assert_eq!(whole.nodes[1].depends_on, [(0, OnFailure::Run)]);
+    let summary = check_asked(machine, &Flow { flow, with_nodes: false }).unwrap();
+    assert_eq!((summary.nodes_total, summary.nodes.len()), (2, 0));
+    let filter = FlowFilter { name: Some("report".into()), state: None };
+    let page = check_asked(machine, &Flows { filter, after: None, limit: 10 });
+    assert_eq!(page.flows, [summary]);
+    let of_node = check_asked(machine, &TaskOfNode { flow, node: "second".into() });
+    assert_eq!(of_node, Some(tasks[1]));
+    let parents = UnfinishedParents { flow, node: "second".into(), limit: 10 };
+    assert_eq!(check_asked(machine, &parents), Some((vec!["first".into()], 1)));
+    let schedule = check_asked(machine, &Schedule { name: "nightly".into() }).unwrap();
+    assert_eq!(schedule.spec(), spec);
+    assert_eq!(check_asked(machine, &Schedules { after: None, limit: 10 }), [schedule]);
+}
+
+#[test]
+fn whatever_is_asked_is_answered() {
+    let mut yard = Yard::new();
+    for queue in 0..20 {
+        yard.enqueue(&format!("queue-{queue}"));
+    }
+    let mut draw = Draw::new(5);
+    for _ in 0..ROUNDS {
+        for (query, _) in drawn_questions(&mut draw) {
+            yard.machine.ask(&query);
+        }
+    }
+    assert!(!Claimable { queues: vec![] }.ask(&yard.machine));
+}
+
+#[test]
+fn an_answer_to_another_question_is_none() {
+    let yard = Yard::new();
+    let found = yard.machine.ask(&Now {}.into());
+    assert_eq!(EnqueueCut::answer(found.clone()), None);
+    assert_eq!(Now::answer(found), Some(yard.machine.now()));
+}
