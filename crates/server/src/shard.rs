@@ -27,8 +27,8 @@ use std::{
     time::Duration,
 };
 use taskyard_machine::{
-    Claim, ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome, SessionId, ShardId,
-    TaskId,
+    Ask, Claim, ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome, SessionId,
+    ShardId, TaskId, ask,
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -214,7 +214,14 @@ impl Shards {
         }
     }
 
-    /// Reads the state on the loop's thread after confirming leadership. `read` must be quick.
+    /// Puts a question to a shard: a strong read, after confirming leadership.
+    pub async fn ask<Q: Ask>(&self, shard: ShardId, question: Q) -> Result<Q::Answer, Error> {
+        self.read(shard, move |machine| question.ask(machine)).await
+    }
+
+    /// Looks at the state on the loop's thread after confirming leadership. `read` must be quick. A
+    /// function can't be sent to another node: what is asked outside of tests is a question.
+    #[doc(hidden)]
     pub async fn read<T, F>(&self, shard: ShardId, read: F) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -297,7 +304,7 @@ impl Shards {
     /// Metrics of this node, in the Prometheus text format.
     pub async fn metrics(&self) -> Result<String, Error> {
         let shards = (0..self.count()).map(ShardId);
-        let queues = shards.map(|shard| self.read(shard, |machine| machine.queues()));
+        let queues = shards.map(|shard| self.ask(shard, ask::Queues {}));
         let queues: Vec<_> = futures_util::future::try_join_all(queues).await?;
         Ok(self.0.telemetry.render(&queues.concat(), self.0.clock.wall_ms()))
     }

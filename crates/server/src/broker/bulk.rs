@@ -8,7 +8,7 @@ use crate::Error;
 use std::{future::Future, sync::Arc};
 use taskyard_machine::{
     BulkProgress, Command, DeadAction, DeadCommand, Outcome, PurgeQueue, Selection, ShardId,
-    TaskFilter, TaskId, limits,
+    TaskFilter, TaskId, ask, limits,
 };
 use tokio::sync::watch;
 
@@ -76,7 +76,7 @@ impl Broker {
         // An unknown queue is told at once.
         self.queue(queue).await?;
         let shard = self.shard_of_queue(queue)?;
-        let before = self.shards().read(shard, |machine| machine.enqueue_cut()).await?;
+        let before = self.shards().ask(shard, ask::EnqueueCut {}).await?;
         let (broker, queue) = (self.clone(), queue.to_owned());
         Ok(start(|report| async move {
             let mut after = None;
@@ -152,7 +152,7 @@ impl Broker {
         for shard in shards {
             // What dies while this runs is left alone, or a task that dies at once again would keep
             // it going for ever.
-            let now = self.shards().read(shard, |machine| machine.now()).await?;
+            let now = self.shards().ask(shard, ask::Now {}).await?;
             let mut after = None;
             loop {
                 let dead_before = Some(now.plus_ms(1));

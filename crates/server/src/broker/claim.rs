@@ -12,7 +12,7 @@ use crate::{
 };
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use std::{collections::BTreeMap, time::Duration};
-use taskyard_machine::{Claim, ClaimQueue, Claimable, Machine, SessionId, ShardId, limits};
+use taskyard_machine::{SessionId, ShardId, ask, limits};
 
 /// Where a claim looks: checked, and grouped by shard.
 #[derive(Clone, Debug)]
@@ -163,7 +163,9 @@ impl Broker {
             let names = run.queues.iter().map(|(name, _)| name.clone());
             queues.entry(run.shard).or_default().extend(names);
         }
-        let probes = queues.iter().map(|(&shard, names)| self.has_something(shard, names.clone()));
+        let probes = queues.iter().map(|(&shard, names)| {
+            self.shards().ask(shard, ask::Claimable { queues: names.clone() })
+        });
         let mut ready = Vec::new();
         for (shard, has_something) in queues.keys().zip(join_all(probes).await) {
             if has_something? {
@@ -195,23 +197,6 @@ impl Broker {
             // Somebody else was quicker.
             hints.push(hint(shard));
         }
-    }
-
-    /// Whether one of these queues of a shard has something to claim now.
-    async fn has_something(&self, shard: ShardId, queues: Vec<String>) -> Result<bool, Error> {
-        let look = move |machine: &Machine| {
-            let claim = Claim {
-                queues: queues.iter().map(|name| ClaimQueue { name, weight: 1 }).collect(),
-                weighted_seed: None,
-                tasks_max: 1,
-                lease_ms: limits::LEASE_MS_DEFAULT,
-                session: None,
-                claim_sequence: None,
-                worker: "",
-            };
-            matches!(machine.claimable(&claim, machine.now()), Claimable::Now(_))
-        };
-        self.shards().read(shard, look).await
     }
 
     /// Claims without waiting from those shards alone.

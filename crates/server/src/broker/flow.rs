@@ -9,8 +9,8 @@ use futures_util::future::try_join_all;
 use std::{collections::BTreeMap, future::Future, time::Duration};
 use taskyard_machine::{
     AddFlowTasks, CancelFlow, ClaimToken, Command, CommitFlow, Dependency, EncodedCommand, Enqueue,
-    FlowFilter, FlowNode, FlowPage, FlowState, FlowView, OnFailure, Outcome, Rejection, RetryFlow,
-    ShardId, StageFlow, SubmitFlow, TaskId, TaskSketch, check_flow, limits,
+    FlowFilter, FlowNode, FlowState, FlowView, OnFailure, Outcome, Rejection, RetryFlow, ShardId,
+    StageFlow, SubmitFlow, TaskId, TaskSketch, ask, check_flow, limits,
 };
 
 /// A flow that was accepted.
@@ -117,11 +117,7 @@ impl Broker {
                 () = self.stopping() => {}
             }
         }
-        let read = move |machine: &taskyard_machine::Machine| match with_nodes {
-            true => machine.flow(flow),
-            false => machine.flow_summary(flow),
-        };
-        let view = self.shards().read(shard, read).await?;
+        let view = self.shards().ask(shard, ask::Flow { flow, with_nodes }).await?;
         let view = view.ok_or(Rejection::FlowNotFound { flow })?;
         let tasks = view.nodes.iter().map(|node| node.task).collect();
         let tasks = self.sketches(tasks).await?;
@@ -138,8 +134,8 @@ impl Broker {
             share.1.push(task);
         }
         let reads = by_shard.into_iter().map(|(shard, (positions, tasks))| async move {
-            let read = self.shards().read(shard, move |machine| machine.sketches(&tasks));
-            Ok::<_, Error>((positions, read.await?))
+            let sketches = self.shards().ask(shard, ask::Sketches { tasks }).await?;
+            Ok::<_, Error>((positions, sketches))
         });
         for (positions, sketches) in try_join_all(reads).await? {
             positions.into_iter().zip(sketches).for_each(|(at, sketch)| found[at] = sketch);
@@ -161,11 +157,10 @@ impl Broker {
         });
         let mut flows = Vec::new();
         while let Some(at) = next {
-            let (filter, wanted) = (asked.filter.clone(), limit - flows.len());
-            let page: FlowPage = self
-                .shards()
-                .read(at.shard, move |machine| machine.flows(&filter, at.after, wanted))
-                .await?;
+            let wanted = limit - flows.len();
+            let (filter, after) = (asked.filter.clone(), at.after);
+            let question = ask::Flows { filter, after, limit: wanted as u32 };
+            let page = self.shards().ask(at.shard, question).await?;
             let found = page.flows.len();
             flows.extend(page.flows);
             let following = ShardId(at.shard.0 + 1);
@@ -236,12 +231,11 @@ impl Broker {
         parent: &str,
         token: ClaimToken,
     ) -> Result<(), Error> {
-        let name = parent.to_owned();
-        let read = move |machine: &taskyard_machine::Machine| machine.task_of_node(flow, &name);
-        let task = self.shards().read(self.shard_of_flow(flow)?, read).await?;
+        let asked = ask::TaskOfNode { flow, node: parent.to_owned() };
+        let task = self.shards().ask(self.shard_of_flow(flow)?, asked).await?;
         let task =
             task.ok_or_else(|| Error::Invalid(format!("flow {flow} has no node {parent:?}")))?;
-        let claim = self.shards().read(task.home, move |machine| machine.task(task)?.claim).await?;
+        let claim = self.shards().ask(task.home, ask::Holder { task }).await?;
         match claim.is_some_and(|claim| claim.token == token) {
             true => Ok(()),
             false => Err(Rejection::ClaimLost { task }.into()),

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use std::time::Duration;
 use taskyard_machine::{
-    QueueName, QueueSettings, QueueView, Rejection, ShardId, TaskFilter, TaskId, TaskPage,
-    TaskStateName, TaskView, Timestamp, limits,
+    QueueName, QueueSettings, QueueView, Rejection, ShardId, TaskId, TaskStateName, TaskView,
+    Timestamp, ask, limits,
 };
 
 /// A task and, if asked for, its encoded body (see `taskyard_machine::Body::decode`).
@@ -45,14 +45,17 @@ pub struct ListAsked {
 }
 
 impl ListAsked {
-    fn filter(&self) -> TaskFilter<'_> {
-        TaskFilter {
-            queue: self.queue.as_deref(),
+    /// What one shard is asked for.
+    fn question(&self, after: Option<TaskId>, limit: usize) -> ask::Tasks {
+        ask::Tasks {
+            queue: self.queue.clone(),
             state: self.state,
-            task_type: self.task_type.as_deref(),
-            error: self.error.as_deref(),
-            tag: self.tag.as_deref(),
+            task_type: self.task_type.clone(),
+            error: self.error.clone(),
+            tag: self.tag.clone(),
             flow: self.flow,
+            after,
+            limit: limit as u32,
         }
     }
 }
@@ -103,7 +106,7 @@ impl Broker {
     /// One task.
     pub async fn task(&self, task: TaskId, with_body: bool) -> Result<Found, Error> {
         let shard = self.shard_of_task(task)?;
-        let view = self.shards().read(shard, move |machine| machine.task(task)).await?;
+        let view = self.shards().ask(shard, ask::Task { task }).await?;
         let view = view.ok_or(Rejection::TaskNotFound { task })?;
         let body = match with_body {
             true => self.shards().bodies(vec![task]).await?.pop().flatten(),
@@ -133,15 +136,10 @@ impl Broker {
             }
         }
         let mut views = Vec::new();
-        let with_body = asked.with_body;
-        let asked = std::sync::Arc::new(asked);
         let mut next = Some(at);
         while let Some(at) = next {
-            let (asked, wanted) = (asked.clone(), limit - views.len());
-            let page: TaskPage = self
-                .shards()
-                .read(at.shard, move |machine| machine.tasks(&asked.filter(), at.after, wanted))
-                .await?;
+            let wanted = limit - views.len();
+            let page = self.shards().ask(at.shard, asked.question(at.after, wanted)).await?;
             let found = page.tasks.len();
             views.extend(page.tasks);
             let following = ShardId(at.shard.0 + 1);
@@ -154,7 +152,7 @@ impl Broker {
                 break;
             }
         }
-        self.page(views, next, with_body).await
+        self.page(views, next, asked.with_body).await
     }
 
     async fn page(
@@ -208,7 +206,7 @@ impl Broker {
     /// All queues, by name.
     pub async fn queues(&self) -> Result<Vec<QueueView>, Error> {
         let shards = (0..self.shards().count()).map(ShardId);
-        let read = |shard| self.shards().read(shard, |machine| machine.queues());
+        let read = |shard| self.shards().ask(shard, ask::Queues {});
         let mut queues = try_join_all(shards.map(read)).await?.concat();
         queues.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(queues)
@@ -217,15 +215,14 @@ impl Broker {
     /// One queue.
     pub async fn queue(&self, queue: &str) -> Result<QueueView, Error> {
         let (shard, name) = (self.shard_of_queue(queue)?, queue_name(queue));
-        let view = self.shards().read(shard, move |machine| machine.queue(&name)).await?;
+        let view = self.shards().ask(shard, ask::Queue { queue: name }).await?;
         view.ok_or_else(|| Rejection::QueueNotFound { queue: queue_name(queue) }.into())
     }
 
     /// A queue's own settings.
     pub async fn queue_settings(&self, queue: &str) -> Result<QueueSettings, Error> {
         let (shard, name) = (self.shard_of_queue(queue)?, queue_name(queue));
-        let settings =
-            self.shards().read(shard, move |machine| machine.queue_settings(&name)).await?;
+        let settings = self.shards().ask(shard, ask::QueueSettings { queue: name }).await?;
         settings.ok_or_else(|| Rejection::QueueNotFound { queue: queue_name(queue) }.into())
     }
 

@@ -2,7 +2,9 @@
 
 use super::{Broker, unexpected};
 use crate::Error;
-use taskyard_machine::{Body, Cancel, Command, Outcome, Rejection, Retry, TaskId, TaskStateName};
+use taskyard_machine::{
+    Body, Cancel, Command, Outcome, Rejection, Retry, TaskId, TaskStateName, ask,
+};
 
 /// What a retry changes in the task's body; what is `None` stays.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +25,7 @@ impl Broker {
             other => unexpected(&other),
         };
         if state == TaskStateName::Claimed {
-            let claim = self.shards().read(shard, move |machine| machine.task(task)?.claim).await?;
+            let claim = self.shards().ask(shard, ask::Holder { task }).await?;
             if let Some((session, token)) = claim.and_then(|c| Some((c.session?, c.token))) {
                 self.sessions().cancel(session, task, token);
             }

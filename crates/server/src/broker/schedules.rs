@@ -8,7 +8,7 @@ use crate::{Error, limits::BACKFILL_MAX, moment::InWords, schedule::Timetable};
 use taskyard_machine::{
     BackfillSchedule, Command, EncodedCommand, Occurrences, Outcome, PauseSchedule, Rejection,
     RemoveSchedule, ResumeSchedule, ScheduleSpec, ScheduleView, SetSchedule, ShardId, TaskId,
-    Timestamp, TriggerSchedule, check_schedule_name, limits,
+    Timestamp, TriggerSchedule, ask, check_schedule_name, limits,
 };
 
 /// How many of the next occurrences are shown.
@@ -101,12 +101,10 @@ impl Broker {
             return Err(Error::Invalid(text));
         }
         let shards = (0..self.shards().count()).map(ShardId);
-        let read = shards.map(|shard| {
-            let after = after.clone();
-            // One more than asked for tells whether there are more.
-            self.shards().read(shard, move |machine| machine.schedules(after.as_deref(), limit + 1))
-        });
-        let mut views = futures_util::future::try_join_all(read).await?.concat();
+        // One more than asked for tells whether there are more.
+        let question = ask::Schedules { after, limit: limit as u32 + 1 };
+        let asked = shards.map(|shard| self.shards().ask(shard, question.clone()));
+        let mut views = futures_util::future::try_join_all(asked).await?.concat();
         views.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let goes_on = views.len() > limit;
         views.truncate(limit);
@@ -211,8 +209,7 @@ impl Broker {
         shard: ShardId,
         name: &str,
     ) -> Result<Option<ScheduleView>, Error> {
-        let name = name.to_owned();
-        self.shards().read(shard, move |machine| machine.schedule(&name)).await
+        self.shards().ask(shard, ask::Schedule { name: name.to_owned() }).await
     }
 
     fn shard_of_schedule(&self, name: &str) -> Result<ShardId, Error> {

@@ -7,7 +7,7 @@ use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
-use taskyard_machine::{Reason, Rejection, ScheduledFor, TaskId, Timestamp};
+use taskyard_machine::{Reason, Rejection, ScheduledFor, TaskId, Timestamp, WhyView, ask};
 
 /// One thing that a task waits for, as fronts tell it. What does not belong to its code is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct WaitReason {
 }
 
 /// Parents that are told by name; the others are counted.
-const PARENTS_NAMED: usize = 10;
+const PARENTS_NAMED: u32 = 10;
 
 /// Which queues claims without a session wait on.
 #[derive(Clone, Debug, Default)]
@@ -81,14 +81,8 @@ impl Broker {
     /// What a task waits for, the first to overcome first.
     pub async fn why(&self, task: TaskId) -> Result<Vec<WaitReason>, Error> {
         let shard = self.shard_of_task(task)?;
-        let wall = self.now();
-        let read = move |machine: &taskyard_machine::Machine| {
-            let now = wall.max(machine.now());
-            let queue = machine.task(task)?.queue;
-            Some((queue, now, machine.why(task, now)?))
-        };
-        let found = self.shards().read(shard, read).await?;
-        let (queue, now, reasons) = found.ok_or(Rejection::TaskNotFound { task })?;
+        let found = self.shards().ask(shard, ask::Why { task, now: self.now() }).await?;
+        let WhyView { queue, now, reasons } = found.ok_or(Rejection::TaskNotFound { task })?;
         let mut told = Vec::with_capacity(reasons.len() + 1);
         for reason in reasons {
             if let Reason::Parents { flow, node } = reason {
@@ -111,10 +105,8 @@ impl Broker {
     /// The parents of a node that have not let it go, which the flow's own shard knows.
     async fn waits_for(&self, flow: TaskId, node: Box<str>) -> Result<WaitReason, Error> {
         let shard = self.shard_of_task(flow)?;
-        let read = move |machine: &taskyard_machine::Machine| {
-            machine.unfinished_parents(flow, &node, PARENTS_NAMED)
-        };
-        let (parents, total) = self.shards().read(shard, read).await?.unwrap_or_default();
+        let asked = ask::UnfinishedParents { flow, node, limit: PARENTS_NAMED };
+        let (parents, total) = self.shards().ask(shard, asked).await?.unwrap_or_default();
         let names = parents.join(", ");
         let message = match total.saturating_sub(parents.len() as u32) {
             _ if parents.is_empty() => format!("it waits to be let go by flow {flow}"),

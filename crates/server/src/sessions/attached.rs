@@ -20,7 +20,7 @@ use std::{
 };
 use taskyard_machine::{
     ClaimToken, Command, EncodedCommand, EndSession, Outcome, Rejection, Release, Renew, Renewal,
-    SessionEnd, SessionId, ShardId, TaskId, limits,
+    SessionEnd, SessionId, ShardId, TaskId, ask, limits,
 };
 use tokio::sync::mpsc;
 
@@ -372,7 +372,7 @@ impl Attached {
     /// Ends the session's claims on every shard, but for those listed.
     async fn end(&self, reason: SessionEnd, keep: &[Claim]) -> Result<(), Error> {
         let (id, shards) = (self.session.id, self.broker.shards());
-        let holds = |shard| shards.read(shard, move |machine| machine.session_holds(id));
+        let holds = |shard| shards.ask(shard, ask::SessionHolds { session: id });
         let holds = try_join_all((0..shards.count()).map(ShardId).map(holds)).await?;
         for (shard, _) in (0..).map(ShardId).zip(holds).filter(|(_, holds)| *holds) {
             let keep = keep.iter().map(|(task, _)| *task).filter(|task| task.home == shard);

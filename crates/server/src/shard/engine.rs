@@ -185,7 +185,7 @@ mod tests {
     use std::sync::atomic::Ordering;
     use taskyard_machine::{
         Body, Command, EncodedCommand, Enqueue, NewTask, Outcome, QueueCommand, RecordKey, ShardId,
-        TaskId, TaskStateName,
+        TaskId, TaskStateName, ask,
     };
 
     fn config(dir: &std::path::Path) -> Config {
@@ -272,7 +272,7 @@ mod tests {
         let claimed = shards.claim(home, request, Duration::from_secs(20)).await.unwrap();
         assert_eq!(claimed.iter().map(|handed| handed.task.id).collect::<Vec<_>>(), tasks[2..]);
         for &task in &tasks[..2] {
-            let view = shards.read(home, move |machine| machine.task(task)).await.unwrap();
+            let view = shards.ask(home, ask::Task { task }).await.unwrap();
             assert_eq!(view.unwrap().state, TaskStateName::Dead);
         }
     }

@@ -5,7 +5,7 @@
 use std::{path::Path, task::Poll, time::Duration};
 use taskyard_machine::{
     Ack, Body, ClaimToken, Command, EncodedCommand, Enqueue, NewTask, Outcome, QueueName, TaskId,
-    TaskView,
+    TaskView, ask,
 };
 use taskyard_server::{
     Clock, Config, Error,
@@ -99,12 +99,12 @@ impl Bench {
     }
 
     pub(crate) async fn task(&self, task: TaskId) -> Option<TaskView> {
-        self.0.read(task.home, move |machine| machine.task(task)).await.unwrap()
+        self.0.ask(task.home, ask::Task { task }).await.unwrap()
     }
 
     pub(crate) async fn ready(&self, queue: &str) -> u64 {
         let name = QueueName::parse(queue).unwrap();
-        let view = self.0.read(self.0.home(queue), move |machine| machine.queue(&name));
+        let view = self.0.ask(self.0.home(queue), ask::Queue { queue: name });
         view.await.unwrap().map_or(0, |view| view.counts.ready)
     }
 
