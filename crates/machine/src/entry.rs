@@ -38,6 +38,21 @@ impl EncodedCommand {
     }
 }
 
+impl<'a> Wire<'a> for EncodedCommand {
+    fn write(&self, out: &mut Vec<u8>) {
+        self.as_bytes().write(out);
+    }
+
+    /// Only what can be read back may get into a log: the bytes may come from another node.
+    fn read(reader: &mut Reader<'a>) -> Result<EncodedCommand, DecodeError> {
+        let bytes: &[u8] = reader.read()?;
+        let mut inner = Reader::foreign(bytes);
+        inner.read::<Command<'_>>()?;
+        inner.finish()?;
+        Ok(EncodedCommand(bytes.into()))
+    }
+}
+
 /// Packs commands into one entry.
 #[derive(Debug)]
 pub struct EntryBuilder {

@@ -5,7 +5,7 @@ use std::fmt;
 use taskyard_machine::{Rejection, TaskId};
 
 /// Why an operation did not do what was asked.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The machine decided: no. Nothing changed.
     #[error("{}", Told(.0))]
@@ -53,6 +53,15 @@ pub enum Error {
     NoQuorum {
         /// Which shard.
         shard: u16,
+    },
+    /// Another node leads the shard, or none does. Nothing changed. Between nodes alone: whoever gets
+    /// it asks the leader instead.
+    #[error("this node does not lead shard {shard}; send it again")]
+    NotLeader {
+        /// Which shard.
+        shard: u16,
+        /// The node that leads it, as far as is known.
+        leader: Option<u64>,
     },
     /// It was sent to the shard and no answer came: it may or may not have happened.
     #[error(
@@ -106,7 +115,7 @@ impl Error {
             Error::Element { error, .. } | Error::Node { error, .. } => error.code(),
             Error::LimitExceeded(_) => "limit_exceeded",
             Error::DiskFull(_) => "disk_full",
-            Error::NoQuorum { .. } => "no_quorum",
+            Error::NoQuorum { .. } | Error::NotLeader { .. } => "no_quorum",
             Error::OutcomeUnknown => "outcome_unknown",
             Error::Unavailable(_) => "unavailable",
         }

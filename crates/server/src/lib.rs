@@ -11,6 +11,7 @@
 //!   accept.rs       what comes in        settle.rs   what comes of it
 //!   checkpoints.rs  when and in which bites           memory.rs   the budget of tasks and bodies
 //!   recover.rs      from disk to replicas
+//! shard/remote.rs the same calls as bytes, for shards that another node leads
 //! shard/          what a leader remembers and never logs: inbox, waiters, watchers, sessions, timer,
 //!                 firing (of schedules), outbox, its clock
 //! log.rs          the Raft log of all shards (raft-engine)

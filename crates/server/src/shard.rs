@@ -8,6 +8,7 @@ pub(crate) mod firing;
 pub(crate) mod inbox;
 pub(crate) mod leader_clock;
 pub(crate) mod outbox;
+pub mod remote;
 pub(crate) mod sessions;
 pub(crate) mod timer;
 pub(crate) mod waiters;
@@ -52,7 +53,7 @@ impl fmt::Debug for Shards {
 }
 
 /// A claim, owned, as it may be parked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimRequest {
     /// Queue names and weights; all must live on the same shard.
     pub queues: Vec<(String, u32)>,
@@ -89,7 +90,7 @@ impl ClaimRequest {
 }
 
 /// A claimed task with its body (see `taskyard_machine::Body::decode`).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandedTask {
     /// The claim.
     pub task: ClaimedTask,
@@ -107,7 +108,7 @@ pub struct BackupPart {
 }
 
 /// How one shard stands.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardStatus {
     /// Which.
     pub shard: ShardId,

@@ -1,0 +1,337 @@
+//! Calls and replies arrive as they were, and damage gives an error or a value, never more.
+
+use super::*;
+use crate::{Config, shard::Engine};
+use std::{collections::BTreeSet, fmt::Debug};
+use taskyard_machine::{
+    Backoff, ClaimToken, ClaimedTask, Command, Enqueue, FlowMember, NewTask, ParentResult,
+    QueueName, Rejection, RetryPolicy, TaskStateName, Timestamp, ask,
+};
+
+const TASK: TaskId = TaskId { incarnation: 7, home: ShardId(1), origin: ShardId(2), sequence: 300 };
+
+fn body() -> Bytes {
+    let headers = vec![("trace", "1")];
+    Body { content_type: "text/plain", headers, payload: b"\x00\xff letter" }.encode().into()
+}
+
+fn handed() -> HandedTask {
+    let parent = ParentResult {
+        name: "first".into(),
+        task: TASK,
+        state: TaskStateName::Failed,
+        result: Some(b"42".as_slice().into()),
+        omitted: true,
+        error: Some(("io".into(), "no route".into())),
+    };
+    let task = ClaimedTask {
+        id: TASK,
+        token: ClaimToken(9),
+        queue: QueueName::parse("mail").unwrap(),
+        task_type: "send".into(),
+        priority: 9,
+        attempt: 2,
+        lease_expires_at: Timestamp(1 << 41),
+        timeout_ms: Some(5),
+        enqueued_at: Timestamp(3),
+        resume_state: Some(b"page 2".as_slice().into()),
+        fairness_key: Some("acme".into()),
+        flow: Some(FlowMember { flow: TASK, node: "second".into(), failed_parent: None }),
+        parents: [parent].into(),
+    };
+    HandedTask { task, body: body() }
+}
+
+fn request() -> ClaimRequest {
+    ClaimRequest {
+        queues: vec![("mail".into(), 1), ("video".into(), 1_000)],
+        weighted: true,
+        tasks_max: 10,
+        lease_ms: 30_000,
+        session: Some(SessionId(u128::MAX)),
+        worker: "host-1".into(),
+    }
+}
+
+/// Every call.
+fn calls() -> Vec<ShardCall> {
+    let retry = RetryPolicy { backoff: Backoff::Polynomial, ..RetryPolicy::default() };
+    let task = NewTask { task_type: "send", retry: Some(retry), ..NewTask::default() };
+    let enqueue = EncodedCommand::new(&Command::Enqueue(Enqueue { queue: "mail", task }));
+    let expire = EncodedCommand::new(&Command::ExpireDue);
+    let calls = vec![
+        ShardCall::Propose {
+            commands: vec![(ShardId(1), enqueue), (ShardId(300), expire)],
+            enqueue: true,
+        },
+        ShardCall::Claim { shard: ShardId(1), request: request(), wait_ms: 60_000 },
+        ShardCall::Claimable { shard: ShardId(1), queues: vec!["mail".into()], wait_ms: 1 },
+        ShardCall::Ask { shard: ShardId(1), query: ask::Task { task: TASK }.into() },
+        ShardCall::Bodies { tasks: vec![TASK, TASK] },
+        ShardCall::Finished { task: TASK, wait_ms: 0 },
+        ShardCall::SessionsAlive(vec![SessionId(1), SessionId(2)]),
+        ShardCall::SessionCut(SessionId(1)),
+        ShardCall::SessionNotStarted(SessionId(1), vec![TASK]),
+        ShardCall::Status,
+    ];
+    for call in &calls {
+        // A new call needs a line above.
+        match call {
+            ShardCall::Propose { .. }
+            | ShardCall::Claim { .. }
+            | ShardCall::Claimable { .. }
+            | ShardCall::Ask { .. }
+            | ShardCall::Bodies { .. }
+            | ShardCall::Finished { .. }
+            | ShardCall::SessionsAlive(_)
+            | ShardCall::SessionCut(_)
+            | ShardCall::SessionNotStarted(..)
+            | ShardCall::Status => {}
+        }
+    }
+    calls
+}
+
+/// Every error.
+fn errors() -> Vec<Error> {
+    let rejection = Rejection::ClaimLost { task: TASK };
+    let in_batch = Rejection::BatchElement { index: 3, rejection: Box::new(rejection.clone()) };
+    let errors = vec![
+        Error::Rejected(in_batch),
+        Error::Rejected(Rejection::NeverRuns { expires_at: Timestamp(1_700_000_000_000) }),
+        Error::Invalid("limit 0 is not 1 to 1000".into()),
+        Error::NotFound("there is no shard 9".into()),
+        Error::PayloadTooLarge { bytes: usize::MAX, bytes_max: 1 << 20 },
+        Error::Element { index: 7, error: Box::new(Error::Invalid("é".into())) },
+        Error::Node { node: "a".into(), error: Box::new(Error::Rejected(rejection)) },
+        Error::LimitExceeded("memory".into()),
+        Error::DiskFull("disk".into()),
+        Error::NoQuorum { shard: 5 },
+        Error::NotLeader { shard: 5, leader: Some(3) },
+        Error::NotLeader { shard: 5, leader: None },
+        Error::OutcomeUnknown,
+        Error::Unavailable("stopping".into()),
+    ];
+    for error in &errors {
+        // A new error needs a line above.
+        match error {
+            Error::Rejected(_)
+            | Error::Invalid(_)
+            | Error::NotFound(_)
+            | Error::PayloadTooLarge { .. }
+            | Error::Element { .. }
+            | Error::Node { .. }
+            | Error::LimitExceeded(_)
+            | Error::DiskFull(_)
+            | Error::NoQuorum { .. }
+            | Error::NotLeader { .. }
+            | Error::OutcomeUnknown
+            | Error::Unavailable(_) => {}
+        }
+    }
+    errors
+}
+
+/// Every reply.
+fn replies() -> Vec<ShardReply> {
+    let mut outcomes: Vec<_> = errors().into_iter().map(Err).collect();
+    outcomes.push(Ok(Outcome::Acked { follow_ups: vec![TASK] }));
+    let status =
+        ShardStatus { shard: ShardId(31), term: 4, serves: true, persisted: u64::MAX, applied: 0 };
+    let stopping = || Error::Unavailable("stopping".into());
+    vec![
+        ShardReply::Unread("version 9 instead of 1".into()),
+        ShardReply::Proposed(outcomes),
+        ShardReply::Claimed(Ok(vec![handed(), handed()])),
+        ShardReply::Claimed(Err(stopping())),
+        ShardReply::Claimable(Ok(true)),
+        ShardReply::Claimable(Err(stopping())),
+        ShardReply::Found(Box::new(Ok(Found::Now(Timestamp(5))))),
+        ShardReply::Found(Box::new(Err(stopping()))),
+        ShardReply::Bodies(Ok(vec![None, Some(KeptBody(body()))])),
+        ShardReply::Bodies(Err(stopping())),
+        ShardReply::Finished(Ok(false)),
+        ShardReply::Finished(Err(stopping())),
+        ShardReply::Told,
+        ShardReply::Status(Ok(vec![status, status])),
+        ShardReply::Status(Err(stopping())),
+    ]
+}
+
+/// SplitMix64: the same damage in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) % end as u64) as usize
+    }
+}
+
+fn check<T: PartialEq + Debug>(
+    value: &T,
+    encode: impl Fn(&T) -> Vec<u8>,
+    decode: impl Fn(&[u8]) -> Result<T, DecodeError>,
+) {
+    let bytes = encode(value);
+    assert_eq!(decode(&bytes).as_ref(), Ok(value));
+    for length in 0..bytes.len() {
+        assert!(decode(&bytes[..length]).is_err(), "{value:?} cut at {length}");
+    }
+    assert!(decode(&[&bytes[..], &[0]].concat()).is_err(), "bytes left over");
+    let mut random = Random(bytes.len() as u64);
+    for _ in 0..2_000 {
+        let mut damaged = bytes.clone();
+        for _ in 0..=random.below(3) {
+            damaged[random.below(bytes.len())] = random.below(256) as u8;
+        }
+        if let Ok(other) = decode(&damaged) {
+            assert_eq!(decode(&encode(&other)), Ok(other));
+        }
+    }
+}
+
+#[test]
+fn every_call_survives_and_damage_never_panics() {
+    for call in calls() {
+        check(&call, ShardCall::encode, ShardCall::decode);
+    }
+}
+
+#[test]
+fn every_reply_survives_and_damage_never_panics() {
+    for reply in replies() {
+        check(&reply, ShardReply::encode, ShardReply::decode);
+    }
+}
+
+#[test]
+fn an_error_keeps_its_code_and_words() {
+    for error in errors() {
+        let reply = ShardReply::Finished(Err(error.clone()));
+        let ShardReply::Finished(Err(told)) = ShardReply::decode(&reply.encode()).unwrap() else {
+            panic!("another reply");
+        };
+        assert_eq!((told.code(), told.to_string()), (error.code(), error.to_string()));
+        assert_eq!(told.holder(), error.holder());
+    }
+}
+
+/// Should it ever reach a client: nothing changed, and it may be sent again.
+#[test]
+fn the_wrong_node_is_told_to_clients_like_a_missing_majority() {
+    let error = Error::NotLeader { shard: 5, leader: Some(3) };
+    assert_eq!(error.code(), Error::NoQuorum { shard: 5 }.code());
+    assert_eq!(error.to_string(), "this node does not lead shard 5; send it again");
+}
+
+#[test]
+fn a_command_that_no_log_could_give_back_is_refused() {
+    let mut call = ShardCall::Propose {
+        commands: vec![(ShardId(0), EncodedCommand::from_bytes([200, 1].into()))],
+        enqueue: false,
+    };
+    let error = ShardCall::decode(&call.encode()).unwrap_err();
+    assert!(error.what.contains("unknown command 200"), "{error}");
+    if let ShardCall::Propose { commands, .. } = &mut call {
+        commands[0].1 = EncodedCommand::new(&Command::ExpireDue);
+    }
+    assert_eq!(ShardCall::decode(&call.encode()), Ok(call));
+}
+
+#[test]
+fn a_body_that_no_front_could_read_is_refused() {
+    let reply = ShardReply::Bodies(Ok(vec![Some(KeptBody(Bytes::from_static(&[9, 9])))]));
+    let error = ShardReply::decode(&reply.encode()).unwrap_err();
+    assert!(error.what.contains("unknown body version 9"), "{error}");
+}
+
+#[test]
+fn words_of_another_version_can_be_read() {
+    let mut bytes = ShardReply::Unread("I know only version 9".into()).encode();
+    bytes[0] = 9;
+    let told = ShardReply::decode(&bytes).unwrap();
+    assert_eq!(told, ShardReply::Unread("I know only version 9".into()));
+    let mut bytes = ShardReply::Told.encode();
+    bytes[0] = 9;
+    assert!(ShardReply::decode(&bytes).is_err());
+}
+
+#[test]
+fn waits_are_rounded_up_and_bounded() {
+    for (wait, ms) in [(0, 0), (1, 1), (1_000_000, 1), (1_000_001, 2)] {
+        assert_eq!(wait_ms(Duration::from_nanos(wait)), ms);
+    }
+    assert_eq!(wait_ms(Duration::MAX), u64::MAX);
+    assert_eq!(wait_for(u64::MAX), Duration::from_millis(CLAIM_WAIT_MS_MAX));
+}
+
+#[tokio::test]
+async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config::new(dir.path());
+    (config.shards, config.disk_reserve_bytes) = (Some(1), 0);
+    let engine = Engine::start(&config).unwrap();
+    let (shards, home) = (engine.shards(), ShardId(0));
+    let payload = vec![b'x'; 1_000];
+    let body = Body { payload: &payload, ..Body::default() };
+    let task = NewTask { task_type: "send", body, ..NewTask::default() };
+    let enqueue = EncodedCommand::new(&Command::Enqueue(Enqueue { queue: "mail", task }));
+    for outcome in shards.propose_all(vec![(home, enqueue); 16], true).await {
+        outcome.unwrap();
+    }
+
+    let tasks = ask::Tasks {
+        queue: None,
+        state: None,
+        task_type: None,
+        error: None,
+        tag: None,
+        flow: None,
+        after: None,
+        limit: 16,
+    };
+    let call = ShardCall::Ask { shard: home, query: tasks.clone().into() };
+    let reply = encode_bounded(&shards, serve(&shards, call).await, 500);
+    let ShardReply::Found(found) = ShardReply::decode(&reply).unwrap() else {
+        panic!("another reply");
+    };
+    let Ok(Found::Tasks(page)) = *found else { panic!("{found:?}") };
+    assert!((1..16).contains(&page.tasks.len()), "{}", page.tasks.len());
+    let after = page.next;
+    assert_eq!(after, page.tasks.last().map(|task| task.id));
+    let rest = shards.ask(home, ask::Tasks { after, ..tasks }).await.unwrap();
+    assert_eq!(page.tasks.len() + rest.tasks.len(), 16);
+
+    let call = ShardCall::Ask { shard: home, query: ask::Queues {}.into() };
+    let reply = encode_bounded(&shards, serve(&shards, call).await, 10);
+    let ShardReply::Found(found) = ShardReply::decode(&reply).unwrap() else {
+        panic!("another reply");
+    };
+    assert_eq!(found.unwrap_err().code(), "limit_exceeded");
+
+    let request = ClaimRequest {
+        queues: vec![("mail".into(), 1)],
+        weighted: false,
+        tasks_max: 16,
+        session: None,
+        ..request()
+    };
+    let call = ShardCall::Claim { shard: home, request: request.clone(), wait_ms: 0 };
+    let reply = encode_bounded(&shards, serve(&shards, call).await, 5_000);
+    let ShardReply::Claimed(Ok(claimed)) = ShardReply::decode(&reply).unwrap() else {
+        panic!("another reply");
+    };
+    assert_eq!(claimed.len(), 4);
+    // What did not fit is on its way back, for others.
+    let mut seen: BTreeSet<TaskId> = claimed.iter().map(|handed| handed.task.id).collect();
+    while seen.len() < 16 {
+        let wait = Duration::from_secs(20);
+        let rest = shards.claim(home, request.clone(), wait).await.unwrap();
+        assert!(!rest.is_empty(), "only {} came back", seen.len());
+        assert!(rest.iter().all(|handed| seen.insert(handed.task.id)), "no task twice");
+    }
+}
