@@ -40,8 +40,8 @@ impl Ask for Query {
     }
 }
 
-/// The table of all questions. A number is never given to another question; what a question asks with
-/// is appended to, never reordered.
+/// The table of all questions. A number is never given to another question, and a question that asks
+/// with more, or is answered with more, is another one: nodes of two versions talk to each other.
 macro_rules! questions {
     ($(
         $(#[$doc:meta])+

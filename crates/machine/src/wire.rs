@@ -480,7 +480,7 @@ macro_rules! wire_struct {
 }
 
 /// Encodes an enum as one byte and the data of the variant, in this order. A number is never given to
-/// another variant, and what a variant holds is appended to, never reordered.
+/// another variant; a variant that holds something else gets a new one.
 #[macro_export]
 macro_rules! wire_enum {
     ($name:ident { $(

@@ -208,6 +208,46 @@ fn every_reply_survives_and_damage_never_panics() {
     }
 }
 
+/// Nodes of two versions talk to each other during an upgrade: what is here never changes.
+#[test]
+fn the_layout_of_version_1_stays() {
+    let hex = |bytes: Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let sketch = ask::Sketches { tasks: vec![TASK] };
+    let claim = ShardCall::Claim { shard: ShardId(300), request: request(), wait_ms: 60_000 };
+    for (call, expected) in [
+        (
+            claim,
+            "0102ac0202046d61696c0105766964656fe807010ab0ea0101ffffffffffffffffffffffffff\
+             ffffff06686f73742d31e0d403",
+        ),
+        (
+            ShardCall::Ask { shard: ShardId(1), query: sketch.into() },
+            "0104010d010000000700010002000000000000012c",
+        ),
+        (ShardCall::Status, "010a"),
+    ] {
+        assert_eq!(hex(call.encode()), expected, "{call:?}");
+    }
+    let lost = Error::Rejected(Rejection::ClaimLost { task: TASK });
+    for (reply, expected) in [
+        (
+            ShardReply::Claimed(Ok(vec![handed()])),
+            "010201010000000700010002000000000000012c09046d61696c0473656e6409028080808080\
+             400105030106706167652032010461636d65010000000700010002000000000000012c067365\
+             636f6e6400010566697273740000000700010002000000000000012c0601023432010102696f\
+             086e6f20726f7574651f010a746578742f706c61696e0105747261636501310900ff206c6574\
+             746572",
+        ),
+        (
+            ShardReply::Proposed(vec![Ok(Outcome::Done), Err(lost)]),
+            "010102011100010c0000000700010002000000000000012c",
+        ),
+        (ShardReply::Unread("new".into()), "0100036e6577"),
+    ] {
+        assert_eq!(hex(reply.encode()), expected, "{reply:?}");
+    }
+}
+
 #[test]
 fn an_error_keeps_its_code_and_words() {
     for error in errors() {
