@@ -16,6 +16,7 @@
 //!                 firing (of schedules), outbox, its clock
 //! log.rs          the Raft log of all shards (raft-engine)
 //! checkpoint.rs   checkpoints and spilled bodies (fjall), with the threads beside the loop
+//! peer.rs         the connections between nodes: handshake, Raft messages, calls
 //! payloads.rs     bodies in memory           backup.rs    a copy of it all, and back
 //! data_dir.rs     layout, lock and format    disk.rs      the reserve of free space
 //! descriptors.rs  the limit of open files, and what of it connections may take
@@ -42,6 +43,7 @@ mod log;
 mod moment;
 pub mod node;
 mod payloads;
+pub mod peer;
 mod random;
 mod schedule;
 pub mod sessions;

@@ -99,4 +99,38 @@ taskyard_machine::limits! {
     STOP_MS_MAX: u64 = 60_000, "ms";
     /// Queues that get series of their own in the metrics, by name. More labels than this is a database, not metrics.
     METRIC_QUEUES_MAX: usize = 1_000, "queues";
+    /// Largest frame between two nodes: an atomic batch at its limit, or a piece of a snapshot, with room to spare.
+    PEER_FRAME_BYTES_MAX: usize = 24 << 20, "bytes";
+    /// The same before a peer has proved who it is.
+    PEER_HANDSHAKE_BYTES_MAX: usize = 4 << 10, "bytes";
+    /// How long the handshake between two nodes may take, with connecting.
+    PEER_HANDSHAKE_MS_MAX: u64 = 5_000, "ms";
+    /// Connections to the peer port that have not proved who they are; the oldest goes first.
+    PEER_STRANGERS_MAX: usize = 256, "connections";
+    /// Peers that are connected to one node. A cluster is tens of nodes, and each costs buffers.
+    PEERS_MAX: usize = 1_000, "nodes";
+    /// Nodes that ask to join at once; the next is told to ask again.
+    PEER_JOINS_MAX: usize = 16, "nodes";
+    /// How long the cluster may take to answer a node that asks to join.
+    PEER_JOIN_MS_MAX: u64 = 60_000, "ms";
+    /// How often two connected nodes tell each other that they live.
+    PEER_PING_EVERY_MS: u64 = 1_000, "ms";
+    /// A peer that sends or takes nothing for this long is down.
+    PEER_SILENCE_MS_MAX: u64 = 5_000, "ms";
+    /// The longest pause between two attempts to reach a peer.
+    PEER_REDIAL_MS_MAX: u64 = 2_000, "ms";
+    /// Raft messages that wait for one peer's connection. The oldest is dropped for the next: Raft sends again.
+    PEER_RAFT_FRAMES_MAX: usize = 65_536, "messages";
+    /// Bytes of the same.
+    PEER_RAFT_BYTES_MAX: usize = 32 << 20, "bytes";
+    /// Calls under way to one peer, or from one; more are refused and surely not executed.
+    PEER_CALLS_MAX: usize = 10_000, "calls";
+    /// Bytes of calls that wait for one peer's connection; a call beyond is refused.
+    PEER_CALL_BYTES_MAX: usize = 64 << 20, "bytes";
+    /// Bytes of one peer's calls that are being executed here; a call beyond is refused.
+    PEER_SERVED_BYTES_MAX: usize = 256 << 20, "bytes";
+    /// Bytes of answers that wait for a peer to read them, after which none of its calls are taken.
+    PEER_ANSWER_BYTES_SOFT_MAX: usize = 16 << 20, "bytes";
+    /// The same, after which its connection is cut: what it asked for and does not read is too much.
+    PEER_ANSWER_BYTES_MAX: usize = 128 << 20, "bytes";
 }

@@ -1,0 +1,352 @@
+//! Peers: the connections between the nodes of a cluster.
+//!
+//! Each node dials each other one, so a pair has two connections. On the one that it dialled a node sends
+//! Raft messages and calls, and gets answers back. A connection begins with a handshake (`handshake.rs`)
+//! that proves the cluster's secret; then it is frames (`frame.rs`).
+//!
+//! ```text
+//! dial.rs     keeps one peer connected         accept.rs   who may connect here
+//! calls.rs    calls on what we dialled         serve.rs    calls of who dialled us
+//! queue.rs    what waits to be written         connection.rs   reading, writing, silence
+//! pings.rs    distance and clock skew          warnings.rs     what is refused, once a minute
+//! ```
+//!
+//! Invariants: everything is bounded, so that no peer, slow, dead or hostile, grows memory here; a call
+//! that ends with `NotSent` was surely not executed; nothing that arrives makes the node panic.
+
+mod accept;
+mod calls;
+mod connection;
+mod dial;
+mod frame;
+mod handshake;
+mod pings;
+mod queue;
+mod serve;
+#[cfg(test)]
+mod tests;
+mod warnings;
+
+pub use calls::CallError;
+pub use dial::JoinError;
+pub use handshake::{PeerHello, Refusal, RefusalCode};
+
+use crate::{clock::Clock, limits, random::random_u128};
+use accept::Accepted;
+use bytes::Bytes;
+use connection::{PATIENCE, Patience};
+use dial::Link;
+use frame::{Frame, Kind};
+use futures_util::future::BoxFuture;
+use handshake::Identity;
+use serve::{ALLOWANCE, Allowance};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::Duration,
+};
+use taskyard_replica::NodeId;
+use tokio::{
+    net::TcpListener,
+    runtime::Handle,
+    task::{AbortHandle, JoinHandle},
+};
+use warnings::Warnings;
+
+/// What a node is told by its peers. Called on the network's threads: nothing here may block.
+pub trait PeerHandler: Send + Sync + 'static {
+    /// A Raft message of a group. Messages may be lost, and come again in another order after a cut.
+    fn raft(&self, from: NodeId, group: u64, message: Bytes);
+
+    /// Executes a call. The future is dropped where it stands when the caller goes away.
+    fn call(&self, from: NodeId, request: Bytes) -> BoxFuture<'static, Bytes>;
+
+    /// Answers a node that has no place in the cluster yet and asks for one. It knows the secret, and
+    /// nothing else is sure about it. May be asked again by a node that did not get the answer.
+    fn joined(&self, hello: PeerHello, request: Bytes) -> BoxFuture<'static, Bytes>;
+
+    /// Whether a node that has proved the secret may connect; the words say why not, for example that
+    /// it was removed from the cluster.
+    fn admit(&self, _hello: &PeerHello) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// The peer can be sent to. Told in turn with `peer_down`.
+    fn peer_up(&self, node: NodeId);
+
+    /// The peer can't be sent to any more.
+    fn peer_down(&self, node: NodeId);
+}
+
+/// Who a node is to its peers.
+#[derive(Clone)]
+pub struct PeerConfig {
+    /// The cluster it belongs to; not 0.
+    pub cluster: u128,
+    /// Its number there, from 1.
+    pub node: NodeId,
+    /// What every node of the cluster knows; empty if there is none. Then anyone who reaches the port is
+    /// taken for the node that it says it is.
+    pub secret: Vec<u8>,
+    /// What it runs, for people.
+    pub build: String,
+    /// The newest rules of the machine that it knows.
+    pub rules: u16,
+}
+
+impl fmt::Debug for PeerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The secret stays out of logs.
+        f.debug_struct("PeerConfig")
+            .field("cluster", &self.cluster)
+            .field("node", &self.node)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PeerConfig {
+    fn identity(&self) -> Identity {
+        let PeerConfig { cluster, node, rules, .. } = *self;
+        let hello =
+            PeerHello { cluster, node, boot: random_u128(), build: self.build.clone(), rules };
+        Identity { hello, secret: self.secret.clone() }
+    }
+}
+
+/// How one peer is doing, seen from here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerStatus {
+    /// Its number.
+    pub node: NodeId,
+    /// Where it is dialled.
+    pub address: String,
+    /// Wall time since when it can be sent to, in milliseconds since the Unix epoch; `None` while it
+    /// can't.
+    pub connected_since_ms: Option<u64>,
+    /// It has dialled this node: Raft messages and calls come from it.
+    pub connects_here: bool,
+    /// What it runs, while connected.
+    pub build: Option<String>,
+    /// The newest rules it knows, while connected.
+    pub rules: Option<u16>,
+    /// The last ping's way there and back.
+    pub round_trip: Option<Duration>,
+    /// How far its wall clock is ahead of ours, or behind if negative.
+    pub clock_skew_ms: Option<i64>,
+    /// Raft messages and calls that wait to be written.
+    pub frames_waiting: usize,
+    /// Their bytes.
+    pub bytes_waiting: usize,
+    /// Calls that are not answered yet.
+    pub calls_under_way: usize,
+    /// Raft messages that were dropped because the peer was not connected or slow.
+    pub raft_dropped: u64,
+    /// Why the last connection or attempt ended.
+    pub last_error: Option<String>,
+}
+
+/// The connections of a node to its peers. Cheap to clone; ends with its last clone, or by
+/// [`PeerNetwork::stop`].
+#[derive(Clone, Debug)]
+pub struct PeerNetwork {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    core: Arc<Core>,
+    links: RwLock<Links>,
+    listener: Mutex<Option<Running>>,
+    runtime: Handle,
+}
+
+#[derive(Debug, Default)]
+struct Links {
+    stopped: bool,
+    by_node: BTreeMap<NodeId, (Arc<Link>, Running)>,
+}
+
+/// What all connections of a node share.
+struct Core {
+    me: Identity,
+    handler: Arc<dyn PeerHandler>,
+    accepted: Accepted,
+    warnings: Warnings,
+    clock: Clock,
+    tuning: Tuning,
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("me", &self.me).finish_non_exhaustive()
+    }
+}
+
+/// What tests make small.
+#[derive(Clone, Copy, Debug)]
+struct Tuning {
+    patience: Patience,
+    allowance: Allowance,
+    strangers_max: usize,
+}
+
+const TUNING: Tuning =
+    Tuning { patience: PATIENCE, allowance: ALLOWANCE, strangers_max: limits::PEER_STRANGERS_MAX };
+
+/// A task that ends when this is dropped.
+#[derive(Debug)]
+struct Running(AbortHandle);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl From<JoinHandle<()>> for Running {
+    fn from(task: JoinHandle<()>) -> Running {
+        Running(task.abort_handle())
+    }
+}
+
+impl PeerNetwork {
+    /// Listens for peers. Others are dialled once [`PeerNetwork::set_peers`] names them.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime, and if cluster or node are 0.
+    pub fn start(
+        config: &PeerConfig,
+        listener: TcpListener,
+        handler: Arc<dyn PeerHandler>,
+        clock: Clock,
+    ) -> PeerNetwork {
+        PeerNetwork::tuned(config.identity(), listener, handler, clock, TUNING)
+    }
+
+    fn tuned(
+        me: Identity,
+        listener: TcpListener,
+        handler: Arc<dyn PeerHandler>,
+        clock: Clock,
+        tuning: Tuning,
+    ) -> PeerNetwork {
+        assert!(me.hello.cluster != 0, "a node listens for peers once it is in a cluster");
+        assert!(me.hello.node != 0, "nodes are counted from 1");
+        let core = Arc::new(Core {
+            me,
+            handler,
+            accepted: Accepted::new(),
+            warnings: Warnings::new(clock.clone()),
+            clock,
+            tuning,
+        });
+        let accepting = tokio::spawn(accept::accept(core.clone(), listener));
+        PeerNetwork {
+            inner: Arc::new(Inner {
+                core,
+                links: RwLock::default(),
+                listener: Mutex::new(Some(accepting.into())),
+                runtime: Handle::current(),
+            }),
+        }
+    }
+
+    /// Names all peers, as host and port. Those that are new are dialled, those that moved are dialled
+    /// at their new address at once, those that are missing are hung up on. This node itself may be among
+    /// them.
+    pub fn set_peers(&self, peers: &BTreeMap<NodeId, String>) {
+        let me = self.inner.core.me.hello.node;
+        let mut links = self.inner.links.write().unwrap_or_else(PoisonError::into_inner);
+        if links.stopped {
+            return;
+        }
+        for (&node, address) in peers.iter().filter(|(node, _)| **node != me) {
+            let (link, _) = links.by_node.entry(node).or_insert_with(|| {
+                let link = Arc::new(Link::new(node));
+                let keeping = link.clone().keep(self.inner.core.clone());
+                (link, self.inner.runtime.spawn(keeping).into())
+            });
+            link.set_address(Some(address));
+        }
+        for (&node, (link, _)) in links.by_node.iter().filter(|(node, _)| !peers.contains_key(node))
+        {
+            if link.set_address(None) {
+                self.inner.core.accepted.hang_up(node);
+            }
+        }
+    }
+
+    /// Sends a Raft message, or drops it: `false` if the peer is not connected. May be called from any
+    /// thread, and never waits.
+    pub fn raft(&self, node: NodeId, group: u64, message: Bytes) -> bool {
+        if !frame::fits(message.len()) {
+            tracing::error!(node, group, bytes = message.len(), "a message does not fit a frame");
+            return false;
+        }
+        self.link(node).is_some_and(|link| link.raft(Frame::new(Kind::Raft, group, message)))
+    }
+
+    /// Asks a peer, and waits for the answer at most so long. Dropping the future cancels the call on
+    /// the other side.
+    pub fn call(
+        &self,
+        node: NodeId,
+        request: Bytes,
+        wait: Duration,
+    ) -> impl Future<Output = Result<Bytes, CallError>> + Send + use<> {
+        let link = self.link(node);
+        async move {
+            let Some(link) = link else {
+                return Err(CallError::not_sent(format!("node {node} is not known here")));
+            };
+            let Some(dialled) = link.dialled() else {
+                return Err(CallError::not_sent(format!("node {node} is not connected")));
+            };
+            drop(link);
+            dialled.call(request, wait).await
+        }
+    }
+
+    /// How every known peer is doing, by node.
+    pub fn status(&self) -> Vec<PeerStatus> {
+        let accepted = &self.inner.core.accepted;
+        let links = self.inner.links.read().unwrap_or_else(PoisonError::into_inner);
+        let of = |(node, (link, _)): (&NodeId, &(Arc<Link>, _))| link.status(accepted.has(*node));
+        links.by_node.iter().filter(|(_, (link, _))| link.is_known()).map(of).collect()
+    }
+
+    /// What was refused or found wrong at the peer port since the start, by kind.
+    pub fn refused(&self) -> BTreeMap<&'static str, u64> {
+        self.inner.core.warnings.totals()
+    }
+
+    /// Hangs up on everyone and takes no more connections. Calls under way end.
+    pub fn stop(&self) {
+        let mut links = self.inner.links.write().unwrap_or_else(PoisonError::into_inner);
+        links.stopped = true;
+        let removed = std::mem::take(&mut links.by_node);
+        drop(links);
+        drop(removed);
+        self.inner.listener.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    fn link(&self, node: NodeId) -> Option<Arc<Link>> {
+        let links = self.inner.links.read().unwrap_or_else(PoisonError::into_inner);
+        let (link, _) = links.by_node.get(&node)?;
+        link.is_known().then(|| link.clone())
+    }
+}
+
+/// Asks the node at `address` to take this one into its cluster, on a connection of its own. `config`
+/// has neither cluster nor node yet. Gives who answered, and what [`PeerHandler::joined`] said there.
+pub async fn join(
+    config: &PeerConfig,
+    address: &str,
+    request: Bytes,
+    wait: Duration,
+) -> Result<(PeerHello, Bytes), JoinError> {
+    let mut me = config.identity();
+    (me.hello.cluster, me.hello.node) = (0, 0);
+    dial::ask_to_join(address, &me, request, wait).await
+}

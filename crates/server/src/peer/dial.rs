@@ -1,0 +1,361 @@
+//! Dialling: the connection to one peer, made again for as long as the peer is known.
+//!
+//! Invariants: the handler hears `peer_up` and `peer_down` in turn, whatever ends the connection; a
+//! connection is made to the newest address that was given; between two attempts lies a pause that doubles
+//! up to a bound.
+
+use super::{
+    Core, PeerStatus,
+    calls::{BOUNDS, Dialled},
+    connection::{Ended, FrameReader, write_frame},
+    frame::{Kind, PREFACE},
+    handshake::{Dialing, HandshakeError, Identity, Nonce, PeerHello, Refusal},
+};
+use crate::{limits, random::random_u64};
+use bytes::Bytes;
+use std::{
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use taskyard_replica::NodeId;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+/// The first pause after a connection that failed or ended.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_millis(limits::PEER_REDIAL_MS_MAX);
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DialError {
+    #[error("it can't be reached: {0}")]
+    Unreachable(io::Error),
+    #[error("no handshake: {0}")]
+    NoHandshake(#[from] Ended),
+    #[error("{0}")]
+    Refused(#[from] HandshakeError),
+    #[error("no handshake within {} ms", .0.as_millis())]
+    TooSlow(Duration),
+}
+
+impl DialError {
+    /// What either side has against the other, in words.
+    pub(super) fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            DialError::Refused(HandshakeError::RefusedByPeer(refusal))
+            | DialError::Refused(HandshakeError::RefusedByUs(refusal)) => Some(refusal),
+            DialError::Unreachable(_) | DialError::NoHandshake(_) | DialError::TooSlow(_) => None,
+        }
+    }
+}
+
+/// An open connection and who is at its other end.
+pub(super) type Opened = (FrameReader<OwnedReadHalf>, OwnedWriteHalf, PeerHello);
+
+/// Opens a connection to whoever is at `address`, who must be `expected` if that is given.
+pub(super) async fn dial(
+    address: &str,
+    me: &Identity,
+    expected: Option<NodeId>,
+    within: Duration,
+) -> Result<Opened, DialError> {
+    let opened = timeout(within, async {
+        let socket = TcpStream::connect(address).await.map_err(DialError::Unreachable)?;
+        socket.set_nodelay(true).map_err(DialError::Unreachable)?;
+        let (reader, mut writer) = socket.into_split();
+        let mut reader = FrameReader::new(reader);
+        let peer = introduce(&mut reader, &mut writer, me, expected).await?;
+        reader.trust();
+        Ok((reader, writer, peer))
+    });
+    opened.await.unwrap_or(Err(DialError::TooSlow(within)))
+}
+
+/// The dialer's side of the handshake.
+async fn introduce(
+    reader: &mut FrameReader<impl AsyncRead + Unpin>,
+    writer: &mut (impl AsyncWrite + Unpin),
+    me: &Identity,
+    expected: Option<NodeId>,
+) -> Result<PeerHello, DialError> {
+    writer.write_all(PREFACE).await.map_err(Ended::Broke)?;
+    let (dialing, hello) = Dialing::start(me, expected, &nonce());
+    write_frame(writer, &hello).await?;
+    let (proved, proof) = match dialing.challenged(&reader.frame().await?) {
+        Ok(proved) => proved,
+        Err(error) => {
+            if let HandshakeError::RefusedByUs(refusal) = &error {
+                // The other side has an operator too.
+                let _ = write_frame(writer, &refusal.frame()).await;
+            }
+            return Err(error.into());
+        }
+    };
+    write_frame(writer, &proof).await?;
+    Ok(proved.welcomed(&reader.frame().await?)?)
+}
+
+pub(super) fn nonce() -> Nonce {
+    let mut nonce = Nonce::default();
+    nonce.chunks_exact_mut(8).for_each(|part| part.copy_from_slice(&random_u64().to_le_bytes()));
+    nonce
+}
+
+/// One peer that this node is to be connected with.
+#[derive(Debug)]
+pub(super) struct Link {
+    node: NodeId,
+    /// `None` once the peer was taken out. The link stays, so that a peer that is named again hears of
+    /// its old connection's end first.
+    address: watch::Sender<Option<String>>,
+    open: Mutex<Option<Arc<Dialled>>>,
+    raft_dropped: AtomicU64,
+    last_error: Mutex<Option<String>>,
+}
+
+impl Link {
+    pub(super) fn new(node: NodeId) -> Link {
+        Link {
+            node,
+            address: watch::Sender::new(None),
+            open: Mutex::default(),
+            raft_dropped: AtomicU64::new(0),
+            last_error: Mutex::default(),
+        }
+    }
+
+    /// The peer has moved, perhaps, or was taken out. Says whether anything changed.
+    pub(super) fn set_address(&self, address: Option<&str>) -> bool {
+        self.address.send_if_modified(|current| {
+            let moved = current.as_deref() != address;
+            if moved {
+                *current = address.map(str::to_string);
+            }
+            moved
+        })
+    }
+
+    /// Whether the peer is to be connected with.
+    pub(super) fn is_known(&self) -> bool {
+        self.address.borrow().is_some()
+    }
+
+    /// Keeps the peer connected while it has an address, for ever.
+    pub(super) async fn keep(self: Arc<Link>, core: Arc<Core>) {
+        let mut address = self.address.subscribe();
+        let mut pause = PAUSE_MIN;
+        loop {
+            let target = address.borrow_and_update().clone();
+            let Some(target) = target else {
+                // The link itself holds the other end.
+                let _ = address.changed().await;
+                continue;
+            };
+            tokio::select! {
+                opened = self.connect(&core, &target) => {
+                    if opened {
+                        pause = PAUSE_MIN;
+                    }
+                }
+                _moved = address.changed() => {
+                    pause = PAUSE_MIN;
+                    continue;
+                }
+            }
+            tokio::select! {
+                () = sleep(jittered(pause, random_u64())) => pause = (pause * 2).min(PAUSE_MAX),
+                _moved = address.changed() => pause = PAUSE_MIN,
+            }
+        }
+    }
+
+    /// Opens a connection and runs it to its end; `false` if there was none.
+    async fn connect(&self, core: &Arc<Core>, address: &str) -> bool {
+        let dialled = dial(address, &core.me, Some(self.node), core.tuning.patience.handshake);
+        let (reader, writer, peer) = match dialled.await {
+            Ok(opened) => opened,
+            Err(error) => {
+                match error.refusal() {
+                    Some(refusal) => {
+                        let whom = format_args!("node {} at {address}", self.node);
+                        core.warnings.warn("peer that can't be dialled", whom, refusal);
+                    }
+                    None => tracing::debug!(node = self.node, address, %error, "no connection"),
+                }
+                self.failed(error.to_string());
+                return false;
+            }
+        };
+        let dialled = Arc::new(Dialled::new(peer, core.clock.clone(), BOUNDS));
+        let _up = Up::new(self, core, dialled.clone());
+        tracing::info!(node = self.node, address, "connected to a peer");
+        let ended = dialled.run(reader, writer, core.tuning.patience).await;
+        tracing::warn!(node = self.node, address, %ended, "the connection to a peer ended");
+        self.failed(ended.to_string());
+        true
+    }
+
+    fn failed(&self, error: String) {
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    }
+
+    /// Queues a Raft message; `false` if the peer is not connected, and it was dropped.
+    pub(super) fn raft(&self, frame: super::frame::Frame) -> bool {
+        let open = self.open().clone();
+        let dropped = match &open {
+            Some(dialled) => dialled.queue.push_raft(frame),
+            None => 1,
+        };
+        self.raft_dropped.fetch_add(dropped, Ordering::Relaxed);
+        open.is_some()
+    }
+
+    /// The connection, while there is one.
+    pub(super) fn dialled(&self) -> Option<Arc<Dialled>> {
+        self.open().clone()
+    }
+
+    fn open(&self) -> MutexGuard<'_, Option<Arc<Dialled>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `connects_here` says whether the peer has dialled this node.
+    pub(super) fn status(&self, connects_here: bool) -> PeerStatus {
+        let open = self.dialled();
+        let open = open.as_deref();
+        let (frames_waiting, bytes_waiting) = open.map(|d| d.queue.waiting()).unwrap_or_default();
+        PeerStatus {
+            node: self.node,
+            address: self.address.borrow().clone().unwrap_or_default(),
+            connected_since_ms: open.map(|dialled| dialled.since_ms),
+            connects_here,
+            build: open.map(|dialled| dialled.peer.build.clone()),
+            rules: open.map(|dialled| dialled.peer.rules),
+            round_trip: open.and_then(|dialled| dialled.pings().round_trip()),
+            clock_skew_ms: open.and_then(|dialled| dialled.pings().clock_skew_ms()),
+            frames_waiting,
+            bytes_waiting,
+            calls_under_way: open.map(Dialled::calls_under_way).unwrap_or_default(),
+            raft_dropped: self.raft_dropped.load(Ordering::Relaxed),
+            last_error: self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+}
+
+/// A pause of three to four quarters: nodes that lost the same peer do not come back as one.
+fn jittered(pause: Duration, random: u64) -> Duration {
+    pause - pause.mul_f64((random >> 11) as f64 / (1u64 << 53) as f64 / 4.0)
+}
+
+/// A connection that is up, until this is dropped: by its end, by a new address, or with its link.
+struct Up<'a> {
+    link: &'a Link,
+    core: &'a Core,
+    dialled: Arc<Dialled>,
+}
+
+impl<'a> Up<'a> {
+    fn new(link: &'a Link, core: &'a Core, dialled: Arc<Dialled>) -> Up<'a> {
+        *link.open() = Some(dialled.clone());
+        // Made before the handler is told, so that even one that panics hears of the end.
+        let up = Up { link, core, dialled };
+        core.handler.peer_up(link.node);
+        up
+    }
+}
+
+impl Drop for Up<'_> {
+    fn drop(&mut self) {
+        *self.link.open() = None;
+        self.dialled.end();
+        self.core.handler.peer_down(self.link.node);
+    }
+}
+
+/// Why a cluster could not be asked to take a node.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// Nothing was asked: nobody answers there, or something else does.
+    #[error("no node answers at {address}: {why}")]
+    NoNode {
+        /// Where it was looked for.
+        address: String,
+        /// For people.
+        why: String,
+    },
+    /// The node there refused to listen.
+    #[error("the node at {address} refuses: {refusal}")]
+    Refused {
+        /// Where it is.
+        address: String,
+        /// Its reason, or ours.
+        refusal: Refusal,
+    },
+    /// It was asked, and no answer came: the node may have been taken in. Asking again is safe if the
+    /// request says who asks.
+    #[error("the node at {address} gave no answer: {why}")]
+    NoAnswer {
+        /// Where it is.
+        address: String,
+        /// For people.
+        why: String,
+    },
+}
+
+/// Asks on a connection of its own, and waits for the answer.
+pub(super) async fn ask_to_join(
+    address: &str,
+    me: &Identity,
+    request: Bytes,
+    wait: Duration,
+) -> Result<(PeerHello, Bytes), JoinError> {
+    let no_node = |why: String| JoinError::NoNode { address: address.to_string(), why };
+    let no_answer = |why: String| JoinError::NoAnswer { address: address.to_string(), why };
+    let dialled = dial(address, me, None, wait.min(super::connection::PATIENCE.handshake)).await;
+    let (mut reader, mut writer, peer) = dialled.map_err(|error| match error.refusal() {
+        Some(refusal) => {
+            JoinError::Refused { address: address.to_string(), refusal: refusal.clone() }
+        }
+        None => no_node(error.to_string()),
+    })?;
+    let asked = timeout(wait, async {
+        write_frame(&mut writer, &super::frame::Frame::new(Kind::Call, 1, request)).await?;
+        reader.frame().await
+    });
+    match asked.await {
+        Ok(Ok(frame)) if frame.kind == Kind::Reply => Ok((peer, frame.body)),
+        Ok(Ok(frame)) if frame.kind == Kind::Declined => {
+            let words = String::from_utf8_lossy(&frame.body).into_owned();
+            let refusal = Refusal::new(super::handshake::RefusalCode::Full, words);
+            Err(JoinError::Refused { address: address.to_string(), refusal })
+        }
+        Ok(Ok(frame)) => Err(no_answer(format!("a {:?} frame instead", frame.kind))),
+        Ok(Err(ended)) => Err(no_answer(ended.to_string())),
+        Err(_elapsed) => Err(no_answer("its time is over".to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_differ_and_stay_within_their_bounds() {
+        for pause in [PAUSE_MIN, PAUSE_MAX] {
+            assert_eq!(jittered(pause, 0), pause);
+            let shortest = jittered(pause, u64::MAX);
+            assert!(shortest >= pause * 3 / 4 && shortest < pause, "{shortest:?}");
+        }
+    }
+}

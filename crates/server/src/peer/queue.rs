@@ -1,0 +1,334 @@
+//! SendQueue: what waits to be written to one connection.
+//!
+//! Signs of life leave first, then Raft messages, then calls and answers, so that no large call makes a
+//! leader look dead. Invariant: every lane is bounded. A Raft message beyond takes the place of the
+//! oldest, since Raft sends again; a call beyond is refused; a ping replaces the one before.
+
+use super::frame::{Frame, Kind};
+use bytes::{Bytes, BytesMut};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+use tokio::sync::Notify;
+
+/// About what one write hands to the kernel.
+const WRITE_BYTES: usize = 256 << 10;
+
+/// Bodies up to this length are copied beside their neighbours, so that many frames are one write.
+const COPY_BYTES_MAX: usize = 32 << 10;
+
+/// What a frame that waits costs beside its bytes, about.
+const WAITING_BYTES: usize = 96;
+
+/// How much may wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub(super) raft_frames_max: usize,
+    pub(super) raft_bytes_max: usize,
+    /// Calls and answers together.
+    pub(super) bulk_bytes_max: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    bounds: Bounds,
+    lanes: Mutex<Lanes>,
+    /// Something is there to write.
+    filled: Notify,
+    /// Calls and answers were taken out.
+    drained: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Lanes {
+    pong: Option<Frame>,
+    ping: Option<Frame>,
+    /// No more than there are calls that were written and not answered.
+    cancels: VecDeque<u64>,
+    raft: VecDeque<Frame>,
+    raft_bytes: usize,
+    /// In the order of their tickets.
+    bulk: BTreeMap<u64, Frame>,
+    bulk_bytes: usize,
+    next_ticket: u64,
+}
+
+/// A place among the calls and answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ticket(u64);
+
+/// There is no room for another call or answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Full;
+
+impl SendQueue {
+    pub(super) fn new(bounds: Bounds) -> SendQueue {
+        SendQueue { bounds, lanes: Mutex::default(), filled: Notify::new(), drained: Notify::new() }
+    }
+
+    /// Adds a Raft message; says how many older ones went for it.
+    pub(super) fn push_raft(&self, frame: Frame) -> u64 {
+        let mut lanes = self.lanes();
+        lanes.raft_bytes += cost(&frame);
+        lanes.raft.push_back(frame);
+        let mut dropped = 0;
+        while lanes.raft.len() > self.bounds.raft_frames_max
+            || lanes.raft_bytes > self.bounds.raft_bytes_max
+        {
+            let Some(oldest) = lanes.raft.pop_front() else { break };
+            lanes.raft_bytes -= cost(&oldest);
+            dropped += 1;
+        }
+        drop(lanes);
+        self.filled.notify_one();
+        dropped
+    }
+
+    /// Adds a call or an answer. One that is alone is always taken, whatever its size.
+    pub(super) fn push_bulk(&self, frame: Frame) -> Result<Ticket, Full> {
+        let mut lanes = self.lanes();
+        let bytes = lanes.bulk_bytes + cost(&frame);
+        if bytes > self.bounds.bulk_bytes_max && !lanes.bulk.is_empty() {
+            return Err(Full);
+        }
+        let ticket = lanes.next_ticket;
+        lanes.next_ticket += 1;
+        lanes.bulk_bytes = bytes;
+        lanes.bulk.insert(ticket, frame);
+        drop(lanes);
+        self.filled.notify_one();
+        Ok(Ticket(ticket))
+    }
+
+    /// Takes a call back; `false` if it may have been written.
+    pub(super) fn withdraw(&self, ticket: Ticket) -> bool {
+        let mut lanes = self.lanes();
+        let Some(frame) = lanes.bulk.remove(&ticket.0) else { return false };
+        lanes.bulk_bytes -= cost(&frame);
+        true
+    }
+
+    /// Tells that the caller of a call that was written has gone.
+    pub(super) fn push_cancel(&self, stream: u64) {
+        self.lanes().cancels.push_back(stream);
+        self.filled.notify_one();
+    }
+
+    /// A sign of life, which takes the place of one of its kind that is not written yet.
+    pub(super) fn set_ping(&self, frame: Frame) {
+        self.lanes().ping = Some(frame);
+        self.filled.notify_one();
+    }
+
+    /// The answer to the newest ping of the other side.
+    pub(super) fn set_pong(&self, frame: Frame) {
+        self.lanes().pong = Some(frame);
+        self.filled.notify_one();
+    }
+
+    /// Returns when there may be something to write.
+    pub(super) async fn filled(&self) {
+        self.filled.notified().await;
+    }
+
+    /// Returns when at most `bytes` of calls and answers wait.
+    pub(super) async fn drained_to(&self, bytes: usize) {
+        loop {
+            let drained = self.drained.notified();
+            if self.lanes().bulk_bytes <= bytes {
+                return;
+            }
+            drained.await;
+        }
+    }
+
+    /// Frames and bytes that wait.
+    pub(super) fn waiting(&self) -> (usize, usize) {
+        let lanes = self.lanes();
+        (lanes.raft.len() + lanes.bulk.len(), lanes.raft_bytes + lanes.bulk_bytes)
+    }
+
+    /// Moves about one write's worth out of the queue, most urgent first. At least one call or answer
+    /// goes with it if any waits: Raft alone must not starve them.
+    pub(super) fn take(&self) -> Vec<Bytes> {
+        let mut batch = Batch::default();
+        let mut lanes = self.lanes();
+        let signs = [lanes.pong.take(), lanes.ping.take()];
+        signs.into_iter().flatten().for_each(|frame| batch.push(&frame));
+        while let Some(stream) = lanes.cancels.pop_front() {
+            batch.push(&Frame::new(Kind::Cancel, stream, Bytes::new()));
+        }
+        while batch.bytes < WRITE_BYTES {
+            let Some(frame) = lanes.raft.pop_front() else { break };
+            lanes.raft_bytes -= cost(&frame);
+            batch.push(&frame);
+        }
+        while let Some((_, frame)) = lanes.bulk.pop_first() {
+            lanes.bulk_bytes -= cost(&frame);
+            batch.push(&frame);
+            if batch.bytes >= WRITE_BYTES {
+                break;
+            }
+        }
+        drop(lanes);
+        self.drained.notify_one();
+        batch.finish()
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, Lanes> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn cost(frame: &Frame) -> usize {
+    frame.wire_bytes() + WAITING_BYTES
+}
+
+/// Frames as the pieces that are written: small ones side by side, large bodies as they are.
+#[derive(Default)]
+struct Batch {
+    pieces: Vec<Bytes>,
+    gathered: BytesMut,
+    bytes: usize,
+}
+
+impl Batch {
+    fn push(&mut self, frame: &Frame) {
+        self.bytes += frame.wire_bytes();
+        if frame.body.len() <= COPY_BYTES_MAX {
+            frame.write(&mut self.gathered);
+            return;
+        }
+        frame.write_head(&mut self.gathered);
+        self.pieces.push(self.gathered.split().freeze());
+        self.pieces.push(frame.body.clone());
+    }
+
+    fn finish(mut self) -> Vec<Bytes> {
+        if !self.gathered.is_empty() {
+            self.pieces.push(self.gathered.freeze());
+        }
+        self.pieces
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::frame::Decoder, *};
+    use futures_util::FutureExt;
+
+    const BOUNDS: Bounds =
+        Bounds { raft_frames_max: 1_000, raft_bytes_max: 1 << 20, bulk_bytes_max: 1 << 20 };
+
+    fn raft(group: u64, bytes: usize) -> Frame {
+        Frame::new(Kind::Raft, group, vec![0; bytes])
+    }
+
+    fn call(stream: u64, bytes: usize) -> Frame {
+        Frame::new(Kind::Call, stream, vec![0; bytes])
+    }
+
+    /// Kinds and streams of what one write takes out.
+    fn taken(queue: &SendQueue) -> Vec<(Kind, u64)> {
+        let mut bytes = BytesMut::new();
+        queue.take().iter().for_each(|piece| bytes.extend_from_slice(piece));
+        let decoder = Decoder { frame_bytes_max: 24 << 20 };
+        let mut frames = Vec::new();
+        while let Some(frame) = decoder.next(&mut bytes).unwrap() {
+            frames.push((frame.kind, frame.stream));
+        }
+        assert!(bytes.is_empty());
+        frames
+    }
+
+    #[test]
+    fn the_urgent_leaves_first_and_the_rest_in_order() {
+        let queue = SendQueue::new(BOUNDS);
+        queue.push_bulk(call(1, 100_000)).unwrap();
+        queue.push_bulk(call(2, 10)).unwrap();
+        queue.push_raft(raft(7, 10));
+        queue.push_raft(raft(8, 10));
+        queue.push_cancel(5);
+        queue.set_ping(Frame::new(Kind::Ping, 1, Bytes::new()));
+        queue.set_ping(Frame::new(Kind::Ping, 2, Bytes::new()));
+        queue.set_pong(Frame::new(Kind::Pong, 9, Bytes::new()));
+        let expected = [
+            (Kind::Pong, 9),
+            (Kind::Ping, 2),
+            (Kind::Cancel, 5),
+            (Kind::Raft, 7),
+            (Kind::Raft, 8),
+            (Kind::Call, 1),
+            (Kind::Call, 2),
+        ];
+        assert_eq!(taken(&queue), expected);
+        assert_eq!(queue.waiting(), (0, 0));
+        assert!(queue.take().is_empty());
+    }
+
+    #[test]
+    fn the_oldest_raft_messages_go_when_there_are_too_many_or_too_much() {
+        let queue = SendQueue::new(Bounds { raft_frames_max: 3, ..BOUNDS });
+        let dropped: u64 = (0..5).map(|group| queue.push_raft(raft(group, 1))).sum();
+        assert_eq!(dropped, 2);
+        assert_eq!(taken(&queue), [(Kind::Raft, 2), (Kind::Raft, 3), (Kind::Raft, 4)]);
+
+        let queue = SendQueue::new(Bounds { raft_bytes_max: 3_500, ..BOUNDS });
+        let dropped: u64 = (0..5).map(|group| queue.push_raft(raft(group, 1_000))).sum();
+        assert_eq!(dropped, 2);
+        assert_eq!(taken(&queue), [(Kind::Raft, 2), (Kind::Raft, 3), (Kind::Raft, 4)]);
+        assert_eq!(queue.waiting(), (0, 0));
+    }
+
+    #[test]
+    fn a_call_beyond_the_bound_is_refused_and_one_alone_never() {
+        let queue = SendQueue::new(Bounds { bulk_bytes_max: 1_000, ..BOUNDS });
+        queue.push_bulk(call(1, 5_000)).unwrap();
+        assert_eq!(queue.push_bulk(call(2, 1)), Err(Full));
+        assert_eq!(taken(&queue), [(Kind::Call, 1)]);
+        queue.push_bulk(call(3, 1)).unwrap();
+    }
+
+    #[test]
+    fn a_call_can_be_taken_back_until_it_is_written() {
+        let queue = SendQueue::new(BOUNDS);
+        let first = queue.push_bulk(call(1, 10)).unwrap();
+        let second = queue.push_bulk(call(2, 10)).unwrap();
+        assert!(queue.withdraw(first));
+        assert!(!queue.withdraw(first));
+        assert_eq!(taken(&queue), [(Kind::Call, 2)]);
+        assert!(!queue.withdraw(second));
+        assert_eq!(queue.waiting(), (0, 0));
+    }
+
+    #[test]
+    fn one_write_is_bounded_and_neither_lane_starves() {
+        let queue = SendQueue::new(Bounds { raft_bytes_max: 8 << 20, ..BOUNDS });
+        for number in 0..100 {
+            queue.push_raft(raft(number, 10_000));
+        }
+        for number in 0..3 {
+            queue.push_bulk(call(number, 100_000)).unwrap();
+        }
+        let (mut writes, mut found) = (Vec::new(), 0);
+        while found < 103 {
+            writes.push(taken(&queue));
+            found += writes.last().unwrap().len();
+        }
+        let calls = |write: &[(Kind, u64)]| write.iter().filter(|(k, _)| *k == Kind::Call).count();
+        assert_eq!(writes.iter().map(|write| calls(write)).collect::<Vec<_>>(), [1, 1, 1, 0]);
+        assert!(writes[..3].iter().all(|write| write.len() == 28), "{writes:?}");
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_for_room_goes_on_when_there_is_some() {
+        let queue = SendQueue::new(BOUNDS);
+        queue.push_bulk(call(1, 500)).unwrap();
+        let waiting = queue.drained_to(100);
+        tokio::pin!(waiting);
+        assert!((&mut waiting).now_or_never().is_none());
+        queue.take();
+        waiting.await;
+    }
+}

@@ -1,0 +1,186 @@
+//! The calls of a peer that dialled this node: taken, executed, answered.
+//!
+//! Invariants: a call is executed once, or declined and not begun; a call that is cancelled, or whose
+//! connection ends, is dropped where it stands; what a peer asks for and does not read stays bounded.
+
+use super::{
+    PeerHandler,
+    calls::{pong, wall_clock},
+    connection::{Ended, FrameReader, Patience, write_frames},
+    frame::{Frame, Kind, fits},
+    queue::{Bounds, SendQueue},
+};
+use crate::{clock::Clock, limits};
+use bytes::Bytes;
+use futures_util::FutureExt;
+use std::{
+    collections::HashMap,
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+use taskyard_replica::NodeId;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::Notify,
+    task::{AbortHandle, JoinSet},
+};
+
+/// What one peer may have under way here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allowance {
+    pub(super) calls_max: usize,
+    pub(super) request_bytes_max: usize,
+    /// Answers that wait, after which no frame of the peer is taken.
+    pub(super) answer_bytes_soft_max: usize,
+    /// The same, after which its connection is cut.
+    pub(super) answer_bytes_max: usize,
+}
+
+pub(super) const ALLOWANCE: Allowance = Allowance {
+    calls_max: limits::PEER_CALLS_MAX,
+    request_bytes_max: limits::PEER_SERVED_BYTES_MAX,
+    answer_bytes_soft_max: limits::PEER_ANSWER_BYTES_SOFT_MAX,
+    answer_bytes_max: limits::PEER_ANSWER_BYTES_MAX,
+};
+
+/// A connection that a peer dialled.
+#[derive(Debug)]
+struct Served {
+    allowance: Allowance,
+    queue: SendQueue,
+    under_way: Mutex<UnderWay>,
+    /// There was no room for an answer.
+    overflowed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct UnderWay {
+    calls: HashMap<u64, (AbortHandle, usize)>,
+    request_bytes: usize,
+}
+
+/// Serves a peer until its connection ends, and says why it did.
+pub(super) async fn serve(
+    (mut reader, writer): (FrameReader<impl AsyncRead + Unpin>, impl AsyncWrite + Unpin),
+    from: NodeId,
+    handler: Arc<dyn PeerHandler>,
+    (patience, allowance): (Patience, Allowance),
+    clock: Clock,
+) -> Ended {
+    let bounds = Bounds {
+        raft_frames_max: 0,
+        raft_bytes_max: 0,
+        bulk_bytes_max: allowance.answer_bytes_max,
+    };
+    let served = Arc::new(Served {
+        allowance,
+        queue: SendQueue::new(bounds),
+        under_way: Mutex::default(),
+        overflowed: Notify::new(),
+    });
+    // Dropped with the connection, and with it every call that is under way.
+    let mut tasks = JoinSet::new();
+    let read = async {
+        loop {
+            served.queue.drained_to(allowance.answer_bytes_soft_max).await;
+            let frame = match reader.frame_within(patience.silence).await {
+                Ok(frame) => frame,
+                Err(ended) => return ended,
+            };
+            while tasks.try_join_next().is_some() {}
+            match frame.kind {
+                Kind::Raft => handler.raft(from, frame.stream, frame.body),
+                Kind::Call => {
+                    let begun =
+                        served.begin(&mut tasks, &frame, || handler.call(from, frame.body.clone()));
+                    if let Err(ended) = begun {
+                        return ended;
+                    }
+                }
+                Kind::Cancel => served.cancel(frame.stream),
+                Kind::Ping => served.queue.set_pong(pong(&frame, &clock)),
+                Kind::Pong => {}
+                other => return Ended::OutOfTurn(format!("a {other:?} frame to who was dialled")),
+            }
+        }
+    };
+    let ping = || Frame::new(Kind::Ping, 0, wall_clock(&clock));
+    tokio::select! {
+        ended = read => ended,
+        ended = write_frames(writer, &served.queue, patience, ping) => ended,
+        () = served.overflowed.notified() => Ended::AnswersUnread,
+    }
+}
+
+impl Served {
+    /// Begins a call, or declines it.
+    fn begin<F>(
+        self: &Arc<Served>,
+        tasks: &mut JoinSet<()>,
+        frame: &Frame,
+        call: impl FnOnce() -> F,
+    ) -> Result<(), Ended>
+    where
+        F: Future<Output = Bytes> + Send + 'static,
+    {
+        let (stream, bytes) = (frame.stream, frame.body.len());
+        let mut under_way = self.under_way();
+        if under_way.calls.contains_key(&stream) {
+            return Err(Ended::OutOfTurn(format!("call {stream} twice")));
+        }
+        let full = under_way.calls.len() >= self.allowance.calls_max
+            || under_way.request_bytes + bytes > self.allowance.request_bytes_max;
+        if full {
+            drop(under_way);
+            let why = "too many calls are under way on the other side";
+            self.answer(Frame::new(Kind::Declined, stream, why));
+            return Ok(());
+        }
+        let served = self.clone();
+        let call = call();
+        // The task can't be over before it is listed: its end takes the same lock.
+        let task = tasks.spawn(async move {
+            // A handler that panics says so in the log; its caller must not wait for nothing.
+            let answer = AssertUnwindSafe(call).catch_unwind().await;
+            if served.under_way().remove(stream).is_none() {
+                return;
+            }
+            served.answer(match answer {
+                Ok(body) if fits(body.len()) => Frame::new(Kind::Reply, stream, body),
+                Ok(body) => {
+                    tracing::error!(bytes = body.len(), "an answer to a peer does not fit a frame");
+                    Frame::new(Kind::Broken, stream, Bytes::new())
+                }
+                Err(_panic) => Frame::new(Kind::Broken, stream, Bytes::new()),
+            });
+        });
+        under_way.request_bytes += bytes;
+        under_way.calls.insert(stream, (task, bytes));
+        Ok(())
+    }
+
+    /// The caller has gone. One whose answer is on its way already is not known any more.
+    fn cancel(&self, stream: u64) {
+        if let Some(task) = self.under_way().remove(stream) {
+            task.abort();
+        }
+    }
+
+    fn answer(&self, frame: Frame) {
+        if self.queue.push_bulk(frame).is_err() {
+            self.overflowed.notify_one();
+        }
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, UnderWay> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl UnderWay {
+    fn remove(&mut self, stream: u64) -> Option<AbortHandle> {
+        let (task, bytes) = self.calls.remove(&stream)?;
+        self.request_bytes -= bytes;
+        Some(task)
+    }
+}

@@ -1,0 +1,89 @@
+//! Warnings: what the peer port refuses, counted by kind, and logged once a minute at most.
+//!
+//! Whoever scans a port or runs a misconfigured node comes back for ever; the log must not grow with it.
+
+use crate::clock::Clock;
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// The least time between two lines about one kind.
+const SAID_EVERY: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub(super) struct Warnings {
+    clock: Clock,
+    kinds: Mutex<BTreeMap<&'static str, Seen>>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    total: u64,
+    said_at: Instant,
+    /// Since the last line.
+    unsaid: u64,
+}
+
+impl Warnings {
+    pub(super) fn new(clock: Clock) -> Warnings {
+        Warnings { clock, kinds: Mutex::default() }
+    }
+
+    /// Counts something that `whom` did, and logs it unless that was done a moment ago.
+    pub(super) fn warn(
+        &self,
+        kind: &'static str,
+        whom: impl fmt::Display,
+        words: impl fmt::Display,
+    ) {
+        if let Some(unsaid) = self.count(kind) {
+            tracing::warn!(kind, from = %whom, unsaid, "peer port: {words}");
+        }
+    }
+
+    /// How often each kind was seen.
+    pub(super) fn totals(&self) -> BTreeMap<&'static str, u64> {
+        let kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        kinds.iter().map(|(kind, seen)| (*kind, seen.total)).collect()
+    }
+
+    /// Says how many of the kind were not logged, if this one is to be.
+    fn count(&self, kind: &'static str) -> Option<u64> {
+        let now = self.clock.monotonic();
+        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(seen) = kinds.get_mut(kind) else {
+            kinds.insert(kind, Seen { total: 1, said_at: now, unsaid: 0 });
+            return Some(0);
+        };
+        seen.total += 1;
+        if now.saturating_duration_since(seen.said_at) < SAID_EVERY {
+            seen.unsaid += 1;
+            return None;
+        }
+        seen.said_at = now;
+        Some(std::mem::take(&mut seen.unsaid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_is_said_once_a_minute_with_what_was_left_out() {
+        let clock = Clock::manual(0);
+        let warnings = Warnings::new(clock.clone());
+        assert_eq!(warnings.count("garbage"), Some(0));
+        for _ in 0..1_000 {
+            assert_eq!(warnings.count("garbage"), None);
+        }
+        assert_eq!(warnings.count("secret"), Some(0));
+        clock.advance(SAID_EVERY);
+        assert_eq!(warnings.count("garbage"), Some(1_000));
+        assert_eq!(warnings.count("garbage"), None);
+        assert_eq!(warnings.totals(), BTreeMap::from([("garbage", 1_003), ("secret", 1)]));
+    }
+}
