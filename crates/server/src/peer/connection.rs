@@ -27,12 +27,15 @@ pub(super) struct Patience {
     pub(super) handshake: Duration,
     pub(super) ping_every: Duration,
     pub(super) silence: Duration,
+    /// Between two attempts to reach a peer, at most.
+    pub(super) redial_max: Duration,
 }
 
 pub(super) const PATIENCE: Patience = Patience {
     handshake: Duration::from_millis(limits::PEER_HANDSHAKE_MS_MAX),
     ping_every: Duration::from_millis(limits::PEER_PING_EVERY_MS),
     silence: Duration::from_millis(limits::PEER_SILENCE_MS_MAX),
+    redial_max: Duration::from_millis(limits::PEER_REDIAL_MS_MAX),
 };
 
 /// Why a connection ended.

@@ -2,7 +2,7 @@
 //!
 //! Invariants: the handler hears `peer_up` and `peer_down` in turn, whatever ends the connection; a
 //! connection is made to the newest address that was given; between two attempts lies a pause that doubles
-//! up to a bound.
+//! up to a bound, also when connections are made and break at once.
 
 use super::{
     Core, PeerStatus,
@@ -11,7 +11,7 @@ use super::{
     frame::{Kind, PREFACE},
     handshake::{Dialing, HandshakeError, Identity, Nonce, PeerHello, Refusal},
 };
-use crate::{limits, random::random_u64};
+use crate::{clock::real_now, random::random_u64};
 use bytes::Bytes;
 use std::{
     io,
@@ -34,7 +34,6 @@ use tokio::{
 
 /// The first pause after a connection that failed or ended.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_millis(limits::PEER_REDIAL_MS_MAX);
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +120,7 @@ pub(super) struct Link {
     address: watch::Sender<Option<String>>,
     open: Mutex<Option<Arc<Dialled>>>,
     raft_dropped: AtomicU64,
-    last_error: Mutex<Option<String>>,
+    pub(super) last_error: watch::Sender<Option<String>>,
 }
 
 impl Link {
@@ -131,7 +130,7 @@ impl Link {
             address: watch::Sender::new(None),
             open: Mutex::default(),
             raft_dropped: AtomicU64::new(0),
-            last_error: Mutex::default(),
+            last_error: watch::Sender::new(None),
         }
     }
 
@@ -154,7 +153,7 @@ impl Link {
     /// Keeps the peer connected while it has an address, for ever.
     pub(super) async fn keep(self: Arc<Link>, core: Arc<Core>) {
         let mut address = self.address.subscribe();
-        let mut pause = PAUSE_MIN;
+        let mut pauses = Pauses::up_to(core.tuning.patience.redial_max);
         loop {
             let target = address.borrow_and_update().clone();
             let Some(target) = target else {
@@ -163,25 +162,23 @@ impl Link {
                 continue;
             };
             tokio::select! {
-                opened = self.connect(&core, &target) => {
-                    if opened {
-                        pause = PAUSE_MIN;
-                    }
-                }
+                held = self.connect(&core, &target) => pauses.after(held),
                 _moved = address.changed() => {
-                    pause = PAUSE_MIN;
+                    pauses = Pauses::up_to(core.tuning.patience.redial_max);
                     continue;
                 }
             }
             tokio::select! {
-                () = sleep(jittered(pause, random_u64())) => pause = (pause * 2).min(PAUSE_MAX),
-                _moved = address.changed() => pause = PAUSE_MIN,
+                () = sleep(pauses.next(random_u64())) => {}
+                _moved = address.changed() => {
+                    pauses = Pauses::up_to(core.tuning.patience.redial_max);
+                }
             }
         }
     }
 
-    /// Opens a connection and runs it to its end; `false` if there was none.
-    async fn connect(&self, core: &Arc<Core>, address: &str) -> bool {
+    /// Opens a connection and runs it to its end. Says how long it held.
+    async fn connect(&self, core: &Arc<Core>, address: &str) -> Duration {
         let dialled = dial(address, &core.me, Some(self.node), core.tuning.patience.handshake);
         let (reader, writer, peer) = match dialled.await {
             Ok(opened) => opened,
@@ -194,20 +191,21 @@ impl Link {
                     None => tracing::debug!(node = self.node, address, %error, "no connection"),
                 }
                 self.failed(error.to_string());
-                return false;
+                return Duration::ZERO;
             }
         };
         let dialled = Arc::new(Dialled::new(peer, core.clock.clone(), BOUNDS));
+        let opened_at = real_now();
         let _up = Up::new(self, core, dialled.clone());
         tracing::info!(node = self.node, address, "connected to a peer");
         let ended = dialled.run(reader, writer, core.tuning.patience).await;
         tracing::warn!(node = self.node, address, %ended, "the connection to a peer ended");
         self.failed(ended.to_string());
-        true
+        real_now().duration_since(opened_at)
     }
 
     fn failed(&self, error: String) {
-        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        self.last_error.send_replace(Some(error));
     }
 
     /// Queues a Raft message; `false` if the peer is not connected, and it was dropped.
@@ -248,14 +246,37 @@ impl Link {
             bytes_waiting,
             calls_under_way: open.map(Dialled::calls_under_way).unwrap_or_default(),
             raft_dropped: self.raft_dropped.load(Ordering::Relaxed),
-            last_error: self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            last_error: self.last_error.borrow().clone(),
         }
     }
 }
 
-/// A pause of three to four quarters: nodes that lost the same peer do not come back as one.
-fn jittered(pause: Duration, random: u64) -> Duration {
-    pause - pause.mul_f64((random >> 11) as f64 / (1u64 << 53) as f64 / 4.0)
+/// The pauses between attempts: each twice as long as the one before, up to a bound.
+#[derive(Debug)]
+struct Pauses {
+    next: Duration,
+    max: Duration,
+}
+
+impl Pauses {
+    fn up_to(max: Duration) -> Pauses {
+        Pauses { next: PAUSE_MIN, max }
+    }
+
+    /// A connection held for so long. One that breaks at once is no success: it would come again and
+    /// again, and fill the log.
+    fn after(&mut self, held: Duration) {
+        if held >= self.max {
+            self.next = PAUSE_MIN;
+        }
+    }
+
+    /// Three to four quarters of the pause: nodes that lost the same peer do not come back as one.
+    fn next(&mut self, random: u64) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(self.max);
+        pause - pause / 4 * (random % 1_000) as u32 / 1_000
+    }
 }
 
 /// A connection that is up, until this is dropped: by its end, by a new address, or with its link.
@@ -350,12 +371,25 @@ pub(super) async fn ask_to_join(
 mod tests {
     use super::*;
 
+    const MAX: Duration = Duration::from_secs(2);
+
     #[test]
-    fn pauses_differ_and_stay_within_their_bounds() {
-        for pause in [PAUSE_MIN, PAUSE_MAX] {
-            assert_eq!(jittered(pause, 0), pause);
-            let shortest = jittered(pause, u64::MAX);
-            assert!(shortest >= pause * 3 / 4 && shortest < pause, "{shortest:?}");
+    fn pauses_double_up_to_their_bound_and_begin_again_after_a_connection_that_held() {
+        let mut pauses = Pauses::up_to(MAX);
+        for pause_ms in [50, 100, 200, 400, 800, 1_600, 2_000, 2_000] {
+            pauses.after(Duration::from_millis(1_999));
+            assert_eq!(pauses.next(0), Duration::from_millis(pause_ms));
+        }
+        pauses.after(MAX);
+        assert_eq!(pauses.next(0), PAUSE_MIN);
+    }
+
+    #[test]
+    fn pauses_differ_by_up_to_a_quarter() {
+        for (random, pause_ms) in [(0, 2_000), (500, 1_750), (999, 1_500), (u64::MAX, 1_692)] {
+            let mut pauses = Pauses { next: MAX, max: MAX };
+            let pause = pauses.next(random);
+            assert!(pause.as_millis().abs_diff(pause_ms) <= 1, "{random}: {pause:?}");
         }
     }
 }

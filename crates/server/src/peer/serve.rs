@@ -124,20 +124,17 @@ impl Served {
         F: Future<Output = Bytes> + Send + 'static,
     {
         let (stream, bytes) = (frame.stream, frame.body.len());
-        let mut under_way = self.under_way();
-        if under_way.calls.contains_key(&stream) {
+        if self.under_way().calls.contains_key(&stream) {
             return Err(Ended::OutOfTurn(format!("call {stream} twice")));
         }
-        let full = under_way.calls.len() >= self.allowance.calls_max
-            || under_way.request_bytes + bytes > self.allowance.request_bytes_max;
-        if full {
-            drop(under_way);
+        // Calls are begun one after the other, so what there is room for now stays so.
+        if self.is_full(bytes) {
             let why = "too many calls are under way on the other side";
             self.answer(Frame::new(Kind::Declined, stream, why));
             return Ok(());
         }
-        let served = self.clone();
-        let call = call();
+        let (served, call) = (self.clone(), call());
+        let mut under_way = self.under_way();
         // The task can't be over before it is listed: its end takes the same lock.
         let task = tasks.spawn(async move {
             // A handler that panics says so in the log; its caller must not wait for nothing.
@@ -157,6 +154,12 @@ impl Served {
         under_way.request_bytes += bytes;
         under_way.calls.insert(stream, (task, bytes));
         Ok(())
+    }
+
+    fn is_full(&self, bytes: usize) -> bool {
+        let under_way = self.under_way();
+        under_way.calls.len() >= self.allowance.calls_max
+            || under_way.request_bytes + bytes > self.allowance.request_bytes_max
     }
 
     /// The caller has gone. One whose answer is on its way already is not known any more.

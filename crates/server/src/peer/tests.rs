@@ -277,16 +277,10 @@ async fn another_node_at_a_peers_address_is_not_taken_for_it() {
 
 /// Waits for the last error of the one peer to be as wanted: attempts come again and again.
 async fn until_error(node: &TestNode, wanted: impl Fn(&str) -> bool) -> String {
-    within("an error", async {
-        loop {
-            let error = node.network.status().remove(0).last_error.unwrap_or_default();
-            if wanted(&error) {
-                return error;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await
+    let peer = node.network.status().remove(0).node;
+    let mut errors = node.network.link(peer).unwrap().last_error.subscribe();
+    let told = errors.wait_for(|error| error.as_deref().is_some_and(&wanted));
+    within("an error", told).await.unwrap().clone().unwrap()
 }
 
 #[tokio::test]

@@ -155,7 +155,7 @@ async fn half_a_frame_and_then_nothing_is_an_end() {
 #[tokio::test]
 async fn a_handshake_that_takes_too_long_is_ended() {
     let mut tuning = TUNING;
-    tuning.patience.handshake = Duration::from_millis(300);
+    tuning.patience.handshake = Duration::from_millis(1_000);
     let besieged = Besieged::tuned(tuning).await;
     let mut slow = besieged.stranger().await;
     slow.write_all(&PREFACE[..7]).await.unwrap();
@@ -317,7 +317,7 @@ async fn a_peer_that_breaks_the_protocol_loses_its_connection_alone() {
 #[tokio::test]
 async fn a_peer_that_reads_no_answers_is_cut_off_and_costs_a_bounded_amount() {
     let mut tuning = TUNING;
-    tuning.patience.silence = Duration::from_millis(500);
+    tuning.patience.silence = Duration::from_millis(3_000);
     tuning.allowance =
         Allowance { answer_bytes_soft_max: 1 << 20, answer_bytes_max: 4 << 20, ..ALLOWANCE };
     let node = TestNode::with(config(1).identity(), tuning, Clock::system()).await;

@@ -12,6 +12,7 @@ const IMPATIENT: Tuning = Tuning {
         handshake: Duration::from_millis(1_000),
         ping_every: Duration::from_millis(50),
         silence: Duration::from_millis(400),
+        redial_max: Duration::from_millis(200),
     },
     ..TUNING
 };
@@ -110,6 +111,32 @@ async fn what_was_answered_was_executed_once_while_lines_are_cut() {
             assert!(turns.iter().skip(1).step_by(2).all(|up| !*up), "{turns:?}");
         }
         assert!(node.network.status().iter().all(|peer| peer.calls_under_way == 0));
+    }
+}
+
+#[tokio::test]
+async fn a_peer_behind_a_dead_line_is_down_until_the_line_is_back() {
+    let mut tuning = IMPATIENT;
+    tuning.patience.silence = Duration::from_millis(1_000);
+    for dead in [Line::Stalls, Line::Swallows] {
+        let one = TestNode::with(config(1).identity(), tuning, Clock::system()).await;
+        let two = TestNode::with(config(2).identity(), tuning, Clock::system()).await;
+        let line = Proxy::to(two.address).await;
+        one.dials(&[(2, line.address)]);
+        one.recorder.until_up(2).await;
+        line.set(dead);
+        // Found out by silence alone.
+        let call = tokio::spawn(one.network.call(2, Bytes::from("into the void"), WAIT));
+        one.recorder.until_down(2).await;
+        let lost = within("the call", call).await.unwrap();
+        assert!(lost == Err(CallError::Lost) || is_not_sent(&lost), "{lost:?}");
+        assert!(is_not_sent(&one.asks(2, "nobody").await));
+        line.set(Line::Passes);
+        line.cut();
+        one.recorder.until_up(2).await;
+        assert!(one.asks(2, "back").await.is_ok());
+        assert_eq!(one.recorder.turns(2)[..3], [true, false, true], "{dead:?}");
+        assert_eq!((two.executed("nobody"), two.executed("back")), (0, 1));
     }
 }
 
