@@ -231,21 +231,25 @@ fn check_occurrences(occurrences: &[Timestamp], now: Timestamp) -> Result<(), Re
 impl ScheduleSpec<'_> {
     /// Whether an occurrence comes too late to fire. `is_latest`: no later one has passed.
     fn misses(&self, at: Timestamp, now: Timestamp, is_latest: bool) -> bool {
-        let late_ms = now.ms_since(at);
+        let is_late = now.ms_since(at) > self.late_ms_max();
         match self.catch_up {
-            CatchUp::None => late_ms > SCHEDULE_LATE_MS_MAX,
-            CatchUp::Last => !is_latest || late_ms > self.catch_up_window_ms,
-            CatchUp::All => late_ms > self.catch_up_window_ms,
+            CatchUp::None | CatchUp::All => is_late,
+            CatchUp::Last => is_late || !is_latest,
+        }
+    }
+
+    /// How late an occurrence may be and still fire. Never less than what a leader may be late by
+    /// itself, or a short window would lose runs that nothing delayed.
+    fn late_ms_max(&self) -> u64 {
+        match self.catch_up {
+            CatchUp::None => SCHEDULE_LATE_MS_MAX,
+            CatchUp::Last | CatchUp::All => self.catch_up_window_ms.max(SCHEDULE_LATE_MS_MAX),
         }
     }
 
     /// The oldest moment whose occurrence may still fire at `now`: what passed before it can be left
     /// out of a [`FireSchedule`].
     pub fn fires_from(&self, now: Timestamp) -> Timestamp {
-        let window_ms = match self.catch_up {
-            CatchUp::None => SCHEDULE_LATE_MS_MAX,
-            CatchUp::Last | CatchUp::All => self.catch_up_window_ms,
-        };
-        Timestamp(now.0.saturating_sub(window_ms))
+        Timestamp(now.0.saturating_sub(self.late_ms_max()))
     }
 }

@@ -190,7 +190,7 @@ limits! {
     SCHEDULE_JITTER_MS_MAX: u64 = 86_400_000, "ms";
     /// How old an occurrence may be and still be caught up with, unless the schedule says otherwise: one hour.
     CATCH_UP_WINDOW_MS_DEFAULT: u64 = 3_600_000, "ms";
-    /// An occurrence later than this was missed, for a schedule that catches up with none: a restart takes less.
+    /// An occurrence no later than this is on time, whatever the schedule catches up with: a restart takes less.
     SCHEDULE_LATE_MS_MAX: u64 = 10_000, "ms";
     /// Occurrences that one entry decides: the loop is not held longer than this.
     OCCURRENCES_PER_ENTRY_MAX: usize = 1_000, "occurrences";

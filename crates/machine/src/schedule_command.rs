@@ -79,7 +79,8 @@ pub struct ScheduleSpec<'a> {
     pub overlap: Overlap,
     /// What happens to occurrences that passed unseen.
     pub catch_up: CatchUp,
-    /// How old an occurrence may be and still fire, for `Last` and `All`.
+    /// How old an occurrence may be and still fire, for `Last` and `All`. Whatever it says, one that
+    /// is no later than `SCHEDULE_LATE_MS_MAX` was not late.
     pub catch_up_window_ms: u64,
     /// Each run starts up to this long after its occurrence, drawn from name and occurrence.
     pub jitter_ms: u64,

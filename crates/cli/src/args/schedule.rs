@@ -111,7 +111,8 @@ pub(crate) struct ScheduleAddArgs {
     /// What fires of the occurrences that passed while the broker was down [default: last]
     #[arg(long, value_name = "POLICY")]
     pub(crate) catch_up: Option<CatchUpName>,
-    /// How old an occurrence may be and still be caught up with [default: 1h]
+    /// How old an occurrence may be and still be caught up with; up to 10s late is on time anyway
+    /// [default: 1h]
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) catch_up_window: Option<Duration>,
     /// Start each run up to this long after its occurrence, to spread the load.

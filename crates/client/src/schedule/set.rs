@@ -133,7 +133,8 @@ impl SetSchedule {
         self.change(|rules| rules.catch_up = catch_up.as_str().into())
     }
 
-    /// How old an occurrence may be and still be caught up with; one hour if not said.
+    /// How old an occurrence may be and still be caught up with; one hour if not said. Up to ten
+    /// seconds late is on time under a shorter one too.
     pub fn catch_up_window(self, window: Duration) -> SetSchedule {
         self.change(|rules| rules.catch_up_window_ms = Some(millis(window)))
     }

@@ -131,10 +131,10 @@ fn each_policy_catches_up_with_what_it_says() {
     for (catch_up, catch_up_window_ms, fired) in [
         (CatchUp::None, 0, vec![5]),
         (CatchUp::Last, 4 * MINUTE, vec![5]),
-        (CatchUp::Last, 1_000, vec![]),
+        (CatchUp::Last, 0, vec![5]),
         (CatchUp::All, 3_600_000, vec![1, 2, 3, 4, 5]),
         (CatchUp::All, 2 * MINUTE + 2_000, vec![3, 4, 5]),
-        (CatchUp::All, 1_000, vec![]),
+        (CatchUp::All, 0, vec![5]),
     ] {
         let overlap = Overlap::Allow;
         let mut yard = scheduled(ScheduleSpec { catch_up, catch_up_window_ms, overlap, ..spec() });
@@ -182,12 +182,16 @@ fn what_was_left_out_counts_as_missed() {
 #[test]
 fn what_is_left_out_of_a_fire_can_only_be_missed() {
     let now = Timestamp(START);
-    for (catch_up, from) in [
-        (CatchUp::None, START - SCHEDULE_LATE_MS_MAX),
-        (CatchUp::Last, START - 5_000),
-        (CatchUp::All, START - 5_000),
+    let late = SCHEDULE_LATE_MS_MAX;
+    for (catch_up, catch_up_window_ms, from) in [
+        (CatchUp::None, 60_000, START - late),
+        (CatchUp::Last, 60_000, START - 60_000),
+        (CatchUp::All, 60_000, START - 60_000),
+        // A leader is always a little late: no window is shorter than that.
+        (CatchUp::Last, 0, START - late),
+        (CatchUp::All, late - 1, START - late),
     ] {
-        let spec = ScheduleSpec { catch_up, catch_up_window_ms: 5_000, ..spec() };
+        let spec = ScheduleSpec { catch_up, catch_up_window_ms, ..spec() };
         assert_eq!(spec.fires_from(now), Timestamp(from));
         assert!(spec.misses(Timestamp(from - 1), now, true));
         assert!(!spec.misses(Timestamp(from), now, true));

@@ -155,11 +155,13 @@ mod tests {
         for (catch_up, window_ms, outage_ms, expected) in [
             (CatchUp::Last, hour, MINUTE, (1, 1, 0)),
             (CatchUp::Last, hour, 10 * MINUTE, (1, 1, 9)),
-            (CatchUp::Last, 1_000, 10 * MINUTE + 5_000, (1, 0, 10)),
+            (CatchUp::Last, 0, 10 * MINUTE + 10_000, (1, 1, 9)),
+            (CatchUp::Last, 0, 10 * MINUTE + 10_001, (1, 0, 10)),
             (CatchUp::None, hour, 10 * MINUTE, (1, 1, 9)),
             (CatchUp::None, hour, 10 * MINUTE + 30_000, (1, 0, 10)),
             (CatchUp::All, hour, 10 * MINUTE, (1, 10, 0)),
             (CatchUp::All, 5 * MINUTE, 10 * MINUTE, (1, 6, 4)),
+            (CatchUp::All, 0, 10 * MINUTE + 10_000, (1, 1, 9)),
             (CatchUp::All, 2 * DAY, 2 * DAY, (3, 2_880, 0)),
             // A year of minutes: all but the last can only be missed, and are counted up to a bound.
             (CatchUp::Last, hour, 365 * DAY, (1, 1, 1_001)),

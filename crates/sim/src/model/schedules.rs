@@ -173,7 +173,7 @@ impl Run {
                 Overlap::CancelOther,
             ]),
             catch_up: *rng.pick(&[CatchUp::None, CatchUp::Last, CatchUp::All]),
-            catch_up_window_ms: *rng.pick(&[0, 3_000, 20_000]),
+            catch_up_window_ms: *rng.pick(&[0, 12_000, 20_000]),
             jitter_ms: if rng.chance(300) { 2_000 } else { 0 },
             start_at: rng.chance(150).then(|| Timestamp(now + rng.below(5_000))),
             end_at: rng.chance(150).then(|| Timestamp(now + rng.between(6_000, 40_000))),

@@ -58,7 +58,7 @@ impl Workload {
             enqueue: Enqueue { queue, task },
             overlap: drawn.overlap,
             catch_up: *rng.pick(&[CatchUp::None, CatchUp::Last, CatchUp::All]),
-            catch_up_window_ms: *rng.pick(&[2_000, 5_000, 20_000]),
+            catch_up_window_ms: *rng.pick(&[0, 12_000, 20_000]),
             jitter_ms: if rng.chance(300) { 1_500 } else { 0 },
             start_at: rng.chance(200).then(|| Timestamp(drawn.at + rng.below(3_000))),
             end_at: rng.chance(150).then(|| Timestamp(drawn.at + rng.between(4_000, 20_000))),

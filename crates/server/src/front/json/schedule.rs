@@ -64,7 +64,8 @@ pub(in crate::front) struct ScheduleBody<'a> {
     /// Default `last`.
     #[serde(default)]
     catch_up: CatchUp,
-    /// How old an occurrence may be and still be caught up with. Default one hour.
+    /// How old an occurrence may be and still be caught up with. Default one hour; up to 10 s late
+    /// is on time under a shorter one too.
     catch_up_window_ms: Option<Ms>,
     /// Each run starts up to this long after its occurrence. Default 0.
     jitter_ms: Option<Ms>,

@@ -208,10 +208,11 @@ impl Account {
         self.change(name, |known| known.next = next);
         let last = carried[carried.len() - 1];
         let newest = next.is_none_or(|next| next > now).then_some(last);
+        let window_ms = spec.catch_up_window_ms.max(LATE_MS_MAX);
         let in_time = |at: u64| match spec.catch_up {
             CatchUp::None => now - at <= LATE_MS_MAX,
-            CatchUp::Last => newest == Some(at) && now - at <= spec.catch_up_window_ms,
-            CatchUp::All => now - at <= spec.catch_up_window_ms,
+            CatchUp::Last => newest == Some(at) && now - at <= window_ms,
+            CatchUp::All => now - at <= window_ms,
         };
         let mut missed = left_out;
         for &at in carried {
