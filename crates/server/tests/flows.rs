@@ -5,7 +5,10 @@ mod common;
 
 use common::{Broker, DEADLINE, code, eventually, http, queues, task};
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
 use taskyard_proto::v1::{self, taskyard_client::TaskyardClient};
 use tonic::transport::Channel;
 
@@ -394,6 +397,64 @@ async fn a_running_task_decides_the_fan_out_and_what_depends_on_it_waits() {
     let after = claim_one(&mut client, "q2").await;
     ack(&mut client, &after, "done").await;
     assert_eq!(ended(&mut client, &flow.id).await.state, "succeeded");
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn only_the_running_task_adds_tasks_to_its_node() {
+    let broker = Broker::manual().await;
+    let mut client = broker.grpc().await;
+    let nodes = vec![
+        node("split", "q1", &[]),
+        node("beside", "q2", &[]),
+        node("waits", "q3", &[]),
+        node("blocked", "q4", &["split"]),
+    ];
+    let flow = submit(&mut client, nodes).await;
+    let first = claim_one(&mut client, "q1").await;
+    let beside = claim_one(&mut client, "q2").await;
+    let request = |parent: &str, claim_token| v1::AddFlowTasksRequest {
+        flow_id: flow.id.clone(),
+        parent: parent.into(),
+        claim_token,
+        nodes: vec![node("part", "parts", &[])],
+    };
+    let path = format!("/v1/flows/{}/tasks", flow.id);
+    let over_http = async |parent: &str, token: Option<u64>| {
+        let mut body = json!({"parent": parent, "nodes": [{"name": "part", "type": "t"}]});
+        if let Some(token) = token {
+            body["claim_token"] = token.into();
+        }
+        http::post(broker.address, &path, &body.to_string()).await.problem()
+    };
+    let missing = client.add_flow_tasks(request("split", 0)).await.unwrap_err();
+    assert_eq!(code(&missing), "invalid_argument");
+    assert!(missing.message().contains("claim_token is missing"), "{missing}");
+    let (status, _, detail) = over_http("split", None).await;
+    assert_eq!(status, 400);
+    assert!(detail.contains("missing field `claim_token`"), "{detail}");
+
+    // The lease of the first attempt ends, and another one begins.
+    broker.clock.advance(Duration::from_secs(31));
+    let second = claim_one(&mut client, "q1").await;
+    assert_eq!((&second.id, second.attempt), (&first.id, 2));
+    for (parent, token, what) in [
+        ("split", beside.claim_token, "another task's token"),
+        ("split", first.claim_token, "the token of a claim that was lost"),
+        ("waits", second.claim_token, "a task that nobody has claimed"),
+        ("blocked", second.claim_token, "a task that waits for its parents"),
+    ] {
+        let lost = client.add_flow_tasks(request(parent, token)).await.unwrap_err();
+        assert_eq!(code(&lost), "claim_lost", "{what}: {lost}");
+        let (status, code, detail) = over_http(parent, Some(token)).await;
+        assert_eq!((status, code.as_str()), (409, "claim_lost"), "{what}: {detail}");
+    }
+    assert_eq!(look(&mut client, &flow.id).await.nodes_total, 4);
+    client.add_flow_tasks(request("split", second.claim_token)).await.unwrap();
+    assert_eq!(look(&mut client, &flow.id).await.nodes_total, 5);
+    ack(&mut client, &second, "1").await;
+    let late = client.add_flow_tasks(request("split", second.claim_token)).await.unwrap_err();
+    assert_eq!(code(&late), "claim_lost");
     broker.stop().await;
 }
 

@@ -43,7 +43,8 @@ impl Turn<'_> {
         Ok(Outcome::FlowTasksAdded(old.into_iter().map(answer).collect()))
     }
 
-    /// Whether this node's task runs, as far as the flow knows.
+    /// Whether this node's task runs, as far as the flow knows: that it waits or runs, and has not
+    /// ended. Which claim holds it is known where the task lives, and asked there before this.
     fn check_adder(&self, flow: TaskId, adder: u32, state: FlowState) -> Result<(), Rejection> {
         if state != FlowState::Running {
             return Err(Rejection::FlowEnded { flow, state });
@@ -54,8 +55,7 @@ impl Turn<'_> {
         }
         let node = self.shard.node(flow, adder);
         if node.state != NodeState::Live {
-            let text = format!("node {:?} does not run; only a running task adds tasks", node.name);
-            return Err(Rejection::invalid(text));
+            return Err(Rejection::ClaimLost { task: node.task });
         }
         Ok(())
     }

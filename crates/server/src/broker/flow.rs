@@ -193,13 +193,17 @@ impl Broker {
         }
     }
 
-    /// Adds tasks to the flow of a running task; their ids by name. A token that is given must be
-    /// that of the task's claim.
+    /// Adds tasks to the flow of a running task; their ids by name. The token must be that of the
+    /// task's claim.
+    ///
+    /// The claim is read on the task's shard, the tasks are added on the flow's. So the token is a
+    /// fence against a worker that lost its claim before it asked; a claim that is lost between the
+    /// two still adds, unless the task has ended by then. The next attempt finds what was added.
     pub async fn add_flow_tasks(
         &self,
         flow: TaskId,
         parent: &str,
-        token: Option<ClaimToken>,
+        token: ClaimToken,
         nodes: Vec<FlowNode<'_>>,
     ) -> Result<BTreeMap<String, TaskId>, Error> {
         let shard = self.shard_of_flow(flow)?;
@@ -213,9 +217,7 @@ impl Broker {
         let names: Vec<String> = nodes.iter().map(|node| node.name.to_owned()).collect();
         let command =
             EncodedCommand::new(&Command::AddFlowTasks(AddFlowTasks { flow, parent, nodes }));
-        if let Some(token) = token {
-            self.check_adder(flow, parent, token).await?;
-        }
+        self.check_adder(flow, parent, token).await?;
         match self.shards().propose(shard, command, true).await? {
             Outcome::FlowTasksAdded(made) => {
                 Ok(names.into_iter().zip(made.into_iter().map(|made| made.id)).collect())

@@ -421,7 +421,13 @@ impl Taskyard for Grpc {
     ) -> Result<Response<v1::AddFlowTasksReply>, Status> {
         let request = request.into_inner();
         let id = edge::task_id(&request.flow_id)?;
-        let token = (request.claim_token > 0).then_some(ClaimToken(request.claim_token));
+        // No claim has the token 0.
+        if request.claim_token == 0 {
+            let text =
+                "claim_token is missing; only a running task adds tasks, send that of its claim";
+            return Err(Error::Invalid(text.into()).into());
+        }
+        let token = ClaimToken(request.claim_token);
         let nodes = flow::nodes(&self.broker, &request.nodes)?;
         let tasks = self.broker.add_flow_tasks(id, &request.parent, token, nodes).await?;
         Ok(Response::new(v1::AddFlowTasksReply { tasks: flow::ids(tasks) }))

@@ -130,7 +130,7 @@ pub(super) async fn add(
     let mut added: json::AddedTasks<'_> = body.parse()?;
     json::decode_nodes(&mut added.nodes)?;
     let nodes = json::flow_nodes(&http.broker, &added.nodes)?;
-    let token = added.claim_token.map(ClaimToken);
+    let token = ClaimToken(added.claim_token);
     let tasks = http.broker.add_flow_tasks(flow, &added.parent, token, nodes).await?;
     Ok(ok(&json::FlowTasksAdded::from(tasks)))
 }

@@ -131,8 +131,8 @@ pub(in crate::front) struct NewFlow<'a> {
 pub(in crate::front) struct AddedTasks<'a> {
     /// The node whose task adds them; it is done when it and all that it added are.
     pub(in crate::front) parent: String,
-    /// That of the task's claim; checked if it is there.
-    pub(in crate::front) claim_token: Option<u64>,
+    /// That of the task's claim.
+    pub(in crate::front) claim_token: u64,
     /// The tasks, each with a `name`. One that the same node added before is the same task.
     #[serde(borrow)]
     pub(in crate::front) nodes: Vec<NewTask<'a>>,
