@@ -154,7 +154,8 @@ impl Schedule {
     }
 
     /// Runs every occurrence of a past range now, both ends included and up to 10,000; returns how many
-    /// there were. A range that is backfilled twice runs twice.
+    /// there were. A range that is backfilled twice runs twice; an error half-way says how many of its
+    /// first occurrences were enqueued.
     pub async fn backfill(
         &self,
         from: impl Into<Timestamp>,

@@ -65,6 +65,7 @@ macro_rules! wire_command {
 
 const TAG_EXPIRE_DUE: u8 = 21;
 const TAG_BEGIN_TERM: u8 = 22;
+// Retired, never to be given away: 31, a backfill that did not say which rules it follows.
 
 wire_command! {
     1 => Enqueue,
@@ -101,7 +102,7 @@ wire_command! {
     28 => PauseSchedule,
     29 => ResumeSchedule,
     30 => TriggerSchedule,
-    31 => BackfillSchedule,
+    32 => BackfillSchedule,
 }
 
 wire_struct!(Body<'a> { content_type, headers, payload });
@@ -483,6 +484,7 @@ pub(crate) mod tests {
             Command::TriggerSchedule(TriggerSchedule { name: "nightly" }),
             Command::BackfillSchedule(BackfillSchedule {
                 name: "nightly",
+                revision: 2,
                 occurrences: vec![Timestamp(1)],
             }),
         ]

@@ -185,6 +185,7 @@ impl Turn<'_> {
         backfill: &BackfillSchedule<'_>,
     ) -> Result<Outcome, Rejection> {
         let schedule = self.find_schedule(backfill.name)?;
+        schedule.check_revision(backfill.revision)?;
         check_occurrences(&backfill.occurrences, self.now)?;
         let key = schedule_key(backfill.name);
         let bytes = schedule.spec.clone();

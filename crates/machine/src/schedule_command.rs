@@ -158,6 +158,8 @@ pub struct TriggerSchedule<'a> {
 pub struct BackfillSchedule<'a> {
     /// Its name.
     pub name: &'a str,
+    /// The rules that the occurrences follow from.
+    pub revision: u64,
     /// Past occurrences, in order.
     pub occurrences: Vec<Timestamp>,
 }
@@ -182,7 +184,7 @@ wire_struct!(RemoveSchedule<'a> { name });
 wire_struct!(PauseSchedule<'a> { name, note });
 wire_struct!(ResumeSchedule<'a> { name, revision, next_run_at });
 wire_struct!(TriggerSchedule<'a> { name });
-wire_struct!(BackfillSchedule<'a> { name, occurrences });
+wire_struct!(BackfillSchedule<'a> { name, revision, occurrences });
 
 impl<'a> Wire<'a> for Rhythm<'a> {
     fn write(&self, out: &mut Vec<u8>) {

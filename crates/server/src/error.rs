@@ -42,6 +42,16 @@ pub enum Error {
         /// What is wrong with it.
         error: Box<Error>,
     },
+    /// A backfill ended before its end. What was enqueued by then stays.
+    #[error("{error}; {enqueued} of {total} occurrences were enqueued before that")]
+    HalfWay {
+        /// How many were enqueued.
+        enqueued: usize,
+        /// How many there are.
+        total: usize,
+        /// Why it ended.
+        error: Box<Error>,
+    },
     /// A budget of this node is used up (memory, parked claims, connections). Nothing changed.
     #[error("{0}")]
     LimitExceeded(String),
@@ -113,6 +123,11 @@ impl Error {
             Error::NotFound(_) => "not_found",
             Error::PayloadTooLarge { .. } => "payload_too_large",
             Error::Element { error, .. } | Error::Node { error, .. } => error.code(),
+            // Most codes say that nothing changed, so that clients send it again by themselves.
+            Error::HalfWay { error, .. } => match error.code() {
+                code @ ("invalid_argument" | "not_found") => code,
+                _ => "outcome_unknown",
+            },
             Error::LimitExceeded(_) => "limit_exceeded",
             Error::DiskFull(_) => "disk_full",
             Error::NoQuorum { .. } | Error::NotLeader { .. } => "no_quorum",

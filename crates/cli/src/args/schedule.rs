@@ -57,7 +57,8 @@ pub(crate) enum ScheduleCommand {
     #[command(after_help = "Example:
   taskyard schedule backfill nightly --from 2031-05-01T00:00:00Z --to 2031-05-07T23:59:59Z
 
-Both ends are included; up to 10,000 occurrences. A range that is backfilled twice runs twice.")]
+Both ends are included; up to 10,000 occurrences. A range that is backfilled twice runs twice:
+after an error, which says how many were enqueued, backfill the rest alone.")]
     Backfill {
         /// Its name.
         #[arg(value_name = "NAME")]

@@ -394,8 +394,10 @@ fn a_backfill_runs_the_past_side_by_side_and_changes_nothing_else() {
     yard.pass_ms(30_000);
     let before = view(&yard);
     let past: Vec<Timestamp> = (1..=3).map(|number| Timestamp(START - number * 10)).rev().collect();
-    let backfill =
-        |occurrences| Command::BackfillSchedule(BackfillSchedule { name: "nightly", occurrences });
+    let by = |revision, occurrences| {
+        Command::BackfillSchedule(BackfillSchedule { name: "nightly", revision, occurrences })
+    };
+    let backfill = |occurrences| by(before.revision, occurrences);
     let told = yard.send(backfill(past.clone()));
     assert_eq!(told, Ok(Outcome::ScheduleFired { fired: 3, skipped: 0, missed: 0 }));
     assert_eq!(view(&yard), before);
@@ -406,6 +408,10 @@ fn a_backfill_runs_the_past_side_by_side_and_changes_nothing_else() {
         .collect();
     assert_eq!(found, past.iter().map(|at| at.to_rfc3339()).collect::<Vec<_>>());
     assert!(yard.send(backfill(vec![minute(1)])).is_err(), "the future is no past");
+    // Rules that are not those the occurrences were computed from have other occurrences.
+    let stale = yard.send(by(before.revision + 1, past)).unwrap_err();
+    assert_eq!(stale, Rejection::ScheduleChanged { name: "nightly".into() });
+    assert!(yard.claim("mail", 10).is_empty());
 }
 
 #[test]

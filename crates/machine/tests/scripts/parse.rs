@@ -244,9 +244,11 @@ impl<'a> Line<'a> {
             }
             "resume" => Command::ResumeSchedule(ResumeSchedule { name, revision, next_run_at }),
             "trigger" => Command::TriggerSchedule(TriggerSchedule { name }),
-            "backfill" => {
-                Command::BackfillSchedule(BackfillSchedule { name, occurrences: occurrences() })
-            }
+            "backfill" => Command::BackfillSchedule(BackfillSchedule {
+                name,
+                revision,
+                occurrences: occurrences(),
+            }),
             other => panic!("unknown command schedule {other}"),
         }
     }

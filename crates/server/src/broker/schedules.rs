@@ -155,6 +155,9 @@ impl Broker {
     }
 
     /// Runs every occurrence of a past range, both ends included; how many there are.
+    ///
+    /// A large range takes several entries, all by the same rules: if new ones come in between, the
+    /// rest is refused. It has no identity, so that the same range again enqueues it again.
     pub async fn backfill_schedule(
         &self,
         name: &str,
@@ -185,15 +188,19 @@ impl Broker {
         let task_bytes = spec.enqueue.task.body.payload.len().max(1);
         let at_once =
             (BACKFILL_ENTRY_BYTES_MAX / task_bytes).clamp(1, limits::OCCURRENCES_PER_ENTRY_MAX);
-        for part in occurrences.chunks(at_once) {
-            let backfill = BackfillSchedule { name, occurrences: part.to_vec() };
+        let revision = view.revision;
+        in_parts(&occurrences, at_once, |occurrences| {
+            let backfill = BackfillSchedule { name, revision, occurrences };
             let command = EncodedCommand::new(&Command::BackfillSchedule(backfill));
-            match self.shards().propose(shard, command, true).await? {
-                Outcome::ScheduleFired { .. } => {}
-                other => unexpected(&other),
+            let proposed = self.shards().propose(shard, command, true);
+            async {
+                match proposed.await? {
+                    Outcome::ScheduleFired { .. } => Ok(()),
+                    other => unexpected(&other),
+                }
             }
-        }
-        Ok(occurrences.len() as u64)
+        })
+        .await
     }
 
     async fn command_schedule(&self, name: &str, command: &Command<'_>) -> Result<(), Error> {
@@ -218,10 +225,68 @@ impl Broker {
     }
 }
 
+/// Enqueues occurrences part by part, in order; how many they are. What fails half-way tells how
+/// far it came.
+async fn in_parts<F: Future<Output = Result<(), Error>>>(
+    occurrences: &[Timestamp],
+    at_once: usize,
+    mut enqueue: impl FnMut(Vec<Timestamp>) -> F,
+) -> Result<u64, Error> {
+    let total = occurrences.len();
+    let mut enqueued = 0;
+    for part in occurrences.chunks(at_once) {
+        enqueue(part.to_vec()).await.map_err(|error| match enqueued {
+            0 => error,
+            _ => Error::HalfWay { enqueued, total, error: Box::new(error) },
+        })?;
+        enqueued += part.len();
+    }
+    Ok(total as u64)
+}
+
 fn timetable(spec: &ScheduleSpec<'_>) -> Result<Timetable, Error> {
     Timetable::new(&spec.rhythm, spec.start_at, spec.end_at)
 }
 
 fn not_found(name: &str) -> Error {
     Rejection::ScheduleNotFound { name: name.into() }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::ready;
+
+    #[tokio::test]
+    async fn a_backfill_that_fails_half_way_tells_what_it_enqueued() {
+        let occurrences: Vec<Timestamp> = (0..10).map(Timestamp).collect();
+        let changed = || Error::from(Rejection::ScheduleChanged { name: "s".into() });
+        let unavailable = || Error::Unavailable("it stops".into());
+        type Failure = fn() -> Error;
+        for (good_parts, error, code, words) in [
+            (0, changed as Failure, "invalid_argument", "schedule s has changed meanwhile"),
+            (0, unavailable, "unavailable", "it stops"),
+            (2, changed, "invalid_argument", "; 6 of 10 occurrences were enqueued before that"),
+            (3, changed, "invalid_argument", "; 9 of 10 occurrences were enqueued before that"),
+            // Whoever repeats what nothing came of would enqueue the first ones twice.
+            (2, unavailable, "outcome_unknown", "it stops; 6 of 10 occurrences were enqueued"),
+        ] {
+            let mut parts = Vec::new();
+            let told = in_parts(&occurrences, 3, |part| {
+                parts.push(part);
+                ready(if parts.len() > good_parts { Err(error()) } else { Ok(()) })
+            });
+            let told = told.await.unwrap_err();
+            assert_eq!(told.code(), code, "{told}");
+            assert!(told.to_string().contains(words), "{told}");
+            assert_eq!(parts.len(), good_parts + 1, "nothing is sent after a no");
+        }
+        let mut sent = Vec::new();
+        let all = in_parts(&occurrences, 3, |part| {
+            sent.extend(part);
+            ready(Ok(()))
+        });
+        assert_eq!(all.await.unwrap(), 10);
+        assert_eq!(sent, occurrences);
+    }
 }

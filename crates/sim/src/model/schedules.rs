@@ -323,9 +323,16 @@ impl Run {
         }
         let fired = past.len() as u64;
         let occurrences = past.into_iter().map(Timestamp).collect();
-        let command = Command::BackfillSchedule(BackfillSchedule { name, occurrences });
+        // Rules that are not those of now have other occurrences.
+        let is_stale = self.rng.chance(150);
+        let revision = known.revision - u64::from(is_stale);
+        let command = Command::BackfillSchedule(BackfillSchedule { name, revision, occurrences });
         let (answer, events) = self.shards.send(HOME, &command);
         self.account.begin(now, &events);
+        if is_stale {
+            expect_code(Some("invalid_argument"), &answer)?;
+            return self.note(HOME, &events);
+        }
         expect(&Ok(Outcome::ScheduleFired { fired, skipped: 0, missed: 0 }), &answer)?;
         // They run side by side, whatever else runs, and nobody waits for their end.
         if usize::from(known.spec.home.0) == HOME {

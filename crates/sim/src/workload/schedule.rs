@@ -86,10 +86,11 @@ impl Workload {
             55..75 => (Command::TriggerSchedule(TriggerSchedule { name }), false),
             75..88 => {
                 let from = Timestamp(self.wall.saturating_sub(10_000));
-                let (every, _) = known?;
+                let (every, revision) = known?;
                 let past = every.after(from).take_while(|at| *at <= wall);
                 let occurrences = past.take(rng.between(1, 4) as usize).collect();
-                (Command::BackfillSchedule(BackfillSchedule { name, occurrences }), false)
+                let backfill = BackfillSchedule { name, revision, occurrences };
+                (Command::BackfillSchedule(backfill), false)
             }
             _ => (Command::RemoveSchedule(RemoveSchedule { name }), true),
         };
