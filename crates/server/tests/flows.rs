@@ -232,6 +232,16 @@ async fn what_is_no_flow_is_refused_with_the_names() {
             "unknown field `dependson`",
         ),
         (
+            json!({"nodes": [{"name": "a", "type": "t", "on_failure": "ignore"}]}),
+            400,
+            "node \"a\": on_failure is for a dependency, or for a task that a running one adds",
+        ),
+        (
+            json!({"nodes": [{"name": "a", "type": "t", "on_failure": "fail"}]}),
+            400,
+            "node \"a\": on_failure is for a dependency",
+        ),
+        (
             json!({"name": "\u{7}", "nodes": [{"name": "a", "type": "t"}]}),
             400,
             "the name of the flow has the control character",
@@ -243,6 +253,11 @@ async fn what_is_no_flow_is_refused_with_the_names() {
         assert_eq!(found, expected, "{detail}");
         assert!(detail.contains(text), "{detail} lacks {text}");
     }
+    let ignored = v1::FlowNode { on_failure: 1, ..node("a", "q", &[]) };
+    let request = v1::SubmitFlowRequest { nodes: vec![ignored], ..Default::default() };
+    let refused = broker.grpc().await.submit_flow(request).await.unwrap_err();
+    assert_eq!(code(&refused), "invalid_argument");
+    assert!(refused.message().contains("on_failure is for a dependency"), "{refused}");
     assert_eq!(http::get(address, "/v1/flows").await.ok(), json!({"flows": []}));
     let alone =
         http::post(address, "/v1/queues/q/tasks", r#"{"type": "t", "depends_on": []}"#).await;

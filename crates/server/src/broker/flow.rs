@@ -68,6 +68,10 @@ impl Broker {
         batch_id: Option<u128>,
     ) -> Result<impl Future<Output = Result<SubmittedFlow, Error>> + Send + use<>, Error> {
         check_flow(&nodes)?;
+        // It is between a task and the one that adds it, and nobody added these.
+        if let Some(node) = nodes.iter().find(|node| node.on_failure != OnFailure::Fail) {
+            return Err(not_added(node.name));
+        }
         let bytes: usize = nodes.iter().map(node_bytes).sum();
         let bytes_max = limits::FLOW_BYTES_MAX;
         if bytes > bytes_max {
@@ -259,6 +263,12 @@ fn flow_not_found(error: Error, flow: TaskId) -> Error {
         Error::Rejected(Rejection::TaskNotFound { .. }) => Rejection::FlowNotFound { flow }.into(),
         other => other,
     }
+}
+
+/// A submitted node has what only an added one can have: it would be ignored.
+pub(crate) fn not_added(node: &str) -> Error {
+    let text = "on_failure is for a dependency, or for a task that a running one adds; say it in depends_on";
+    in_node(node, Error::Invalid(text.into()))
 }
 
 /// What is wrong with a node, with its name.

@@ -6,7 +6,7 @@ use super::{
     ok, reply,
 };
 use crate::{
-    broker::{FlowsAsked, check_wait},
+    broker::{FlowsAsked, check_wait, not_added},
     front::{edge, json, problem::Problem},
 };
 use axum::{extract::State, http::StatusCode, response::Response};
@@ -25,6 +25,9 @@ pub(super) async fn submit(State(http): State<Http>, body: JsonBody) -> Result<R
     let submitted = {
         let mut new: json::NewFlow<'_> = body.parse()?;
         json::decode_nodes(&mut new.nodes)?;
+        if let Some(node) = new.nodes.iter().find(|node| node.on_failure.is_some()) {
+            return Err(not_added(node.name.as_deref().unwrap_or_default()).into());
+        }
         let nodes = json::flow_nodes(&http.broker, &new.nodes)?;
         let retention_ms = new.retention_ms.map(|ms| ms.0);
         http.broker.submit_flow(&new.name, nodes, retention_ms, None)?
