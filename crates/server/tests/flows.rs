@@ -474,6 +474,28 @@ async fn only_the_running_task_adds_tasks_to_its_node() {
 }
 
 #[tokio::test]
+async fn a_flow_is_never_refused_by_a_full_queue_but_counts_in_it() {
+    let broker = Broker::with(|config| config.shards = Some(8)).await;
+    let address = broker.address;
+    let settings = http::put(address, "/v1/queues/small/settings", r#"{"max_length": 2}"#).await;
+    assert_eq!(settings.status, 200);
+    let nodes: Vec<Value> = (0..5)
+        .map(|number| json!({"name": format!("n{number}"), "queue": "small", "type": "t"}))
+        .collect();
+    let made = http::post(address, "/v1/flows", &json!({"nodes": nodes}).to_string()).await;
+    assert_eq!(made.status, 201);
+    eventually("its tasks are in the queue", async || {
+        let queue = http::get(address, "/v1/queues/small").await.ok();
+        (queue["ready"] == 5).then_some(())
+    })
+    .await;
+    let alone = http::post(address, "/v1/queues/small/tasks", r#"{"type": "t"}"#).await;
+    let (status, code, _) = alone.problem();
+    assert_eq!((status, code.as_str()), (429, "queue_full"));
+    broker.stop().await;
+}
+
+#[tokio::test]
 async fn a_repeated_submission_is_the_same_flow() {
     let broker = Broker::with(|config| config.shards = Some(8)).await;
     let mut client = broker.grpc().await;

@@ -50,6 +50,8 @@ struct Head<'a> {
 }
 
 impl Turn<'_> {
+    /// A full queue does not refuse a flow: it may live on another shard, which can't be asked in this
+    /// entry, and what is owed to it must be taken. Its tasks count in their queues all the same.
     pub(crate) fn submit_flow(&mut self, submit: &SubmitFlow<'_>) -> Result<Outcome, Rejection> {
         let SubmitFlow { name, retention_ms, batch_id, ref nodes } = *submit;
         self.make_flow(Head { name, retention_ms, batch_id }, nodes)
