@@ -247,6 +247,42 @@ async fn a_schedule_is_paused_resumed_triggered_and_backfilled() {
 }
 
 #[tokio::test]
+async fn operations_without_fields_refuse_any() {
+    let broker = Broker::manual().await;
+    let at = broker.address;
+    set(at, "s", &daily()).await.ok();
+    let flow = json!({"nodes": [{"name": "a", "type": "t"}]}).to_string();
+    let flow = post(at, "/v1/flows", &flow).await.ok()["id"].as_str().unwrap().to_owned();
+    let queued = post(at, "/v1/queues/q/tasks", r#"{"type": "t"}"#).await.ok();
+    let task = queued["id"].as_str().unwrap().to_owned();
+    for path in [
+        "/v1/schedules/s/trigger".to_owned(),
+        "/v1/schedules/s/resume".to_owned(),
+        format!("/v1/flows/{flow}/retry"),
+        format!("/v1/flows/{flow}/cancel"),
+        format!("/v1/tasks/{task}/cancel"),
+        "/v1/queues/q/pause".to_owned(),
+        "/v1/queues/q/resume".to_owned(),
+        "/v1/queues/q/purge".to_owned(),
+    ] {
+        for (body, told) in [
+            (r#"{"payload": 1}"#, "unknown field `payload`"),
+            ("[]", "expected an object"),
+            ("run", "is not JSON"),
+        ] {
+            let (status, code, detail) = post(at, &path, body).await.problem();
+            assert_eq!((status, code.as_str()), (400, "invalid_argument"), "{path}: {detail}");
+            assert!(detail.contains(told), "{path} {body}: {detail}");
+        }
+    }
+    assert_eq!(schedule(at, "s").await["live_task_ids"], json!([]), "nothing was triggered");
+    for body in ["", "{}"] {
+        assert_eq!(post(at, "/v1/schedules/s/trigger", body).await.status, 201, "{body:?}");
+        assert_eq!(post(at, "/v1/schedules/s/resume", body).await.status, 200, "{body:?}");
+    }
+}
+
+#[tokio::test]
 async fn schedules_are_listed_by_name_page_by_page() {
     let broker = Broker::manual().await;
     let at = broker.address;

@@ -3,7 +3,7 @@
 use super::super::{edge, json, problem::Problem};
 use crate::limits::{self, BODY_BYTES_MAX};
 use axum::{
-    body::{Bytes, to_bytes},
+    body::{Bytes, HttpBody, to_bytes},
     extract::{FromRequest, FromRequestParts, Path, Query, Request, rejection::QueryRejection},
     http::{StatusCode, Uri, header, request::Parts},
 };
@@ -62,6 +62,29 @@ impl<S: Sync> FromRequest<S> for JsonBody {
                 Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "invalid_argument", detail))
             }
         }
+    }
+}
+
+/// No body, or an object without fields: what is sent is never ignored.
+pub(super) struct NoFields;
+
+impl<S: Sync> FromRequest<S> for NoFields {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<NoFields, Problem> {
+        #[derive(Default, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Empty {}
+        // Without a body it is no matter what type it has.
+        if !request.body().is_end_stream() {
+            let body = JsonBody::from_request(request, state).await?;
+            // The library takes an array for the fields of an object in their order.
+            if body.is_array() {
+                return Err(Problem::invalid("invalid type: array, expected an object"));
+            }
+            let Empty {} = body.parse_or_default()?;
+        }
+        Ok(NoFields)
     }
 }
 

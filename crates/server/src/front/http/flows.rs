@@ -2,7 +2,7 @@
 
 use super::{
     Http,
-    extract::{JsonBody, Parameters, TaskPath},
+    extract::{JsonBody, NoFields, Parameters, TaskPath},
     ok, reply,
 };
 use crate::{
@@ -90,6 +90,7 @@ pub(super) async fn list(
 pub(super) async fn cancel(
     State(http): State<Http>,
     TaskPath(flow): TaskPath,
+    _: NoFields,
 ) -> Result<Response, Problem> {
     let state = http.broker.cancel_flow(flow).await?.as_str();
     Ok(ok(&json::StateReply { state }))
@@ -107,6 +108,7 @@ pub(super) async fn cancel(
 pub(super) async fn retry(
     State(http): State<Http>,
     TaskPath(flow): TaskPath,
+    _: NoFields,
 ) -> Result<Response, Problem> {
     let state = http.broker.retry_flow(flow).await?.as_str();
     Ok(ok(&json::StateReply { state }))

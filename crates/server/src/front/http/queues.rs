@@ -2,7 +2,7 @@
 
 use super::{
     Http,
-    extract::{JsonBody, NamePath},
+    extract::{JsonBody, NamePath, NoFields},
     ok, reply,
 };
 use crate::{
@@ -59,6 +59,7 @@ pub(super) async fn queue(
 pub(super) async fn pause(
     State(http): State<Http>,
     NamePath(queue): NamePath,
+    _: NoFields,
 ) -> Result<Response, Problem> {
     http.broker.pause(&queue).await?;
     Ok(ok(&json::Paused { paused: true }))
@@ -76,6 +77,7 @@ pub(super) async fn pause(
 pub(super) async fn resume(
     State(http): State<Http>,
     NamePath(queue): NamePath,
+    _: NoFields,
 ) -> Result<Response, Problem> {
     http.broker.resume(&queue).await?;
     Ok(ok(&json::Paused { paused: false }))
@@ -94,6 +96,7 @@ pub(super) async fn resume(
 pub(super) async fn purge(
     State(http): State<Http>,
     NamePath(queue): NamePath,
+    _: NoFields,
 ) -> Result<Response, Problem> {
     bulk(http.broker.purge(&queue).await?).await
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Http,
-    extract::{JsonBody, NamePath, Parameters},
+    extract::{JsonBody, NamePath, NoFields, Parameters},
     ok, reply,
 };
 use crate::front::{edge, json, problem::Problem};
@@ -120,6 +120,7 @@ pub(super) async fn pause(
 pub(super) async fn resume(
     State(http): State<Http>,
     NamePath(name): NamePath,
+    _: NoFields,
 ) -> Result<Response, Problem> {
     Ok(ok(&json::Schedule::new(&http.broker.resume_schedule(&name).await?)))
 }
@@ -136,6 +137,7 @@ pub(super) async fn resume(
 pub(super) async fn trigger(
     State(http): State<Http>,
     NamePath(name): NamePath,
+    _: NoFields,
 ) -> Result<Response, Problem> {
     let id = http.broker.trigger_schedule(&name).await?;
     let enqueued = json::Enqueued::from(Enqueued { id, duplicate: false });

@@ -2,7 +2,7 @@
 
 use super::{
     Http,
-    extract::{JsonBody, NamePath, Parameters, TaskPath},
+    extract::{JsonBody, NamePath, NoFields, Parameters, TaskPath},
     ok, reply,
 };
 use crate::{
@@ -174,6 +174,7 @@ pub(super) async fn why(
 pub(super) async fn cancel(
     State(http): State<Http>,
     TaskPath(task): TaskPath,
+    _: NoFields,
 ) -> Result<Response, Problem> {
     let state = http.broker.cancel(task).await?.as_str();
     Ok(ok(&json::StateReply { state }))

@@ -1,6 +1,10 @@
 //! Workers: list, quiet, stop.
 
-use super::{Http, extract::NamePath, ok, reply};
+use super::{
+    Http,
+    extract::{NamePath, NoFields},
+    ok, reply,
+};
 use crate::{
     front::{json, problem::Problem},
     sessions::Activity,
@@ -32,6 +36,7 @@ pub(super) async fn list(State(http): State<Http>) -> Response {
 pub(super) async fn quiet(
     State(http): State<Http>,
     NamePath(id): NamePath,
+    _: NoFields,
 ) -> Result<Response, Problem> {
     http.broker.sessions().order(&id, Activity::Quiet)?;
     Ok(reply(StatusCode::ACCEPTED, &json::Asked { asked: "quiet" }))
@@ -49,6 +54,7 @@ pub(super) async fn quiet(
 pub(super) async fn stop(
     State(http): State<Http>,
     NamePath(id): NamePath,
+    _: NoFields,
 ) -> Result<Response, Problem> {
     http.broker.sessions().order(&id, Activity::Stopping)?;
     Ok(reply(StatusCode::ACCEPTED, &json::Asked { asked: "stopping" }))
