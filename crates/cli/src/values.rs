@@ -114,12 +114,22 @@ pub(crate) fn show_size(bytes: u64) -> String {
 
 /// A moment as RFC 3339, in milliseconds since the Unix epoch.
 pub(crate) fn moment(text: &str) -> Result<u64, String> {
+    // Before 1970 is as past as 1970.
+    Ok(milliseconds(text)?.try_into().unwrap_or(0))
+}
+
+/// The same where more counts than that it has passed: one before 1970 is refused.
+pub(crate) fn moment_since_1970(text: &str) -> Result<u64, String> {
+    let early = |_| format!("{text} is before 1970: choose a later moment");
+    milliseconds(text)?.try_into().map_err(early)
+}
+
+fn milliseconds(text: &str) -> Result<i64, String> {
     let moment: jiff::Timestamp = text.parse().map_err(|_| match is_in_9999(text) {
         true => format!("{text} is more than ten years ahead: choose a nearer moment"),
         false => format!("{text:?} is not a moment: write it like 2031-05-01T09:30:00Z"),
     })?;
-    // Before 1970 is as past as 1970.
-    Ok(moment.as_millisecond().try_into().unwrap_or(0))
+    Ok(moment.as_millisecond())
 }
 
 /// What the library can't hold: the last day of the year 9999, which people write for "never".
@@ -272,6 +282,10 @@ mod tests {
         assert_eq!(moment("1970-01-01T00:00:01.5Z"), Ok(1_500));
         assert_eq!(moment("1970-01-01T02:00:00+02:00"), Ok(0));
         assert_eq!(moment("1950-01-01T00:00:00Z"), Ok(0), "as past as 1970");
+        assert_eq!(moment_since_1970("1970-01-01T00:00:00Z"), Ok(0));
+        let told = moment_since_1970("1969-12-31T23:59:59.999Z").unwrap_err();
+        assert_eq!(told, "1969-12-31T23:59:59.999Z is before 1970: choose a later moment");
+        assert_eq!(moment_since_1970("soon"), moment("soon"));
         for text in ["", "tomorrow", "2031-05-01", "2031-05-01T09:30:00"] {
             assert!(moment(text).unwrap_err().contains("is not a moment"), "{text}");
         }

@@ -240,6 +240,14 @@ async fn a_schedule_is_paused_resumed_triggered_and_backfilled() {
             "the range has more than 10000 occurrences; split it",
         ),
         ("{}".into(), "missing field `from`"),
+        (
+            json!({"from": "1969-01-01T00:00:00Z", "to": "2023-11-14T00:00:00Z"}).to_string(),
+            "from: 1969-01-01T00:00:00Z is before 1970; choose a later moment",
+        ),
+        (
+            json!({"from": "2023-11-14T00:00:00Z", "to": "1969-01-01T00:00:00Z"}).to_string(),
+            "to: 1969-01-01T00:00:00Z is before 1970; choose a later moment",
+        ),
     ] {
         let (status, _, detail) = post(at, path, &body).await.problem();
         assert!(status == 400 && detail.contains(told), "{detail}");
@@ -349,6 +357,14 @@ async fn bad_schedules_are_refused_in_words_and_change_nothing() {
         (
             json!({"cron": "@daily", "start_at": "2124-02-01T00:00:00Z", "task": task}),
             "start_at 2124-02-01T00:00:00.000Z is more than ten years ahead",
+        ),
+        (
+            json!({"cron": "@daily", "start_at": "1969-12-31T23:59:59Z", "task": task}),
+            "start_at: 1969-12-31T23:59:59Z is before 1970",
+        ),
+        (
+            json!({"cron": "@daily", "end_at": "1950-01-01T00:00:00Z", "task": task}),
+            "end_at: 1950-01-01T00:00:00Z is before 1970",
         ),
         (json!({"cron": "@daily", "jitter_ms": 86_400_001, "task": task}), "jitter_ms is"),
         (json!({"cron": "@daily", "tz": "UTC", "task": task}), "unknown field `tz`"),

@@ -64,10 +64,10 @@ after an error, which says how many were enqueued, backfill the rest alone.")]
         #[arg(value_name = "NAME")]
         name: String,
         /// From this moment on.
-        #[arg(long, value_name = "TIME", value_parser = values::moment, allow_hyphen_values = true)]
+        #[arg(long, value_name = "TIME", value_parser = values::moment_since_1970, allow_hyphen_values = true)]
         from: u64,
         /// Up to this moment, which must have passed.
-        #[arg(long, value_name = "TIME", value_parser = values::moment, allow_hyphen_values = true)]
+        #[arg(long, value_name = "TIME", value_parser = values::moment_since_1970, allow_hyphen_values = true)]
         to: u64,
     },
     /// Forget schedules; the tasks that they fired are left alone.
@@ -120,10 +120,10 @@ pub(crate) struct ScheduleAddArgs {
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) jitter: Option<Duration>,
     /// No occurrence before this moment: 2031-05-01T09:30:00Z.
-    #[arg(long, value_name = "TIME", value_parser = values::moment, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TIME", value_parser = values::moment_since_1970, allow_hyphen_values = true)]
     pub(crate) start: Option<u64>,
     /// No occurrence after this moment.
-    #[arg(long, value_name = "TIME", value_parser = values::moment, allow_hyphen_values = true)]
+    #[arg(long, value_name = "TIME", value_parser = values::moment_since_1970, allow_hyphen_values = true)]
     pub(crate) end: Option<u64>,
     /// How many occurrences fire before it ends.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]

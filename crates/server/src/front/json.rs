@@ -21,7 +21,7 @@ pub(super) use flow::*;
 pub(super) use overview::*;
 pub(super) use reply::*;
 pub(super) use request::*;
-pub(super) use scalar::{Moment, Ms};
+pub(super) use scalar::{Moment, MomentSince1970, Ms};
 pub(super) use schedule::*;
 pub(super) use select::*;
 pub(super) use settings::*;

@@ -3,7 +3,7 @@
 use crate::moment::{InWords, NEARER};
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{Unexpected, Visitor},
+    de::{Expected, Unexpected, Visitor},
 };
 use std::fmt;
 use taskyard_machine::Timestamp;
@@ -61,13 +61,46 @@ impl Visitor<'_> for MomentVisitor {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Moment, E> {
-        let moment: jiff::Timestamp = text.parse().map_err(|_| match is_in_9999(text) {
-            true => E::custom(format!("{text} is more than ten years ahead; {NEARER}")),
-            false => E::invalid_value(Unexpected::Str(text), &self),
-        })?;
         // Before 1970 is as past as 1970.
-        Ok(Moment(Timestamp(moment.as_millisecond().try_into().unwrap_or(0))))
+        Ok(Moment(Timestamp(milliseconds(text, &self)?.try_into().unwrap_or(0))))
     }
+}
+
+/// A moment of which more counts than that it has passed: one before 1970 is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ToSchema)]
+#[schema(value_type = String, format = DateTime)]
+pub(in crate::front) struct MomentSince1970(pub(in crate::front) Timestamp);
+
+impl<'de> Deserialize<'de> for MomentSince1970 {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<MomentSince1970, D::Error> {
+        struct Since1970Visitor;
+        impl Visitor<'_> for Since1970Visitor {
+            type Value = MomentSince1970;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                MomentVisitor.expecting(f)
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<MomentSince1970, E> {
+                match milliseconds::<E>(text, &self)?.try_into() {
+                    Ok(ms) => Ok(MomentSince1970(Timestamp(ms))),
+                    Err(_) => {
+                        Err(E::custom(format!("{text} is before 1970; choose a later moment")))
+                    }
+                }
+            }
+        }
+        deserializer.deserialize_str(Since1970Visitor)
+    }
+}
+
+/// Milliseconds since 1970 of a moment that was written down, less than 0 before it.
+fn milliseconds<E: serde::de::Error>(text: &str, expected: &dyn Expected) -> Result<i64, E> {
+    let moment: jiff::Timestamp = text.parse().map_err(|_| match is_in_9999(text) {
+        true => E::custom(format!("{text} is more than ten years ahead; {NEARER}")),
+        false => E::invalid_value(Unexpected::Str(text), expected),
+    })?;
+    Ok(moment.as_millisecond())
 }
 
 /// What the library can't hold: the last day of the year 9999, which people write for "never".

@@ -1,6 +1,6 @@
 //! What requests and answers about schedules hold.
 
-use super::{Moment, Ms, bytes::shown_payload, request::NewTask, retry::Retry};
+use super::{Moment, MomentSince1970, Ms, bytes::shown_payload, request::NewTask, retry::Retry};
 use crate::{
     Error,
     broker::{FoundSchedule, QUEUE_DEFAULT},
@@ -70,9 +70,9 @@ pub(in crate::front) struct ScheduleBody<'a> {
     /// Each run starts up to this long after its occurrence. Default 0.
     jitter_ms: Option<Ms>,
     /// No occurrence is before this.
-    start_at: Option<Moment>,
+    start_at: Option<MomentSince1970>,
     /// No occurrence is after this.
-    end_at: Option<Moment>,
+    end_at: Option<MomentSince1970>,
     /// How many occurrences fire before it ends; no bound by default.
     remaining_runs: Option<u64>,
 }
@@ -300,8 +300,8 @@ pub(in crate::front) struct PauseBody {
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct BackfillBody {
-    pub(in crate::front) from: Moment,
-    pub(in crate::front) to: Moment,
+    pub(in crate::front) from: MomentSince1970,
+    pub(in crate::front) to: MomentSince1970,
 }
 
 /// What a backfill did.
