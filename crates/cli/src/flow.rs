@@ -154,7 +154,7 @@ fn show(bar: &ProgressBar, flow: &FlowDetails) {
     if flow.nodes_failed > 0 {
         message += &format!("{} failed", flow.nodes_failed);
     }
-    if flow.cancel_requested {
+    if flow.cancel_requested && !flow.state.is_finished() {
         message += " being cancelled";
     }
     bar.set_message(message);

@@ -108,6 +108,16 @@ pub enum Rejection {
         /// What would be possible instead.
         hint: Box<str>,
     },
+    /// The flow is in a state in which this operation means nothing.
+    #[error("flow {flow} is {state}; {hint}")]
+    WrongFlowState {
+        /// The flow.
+        flow: TaskId,
+        /// Where it is.
+        state: FlowState,
+        /// Why that is in the way, or what would be possible instead.
+        hint: &'static str,
+    },
     /// The queue holds as many waiting tasks as its settings allow.
     #[error(
         "queue {queue} holds its limit of {limit} tasks; enqueue again later or raise max_length"
@@ -202,6 +212,7 @@ impl Rejection {
             Rejection::InvalidArgument { .. }
             | Rejection::NeverRuns { .. }
             | Rejection::ScheduleChanged { .. }
+            | Rejection::WrongFlowState { .. }
             | Rejection::WrongState { .. } => "invalid_argument",
             Rejection::BatchElement { rejection, .. } | Rejection::InNode { rejection, .. } => {
                 rejection.code()

@@ -355,6 +355,7 @@ async fn a_flow_that_is_cancelled_half_way_ends_when_its_worker_yields() {
     assert_eq!(client.release(release).await.unwrap().into_inner().state, "cancelled");
     let end = ended(&mut client, &flow.id).await;
     assert_eq!((end.state.as_str(), end.nodes_failed), ("cancelled", 3));
+    assert!(end.cancel_requested, "it stays known why it ended");
     assert_eq!(client.cancel_flow(request()).await.unwrap().into_inner().state, "cancelled");
     broker.stop().await;
 }
@@ -492,6 +493,32 @@ async fn a_flow_is_never_refused_by_a_full_queue_but_counts_in_it() {
     let alone = http::post(address, "/v1/queues/small/tasks", r#"{"type": "t"}"#).await;
     let (status, code, _) = alone.problem();
     assert_eq!((status, code.as_str()), (429, "queue_full"));
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_flows_state_does_not_allow_is_a_conflict() {
+    let broker = Broker::with(|config| config.shards = Some(8)).await;
+    let mut client = broker.grpc().await;
+    let flow = submit(&mut client, vec![node("a", "q1", &[]), node("b", "q2", &[])]).await;
+    let path = format!("/v1/flows/{}/retry", flow.id);
+    let check = async |client: &mut Client, words: &str| {
+        let answer = http::post(broker.address, &path, "").await;
+        let (status, code, detail) = answer.problem();
+        assert_eq!((status, code.as_str()), (409, "invalid_argument"), "{detail}");
+        assert!(detail.contains(words), "{detail}");
+        assert_eq!(answer.json()["title"], "the flow's state does not allow this");
+        let request = v1::FlowRequest { id: flow.id.clone() };
+        let refused = client.retry_flow(request).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused}");
+    };
+    check(&mut client, "is running; none of its nodes has failed").await;
+    let a = claim_one(&mut client, "q1").await;
+    let b = claim_one(&mut client, "q2").await;
+    ack(&mut client, &a, "1").await;
+    ack(&mut client, &b, "1").await;
+    ended(&mut client, &flow.id).await;
+    check(&mut client, "is succeeded; submit it again").await;
     broker.stop().await;
 }
 

@@ -50,8 +50,8 @@ impl Turn<'_> {
             return Err(Rejection::FlowEnded { flow, state });
         }
         if self.flow(flow)?.cancel_requested {
-            let text = format!("flow {flow} is being cancelled; it takes no more tasks");
-            return Err(Rejection::invalid(text));
+            let hint = "it is being cancelled and takes no more tasks";
+            return Err(Rejection::WrongFlowState { flow, state, hint });
         }
         let node = self.shard.node(flow, adder);
         if node.state != NodeState::Live {

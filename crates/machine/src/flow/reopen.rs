@@ -20,15 +20,16 @@ impl Turn<'_> {
     pub(crate) fn retry_flow(&mut self, retry: RetryFlow) -> Result<Outcome, Rejection> {
         let id = retry.flow;
         let found = self.flow(id)?;
-        if found.cancel_requested {
-            return Err(Rejection::invalid(format!(
-                "flow {id} is being cancelled; retry it when its running tasks have yielded"
-            )));
-        }
-        if found.failed == 0 {
-            return Err(Rejection::invalid(format!(
-                "no node of flow {id} has failed; submit it again to run it once more"
-            )));
+        let hint = match (found.failed, found.state) {
+            _ if found.cancel_requested => {
+                Some("it is being cancelled, retry it when its running tasks have yielded")
+            }
+            (0, FlowState::Running) => Some("none of its nodes has failed"),
+            (0, _) => Some("submit it again to run it once more"),
+            _ => None,
+        };
+        if let Some(hint) = hint {
+            return Err(Rejection::WrongFlowState { flow: id, state: found.state, hint });
         }
         let again = self.shard.nodes_of(id).filter(|(_, node)| {
             // A failure that nobody minds is no reason to run it again, a cancellation is.

@@ -46,7 +46,7 @@ pub struct FlowView {
     pub name: String,
     /// Where it is.
     pub state: FlowState,
-    /// It is being cancelled: its running tasks are asked to stop.
+    /// It is being cancelled, its running tasks are asked to stop; or it was cancelled.
     pub cancel_requested: bool,
     /// When it was submitted.
     pub created_at: Timestamp,
@@ -259,7 +259,7 @@ fn flow_view(id: TaskId, flow: &Flow) -> FlowView {
         id,
         name: flow.name.to_string(),
         state: flow.state,
-        cancel_requested: flow.cancel_requested,
+        cancel_requested: flow.cancel_requested || flow.state == FlowState::Cancelled,
         created_at: flow.created_at,
         ended_at: flow.ended_at,
         nodes_total: flow.nodes,

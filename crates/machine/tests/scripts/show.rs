@@ -180,7 +180,8 @@ pub(crate) fn what(machine: &Machine, what: &str) -> String {
 fn flow_line(flow: &FlowView) -> String {
     let nodes: Vec<String> =
         flow.nodes.iter().map(|node| format!("{} {}", node.name, node.state)).collect();
-    let stopping = if flow.cancel_requested { " (being cancelled)" } else { "" };
+    let is_stopping = flow.cancel_requested && flow.state == FlowState::Running;
+    let stopping = if is_stopping { " (being cancelled)" } else { "" };
     format!("{}{stopping}: {}", flow.state, nodes.join(", "))
 }
 

@@ -59,6 +59,11 @@ impl From<Error> for Problem {
                 title: "the task's state does not allow this",
                 ..problem
             },
+            Error::Rejected(Rejection::WrongFlowState { .. }) => Problem {
+                status: StatusCode::CONFLICT.as_u16(),
+                title: "the flow's state does not allow this",
+                ..problem
+            },
             _ => problem,
         }
     }

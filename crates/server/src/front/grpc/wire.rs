@@ -27,8 +27,10 @@ impl From<Error> for Status {
     fn from(error: Error) -> Status {
         let code = error.code();
         let kind = match error {
-            // The request is fine, the task is not where it would make sense.
-            Error::Rejected(Rejection::WrongState { .. }) => Code::FailedPrecondition,
+            // The request is fine, the task or flow is not where it would make sense.
+            Error::Rejected(Rejection::WrongState { .. } | Rejection::WrongFlowState { .. }) => {
+                Code::FailedPrecondition
+            }
             _ => grpc_code(code),
         };
         let mut status = Status::new(kind, error.to_string());

@@ -204,7 +204,7 @@ pub(in crate::front) struct Flow<'a> {
     name: &'a str,
     /// `running`, `succeeded`, `failed` or `cancelled`.
     state: &'static str,
-    /// It is being cancelled: its running tasks are asked to stop.
+    /// It is being cancelled, its running tasks are asked to stop; or it was cancelled.
     cancel_requested: bool,
     created_at: Moment,
     #[serde(skip_serializing_if = "Option::is_none")]
