@@ -504,6 +504,11 @@ async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
     for (body, word) in [
         (r#"{"max_lenght": 5}"#, "max_lenght"),
         (r#"{"dedup_window_ms": 99999999999999}"#, "dedup_window_ms"),
+        (
+            r#"{"concurrency": 1000000000000000000}"#,
+            "concurrency: invalid value: integer `1000000000000000000`, expected a whole number, 0 to 4294967295",
+        ),
+        (r#"{"per_key": {"concurrency": 1e18}}"#, "expected a whole number, 0 to 4294967295"),
         (r#"{"retry": {"policy": "fixed", "factor": 2}}"#, "retry.factor"),
     ] {
         let (status, code, detail) = put(at, "/v1/queues/q/settings", body).await.problem();

@@ -36,7 +36,7 @@ const NOT_YET: [&str; 1] = ["webhook_url"];
 /// What the library expects, and what people call it.
 const EXPECTED: [(&str, &str); 6] = [
     ("u64", "a whole number, 0 or more"),
-    ("u32", "a whole number, 0 or more"),
+    ("u32", "a whole number, 0 to 4294967295"),
     ("f64", "a number"),
     ("a sequence", "an array"),
     ("a map", "an object"),
