@@ -291,6 +291,22 @@ async fn operations_without_fields_refuse_any() {
 }
 
 #[tokio::test]
+async fn a_schedule_that_catches_up_with_none_shows_no_window_and_can_be_set_as_shown() {
+    let broker = Broker::manual().await;
+    let at = broker.address;
+    let mut body = daily();
+    body["catch_up"] = json!("none");
+    let made = set(at, "s", &body).await.ok();
+    assert_eq!((&made["catch_up"], made.get("catch_up_window_ms")), (&json!("none"), None));
+    let asked = v1::ScheduleRequest { name: "s".into() };
+    let mut client = broker.grpc().await;
+    let told = client.get_schedule(asked).await.unwrap().into_inner();
+    assert_eq!(told.catch_up_window_ms, None);
+    let again = v1::SetScheduleRequest { schedule: Some(told) };
+    client.set_schedule(again).await.unwrap();
+}
+
+#[tokio::test]
 async fn schedules_are_listed_by_name_page_by_page() {
     let broker = Broker::manual().await;
     let at = broker.address;
@@ -366,6 +382,10 @@ async fn bad_schedules_are_refused_in_words_and_change_nothing() {
             json!({"cron": "@daily", "end_at": "1950-01-01T00:00:00Z", "task": task}),
             "end_at: 1950-01-01T00:00:00Z is before 1970",
         ),
+        (
+            json!({"cron": "@daily", "catch_up": "none", "catch_up_window_ms": 5, "task": task}),
+            "catch_up_window_ms means nothing for catch_up none; leave it out",
+        ),
         (json!({"cron": "@daily", "jitter_ms": 86_400_001, "task": task}), "jitter_ms is"),
         (json!({"cron": "@daily", "tz": "UTC", "task": task}), "unknown field `tz`"),
     ] {
@@ -429,6 +449,10 @@ async fn grpc_has_the_same_schedules() {
         (
             v1::Schedule { overlap: "often".into(), ..wanted.clone() },
             "overlap \"often\" is not one of skip, buffer_one, allow, cancel_other",
+        ),
+        (
+            v1::Schedule { catch_up: "none".into(), catch_up_window_ms: Some(5), ..wanted.clone() },
+            "catch_up_window_ms means nothing for catch_up none; leave it out",
         ),
         (
             v1::Schedule { catch_up: "some".into(), ..wanted.clone() },

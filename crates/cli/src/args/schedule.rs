@@ -112,7 +112,8 @@ pub(crate) struct ScheduleAddArgs {
     /// What fires of the occurrences that passed while the broker was down [default: last]
     #[arg(long, value_name = "POLICY")]
     pub(crate) catch_up: Option<CatchUpName>,
-    /// How old an occurrence may be and still be caught up with; up to 10s late is on time anyway
+    /// How old an occurrence may be and still be caught up with; up to 10s late is on time anyway.
+    /// Not with --catch-up none
     /// [default: 1h]
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) catch_up_window: Option<Duration>,

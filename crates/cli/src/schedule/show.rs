@@ -132,11 +132,11 @@ fn rhythm(schedule: &ScheduleDetails) -> String {
 }
 
 fn catch_up(schedule: &ScheduleDetails) -> String {
-    match schedule.catch_up {
-        CatchUp::None => "none: what is later than 10s is missed".to_owned(),
-        policy => {
-            let window = values::show_duration(schedule.catch_up_window());
-            format!("{policy}, if not older than {window}")
+    match (schedule.catch_up, schedule.catch_up_window()) {
+        (CatchUp::None, _) => "none: what is later than 10s is missed".to_owned(),
+        (policy, None) => policy.to_string(),
+        (policy, Some(window)) => {
+            format!("{policy}, if not older than {}", values::show_duration(window))
         }
     }
 }

@@ -34,8 +34,10 @@ pub struct ScheduleDetails {
     pub overlap: Overlap,
     /// What happens to occurrences that passed while the broker was down.
     pub catch_up: CatchUp,
-    /// How old an occurrence may be and still be caught up with, in milliseconds.
-    pub catch_up_window_ms: u64,
+    /// How old an occurrence may be and still be caught up with, in milliseconds; `None` if it
+    /// catches up with none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub catch_up_window_ms: Option<u64>,
     /// Each run starts up to this long after its occurrence, in milliseconds.
     pub jitter_ms: u64,
     /// No occurrence is before this.
@@ -84,9 +86,9 @@ impl ScheduleDetails {
         self.every_ms.map(Duration::from_millis)
     }
 
-    /// How old an occurrence may be and still be caught up with.
-    pub fn catch_up_window(&self) -> Duration {
-        Duration::from_millis(self.catch_up_window_ms)
+    /// How old an occurrence may be and still be caught up with; `None` if it catches up with none.
+    pub fn catch_up_window(&self) -> Option<Duration> {
+        self.catch_up_window_ms.map(Duration::from_millis)
     }
 
     /// Each run starts up to this long after its occurrence.
@@ -108,7 +110,7 @@ impl From<v1::Schedule> for ScheduleDetails {
             task: task.into(),
             overlap: Overlap::from_wire(&wire.overlap),
             catch_up: CatchUp::from_wire(&wire.catch_up),
-            catch_up_window_ms: wire.catch_up_window_ms.unwrap_or_default(),
+            catch_up_window_ms: wire.catch_up_window_ms,
             jitter_ms: wire.jitter_ms,
             start_at: wire.start_at.map(Timestamp::from_millis),
             end_at: wire.end_at.map(Timestamp::from_millis),

@@ -134,7 +134,7 @@ impl SetSchedule {
     }
 
     /// How old an occurrence may be and still be caught up with; one hour if not said. Up to ten
-    /// seconds late is on time under a shorter one too.
+    /// seconds late is on time under a shorter one too. Refused with [`CatchUp::None`].
     pub fn catch_up_window(self, window: Duration) -> SetSchedule {
         self.change(|rules| rules.catch_up_window_ms = Some(millis(window)))
     }

@@ -4,7 +4,8 @@
 
 use crate::{Error, moment::NEARER};
 use taskyard_machine::{
-    Backoff, FlowState, Rate, RetryPolicy, Rhythm, TaskId, TaskStateName, Timestamp, When, limits,
+    Backoff, CatchUp, FlowState, Rate, RetryPolicy, Rhythm, TaskId, TaskStateName, Timestamp, When,
+    limits,
 };
 
 /// Tasks on a page that names no limit.
@@ -101,6 +102,22 @@ pub(super) fn rhythm<'a>(
         (None, None) => "a schedule needs cron or every_ms; send one",
     };
     Err(Error::Invalid(told.into()))
+}
+
+/// How old an occurrence may be and still be caught up with. Who catches up with none has no window.
+pub(super) fn catch_up_window(catch_up: CatchUp, window_ms: Option<u64>) -> Result<u64, Error> {
+    match (catch_up, window_ms) {
+        (CatchUp::None, Some(_)) => {
+            let text = "catch_up_window_ms means nothing for catch_up none; leave it out";
+            Err(Error::Invalid(text.into()))
+        }
+        (_, window_ms) => Ok(window_ms.unwrap_or(limits::CATCH_UP_WINDOW_MS_DEFAULT)),
+    }
+}
+
+/// The window as it is told; none where it means nothing.
+pub(super) fn shown_window(catch_up: CatchUp, window_ms: u64) -> Option<u64> {
+    (catch_up != CatchUp::None).then_some(window_ms)
 }
 
 /// The policy of a word; none is the default.

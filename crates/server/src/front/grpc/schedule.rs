@@ -4,7 +4,7 @@ use super::wire;
 use crate::{Error, broker::FoundSchedule, front::edge};
 use taskyard_machine::{
     Body, CatchUp, Enqueue, NewTask, Overlap, Rhythm, SCHEDULE_HEADERS, ScheduleSpec, ShardId,
-    Timestamp, limits,
+    Timestamp,
 };
 use taskyard_proto::v1;
 
@@ -17,14 +17,14 @@ pub(super) fn spec(schedule: &v1::Schedule) -> Result<ScheduleSpec<'_>, Error> {
     let cron = Some(schedule.cron.as_str()).filter(|text| given(text));
     let timezone = Some(schedule.timezone.as_str()).filter(|text| given(text));
     let queue = wire::queue_or_default(&task.queue);
-    let window_ms = schedule.catch_up_window_ms;
+    let catch_up = edge::policy("catch_up", &CatchUp::WORDS, &schedule.catch_up)?;
     Ok(ScheduleSpec {
         rhythm: edge::rhythm(cron, schedule.every_ms, timezone)?,
         home: ShardId(0),
         enqueue: Enqueue { queue, task: wire::new_task(task)? },
         overlap: edge::policy("overlap", &Overlap::WORDS, &schedule.overlap)?,
-        catch_up: edge::policy("catch_up", &CatchUp::WORDS, &schedule.catch_up)?,
-        catch_up_window_ms: window_ms.unwrap_or(limits::CATCH_UP_WINDOW_MS_DEFAULT),
+        catch_up,
+        catch_up_window_ms: edge::catch_up_window(catch_up, schedule.catch_up_window_ms)?,
         jitter_ms: schedule.jitter_ms,
         start_at: schedule.start_at.map(Timestamp),
         end_at: schedule.end_at.map(Timestamp),
@@ -48,7 +48,7 @@ pub(super) fn reply(found: &FoundSchedule) -> v1::Schedule {
         task: Some(task(spec.enqueue.queue, &spec.enqueue.task)),
         overlap: edge::word(&Overlap::WORDS, spec.overlap).to_owned(),
         catch_up: edge::word(&CatchUp::WORDS, spec.catch_up).to_owned(),
-        catch_up_window_ms: Some(spec.catch_up_window_ms),
+        catch_up_window_ms: edge::shown_window(spec.catch_up, spec.catch_up_window_ms),
         jitter_ms: spec.jitter_ms,
         start_at: spec.start_at.map(|at| at.0),
         end_at: spec.end_at.map(|at| at.0),

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use taskyard_machine::{
     CatchUp as MachineCatchUp, Enqueue, NewTask as MachineTask, Overlap as MachineOverlap, Rhythm,
-    ScheduleSpec, ShardId, limits,
+    ScheduleSpec, ShardId,
 };
 use utoipa::{IntoParams, ToSchema};
 
@@ -65,7 +65,7 @@ pub(in crate::front) struct ScheduleBody<'a> {
     #[serde(default)]
     catch_up: CatchUp,
     /// How old an occurrence may be and still be caught up with. Default one hour; up to 10 s late
-    /// is on time under a shorter one too.
+    /// is on time under a shorter one too. None with `catch_up: none`.
     catch_up_window_ms: Option<Ms>,
     /// Each run starts up to this long after its occurrence. Default 0.
     jitter_ms: Option<Ms>,
@@ -93,6 +93,11 @@ impl ScheduleBody<'_> {
             }
             (queue, other) => queue.as_deref().or(other.as_deref()).unwrap_or(QUEUE_DEFAULT),
         };
+        let catch_up = match self.catch_up {
+            CatchUp::None => MachineCatchUp::None,
+            CatchUp::Last => MachineCatchUp::Last,
+            CatchUp::All => MachineCatchUp::All,
+        };
         let window_ms = self.catch_up_window_ms.map(|ms| ms.0);
         Ok(ScheduleSpec {
             rhythm: edge::rhythm(self.cron.as_deref(), every_ms, self.timezone.as_deref())?,
@@ -104,12 +109,8 @@ impl ScheduleBody<'_> {
                 Overlap::Allow => MachineOverlap::Allow,
                 Overlap::CancelOther => MachineOverlap::CancelOther,
             },
-            catch_up: match self.catch_up {
-                CatchUp::None => MachineCatchUp::None,
-                CatchUp::Last => MachineCatchUp::Last,
-                CatchUp::All => MachineCatchUp::All,
-            },
-            catch_up_window_ms: window_ms.unwrap_or(limits::CATCH_UP_WINDOW_MS_DEFAULT),
+            catch_up,
+            catch_up_window_ms: edge::catch_up_window(catch_up, window_ms)?,
             jitter_ms: self.jitter_ms.map_or(0, |ms| ms.0),
             start_at: self.start_at.map(|at| at.0),
             end_at: self.end_at.map(|at| at.0),
@@ -132,7 +133,9 @@ pub(in crate::front) struct Schedule<'a> {
     task: ScheduleTask<'a>,
     overlap: Overlap,
     catch_up: CatchUp,
-    catch_up_window_ms: u64,
+    /// Absent with `catch_up: none`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    catch_up_window_ms: Option<u64>,
     jitter_ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     start_at: Option<Moment>,
@@ -245,7 +248,7 @@ impl<'a> Schedule<'a> {
                 MachineCatchUp::Last => CatchUp::Last,
                 MachineCatchUp::All => CatchUp::All,
             },
-            catch_up_window_ms: spec.catch_up_window_ms,
+            catch_up_window_ms: edge::shown_window(spec.catch_up, spec.catch_up_window_ms),
             jitter_ms: spec.jitter_ms,
             start_at: spec.start_at.map(Moment),
             end_at: spec.end_at.map(Moment),
