@@ -489,6 +489,12 @@ async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
         ("/v1/tasks?limit=1&limit=2", "parameter `limit` is there twice"),
         ("/v1/tasks?state=running", "running"),
         ("/v1/tasks?cursor=abc", "abc"),
+        ("/v1/dead?cursor=zzz", "cursor \"zzz\" is not one of this broker"),
+        ("/v1/flows?cursor=zzz", "cursor \"zzz\" is not one of this broker"),
+        ("/v1/schedules?cursor=zzz", "cursor \"zzz\" is not one of this broker"),
+        ("/v1/schedules?cursor=nightly", "cursor \"nightly\" is not one of this broker"),
+        ("/v1/schedules?cursor=", "cursor \"\" is not one of this broker"),
+        ("/v1/schedules?cursor=AQAA", "cursor \"AQAA\" is not one of this broker"),
         ("/v1/tasks?queue=a&error=%ff", "parameter error is not UTF-8 once decoded"),
         (
             "/v1/tasks?quueue=a",

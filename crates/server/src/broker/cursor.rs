@@ -5,7 +5,7 @@
 
 use crate::Error;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use taskyard_machine::{ShardId, TaskId};
+use taskyard_machine::{ShardId, TaskId, check_schedule_name};
 
 /// A position in a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,6 +17,7 @@ pub(super) struct Cursor {
 }
 
 const VERSION: u8 = 1;
+const NAME_VERSION: u8 = 2;
 const BYTES_WITHOUT_ID: usize = 3;
 const BYTES_WITH_ID: usize = BYTES_WITHOUT_ID + 16;
 
@@ -29,11 +30,8 @@ impl Cursor {
     }
 
     pub(super) fn decode(text: &str, shards: u16) -> Result<Cursor, Error> {
-        Cursor::read(text).filter(|cursor| cursor.shard.0 < shards).ok_or_else(|| {
-            let shown: String = text.chars().take(64).collect();
-            let advice = "send the cursor of the previous page unchanged, or none";
-            Error::Invalid(format!("cursor {shown:?} is not one of this broker; {advice}"))
-        })
+        let cursor = Cursor::read(text).filter(|cursor| cursor.shard.0 < shards);
+        cursor.ok_or_else(|| unknown(text))
     }
 
     fn read(text: &str) -> Option<Cursor> {
@@ -51,6 +49,27 @@ impl Cursor {
     }
 }
 
+fn unknown(text: &str) -> Error {
+    let shown: String = text.chars().take(64).collect();
+    let advice = "send the cursor of the previous page unchanged, or none";
+    Error::Invalid(format!("cursor {shown:?} is not one of this broker; {advice}"))
+}
+
+/// Where a list in the order of schedule names goes on: after this one.
+pub(super) fn encode_name(name: &str) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode([&[NAME_VERSION], name.as_bytes()].concat())
+}
+
+pub(super) fn decode_name(text: &str) -> Result<String, Error> {
+    let read = || {
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+        let (&version, name) = bytes.split_first()?;
+        let name = std::str::from_utf8(name).ok()?;
+        (version == NAME_VERSION && check_schedule_name(name).is_ok()).then(|| name.to_owned())
+    };
+    read().ok_or_else(|| unknown(text))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,6 +81,16 @@ mod tests {
             assert_eq!(Cursor::decode(&cursor.encode(), 32).unwrap(), cursor);
             assert!(Cursor::decode(&cursor.encode(), 31).is_err(), "a shard that does not exist");
         }
+    }
+
+    #[test]
+    fn cursors_of_names_survive_text() {
+        assert_eq!(decode_name(&encode_name("nightly")).unwrap(), "nightly");
+        let of_tasks = Cursor::default().encode();
+        for text in ["", "zzz", "nightly", &of_tasks, &encode_name(""), &encode_name("a b")] {
+            assert_eq!(decode_name(text).unwrap_err().code(), "invalid_argument", "{text}");
+        }
+        assert!(Cursor::decode(&encode_name("nightly"), 32).is_err());
     }
 
     #[test]

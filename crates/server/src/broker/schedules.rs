@@ -3,7 +3,11 @@
 //! What a schedule's rules mean in moments is computed here, off the shard loop, and carried in the
 //! command; the machine only compares.
 
-use super::{Broker, check_queue, unexpected};
+use super::{
+    Broker, check_queue,
+    cursor::{decode_name, encode_name},
+    unexpected,
+};
 use crate::{Error, limits::BACKFILL_MAX, moment::InWords, schedule::Timetable};
 use taskyard_machine::{
     BackfillSchedule, Command, EncodedCommand, Occurrences, Outcome, PauseSchedule, Rejection,
@@ -89,12 +93,13 @@ impl Broker {
         view.map(FoundSchedule::new).ok_or_else(|| not_found(name))
     }
 
-    /// A page of schedules, by name. The cursor is the last name of the page before.
+    /// A page of schedules, by name, from the cursor of the page before on.
     pub async fn schedules(
         &self,
-        after: Option<String>,
+        cursor: Option<String>,
         limit: u32,
     ) -> Result<SchedulePage, Error> {
+        let after = cursor.as_deref().map(decode_name).transpose()?;
         let limit = limit as usize;
         if limit == 0 || limit > limits::PAGE_TASKS_MAX {
             let text = format!("limit {limit} is not 1 to {}", limits::PAGE_TASKS_MAX);
@@ -108,7 +113,7 @@ impl Broker {
         views.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let goes_on = views.len() > limit;
         views.truncate(limit);
-        let cursor = views.last().filter(|_| goes_on).map(|view| view.name.clone());
+        let cursor = views.last().filter(|_| goes_on).map(|view| encode_name(&view.name));
         let schedules = views.into_iter().map(FoundSchedule::new).collect();
         Ok(SchedulePage { schedules, cursor })
     }
