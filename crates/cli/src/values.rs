@@ -192,8 +192,10 @@ pub(crate) fn nearest<'a>(
     typed: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
+    // Past a third of its letters it is another word.
+    let letters_max = |word: &str| (typed.chars().count().max(word.chars().count()) / 3).min(3);
     let near = known.into_iter().map(|word| (distance(typed, word), word));
-    near.filter(|(distance, _)| *distance <= 3).min().map(|(_, word)| word)
+    near.filter(|(distance, word)| *distance <= letters_max(word)).min().map(|(_, word)| word)
 }
 
 /// How many letters to add, drop or change to get from one word to the other.
@@ -308,6 +310,10 @@ mod tests {
         assert_eq!(nearest("fetsh", known), Some("fetch"));
         assert_eq!(nearest("pubish", known), Some("publish"));
         assert_eq!(nearest("download", known), None);
+        // Three letters of three are another word.
+        assert_eq!(nearest("abc", ["xyz", "a", "ab"]), Some("ab"));
+        assert_eq!(nearest("b", ["a"]), None);
+        assert_eq!(nearest("abcd", ["abxy"]), None);
     }
 
     #[test]
