@@ -116,7 +116,7 @@ pub enum Rejection {
         /// Where it is.
         state: FlowState,
         /// Why that is in the way, or what would be possible instead.
-        hint: &'static str,
+        hint: Box<str>,
     },
     /// The queue holds as many waiting tasks as its settings allow.
     #[error(
@@ -180,6 +180,7 @@ wire_enum!(Rejection {
     16 => NotUnique { key, holder, hint },
     17 => LimitExceeded { what },
     18 => NeverRuns { expires_at },
+    19 => WrongFlowState { flow, state, hint },
 });
 wire_enum!(KeyHolder { 1 => Task(id), 2 => BatchElement(index) });
 

@@ -51,7 +51,7 @@ impl Turn<'_> {
         }
         if self.flow(flow)?.cancel_requested {
             let hint = "it is being cancelled and takes no more tasks";
-            return Err(Rejection::WrongFlowState { flow, state, hint });
+            return Err(Rejection::WrongFlowState { flow, state, hint: hint.into() });
         }
         let node = self.shard.node(flow, adder);
         if node.state != NodeState::Live {

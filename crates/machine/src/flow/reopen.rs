@@ -29,7 +29,11 @@ impl Turn<'_> {
             _ => None,
         };
         if let Some(hint) = hint {
-            return Err(Rejection::WrongFlowState { flow: id, state: found.state, hint });
+            return Err(Rejection::WrongFlowState {
+                flow: id,
+                state: found.state,
+                hint: hint.into(),
+            });
         }
         let again = self.shard.nodes_of(id).filter(|(_, node)| {
             // A failure that nobody minds is no reason to run it again, a cancellation is.

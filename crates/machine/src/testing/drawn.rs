@@ -294,6 +294,7 @@ drawn!(enum Rejection {
     NotUnique { key, holder, hint },
     LimitExceeded { what },
     NeverRuns { expires_at },
+    WrongFlowState { flow, state, hint },
 });
 drawn!(enum Outcome {
     Enqueued(enqueued),

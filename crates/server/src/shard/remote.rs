@@ -279,6 +279,7 @@ wire_enum!(Error {
     10 => NotLeader { shard, leader },
     11 => OutcomeUnknown,
     12 => Unavailable(what),
+    13 => HalfWay { enqueued, total, error },
 });
 
 impl<'a> Wire<'a> for KeptBody {

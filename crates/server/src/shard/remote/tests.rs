@@ -104,6 +104,7 @@ fn errors() -> Vec<Error> {
         Error::PayloadTooLarge { bytes: usize::MAX, bytes_max: 1 << 20 },
         Error::Element { index: 7, error: Box::new(Error::Invalid("é".into())) },
         Error::Node { node: "a".into(), error: Box::new(Error::Rejected(rejection)) },
+        Error::HalfWay { enqueued: 3, total: 7, error: Box::new(Error::OutcomeUnknown) },
         Error::LimitExceeded("memory".into()),
         Error::DiskFull("disk".into()),
         Error::NoQuorum { shard: 5 },
@@ -121,6 +122,7 @@ fn errors() -> Vec<Error> {
             | Error::PayloadTooLarge { .. }
             | Error::Element { .. }
             | Error::Node { .. }
+            | Error::HalfWay { .. }
             | Error::LimitExceeded(_)
             | Error::DiskFull(_)
             | Error::NoQuorum { .. }
