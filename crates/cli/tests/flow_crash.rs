@@ -1,4 +1,4 @@
-//! Promise 10 with real processes: `kill -9` of the broker, over and over, while the children of a
+//! Promise 11 with real processes: `kill -9` of the broker, over and over, while the children of a
 //! flow end. The callback waits for all of them, is there once, and gets every result.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
@@ -66,11 +66,16 @@ async fn a_callback_runs_once_after_a_thousand_children_whatever_is_killed() {
     let workers: Vec<_> = (0..WORKERS)
         .map(|_| tokio::spawn(work(address, done.clone(), callbacks.clone())))
         .collect();
+    // How far the flow was before and after each kill.
+    let mut met = Vec::new();
     for kill in 0..KILLS {
-        // The moment differs, so that kills meet submissions, acks and deliveries between shards.
-        tokio::time::sleep(Duration::from_millis(40 + u64::from(kill) * 37)).await;
+        // The first meets claims, the others acks and deliveries between shards, ever further on.
+        let before = until_done(address, &flow.id, kill * CHILDREN as u32 / KILLS).await;
         yard.kill_and_start();
+        met.push((before, until_done(address, &flow.id, 0).await));
     }
+    let half_way = |&(before, after): &(u32, u32)| before > 0 && after < CHILDREN as u32;
+    assert!(met.iter().any(half_way), "no kill met the flow half-way: {met:?}");
     let started = Instant::now();
     let end = loop {
         let mut client = connect(address).await;
@@ -100,6 +105,21 @@ async fn a_callback_runs_once_after_a_thousand_children_whatever_is_killed() {
     let queue = QueueRequest { queue: "callbacks".into() };
     let counts = client.get_queue(queue).await.unwrap().into_inner();
     assert_eq!((counts.enqueued_total, counts.succeeded_total), (1, 1));
+}
+
+/// How many nodes are done, once it is at least so many.
+async fn until_done(address: SocketAddr, id: &str, least: u32) -> u32 {
+    let mut client = connect(address).await;
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let request = GetFlowRequest { id: id.into(), wait_ms: 0, without_nodes: true };
+        let found = client.get_flow(request).await.unwrap().into_inner();
+        if found.nodes_done >= least {
+            return found.nodes_done;
+        }
+        assert!(Instant::now() < deadline, "{} of {least} done", found.nodes_done);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
 }
 
 fn flow() -> SubmitFlowRequest {
