@@ -9,6 +9,7 @@ use crate::mover::Group;
 use crate::network::{Network, Party};
 use crate::node::{Effect, Node, NodeConfig, Peer, node_of};
 use crate::rng::{Rng, mix};
+use crate::sabotage::Sabotage;
 use crate::shard::first_difference;
 use crate::workload::{Answer, Call, Workload};
 use std::collections::BTreeMap;
@@ -32,21 +33,6 @@ pub(crate) struct Options {
     pub(crate) sabotage: Sabotage,
     /// The oracle does not look at disks, only at what replicas and clients see.
     pub(crate) blind: bool,
-}
-
-/// A bug put in on purpose, to see that the checks find it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(test), allow(dead_code, reason = "only tests break things on purpose"))]
-pub(crate) enum Sabotage {
-    None,
-    /// The driver reports writes as persisted before they are synced.
-    AnswerBeforeSync,
-    /// Disks say that they have synced and have not.
-    LyingDisks,
-    /// A reload forgets a record of its checkpoint.
-    ForgetfulCheckpoint,
-    /// One replica passes over an entry now and then.
-    DeafReplica,
 }
 
 /// A run that ended well.

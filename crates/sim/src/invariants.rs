@@ -3,11 +3,13 @@
 //!
 //! Per shard: one leader per term; a committed entry never changes; replicas that applied the same
 //! index did the same and are equal; time never goes back. Per task: enqueued once; one live claim;
-//! tokens grow; never before its time; never again once it succeeded. Per client: what was
+//! tokens grow; never before its time; never again once it succeeded. Per queue and
+//! key: no claim beyond its limits. Per client: what was
 //! acknowledged is on a majority of disks, stays, and is seen by every later read.
 
 mod flows;
 mod keys;
+mod limits;
 mod schedules;
 mod words;
 
@@ -15,6 +17,7 @@ use crate::every::Every;
 use crate::rng::hash;
 use crate::shard::Applied;
 use flows::Flows;
+use limits::Limits;
 pub(crate) use schedules::Occurrence;
 use schedules::Schedules;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -65,6 +68,7 @@ struct ShardAccount {
     leaders: BTreeMap<u64, usize>,
     /// Tasks of flows that live here: their flow may let them run again.
     members: BTreeSet<TaskId>,
+    limits: Limits,
 }
 
 /// The account of one run.
@@ -199,6 +203,7 @@ impl Oracle {
             return Err(format!("task {} was handed out without an event", claim.id));
         }
         account.judge_keys(&entry.commands, &applied.outcomes)?;
+        account.limits.judge(&entry.commands, &applied.outcomes, &applied.events)?;
         for (task, view) in &applied.views {
             account.compare(*task, view.as_ref())?;
         }

@@ -13,13 +13,15 @@ mod mover;
 mod network;
 mod node;
 mod rng;
+mod sabotage;
 mod shard;
 #[cfg(test)]
 mod tests;
 mod workload;
 
 use clap::{Parser, ValueEnum};
-use cluster::{Failure, Options, Report, Sabotage, replay_command};
+use cluster::{Failure, Options, Report, replay_command};
+use sabotage::Sabotage;
 use std::process::ExitCode;
 
 /// Runs a cluster under faults from a seed and checks what it promises.

@@ -8,11 +8,11 @@ mod checkpoints;
 mod moves;
 
 use crate::clock::{LeaderClock, RUN_BEGINS_AT_MS};
-use crate::cluster::Sabotage;
 use crate::disk::{Checkpoint, Disk, Write};
 use crate::host::{Host, Waiting};
 use crate::invariants::Violation;
 use crate::rng::Rng;
+use crate::sabotage::Sabotage;
 use crate::shard::{Applied, Records, Shard};
 use crate::workload::{Answer, Asked, Call};
 use std::collections::{BTreeMap, VecDeque};
@@ -225,7 +225,7 @@ impl Node {
             self.disk.sync(frame);
         }
         restored.hard_state.term = restored.hard_state.term.max(restored.applied_term);
-        state.deaf = self.config.sabotage == Sabotage::DeafReplica && id == 1;
+        state.sabotage = self.config.sabotage.of_replica(id);
         state.before_crash = self.before_crash.remove(&shard);
         if let Some((_, records)) =
             state.before_crash.take_if(|(index, _)| *index == state.last_index && *index > 0)
@@ -471,7 +471,7 @@ impl Node {
         checkpoint.decode_state(&snapshot.data).ok_or("a snapshot came damaged")?;
         let mut state =
             Shard::load(self.identity(shard), &checkpoint).map_err(|error| error.to_string())?;
-        state.deaf = self.config.sabotage == Sabotage::DeafReplica && self.config.id == 1;
+        state.sabotage = self.config.sabotage.of_replica(self.config.id);
         self.disk.store_checkpoint(shard, checkpoint);
         self.snapshots += 1;
         if let Some(host) = self.host_mut(shard) {

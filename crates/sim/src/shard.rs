@@ -4,6 +4,7 @@
 use crate::disk::Checkpoint;
 use crate::invariants::Occurrence;
 use crate::rng::hash;
+use crate::sabotage::Sabotage;
 use std::collections::{BTreeMap, BTreeSet};
 use taskyard_machine::{
     Body, Entry, Event, EventKind, Identity, ImageError, Machine, Outcome, Payloads, RecordKey,
@@ -26,8 +27,8 @@ pub(crate) struct Shard {
     pub(crate) last_index: u64,
     /// The state that this replica had before a crash: the reloaded one must come by it.
     pub(crate) before_crash: Option<(u64, Records)>,
-    /// Passes over an entry now and then: a bug put in on purpose.
-    pub(crate) deaf: bool,
+    /// A bug put in on purpose.
+    pub(crate) sabotage: Sabotage,
 }
 
 /// The bodies of tasks, by task.
@@ -94,9 +95,11 @@ impl StateMachine for Shard {
     type Outcome = Applied;
 
     fn apply(&mut self, index: u64, data: &[u8]) -> Applied {
-        let entry = Entry::decode(data).expect("entries are written by this build");
+        let mut entry = Entry::decode(data).expect("entries are written by this build");
         let mut events = Vec::new();
-        let outcomes = if self.deaf && index.is_multiple_of(50) {
+        entry.commands.iter_mut().for_each(|command| self.sabotage.mishear(command));
+        let deaf = self.sabotage == Sabotage::DeafReplica;
+        let outcomes = if deaf && index.is_multiple_of(50) {
             Vec::new()
         } else {
             self.machine.apply(&entry, &mut self.bodies, &mut events)
@@ -125,7 +128,7 @@ impl Shard {
             bodies: Bodies::default(),
             last_index: 0,
             before_crash: None,
-            deaf: false,
+            sabotage: Sabotage::None,
         }
     }
 
@@ -136,7 +139,7 @@ impl Shard {
             bodies: Bodies(checkpoint.bodies.clone()),
             last_index: checkpoint.index,
             before_crash: None,
-            deaf: false,
+            sabotage: Sabotage::None,
         })
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A seed that found something gets a test of its own here, named after what it found.
 
-use crate::cluster::{Failure, Options, Report, Sabotage, run};
+use crate::cluster::{Failure, Options, Report, run};
+use crate::sabotage::Sabotage;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn options(seed: u64) -> Options {
@@ -184,6 +185,21 @@ fn a_checkpoint_that_lost_a_record_is_found() {
         Sabotage::ForgetfulCheckpoint,
         &["can't open shard", "can't be read", "differ", "is not the state"],
     );
+}
+
+/// A limit must be set, and reached, before a claim is beyond it: not every seed comes so far.
+#[test]
+fn claims_beyond_a_limit_are_found() {
+    for (sabotage, words) in [
+        (Sabotage::OneClaimMore, "of queue"),
+        (Sabotage::OneClaimMorePerKey, "of key"),
+        (Sabotage::QueueRateIgnored, "without a token of queue"),
+        (Sabotage::KeyRateIgnored, "without a token of key"),
+    ] {
+        let run = |seed| found(&Options { sabotage, steps: 12_000, ..options(seed) });
+        let what = (1..=8).find_map(run).unwrap_or_else(|| panic!("nobody found {sabotage:?}"));
+        assert!(what.contains(words), "{sabotage:?} found something else: {what}");
+    }
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use super::{Effect, Node};
 use crate::checkpointing::Checkpointing;
-use crate::cluster::Sabotage;
 use crate::disk::Write;
 use crate::invariants::Violation;
+use crate::sabotage::Sabotage;
 
 impl Node {
     pub(super) fn begin_checkpoints(&mut self) {

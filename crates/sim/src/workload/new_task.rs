@@ -65,7 +65,8 @@ pub(crate) fn new_task(rng: &mut Rng) -> NewTask<'static> {
         retry,
         timeout_ms: rng.chance(100).then(|| rng.between(1_000, 10_000)),
         retention_ms: rng.chance(100).then(|| rng.between(100, 5_000)),
-        fairness_key: rng.chance(500).then(|| *rng.pick(&["acme", "bolt", "coil", "dune"])),
+        // One customer has most of the work.
+        fairness_key: rng.chance(600).then(|| *rng.pick(&["acme", "acme", "acme", "bolt", "coil"])),
         tags: if rng.chance(200) { vec!["sim"] } else { vec![] },
         unique,
         ..NewTask::default()

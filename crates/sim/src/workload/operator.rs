@@ -52,7 +52,10 @@ impl Workload {
         if rng.chance(250) {
             return self.schedule_operation(rng, oracle);
         }
-        match (rng.below(100), task) {
+        if rng.chance(120) {
+            return on_queue(set_queue(rng, &queue));
+        }
+        match (rng.below(94), task) {
             (0..30, Some(task)) => {
                 let asked = Asked::Read { task, floor: oracle.read_floor(task.home.0) };
                 let request = Request { shard: task.home.0, asked };
@@ -81,32 +84,34 @@ impl Workload {
                 let before = EnqueueCut { next_sequence: newest, now: Timestamp(u64::MAX) };
                 on_queue(Command::PurgeQueue(PurgeQueue { queue: &queue, before, after: None }))
             }
-            (94..100, _) => {
-                let settings = QueueSettings {
-                    retention_count: rng.chance(500).then(|| rng.below(5) as u32),
-                    dead_retention_count: rng.chance(300).then(|| rng.below(4) as u32),
-                    max_length: rng.chance(400).then(|| rng.between(1, 6)),
-                    concurrency: rng.chance(300).then(|| rng.between(1, 6) as u32),
-                    rate: rng.chance(200).then(|| rate(rng)),
-                    per_key: rng.chance(500).then(|| PerKey {
-                        concurrency: rng.chance(600).then(|| rng.between(1, 4) as u32),
-                        rate: rng.chance(400).then(|| rate(rng)),
-                    }),
-                    weights: match rng.below(3) {
-                        0 => [("acme".into(), 3), ("".into(), 2)].into(),
-                        _ => Default::default(),
-                    },
-                    ageing_ms: rng.chance(200).then(|| rng.between(100, 5_000)),
-                    ..QueueSettings::default()
-                };
-                on_queue(Command::SetQueue(SetQueue { queue: &queue, settings }))
-            }
             _ => None,
         }
     }
 }
 
+/// Settings that hold tasks up and let go of them, often with limits that are reached.
+fn set_queue<'q>(rng: &mut Rng, queue: &'q str) -> Command<'q> {
+    let settings = QueueSettings {
+        retention_count: rng.chance(500).then(|| rng.below(5) as u32),
+        dead_retention_count: rng.chance(300).then(|| rng.below(4) as u32),
+        max_length: rng.chance(300).then(|| rng.between(1, 6)),
+        concurrency: rng.chance(300).then(|| rng.between(1, 4) as u32),
+        rate: rng.chance(300).then(|| rate(rng)),
+        per_key: rng.chance(600).then(|| PerKey {
+            concurrency: rng.chance(500).then(|| rng.between(1, 3) as u32),
+            rate: rng.chance(600).then(|| rate(rng)),
+        }),
+        weights: match rng.below(3) {
+            0 => [("acme".into(), 3), ("".into(), 2)].into(),
+            _ => Default::default(),
+        },
+        ageing_ms: rng.chance(200).then(|| rng.between(100, 5_000)),
+        ..QueueSettings::default()
+    };
+    Command::SetQueue(SetQueue { queue, settings })
+}
+
 /// Slow enough to matter, and fast enough for everything to be done within a run.
 fn rate(rng: &mut Rng) -> Rate {
-    Rate { per_second_millionths: rng.between(2, 40) * 1_000_000, burst: rng.between(1, 8) as u32 }
+    Rate { per_second_millionths: rng.between(500_000, 6_000_000), burst: rng.between(1, 3) as u32 }
 }
