@@ -1,20 +1,27 @@
 //! What limits and keys cost a claim, all in one run: `cargo bench -p taskyard-machine`.
 //!
 //! Every machine has the same number of waiting tasks, and they take turns, so that whatever disturbs
-//! the run disturbs all of them alike. What is told is the median of the rounds.
+//! the run disturbs all of them alike. What is told is the median of the rounds, against the same queue
+//! without limits and against the plainest queue. A limit that costs more than `COST_MAX` against the
+//! same queue without one fails the run.
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the time")]
 #![allow(clippy::float_arithmetic, reason = "ratios are for people")]
 
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use taskyard_machine::*;
 
 const TASKS: usize = 1_000_000;
 const ROUNDS: usize = 101;
 const CLAIMS: usize = 1_000;
+/// What a claim with limits may take, of one of the same keys without.
+const COST_MAX: f64 = 1.25;
 const IDENTITY: Identity = Identity { incarnation: 1, shard: ShardId(0), shards: 1 };
 
 struct Case {
     name: &'static str,
+    keys: usize,
+    limited: bool,
     machine: Machine,
     events: Vec<Event>,
     now: u64,
@@ -24,7 +31,9 @@ struct Case {
 impl Case {
     fn new(name: &'static str, keys: usize, settings: QueueSettings) -> Case {
         let (machine, now) = (Machine::new(IDENTITY), 1_000_000);
-        let mut case = Case { name, machine, events: Vec::new(), now, rounds: Vec::new() };
+        let limited = settings != QueueSettings::default();
+        let (events, rounds) = (Vec::new(), Vec::new());
+        let mut case = Case { name, keys, limited, machine, events, now, rounds };
         let settings = QueueSettings { retention_count: Some(0), ..settings };
         case.apply(vec![Command::SetQueue(SetQueue { queue: "q", settings })]);
         for number in 0..TASKS {
@@ -74,7 +83,7 @@ impl Case {
     }
 }
 
-fn main() {
+fn main() -> ExitCode {
     // Limits that count every claim and are never reached.
     let rate = Some(Rate { per_second_millionths: 1_000_000_000_000, burst: 1_000_000 });
     let concurrency = Some(1_000_000);
@@ -98,14 +107,25 @@ fn main() {
             case.round();
         }
     }
-    let plain = cases[0].median();
-    for (case, bytes) in cases.iter_mut().zip(bytes) {
-        let median = case.median();
+    let medians: Vec<f64> = cases.iter_mut().map(Case::median).collect();
+    let mut dearest: f64 = 0.0;
+    for ((case, median), bytes) in cases.iter().zip(&medians).zip(bytes) {
+        let unlimited = cases.iter().position(|other| other.keys == case.keys && !other.limited);
+        let unlimited = medians[unlimited.expect("each number of keys has a case without limits")];
+        let (cost, plain) = (median / unlimited, median / medians[0]);
+        dearest = dearest.max(cost);
         let per_task = bytes / TASKS as u64;
         println!(
-            "{:<28} {median:>7.0} ns a claim, {:.2} of plain, {per_task} bytes a task",
+            "{:<28} {median:>7.0} ns a claim, {cost:.2} of the same keys without limits, \
+             {plain:.2} of plain, {per_task} bytes a task",
             case.name,
-            median / plain
         );
     }
+    if dearest > COST_MAX {
+        println!(
+            "a limit costs too much: {dearest:.2} of the same queue without, above {COST_MAX}"
+        );
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
 }
