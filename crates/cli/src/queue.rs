@@ -15,75 +15,87 @@ use crate::{
 };
 
 pub(crate) async fn run(remote: &Remote, command: QueueCommand) -> Result<()> {
-    let Remote { client, output, .. } = remote;
     match command {
-        QueueCommand::List => {
-            let queues = client.queues().await?;
-            if output.is_json() {
-                for queue in &queues {
-                    output.json_line(queue)?;
-                }
-            } else if queues.is_empty() {
-                output.say("no queues yet: the first task makes one");
-            } else {
-                output.value(&(), |()| table(&queues).render(*output))?;
-            }
-        }
-        QueueCommand::Get { queue } => {
-            let details = client.queue(&queue).details().await?;
-            let settings = client.queue(&queue).settings().await?;
-            let both = QueueWithSettings { details: &details, settings: &settings };
-            output.value(&both, |both| {
-                let counts = table(std::slice::from_ref(both.details)).render(*output);
-                format!("{counts}\n{}", show_settings(both.settings))
-            })?;
-        }
-        QueueCommand::Pause { queues } => {
-            for queue in queues {
-                client.queue(&queue).pause().await?;
-                let text = format!("queue {queue} is paused: enqueues go on, claims wait");
-                output.done(&Paused { queue: &queue, paused: true }, text)?;
-            }
-        }
-        QueueCommand::Resume { queues } => {
-            for queue in queues {
-                client.queue(&queue).resume().await?;
-                output.done(
-                    &Paused { queue: &queue, paused: false },
-                    format!("queue {queue} runs"),
-                )?;
-            }
-        }
-        QueueCommand::Purge { queue, yes } => {
-            let waiting = client.queue(&queue).details().await?;
-            let waiting = waiting.ready + waiting.scheduled + waiting.blocked;
-            let what = values::count(waiting, "waiting task");
-            confirm_removal(yes, &format!("remove {what} of queue {queue}?"))?;
-            let bar = output::progress(*output, Some(waiting), "tasks");
-            let mut purge = client.queue(&queue).purge();
-            let mut removed = 0;
-            while let Some(progress) = purge.next().await? {
-                removed = progress.changed;
-                bar.set_position(removed);
-            }
-            bar.finish_and_clear();
-            output.value(&Purged { queue, removed }, |purged| {
-                let removed = values::count(purged.removed, "task");
-                format!("removed {removed} of queue {}", purged.queue)
-            })?;
-        }
-        QueueCommand::Set(args) => {
-            let queue = client.queue(&args.queue);
-            let before = match queue.settings().await {
-                // A queue may be set before its first task.
-                Err(error) if error.is_not_found() => QueueSettings::default(),
-                settings => settings?,
-            };
-            let settings = change(&args, before)?;
-            let settings = queue.set(settings).await?;
-            output.value(&settings, show_settings)?;
-        }
+        QueueCommand::List => list(remote).await,
+        QueueCommand::Get { queue } => get(remote, &queue).await,
+        QueueCommand::Pause { queues } => pause(remote, &queues).await,
+        QueueCommand::Resume { queues } => resume(remote, &queues).await,
+        QueueCommand::Purge { queue, yes } => purge(remote, queue, yes).await,
+        QueueCommand::Set(args) => set(remote, &args).await,
     }
+}
+
+async fn list(Remote { client, output, .. }: &Remote) -> Result<()> {
+    let queues = client.queues().await?;
+    if output.is_json() {
+        for queue in &queues {
+            output.json_line(queue)?;
+        }
+    } else if queues.is_empty() {
+        output.say("no queues yet: the first task makes one");
+    } else {
+        output.value(&(), |()| table(&queues).render(*output))?;
+    }
+    Ok(())
+}
+
+async fn get(Remote { client, output, .. }: &Remote, queue: &str) -> Result<()> {
+    let details = client.queue(queue).details().await?;
+    let settings = client.queue(queue).settings().await?;
+    let both = QueueWithSettings { details: &details, settings: &settings };
+    output.value(&both, |both| {
+        let counts = table(std::slice::from_ref(both.details)).render(*output);
+        format!("{counts}\n{}", show_settings(both.settings))
+    })?;
+    Ok(())
+}
+
+async fn pause(Remote { client, output, .. }: &Remote, queues: &[String]) -> Result<()> {
+    for queue in queues {
+        client.queue(queue).pause().await?;
+        let text = format!("queue {queue} is paused: enqueues go on, claims wait");
+        output.done(&Paused { queue, paused: true }, text)?;
+    }
+    Ok(())
+}
+
+async fn resume(Remote { client, output, .. }: &Remote, queues: &[String]) -> Result<()> {
+    for queue in queues {
+        client.queue(queue).resume().await?;
+        output.done(&Paused { queue, paused: false }, format!("queue {queue} runs"))?;
+    }
+    Ok(())
+}
+
+async fn purge(Remote { client, output, .. }: &Remote, queue: String, yes: bool) -> Result<()> {
+    let waiting = client.queue(&queue).details().await?;
+    let waiting = waiting.ready + waiting.scheduled + waiting.blocked;
+    let what = values::count(waiting, "waiting task");
+    confirm_removal(yes, &format!("remove {what} of queue {queue}?"))?;
+    let bar = output::progress(*output, Some(waiting), "tasks");
+    let mut purge = client.queue(&queue).purge();
+    let mut removed = 0;
+    while let Some(progress) = purge.next().await? {
+        removed = progress.changed;
+        bar.set_position(removed);
+    }
+    bar.finish_and_clear();
+    output.value(&Purged { queue, removed }, |purged| {
+        let removed = values::count(purged.removed, "task");
+        format!("removed {removed} of queue {}", purged.queue)
+    })?;
+    Ok(())
+}
+
+async fn set(Remote { client, output, .. }: &Remote, args: &QueueSetArgs) -> Result<()> {
+    let queue = client.queue(&args.queue);
+    let before = match queue.settings().await {
+        // A queue may be set before its first task.
+        Err(error) if error.is_not_found() => QueueSettings::default(),
+        settings => settings?,
+    };
+    let settings = queue.set(change(args, before)?).await?;
+    output.value(&settings, show_settings)?;
     Ok(())
 }
 

