@@ -83,7 +83,7 @@ fn a_task_behind_a_concurrency_says_how_many_run() {
     assert_eq!(codes(&reasons), ["key_concurrency", "ahead"]);
     assert_eq!(reasons[0]["key"], "acme");
     assert_eq!((&reasons[0]["claimed"], &reasons[0]["limit"]), (&json!(1), &json!(1)));
-    assert!(text.starts_with("key acme runs 1 tasks; its limit is 1\n"), "{text}");
+    assert!(text.starts_with("key acme runs 1 task; its limit is 1\n"), "{text}");
 
     let bolt = enqueue(&yard, "calls", &["--fairness-key", "bolt"]);
     yard.until_state(&bolt, "claimed");

@@ -414,7 +414,11 @@ async fn entries(broker: &Broker) -> u64 {
 async fn ten_thousand_parked_claims_cost_nothing_and_are_all_woken() {
     let broker = Broker::start().await;
     let parked = 10_000;
-    let before = entries(&broker).await;
+    // Four shards, each with its beginning, its election and the first entry of its term.
+    let before = eventually("every shard has begun its term", async || {
+        Some(entries(&broker).await).filter(|entries| *entries >= 4 * 3)
+    })
+    .await;
     let mut clients = Vec::new();
     for _ in 0..10 {
         clients.push(broker.grpc().await);

@@ -252,15 +252,12 @@ async fn a_task_says_what_it_waits_for() {
     let request = v1::WhyTaskRequest { id: second.clone() };
     let wire = client.why_task(request).await.unwrap().into_inner().reasons;
     assert_eq!(wire[1].code, "ahead");
-    assert_eq!((wire[1].ahead, wire[1].message.as_str()), (Some(0), reasons_when_next()));
+    let first = (Some(0), "no task is ahead of it");
+    assert_eq!((wire[1].ahead, wire[1].message.as_str()), first, "but nobody listens");
     let unknown = second.replace(&second[20..], "zzzzzz");
     let answer = http::get(broker.address, &format!("/v1/tasks/{unknown}/why")).await;
     assert_eq!(answer.problem().0, 400, "it is no id");
     broker.stop().await;
-}
-
-fn reasons_when_next() -> &'static str {
-    "no task is ahead of it: the next free worker gets it"
 }
 
 #[tokio::test]

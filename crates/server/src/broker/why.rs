@@ -97,7 +97,14 @@ impl Broker {
                     ..WaitReason::default()
                 });
             }
-            told.push(tell(reason, queue.as_str(), now));
+            let is_next = told.is_empty();
+            told.push(match reason {
+                Reason::Ahead { tasks: 0, .. } if is_next => WaitReason {
+                    message: "no task is ahead of it: the next free worker gets it".into(),
+                    ..tell_ahead(0, false)
+                },
+                reason => tell(reason, queue.as_str(), now),
+            });
         }
         Ok(told)
     }
@@ -177,7 +184,10 @@ fn tell_scheduled(until: Timestamp, reason: ScheduledFor, now: Timestamp) -> Wai
 fn tell_concurrency(code: &'static str, who: &str, claimed: u32, limit: u32) -> WaitReason {
     WaitReason {
         code,
-        message: format!("{who} runs {claimed} tasks; its limit is {limit}"),
+        message: match claimed {
+            1 => format!("{who} runs 1 task; its limit is {limit}"),
+            _ => format!("{who} runs {claimed} tasks; its limit is {limit}"),
+        },
         claimed: Some(claimed),
         limit: Some(limit),
         ..WaitReason::default()
@@ -211,7 +221,7 @@ fn tell_held(key: Option<String>, until: Timestamp, queue: &str, now: Timestamp)
 
 fn tell_ahead(tasks: u64, at_least: bool) -> WaitReason {
     let message = match (tasks, at_least) {
-        (0, _) => "no task is ahead of it: the next free worker gets it".to_owned(),
+        (0, _) => "no task is ahead of it".to_owned(),
         (1, false) => "1 task is ahead of it".to_owned(),
         (_, false) => format!("{tasks} tasks are ahead of it"),
         (_, true) => format!("{tasks} tasks or more are ahead of it"),
