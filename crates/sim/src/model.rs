@@ -15,6 +15,7 @@ mod shards;
 mod turns;
 mod unique;
 mod wakes;
+mod why;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -556,6 +557,12 @@ mod tests {
     #[test]
     fn flows_do_what_their_model_says() {
         check_many(flows::check);
+    }
+
+    /// A child was let go with its flow's retry before a parent that was opened after it.
+    #[test]
+    fn a_retried_child_waits_for_a_parent_that_is_opened_after_it() {
+        assert_eq!(flows::check(1_713), Ok(()));
     }
 
     #[test]

@@ -52,10 +52,12 @@ impl Turn<'_> {
             reopened.extend(self.reopen(id, number));
             reopened.push(number);
         }
-        self.free_below(id, reopened, Below::All);
+        let mut sent_back = Vec::new();
+        self.free_below(id, reopened, Below::All, &mut sent_back);
         for (number, _) in blocked {
-            self.block_again(id, number, Below::All);
+            self.block_again(id, number, &mut sent_back);
         }
+        self.let_go_of(id, &sent_back);
         for (number, _) in released {
             let pending = self.open_parents(id, number);
             if pending > 0 {
@@ -77,7 +79,9 @@ impl Turn<'_> {
             let mut reopened = self.reopen(flow, number);
             self.start_over(flow, number, run);
             reopened.push(number);
-            self.free_below(flow, reopened, Below::Doomed);
+            let mut sent_back = Vec::new();
+            self.free_below(flow, reopened, Below::Doomed, &mut sent_back);
+            self.let_go_of(flow, &sent_back);
         }
     }
 
@@ -102,19 +106,38 @@ impl Turn<'_> {
     }
 
     /// Lets a node that ended before it was let go wait again, unless a parent still forbids it.
-    fn block_again(&mut self, flow: TaskId, number: u32, below: Below) {
+    fn block_again(&mut self, flow: TaskId, number: u32, sent_back: &mut Vec<u32>) {
         let mut reopened = Vec::new();
-        if self.try_block(flow, number, below, &mut reopened) {
-            self.free_below(flow, reopened, below);
+        if self.try_block(flow, number, Below::All, &mut reopened) {
+            sent_back.push(number);
+            self.free_below(flow, reopened, Below::All, sent_back);
         }
     }
 
     /// The same for all that depends on these nodes, and so on down.
-    fn free_below(&mut self, flow: TaskId, mut reopened: Vec<u32>, below: Below) {
+    fn free_below(
+        &mut self,
+        flow: TaskId,
+        mut reopened: Vec<u32>,
+        below: Below,
+        sent_back: &mut Vec<u32>,
+    ) {
         while let Some(number) = reopened.pop() {
             let dependents = self.shard.node(flow, number).dependents.clone();
             for edge in dependents {
-                self.try_block(flow, edge.node, below, &mut reopened);
+                if self.try_block(flow, edge.node, below, &mut reopened) {
+                    sent_back.push(edge.node);
+                }
+            }
+        }
+    }
+
+    /// Starts what waits for nothing, once all that is to run again is open: a parent that is opened
+    /// after its child holds it back too.
+    fn let_go_of(&mut self, flow: TaskId, sent_back: &[u32]) {
+        for &number in sent_back {
+            if self.shard.node(flow, number).pending == 0 {
+                self.let_go(flow, number);
             }
         }
     }
@@ -139,9 +162,6 @@ impl Turn<'_> {
         let pending = self.open_parents(flow, number);
         reopened.extend(self.reopen(flow, number));
         self.send_back(flow, number, pending);
-        if pending == 0 {
-            self.let_go(flow, number);
-        }
         reopened.push(number);
         true
     }

@@ -95,6 +95,7 @@ impl Run {
         if let Ok(Outcome::Claimed(tasks)) = &answer {
             self.handed_out.extend(tasks.iter().map(|task| (task.id, task.token)));
         }
+        self.model.check_why(&self.machine)?;
         if self.rng.chance(50) {
             self.model.check_deadline(&self.machine)?;
         }

@@ -8,10 +8,10 @@ use crate::model::wakes::claim_of;
 use crate::model::{Difference, expect, expect_code};
 use crate::rng::Rng;
 use taskyard_machine::{
-    Ack, AddFlowTasks, Backoff, Cancel, CancelFlow, Claim, ClaimToken, Command, DeadAction,
-    DeadCommand, Dependency, Enqueue, Fail, FlowNode, FlowState, NewTask, OnFailure, Outcome,
-    Retry, RetryFlow, RetryPolicy, Selection, ShardId, SubmitFlow, TaskError, TaskId,
-    TaskStateName, Timestamp, When,
+    Ack, AddFlowTasks, Backoff, Cancel, CancelFlow, Claim, ClaimToken, Command, CommitFlow,
+    DeadAction, DeadCommand, Dependency, Enqueue, Fail, FlowNode, FlowState, NewTask, OnFailure,
+    Outcome, Retry, RetryFlow, RetryPolicy, Selection, ShardId, StageFlow, SubmitFlow, TaskError,
+    TaskId, TaskStateName, Timestamp, When,
 };
 
 const QUEUE: &str = "work";
@@ -90,8 +90,13 @@ impl Run {
         let nodes: Vec<FlowNode<'_>> = edges.iter().enumerate().map(node).collect();
         let retention_ms = self.rng.chance(500).then(|| self.rng.below(10_000));
         let batch_id = self.rng.chance(300).then(|| u128::from(self.rng.next()));
-        let submit =
-            Command::SubmitFlow(SubmitFlow { batch_id, name: "flow", retention_ms, nodes });
+        let submit = match batch_id {
+            Some(batch_id) if self.rng.chance(500) => {
+                let parts = self.stage(home, batch_id, &nodes)?;
+                Command::CommitFlow(CommitFlow { batch_id, parts, name: "flow", retention_ms })
+            }
+            _ => Command::SubmitFlow(SubmitFlow { batch_id, name: "flow", retention_ms, nodes }),
+        };
         let answer = self.send(home, &submit)?;
         if !is_flow(&names, &edges) {
             return expect_code(Some("invalid_argument"), &answer);
@@ -119,6 +124,23 @@ impl Run {
         }
         // What was made here in the same entry is seen from now on.
         self.note(home, &[])
+    }
+
+    /// Brings the nodes of a flow in parts, some of them twice; how many parts there are.
+    fn stage(
+        &mut self,
+        home: usize,
+        batch_id: u128,
+        nodes: &[FlowNode<'_>],
+    ) -> Result<u32, Difference> {
+        let size = self.rng.between(1, 3) as usize;
+        for (part, nodes) in (0..).zip(nodes.chunks(size)) {
+            let stage = Command::StageFlow(StageFlow { batch_id, part, nodes: nodes.to_vec() });
+            for _ in 0..self.rng.between(1, 2) {
+                expect(&Ok(Outcome::Staged), &self.send(home, &stage)?)?;
+            }
+        }
+        Ok(nodes.len().div_ceil(size) as u32)
     }
 
     pub(super) fn claim(&mut self, shard: usize, tasks_max: u32) -> Result<(), Difference> {
