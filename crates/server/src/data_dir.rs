@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! LOCK      held while a process uses the directory; names that process
-//! FORMAT    version, cluster, incarnation, number of shards, and a checksum of that
+//! FORMAT    version, cluster, incarnation, number of shards, number of the node, and a checksum of that
 //! log/      the Raft log of all shards
 //! state/    checkpoints and bodies
 //! ```
@@ -23,10 +23,11 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use taskyard_replica::NodeId;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The layout and encodings that this build writes. Raised when an older build could not read it.
-const FORMAT_VERSION: u32 = 2;
+const FORMAT_VERSION: u32 = 3;
 const FORMAT_FILE: &str = "FORMAT";
 /// Its name while a directory is made: what else is there was never used.
 const FORMAT_FILE_NEW: &str = "FORMAT.new";
@@ -36,6 +37,8 @@ const LOCK_FILE: &str = "LOCK";
 const FOLDERS: [&str; 2] = ["log", "state"];
 /// Shards of a new directory, if nobody says how many.
 const SHARDS_DEFAULT: u16 = 32;
+/// The number of the node that founds a cluster.
+const FIRST_NODE: NodeId = 1;
 
 /// What a data directory was made as. Fixed from then on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,22 +49,26 @@ pub(crate) struct Format {
     pub incarnation: u32,
     /// How many shards there are.
     pub shards: u16,
+    /// The node's number in its cluster, from 1; never given to another directory.
+    pub node: NodeId,
 }
 
 impl Format {
-    /// A new cluster.
+    /// The first node of a new cluster.
     pub(crate) fn random(shards: u16) -> Format {
-        Format { cluster: random_u128(), incarnation: random_u64() as u32, shards }
+        let (cluster, incarnation) = (random_u128(), random_u64() as u32);
+        Format { cluster, incarnation, shards, node: FIRST_NODE }
     }
 
     fn to_text(self) -> String {
         let mut text = String::new();
-        let Format { cluster, incarnation, shards } = self;
+        let Format { cluster, incarnation, shards, node } = self;
         let _ = writeln!(text, "# Taskyard's data directory. Don't edit.");
         let _ = writeln!(text, "format = {FORMAT_VERSION}");
         let _ = writeln!(text, "cluster = {cluster:032x}");
         let _ = writeln!(text, "incarnation = {incarnation}");
         let _ = writeln!(text, "shards = {shards}");
+        let _ = writeln!(text, "node = {node}");
         let checksum = xxh3_64(text.as_bytes());
         let _ = writeln!(text, "checksum = {checksum:016x}");
         text
@@ -85,14 +92,18 @@ impl Format {
         if u64::from_str_radix(checksum, 16) != Ok(xxh3_64(checked.as_bytes())) {
             return Err(FormatError::Damaged("its checksum does not fit, it was changed".into()));
         }
-        let (cluster, incarnation, shards) =
-            (value("cluster")?, value("incarnation")?, value("shards")?);
+        let (cluster, incarnation, shards, node) =
+            (value("cluster")?, value("incarnation")?, value("shards")?, value("node")?);
         Ok(Format {
             cluster: u128::from_str_radix(cluster, 16).map_err(|_| bad("cluster", cluster))?,
             incarnation: incarnation.parse().map_err(|_| bad("incarnation", incarnation))?,
             shards: match shards.parse() {
                 Ok(0) | Err(_) => return Err(bad("shards", shards)),
                 Ok(count) => count,
+            },
+            node: match node.parse() {
+                Ok(0) | Err(_) => return Err(bad("node", node)),
+                Ok(node) => node,
             },
         })
     }
@@ -101,10 +112,12 @@ impl Format {
 /// What log and checkpoints carry of it.
 impl Format {
     pub(crate) fn to_mark(self) -> Vec<u8> {
-        let Format { cluster, incarnation, shards } = self;
-        let parts: [&[u8]; 3] =
-            [&cluster.to_be_bytes(), &incarnation.to_be_bytes(), &shards.to_be_bytes()];
-        parts.concat()
+        let Format { cluster, incarnation, shards, node } = self;
+        let mut mark = cluster.to_be_bytes().to_vec();
+        mark.extend(incarnation.to_be_bytes());
+        mark.extend(node.to_be_bytes());
+        mark.extend(shards.to_be_bytes());
+        mark
     }
 
     /// Whether `what` carries the mark of this data directory.

@@ -16,13 +16,16 @@ pub(crate) mod watchers;
 
 pub use engine::Engine;
 
-use crate::{Clock, Error, backup, data_dir::Format, telemetry::Telemetry};
+use crate::{
+    Clock, Error, backup, cluster::Routes, data_dir::Format, peer::PeerNetwork,
+    telemetry::Telemetry,
+};
 use bytes::Bytes;
 use inbox::{Inbox, Input, TicketId, Waiter};
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -44,6 +47,9 @@ struct Handle {
     tickets: AtomicU64,
     events: broadcast::Sender<Arc<Vec<Event>>>,
     telemetry: Arc<Telemetry>,
+    routes: Arc<Routes>,
+    /// The way to other nodes, once there is one.
+    network: Arc<OnceLock<PeerNetwork>>,
 }
 
 impl fmt::Debug for Shards {
@@ -131,6 +137,21 @@ impl Shards {
     /// The cluster that this node belongs to: random, fixed when its data directory was made.
     pub fn cluster(&self) -> u128 {
         self.0.format.cluster
+    }
+
+    /// Who leads what, as far as this node knows.
+    pub(crate) fn routes(&self) -> &Arc<Routes> {
+        &self.0.routes
+    }
+
+    /// The way to other nodes; none in a node that is alone for good.
+    pub(crate) fn network(&self) -> Option<&PeerNetwork> {
+        self.0.network.get()
+    }
+
+    /// Lets the shards talk to other nodes, once.
+    pub(crate) fn connect(&self, network: PeerNetwork) {
+        let _ = self.0.network.set(network);
     }
 
     /// The shard of a queue.
@@ -321,12 +342,17 @@ impl Shards {
 
     /// Something nobody waits for; a loop that has ended needs it no more.
     fn tell(&self, input: Input) {
-        let _ = self.0.inbox.push(input);
+        let _ = self.push(input);
+    }
+
+    /// Hands something to the shard loop.
+    pub(crate) fn push(&self, input: Input) -> Result<(), Error> {
+        self.0.inbox.push(input)
     }
 }
 
 /// Nothing was changed by what was asked: the loop ended before.
-fn gone() -> Error {
+pub(crate) fn gone() -> Error {
     Error::Unavailable("this node has stopped; send it to another one, or again later".into())
 }
 

@@ -18,9 +18,11 @@ use crate::{
     Clock, Error,
     checkpoint::{Checkpointer, Failure},
     clock,
+    cluster::Routes,
     disk::DiskGuard,
     limits::TURN_LOG_BYTES_MAX,
     log::{Batch, Log},
+    peer::PeerNetwork,
     shard::{
         inbox::Inbox,
         leader_clock::{LeaderClock, Reading},
@@ -35,7 +37,7 @@ use settle::PartialAnswers;
 use std::{
     any::Any,
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::{Arc, mpsc},
+    sync::{Arc, OnceLock, mpsc},
     time::{Duration, Instant},
 };
 use taskyard_machine::{
@@ -74,6 +76,8 @@ pub(crate) struct Parts {
     pub memory_bytes_max: u64,
     pub events: broadcast::Sender<Arc<Vec<Event>>>,
     pub telemetry: Arc<Telemetry>,
+    pub routes: Arc<Routes>,
+    pub network: Arc<OnceLock<PeerNetwork>>,
     /// Told once all shards serve.
     pub up: mpsc::SyncSender<()>,
 }

@@ -11,6 +11,7 @@ use crate::{
     Config,
     checkpoint::Checkpointer,
     clock,
+    cluster::Routes,
     data_dir::DataDir,
     disk::DiskGuard,
     limits,
@@ -20,7 +21,7 @@ use crate::{
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, atomic::AtomicU64, mpsc},
+    sync::{Arc, OnceLock, atomic::AtomicU64, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -66,6 +67,8 @@ impl Engine {
         config.clock.on_move(move || {
             let _ = looking.upgrade().map(|inbox| inbox.push(Input::Look));
         });
+        let routes = Arc::new(Routes::new(format.node, format.shards));
+        let network = Arc::new(OnceLock::new());
         let (up, serves) = mpsc::sync_channel(1);
         let (failure, failed) = watch::channel(None);
         let parts = Parts {
@@ -78,6 +81,8 @@ impl Engine {
             memory_bytes_max: config.memory_bytes_max,
             events: events.clone(),
             telemetry: Arc::clone(&telemetry),
+            routes: Arc::clone(&routes),
+            network: Arc::clone(&network),
             up,
         };
         let handle = Handle {
@@ -87,6 +92,8 @@ impl Engine {
             tickets: AtomicU64::new(1),
             events,
             telemetry,
+            routes,
+            network,
         };
         let thread = std::thread::Builder::new()
             .name("shards".into())

@@ -7,6 +7,7 @@ use super::{ClaimRequest, HandedTask, ShardStatus};
 use crate::{
     Error,
     checkpoint::{Report, View},
+    cluster::GroupStatus,
     limits::INPUTS_MAX,
 };
 use bytes::Bytes;
@@ -17,6 +18,7 @@ use std::{
 use taskyard_machine::{
     ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, SessionId, ShardId, TaskId,
 };
+use taskyard_replica::{Change, ControlCommand, NodeId};
 use tokio::sync::oneshot;
 
 /// The answer to one call.
@@ -98,6 +100,36 @@ pub(crate) enum Input {
     SessionCut(SessionId),
     SessionNotStarted(SessionId, Vec<TaskId>),
     Status(oneshot::Sender<Vec<ShardStatus>>),
+    /// How every replica of this node stands.
+    Groups(oneshot::Sender<Vec<GroupStatus>>),
+    /// For the control group, if this node leads it.
+    Control {
+        command: ControlCommand,
+        answer: Answer<()>,
+    },
+    /// A change of a group's members, if this node leads it.
+    Change {
+        group: u64,
+        changes: Vec<Change>,
+        answer: Answer<()>,
+    },
+    /// Hands leadership of a group over to a replica, if this node leads it.
+    Transfer {
+        group: u64,
+        to: u64,
+        answer: Answer<()>,
+    },
+    /// A message of a peer's replica to this node's.
+    Raft {
+        from: NodeId,
+        group: u64,
+        message: Bytes,
+    },
+    /// A peer can be sent to, or no longer can.
+    Peer {
+        node: NodeId,
+        is_up: bool,
+    },
     /// Checkpoint all shards at one moment and take a view of that.
     Backup(Answer<View>),
     Report(Report),
@@ -137,6 +169,10 @@ impl Input {
                 | Input::Bodies { .. }
                 | Input::Watch { .. }
                 | Input::Status(_)
+                | Input::Groups(_)
+                | Input::Control { .. }
+                | Input::Change { .. }
+                | Input::Transfer { .. }
                 | Input::Backup(_)
         )
     }

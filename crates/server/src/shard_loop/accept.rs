@@ -63,6 +63,12 @@ impl ShardLoop {
             Input::SessionCut(session) => self.sessions.cut(session, self.reading.monotonic),
             Input::SessionNotStarted(session, tasks) => self.sessions.not_started(session, tasks),
             Input::Status(answer) => drop(answer.send(self.status())),
+            Input::Groups(_)
+            | Input::Control { .. }
+            | Input::Change { .. }
+            | Input::Transfer { .. }
+            | Input::Raft { .. }
+            | Input::Peer { .. } => {}
             Input::Backup(answer) => match self.course {
                 Course::Going => self.checkpoints.backup(answer),
                 Course::Stopping { .. } | Course::Halted => {
