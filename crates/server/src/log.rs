@@ -395,7 +395,7 @@ mod tests {
     fn a_log_of_another_directory_or_of_more_shards_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let log = Log::open(dir.path()).unwrap();
-        let format = Format { cluster: 7, incarnation: 1, shards: 2 };
+        let format = Format { cluster: 7, incarnation: 1, shards: 2, node: 1 };
         let error = |format| log.check_mark(dir.path(), format).expect_err("it is refused").0;
         assert!(error(format).contains("has no mark of this data directory"), "{}", error(format));
         log.mark(format).unwrap();
@@ -503,7 +503,7 @@ mod tests {
     fn entries_behind_a_cut_do_not_come_back_after_a_purge() {
         let dir = tempfile::tempdir().unwrap();
         let log = small(dir.path());
-        let format = Format { cluster: 7, incarnation: 1, shards: 2 };
+        let format = Format { cluster: 7, incarnation: 1, shards: 2, node: 1 };
         log.mark(format).unwrap();
         let (quiet, hot) = (1, 2);
         let mut batch = Batch::default();
