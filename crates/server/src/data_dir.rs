@@ -364,7 +364,8 @@ fn claim(path: &Path) -> Result<File, StartError> {
     Ok(lock)
 }
 
-fn read_format(path: &Path) -> Result<Option<Format>, StartError> {
+/// What the directory was made as, if it was.
+pub(crate) fn read_format(path: &Path) -> Result<Option<Format>, StartError> {
     let file = path.join(FORMAT_FILE);
     let bytes = match fs::read(&file) {
         Ok(bytes) => bytes,
