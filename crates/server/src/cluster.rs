@@ -2,15 +2,18 @@
 //!
 //! ```text
 //! routes.rs    who leads which group, as far as is known here; the control state as applied here
+//! handler.rs   what a node does with all that its peers send
 //! groups.rs    what the control group's leader and operators ask of groups: commands, changes, status
 //! ```
 //!
 //! Nothing here decides where a replica goes: that is `taskyard_replica::Control` and its plan.
 
 mod groups;
+mod handler;
 mod routes;
 
 pub use groups::{GroupStatus, MemberStatus};
+pub use handler::{Admit, AnswerCall, AnswerJoin, ClusterHandler};
 pub(crate) use routes::Routes;
 
 /// The first byte of every call between nodes: who answers it.
