@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub type NodeId = u64;
 
 /// A machine of the cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
     /// Where its peers reach it, as host:port.
     pub address: String,

@@ -60,6 +60,11 @@ impl Format {
         Format { cluster, incarnation, shards, node: FIRST_NODE }
     }
 
+    /// Whether this node founded its cluster: it has a replica of every group from the start.
+    pub(crate) fn founds(self) -> bool {
+        self.node == FIRST_NODE
+    }
+
     fn to_text(self) -> String {
         let mut text = String::new();
         let Format { cluster, incarnation, shards, node } = self;
@@ -539,9 +544,9 @@ mod tests {
         let file = dir.path().join(FORMAT_FILE);
         let good = fs::read_to_string(&file).unwrap();
         for (from, to, expected) in [
-            ("format = 2", "format = 7", "has format 7, this taskyard reads up to 2"),
-            ("format = 2", "format = 1", "has format 1, from before the first release"),
-            ("format = 2", "format = ?", "is damaged: format is \"?\""),
+            ("format = 3", "format = 7", "has format 7, this taskyard reads up to 3"),
+            ("format = 3", "format = 1", "has format 1, from before the first release"),
+            ("format = 3", "format = ?", "is damaged: format is \"?\""),
             ("shards = 4", "shards = 0", "is damaged: its checksum does not fit"),
             ("shards = 4", "shards = 2", "is damaged: its checksum does not fit"),
             ("checksum", "checksun", "it has no line \"checksum = ...\""),
@@ -578,7 +583,7 @@ mod tests {
     #[test]
     fn a_restore_wants_an_empty_directory_and_counts_only_when_sealed() {
         let dir = tempfile::tempdir().unwrap();
-        let format = Format { cluster: 1, incarnation: 2, shards: 3 };
+        let format = Format { cluster: 1, incarnation: 2, shards: 3, node: 1 };
         let path = dir.path().join("new");
         let restored = DataDir::begin_restore(&path, format).unwrap();
         fs::write(path.join("state/x"), "x").unwrap();
