@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! routes.rs    who leads which group, as far as is known here; the control state as applied here
+//! handler.rs   what a node does with all that its peers send
 //! groups.rs    what the control group's leader and operators ask of groups: commands, changes, status
 //! call.rs      calls about the cluster, as bytes     member.rs   this node's side of them
 //! entrance.rs  how a new data directory founds a cluster or joins one
@@ -16,6 +17,7 @@ mod announce;
 mod call;
 mod entrance;
 mod groups;
+mod handler;
 mod join;
 mod member;
 mod mover;
@@ -28,6 +30,7 @@ pub use call::Operation;
 pub(crate) use call::{About, ClusterCall, ClusterReply};
 pub(crate) use entrance::{Entrance, enter};
 pub use groups::{GroupStatus, MemberStatus};
+pub use handler::{Admit, AnswerCall, AnswerJoin, ClusterHandler};
 pub(crate) use member::Cluster;
 pub(crate) use routes::Routes;
 pub use view::{ClusterView, GroupView, NodeState, NodeView, ReplicaRole, ReplicaView};

@@ -68,6 +68,11 @@ impl Format {
         Format { cluster, incarnation, shards, node: FIRST_NODE }
     }
 
+    /// Whether this node founded its cluster: it has a replica of every group from the start.
+    pub(crate) fn founds(self) -> bool {
+        self.node == FIRST_NODE
+    }
+
     fn to_text(self) -> String {
         let mut text = String::new();
         let Format { cluster, incarnation, shards, node } = self;

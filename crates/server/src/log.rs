@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 use taskyard_machine::ShardId;
-use taskyard_replica::{LogReader, eraftpb};
+use taskyard_replica::{CONTROL_GROUP, LogReader, eraftpb};
 
 /// One file of the log. Larger ones are rotated less often and freed later.
 const FILE_BYTES: u64 = 64 << 20;
@@ -32,8 +32,10 @@ const PURGE_BYTES: u64 = 512 << 20;
 const HARD_STATE_KEY: &[u8] = b"hard_state";
 const CUT_KEY: &[u8] = b"cut";
 const MARK_KEY: &[u8] = b"mark";
-/// The group that is no shard's. It holds the mark of the data directory.
-const CONTROL_GROUP: u64 = 0;
+const REPLICA_KEY: &[u8] = b"replica";
+const CONTROL_KEY: &[u8] = b"control";
+/// The replica of each group that the node has which founds a cluster.
+pub(crate) const FIRST_REPLICA: u64 = 1;
 
 /// A shard's Raft group.
 pub(crate) fn group_of(shard: ShardId) -> u64 {
@@ -68,6 +70,8 @@ pub(crate) struct GroupState {
     pub cut: u64,
     /// First and last index, if there is any entry.
     pub entries: Option<(u64, u64)>,
+    /// The id of this node's replica; `None` if it has none.
+    pub replica: Option<u64>,
 }
 
 /// How long one write took.
@@ -130,9 +134,46 @@ impl Batch {
     /// Drops everything up to `index`, which a synced checkpoint holds.
     pub(crate) fn cut(&mut self, group: u64, index: u64) {
         self.0.add_command(group, Command::Compact { index: index + 1 });
-        self.0
-            .put(group, CUT_KEY.to_vec(), index.to_le_bytes().to_vec())
-            .expect("the key is not one of raft-engine's own");
+        self.put(group, CUT_KEY, index.to_le_bytes().to_vec());
+    }
+
+    /// Says which replica of the group this node has: with or before all that it writes.
+    pub(crate) fn replica(&mut self, group: u64, id: u64) {
+        self.put(group, REPLICA_KEY, id.to_le_bytes().to_vec());
+    }
+
+    /// Stores the control group's checkpoint.
+    pub(crate) fn control(&mut self, checkpoint: Vec<u8>) {
+        self.put(CONTROL_GROUP, CONTROL_KEY, checkpoint);
+    }
+
+    /// Forgets all of a group: this node has no replica of it any more.
+    pub(crate) fn forget(&mut self, group: u64) {
+        self.0.add_command(group, Command::Clean);
+    }
+
+    /// Begins the log of a group anew behind a snapshot at `index`. Nothing of it may stay: entries
+    /// after a snapshot that they do not follow would count in elections.
+    pub(crate) fn restart(
+        &mut self,
+        group: u64,
+        replica: u64,
+        index: u64,
+        hard_state: &eraftpb::HardState,
+    ) {
+        self.forget(group);
+        self.replica(group, replica);
+        self.put(group, CUT_KEY, index.to_le_bytes().to_vec());
+        self.hard_state(group, hard_state);
+    }
+
+    /// Marks the log as one of a data directory.
+    pub(crate) fn mark(&mut self, format: Format) {
+        self.put(CONTROL_GROUP, MARK_KEY, format.to_mark());
+    }
+
+    fn put(&mut self, group: u64, key: &[u8], value: Vec<u8>) {
+        self.0.put(group, key.to_vec(), value).expect("the key is not one of raft-engine's own");
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -203,13 +244,15 @@ impl Log {
         Ok(())
     }
 
-    /// Marks a new log as one of this data directory.
+    /// Marks a new log as one of this data directory. The node that founds a cluster has a replica of
+    /// every group from the start.
     pub(crate) fn mark(&self, format: Format) -> Result<(), WriteError> {
         let mut batch = Batch::default();
-        batch
-            .0
-            .put(CONTROL_GROUP, MARK_KEY.to_vec(), format.to_mark())
-            .expect("the key is not one of raft-engine's own");
+        batch.mark(format);
+        if format.founds() {
+            let groups = CONTROL_GROUP..=u64::from(format.shards);
+            groups.for_each(|group| batch.replica(group, FIRST_REPLICA));
+        }
         self.write(&mut batch).map(drop)
     }
 
@@ -238,16 +281,22 @@ impl Log {
             .engine
             .get_message::<eraftpb::HardState>(group, HARD_STATE_KEY)
             .map_err(|error| unreadable(in_words(&error)))?;
-        let cut = match self.engine.get(group, CUT_KEY) {
-            None => 0,
-            Some(bytes) => {
-                let bytes =
-                    bytes.try_into().map_err(|_| unreadable("its cut is damaged".into()))?;
-                u64::from_le_bytes(bytes)
-            }
+        let number = |key, what: &str| match self.engine.get(group, key) {
+            None => Ok(None),
+            Some(bytes) => match bytes.try_into() {
+                Ok(bytes) => Ok(Some(u64::from_le_bytes(bytes))),
+                Err(_) => Err(unreadable(format!("{what} is damaged"))),
+            },
         };
+        let cut = number(CUT_KEY, "its cut")?.unwrap_or(0);
+        let replica = number(REPLICA_KEY, "the number of its replica")?;
         let entries = self.engine.first_index(group).zip(self.engine.last_index(group));
-        Ok(GroupState { hard_state, cut, entries })
+        Ok(GroupState { hard_state, cut, entries, replica })
+    }
+
+    /// The last checkpoint of the control group; `None` if there is none.
+    pub(crate) fn control(&self) -> Option<Vec<u8>> {
+        self.engine.get(CONTROL_GROUP, CONTROL_KEY)
     }
 
     /// Writes and syncs. The batch is empty afterwards. After an error nothing may be written any more.

@@ -27,13 +27,14 @@ mod serve;
 mod tests;
 mod warnings;
 
-pub use calls::CallError;
+pub use calls::{CallError, LateReply};
 pub use dial::JoinError;
 pub use handshake::{PeerHello, Refusal, RefusalCode};
 
 use crate::{clock::Clock, limits, random::random_u128};
 use accept::Accepted;
 use bytes::Bytes;
+use calls::Dialled;
 use connection::{PATIENCE, Patience};
 use dial::Link;
 use frame::{Frame, Kind};
@@ -315,16 +316,35 @@ impl PeerNetwork {
         wait: Duration,
     ) -> impl Future<Output = Result<Bytes, CallError>> + Send + use<> {
         let link = self.link(node);
-        async move {
-            let Some(link) = link else {
-                return Err(CallError::not_sent(format!("node {node} is not known here")));
-            };
-            let Some(dialled) = link.dialled() else {
-                return Err(CallError::not_sent(format!("node {node} is not connected")));
-            };
-            drop(link);
-            dialled.call(request, wait).await
+        async move { dialled(link.as_deref(), node)?.call(request, wait).await }
+    }
+
+    /// The same. An answer that comes when nobody waits for it any more goes to `late`: what it hands
+    /// over must not get lost.
+    pub fn call_minding(
+        &self,
+        node: NodeId,
+        request: Bytes,
+        wait: Duration,
+        late: LateReply,
+    ) -> impl Future<Output = Result<Bytes, CallError>> + Send + use<> {
+        let link = self.link(node);
+        async move { dialled(link.as_deref(), node)?.call_minding(request, wait, late).await }
+    }
+
+    /// Tells a peer something whose answer nobody needs; what can't be sent is dropped. What is told
+    /// to one peer arrives in the order of these calls.
+    pub fn tell(&self, node: NodeId, request: Bytes) {
+        if let Ok(dialled) = dialled(self.link(node).as_deref(), node)
+            && let Ok(waiting) = dialled.begin(request)
+        {
+            self.inner.runtime.spawn(waiting.end());
         }
+    }
+
+    /// Whether a peer can be sent to.
+    pub fn is_connected(&self, node: NodeId) -> bool {
+        self.link(node).is_some_and(|link| link.dialled().is_some())
     }
 
     /// How every known peer is doing, by node.
@@ -355,6 +375,15 @@ impl PeerNetwork {
         let (link, _) = links.by_node.get(&node)?;
         link.is_known().then(|| link.clone())
     }
+}
+
+/// The connection to a peer, if there is one.
+fn dialled(link: Option<&Link>, node: NodeId) -> Result<Arc<Dialled>, CallError> {
+    let Some(link) = link else {
+        return Err(CallError::not_sent(format!("node {node} is not known here")));
+    };
+    let no_connection = || CallError::not_sent(format!("node {node} is not connected"));
+    link.dialled().ok_or_else(no_connection)
 }
 
 /// Asks the node at `address` to take this one into its cluster, on a connection of its own; what

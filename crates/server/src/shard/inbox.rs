@@ -119,6 +119,18 @@ pub(crate) enum Input {
         to: u64,
         answer: Answer<()>,
     },
+    /// Hands over all leadership that another node could have; answered when that is done or takes
+    /// too long.
+    HandOver {
+        until: Instant,
+        answer: Answer<()>,
+    },
+    /// What a shard that another node leads has answered to what `from` owes it: by number.
+    Owed {
+        from: ShardId,
+        to: ShardId,
+        answers: Vec<(u64, Result<Outcome, Error>)>,
+    },
     /// A message of a peer's replica to this node's.
     Raft {
         from: NodeId,

@@ -5,7 +5,7 @@
 //! the cut is dropped. A backup freezes all shards in the same turn, so that what they owe each other
 //! fits together.
 
-use super::local::LocalShard;
+use super::{held::Held, local::LocalShard};
 use crate::{
     checkpoint::{Change, Checkpointer, Cut, Failure, Job, View},
     limits::{self, CHECKPOINT_LOG_BYTES_MAX, DIRTY_RECORDS_MAX},
@@ -49,6 +49,8 @@ pub(crate) struct Checkpoint {
     /// The cut under way, and the bodies that go with it.
     cut: Option<Cut>,
     bodies: Vec<TaskId>,
+    /// The log before the next checkpoint is kept for nobody.
+    log_is_released: bool,
 }
 
 impl Checkpoint {
@@ -61,6 +63,7 @@ impl Checkpoint {
             due_at: None,
             cut: None,
             bodies: Vec::new(),
+            log_is_released: false,
         }
     }
 
@@ -155,13 +158,15 @@ impl Checkpoints {
         shard.checkpoint.wanted = true;
     }
 
+    /// The log has grown so far that it can't wait for peers that are behind: they get a snapshot.
+    pub(crate) fn release_log(shard: &mut LocalShard) {
+        cut_log(shard, shard.checkpoint.stored);
+        shard.checkpoint.log_is_released = true;
+        Checkpoints::want(shard);
+    }
+
     /// Begins what is due and takes one bite.
-    pub(crate) fn step(
-        &mut self,
-        shards: &mut [LocalShard],
-        checkpointer: &Checkpointer,
-        now: Instant,
-    ) {
+    pub(crate) fn step(&mut self, shards: &mut Held, checkpointer: &Checkpointer, now: Instant) {
         if self.frozen.is_empty() {
             self.begin(shards, checkpointer, now);
         }
@@ -183,16 +188,17 @@ impl Checkpoints {
         for task in std::mem::take(&mut shard.checkpoint.bodies) {
             state.bodies.checkpointed(task);
         }
+        let before = std::mem::replace(&mut shard.checkpoint.stored, cut.index);
         shard.checkpoint.stage = Stage::Idle;
-        shard.checkpoint.stored = cut.index;
         shard.checkpoint.cut = None;
-        shard.replica.compact(cut.index);
-        shard.log_cut = Some(cut.index);
+        let is_released = std::mem::take(&mut shard.checkpoint.log_is_released);
+        let up_to = if is_released { cut.index } else { log_needed_after(shard, before) };
+        cut_log(shard, up_to);
         self.writing -= 1;
         self.writing_for = Duration::ZERO;
     }
 
-    fn begin(&mut self, shards: &mut [LocalShard], checkpointer: &Checkpointer, now: Instant) {
+    fn begin(&mut self, shards: &mut Held, checkpointer: &Checkpointer, now: Instant) {
         if self.has_backups() {
             if self.writing == 0 {
                 self.back_up(shards, checkpointer);
@@ -206,16 +212,16 @@ impl Checkpoints {
         };
         while self.may_begin()
             && self.frozen.is_empty()
-            && let Some(number) = shards.iter().position(is_due)
+            && let Some(shard) = shards.iter_mut().find(|shard| is_due(shard))
         {
-            if freeze(&mut shards[number]) {
-                self.frozen.push_back(number);
+            if freeze(shard) {
+                self.frozen.push_back(usize::from(shard.id.0));
             }
         }
     }
 
     /// Nothing is under way: takes the view of what was frozen, or freezes all for those who ask.
-    fn back_up(&mut self, shards: &mut [LocalShard], checkpointer: &Checkpointer) {
+    fn back_up(&mut self, shards: &mut Held, checkpointer: &Checkpointer) {
         let frozen = std::mem::take(&mut self.backups_frozen);
         if !frozen.is_empty() {
             checkpointer.job(Job::Look(Box::new(move |store| {
@@ -225,12 +231,30 @@ impl Checkpoints {
             })));
             return;
         }
-        for (number, shard) in shards.iter_mut().enumerate() {
+        for shard in shards.iter_mut() {
             if freeze(shard) {
-                self.frozen.push_back(number);
+                self.frozen.push_back(usize::from(shard.id.0));
             }
         }
         self.backups_frozen = std::mem::take(&mut self.backups_asked);
+    }
+}
+
+/// Up to where the log is not needed after a checkpoint. Peers that are behind get what is kept of it: a
+/// leader knows how far they are, and whoever may lead next keeps what follows the checkpoint before.
+fn log_needed_after(shard: &LocalShard, before: u64) -> u64 {
+    if !shard.has_peers {
+        return shard.checkpoint.stored;
+    }
+    let matched = shard.replica.peers().into_iter().map(|peer| peer.matched);
+    matched.min().map_or(before, |matched| matched.min(before))
+}
+
+/// Drops the log up to `up_to`, with the next write.
+fn cut_log(shard: &mut LocalShard, up_to: u64) {
+    if up_to >= shard.replica.first_index() {
+        shard.replica.compact(up_to);
+        shard.log_cut = Some(up_to);
     }
 }
 

@@ -6,6 +6,7 @@
 
 use super::{
     checkpoints::Checkpoint,
+    control::{LocalControl, first_members, replica_config},
     local::{LocalShard, State},
 };
 use crate::{
@@ -22,20 +23,25 @@ use std::{
     },
 };
 use taskyard_machine::{Identity, Machine, ShardId};
-use taskyard_replica::{Config, Replica, Restored, eraftpb};
+use taskyard_replica::{Replica, Restored};
 
-/// The only replica of a shard, so far.
-const REPLICA_ID: u64 = 1;
 /// Of the first entry in a log: a group begins as if a checkpoint at 1 had been taken.
 const FIRST_INDEX: u64 = 2;
 
-/// All shards of a data directory, as their disk left them. Several at once: loading is work for the
+/// What a data directory holds.
+pub(crate) struct Recovered {
+    pub(super) control: Option<LocalControl>,
+    pub(super) shards: Vec<LocalShard>,
+}
+
+/// All replicas of a data directory, as their disk left them. Several at once: loading is work for the
 /// processor.
 pub(crate) fn recover_all(
     format: Format,
     store: &Arc<Store>,
     log: &Arc<Log>,
-) -> Result<Vec<LocalShard>, StartError> {
+) -> Result<Recovered, StartError> {
+    let control = LocalControl::recover(log, u64::from(format.incarnation))?;
     let next = AtomicUsize::new(0);
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
     let recover_some = || {
@@ -46,7 +52,7 @@ pub(crate) fn recover_all(
             if id >= format.shards {
                 break;
             }
-            recovered.push((id, recover(ShardId(id), format, store, log)?));
+            recovered.extend(recover(ShardId(id), format, store, log)?);
         }
         Ok(recovered)
     };
@@ -58,17 +64,17 @@ pub(crate) fn recover_all(
         });
         joined.collect()
     });
-    let mut shards: Vec<_> = parts?.into_iter().flatten().collect();
-    shards.sort_by_key(|(id, _)| *id);
-    Ok(shards.into_iter().map(|(_, shard)| shard).collect())
+    let shards = parts?.into_iter().flatten().collect();
+    Ok(Recovered { control, shards })
 }
 
+/// `None` if this node has no replica of it.
 fn recover(
     shard: ShardId,
     format: Format,
     store: &Arc<Store>,
     log: &Arc<Log>,
-) -> Result<LocalShard, StartError> {
+) -> Result<Option<LocalShard>, StartError> {
     let group = group_of(shard);
     let damaged = |what: String| {
         StartError(format!(
@@ -76,6 +82,7 @@ fn recover(
         ))
     };
     let held = log.group(group)?;
+    let Some(id) = held.replica else { return Ok(None) };
     let view = store.view();
     let cut = view.cut(shard).map_err(|error| damaged(error.to_string()))?;
     check_they_meet(cut.as_ref(), &held).map_err(damaged)?;
@@ -99,13 +106,8 @@ fn recover(
         }
     };
     let stored = cut.as_ref().map_or(0, |cut| cut.index);
-    let restored = restored(cut, &held);
-    let config = Config {
-        id: REPLICA_ID,
-        seed: u64::from(format.incarnation),
-        heartbeat_ticks: 2,
-        election_ticks: 10,
-    };
+    let restored = restored(id, cut, &held);
+    let config = replica_config(group, id, u64::from(format.incarnation));
     let reader = Box::new(log.reader(group));
     // The reader panics where the log can't be read back.
     let built = catch_unwind(AssertUnwindSafe(|| {
@@ -115,7 +117,7 @@ fn recover(
         Ok(replica) => replica.map_err(|error| damaged(error.to_string()))?,
         Err(panic) => return Err(damaged(super::words_of(panic.as_ref()))),
     };
-    Ok(LocalShard::new(shard, group, replica, Checkpoint::new(stored)))
+    Ok(Some(LocalShard::new(shard, group, replica, Checkpoint::new(stored))))
 }
 
 fn check_they_meet(cut: Option<&Cut>, held: &GroupState) -> Result<(), String> {
@@ -144,8 +146,8 @@ fn check_they_meet(cut: Option<&Cut>, held: &GroupState) -> Result<(), String> {
     }
 }
 
-fn restored(cut: Option<Cut>, held: &GroupState) -> Restored {
-    let first = eraftpb::ConfState { voters: vec![REPLICA_ID], ..Default::default() };
+fn restored(id: u64, cut: Option<Cut>, held: &GroupState) -> Restored {
+    let first = first_members(id);
     let (applied, applied_term, conf_state) =
         cut.map_or((0, 0, first), |cut| (cut.index, cut.term, cut.conf_state));
     let (first_index, last_index) = match held.entries {
@@ -160,6 +162,7 @@ fn restored(cut: Option<Cut>, held: &GroupState) -> Restored {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use taskyard_replica::eraftpb;
 
     #[test]
     fn a_checkpoint_and_a_log_that_do_not_meet_are_refused() {
@@ -167,7 +170,10 @@ mod tests {
             let conf_state = eraftpb::ConfState::default();
             let cut = checkpoint.map(|index| Cut { index, term: 1, conf_state });
             let hard_state = Some(eraftpb::HardState::default());
-            check_they_meet(cut.as_ref(), &GroupState { hard_state, cut: log_cut, entries })
+            check_they_meet(
+                cut.as_ref(),
+                &GroupState { hard_state, cut: log_cut, entries, replica: Some(1) },
+            )
         };
         for (checkpoint, log_cut, entries) in [
             (None, 0, None),
