@@ -216,6 +216,7 @@ impl ShardLoop {
 
     /// Runs until it is stopped, or can't go on.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
+        self.follow_control()?;
         let mut inputs = Vec::new();
         // What did not fit into the last turn comes first.
         let mut backlog = VecDeque::new();

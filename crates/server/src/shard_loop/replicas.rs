@@ -80,11 +80,7 @@ impl ShardLoop {
         }
         if has_changed || progress.members_changed {
             control.offer();
-            let state = Arc::new(control.control().clone());
-            self.rules = if state.rules() == 0 { RULES_CURRENT } else { state.rules() };
-            self.routes.set_control(state);
-            self.publish_leaders();
-            self.follow_map()?;
+            self.follow_control()?;
         }
         if let Some(role) = progress.role {
             self.publish_leader(CONTROL_GROUP, role);
@@ -93,6 +89,19 @@ impl ShardLoop {
             }
         }
         Ok(())
+    }
+
+    /// Tells everybody on this node what the control group says by now, and does it.
+    pub(super) fn follow_control(&mut self) -> Result<(), Failure> {
+        let Some(control) = &self.control else { return Ok(()) };
+        let state = Arc::new(control.control().clone());
+        if state.cluster().is_none() {
+            return Ok(());
+        }
+        self.rules = state.rules();
+        self.routes.set_control(state);
+        self.publish_leaders();
+        self.follow_map()
     }
 
     /// Makes and throws away replicas as the map says.
