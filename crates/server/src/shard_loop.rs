@@ -47,7 +47,7 @@ use taskyard_machine::{
 use taskyard_replica::Role;
 use tokio::sync::broadcast;
 
-pub(crate) use recover::recover_all;
+pub(crate) use recover::{load, recover_all};
 
 /// After so many bytes of log, files that nothing needs any more are looked for.
 const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;

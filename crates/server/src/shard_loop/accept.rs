@@ -68,7 +68,9 @@ impl ShardLoop {
             | Input::Change { .. }
             | Input::Transfer { .. }
             | Input::Raft { .. }
-            | Input::Peer { .. } => {}
+            | Input::Peer { .. }
+            | Input::Fetched(_)
+            | Input::FetchFailed { .. } => {}
             Input::Backup(answer) => match self.course {
                 Course::Going => self.checkpoints.backup(answer),
                 Course::Stopping { .. } | Course::Halted => {
