@@ -9,6 +9,8 @@
 
 mod accept;
 mod checkpoints;
+#[cfg_attr(not(test), expect(dead_code, reason = "the loop takes snapshots once it has peers"))]
+mod install;
 mod local;
 mod memory;
 mod recover;
