@@ -2,16 +2,22 @@
 //!
 //! ```text
 //! routes.rs    who leads which group, as far as is known here; the control state as applied here
+//! snapshots.rs whole states of shards, for nodes that are too far behind the log
+//! fetch.rs     the other side: gets them
 //! groups.rs    what the control group's leader and operators ask of groups: commands, changes, status
 //! ```
 //!
 //! Nothing here decides where a replica goes: that is `taskyard_replica::Control` and its plan.
 
+mod fetch;
 mod groups;
 mod routes;
+mod snapshots;
 
+pub(crate) use fetch::{Fetched, Fetcher, SnapshotOrder};
 pub use groups::{GroupStatus, MemberStatus};
 pub(crate) use routes::Routes;
+pub(crate) use snapshots::Snapshots;
 
 /// The first byte of every call between nodes: who answers it.
 pub(crate) mod call_kind {

@@ -13,7 +13,7 @@
 //!   raft.rs         messages, ticks, who leads        replicas.rs   which replicas are here
 //!   deliver.rs      what shards owe each other
 //!   checkpoints.rs  when and in which bites           memory.rs   the budget of tasks and bodies
-//!   recover.rs      from disk to replicas
+//!   recover.rs      from disk to replicas             install.rs  snapshots that have come
 //! shard/remote.rs the same calls as bytes, for shards that another node leads
 //! shard/          what a leader remembers and never logs: inbox, waiters, watchers, sessions, timer,
 //!                 firing (of schedules), outbox, its clock

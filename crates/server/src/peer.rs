@@ -24,7 +24,7 @@ mod pings;
 mod queue;
 mod serve;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod warnings;
 
 pub use calls::CallError;
@@ -306,6 +306,11 @@ impl PeerNetwork {
             drop(link);
             dialled.call(request, wait).await
         }
+    }
+
+    /// Where its connections run: for what waits for calls on threads that are not the network's.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.inner.runtime
     }
 
     /// How every known peer is doing, by node.

@@ -128,8 +128,7 @@ impl ShardLoop {
                 self.make_replica(shard, id);
             }
         }
-        self.remove_doomed();
-        Ok(())
+        self.remove_doomed()
     }
 
     /// An empty replica: its leader sends it all there is.
@@ -152,7 +151,7 @@ impl ShardLoop {
 
     /// Throws away replicas that this node is not to have any more, once no checkpoint of them is under
     /// way; in their place may come newer ones.
-    pub(super) fn remove_doomed(&mut self) {
+    pub(super) fn remove_doomed(&mut self) -> Result<(), Failure> {
         for number in std::mem::take(&mut self.doomed) {
             let Some(shard) = self.shards.get(number) else { continue };
             if !shard.checkpoint.is_idle() {
@@ -168,11 +167,12 @@ impl ShardLoop {
             self.memory.forget(&shard);
             self.active.retain(|other| *other != number);
             self.batch.forget(shard.group);
-            self.remove_stored(shard.id);
+            self.remove_stored(shard.id)?;
             self.routes.set_leader(shard.group, None);
             if let Some(id) = self.routes.control().replica_on(shard.group, self.format.node) {
                 self.make_replica(shard.id, id);
             }
         }
+        Ok(())
     }
 }
