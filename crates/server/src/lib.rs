@@ -19,7 +19,7 @@
 //!                 firing (of schedules), outbox, its clock
 //! log.rs          the Raft log of all shards (raft-engine)
 //! checkpoint.rs   checkpoints and spilled bodies (fjall), with the threads beside the loop
-//! cluster.rs      who leads what, and what nodes ask of each other besides tasks
+//! cluster.rs      who leads what, how clusters form and move, what nodes ask besides tasks
 //! peer.rs         the connections between nodes: handshake, Raft messages, calls
 //! payloads.rs     bodies in memory           backup.rs    a copy of it all, and back
 //! data_dir.rs     layout, lock and format    disk.rs      the reserve of free space

@@ -49,6 +49,7 @@ fn request() -> ClaimRequest {
         tasks_max: 10,
         lease_ms: 30_000,
         session: Some(SessionId(u128::MAX)),
+        sequence: None,
         worker: "host-1".into(),
     }
 }
@@ -360,6 +361,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
         weighted: false,
         tasks_max: 16,
         session: None,
+        sequence: None,
         ..request()
     };
     let call = ShardCall::Claim { shard: home, request: request.clone(), wait_ms: 0 };
