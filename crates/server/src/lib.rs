@@ -7,10 +7,13 @@
 //! node.rs         opens shards, starts fronts, stops them in reverse order
 //! shard.rs        the handle to the shards; shard/engine.rs opens them and runs their thread
 //! shard_loop.rs   the thread: drain, propose, persist once, apply, answer
-//!   local.rs        one shard as that thread holds it
+//!   local.rs        one shard as that thread holds it, held.rs all of them
+//!   control.rs      the control group, as that thread holds it
 //!   accept.rs       what comes in        settle.rs   what comes of it
+//!   raft.rs         messages, ticks, who leads        replicas.rs   which replicas are here
+//!   deliver.rs      what shards owe each other
 //!   checkpoints.rs  when and in which bites           memory.rs   the budget of tasks and bodies
-//!   recover.rs      from disk to replicas
+//!   recover.rs      from disk to replicas             install.rs  snapshots that have come
 //! shard/remote.rs the same calls as bytes, for shards that another node leads
 //! shard/          what a leader remembers and never logs: inbox, waiters, watchers, sessions, timer,
 //!                 firing (of schedules), outbox, its clock

@@ -32,7 +32,10 @@ pub use engine::Engine;
 pub use local::LocalShards;
 
 use crate::{
-    Clock, Error, backup, cluster::Routes, data_dir::Format, peer::PeerNetwork,
+    Clock, Error, backup,
+    cluster::{Routes, Snapshots},
+    data_dir::Format,
+    peer::PeerNetwork,
     telemetry::Telemetry,
 };
 use bytes::Bytes;
@@ -63,6 +66,8 @@ struct Handle {
     routes: Arc<Routes>,
     /// The way to other nodes, once there is one.
     network: Arc<OnceLock<PeerNetwork>>,
+    /// What other nodes may fetch of this one's shards.
+    snapshots: Arc<Snapshots>,
 }
 
 impl fmt::Debug for Shards {
@@ -162,6 +167,11 @@ impl Shards {
     /// The way to other nodes; none in a node that is alone for good.
     pub(crate) fn network(&self) -> Option<&PeerNetwork> {
         self.0.network.get()
+    }
+
+    /// What other nodes may fetch of this one's shards.
+    pub(crate) fn snapshots(&self) -> &Arc<Snapshots> {
+        &self.0.snapshots
     }
 
     /// Lets the shards talk to other nodes, once.

@@ -221,7 +221,7 @@ impl LocalControl {
             )
         });
         let (id, hard_state) = (self.replica.id(), self.replica.hard_state());
-        batch.restart(CONTROL_GROUP, id, metadata.index, &hard_state);
+        batch.reset(CONTROL_GROUP, id, metadata.index, &hard_state);
         batch.mark(format);
         batch.control(encode(&Saved {
             index: metadata.index,
