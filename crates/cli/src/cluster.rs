@@ -97,7 +97,10 @@ async fn status(remote: &Remote, args: ClusterStatusArgs) -> Result<()> {
         return watch(remote, args).await;
     }
     let mut cluster = client.cluster().await?;
-    while args.wait && !show::is_well(&cluster) {
+    let is_well = |cluster: &ClusterDetails| {
+        show::is_well(cluster) && args.nodes.is_none_or(|nodes| cluster.nodes.len() == nodes)
+    };
+    while args.wait && !is_well(&cluster) {
         tokio::time::sleep(WAIT_EVERY).await;
         cluster = remote.patiently(client.cluster()).await?;
     }

@@ -40,14 +40,7 @@ impl Node {
     pub async fn start(config: Config) -> Result<Node, StartError> {
         config.validate()?;
         // Before the data directory: a port that is taken is found out in no time.
-        let listener = match config.listen {
-            None => None,
-            Some(address) => Some(TcpListener::bind(address).await.map_err(|error| {
-                StartError(format!(
-                    "can't listen on {address}: {error}; stop what uses it or choose another address"
-                ))
-            })?),
-        };
+        let mut listener = listen_for_clients(config.listen).await?;
         let peer_listener = config.peer.map(listen_for_peers).transpose()?;
         let peer_address = peer_listener.as_ref().and_then(|listener| listener.local_addr().ok());
         // Not for a node inside another program: that one's limit is its own business.
@@ -62,8 +55,15 @@ impl Node {
             zone: config.zone.clone(),
             rules_max: RULES_CURRENT,
         };
+        if !config.join.is_empty() {
+            // Joining may take long: clients are told that nobody is there, not left waiting.
+            listener = None;
+        }
         let entrance =
             enter(&config, &about.address, &about.serves, peer_listener.as_ref()).await?;
+        if listener.is_none() {
+            listener = listen_for_clients(bound).await?;
+        }
         let opening = config.clone();
         let engine = tokio::task::spawn_blocking(move || Engine::start(&opening)).await;
         let engine = engine.map_err(|error| StartError(format!("recovery ended: {error}")))??;
@@ -127,6 +127,18 @@ impl Node {
     }
 }
 
+async fn listen_for_clients(
+    address: Option<SocketAddr>,
+) -> Result<Option<TcpListener>, StartError> {
+    let Some(address) = address else { return Ok(None) };
+    let listener = TcpListener::bind(address).await.map_err(|error| {
+        StartError(format!(
+            "can't listen on {address}: {error}; stop what uses it or choose another address"
+        ))
+    })?;
+    Ok(Some(listener))
+}
+
 fn listen_for_peers(address: SocketAddr) -> Result<net::TcpListener, StartError> {
     let listener = net::TcpListener::bind(address).and_then(|listener| {
         listener.set_nonblocking(true)?;
@@ -162,6 +174,8 @@ fn connect(
         let cluster = of.clone();
         Box::pin(async move { cluster.serve(&call).await })
     }));
+    let of = Arc::clone(shards.snapshots());
+    handler.snapshot = Some(Arc::new(move |_from, call| Box::pin(Arc::clone(&of).serve(call))));
     let of = cluster.clone();
     handler.joined = Some(Arc::new(move |_hello, call| {
         let cluster = of.clone();

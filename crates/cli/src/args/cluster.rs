@@ -77,6 +77,9 @@ pub(crate) struct ClusterStatusArgs {
     /// Return when all nodes are up and everything is where it belongs.
     #[arg(long)]
     pub(crate) wait: bool,
+    /// With --wait: and there are so many nodes.
+    #[arg(long, value_name = "N", requires = "wait")]
+    pub(crate) nodes: Option<usize>,
     /// Show every shard.
     #[arg(long, short = 'v', visible_alias = "verbose")]
     pub(crate) shards: bool,
