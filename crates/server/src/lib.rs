@@ -11,7 +11,8 @@
 //!   accept.rs       what comes in        settle.rs   what comes of it
 //!   checkpoints.rs  when and in which bites           memory.rs   the budget of tasks and bodies
 //!   recover.rs      from disk to replicas
-//! shard/remote.rs the same calls as bytes, for shards that another node leads
+//! shard/local.rs  what is asked of the shards that this node leads
+//! shard/route.rs  whom to ask else; proposals.rs, claims.rs and reads.rs ask, remote.rs is the calls as bytes
 //! shard/          what a leader remembers and never logs: inbox, waiters, watchers, sessions, timer,
 //!                 firing (of schedules), outbox, its clock
 //! log.rs          the Raft log of all shards (raft-engine)

@@ -245,10 +245,13 @@ impl Broker {
     /// Whether every shard takes requests.
     pub async fn check_ready(&self) -> Result<(), Error> {
         let status = self.shards().status().await?;
-        match status.iter().find(|status| !status.serves) {
+        let serves_here =
+            |shard| status.iter().any(|status| status.shard == shard && status.serves);
+        let serves = |shard| serves_here(shard) || self.shards().is_led_elsewhere(shard);
+        match (0..self.shards().count()).map(ShardId).find(|shard| !serves(*shard)) {
             None => Ok(()),
-            Some(status) => {
-                let text = format!("shard {} does not serve yet; wait", status.shard);
+            Some(shard) => {
+                let text = format!("shard {shard} does not serve yet; wait");
                 Err(Error::Unavailable(text))
             }
         }
