@@ -16,11 +16,9 @@ mod routes;
 #[cfg_attr(not(test), expect(dead_code, reason = "the loop offers snapshots once it has peers"))]
 mod snapshots;
 
-#[cfg_attr(
-    not(test),
-    expect(unused_imports, reason = "the loop takes snapshots once it has peers")
-)]
-pub(crate) use fetch::{Fetched, Fetcher, SnapshotOrder};
+#[expect(unused_imports, reason = "the loop takes snapshots once it has peers")]
+pub(crate) use fetch::Fetcher;
+pub(crate) use fetch::{Fetched, SnapshotOrder};
 pub use groups::{GroupStatus, MemberStatus};
 pub(crate) use routes::Routes;
 #[cfg_attr(

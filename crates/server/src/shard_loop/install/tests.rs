@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    checkpoint::{Change, Checkpointer, Report},
+    checkpoint::{Change, Checkpointer, Cut, Report},
     clock,
     cluster::Snapshots,
     data_dir::DataDir,
@@ -16,7 +16,7 @@ use crate::{
 };
 use std::sync::{Arc, mpsc};
 use taskyard_machine::{
-    Body, Command, EncodedCommand, Enqueue, Identity, NewTask, ShardId, TaskId, Timestamp,
+    Body, Command, EncodedCommand, Enqueue, Identity, Machine, NewTask, ShardId, TaskId, Timestamp,
 };
 use taskyard_replica::{
     Config, Restored,
@@ -258,7 +258,7 @@ fn a_second_snapshot_replaces_the_first_and_all_of_the_log() {
 fn a_snapshot_waits_for_the_checkpoint_under_way() {
     let (mut leader, mut follower) = cluster();
     let offered = talk(&mut leader, &mut follower).unwrap();
-    let fetched = follower.fetch(&leader, offered.clone());
+    let fetched = follower.fetch(&leader, offered);
     follower.shard.fetched(fetched, &follower.store);
     for message in follower.drive() {
         leader.shard.replica.step(message);
@@ -320,4 +320,23 @@ fn a_snapshot_that_the_log_has_overtaken_is_thrown_away() {
     while follower.store.sweep().unwrap() {}
     assert_eq!(follower.store.view().installed_records(SHARD).count(), 0);
     assert_eq!(follower.store.view().bodies(SHARD).count(), 100);
+}
+
+#[test]
+fn a_snapshot_outlives_the_leader_that_offered_it() {
+    let (mut leader, mut follower) = cluster();
+    let offered = talk(&mut leader, &mut follower).unwrap();
+    let term = offered.term + 3;
+    let fetched = follower.fetch(&leader, offered);
+    let index = fetched.order.index();
+    let mut heartbeat = Message { from: 3, to: FOLLOWER, term, ..Default::default() };
+    heartbeat.set_msg_type(MessageType::MsgHeartbeat);
+    follower.shard.replica.step(heartbeat);
+    follower.drive();
+    follower.shard.fetched(fetched, &follower.store);
+    let told = follower.drive();
+    assert_eq!(follower.shard.replica.applied(), index);
+    assert_eq!(follower.hash(), leader.hash());
+    let told: Vec<_> = told.iter().map(|answer| (answer.to, answer.term, answer.index)).collect();
+    assert_eq!(told, [(3, term, index)], "the new leader learns of it");
 }
