@@ -14,7 +14,8 @@
 //!   deliver.rs      what shards owe each other
 //!   checkpoints.rs  when and in which bites           memory.rs   the budget of tasks and bodies
 //!   recover.rs      from disk to replicas             install.rs  snapshots that have come
-//! shard/remote.rs the same calls as bytes, for shards that another node leads
+//! shard/local.rs  what is asked of the shards that this node leads
+//! shard/route.rs  whom to ask else; proposals.rs, claims.rs and reads.rs ask, remote.rs is the calls as bytes
 //! shard/          what a leader remembers and never logs: inbox, waiters, watchers, sessions, timer,
 //!                 firing (of schedules), outbox, its clock
 //! log.rs          the Raft log of all shards (raft-engine)

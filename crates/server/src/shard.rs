@@ -24,6 +24,8 @@ mod reads;
 pub mod remote;
 mod route;
 pub(crate) mod sessions;
+#[cfg(test)]
+mod tests;
 pub(crate) mod timer;
 pub(crate) mod waiters;
 pub(crate) mod watchers;
@@ -297,14 +299,14 @@ impl Shards {
         if !sessions.is_empty() {
             self.tell_others(|| ShardCall::SessionsAlive(sessions.clone()));
         }
-        self.local().sessions_alive(sessions);
+        self.local().sessions_alive(self.routes().me(), sessions);
     }
 
     /// The connection of a session closed without a goodbye: its silence limit becomes 5 s from now,
     /// unless it is named alive again.
     pub fn session_cut(&self, session: SessionId) {
         self.tell_others(|| ShardCall::SessionCut(session));
-        self.local().session_cut(session);
+        self.local().session_cut(self.routes().me(), session);
     }
 
     /// Claims that a session was handed and never reported started, as the gateway knows them when
@@ -312,7 +314,7 @@ impl Shards {
     /// `not_started`: released, not lost. Forgotten when the session is named alive again.
     pub fn session_not_started(&self, session: SessionId, tasks: Vec<TaskId>) {
         self.tell_others(|| ShardCall::SessionNotStarted(session, tasks.clone()));
-        self.local().session_not_started(session, tasks);
+        self.local().session_not_started(self.routes().me(), session, tasks);
     }
 
     /// A consistent copy of every shard, as the bytes of one file, in parts. A slow reader slows the

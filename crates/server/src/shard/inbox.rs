@@ -96,9 +96,20 @@ pub(crate) enum Input {
         tasks: Vec<ClaimedTask>,
         bodies: Vec<Option<Bytes>>,
     },
-    SessionsAlive(Vec<SessionId>),
-    SessionCut(SessionId),
-    SessionNotStarted(SessionId, Vec<TaskId>),
+    /// What the node `from` tells of the sessions that it has.
+    SessionsAlive {
+        from: NodeId,
+        sessions: Vec<SessionId>,
+    },
+    SessionCut {
+        from: NodeId,
+        session: SessionId,
+    },
+    SessionNotStarted {
+        from: NodeId,
+        session: SessionId,
+        tasks: Vec<TaskId>,
+    },
     Status(oneshot::Sender<Vec<ShardStatus>>),
     /// How every replica of this node stands.
     Groups(oneshot::Sender<Vec<GroupStatus>>),

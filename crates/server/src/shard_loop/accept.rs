@@ -58,11 +58,15 @@ impl ShardLoop {
             Input::BodiesRead { waiter, tasks, bodies } => {
                 self.bodies_read(waiter, tasks, bodies);
             }
-            Input::SessionsAlive(sessions) => {
-                self.sessions.alive(&sessions, self.reading.monotonic);
+            Input::SessionsAlive { from, sessions } => {
+                self.sessions.alive(from, &sessions, self.reading.monotonic);
             }
-            Input::SessionCut(session) => self.sessions.cut(session, self.reading.monotonic),
-            Input::SessionNotStarted(session, tasks) => self.sessions.not_started(session, tasks),
+            Input::SessionCut { from, session } => {
+                self.sessions.cut(from, session, self.reading.monotonic);
+            }
+            Input::SessionNotStarted { from, session, tasks } => {
+                self.sessions.not_started(from, session, tasks);
+            }
             Input::Status(answer) => drop(answer.send(self.status())),
             Input::Groups(answer) => drop(answer.send(self.groups())),
             Input::Control { command, answer } => match &mut self.control {
@@ -74,7 +78,9 @@ impl ShardLoop {
             Input::HandOver { until, answer } => self.accept_hand_over(until, answer),
             Input::Raft { from, group, message } => self.accept_raft(from, group, &message),
             Input::Peer { node, is_up } => {
-                if !is_up {
+                if is_up {
+                    self.peer_up(node);
+                } else {
                     self.peer_down(node);
                 }
             }
