@@ -137,7 +137,9 @@ async fn watch(remote: &Remote, args: ClusterStatusArgs) -> Result<()> {
     }
 }
 
+/// Whoever answers may be behind: only one who knows of the drain can say that it is over.
 async fn until_empty(remote: &Remote, node: u64) -> Result<()> {
+    let mut is_known = false;
     loop {
         let cluster: ClusterDetails = remote.patiently(remote.client.cluster()).await?;
         let found = cluster.nodes.iter().find(|found| found.id == node);
@@ -146,10 +148,13 @@ async fn until_empty(remote: &Remote, node: u64) -> Result<()> {
             let mut votes = votes.filter(|replica| replica.role == "voter");
             found.replicas > 0 || votes.any(|replica| replica.node == node)
         };
+        let drains = found.is_some_and(|found| found.draining);
         match found {
-            Some(found) if !found.draining => anyhow::bail!("node {node} is not drained any more"),
-            Some(found) if holds(found) => tokio::time::sleep(WAIT_EVERY).await,
-            Some(_) | None => return Ok(()),
+            Some(found) if drains && !holds(found) => return Ok(()),
+            None if is_known => return Ok(()),
+            Some(_) if is_known && !drains => anyhow::bail!("node {node} is not drained any more"),
+            Some(_) | None => tokio::time::sleep(WAIT_EVERY).await,
         }
+        is_known |= drains;
     }
 }

@@ -29,6 +29,7 @@ pub struct Node {
     /// What it does for its cluster; ends with it.
     tasks: JoinSet<()>,
     network: Option<PeerNetwork>,
+    cluster: Cluster,
     engine: Engine,
     peer_address: Option<SocketAddr>,
     shutdown_grace: Duration,
@@ -72,11 +73,11 @@ impl Node {
             peer_listener.map(|listener| connect(&config, &cluster, listener)).transpose()?;
         let tasks = keep_up(&config, &cluster);
         set_replication(&config, &cluster, &entrance).await?;
-        let broker = Broker::in_cluster(cluster, &config);
+        let broker = Broker::in_cluster(cluster.clone(), &config);
         let front = Front::start(broker, listener, connections_max)
             .map_err(|error| StartError(format!("the fronts can't be started: {error}")))?;
         let shutdown_grace = config.shutdown_grace;
-        Ok(Node { front, tasks, network, engine, peer_address, shutdown_grace })
+        Ok(Node { front, tasks, network, cluster, engine, peer_address, shutdown_grace })
     }
 
     /// Where it listens, if it does.
@@ -104,9 +105,12 @@ impl Node {
         self.engine.shards()
     }
 
-    /// Completes when the node has stopped by itself because it could not go on (a failed disk).
+    /// Completes when the node can't go on: its disk failed, or it was removed from its cluster.
     pub async fn failed(&self) -> Error {
-        Error::Unavailable(self.engine.failed().await)
+        tokio::select! {
+            why = self.engine.failed() => Error::Unavailable(why),
+            why = self.cluster.removed() => Error::Unavailable(why),
+        }
     }
 
     /// Stops gracefully: hands over what it leads, takes no new calls, lets those in flight end, returns

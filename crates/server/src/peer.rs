@@ -152,6 +152,8 @@ pub struct PeerStatus {
     pub raft_dropped: u64,
     /// Why the last connection or attempt ended.
     pub last_error: Option<String>,
+    /// What it, or this node, had against the last attempt to connect.
+    pub refusal: Option<Refusal>,
 }
 
 /// The connections of a node to its peers. Cheap to clone; ends with its last clone, or by

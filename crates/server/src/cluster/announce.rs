@@ -4,7 +4,7 @@
 //! one, those that it was told of when it joined.
 
 use super::{Cluster, ClusterCall, ClusterReply, join::addresses};
-use crate::Error;
+use crate::{Error, peer::RefusalCode};
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
@@ -89,6 +89,20 @@ impl Cluster {
                 tokio::time::sleep(ROUTES_AGAIN_AFTER).await;
             } else {
                 let _ = changes.changed().await;
+            }
+        }
+    }
+
+    /// Completes when another node says that this one was removed; with its words. Who is removed while
+    /// it is away hears it no other way.
+    pub(crate) async fn removed(&self) -> String {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let Some(network) = self.shards().network() else { continue };
+            let refusals = network.status().into_iter().filter_map(|peer| peer.refusal);
+            let mut removed = refusals.filter(|refusal| refusal.code == RefusalCode::NotAMember);
+            if let Some(refusal) = removed.next() {
+                return refusal.words;
             }
         }
     }

@@ -118,6 +118,9 @@ impl Cluster {
             if let Err(words) = check(&control, &candidate) {
                 return refused(words);
             }
+            if let Some(answer) = self.check_reachable(&control) {
+                return Ok(answer);
+            }
             let known = |node: &&Node| node.instance == candidate.instance;
             let known = control.nodes().iter().find(|(_, node)| known(node)).map(|(id, _)| *id);
             let node = candidate.node();
@@ -144,6 +147,21 @@ impl Cluster {
             }
         }
         Ok(JoinAnswer::Later("too many nodes ask to join; ask again".into()))
+    }
+
+    /// Whether a newcomer could reach everybody. A node that has just started tells where it is soon;
+    /// this one knows whether it ever will.
+    fn check_reachable(&self, control: &Control) -> Option<JoinAnswer> {
+        let silent =
+            |(id, node): &(&NodeId, &Node)| node.address.is_empty() && !control.has_given_up(**id);
+        let (&id, _) = control.nodes().iter().find(silent)?;
+        if id == self.me() && self.about().address.is_empty() {
+            return Some(JoinAnswer::Refused(format!(
+                "node {id} of this cluster does not say where others reach it; start it again with \
+                 --advertise HOST:PORT, or with --peer and an address of its machine"
+            )));
+        }
+        Some(JoinAnswer::Later(format!("node {id} has not told yet where it is")))
     }
 
     fn welcome(&self, node: NodeId) -> Welcome {
@@ -199,16 +217,6 @@ fn check(control: &Control, candidate: &Candidate) -> Result<(), String> {
     }
     if candidate.address.is_empty() {
         return Err("a node that joins must say where others reach it; use --advertise".into());
-    }
-    let mut silent = control
-        .nodes()
-        .iter()
-        .filter(|(id, node)| node.address.is_empty() && !control.has_given_up(**id));
-    if let Some((id, _)) = silent.next() {
-        return Err(format!(
-            "node {id} of this cluster does not say where others reach it; start it again with \
-             --advertise HOST:PORT, or with --peer and an address of its machine"
-        ));
     }
     let same_place =
         |node: &Node| node.address == candidate.address && node.instance != candidate.instance;

@@ -97,7 +97,7 @@ pub struct GroupView {
 }
 
 /// One replica.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaView {
     /// The node that holds it.
     pub node: NodeId,

@@ -121,6 +121,8 @@ pub(super) struct Link {
     open: Mutex<Option<Arc<Dialled>>>,
     raft_dropped: AtomicU64,
     pub(super) last_error: watch::Sender<Option<String>>,
+    /// What either side had against the last attempt.
+    refusal: Mutex<Option<Refusal>>,
 }
 
 impl Link {
@@ -131,6 +133,7 @@ impl Link {
             open: Mutex::default(),
             raft_dropped: AtomicU64::new(0),
             last_error: watch::Sender::new(None),
+            refusal: Mutex::default(),
         }
     }
 
@@ -190,10 +193,12 @@ impl Link {
                     }
                     None => tracing::debug!(node = self.node, address, %error, "no connection"),
                 }
+                *self.refusal() = error.refusal().cloned();
                 self.failed(error.to_string());
                 return Duration::ZERO;
             }
         };
+        *self.refusal() = None;
         let dialled = Arc::new(Dialled::new(peer, core.clock.clone(), BOUNDS));
         let opened_at = real_now();
         let _up = Up::new(self, core, dialled.clone());
@@ -228,6 +233,10 @@ impl Link {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn refusal(&self) -> MutexGuard<'_, Option<Refusal>> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// `connects_here` says whether the peer has dialled this node.
     pub(super) fn status(&self, connects_here: bool) -> PeerStatus {
         let open = self.dialled();
@@ -247,6 +256,7 @@ impl Link {
             calls_under_way: open.map(Dialled::calls_under_way).unwrap_or_default(),
             raft_dropped: self.raft_dropped.load(Ordering::Relaxed),
             last_error: self.last_error.borrow().clone(),
+            refusal: self.refusal().clone(),
         }
     }
 }
