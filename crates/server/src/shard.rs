@@ -34,7 +34,10 @@ pub use engine::Engine;
 pub use local::LocalShards;
 
 use crate::{
-    Clock, Error, backup, cluster::Routes, data_dir::Format, peer::PeerNetwork,
+    Clock, Error, backup,
+    cluster::{Routes, Snapshots},
+    data_dir::Format,
+    peer::PeerNetwork,
     telemetry::Telemetry,
 };
 use bytes::Bytes;
@@ -65,6 +68,8 @@ struct Handle {
     routes: Arc<Routes>,
     /// The way to other nodes, once there is one.
     network: Arc<OnceLock<PeerNetwork>>,
+    /// What other nodes may fetch of this one's shards.
+    snapshots: Arc<Snapshots>,
 }
 
 impl fmt::Debug for Shards {
@@ -166,6 +171,11 @@ impl Shards {
         self.0.network.get()
     }
 
+    /// What other nodes may fetch of this one's shards.
+    pub(crate) fn snapshots(&self) -> &Arc<Snapshots> {
+        &self.0.snapshots
+    }
+
     /// Lets the shards talk to other nodes, once.
     pub(crate) fn connect(&self, network: PeerNetwork) {
         let _ = self.0.network.set(network);
@@ -184,11 +194,6 @@ impl Shards {
     /// The way to other nodes, if there are some: one that is alone has nobody to ask.
     fn others(&self) -> Option<&PeerNetwork> {
         self.network().filter(|_| !self.routes().is_alone())
-    }
-
-    /// Whether another node is known to lead a shard.
-    pub(crate) fn is_led_elsewhere(&self, shard: ShardId) -> bool {
-        self.routes().leader(shard).is_some_and(|node| node != self.routes().me())
     }
 
     /// Proposes a command and awaits its outcome, durable by then. `enqueue` tells whether it adds

@@ -7,7 +7,7 @@ use super::{ClaimRequest, HandedTask, ShardStatus};
 use crate::{
     Error,
     checkpoint::{Report, View},
-    cluster::GroupStatus,
+    cluster::{Fetched, GroupStatus},
     limits::INPUTS_MAX,
 };
 use bytes::Bytes;
@@ -152,6 +152,13 @@ pub(crate) enum Input {
     Peer {
         node: NodeId,
         is_up: bool,
+    },
+    /// A shard's state came as a snapshot, and waits in the store.
+    Fetched(Box<Fetched>),
+    /// It did not come: the leader has to offer one again.
+    FetchFailed {
+        shard: ShardId,
+        index: u64,
     },
     /// Checkpoint all shards at one moment and take a view of that.
     Backup(Answer<View>),

@@ -302,6 +302,8 @@ wire_enum!(Error {
     11 => OutcomeUnknown,
     12 => Unavailable(what),
     13 => HalfWay { enqueued, total, error },
+    14 => NoControl,
+    15 => Refused(what),
 });
 
 impl<'a> Wire<'a> for KeptBody {

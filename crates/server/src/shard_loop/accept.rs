@@ -83,6 +83,12 @@ impl ShardLoop {
                 }
             }
             Input::Owed { from, to, answers } => self.accept_owed(from, to, answers),
+            Input::Fetched(fetched) => self.accept_fetched(fetched),
+            Input::FetchFailed { shard, index } => {
+                tracing::warn!(
+                    "the snapshot of shard {shard} at {index} did not come; its leader offers another"
+                );
+            }
             Input::Backup(answer) => match self.course {
                 Course::Going => self.checkpoints.backup(answer),
                 Course::Stopping { .. } | Course::Halted => {
@@ -217,6 +223,7 @@ impl ShardLoop {
                 let number = usize::from(shard.0);
                 let Some(shard) = self.shards.get_mut(number) else { return Ok(()) };
                 self.checkpoints.written(shard, &cut);
+                shard.take_snapshot(&self.store);
                 self.telemetry.note_checkpoint();
                 self.activate(number);
                 self.tidy();
