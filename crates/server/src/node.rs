@@ -162,6 +162,8 @@ fn connect(
         let cluster = of.clone();
         Box::pin(async move { cluster.serve(&call).await })
     }));
+    let of = Arc::clone(shards.snapshots());
+    handler.snapshot = Some(Arc::new(move |_from, call| Box::pin(Arc::clone(&of).serve(call))));
     let of = cluster.clone();
     handler.joined = Some(Arc::new(move |_hello, call| {
         let cluster = of.clone();

@@ -2,10 +2,7 @@
 //! that offers one, and taken when they are here. The parts themselves never pass the loop.
 
 use super::{Checkpoints, ShardLoop, local::LocalShard};
-use crate::{
-    checkpoint::Failure,
-    cluster::{Fetched, SnapshotOrder},
-};
+use crate::{checkpoint::Failure, cluster::Fetched};
 use taskyard_machine::ShardId;
 use taskyard_replica::{CONTROL_GROUP, eraftpb::Message};
 
@@ -17,16 +14,9 @@ impl ShardLoop {
 
     /// A leader offers a snapshot: raft sees its message when all of it is here.
     pub(super) fn order_snapshot(&mut self, number: usize, message: Message) {
-        let shard = &self.shards[number];
-        // One that comes late, or twice, is of no use.
-        if message.get_snapshot().get_metadata().index <= shard.replica.applied() {
-            self.shards[number].replica.step(message);
-            self.activate(number);
-            return;
-        }
-        match SnapshotOrder::read(shard.id, message) {
-            Ok(order) => self.fetcher.fetch(order),
-            Err(why) => tracing::warn!("a snapshot can't be fetched: {why}"),
+        match self.shards[number].offered(message) {
+            Some(order) => self.fetcher.fetch(order),
+            None => self.activate(number),
         }
     }
 
