@@ -8,7 +8,8 @@
 //!
 //! ```text
 //! params.rs    what a run is made of      layout.rs    where replicas are, by the real planner
-//! world.rs     time and events            node.rs      a node's loop: one sync for all groups
+//! world.rs     time, events, links        node.rs      a node's loop: one sync for all groups
+//!   gateways.rs   calls, who lives          kills.rs   what fails and comes back
 //! host.rs      one replica, as a leader   workers.rs   sessions on gateways
 //! traffic.rs   counts by kind             outages.rs   failover times
 //! report.rs    what a seed decides        measure.rs   what it does not: memory, time
@@ -165,7 +166,7 @@ fn run(params: &Params) -> (Report, Measured) {
     layout.settle(PLANS_FIRST);
     let before = measure::resident_bytes();
     let mut world = World::new(params, &layout);
-    world::warmed_up(&mut world);
+    world.warm_up();
     let built = measure::resident_bytes().saturating_sub(before);
     let start = Start::of(&world);
     world.run_until(params.end());

@@ -1,10 +1,8 @@
 //! Layout: a large cluster on paper, as the control group knows it. The real planner says what to do,
-//! and it is done at once: so where replicas and leaders are is what the planner is content with, and
-//! what planning costs can be timed.
+//! and it is done at once: so where replicas and leaders are is what the planner is content with.
 
 use super::params::Params;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 use taskyard_replica::{
     CONTROL_GROUP, Change, Control, ControlCommand, GroupSeen, Members, Node, NodeId, Placement,
     Seen, StateMachine, Step,
@@ -16,8 +14,6 @@ const REPLICAS: usize = 3;
 pub(crate) struct Layout {
     pub(crate) control: Control,
     pub(crate) seen: Seen,
-    /// How long each plan took to make.
-    pub(crate) plans: Vec<Duration>,
     pub(crate) steps: Steps,
 }
 
@@ -32,12 +28,8 @@ pub(crate) struct Steps {
 impl Layout {
     /// Replicas spread evenly, each of a shard in another zone, and then what the planner makes of it.
     pub(crate) fn new(params: &Params) -> Layout {
-        let mut layout = Layout {
-            control: Control::default(),
-            seen: Seen::default(),
-            plans: Vec::new(),
-            steps: Steps::default(),
-        };
+        let mut layout =
+            Layout { control: Control::default(), seen: Seen::default(), steps: Steps::default() };
         let found =
             ControlCommand::Found { cluster: 7, incarnation: 1, shards: params.shards, rules: 1 };
         layout.command(&found);
@@ -91,9 +83,7 @@ impl Layout {
 
     /// Makes a plan and carries it out; whether there was anything to do.
     pub(crate) fn round(&mut self) -> bool {
-        let started = Instant::now();
         let steps = self.control.next_steps(&self.seen);
-        self.plans.push(started.elapsed());
         let any = !steps.is_empty();
         for step in steps {
             match step {

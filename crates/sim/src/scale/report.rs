@@ -125,7 +125,8 @@ impl Report {
         let cached: usize = hosts().map(|host| host.replica.cache_bytes()).sum();
         let machines = hosts().filter_map(|host| host.replica.machine().machine());
         let state: u64 = machines.map(|machine| machine.memory_bytes()).sum();
-        let parked = hosts().filter(|host| host.leads).map(|host| host.parked()).sum();
+        let living = world.nodes.iter().filter(|node| node.up).flat_map(|node| &node.hosts);
+        let parked = living.filter(|host| host.leads).map(|host| host.parked()).sum();
         let counted = |count: fn(&Tally) -> u64| count(&world.tally) - count(&start.tally);
         let tasks = Tasks {
             enqueued_per_second: counted(|tally| tally.enqueued) as f64 / seconds,
