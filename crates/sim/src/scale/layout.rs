@@ -39,6 +39,7 @@ impl Layout {
                 serves: format!("10.0.0.{id}:7400"),
                 zone: format!("zone-{}", params.zone(id as usize - 1)),
                 rules_max: 1,
+                instance: id.into(),
             };
             layout.command(&ControlCommand::AddNode { id, node });
             layout.seen.alive.insert(id);
