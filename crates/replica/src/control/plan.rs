@@ -102,14 +102,15 @@ impl Control {
             && found.members == Members { voters, learners, outgoing: Vec::new() }
     }
 
-    /// Nodes that follow a group without a vote: all others follow the control group, whose map they
-    /// need.
+    /// Nodes that follow a group without a vote: all others that stay follow the control group, whose
+    /// map they need.
     fn followers(&self, group: u64) -> Vec<NodeId> {
         if group != CONTROL_GROUP {
             return Vec::new();
         }
         let target = self.target(group);
-        self.nodes.keys().copied().filter(|node| !target.contains(node)).collect()
+        let follows = |node: &NodeId| !target.contains(node) && !self.leaving.contains(node);
+        self.nodes.keys().copied().filter(follows).collect()
     }
 
     /// The next step of a group that is on the move.
