@@ -4,12 +4,13 @@
 mod checkpointing;
 mod clock;
 mod cluster;
+mod control;
 mod disk;
 mod every;
+mod groups;
 mod host;
 mod invariants;
 mod model;
-mod mover;
 mod network;
 mod node;
 mod rng;
@@ -40,12 +41,12 @@ struct Args {
     /// Events until faults end and everything must heal.
     #[arg(long, default_value_t = 20_000)]
     steps: u64,
-    /// Nodes; each holds a replica of every shard.
+    /// Nodes at first: one founds the cluster, the others join it.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
     nodes: u8,
-    /// Further nodes that hold nothing at first: replicas move to and from them.
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=9))]
-    spares: u8,
+    /// Whether nodes come and go all the time, and the replication changes.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    churn: Switch,
     /// Shards.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     shards: u16,
@@ -86,7 +87,7 @@ fn main() -> ExitCode {
             seed,
             steps: args.steps,
             nodes: usize::from(args.nodes),
-            spares: usize::from(args.spares),
+            churn: args.churn == Switch::On,
             shards: args.shards,
             faults: args.faults == Switch::On,
             verbose: args.verbose,

@@ -89,7 +89,8 @@ impl Control {
             !self.target(CONTROL_GROUP).contains(&id)
                 && self.groups().skip(1).all(|group| self.replica_on(group, id).is_none())
         };
-        let id = self.given_up.iter().copied().find(|id| is_free(*id))?;
+        let id =
+            self.given_up.iter().copied().find(|id| is_free(*id) && !self.leaving.contains(id))?;
         Some(ControlCommand::RemoveNode { id })
     }
 
@@ -124,14 +125,15 @@ impl Control {
             && found.members == Members { voters, learners, outgoing: Vec::new() }
     }
 
-    /// Nodes that follow a group without a vote: all others follow the control group, whose map they
-    /// need.
+    /// Nodes that follow a group without a vote: all others that stay follow the control group, whose
+    /// map they need.
     fn followers(&self, group: u64) -> Vec<NodeId> {
         if group != CONTROL_GROUP {
             return Vec::new();
         }
         let target = self.target(group);
-        self.nodes.keys().copied().filter(|node| !target.contains(node)).collect()
+        let follows = |node: &NodeId| !target.contains(node) && !self.leaving.contains(node);
+        self.nodes.keys().copied().filter(follows).collect()
     }
 
     /// The next step of a group that is on the move.
