@@ -5,10 +5,16 @@
 //! FORMAT    version, cluster, incarnation, number of shards, number of the node, and a checksum of that
 //! log/      the Raft log of all shards
 //! state/    checkpoints and bodies
+//! JOINING   before FORMAT: names a directory that asks for a place in a cluster
+//! PEERS     where the nodes of that cluster were when it got one
 //! ```
 //! Invariant: where `FORMAT` exists, log and checkpoints exist too, marked with what it says: it gets its
 //! name last. So a log or a state that was emptied, exchanged or left behind is never taken for a new one.
 //! A directory without it is new only if nothing in it could be somebody's data.
+
+mod joining;
+
+pub(crate) use joining::{Joining, known_peers};
 
 use crate::{
     checkpoint::Store,
@@ -27,13 +33,15 @@ use taskyard_replica::NodeId;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The layout and encodings that this build writes. Raised when an older build could not read it.
-const FORMAT_VERSION: u32 = 3;
+pub(crate) const FORMAT_VERSION: u32 = 3;
 const FORMAT_FILE: &str = "FORMAT";
 /// Its name while a directory is made: what else is there was never used.
 const FORMAT_FILE_NEW: &str = "FORMAT.new";
 /// And at the end of a restore, whose work must not be begun anew.
 const FORMAT_FILE_RESTORED: &str = "FORMAT.restored";
 const LOCK_FILE: &str = "LOCK";
+const JOINING_FILE: &str = "JOINING";
+const PEERS_FILE: &str = "PEERS";
 const FOLDERS: [&str; 2] = ["log", "state"];
 /// Shards of a new directory, if nobody says how many.
 const SHARDS_DEFAULT: u16 = 32;
@@ -361,7 +369,8 @@ fn claim(path: &Path) -> Result<File, StartError> {
     Ok(lock)
 }
 
-fn read_format(path: &Path) -> Result<Option<Format>, StartError> {
+/// What the directory was made as, if it was.
+pub(crate) fn read_format(path: &Path) -> Result<Option<Format>, StartError> {
     let file = path.join(FORMAT_FILE);
     let bytes = match fs::read(&file) {
         Ok(bytes) => bytes,
@@ -408,7 +417,7 @@ fn refuse_foreign(path: &Path) -> Result<(), StartError> {
         let entry = entry.map_err(|error| unusable(path, &error))?;
         let name = entry.file_name();
         let ours = match name.to_str() {
-            Some(LOCK_FILE | FORMAT_FILE_NEW) => true,
+            Some(LOCK_FILE | FORMAT_FILE_NEW | JOINING_FILE | PEERS_FILE) => true,
             Some(folder) if FOLDERS.contains(&folder) => {
                 is_begun || fs::read_dir(entry.path()).is_ok_and(|mut held| held.next().is_none())
             }
@@ -583,7 +592,7 @@ mod tests {
     #[test]
     fn a_restore_wants_an_empty_directory_and_counts_only_when_sealed() {
         let dir = tempfile::tempdir().unwrap();
-        let format = Format { cluster: 1, incarnation: 2, shards: 3, node: 1 };
+        let format = Format { cluster: 1, incarnation: 2, shards: 3, node: 4 };
         let path = dir.path().join("new");
         let restored = DataDir::begin_restore(&path, format).unwrap();
         fs::write(path.join("state/x"), "x").unwrap();

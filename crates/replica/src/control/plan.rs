@@ -35,6 +35,8 @@ pub struct Seen {
     pub alive: BTreeSet<NodeId>,
     /// Nodes that have been silent for so long that they are to be replaced.
     pub gone: BTreeSet<NodeId>,
+    /// Groups whose leader somebody has just chosen: it stays, even if leaders are spread unevenly.
+    pub held: BTreeSet<u64>,
 }
 
 /// One thing to do.
@@ -66,14 +68,34 @@ impl Control {
             return Vec::new();
         }
         let mut steps: Vec<Step> = self.raise_to().into_iter().map(Step::Command).collect();
-        let moving: Vec<u64> =
-            self.groups().filter(|&group| !self.is_settled(group, seen)).collect();
+        steps.extend(self.leave().map(Step::Command));
+        let moving = self.moving(seen);
         steps.extend(moving.iter().filter_map(|&group| self.advance(group, seen)));
         if moving.is_empty() {
             steps.extend(self.begin(seen).map(Step::Command));
         }
         steps.extend(self.lead_elsewhere(&moving, seen));
         steps
+    }
+
+    /// The groups whose replicas are not where they are to be, as far as is known.
+    pub fn moving(&self, seen: &Seen) -> Vec<u64> {
+        self.groups().filter(|&group| !self.is_settled(group, seen)).collect()
+    }
+
+    /// Removes the first node that was given up and that nothing is expected of any more.
+    fn leave(&self) -> Option<ControlCommand> {
+        let is_free = |id: NodeId| {
+            !self.target(CONTROL_GROUP).contains(&id)
+                && self.groups().skip(1).all(|group| self.replica_on(group, id).is_none())
+        };
+        let id = self.given_up.iter().copied().find(|id| is_free(*id))?;
+        Some(ControlCommand::RemoveNode { id })
+    }
+
+    /// Whether a node never comes back, or not in time to be waited for.
+    fn is_gone(&self, node: NodeId, seen: &Seen) -> bool {
+        self.given_up.contains(&node) || seen.gone.contains(&node)
     }
 
     /// The rules that every node knows, if they are newer.
@@ -138,7 +160,7 @@ impl Control {
     /// Another target, if one of its nodes is gone before it had a vote.
     fn retarget(&self, group: u64, seen: &Seen) -> Option<ControlCommand> {
         let target = self.target(group);
-        let lost = |node: &NodeId| seen.gone.contains(node) || self.draining.contains(node);
+        let lost = |node: &NodeId| self.is_gone(*node, seen) || self.draining.contains(node);
         if !target.is_empty() && !target.iter().any(lost) {
             return None;
         }
@@ -226,7 +248,7 @@ impl Control {
         let loads = self.loads(group);
         let load = |node: &NodeId| loads.get(node).copied().unwrap_or(0);
         let current = self.target(group);
-        let stays = |node: &NodeId| candidates.contains(node) && !seen.gone.contains(node);
+        let stays = |node: &NodeId| candidates.contains(node) && !self.is_gone(*node, seen);
         let mut chosen: Vec<NodeId> = current.iter().copied().filter(stays).collect();
         while chosen.len() > count {
             let worst = (0..chosen.len()).max_by_key(|&at| {
@@ -321,7 +343,8 @@ impl Control {
             }
         }
         if steps.is_empty() {
-            let eased = settled().find_map(|(&group, found)| {
+            let mut free = settled().filter(|(group, _)| !seen.held.contains(group));
+            let eased = free.find_map(|(&group, found)| {
                 let from = leader(group, found)?;
                 let (to, node) = self.successor(group, found, &leads)?;
                 (leads.get(&from)? > &(leads.get(&node)? + 1))

@@ -5,7 +5,7 @@
 
 use std::sync::{
     Arc, PoisonError, RwLock,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 use taskyard_machine::ShardId;
 use taskyard_replica::{CONTROL_GROUP, Control, NodeId};
@@ -18,6 +18,8 @@ pub(crate) struct Routes {
     /// By group: the node that leads it, 0 if none is known.
     leaders: Box<[AtomicU64]>,
     control: RwLock<Arc<Control>>,
+    /// The control state knows of no other node.
+    is_alone: AtomicBool,
     /// Counts what has changed.
     changed: watch::Sender<u64>,
 }
@@ -28,6 +30,7 @@ impl Routes {
             me,
             leaders: (0..=shards).map(|_| AtomicU64::new(0)).collect(),
             control: RwLock::default(),
+            is_alone: AtomicBool::new(false),
             changed: watch::Sender::new(0),
         }
     }
@@ -69,8 +72,15 @@ impl Routes {
 
     /// Notes a newer control state.
     pub(crate) fn set_control(&self, control: Arc<Control>) {
+        let is_alone = control.nodes().keys().eq([&self.me]);
+        self.is_alone.store(is_alone, Ordering::Release);
         *self.control.write().unwrap_or_else(PoisonError::into_inner) = control;
         self.tell();
+    }
+
+    /// Whether this node is the whole cluster. Not so before the control state is known.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.is_alone.load(Ordering::Acquire)
     }
 
     /// Told after every change of a leader or of the control state.

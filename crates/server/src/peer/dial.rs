@@ -307,10 +307,21 @@ impl Drop for Up<'_> {
 /// Why a cluster could not be asked to take a node.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// Nothing was asked: nobody answers there, or something else does.
+    /// Nothing was asked: nobody answers there.
     #[error("no node answers at {address}: {why}")]
     NoNode {
         /// Where it was looked for.
+        address: String,
+        /// For people.
+        why: String,
+    },
+    /// Nothing was asked: what answers there speaks another protocol.
+    #[error(
+        "what answers at {address} is no peer port of a node ({why}); name the address that the node \
+         has for other nodes, port 7401 unless it was given another, not the one for clients"
+    )]
+    NotAPeer {
+        /// Where it is.
         address: String,
         /// For people.
         why: String,
@@ -344,12 +355,16 @@ pub(super) async fn ask_to_join(
     let no_node = |why: String| JoinError::NoNode { address: address.to_string(), why };
     let no_answer = |why: String| JoinError::NoAnswer { address: address.to_string(), why };
     let dialled = dial(address, me, None, wait.min(super::connection::PATIENCE.handshake)).await;
-    let (mut reader, mut writer, peer) = dialled.map_err(|error| match error.refusal() {
-        Some(refusal) => {
-            JoinError::Refused { address: address.to_string(), refusal: refusal.clone() }
-        }
-        None => no_node(error.to_string()),
-    })?;
+    let (mut reader, mut writer, peer) =
+        dialled.map_err(|error| match (&error, error.refusal()) {
+            (_, Some(refusal)) => {
+                JoinError::Refused { address: address.to_string(), refusal: refusal.clone() }
+            }
+            (DialError::NoHandshake(Ended::NoFrame(why)), None) => {
+                JoinError::NotAPeer { address: address.to_string(), why: why.to_string() }
+            }
+            (_, None) => no_node(error.to_string()),
+        })?;
     let asked = timeout(wait, async {
         write_frame(&mut writer, &super::frame::Frame::new(Kind::Call, 1, request)).await?;
         reader.frame().await
