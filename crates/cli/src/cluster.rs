@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 use taskyard::ClusterDetails;
 
@@ -27,7 +27,7 @@ pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> 
     match command {
         ClusterCommand::Status(args) => status(remote, args).await?,
         ClusterCommand::Drain { node, wait } => {
-            client.drain_node(node).await.with_context(|| format!("node {node}"))?;
+            client.drain_node(node).await?;
             if wait {
                 until_empty(remote, node).await?;
                 output
@@ -39,7 +39,7 @@ pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> 
             }
         }
         ClusterCommand::Undrain { node } => {
-            client.undrain_node(node).await.with_context(|| format!("node {node}"))?;
+            client.undrain_node(node).await?;
             output.done(
                 &Done { node, done: "in_use" },
                 format_args!("node {node} is in use again"),
@@ -50,7 +50,7 @@ pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> 
                 let question = format!("Give up node {node} and all that it holds?");
                 confirm_removal(yes, &question)?;
             }
-            client.remove_node(node, force).await.with_context(|| format!("node {node}"))?;
+            client.remove_node(node, force).await?;
             let (done, text) = if force {
                 ("given_up", "is given up; it goes when others have what it held")
             } else {
@@ -59,7 +59,7 @@ pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> 
             output.done(&Done { node, done }, format_args!("node {node} {text}"))?;
         }
         ClusterCommand::Transfer { shard, node } => {
-            client.transfer_shard(shard, node).await.with_context(|| format!("shard {shard}"))?;
+            client.transfer_shard(shard, node).await?;
             let text = format_args!("shard {shard} is handed over to node {node}");
             output.done(&Transferred { shard, node }, text)?;
         }

@@ -22,7 +22,7 @@ mod parts;
 mod tests;
 mod worker;
 
-pub(crate) use install::{InstallError, SnapshotId};
+pub(crate) use install::{Arrived, InstallError, SnapshotId};
 pub(crate) use parts::{Part, Position};
 pub(crate) use worker::{BodiesRequest, Checkpointer, Failure, Job, Report};
 

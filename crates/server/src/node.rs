@@ -135,7 +135,7 @@ fn listen_for_peers(address: SocketAddr) -> Result<net::TcpListener, StartError>
     listener.map_err(|error| {
         StartError(format!(
             "can't listen for other nodes on {address}: {error}; stop what uses it, or choose another \
-             address with peer"
+             peer address"
         ))
     })
 }
@@ -184,6 +184,7 @@ fn keep_up(config: &Config, cluster: &Cluster) -> JoinSet<()> {
     tasks.spawn(cluster.clone().keep_moving());
     if config.peer.is_some() {
         tasks.spawn(cluster.clone().keep_peers(joined_with));
+        tasks.spawn(cluster.clone().keep_routes());
         tasks.spawn(cluster.clone().keep_comparing_clocks());
     }
     tasks

@@ -9,7 +9,7 @@
 use super::snapshots::{PartReply, PartRequest, SnapshotOffer};
 use crate::{
     checkpoint::{
-        Cut, Failure, InstallError, Part, Position, Report, SnapshotId, Store, StoreError,
+        Arrived, Cut, Failure, InstallError, Part, Position, Report, SnapshotId, Store, StoreError,
     },
     clock,
     data_dir::DataDir,
@@ -262,12 +262,13 @@ impl Transfer {
         let mut restarts = 0;
         while !arrived.position.is_end() {
             self.shared.running().entry(shard).and_modify(|running| running.bytes = arrived.bytes);
-            let part = self.part(arrived.position.clone()).await?;
+            let from = arrived.position.clone();
+            let part = self.part(from.clone()).await?;
             let wait = self.shared.pace(part.records.len() as u64);
             arrived = match self.with_store(move |store| store.put_part(shard, id, &part)).await {
                 Err(InstallError::Unfit(_)) if restarts < RESTARTS_MAX => {
                     restarts += 1;
-                    self.with_store(move |store| store.restart_install(shard, id)).await?
+                    self.with_store(move |store| begin_again(store, shard, id, &from)).await?
                 }
                 put => put?,
             };
@@ -359,6 +360,18 @@ impl Transfer {
             }
         }
     }
+}
+
+/// A part did not fit. Either the last write of a transfer that was ended came in between, or something is
+/// wrong, and all of it is fetched anew.
+fn begin_again(
+    store: &Store,
+    shard: ShardId,
+    id: SnapshotId,
+    from: &Position,
+) -> Result<Arrived, InstallError> {
+    let arrived = store.begin_install(shard, id)?;
+    if arrived.position == *from { store.restart_install(shard, id) } else { Ok(arrived) }
 }
 
 #[cfg(test)]

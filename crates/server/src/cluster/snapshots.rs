@@ -292,6 +292,9 @@ mod tests {
             [(shard, 1), (shard, 2), (shard, 3)]
         );
         assert_eq!(ask(shard, 40, None), PartReply::Gone);
-        assert!(store.reclaim(0).is_ok());
+        assert!(source.snapshot(0, 1).is_some());
+        snapshots.close();
+        assert!(source.snapshot(0, 1).is_none());
+        assert_eq!(Arc::strong_count(&store), 1, "nothing holds the store");
     }
 }

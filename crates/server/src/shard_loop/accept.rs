@@ -78,7 +78,9 @@ impl ShardLoop {
             Input::HandOver { until, answer } => self.accept_hand_over(until, answer),
             Input::Raft { from, group, message } => self.accept_raft(from, group, &message),
             Input::Peer { node, is_up } => {
-                if !is_up {
+                if is_up {
+                    self.peer_up(node);
+                } else {
                     self.peer_down(node);
                 }
             }

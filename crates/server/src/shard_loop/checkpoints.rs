@@ -189,14 +189,34 @@ impl Checkpoints {
             self.begin(shards, checkpointer, now);
         }
         if let Some(&number) = self.frozen.front() {
-            let shard = &mut shards[number];
-            if !bite(shard, checkpointer) {
-                shard.checkpoint.stage = Stage::Writing;
-                let cut = shard.checkpoint.cut.clone().expect("a frozen checkpoint has a cut");
-                checkpointer.job(Job::Write(shard.id, cut));
-                self.frozen.pop_front();
-                self.writing += 1;
-            }
+            self.hand_out(&mut shards[number], checkpointer);
+        }
+    }
+
+    /// The same for a test's only shard.
+    #[cfg(test)]
+    pub(crate) fn step_alone(
+        &mut self,
+        shard: &mut LocalShard,
+        checkpointer: &Checkpointer,
+        now: Instant,
+    ) {
+        if self.frozen.is_empty() && is_due(shard, now) && freeze(shard) {
+            self.frozen.push_back(usize::from(shard.id.0));
+        }
+        if !self.frozen.is_empty() {
+            self.hand_out(shard, checkpointer);
+        }
+    }
+
+    /// Takes one bite of the shard that was frozen first.
+    fn hand_out(&mut self, shard: &mut LocalShard, checkpointer: &Checkpointer) {
+        if !bite(shard, checkpointer) {
+            shard.checkpoint.stage = Stage::Writing;
+            let cut = shard.checkpoint.cut.clone().expect("a frozen checkpoint has a cut");
+            checkpointer.job(Job::Write(shard.id, cut));
+            self.frozen.pop_front();
+            self.writing += 1;
         }
     }
 
@@ -223,15 +243,9 @@ impl Checkpoints {
             }
             return;
         }
-        let is_due = |shard: &LocalShard| {
-            let checkpoint = &shard.checkpoint;
-            let is_due = checkpoint.due_at.is_some_and(|due| due <= now);
-            let may_begin = checkpoint.stage == Stage::Idle && !checkpoint.held;
-            may_begin && (checkpoint.wanted || is_due)
-        };
         while self.may_begin()
             && self.frozen.is_empty()
-            && let Some(shard) = shards.iter_mut().find(|shard| is_due(shard))
+            && let Some(shard) = shards.iter_mut().find(|shard| is_due(shard, now))
         {
             if freeze(shard) {
                 self.frozen.push_back(usize::from(shard.id.0));
@@ -257,6 +271,13 @@ impl Checkpoints {
         }
         self.backups_frozen = std::mem::take(&mut self.backups_asked);
     }
+}
+
+/// Whether a checkpoint is to begin.
+fn is_due(shard: &LocalShard, now: Instant) -> bool {
+    let checkpoint = &shard.checkpoint;
+    let may_begin = checkpoint.stage == Stage::Idle && !checkpoint.held;
+    may_begin && (checkpoint.wanted || checkpoint.due_at.is_some_and(|due| due <= now))
 }
 
 /// Up to where the log is not needed after a checkpoint. Peers that are behind get what is kept of it: a

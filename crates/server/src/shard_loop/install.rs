@@ -7,11 +7,10 @@
 
 use super::local::{LocalShard, State};
 use crate::{
-    checkpoint::{Cut, Failure, Store},
+    checkpoint::{Failure, Store},
     cluster::{Fetched, SnapshotOrder},
     log::Batch,
 };
-use taskyard_machine::Machine;
 use taskyard_replica::{Ready, Replica, Role, eraftpb::Message};
 
 /// A snapshot that has come.
@@ -19,7 +18,7 @@ pub(crate) enum Install {
     /// It waits for the checkpoint under way.
     Waits(Box<Fetched>),
     /// Raft has taken it; its next ready asks for it.
-    Taken { cut: Cut, machine: Machine },
+    Taken(Box<Fetched>),
 }
 
 impl LocalShard {
@@ -61,11 +60,10 @@ impl LocalShard {
         else {
             return;
         };
-        let Fetched { order, machine } = *fetched;
-        let cut = order.cut();
-        self.replica.step(of_this_term(order.message, &self.replica));
-        if self.replica.pending_snapshot() == Some(cut.index) {
-            self.install = Some(Install::Taken { cut, machine });
+        let order = &fetched.order;
+        self.replica.step(of_this_term(order.message.clone(), &self.replica));
+        if self.replica.pending_snapshot() == Some(order.index()) {
+            self.install = Some(Install::Taken(fetched));
         } else {
             // The log has come so far by itself meanwhile, or the replica is no member any more.
             store.discard_install(self.id);
@@ -85,16 +83,15 @@ impl LocalShard {
         batch: &mut Batch,
     ) -> Result<(), Failure> {
         let Some(snapshot) = &ready.snapshot else { return Ok(()) };
-        let (shard, wanted) = (self.id, snapshot.get_metadata());
+        let (shard, wanted) = (self.id, snapshot.get_metadata().index);
         let (cut, machine) = match self.install.take() {
-            Some(Install::Taken { cut, machine }) if cut.index == wanted.index => (cut, machine),
-            _ => {
-                panic!("shard {shard} is to install a snapshot at {} that never came", wanted.index)
+            Some(Install::Taken(fetched)) if fetched.order.index() == wanted => {
+                (fetched.order.cut(), fetched.machine)
             }
+            _ => panic!("shard {shard} is to install a snapshot at {wanted} that never came"),
         };
-        store
-            .switch(shard, &cut)
-            .map_err(|error| Failure(format!("{error}; check the disk, then start again")))?;
+        let failed = |error| Failure(format!("{error}; check the disk, then start again"));
+        store.switch(shard, &cut).map_err(failed)?;
         let hard_state = ready.hard_state.as_ref();
         let hard_state = hard_state.expect("a snapshot raises the commit index, so it is told");
         batch.reset(self.group, self.replica.id(), cut.index, hard_state);

@@ -254,15 +254,16 @@ mod tests {
             batch.append(group, &(2..=last).map(entry).collect::<Vec<_>>());
             batch.hard_state(group, &before);
             log.write(&mut batch).unwrap();
-            finish_install(&log, group, &cut).unwrap();
+            finish_install(&log, group, 1, &cut).unwrap();
             let held = log.group(group).unwrap();
-            let expected = GroupState { hard_state: Some(after), cut: 30, entries: None };
+            let expected =
+                GroupState { hard_state: Some(after), cut: 30, entries: None, replica: Some(1) };
             assert_eq!(held, expected, "group {group}");
             check_they_meet(Some(&cut), &held).unwrap();
         }
         batch.append(1, &[entry(33)]);
         log.write(&mut batch).unwrap();
-        finish_install(&log, 1, &cut).unwrap();
+        finish_install(&log, 1, 1, &cut).unwrap();
         let refused = check_they_meet(Some(&cut), &log.group(1).unwrap()).unwrap_err();
         assert!(refused.contains("begins at 33"), "{refused}");
     }

@@ -4,7 +4,7 @@
 use super::{Checkpoints, ShardLoop, local::LocalShard};
 use crate::{checkpoint::Failure, cluster::Fetched};
 use taskyard_machine::ShardId;
-use taskyard_replica::{CONTROL_GROUP, eraftpb::Message};
+use taskyard_replica::{CONTROL_GROUP, NodeId, eraftpb::Message};
 
 impl ShardLoop {
     /// Lets members that are behind the log have checkpoints of this shard.
@@ -41,7 +41,10 @@ impl ShardLoop {
                 control.replica.snapshot_sent(to, is_sent);
             }
         } else if !is_sent {
-            self.snapshot_failed(usize::try_from(group - 1).unwrap_or(usize::MAX), to);
+            let number = usize::try_from(group - 1).unwrap_or(usize::MAX);
+            if let Some(shard) = self.shards.get_mut(number) {
+                shard.replica.snapshot_sent(to, false);
+            }
         }
     }
 
@@ -53,13 +56,20 @@ impl ShardLoop {
             }
         }
         for (shard, to) in self.snapshots.take_unused(self.real) {
-            self.snapshot_failed(usize::from(shard.0), to);
+            if let Some(shard) = self.shards.get_mut(usize::from(shard.0)) {
+                // It is asked where it stands before all is offered again.
+                shard.replica.snapshot_sent(to, true);
+            }
         }
     }
 
-    fn snapshot_failed(&mut self, number: usize, to: u64) {
-        if let Some(shard) = self.shards.get_mut(number) {
-            shard.replica.snapshot_sent(to, false);
+    /// A peer can be sent to again: whether it has what it was offered before, it will say.
+    pub(super) fn peer_up(&mut self, node: NodeId) {
+        let map = self.routes.control();
+        for shard in self.shards.iter_mut().filter(|shard| shard.leading.is_some()) {
+            if let Some(replica) = map.replica_on(shard.group, node) {
+                shard.replica.snapshot_sent(replica, true);
+            }
         }
     }
 

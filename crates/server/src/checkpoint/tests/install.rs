@@ -1,6 +1,6 @@
 //! Snapshots that come in: cut anywhere, killed anywhere, and what becomes of the state before.
 
-use super::{super::install::Arrived, *};
+use super::*;
 
 const SHARD: ShardId = ShardId(2);
 const ID: SnapshotId = SnapshotId { source: 7, index: 50, term: 3 };

@@ -264,6 +264,20 @@ async fn a_snapshot_that_is_gone_is_told_and_a_newer_order_takes_its_place() {
     pair.check_fetched().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transfer_that_is_not_wanted_any_more_ends_without_a_word() {
+    let mut pair = Pair::with(12_000).await;
+    pair.fetcher.fetch(pair.order());
+    pair.served(2).await;
+    pair.fetcher.forget(SHARD);
+    pair.receiver.store.remove(SHARD).unwrap();
+    assert_eq!(pair.fetcher.installing(SHARD), None);
+    assert!(pair.inputs.try_recv().is_err());
+    // The replica comes back.
+    pair.fetcher.fetch(pair.order());
+    pair.check_fetched().await;
+}
+
 #[tokio::test]
 async fn an_order_must_name_its_own_shard_and_index() {
     let pair = Pair::with(1).await;
@@ -272,7 +286,7 @@ async fn an_order_must_name_its_own_shard_and_index() {
     let mut other = pair.message.clone();
     other.mut_snapshot().mut_metadata().index = 41;
     assert!(SnapshotOrder::read(SHARD, other).is_err());
-    let mut empty = pair.message.clone();
+    let mut empty = pair.message;
     empty.mut_snapshot().data = Bytes::new();
     assert!(SnapshotOrder::read(SHARD, empty).is_err());
 }

@@ -109,6 +109,8 @@ fn errors() -> Vec<Error> {
         Error::LimitExceeded("memory".into()),
         Error::DiskFull("disk".into()),
         Error::NoQuorum { shard: 5 },
+        Error::NoControl,
+        Error::Refused("drain it first".into()),
         Error::NotLeader { shard: 5, leader: Some(3) },
         Error::NotLeader { shard: 5, leader: None },
         Error::OutcomeUnknown,
@@ -127,6 +129,8 @@ fn errors() -> Vec<Error> {
             | Error::LimitExceeded(_)
             | Error::DiskFull(_)
             | Error::NoQuorum { .. }
+            | Error::NoControl
+            | Error::Refused(_)
             | Error::NotLeader { .. }
             | Error::OutcomeUnknown
             | Error::Unavailable(_) => {}

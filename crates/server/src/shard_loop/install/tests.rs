@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    checkpoint::{Change, Checkpointer, Report},
+    checkpoint::{Change, Checkpointer, Cut, Report},
     clock,
     cluster::Snapshots,
     data_dir::DataDir,
@@ -16,7 +16,8 @@ use crate::{
 };
 use std::sync::{Arc, mpsc};
 use taskyard_machine::{
-    Body, Command, EncodedCommand, Enqueue, Identity, NewTask, ShardId, TaskId, Timestamp,
+    Body, Command, EncodedCommand, Enqueue, Identity, Machine, NewTask, RULES_CURRENT, ShardId,
+    TaskId, Timestamp,
 };
 use taskyard_replica::{
     Config, Restored,
@@ -58,13 +59,13 @@ impl Node {
         let view = store.view();
         let cut = view.cut(SHARD).unwrap().expect("there is a checkpoint");
         if view.is_installed(SHARD).unwrap() {
-            finish_install(&log, group_of(SHARD), &cut).unwrap();
+            finish_install(&log, group_of(SHARD), id, &cut).unwrap();
         }
         let held = log.group(group_of(SHARD)).unwrap();
         check_they_meet(Some(&cut), &held).unwrap();
         let machine = load(IDENTITY, view.records(SHARD)).unwrap();
         let index = cut.index;
-        let shard = start(id, restored(Some(cut), &held), &log, machine, index);
+        let shard = start(id, restored(id, Some(cut), &held), &log, machine, index);
         drop(view);
         Node { dir, store, log, shard }
     }
@@ -94,7 +95,7 @@ impl Node {
             self.shard.pending.push((EncodedCommand::new(&command), Waiting::Nobody));
         }
         let now = self.shard.machine().now().0 + 1;
-        assert!(self.shard.propose(Timestamp(now)).is_empty(), "it leads");
+        assert!(self.shard.propose(RULES_CURRENT, Timestamp(now)).is_empty(), "it leads");
     }
 
     /// Stores the whole state and drops the log up to it.
@@ -258,7 +259,7 @@ fn a_second_snapshot_replaces_the_first_and_all_of_the_log() {
 fn a_snapshot_waits_for_the_checkpoint_under_way() {
     let (mut leader, mut follower) = cluster();
     let offered = talk(&mut leader, &mut follower).unwrap();
-    let fetched = follower.fetch(&leader, offered.clone());
+    let fetched = follower.fetch(&leader, offered);
     follower.shard.fetched(fetched, &follower.store);
     for message in follower.drive() {
         leader.shard.replica.step(message);
@@ -274,7 +275,7 @@ fn a_snapshot_waits_for_the_checkpoint_under_way() {
     let mut checkpoints = Checkpoints::default();
     Checkpoints::want(&mut follower.shard);
     let now = clock::real_now();
-    checkpoints.step(std::slice::from_mut(&mut follower.shard), &checkpointer, now);
+    checkpoints.step_alone(&mut follower.shard, &checkpointer, now);
     assert!(!follower.shard.checkpoint.is_idle());
 
     leader.enqueue(5);
@@ -286,12 +287,12 @@ fn a_snapshot_waits_for_the_checkpoint_under_way() {
     follower.shard.fetched(newer, &follower.store);
     assert!(follower.shard.replica.pending_snapshot().is_none(), "a cut is frozen");
     while checkpoints.has_bites() {
-        checkpoints.step(std::slice::from_mut(&mut follower.shard), &checkpointer, now);
+        checkpoints.step_alone(&mut follower.shard, &checkpointer, now);
     }
     let Ok(Report::Written(_, cut)) = reports.recv() else { panic!("it is not written") };
     checkpoints.written(&mut follower.shard, &cut);
     Checkpoints::want(&mut follower.shard);
-    checkpoints.step(std::slice::from_mut(&mut follower.shard), &checkpointer, now);
+    checkpoints.step_alone(&mut follower.shard, &checkpointer, now);
     assert!(follower.shard.checkpoint.is_idle(), "no new one begins");
     follower.shard.take_snapshot(&follower.store);
     follower.drive();
@@ -320,4 +321,23 @@ fn a_snapshot_that_the_log_has_overtaken_is_thrown_away() {
     while follower.store.sweep().unwrap() {}
     assert_eq!(follower.store.view().installed_records(SHARD).count(), 0);
     assert_eq!(follower.store.view().bodies(SHARD).count(), 100);
+}
+
+#[test]
+fn a_snapshot_outlives_the_leader_that_offered_it() {
+    let (mut leader, mut follower) = cluster();
+    let offered = talk(&mut leader, &mut follower).unwrap();
+    let term = offered.term + 3;
+    let fetched = follower.fetch(&leader, offered);
+    let index = fetched.order.index();
+    let mut heartbeat = Message { from: 3, to: FOLLOWER, term, ..Default::default() };
+    heartbeat.set_msg_type(MessageType::MsgHeartbeat);
+    follower.shard.replica.step(heartbeat);
+    follower.drive();
+    follower.shard.fetched(fetched, &follower.store);
+    let told = follower.drive();
+    assert_eq!(follower.shard.replica.applied(), index);
+    assert_eq!(follower.hash(), leader.hash());
+    let told: Vec<_> = told.iter().map(|answer| (answer.to, answer.term, answer.index)).collect();
+    assert_eq!(told, [(3, term, index)], "the new leader learns of it");
 }
