@@ -3,14 +3,11 @@
 //! faults are over, everything must drain, and what clients were told must add up.
 
 use crate::{
-    check,
-    ending::Ending,
     faults::{Planned, plan},
-    history::{Answer, Call, What},
     load::Load,
-    nodes::{Nodes, VERY_LONG, cluster_size},
+    nodes::{Nodes, cluster_size},
 };
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// `CHAOS_SEED` and `CHAOS_SECONDS` ask for others.
 const SEED: u64 = 1;
@@ -26,28 +23,11 @@ async fn what_clients_were_told_adds_up_whatever_fails() {
     );
     let mut nodes = Nodes::form(cluster_size());
     let plan = plan(seed, nodes.len(), Duration::from_secs(seconds));
-    let mut load = Load::start(nodes.urls(), seed).await;
+    let load = Load::start(nodes.urls(), seed).await;
     break_things(&mut nodes, &plan).await;
 
     nodes.until_settled();
-    load.stop_producing().await;
-    let healed = Instant::now();
-    loop {
-        let open = load.open().await;
-        if open == 0 {
-            break;
-        }
-        assert!(healed.elapsed() < VERY_LONG, "{open} tasks have not ended");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    let drained = healed.elapsed();
-    load.stop_working().await;
-    let ending = Ending::read(&load.client).await;
-    let calls = load.history.calls();
-    println!("{}; drained in {drained:.1?}", summary(&calls, &ending));
-    let broken = check::broken(&calls, &ending);
-    assert!(broken.is_empty(), "{} promises broken:\n{}", broken.len(), broken.join("\n"));
-    assert!(ending.tasks.len() > 20 * plan.len(), "only {} tasks", ending.tasks.len());
+    load.finish_and_check().await;
 }
 
 /// Begins and ends every fault at its time.
@@ -67,34 +47,6 @@ async fn break_things(nodes: &mut Nodes, plan: &[Planned]) {
             planned.fault.end(nodes);
         }
     }
-}
-
-/// How much there was to check.
-fn summary(calls: &[Call], ending: &Ending) -> String {
-    let mut unknown = 0;
-    let mut refused = 0;
-    let mut stale = 0;
-    for call in calls {
-        match &call.what {
-            What::Enqueue { answer: Answer::Unknown, .. }
-            | What::Claim { answer: Answer::Unknown, .. }
-            | What::Submit { answer: Answer::Unknown, .. } => unknown += 1,
-            What::Enqueue { answer: Answer::Refused(_), .. }
-            | What::Claim { answer: Answer::Refused(_), .. }
-            | What::Ack { answer: Answer::Refused(_), .. } => refused += 1,
-            What::Ack { answer: Answer::Rejected(_), .. } => stale += 1,
-            _ => {}
-        }
-    }
-    let again = ending.tasks.iter().filter(|task| task.workers.len() > 1).count();
-    format!(
-        "{} calls, {unknown} without an answer, {refused} refused, {stale} stale acks; {} tasks, \
-         {again} of them handed out more than once; {} flows, {} ticks",
-        calls.len(),
-        ending.tasks.len(),
-        ending.flows.len(),
-        ending.ticks.fired
-    )
 }
 
 fn variable(name: &str) -> Option<u64> {

@@ -30,6 +30,34 @@ pub(crate) fn broken(calls: &[Call], ending: &Ending) -> Vec<String> {
     broken
 }
 
+/// How much there was to check.
+pub(crate) fn summary(calls: &[Call], ending: &Ending) -> String {
+    let mut unknown = 0;
+    let mut refused = 0;
+    let mut stale = 0;
+    for call in calls {
+        match &call.what {
+            What::Enqueue { answer: Answer::Unknown, .. }
+            | What::Claim { answer: Answer::Unknown, .. }
+            | What::Submit { answer: Answer::Unknown, .. } => unknown += 1,
+            What::Enqueue { answer: Answer::Refused(_), .. }
+            | What::Claim { answer: Answer::Refused(_), .. }
+            | What::Ack { answer: Answer::Refused(_), .. } => refused += 1,
+            What::Ack { answer: Answer::Rejected(_), .. } => stale += 1,
+            _ => {}
+        }
+    }
+    let again = ending.tasks.iter().filter(|task| task.workers.len() > 1).count();
+    format!(
+        "{} calls, {unknown} without an answer, {refused} refused, {stale} stale acks; {} tasks, \
+         {again} of them handed out more than once; {} flows, {} ticks",
+        calls.len(),
+        ending.tasks.len(),
+        ending.flows.len(),
+        ending.ticks.fired
+    )
+}
+
 /// The calls about each task.
 struct Account<'a> {
     tasks: BTreeMap<&'a str, &'a Left>,

@@ -2,13 +2,15 @@
 //! are told goes into the history; what they ask next does not depend on whether it was good.
 
 use crate::{
+    check,
     dice::Dice,
+    ending::Ending,
     history::{Answer, At, Claimed, History, Made, Seen, What},
     plain::Plain,
 };
 use std::{
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use taskyard::{
     Client, Fail, Flow, NewTask, TaskContext, Worker,
@@ -16,7 +18,8 @@ use taskyard::{
 };
 use tokio::{sync::watch, task::JoinHandle, time::MissedTickBehavior};
 
-pub(crate) const QUEUES: usize = 6;
+/// Enough that every shard has some.
+pub(crate) const QUEUES: usize = 8;
 /// The queue of flows' last nodes.
 pub(crate) const CALLBACKS: &str = "callbacks";
 /// The queue of the schedule's runs, and its name.
@@ -35,10 +38,15 @@ const LEASE: Duration = Duration::from_secs(2);
 /// What the SDK may take for one call. Longer than any fault of a test.
 const SDK_PATIENCE: Duration = Duration::from_secs(60);
 
+/// A new leader lets no lease lapse for 15 s, and a task that was lost twice waits for 10 s.
+const DRAIN_MAX: Duration = Duration::from_secs(120);
+/// With fewer there was nothing to see.
+const TASKS_LEAST: usize = 100;
+
 /// All clients, while they work.
 pub(crate) struct Load {
     pub(crate) history: History,
-    pub(crate) client: Client,
+    client: Client,
     producing: watch::Sender<bool>,
     working: watch::Sender<bool>,
     producers: Vec<JoinHandle<()>>,
@@ -83,30 +91,45 @@ impl Load {
         Load { history, client, producing, working, producers, workers }
     }
 
-    /// Ends producing, and waits for the last answers. Only returns if the cluster answers at last.
-    pub(crate) async fn stop_producing(&mut self) {
+    /// Ends producing, waits until everything has drained, and compares all that clients were told with
+    /// what is promised. The nodes must be well by now.
+    pub(crate) async fn finish_and_check(mut self) {
         self.client.schedule(TICKS).pause("the test ends").await.unwrap();
         self.producing.send_replace(false);
-        for producer in self.producers.drain(..) {
-            producer.await.unwrap();
+        join_all(&mut self.producers).await;
+        let since = Instant::now();
+        loop {
+            let open = self.open().await;
+            if open == 0 {
+                break;
+            }
+            assert!(since.elapsed() < DRAIN_MAX, "{open} tasks have not ended");
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
+        let drained = since.elapsed();
+        self.working.send_replace(false);
+        join_all(&mut self.workers).await;
+        let ending = Ending::read(&self.client).await;
+        let calls = self.history.calls();
+        println!("{}; drained in {drained:.1?}", check::summary(&calls, &ending));
+        let broken = check::broken(&calls, &ending);
+        assert!(broken.is_empty(), "{} promises broken:\n{}", broken.len(), broken.join("\n"));
+        assert!(ending.tasks.len() > TASKS_LEAST, "only {} tasks", ending.tasks.len());
     }
 
     /// How many tasks have not ended, in all queues.
-    pub(crate) async fn open(&self) -> u64 {
+    async fn open(&self) -> u64 {
         let queues = self.client.queues().await.unwrap();
-        queues
+        let open = queues
             .iter()
-            .map(|queue| queue.ready + queue.scheduled + queue.claimed + queue.blocked)
-            .sum()
+            .map(|queue| queue.ready + queue.scheduled + queue.claimed + queue.blocked);
+        open.sum()
     }
+}
 
-    /// Ends working and reading.
-    pub(crate) async fn stop_working(&mut self) {
-        self.working.send_replace(false);
-        for worker in self.workers.drain(..) {
-            worker.await.unwrap();
-        }
+async fn join_all(tasks: &mut Vec<JoinHandle<()>>) {
+    for task in tasks.drain(..) {
+        task.await.unwrap();
     }
 }
 
@@ -297,7 +320,7 @@ fn pace(every: Duration) -> tokio::time::Interval {
     pace
 }
 
-fn queue(number: usize) -> String {
+pub(crate) fn queue(number: usize) -> String {
     format!("chaos-{}", number % QUEUES)
 }
 

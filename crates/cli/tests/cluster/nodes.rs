@@ -3,7 +3,7 @@
 
 use crate::{
     proxy::Links,
-    yard::{LONG, Process, until},
+    yard::{Process, until},
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -13,6 +13,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::Arc,
     time::Duration,
 };
 use tempfile::TempDir;
@@ -38,7 +39,7 @@ pub(crate) struct Nodes {
     pub(crate) nodes: Vec<Node>,
     pub(crate) links: Links,
     folder: Option<TempDir>,
-    _guard: TcpListener,
+    _guard: Arc<TcpListener>,
 }
 
 /// One node, whether it runs or not.
@@ -55,9 +56,11 @@ impl Nodes {
     /// Starts so many nodes and waits until they are one cluster in which every shard is led.
     pub(crate) fn form(count: usize) -> Nodes {
         let (subnet, guard) = free_subnet();
+        let guard = Arc::new(guard);
         let folder = tempfile::tempdir().unwrap();
         let links = Links::default();
-        let mut nodes = Nodes { nodes: Vec::new(), links, folder: Some(folder), _guard: guard };
+        let mut nodes =
+            Nodes { nodes: Vec::new(), links, folder: Some(folder), _guard: guard.clone() };
         for place in 0..count {
             let ip = IpAddr::V4(Ipv4Addr::new(127, subnet[0], subnet[1], place as u8 + 1));
             let folder = nodes.folder.as_ref().unwrap().path().join(format!("node-{place}"));
@@ -67,7 +70,7 @@ impl Nodes {
             let node = Node { ip, folder, join, alone, process: None };
             if !alone {
                 let listener = TcpListener::bind(node.at(ADVERTISED_PORT)).unwrap();
-                nodes.links.serve(listener, place, node.at(PEER_PORT));
+                nodes.links.serve(listener, place, node.at(PEER_PORT), guard.clone());
             }
             nodes.nodes.push(node);
             nodes.start(place);
@@ -142,7 +145,7 @@ impl Nodes {
         });
     }
 
-    /// Waits until every node is ready, and sees every shard led and with a replica on each node.
+    /// Waits until every node is ready, and sees every group led and with a voter on each node.
     pub(crate) fn until_settled(&mut self) {
         for place in 0..self.len() {
             self.until_ready(place);
@@ -217,17 +220,22 @@ impl Node {
     }
 }
 
-/// Whether a view of the cluster shows all nodes up and every shard led, with a replica on each node.
+/// Whether a view of the cluster shows all nodes up, and every group led and with a voter on each node.
 fn is_settled(view: &Value, nodes: usize) -> bool {
-    let all = |list: &Value, holds: &dyn Fn(&Value) -> bool| {
-        list.as_array().is_some_and(|list| list.iter().all(holds))
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let is_settled = |group: &Value| {
+        let replicas = list(&group["replicas"]);
+        let votes = |replica: &Value| replica["role"] == "voter";
+        group["leader"].is_u64()
+            && group["moving_to"].is_null()
+            && replicas.len() == nodes
+            && replicas.iter().all(votes)
     };
-    let count = |list: &Value| list.as_array().map_or(0, Vec::len);
-    let is_led = |shard: &Value| shard["leader"].is_u64() && count(&shard["replicas"]) == nodes;
-    count(&view["nodes"]) == nodes
-        && all(&view["nodes"], &|node| node["state"] == "up")
-        && count(&view["shards"]) == SHARDS
-        && all(&view["shards"], &is_led)
+    let (found, shards) = (list(&view["nodes"]), list(&view["shards"]));
+    found.len() == nodes
+        && found.iter().all(|node| node["state"] == "up")
+        && shards.len() == SHARDS
+        && shards.iter().chain([&view["control"]]).all(is_settled)
 }
 
 /// A subnet of the loopback network that no other test has, and what keeps it so. With addresses of
@@ -254,6 +262,3 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let (_, body) = answer.split_once("\r\n\r\n")?;
     Some((status, body.to_owned()))
 }
-
-/// Longer than a failover, drains and lapses of leases take, all at once.
-pub(crate) const VERY_LONG: Duration = Duration::from_secs(3 * LONG.as_secs());

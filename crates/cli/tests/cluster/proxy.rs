@@ -60,10 +60,18 @@ impl Links {
         self.lock().processes.insert(process, node);
     }
 
-    /// Takes connections at `listener` for `node`, whose own port is `target`.
-    pub(crate) fn serve(&self, listener: TcpListener, node: usize, target: SocketAddr) {
+    /// Takes connections at `listener` for `node`, whose own port is `target`, until the process ends. For
+    /// so long nobody else may take the address, which `guard` sees to.
+    pub(crate) fn serve(
+        &self,
+        listener: TcpListener,
+        node: usize,
+        target: SocketAddr,
+        guard: Arc<TcpListener>,
+    ) {
         let links = self.clone();
         thread::spawn(move || {
+            let _guard = guard;
             for dialled in listener.incoming().flatten() {
                 // Nobody knows whose it is any more when its process was killed meanwhile.
                 let Some(dialler) = links.dialler_of(&dialled) else { continue };
