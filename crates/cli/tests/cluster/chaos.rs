@@ -5,7 +5,7 @@
 use crate::{
     faults::{Planned, plan},
     load::Load,
-    nodes::{Nodes, cluster_size},
+    nodes::{NODES, Nodes},
 };
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn what_clients_were_told_adds_up_whatever_fails() {
         "again: CHAOS_SEED={seed} CHAOS_SECONDS={seconds} \
          cargo nextest run -p taskyard-cli --test cluster chaos --no-capture"
     );
-    let mut nodes = Nodes::form(cluster_size());
+    let mut nodes = Nodes::form(NODES);
     let plan = plan(seed, nodes.len(), Duration::from_secs(seconds));
     let load = Load::start(nodes.urls(), seed).await;
     break_things(&mut nodes, &plan).await;

@@ -7,7 +7,7 @@
 use crate::{
     history::{Answer, History},
     load::{Load, queue},
-    nodes::{Nodes, cluster_size},
+    nodes::{NODES, Nodes},
     outage::{Outages, Writers},
     plain::Plain,
 };
@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use taskyard::{Client, Fail, TaskContext, Worker};
+use tokio::sync::watch;
 
 /// `FAILOVER_ROUNDS` asks for more, to measure: each round is one kill or stop of each node.
 const ROUNDS: usize = 1;
@@ -25,7 +26,7 @@ const OUTAGE_MAX: Duration = Duration::from_secs(10);
 /// Does something to each node in turn, under load, and measures how long writes stand still.
 async fn outages_of(name: &str, strike: fn(&mut Nodes, usize)) {
     let rounds = std::env::var("FAILOVER_ROUNDS").ok().map(|rounds| rounds.parse().unwrap());
-    let mut nodes = Nodes::form(cluster_size());
+    let mut nodes = Nodes::form(NODES);
     let load = Load::start(nodes.urls(), 1).await;
     let (mut all, mut worst) = (Outages::default(), Outages::default());
     for round in 0..rounds.unwrap_or(ROUNDS) {
@@ -60,11 +61,7 @@ async fn a_node_that_is_asked_to_stop_hands_over_first() {
 }
 
 /// Everything that a program does through the SDK, again and again; returns what failed.
-async fn use_sdk(
-    client: Client,
-    name: String,
-    until: tokio::sync::watch::Receiver<bool>,
-) -> Vec<String> {
+async fn use_sdk(client: Client, name: String, until: watch::Receiver<bool>) -> Vec<String> {
     let mut failed = Vec::new();
     let mut count = 0;
     while *until.borrow() {
@@ -91,8 +88,9 @@ async fn use_sdk(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolling_restart_fails_no_request_of_the_sdk() {
-    let mut nodes = Nodes::form(cluster_size());
-    let (running, until) = tokio::sync::watch::channel(true);
+    let mut nodes = Nodes::form(NODES);
+    let (using, used) = watch::channel(true);
+    let (working, worked) = watch::channel(true);
     let mut users = Vec::new();
     let mut workers = Vec::new();
     let ran = Arc::new(Mutex::new(0));
@@ -108,24 +106,22 @@ async fn a_rolling_restart_fails_no_request_of_the_sdk() {
         let name = format!("user-{number}");
         let worker = Worker::builder(&client).queue(format!("{name}-results")).concurrency(4);
         let worker = worker.handler("roll", handler).build().unwrap();
-        let mut stop = until.clone();
-        let stop = async move { stop.wait_for(|running| !running).await.map(drop) };
+        let mut stop = worked.clone();
+        let stop = async move { stop.wait_for(|working| !working).await.map(drop) };
         workers.push(tokio::spawn(worker.run_until(stop)));
-        users.push(tokio::spawn(use_sdk(client, name, until.clone())));
+        users.push(tokio::spawn(use_sdk(client, name, used.clone())));
     }
     for place in 0..nodes.len() {
-        println!("stop {place}");
         nodes.stop(place);
-        println!("start {place}");
         nodes.start(place);
         nodes.until_settled();
-        println!("settled {place}");
     }
-    running.send_replace(false);
+    using.send_replace(false);
     let mut failed = Vec::new();
     for user in users {
         failed.extend(user.await.unwrap());
     }
+    working.send_replace(false);
     for worker in workers {
         worker.await.unwrap().unwrap();
     }
@@ -135,7 +131,7 @@ async fn a_rolling_restart_fails_no_request_of_the_sdk() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_minority_refuses_writes_at_once_and_the_majority_goes_on() {
-    let mut nodes = Nodes::form(cluster_size());
+    let mut nodes = Nodes::form(NODES);
     let history = History::begin();
     for place in 0..nodes.len() {
         let mut others = nodes.urls();
