@@ -56,6 +56,8 @@ pub(crate) struct Report {
     pub(crate) build: String,
     /// Its replicas, by group.
     pub(crate) groups: Vec<GroupStatus>,
+    /// It stops: it is to be given nothing to lead.
+    pub(crate) leaving: bool,
 }
 
 /// What a node says about itself: see `taskyard_replica::Node`.
@@ -181,7 +183,7 @@ wire_enum!(MemberChange {
     2 => AddLearner(replica),
     3 => Remove(replica),
 });
-wire_struct!(Report { build, groups });
+wire_struct!(Report { build, groups, leaving });
 wire_struct!(About { address, serves, zone, rules_max });
 
 #[cfg(test)]
@@ -211,7 +213,7 @@ mod tests {
         }
         for reply in [
             ClusterReply::Unread("what?".into()),
-            ClusterReply::Report(Ok(Report { build: "1".into(), groups: vec![] })),
+            ClusterReply::Report(Ok(Report { build: "1".into(), groups: vec![], leaving: false })),
             ClusterReply::Joined(Err(Error::NoControl)),
             ClusterReply::Done(Ok(())),
         ] {

@@ -3,9 +3,14 @@
 //! The shard loop writes what it sees of the groups that have a replica here; for all others the
 //! router writes what it was told. Either may be stale: whoever is asked and does not lead says so.
 
-use std::sync::{
-    Arc, PoisonError, RwLock,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use crate::clock::real_now;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Instant,
 };
 use taskyard_machine::ShardId;
 use taskyard_replica::{CONTROL_GROUP, Control, NodeId};
@@ -17,6 +22,10 @@ pub(crate) struct Routes {
     me: NodeId,
     /// By group: the node that leads it, 0 if none is known.
     leaders: Box<[AtomicU64]>,
+    /// By group: since when a leader that was known is none any more.
+    without: Mutex<BTreeMap<u64, Instant>>,
+    /// This node stops, and is to lead nothing any more.
+    leaving: AtomicBool,
     control: RwLock<Arc<Control>>,
     /// The control state knows of no other node.
     is_alone: AtomicBool,
@@ -29,6 +38,8 @@ impl Routes {
         Routes {
             me,
             leaders: (0..=shards).map(|_| AtomicU64::new(0)).collect(),
+            without: Mutex::default(),
+            leaving: AtomicBool::new(false),
             control: RwLock::default(),
             is_alone: AtomicBool::new(false),
             changed: watch::Sender::new(0),
@@ -61,8 +72,29 @@ impl Routes {
         let slot = usize::try_from(group).ok().and_then(|group| self.leaders.get(group));
         let node = node.unwrap_or(0);
         if slot.is_some_and(|slot| slot.swap(node, Ordering::AcqRel) != node) {
+            let mut without = self.without.lock().unwrap_or_else(PoisonError::into_inner);
+            match node {
+                0 => drop(without.insert(group, real_now())),
+                _ => drop(without.remove(&group)),
+            }
+            drop(without);
             self.tell();
         }
+    }
+
+    /// Since when a group has had no leader, if it had one before.
+    pub(crate) fn without_leader_since(&self, group: u64) -> Option<Instant> {
+        self.without.lock().unwrap_or_else(PoisonError::into_inner).get(&group).copied()
+    }
+
+    /// This node stops: it is to lead nothing any more.
+    pub(crate) fn leave(&self) {
+        self.leaving.store(true, Ordering::Release);
+    }
+
+    /// Whether it does.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
     }
 
     /// The control state as this node has applied it; not founded in a node that has just joined.

@@ -125,6 +125,27 @@ fn wait_for(wait_ms: u64) -> Duration {
 }
 
 impl ShardCall {
+    /// The shards whose leader is asked, each once; none where any node may be.
+    pub(super) fn shards(&self) -> Vec<ShardId> {
+        let mut shards = match self {
+            ShardCall::Propose { commands, .. } => {
+                commands.iter().map(|(shard, _)| *shard).collect()
+            }
+            ShardCall::Claim { shard, .. }
+            | ShardCall::Claimable { shard, .. }
+            | ShardCall::Ask { shard, .. } => vec![*shard],
+            ShardCall::Bodies { tasks } => tasks.iter().map(|task| task.home).collect(),
+            ShardCall::Finished { task, .. } => vec![task.home],
+            ShardCall::SessionsAlive(_)
+            | ShardCall::SessionCut(_)
+            | ShardCall::SessionNotStarted(..)
+            | ShardCall::Status => Vec::new(),
+        };
+        shards.sort_unstable();
+        shards.dedup();
+        shards
+    }
+
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
         encode_for_node(VERSION, self)
