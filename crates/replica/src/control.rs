@@ -3,7 +3,7 @@
 //!
 //! Invariants: the cluster is founded once, and nothing is accepted before; a placement names known
 //! nodes and replica ids that were never used before in its group; a node's number is never given to
-//! another; rules only rise.
+//! another, and it is there as long as a replica of any group is; rules only rise.
 
 mod codec;
 mod command;
@@ -12,7 +12,7 @@ mod plan;
 pub use command::ControlCommand;
 pub use plan::{GroupSeen, Seen, Step};
 
-use crate::StateMachine;
+use crate::{CONTROL_GROUP, StateMachine};
 use codec::{Reader, Writer};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -163,6 +163,8 @@ pub struct Control {
     draining: BTreeSet<NodeId>,
     /// Nodes that never come back: what they held is placed anew, then they are removed.
     given_up: BTreeSet<NodeId>,
+    /// Those of them that are forgotten as soon as this group has let their replica of it go.
+    leaving: BTreeSet<NodeId>,
     placements: BTreeMap<u64, GroupPlacement>,
 }
 
@@ -216,7 +218,13 @@ impl Control {
         self.node_last + 1
     }
 
-    /// Whether a number was given to a node that is no longer there.
+    /// Whether a node was removed, and goes as soon as this group has let its replica of it go.
+    pub fn leaves(&self, id: NodeId) -> bool {
+        self.leaving.contains(&id)
+    }
+
+    /// Whether a number was given to a node that is no longer there: its process can end, nobody
+    /// counts on it.
     pub fn was_removed(&self, id: NodeId) -> bool {
         id <= self.node_last && !self.nodes.contains_key(&id)
     }
@@ -356,7 +364,7 @@ impl Control {
         let holds = |(&group, placement): (&u64, &GroupPlacement)| {
             placement.replicas.iter().any(|at| at.node == id).then_some(group)
         };
-        // Of this group everybody has a replica: it goes with the node.
+        // Of this group everybody has a replica, which may still have a vote: it is let go first.
         if let Some(group) = self.placements.iter().filter_map(holds).find(|&group| group > 0) {
             return Err(ControlRejection::NodeInUse { node: id, group });
         }
@@ -364,11 +372,20 @@ impl Control {
         if control.target.contains(&id) {
             return Err(ControlRejection::NodeInUse { node: id, group: 0 });
         }
-        control.replicas.retain(|at| at.node != id);
+        if control.replicas.iter().any(|at| at.node == id) {
+            self.draining.insert(id);
+            self.leaving.insert(id);
+        } else {
+            self.forget(id);
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, id: NodeId) {
         self.draining.remove(&id);
+        self.leaving.remove(&id);
         self.given_up.remove(&id);
         self.nodes.remove(&id);
-        Ok(())
     }
 
     /// Its address is free from here on: a new node on the same machine may take it.
@@ -396,6 +413,7 @@ impl Control {
         }
         if !drains {
             self.draining.remove(&id);
+            self.leaving.remove(&id);
             return Ok(());
         }
         let in_use =
@@ -484,7 +502,14 @@ impl Control {
         if placement.target.contains(&node) {
             return Err(invalid(format!("{name} is to have a replica on node {node}")));
         }
+        if group == CONTROL_GROUP && self.nodes.contains_key(&node) && !self.leaving.contains(&node)
+        {
+            return Err(invalid(format!("node {node} stays, and follows {name}")));
+        }
         placement.replicas.retain(|at| at.replica != replica);
+        if group == CONTROL_GROUP {
+            self.forget(node);
+        }
         Ok(())
     }
 
@@ -526,6 +551,7 @@ impl Control {
         }
         out.numbers(self.draining.iter().copied());
         out.numbers(self.given_up.iter().copied());
+        out.numbers(self.leaving.iter().copied());
         out.u32(self.placements.len() as u32);
         for (&group, placement) in &self.placements {
             out.u64(group);
@@ -553,6 +579,7 @@ impl Control {
         }
         control.draining = input.numbers()?.into_iter().collect();
         control.given_up = input.numbers()?.into_iter().collect();
+        control.leaving = input.numbers()?.into_iter().collect();
         for _ in 0..input.u32()? {
             let group = input.u64()?;
             let replica_last = input.u64()?;

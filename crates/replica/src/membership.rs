@@ -55,7 +55,8 @@ pub struct PeerProgress {
     pub matched: u64,
     /// How many entries it lacks.
     pub lag: u64,
-    /// Whether it was heard of within an election timeout.
+    /// Whether it was heard of within an election timeout, and holds something of the log. One that was
+    /// only just let in is not active, however little it lacks.
     pub active: bool,
 }
 
@@ -103,7 +104,8 @@ impl<M: StateMachine> Replica<M> {
                 id,
                 matched: progress.matched,
                 lag: last.saturating_sub(progress.matched),
-                active: id == self.id() || progress.recent_active,
+                // Raft takes whoever it has just let in for active, before a word was heard of it.
+                active: id == self.id() || (progress.recent_active && progress.matched > 0),
             })
             .collect();
         peers.sort_unstable_by_key(|peer| peer.id);

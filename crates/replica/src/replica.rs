@@ -128,6 +128,8 @@ pub struct Replica<M: StateMachine> {
     applied: u64,
     applied_term: u64,
     pub(crate) conf_state: eraftpb::ConfState,
+    /// Index of the entry that made it so; after a start or a snapshot, where that began.
+    members_since: u64,
     /// Committed entries that raft has handed out and the machine has not seen yet.
     pending: VecDeque<eraftpb::Entry>,
     /// The last committed index that raft has handed out. It may be behind `applied`, which takes
@@ -190,6 +192,7 @@ impl<M: StateMachine> Replica<M> {
             applied: restored.applied,
             applied_term: restored.applied_term,
             conf_state: restored.conf_state,
+            members_since: restored.applied,
             pending: VecDeque::new(),
             handed_out: restored.applied,
             replay_until: hard_state.commit,
@@ -455,6 +458,12 @@ impl<M: StateMachine> Replica<M> {
         &self.conf_state
     }
 
+    /// Since which index the members are who they are. While one replica leads, a plan that was made
+    /// for these members is out of date once this or its term has changed.
+    pub fn members_since(&self) -> u64 {
+        self.members_since
+    }
+
     /// The state.
     pub fn machine(&self) -> &M {
         &self.machine
@@ -581,6 +590,7 @@ impl<M: StateMachine> Replica<M> {
 
     pub(crate) fn members_have_changed(&mut self, conf_state: eraftpb::ConfState) {
         self.conf_state = conf_state;
+        self.members_since = self.applied;
         self.members_changed = true;
     }
 

@@ -2,20 +2,24 @@
 //! that they happen to. Nothing here waits and nothing is drawn from outside of the seed.
 //!
 //! A run has two parts. First everything may fail and nothing may break; then nothing fails any
-//! more and everything must heal: one leader per shard, equal replicas, every task at its end.
+//! more and everything must heal: one leader per group, replicas where they belong and equal, every
+//! task at its end.
 
+mod faults;
+mod operator;
+mod rest;
+
+use crate::groups::Group;
 use crate::invariants::{Oracle, Violation};
-use crate::mover::Group;
 use crate::network::{Network, Party};
-use crate::node::{Effect, Node, NodeConfig, Peer, node_of};
+use crate::node::{Effect, Node, Output, Peer, group_of};
 use crate::rng::{Rng, mix};
 use crate::sabotage::Sabotage;
-use crate::shard::first_difference;
 use crate::workload::{Answer, Call, Workload};
 use std::collections::BTreeMap;
 use std::fmt;
-use taskyard_replica::Role;
 use taskyard_replica::eraftpb::MessageType;
+use taskyard_replica::{ControlCommand, Members, Role};
 
 /// What a run is made of; equal options make equal runs.
 #[derive(Clone, Debug)]
@@ -23,10 +27,10 @@ pub(crate) struct Options {
     pub(crate) seed: u64,
     /// Events of the part in which things fail.
     pub(crate) steps: u64,
-    /// Nodes that hold every shard from the start.
+    /// Nodes that make up the cluster at first: one founds it, the others join.
     pub(crate) nodes: usize,
-    /// Nodes that hold nothing at first: replicas move to and from them.
-    pub(crate) spares: usize,
+    /// Whether nodes come and go, and replication changes.
+    pub(crate) churn: bool,
     pub(crate) shards: u16,
     pub(crate) faults: bool,
     pub(crate) verbose: bool,
@@ -49,6 +53,12 @@ pub(crate) struct Report {
     pub(crate) checkpoints: u64,
     /// Changes of members.
     pub(crate) changes: u64,
+    /// Nodes that were in the cluster at one time or another.
+    pub(crate) nodes: usize,
+    /// Nodes that were taken out of it.
+    pub(crate) removed: usize,
+    /// Disks that were lost for good.
+    pub(crate) losses: u64,
     /// How often each kind of thing happened to tasks.
     pub(crate) seen: BTreeMap<&'static str, u64>,
     /// A hash over everything that happened.
@@ -74,11 +84,12 @@ impl fmt::Display for Failure {
 
 /// The command that repeats a run exactly.
 pub(crate) fn replay_command(options: &Options) -> String {
-    let Options { seed, steps, nodes, spares, shards, faults, .. } = options;
-    let faults = if *faults { "on" } else { "off" };
+    let Options { seed, steps, nodes, churn, shards, faults, .. } = options;
+    let switch = |on: bool| if on { "on" } else { "off" };
+    let (churn, faults) = (switch(*churn), switch(*faults));
     format!(
         "cargo run -p taskyard-sim -- --seed {seed} --steps {steps} --nodes {nodes} \
-         --spares {spares} --shards {shards} --faults {faults}"
+         --churn {churn} --shards {shards} --faults {faults}"
     )
 }
 
@@ -103,20 +114,44 @@ enum Happening {
     Effect { node: usize, boot: u64, effect: Box<Effect> },
     Wake { client: usize, wake: u64 },
     Fault,
-    Move,
+    Operate,
+    Ordered { to: usize, command: Box<ControlCommand> },
     Restart { node: usize },
 }
 
-pub(crate) struct World {
-    pub(crate) options: Options,
-    pub(crate) rng: Rng,
-    pub(crate) now: u64,
+impl Happening {
+    /// The node that it happens to.
+    fn node(&self) -> Option<usize> {
+        match *self {
+            Happening::Tick { node, .. }
+            | Happening::Effect { node, .. }
+            | Happening::Peer { to: node, .. }
+            | Happening::Called { to: node, .. }
+            | Happening::Ordered { to: node, .. } => Some(node),
+            Happening::Answered { .. }
+            | Happening::Wake { .. }
+            | Happening::Fault
+            | Happening::Operate
+            | Happening::Restart { .. } => None,
+        }
+    }
+}
+
+struct World {
+    options: Options,
+    rng: Rng,
+    now: u64,
     step: u64,
     queue: BTreeMap<(u64, u64), Happening>,
     next_place: u64,
-    pub(crate) nodes: Vec<Node>,
-    /// Who is in each shard's group.
-    pub(crate) groups: Vec<Group>,
+    nodes: Vec<Node>,
+    /// Nodes whose disk is lost for good.
+    lost: Vec<bool>,
+    losses: u64,
+    /// When groups were last to have a single voter.
+    single_at: u64,
+    /// Who is in each group.
+    groups: Vec<Group>,
     network: Network,
     workload: Workload,
     wakes: Vec<u64>,
@@ -136,21 +171,7 @@ impl World {
     fn new(options: &Options) -> World {
         let mut rng = Rng::new(options.seed);
         let network = Network::new(rng.fork(), options.faults);
-        let nodes_max = options.nodes + options.spares;
-        let workload = Workload::new(&mut rng, options.shards, nodes_max);
-        let nodes = (0..nodes_max)
-            .map(|id| {
-                let config = NodeConfig {
-                    id,
-                    nodes: nodes_max,
-                    voters: options.nodes,
-                    shards: options.shards,
-                    seed: options.seed,
-                    sabotage: options.sabotage,
-                };
-                Node::new(config, rng.fork())
-            })
-            .collect();
+        let workload = Workload::new(&mut rng, options.shards, options.nodes);
         let wakes = vec![0; workload.clients()];
         let mut world = World {
             options: options.clone(),
@@ -159,8 +180,11 @@ impl World {
             step: 0,
             queue: BTreeMap::new(),
             next_place: 0,
-            nodes,
-            groups: (0..options.shards).map(|_| Group::new(options.nodes)).collect(),
+            nodes: Vec::new(),
+            lost: Vec::new(),
+            losses: 0,
+            single_at: 0,
+            groups: (0..=options.shards).map(|_| Group::new()).collect(),
             network,
             workload,
             wakes,
@@ -169,8 +193,9 @@ impl World {
             crashes: 0,
             trace: options.seed,
         };
-        for node in 0..nodes_max {
-            world.at(0, Happening::Restart { node });
+        for node in 0..options.nodes as u64 {
+            let after_ms = world.rng.below(node * 300 + 1);
+            world.add_node(after_ms);
         }
         for client in 0..world.wakes.len() {
             world.wake_in(client, 100 + client as u64);
@@ -178,8 +203,8 @@ impl World {
         if options.faults {
             world.at(500, Happening::Fault);
         }
-        if options.spares > 0 {
-            world.at(2_000, Happening::Move);
+        if options.churn || options.faults {
+            world.at(2_000, Happening::Operate);
         }
         world
     }
@@ -212,6 +237,9 @@ impl World {
             snapshots: self.nodes.iter().map(|node| node.snapshots).sum(),
             checkpoints: self.nodes.iter().map(|node| node.checkpoints).sum(),
             changes: self.groups.iter().map(|group| group.changes).sum(),
+            nodes: self.nodes.len(),
+            removed: self.nodes.iter().filter(|node| node.retired).count(),
+            losses: self.losses,
             seen: self.oracle.seen.clone(),
             trace: self.trace,
         })
@@ -228,7 +256,7 @@ impl World {
         self.at(after_ms, Happening::Wake { client, wake });
     }
 
-    pub(crate) fn note(&mut self, what: &str, numbers: [u64; 3]) {
+    fn note(&mut self, what: &str, numbers: [u64; 3]) {
         for number in numbers.into_iter().chain([self.now, what.len() as u64]) {
             self.trace = mix(self.trace ^ number).wrapping_add(1);
         }
@@ -251,9 +279,16 @@ impl World {
     }
 
     fn happen(&mut self, happening: Happening) -> Result<(), Violation> {
+        if let Some(node) = happening.node()
+            && self.nodes[node].paused_until > self.now
+        {
+            let after_ms = self.nodes[node].paused_until - self.now;
+            self.at(after_ms, happening);
+            return Ok(());
+        }
         match happening {
             Happening::Tick { node, boot } if self.nodes[node].boot == boot => {
-                self.nodes[node].tick();
+                self.nodes[node].tick(self.now);
                 let after_ms = self.nodes[node].tick_ms;
                 self.at(after_ms, Happening::Tick { node, boot });
                 self.turn(node)
@@ -268,13 +303,19 @@ impl World {
                 self.note("answer", [client as u64, number, 0]);
                 let call =
                     self.workload.answer(client, number, answer, self.now, &mut self.oracle)?;
-                let pause = self.rng.between(1, 30);
+                // Whoever only waits for the end asks less often.
+                let (least, most) = if self.healing { (40, 200) } else { (1, 30) };
+                let pause = self.rng.between(least, most);
                 self.wake_in(client, pause);
                 self.send_call(call);
                 Ok(())
             }
             Happening::Effect { node, boot, effect } if self.nodes[node].boot == boot => {
                 self.nodes[node].effect(&effect, self.now)?;
+                if !self.nodes[node].is_up() {
+                    self.note("disk failed", [node as u64, 0, 0]);
+                    self.went_down(node);
+                }
                 self.turn(node)
             }
             Happening::Wake { client, wake } if self.wakes[client] == wake => {
@@ -289,13 +330,17 @@ impl World {
                 self.at(after_ms, Happening::Fault);
                 Ok(())
             }
-            Happening::Move => {
-                self.move_replicas()?;
-                let after_ms = self.rng.between(50, 400);
-                self.at(after_ms, Happening::Move);
-                (0..self.nodes.len()).try_for_each(|node| self.turn(node))
+            Happening::Operate => {
+                self.operate();
+                let after_ms = self.rng.between(200, 1_500);
+                self.at(after_ms, Happening::Operate);
+                Ok(())
             }
-            Happening::Restart { node } if !self.nodes[node].is_up() => self.restart(node),
+            Happening::Ordered { to, command } => {
+                self.nodes[to].order(&command);
+                self.turn(to)
+            }
+            Happening::Restart { node } if self.may_start(node) => self.restart(node),
             // Of a node that has crashed since, or of a part of the run that is over.
             Happening::Tick { .. }
             | Happening::Effect { .. }
@@ -317,52 +362,35 @@ impl World {
     fn deliver(&mut self, from: usize, to: usize, peer: Peer) -> Result<(), Violation> {
         self.note("peer", [from as u64, to as u64, peer.kind()]);
         let arrived = self.nodes[to].is_up();
-        if let Some((shard, replica)) = peer.snapshot_of() {
-            self.report_snapshot(from, replica, shard, arrived);
+        if let Some((group, replica)) = peer.snapshot_of() {
+            self.report_snapshot(from, replica, group, arrived);
         }
         if arrived {
-            self.nodes[to].peer(from, peer, self.now);
+            self.nodes[to].peer(from, peer, self.now)?;
             self.turn(to)?;
         }
         Ok(())
     }
 
     /// The sender of a snapshot learns what became of it.
-    fn report_snapshot(&mut self, from: usize, to: u64, shard: u16, arrived: bool) {
+    fn report_snapshot(&mut self, from: usize, to: u64, group: u64, arrived: bool) {
         let boot = self.nodes[from].boot;
-        let effect = Box::new(Effect::SnapshotSent { shard, to, arrived });
+        let effect = Box::new(Effect::SnapshotSent { group, to, arrived });
         self.at(20, Happening::Effect { node: from, boot, effect });
     }
 
     /// Lets a node do all it can, and carries out what comes of it.
     fn turn(&mut self, node: usize) -> Result<(), Violation> {
-        if !self.nodes[node].is_up() {
-            return Ok(());
-        }
         let output = self.nodes[node].turn(self.now)?;
+        self.judge(node, &output)?;
         let boot = self.nodes[node].boot;
-        for (shard, index, term, applied) in &output.applied {
-            self.note("applied", [node as u64, u64::from(*shard), *index]);
-            self.oracle.applied(*shard, node, *index, *term, applied)?;
-        }
-        for (shard, role) in output.roles {
-            self.took_role(node, shard, role)?;
-        }
-        for (shard, index, members) in output.members {
-            self.groups[usize::from(shard)].changed(index, members);
-        }
-        for (shard, index, term) in output.told {
-            let keeps = |replica| self.keeps(replica, shard, index, term);
-            let kept = self.options.blind || self.groups[usize::from(shard)].decides(keeps);
-            self.oracle.told(shard, index, kept)?;
-        }
         for (after_ms, effect) in output.effects {
             self.at(after_ms, Happening::Effect { node, boot, effect: Box::new(effect) });
         }
         for (to, peer) in output.peers {
             let delays = self.network.send(Party::Node(node), Party::Node(to));
-            if let (true, Some((shard, replica))) = (delays.is_empty(), peer.snapshot_of()) {
-                self.report_snapshot(node, replica, shard, false);
+            if let (true, Some((group, replica))) = (delays.is_empty(), peer.snapshot_of()) {
+                self.report_snapshot(node, replica, group, false);
             }
             for delay in delays {
                 let peer = Box::new(peer.clone());
@@ -378,24 +406,94 @@ impl World {
         Ok(())
     }
 
-    /// Whether a crash now would leave this entry with that replica.
-    fn keeps(&self, replica: u64, shard: u16, index: u64, term: u64) -> bool {
-        let disk = &self.nodes[node_of(replica)].disk;
-        disk.replica(shard) == Some(replica) && disk.keeps(shard, index, term)
-    }
-
-    pub(crate) fn is_healing(&self) -> bool {
-        self.healing
-    }
-
-    fn took_role(&mut self, node: usize, shard: u16, role: Role) -> Result<(), Violation> {
-        if let Role::Leader { term } = role {
-            self.note("leads", [node as u64, u64::from(shard), term]);
-            self.oracle.leads(shard, term, node)?;
-            let machine = self.nodes[node].machine(shard);
-            machine.map_or(Ok(()), |machine| self.oracle.check_present(shard, machine))?;
+    /// Holds what a node has done against what must be true.
+    fn judge(&mut self, node: usize, output: &Output) -> Result<(), Violation> {
+        for (shard, index, term, applied) in &output.applied {
+            self.note("applied", [node as u64, u64::from(*shard), *index]);
+            self.oracle.applied(*shard, node, *index, *term, applied)?;
+        }
+        for (index, term, decided) in &output.decided {
+            self.note("decided", [node as u64, *index, u64::from(decided.outcome.is_ok())]);
+            self.oracle.control.applied(node, *index, *term, decided)?;
+            if decided.after.factor() == 1 {
+                self.single_at = self.now;
+            }
+        }
+        for &(group, replica, role) in &output.roles {
+            self.took_role(node, group, replica, role)?;
+        }
+        for &(shard, term, stamp) in &output.stamped {
+            self.oracle.stamped(shard, term, stamp, self.now)?;
+        }
+        for (group, index, members) in &output.members {
+            self.changed(*group, *index, members)?;
+        }
+        for &(shard, index, term) in &output.told {
+            let group = group_of(shard);
+            let keeps = |replica| self.keeps(replica, group, index, term);
+            let kept = self.options.blind || self.groups[group as usize].decides(keeps);
+            self.oracle.told(shard, index, kept)?;
+        }
+        for (_, peer) in &output.peers {
+            if let Peer::Raft { group, message } = peer {
+                let said = self.groups[*group as usize].said(message);
+                said.map_err(|what| format!("node {node}, group {group}: {what}"))?;
+            }
+        }
+        for &(group, replica) in &output.ended {
+            self.note("ended", [node as u64, group, replica]);
+            self.groups[group as usize].ended(replica);
+        }
+        for &(group, replica) in &output.begun {
+            self.note("begun", [node as u64, group, replica]);
+            self.groups[group as usize].begun(replica)?;
         }
         Ok(())
+    }
+
+    /// A replica has applied a change of members: whoever gets a vote must have come by a state.
+    fn changed(&mut self, group: u64, index: u64, members: &Members) -> Result<(), Violation> {
+        for replica in self.groups[group as usize].changed(index, members.clone()) {
+            self.note("votes", [group, replica, index]);
+            let place = self.oracle.control.place_of(group, replica);
+            let place = place.ok_or_else(|| format!("nobody knows replica {replica}"))?;
+            let disk = &self.nodes[place].disk;
+            let has_state =
+                disk.replica(group) == Some(replica) && disk.checkpoint(group).is_some();
+            if !has_state && !self.lost[place] && !self.options.blind {
+                return Err(format!("replica {replica} of group {group} votes and has no state"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a crash now would leave this entry with that replica. A disk that was lost since did its
+    /// part.
+    fn keeps(&self, replica: u64, group: u64, index: u64, term: u64) -> bool {
+        let Some(place) = self.oracle.control.place_of(group, replica) else { return false };
+        let disk = &self.nodes[place].disk;
+        disk.replica(group) == Some(replica) && disk.keeps(group, index, term)
+    }
+
+    fn took_role(
+        &mut self,
+        node: usize,
+        group: u64,
+        replica: u64,
+        role: Role,
+    ) -> Result<(), Violation> {
+        let Role::Leader { term } = role else { return Ok(()) };
+        self.note("leads", [node as u64, group, term]);
+        let Some(shard) = group.checked_sub(1).map(|shard| shard as u16) else {
+            return self.oracle.control.leads(term, replica);
+        };
+        self.oracle.leads(shard, term, replica)?;
+        let machine = self.nodes[node].machine(shard);
+        machine.map_or(Ok(()), |machine| self.oracle.check_present(shard, machine))
+    }
+
+    fn may_start(&self, node: usize) -> bool {
+        !self.nodes[node].is_up() && !self.nodes[node].retired && !self.lost[node]
     }
 
     fn restart(&mut self, node: usize) -> Result<(), Violation> {
@@ -406,153 +504,30 @@ impl World {
         self.at(after_ms, Happening::Tick { node, boot });
         self.turn(node)
     }
-
-    fn crash(&mut self, node: usize) {
-        if self.nodes[node].is_up() {
-            self.note("crash", [node as u64, 0, 0]);
-            self.crashes += 1;
-            self.nodes[node].crash();
-            let after_ms = self.rng.between(50, 4_000);
-            self.at(after_ms, Happening::Restart { node });
-        }
-    }
-
-    fn fault(&mut self) {
-        let node = self.rng.below(self.nodes.len() as u64) as usize;
-        match self.rng.below(100) {
-            0..30 => self.crash(node),
-            30..36 => (0..self.nodes.len()).for_each(|node| self.crash(node)),
-            36..56 => {
-                self.note("cut", [node as u64, 0, 0]);
-                self.network.heal_cuts();
-                self.network.cut_off(node, self.nodes.len(), self.wakes.len());
-            }
-            56..76 => self.network.heal_cuts(),
-            76..88 => {
-                let jump = self.rng.between(0, 3_720_000) as i64 - 3_600_000;
-                self.note("clock", [node as u64, jump.unsigned_abs(), 0]);
-                self.nodes[node].wall_offset += jump;
-            }
-            _ => {
-                let shard = self.rng.below(u64::from(self.options.shards)) as u16;
-                let to = *self.rng.pick(&self.groups[usize::from(shard)].newest().voters);
-                self.note("transfer", [node as u64, u64::from(shard), to]);
-                self.nodes[node].transfer(shard, to);
-            }
-        }
-    }
-
-    fn heal(&mut self) {
-        self.note("heal", [0; 3]);
-        self.healing = true;
-        self.network.heal();
-        self.workload.drain();
-        self.oracle.heal();
-        for node in 0..self.nodes.len() {
-            // A shard whose time is ahead still has to wait for the clocks at half speed.
-            self.nodes[node].wall_offset = 0;
-            self.at(1, Happening::Restart { node });
-        }
-    }
-
-    fn check_states(&mut self) -> Result<(), Violation> {
-        for node in &self.nodes {
-            for shard in 0..self.options.shards {
-                node.check(shard)
-                    .map_err(|what| format!("node {}, shard {shard}: {what}", node.id()))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn is_at_rest(&self) -> bool {
-        self.workload.is_quiet() && self.unrest().is_empty()
-    }
-
-    /// What is not as it must be in the end, in words; empty if all is.
-    fn unrest(&self) -> String {
-        if let Some(schedule) = self.oracle.stuck_schedule() {
-            return format!("schedule {schedule} does not fire");
-        }
-        if !self.workload.is_quiet() {
-            return "clients still hold tasks".into();
-        }
-        for shard in 0..self.options.shards {
-            let leaders = self.nodes.iter().filter(|node| node.leads(shard)).count();
-            if leaders != 1 {
-                return format!("shard {shard} has {leaders} leaders");
-            }
-            let members = self.members(shard);
-            if members.is_empty() {
-                return format!("shard {shard} is moving");
-            }
-            for node in &members {
-                let unrest = node.unrest(shard);
-                if !unrest.is_empty() {
-                    return format!("node {}, shard {shard}: {unrest}", node.id());
-                }
-            }
-            let applied: Vec<u64> = members.iter().map(|node| node.applied(shard)).collect();
-            if applied.iter().any(|index| *index != applied[0]) {
-                return format!("shard {shard} is applied up to {applied:?}");
-            }
-        }
-        String::new()
-    }
-
-    /// The nodes with the members of a shard's group; none while it changes.
-    fn members(&self, shard: u16) -> Vec<&Node> {
-        let members = self.groups[usize::from(shard)].newest();
-        if !members.outgoing.is_empty() || !members.learners.is_empty() {
-            return Vec::new();
-        }
-        members.voters.iter().map(|replica| &self.nodes[node_of(*replica)]).collect()
-    }
-
-    fn check_end(&mut self) -> Result<(), Violation> {
-        self.check_states()?;
-        for shard in 0..self.options.shards {
-            let members = self.members(shard);
-            let first = members[0].machine(shard).ok_or("a node is down")?;
-            let records = first.records();
-            for node in &members {
-                let machine = node.machine(shard).ok_or("a node is down")?;
-                self.oracle.check_present(shard, machine)?;
-                self.oracle.check_schedules(shard, machine)?;
-                let other = machine.records();
-                if records != other {
-                    let difference = first_difference(&records, &other);
-                    let (left, right) = (members[0].id(), node.id());
-                    return Err(format!(
-                        "nodes {left} and {right} differ on shard {shard}: {difference}"
-                    ));
-                }
-            }
-        }
-        self.oracle.check_end()
-    }
 }
 
 impl Peer {
-    /// The shard and receiver of a snapshot message, whose sender must learn what became of it.
-    fn snapshot_of(&self) -> Option<(u16, u64)> {
-        match self {
-            Peer::Raft { shard, message } => {
-                let snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
-                snapshot.then_some((*shard, message.to))
-            }
-            Peer::Owed { .. } | Peer::Taken { .. } => None,
-        }
+    /// The group and receiver of a snapshot message, whose sender must learn what became of it.
+    fn snapshot_of(&self) -> Option<(u64, u64)> {
+        let Peer::Raft { group, message } = self else { return None };
+        let snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
+        snapshot.then_some((*group, message.to))
     }
 
     fn kind(&self) -> u64 {
         match self {
-            Peer::Raft { shard, message } => {
-                let shape = [u64::from(*shard), message.term, message.index, message.commit];
+            Peer::Raft { group, message } => {
+                let shape = [*group, message.term, message.index, message.commit];
                 let kind = message.get_msg_type() as u64;
                 shape.into_iter().fold(kind, |hash, number| mix(hash ^ number))
             }
             Peer::Owed { sequence, .. } | Peer::Taken { sequence, .. } => *sequence,
+            Peer::Join { place } => *place as u64,
+            Peer::Welcome { node, replica } => mix(*node) ^ replica,
+            Peer::Status(status) => mix(status.node) ^ status.at,
+            Peer::Removed { node } => *node,
+            Peer::Change { group, since, .. } => mix(*group) ^ since,
+            Peer::Transfer { group, to } => mix(*group) ^ to,
         }
     }
 }

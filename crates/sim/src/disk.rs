@@ -1,17 +1,19 @@
-//! Disk: what one node keeps. A log of checksummed frames for all its shards, one sync for all, and
-//! one checkpoint per shard, written whole or not at all.
+//! Disk: what one node keeps. A log of checksummed frames for all its groups, one sync for all, and
+//! one checkpoint per group, written whole or not at all.
 //!
 //! Invariants: what was synced survives a crash; of the rest a crash keeps any first part, perhaps
-//! with a torn frame after it, which recovery finds by its checksum and drops.
+//! with a torn frame after it, which recovery finds by its checksum and drops. Which replicas have
+//! lived here is never forgotten.
 
 use crate::rng::{Rng, hash};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use taskyard_machine::{RecordKey, TaskId};
 use taskyard_replica::eraftpb::{ConfState, Entry, EntryType, HardState};
-use taskyard_replica::{LogReader, SnapshotSource, SnapshotState};
+use taskyard_replica::{LogReader, NodeId, SnapshotSource, SnapshotState};
 
-/// A shard's state at one index, with the bodies of its tasks.
+/// A group's state at one index: a shard's with the bodies of its tasks, or the control group's as
+/// one record.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Checkpoint {
     pub(crate) index: u64,
@@ -21,10 +23,10 @@ pub(crate) struct Checkpoint {
     pub(crate) bodies: BTreeMap<TaskId, Box<[u8]>>,
 }
 
-/// One shard's part of a write.
+/// One group's part of a write.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Write {
-    pub(crate) shard: u16,
+    pub(crate) group: u64,
     /// The log starts again: a snapshot has replaced it.
     pub(crate) reset: bool,
     /// Entries up to this index are dropped.
@@ -33,9 +35,9 @@ pub(crate) struct Write {
     pub(crate) hard_state: Option<HardState>,
 }
 
-/// One shard's log as it reads now, synced or not.
+/// One group's log as it reads now, synced or not.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct ShardLog {
+pub(crate) struct GroupLog {
     pub(crate) hard_state: HardState,
     pub(crate) entries: BTreeMap<u64, Entry>,
 }
@@ -44,10 +46,14 @@ pub(crate) struct ShardLog {
 struct Content {
     frames: Vec<Vec<u8>>,
     synced: usize,
-    logs: BTreeMap<u16, ShardLog>,
-    checkpoints: BTreeMap<u16, Arc<Checkpoint>>,
-    /// Which replica of each shard lives here.
-    replicas: BTreeMap<u16, u64>,
+    logs: BTreeMap<u64, GroupLog>,
+    checkpoints: BTreeMap<u64, Arc<Checkpoint>>,
+    /// Which replica of each group lives here.
+    replicas: BTreeMap<u64, u64>,
+    /// The last replica of each group that lived here.
+    replicas_last: BTreeMap<u64, u64>,
+    /// The number of the node in its cluster.
+    node: Option<NodeId>,
     lies: bool,
 }
 
@@ -71,7 +77,7 @@ impl Disk {
     pub(crate) fn write(&self, writes: &[Write]) -> usize {
         let mut content = self.content();
         for write in writes {
-            content.logs.entry(write.shard).or_default().take(write);
+            content.logs.entry(write.group).or_default().take(write);
         }
         content.frames.push(encode_frame(writes));
         content.frames.len()
@@ -86,32 +92,49 @@ impl Disk {
     }
 
     /// Stores a checkpoint: whole, synced, replacing the one before.
-    pub(crate) fn store_checkpoint(&self, shard: u16, checkpoint: Checkpoint) {
-        self.content().checkpoints.insert(shard, Arc::new(checkpoint));
+    pub(crate) fn store_checkpoint(&self, group: u64, checkpoint: Checkpoint) {
+        self.content().checkpoints.insert(group, Arc::new(checkpoint));
     }
 
-    pub(crate) fn checkpoint(&self, shard: u16) -> Option<Arc<Checkpoint>> {
-        self.content().checkpoints.get(&shard).cloned()
+    pub(crate) fn checkpoint(&self, group: u64) -> Option<Arc<Checkpoint>> {
+        self.content().checkpoints.get(&group).cloned()
     }
 
-    /// A replica of a shard lives here from now on.
-    pub(crate) fn assign(&self, shard: u16, replica: u64) {
-        self.content().replicas.insert(shard, replica);
+    /// A replica of a group lives here from now on.
+    pub(crate) fn assign(&self, group: u64, replica: u64) {
+        let mut content = self.content();
+        content.replicas.insert(group, replica);
+        let last = content.replicas_last.entry(group).or_default();
+        *last = replica.max(*last);
     }
 
-    pub(crate) fn replica(&self, shard: u16) -> Option<u64> {
-        self.content().replicas.get(&shard).copied()
+    /// Whether a replica or a later one of its group has lived here before. Ids only grow.
+    pub(crate) fn has_held(&self, group: u64, replica: u64) -> bool {
+        self.content().replicas_last.get(&group).is_some_and(|last| *last >= replica)
+    }
+
+    /// The node learns its number.
+    pub(crate) fn enter(&self, node: NodeId) {
+        self.content().node = Some(node);
+    }
+
+    pub(crate) fn node(&self) -> Option<NodeId> {
+        self.content().node
+    }
+
+    pub(crate) fn replica(&self, group: u64) -> Option<u64> {
+        self.content().replicas.get(&group).copied()
     }
 
     /// A replica has moved away: nothing of it stays.
-    pub(crate) fn forget(&self, shard: u16) {
+    pub(crate) fn forget(&self, group: u64) {
         let nothing = Some(HardState::default());
-        let reset = Write { shard, reset: true, hard_state: nothing, ..Write::default() };
+        let reset = Write { group, reset: true, hard_state: nothing, ..Write::default() };
         let frame = self.write(&[reset]);
         self.sync(frame);
         let mut content = self.content();
-        content.checkpoints.remove(&shard);
-        content.replicas.remove(&shard);
+        content.checkpoints.remove(&group);
+        content.replicas.remove(&group);
     }
 
     /// The power goes: what was not synced is gone but for a first part of it.
@@ -133,11 +156,11 @@ impl Disk {
     /// Reads the log again from its frames, as a restart does. Tells how many torn frames it dropped.
     pub(crate) fn recover(&self) -> usize {
         let mut content = self.content();
-        let mut logs: BTreeMap<u16, ShardLog> = BTreeMap::new();
+        let mut logs: BTreeMap<u64, GroupLog> = BTreeMap::new();
         let decoded: Vec<Vec<Write>> =
             content.frames.iter().map_while(|frame| decode_frame(frame)).collect();
         for write in decoded.iter().flatten() {
-            logs.entry(write.shard).or_default().take(write);
+            logs.entry(write.group).or_default().take(write);
         }
         let torn = content.frames.len() - decoded.len();
         content.frames.truncate(decoded.len());
@@ -147,25 +170,25 @@ impl Disk {
         torn
     }
 
-    /// One shard's log as it reads now.
-    pub(crate) fn log(&self, shard: u16) -> ShardLog {
-        self.content().logs.get(&shard).cloned().unwrap_or_default()
+    /// One group's log as it reads now.
+    pub(crate) fn log(&self, group: u64) -> GroupLog {
+        self.content().logs.get(&group).cloned().unwrap_or_default()
     }
 
     /// Whether a crash now would keep this entry, in the log or covered by a checkpoint.
-    pub(crate) fn keeps(&self, shard: u16, index: u64, term: u64) -> bool {
+    pub(crate) fn keeps(&self, group: u64, index: u64, term: u64) -> bool {
         let content = self.content();
-        if content.checkpoints.get(&shard).is_some_and(|checkpoint| checkpoint.index >= index) {
+        if content.checkpoints.get(&group).is_some_and(|checkpoint| checkpoint.index >= index) {
             return true;
         }
-        let readable = content.logs.get(&shard).and_then(|log| log.entries.get(&index));
+        let readable = content.logs.get(&group).and_then(|log| log.entries.get(&index));
         let mut held = false;
         let mut decided = false;
         // Newest first: the last frame that says something about the index counts.
         for frame in content.frames[..content.synced].iter().rev() {
             for write in decode_frame(frame).unwrap_or_default().iter().rev() {
                 let first = write.entries.first().map_or(u64::MAX, |entry| entry.index);
-                if write.shard == shard && !decided && (first <= index || write.reset) {
+                if write.group == group && !decided && (first <= index || write.reset) {
                     decided = true;
                     let position = index.checked_sub(first).map(|offset| offset as usize);
                     let entry = position.and_then(|position| write.entries.get(position));
@@ -179,12 +202,12 @@ impl Disk {
         held && readable.is_none_or(|entry| entry.term == term)
     }
 
-    pub(crate) fn reader(&self, shard: u16) -> ShardDisk {
-        ShardDisk { disk: self.clone(), shard }
+    pub(crate) fn reader(&self, group: u64) -> GroupDisk {
+        GroupDisk { disk: self.clone(), group }
     }
 }
 
-impl ShardLog {
+impl GroupLog {
     fn take(&mut self, write: &Write) {
         if write.reset {
             self.entries.clear();
@@ -204,15 +227,15 @@ impl ShardLog {
 
 /// A replica's view of its own log and checkpoint.
 #[derive(Clone, Debug)]
-pub(crate) struct ShardDisk {
+pub(crate) struct GroupDisk {
     disk: Disk,
-    shard: u16,
+    group: u64,
 }
 
-impl LogReader for ShardDisk {
+impl LogReader for GroupDisk {
     fn entries(&self, from: u64, to: u64, bytes_max: u64) -> Vec<Entry> {
         let content = self.disk.content();
-        let Some(log) = content.logs.get(&self.shard) else { return Vec::new() };
+        let Some(log) = content.logs.get(&self.group) else { return Vec::new() };
         let mut bytes = 0;
         let fits = |entry: &&Entry| {
             bytes += entry.data.len() as u64;
@@ -223,13 +246,13 @@ impl LogReader for ShardDisk {
 
     fn term(&self, index: u64) -> Option<u64> {
         let content = self.disk.content();
-        content.logs.get(&self.shard)?.entries.get(&index).map(|entry| entry.term)
+        content.logs.get(&self.group)?.entries.get(&index).map(|entry| entry.term)
     }
 }
 
-impl SnapshotSource for ShardDisk {
+impl SnapshotSource for GroupDisk {
     fn snapshot(&self, index_min: u64, _to: u64) -> Option<SnapshotState> {
-        let checkpoint = self.disk.checkpoint(self.shard)?;
+        let checkpoint = self.disk.checkpoint(self.group)?;
         (checkpoint.index >= index_min).then(|| SnapshotState {
             index: checkpoint.index,
             term: checkpoint.term,
@@ -319,7 +342,7 @@ fn encode_frame(writes: &[Write]) -> Vec<u8> {
     let mut body = Vec::new();
     put_u64(&mut body, writes.len() as u64);
     for write in writes {
-        put_u64(&mut body, u64::from(write.shard));
+        put_u64(&mut body, write.group);
         put_u64(&mut body, u64::from(write.reset));
         put_u64(&mut body, write.compact_to);
         put_u64(&mut body, write.entries.len() as u64);
@@ -352,7 +375,7 @@ fn decode_frame(frame: &[u8]) -> Option<Vec<Write>> {
     let mut input = Input(body);
     let mut writes = Vec::new();
     for _ in 0..input.u64()? {
-        let mut write = Write { shard: input.u64()? as u16, ..Write::default() };
+        let mut write = Write { group: input.u64()?, ..Write::default() };
         write.reset = input.u64()? == 1;
         write.compact_to = input.u64()?;
         for _ in 0..input.u64()? {
@@ -378,7 +401,7 @@ mod tests {
     fn write(first: u64, count: u64, term: u64) -> Write {
         let entry = |index| Entry { index, term, data: vec![7; 20].into(), ..Entry::default() };
         Write {
-            shard: 1,
+            group: 1,
             entries: (first..first + count).map(entry).collect(),
             hard_state: Some(HardState { term, vote: 2, commit: first, ..HardState::default() }),
             ..Write::default()
@@ -416,13 +439,13 @@ mod tests {
         let disk = Disk::default();
         disk.write(&[write(2, 5, 1)]);
         disk.write(&[write(4, 1, 2)]);
-        let number = disk.write(&[Write { shard: 1, compact_to: 2, ..Write::default() }]);
+        let number = disk.write(&[Write { group: 1, compact_to: 2, ..Write::default() }]);
         disk.sync(number);
         let terms: Vec<_> =
             disk.log(1).entries.values().map(|entry| (entry.index, entry.term)).collect();
         assert_eq!(terms, [(3, 1), (4, 2)]);
         assert!(disk.keeps(1, 4, 2) && !disk.keeps(1, 4, 1) && !disk.keeps(1, 5, 1));
-        let number = disk.write(&[Write { shard: 1, reset: true, ..Write::default() }]);
+        let number = disk.write(&[Write { group: 1, reset: true, ..Write::default() }]);
         disk.sync(number);
         assert!(!disk.keeps(1, 4, 2));
         assert_eq!(disk.log(1).entries.len(), 0);

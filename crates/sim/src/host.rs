@@ -8,7 +8,7 @@ use crate::checkpointing::Checkpointing;
 use crate::clock::LeaderClock;
 use crate::every::Every;
 use crate::invariants::Violation;
-use crate::node::{Output, Peer, node_of};
+use crate::node::{Output, Peer, group_of};
 use crate::rng::Rng;
 use crate::shard::{Applied, Shard};
 use crate::workload::Answer;
@@ -53,19 +53,38 @@ pub(crate) struct Host {
     pub(crate) owed: BTreeMap<u16, (u64, usize)>,
     pub(crate) checkpointing: Option<Checkpointing>,
     pub(crate) checkpointed: u64,
+    pub(crate) wants_checkpoint: bool,
 }
 
 impl Host {
+    pub(crate) fn new(replica: Replica<Shard>, now: u64) -> Host {
+        Host {
+            checkpointed: replica.applied(),
+            wants_checkpoint: false,
+            replica,
+            clock: LeaderClock::begin(0, 0, now),
+            inbox: VecDeque::new(),
+            proposals: BTreeMap::new(),
+            next_number: 0,
+            reads: BTreeMap::new(),
+            expiring: false,
+            firing: 0,
+            fires: VecDeque::new(),
+            owed: BTreeMap::new(),
+            checkpointing: None,
+        }
+    }
+
     pub(crate) fn number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number
     }
 
-    /// `None` if it leads; else the node to ask, if it knows one.
-    pub(crate) fn not_leading(&self) -> Option<Option<usize>> {
+    /// `None` if it leads; else the replica to ask, if it knows one.
+    pub(crate) fn not_leading(&self) -> Option<Option<u64>> {
         match self.replica.role() {
             Role::Leader { .. } => None,
-            Role::Follower { leader, .. } => Some(leader.map(node_of)),
+            Role::Follower { leader, .. } => Some(leader),
         }
     }
 
@@ -108,7 +127,7 @@ impl Host {
         &mut self,
         shard: u16,
         now: u64,
-        nodes: usize,
+        places: &[usize],
         rng: &mut Rng,
         output: &mut Output,
     ) {
@@ -116,10 +135,9 @@ impl Host {
             let to = outgoing.to.0;
             let first = self.owed.get(&to).is_none_or(|(until, _)| *until <= now);
             if first {
-                let node = self.owed.get(&to).map_or(0, |(_, node)| *node);
+                let node = self.owed.get(&to).map_or(places[0], |(_, node)| *node);
                 // Whoever did not answer may be down.
-                let next = rng.below(nodes as u64) as usize;
-                self.owed.insert(to, (now + OWED_MS_MAX, next));
+                self.owed.insert(to, (now + OWED_MS_MAX, *rng.pick(places)));
                 let command = outgoing.command;
                 let sequence = outgoing.sequence;
                 output.peers.push((node, Peer::Owed { from: shard, to, sequence, command }));
@@ -183,10 +201,7 @@ impl Host {
                 Ok(()) => {
                     self.proposals.insert(number, waiting);
                 }
-                Err(refused) => {
-                    let leader = refused.leader.map(node_of);
-                    self.answer_all(&waiting, &Answer::NotLeader { leader }, output);
-                }
+                Err(_) => self.answer_all(&waiting, &Answer::NotLeader { leader: None }, output),
             }
         }
     }
@@ -262,12 +277,12 @@ impl Host {
         }
         if progress.members_changed {
             // Whoever has joined needs a checkpoint that knows it.
-            self.checkpointed = 0;
-            output.members.push((shard, self.replica.applied(), self.replica.members()));
+            self.wants_checkpoint = true;
+            output.members.push((group_of(shard), self.replica.applied(), self.replica.members()));
         }
         if let Some(role) = progress.role {
             self.took_role(role, wall, now, output);
-            output.roles.push((shard, role));
+            output.roles.push((group_of(shard), self.replica.id(), role));
         }
         Ok(())
     }

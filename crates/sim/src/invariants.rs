@@ -2,11 +2,13 @@
 //! and every answer that any client gets, and keeps its own, independent account of each task.
 //!
 //! Per shard: one leader per term; a committed entry never changes; replicas that applied the same
-//! index did the same and are equal; time never goes back. Per task: enqueued once; one live claim;
+//! index did the same and are equal; time never goes back and never stands still. Per task: enqueued once; one live claim;
 //! tokens grow; never before its time; never again once it succeeded. Per queue and
 //! key: no claim beyond its limits. Per client: what was
 //! acknowledged is on a majority of disks, stays, and is seen by every later read.
 
+mod control;
+mod enqueued;
 mod flows;
 mod keys;
 mod limits;
@@ -16,14 +18,16 @@ mod words;
 use crate::every::Every;
 use crate::rng::hash;
 use crate::shard::Applied;
+pub(crate) use control::ControlAccount;
+use enqueued::{born, enqueued};
 use flows::Flows;
 use limits::Limits;
 pub(crate) use schedules::Occurrence;
 use schedules::Schedules;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use taskyard_machine::{
-    ClaimedTask, Command, DeadAction, Entry, Event, EventKind, FollowUp, Machine, NewTask, Outcome,
-    Rejection, Selection, TaskId, TaskStateName, TaskView, When,
+    ClaimedTask, Command, DeadAction, Entry, Event, EventKind, Machine, Outcome, Rejection,
+    Selection, TaskId, TaskStateName, TaskView,
 };
 use words::{answer_word, word_for};
 
@@ -65,7 +69,9 @@ struct ShardAccount {
     now: u64,
     /// The highest index whose outcome was told to a client.
     told: u64,
-    leaders: BTreeMap<u64, usize>,
+    leaders: BTreeMap<u64, u64>,
+    /// What its leader stamped last: term, stamp, and when that was.
+    stamped: (u64, u64, u64),
     /// Tasks of flows that live here: their flow may let them run again.
     members: BTreeSet<TaskId>,
     limits: Limits,
@@ -83,6 +89,7 @@ pub(crate) struct Oracle {
     follow_ups: BTreeSet<TaskId>,
     flows: Flows,
     schedules: Schedules,
+    pub(crate) control: ControlAccount,
     pub(crate) entries: u64,
     pub(crate) claims: u64,
     /// How often each kind of thing happened.
@@ -98,6 +105,7 @@ impl Oracle {
             follow_ups: BTreeSet::new(),
             flows: Flows::default(),
             schedules: Schedules::default(),
+            control: ControlAccount::default(),
             entries: 0,
             claims: 0,
             seen: BTreeMap::new(),
@@ -105,12 +113,38 @@ impl Oracle {
     }
 
     /// A replica says that it leads.
-    pub(crate) fn leads(&mut self, shard: u16, term: u64, node: usize) -> Result<(), Violation> {
-        let leader = *self.shards[usize::from(shard)].leaders.entry(term).or_insert(node);
-        if leader != node {
+    pub(crate) fn leads(&mut self, shard: u16, term: u64, replica: u64) -> Result<(), Violation> {
+        let leader = *self.shards[usize::from(shard)].leaders.entry(term).or_insert(replica);
+        if leader != replica {
             return Err(format!(
-                "nodes {leader} and {node} both lead shard {shard} in term {term}"
+                "replicas {leader} and {replica} both lead shard {shard} in term {term}"
             ));
+        }
+        Ok(())
+    }
+
+    /// A leader stamps its entries: its time goes on at half speed at least.
+    pub(crate) fn stamped(
+        &mut self,
+        shard: u16,
+        term: u64,
+        stamp: u64,
+        now: u64,
+    ) -> Result<(), Violation> {
+        let account = &mut self.shards[usize::from(shard)];
+        let (term_last, stamp_last, at) = account.stamped;
+        if term_last > term {
+            return Ok(());
+        }
+        if term_last == term && stamp < stamp_last + (now - at) / 2 {
+            let passed = now - at;
+            return Err(format!(
+                "shard {shard}: time stands still, from {stamp_last} to {stamp} in {passed} ms"
+            ));
+        }
+        // Rounding must not add up: it is measured from where a term began.
+        if term_last < term {
+            account.stamped = (term, stamp, now);
         }
         Ok(())
     }
@@ -271,7 +305,8 @@ impl Oracle {
     ) -> Result<(), Violation> {
         let account = self.shards[usize::from(task.home.0)].tasks.get(&task);
         let removed = account.is_none_or(|account| account.phase == Phase::Removed);
-        if view.is_none() && !removed {
+        // A flow tells its tasks before they have reached their shards.
+        if view.is_none() && !removed && self.acknowledged.contains(&task) {
             return Err(format!("a read did not see task {task}"));
         }
         Ok(())
@@ -530,60 +565,4 @@ impl ShardAccount {
             Err(format!("task {id} is {phase:?}, but shown as {:?}", shown()))
         }
     }
-}
-
-/// Every accepted task of these commands: queue, task, id, whether it was known.
-fn enqueued<'c>(
-    commands: &'c [Command<'c>],
-    outcomes: &[Result<Outcome, Rejection>],
-) -> Vec<(&'c str, &'c NewTask<'c>, TaskId, bool)> {
-    let mut accepted = Vec::new();
-    for (command, outcome) in commands.iter().zip(outcomes) {
-        match (command, outcome) {
-            (Command::Enqueue(enqueue), Ok(Outcome::Enqueued(answer))) => {
-                accepted.push((enqueue.queue, &enqueue.task, answer.id, answer.duplicate));
-            }
-            (Command::EnqueueMany(many), Ok(Outcome::EnqueuedMany(answers))) => {
-                for (item, answer) in many.items.iter().zip(answers) {
-                    if let Ok(answer) = answer {
-                        accepted.push((item.queue, &item.task, answer.id, answer.duplicate));
-                    }
-                }
-            }
-            (Command::EnqueueBatch(batch), Ok(Outcome::EnqueuedBatch(answers))) => {
-                for (task, answer) in batch.tasks.iter().zip(answers) {
-                    accepted.push((batch.queue, task, answer.id, answer.duplicate));
-                }
-            }
-            _ => {}
-        }
-    }
-    accepted
-}
-
-/// From when each new task of these commands may run.
-fn born(
-    commands: &[Command<'_>],
-    outcomes: &[Result<Outcome, Rejection>],
-    now: u64,
-) -> BTreeMap<TaskId, u64> {
-    let from = |when: When| match when {
-        When::Now => now,
-        When::After { ms } => now + ms,
-        When::At(at) => at.0,
-    };
-    let mut born: BTreeMap<TaskId, u64> = BTreeMap::new();
-    for (_, task, id, known) in enqueued(commands, outcomes) {
-        if !known {
-            let quiet_ms = task.unique.as_ref().and_then(|unique| unique.debounce_ms);
-            born.insert(id, from(task.run_at) + quiet_ms.unwrap_or(0));
-        }
-    }
-    for (command, outcome) in commands.iter().zip(outcomes) {
-        if let (Command::Ack(ack), Ok(Outcome::Acked { follow_ups })) = (command, outcome) {
-            let planned = ack.follow_ups.iter().map(|FollowUp { enqueue, .. }| enqueue.task.run_at);
-            born.extend(follow_ups.iter().copied().zip(planned.map(from)));
-        }
-    }
-    born
 }

@@ -4,30 +4,34 @@
 mod checkpointing;
 mod clock;
 mod cluster;
+mod control;
 mod disk;
 mod every;
+mod groups;
 mod host;
 mod invariants;
 mod model;
-mod mover;
 mod network;
 mod node;
 mod rng;
 mod sabotage;
+mod scale;
 mod shard;
 #[cfg(test)]
 mod tests;
 mod workload;
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use cluster::{Failure, Options, Report, replay_command};
 use sabotage::Sabotage;
 use std::process::ExitCode;
 
 /// Runs a cluster under faults from a seed and checks what it promises.
 #[derive(Debug, Parser)]
-#[command(name = "taskyard-sim")]
+#[command(name = "taskyard-sim", args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    paper: Option<Paper>,
     /// The seed; a run is repeated exactly by its seed and the other options.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -37,12 +41,12 @@ struct Args {
     /// Events until faults end and everything must heal.
     #[arg(long, default_value_t = 20_000)]
     steps: u64,
-    /// Nodes; each holds a replica of every shard.
+    /// Nodes at first: one founds the cluster, the others join it.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
     nodes: u8,
-    /// Further nodes that hold nothing at first: replicas move to and from them.
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=9))]
-    spares: u8,
+    /// Whether nodes come and go all the time, and the replication changes.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    churn: Switch,
     /// Shards.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     shards: u16,
@@ -57,6 +61,13 @@ struct Args {
     verbose: bool,
 }
 
+/// What is computed rather than checked.
+#[derive(Debug, Subcommand)]
+enum Paper {
+    /// A large cluster in virtual time: message rates, memory, failover times.
+    Scale(scale::Args),
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Switch {
     On,
@@ -65,6 +76,9 @@ enum Switch {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(Paper::Scale(args)) = &args.paper {
+        return scale::main(args);
+    }
     if let Some(count) = args.histories {
         return follow(args.seed, count);
     }
@@ -73,7 +87,7 @@ fn main() -> ExitCode {
             seed,
             steps: args.steps,
             nodes: usize::from(args.nodes),
-            spares: usize::from(args.spares),
+            churn: args.churn == Switch::On,
             shards: args.shards,
             faults: args.faults == Switch::On,
             verbose: args.verbose,

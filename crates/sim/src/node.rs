@@ -5,47 +5,44 @@
 //! synced (unless the run is sabotaged to see that this matters).
 
 mod checkpoints;
-mod moves;
+mod drive;
+mod open;
+mod replicas;
 
-use crate::clock::{LeaderClock, RUN_BEGINS_AT_MS};
-use crate::disk::{Checkpoint, Disk, Write};
+use crate::clock::RUN_BEGINS_AT_MS;
+use crate::control::{ControlHost, Decided, Status};
+use crate::disk::Disk;
 use crate::host::{Host, Waiting};
 use crate::invariants::Violation;
 use crate::rng::Rng;
 use crate::sabotage::Sabotage;
-use crate::shard::{Applied, Records, Shard};
+use crate::shard::{Applied, Records};
 use crate::workload::{Answer, Asked, Call};
 use std::collections::{BTreeMap, VecDeque};
-use taskyard_machine::{Command, Deliver, EncodedCommand, Identity, Machine, ShardId};
-use taskyard_replica::eraftpb::{HardState, Message};
-use taskyard_replica::{Config, Members, Ready, Replica, Restored, Role};
+use taskyard_machine::{Command, Deliver, EncodedCommand, Machine, ShardId};
+use taskyard_replica::eraftpb::Message;
+use taskyard_replica::{Change, ControlCommand, Members, NodeId, Role};
 
 /// Who a node is in its run.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeConfig {
+    /// Its place on the network, which is its address. The first one founds the cluster.
     pub(crate) id: usize,
-    /// All nodes of the cluster.
-    pub(crate) nodes: usize,
-    /// The first so many hold every shard from the start.
-    pub(crate) voters: usize,
     pub(crate) shards: u16,
     pub(crate) seed: u64,
     pub(crate) sabotage: Sabotage,
 }
 
-/// Replica ids are the node's number from 1, plus this for every replica that lived there before.
-const REPLICAS_PER_GENERATION: u64 = 1_000;
-
-/// The node on which a replica lives.
-pub(crate) fn node_of(replica: u64) -> usize {
-    ((replica - 1) % REPLICAS_PER_GENERATION) as usize
+/// The consensus group of a shard; group 0 is the control group.
+pub(crate) fn group_of(shard: u16) -> u64 {
+    u64::from(shard) + 1
 }
 
 /// What nodes send each other.
 #[derive(Clone, Debug)]
 pub(crate) enum Peer {
     Raft {
-        shard: u16,
+        group: u64,
         message: Box<Message>,
     },
     /// What the outbox of `from` owes shard `to`.
@@ -61,6 +58,33 @@ pub(crate) enum Peer {
         to: u16,
         sequence: u64,
         answer: Answer,
+    },
+    /// A new node asks to be let in.
+    Join {
+        place: usize,
+    },
+    /// It is: under this number, with this replica of the control group.
+    Welcome {
+        node: NodeId,
+        replica: u64,
+    },
+    /// How a node is.
+    Status(Box<Status>),
+    /// It was removed and does not know.
+    Removed {
+        node: NodeId,
+    },
+    /// The planner wants a group's members changed that were told under this term and index.
+    Change {
+        group: u64,
+        term: u64,
+        since: u64,
+        changes: Vec<Change>,
+    },
+    /// The planner wants another leader.
+    Transfer {
+        group: u64,
+        to: u64,
     },
 }
 
@@ -81,7 +105,7 @@ pub(crate) enum Effect {
         cut: u64,
     },
     SnapshotSent {
-        shard: u16,
+        group: u64,
         to: u64,
         arrived: bool,
     },
@@ -92,9 +116,18 @@ pub(crate) enum Effect {
 pub(crate) struct Output {
     /// Shard, index, term, what it did.
     pub(crate) applied: Vec<(u16, u64, u64, Applied)>,
-    pub(crate) roles: Vec<(u16, Role)>,
-    /// Shard, index, who is in its group from there on.
-    pub(crate) members: Vec<(u16, u64, Members)>,
+    /// Of the control group: index, term, what it did.
+    pub(crate) decided: Vec<(u64, u64, Decided)>,
+    /// Group, replica, and what it is now.
+    pub(crate) roles: Vec<(u64, u64, Role)>,
+    /// Group, index, who is in it from there on.
+    pub(crate) members: Vec<(u64, u64, Members)>,
+    /// Replicas (by group) that were removed with all they had.
+    pub(crate) ended: Vec<(u64, u64)>,
+    /// Replicas (by group) that were created.
+    pub(crate) begun: Vec<(u64, u64)>,
+    /// What a leader stamps on its next entries: shard, term, stamp.
+    pub(crate) stamped: Vec<(u16, u64, u64)>,
     /// Entries (shard, index, term) whose outcome is told to somebody.
     pub(crate) told: Vec<(u16, u64, u64)>,
     pub(crate) effects: Vec<(u64, Effect)>,
@@ -103,10 +136,16 @@ pub(crate) struct Output {
 }
 
 /// A running process: gone with a crash.
+#[derive(Default)]
 struct Process {
+    /// `None` until the node is let in.
+    control: Option<ControlHost>,
     hosts: BTreeMap<u16, Host>,
-    /// Written and not yet synced: frame, then (shard, ready).
-    in_flight: VecDeque<(usize, Vec<(u16, u64)>)>,
+    /// Written and not yet synced: frame, then (group, ready).
+    in_flight: VecDeque<(usize, Vec<(u64, u64)>)>,
+    /// Where replicas (by group) are that have sent something; the map may not know them yet.
+    learned: BTreeMap<(u64, u64), usize>,
+    reports_at: u64,
 }
 
 pub(crate) struct Node {
@@ -122,14 +161,21 @@ pub(crate) struct Node {
     pipelined: bool,
     /// How long a sync takes, at least and at most, but for a stall now and then.
     sync_ms: (u64, u64),
+    /// Until then syncs take much longer.
+    pub(crate) slow_until: u64,
+    /// The next sync fails, and the process stops.
+    pub(crate) disk_fails: bool,
+    /// Until then nothing happens here; then all of it.
+    pub(crate) paused_until: u64,
+    /// It was removed from the cluster and is gone for good.
+    pub(crate) retired: bool,
     commands_max: u64,
     checkpoint_every: u64,
+    map_changed: bool,
     output: Output,
     /// The state of each shard when it crashed, with the index it was at.
     before_crash: BTreeMap<u16, (u64, Records)>,
     next_cut: u64,
-    /// How many replicas have lived here: ids are never used twice.
-    generation: u64,
     pub(crate) snapshots: u64,
     pub(crate) checkpoints: u64,
 }
@@ -139,8 +185,9 @@ impl Node {
         let lies = config.sabotage == Sabotage::LyingDisks;
         let slow = rng.chance(150) || config.sabotage == Sabotage::AnswerBeforeSync;
         let disk = if lies { Disk::lying() } else { Disk::default() };
-        if config.id < config.voters {
-            (0..config.shards).for_each(|shard| disk.assign(shard, config.id as u64 + 1));
+        if config.id == 0 {
+            disk.enter(1);
+            disk.assign(0, 1);
         }
         Node {
             disk,
@@ -150,12 +197,16 @@ impl Node {
             tick_ms: rng.between(47, 53),
             pipelined: rng.chance(500),
             sync_ms: if slow { (50, 300) } else { (1, 5) },
+            slow_until: 0,
+            disk_fails: false,
+            paused_until: 0,
+            retired: false,
             commands_max: *rng.pick(&[1, 4, 32]),
             checkpoint_every: rng.between(15, 150),
+            map_changed: false,
             output: Output::default(),
             before_crash: BTreeMap::new(),
             next_cut: 0,
-            generation: 0,
             snapshots: 0,
             checkpoints: 0,
             config,
@@ -175,95 +226,27 @@ impl Node {
     pub(crate) fn start(&mut self, now: u64) -> Result<(), Violation> {
         self.boot += 1;
         self.disk.recover();
-        let mut hosts = BTreeMap::new();
+        let mut process = Process::default();
         for shard in 0..self.config.shards {
-            if self.disk.replica(shard).is_some() {
-                hosts.insert(shard, self.open(shard, now)?);
+            if self.disk.replica(group_of(shard)).is_some() {
+                process.hosts.insert(shard, self.open(shard, now)?);
             }
         }
-        self.process = Some(Process { hosts, in_flight: VecDeque::new() });
+        if self.disk.replica(0).is_some() {
+            process.control = Some(self.open_control()?);
+        }
+        self.process = Some(process);
+        self.map_changed = true;
         Ok(())
-    }
-
-    fn identity(&self, shard: u16) -> Identity {
-        Identity { incarnation: 7, shard: ShardId(shard), shards: self.config.shards }
-    }
-
-    fn open(&mut self, shard: u16, now: u64) -> Result<Host, Violation> {
-        let id = self.config.id;
-        let wrong = |what: String| format!("node {id} can't open shard {shard}: {what}");
-        let replica_id = self.disk.replica(shard).ok_or_else(|| wrong("it is not here".into()))?;
-        let voters: Vec<u64> = (1..=self.config.voters as u64).collect();
-        // Whoever joins later learns the members from a snapshot.
-        let joins = replica_id > REPLICAS_PER_GENERATION;
-        let mut restored = if joins { Restored::default() } else { Restored::first(&voters) };
-        let mut state = Shard::new(self.identity(shard));
-        let log = self.disk.log(shard);
-        if log.hard_state != HardState::default() {
-            restored.hard_state = log.hard_state;
-        }
-        if let Some(checkpoint) = self.disk.checkpoint(shard) {
-            state = Shard::load(self.identity(shard), &checkpoint)
-                .map_err(|error| wrong(error.to_string()))?;
-            restored.applied = checkpoint.index;
-            restored.applied_term = checkpoint.term;
-            restored.conf_state = checkpoint.conf_state.clone();
-        }
-        let applied = restored.applied;
-        // A crash may come between a snapshot's checkpoint and the reset of the log that it
-        // replaces: then the log does not lead up to the checkpoint, and must go before anything
-        // is written behind it.
-        let first = log.entries.keys().next().copied().unwrap_or(u64::MAX);
-        let at_applied = log.entries.get(&applied).map(|entry| entry.term);
-        let connects = first == applied + 1 || at_applied == Some(restored.applied_term);
-        restored.last_index = applied;
-        if connects {
-            restored.first_index = first;
-            restored.last_index = log.entries.keys().next_back().copied().unwrap_or(applied);
-        } else if !log.entries.is_empty() {
-            let frame = self.disk.write(&[Write { shard, reset: true, ..Write::default() }]);
-            self.disk.sync(frame);
-        }
-        restored.hard_state.term = restored.hard_state.term.max(restored.applied_term);
-        state.sabotage = self.config.sabotage.of_replica(id);
-        state.before_crash = self.before_crash.remove(&shard);
-        if let Some((_, records)) =
-            state.before_crash.take_if(|(index, _)| *index == state.last_index && *index > 0)
-        {
-            let now = state.machine.records();
-            if now != records {
-                let difference = crate::shard::first_difference(&records, &now);
-                return Err(wrong(format!("the checkpoint differs from the state: {difference}")));
-            }
-        }
-        let config = Config {
-            id: replica_id,
-            seed: self.config.seed ^ u64::from(shard),
-            heartbeat_ticks: 2,
-            election_ticks: 10,
-        };
-        let disk = self.disk.reader(shard);
-        let mut replica = Replica::new(&config, restored, Box::new(disk.clone()), state)
-            .map_err(|error| wrong(error.to_string()))?;
-        replica.set_snapshot_source(Box::new(disk));
-        Ok(Host {
-            replica,
-            clock: LeaderClock::begin(0, 0, now),
-            inbox: VecDeque::new(),
-            proposals: BTreeMap::new(),
-            next_number: 0,
-            reads: BTreeMap::new(),
-            expiring: false,
-            firing: 0,
-            fires: VecDeque::new(),
-            owed: BTreeMap::new(),
-            checkpointing: None,
-            checkpointed: applied,
-        })
     }
 
     /// The process ends; half of the time the power goes with it.
     pub(crate) fn crash(&mut self) {
+        let power = self.rng.chance(500) || self.config.sabotage != Sabotage::None;
+        self.stop(power);
+    }
+
+    fn stop(&mut self, power: bool) {
         self.boot += 1;
         self.output = Output::default();
         let process = self.process.take();
@@ -271,39 +254,73 @@ impl Node {
             let state = host.replica.machine();
             self.before_crash.insert(*shard, (state.last_index, state.machine.records()));
         }
-        if self.rng.chance(500) || self.config.sabotage != Sabotage::None {
+        if power {
             self.disk.crash(&mut self.rng);
         }
     }
 
-    pub(crate) fn tick(&mut self) {
-        for host in self.process.iter_mut().flat_map(|process| process.hosts.values_mut()) {
-            host.replica.tick();
+    pub(crate) fn tick(&mut self, now: u64) {
+        if let Some(process) = &mut self.process {
+            process.hosts.values_mut().for_each(|host| host.replica.tick());
+            process.control.iter_mut().for_each(|control| control.replica.tick());
         }
+        self.report(now);
     }
 
     fn host_mut(&mut self, shard: u16) -> Option<&mut Host> {
         self.process.as_mut()?.hosts.get_mut(&shard)
     }
 
-    pub(crate) fn transfer(&mut self, shard: u16, to: u64) {
-        if let Some(host) = self.host_mut(shard) {
-            host.replica.transfer_leader(to);
+    fn control_mut(&mut self) -> Option<&mut ControlHost> {
+        self.process.as_mut()?.control.as_mut()
+    }
+
+    pub(crate) fn transfer(&mut self, group: u64, to: u64) {
+        match group.checked_sub(1) {
+            None => self.control_mut().into_iter().for_each(|it| it.replica.transfer_leader(to)),
+            Some(shard) => {
+                let host = self.host_mut(shard as u16);
+                host.into_iter().for_each(|host| host.replica.transfer_leader(to));
+            }
         }
+    }
+
+    /// Where a replica is, as far as is known here.
+    fn route(&self, group: u64, replica: u64) -> Option<usize> {
+        let process = self.process.as_ref()?;
+        let mapped = process.control.as_ref().and_then(|control| {
+            let node = control.state().node_of(group, replica)?;
+            control.place_of(node)
+        });
+        mapped.or_else(|| process.learned.get(&(group, replica)).copied())
+    }
+
+    /// All nodes that this one knows of, or at least itself.
+    fn places(&self) -> Vec<usize> {
+        let process = self.process.as_ref();
+        let control = process.and_then(|process| process.control.as_ref());
+        let places = control.map(ControlHost::places).unwrap_or_default();
+        if places.is_empty() { vec![self.config.id] } else { places }
+    }
+
+    /// What to answer for a shard that is not led here; `None` if it is.
+    fn not_leading(&self, shard: u16) -> Option<Answer> {
+        let Some(host) = self.host(shard) else { return Some(Answer::NotLeader { leader: None }) };
+        let leader = host.not_leading()?;
+        let leader = leader.and_then(|replica| self.route(group_of(shard), replica));
+        Some(Answer::NotLeader { leader })
     }
 
     /// A client's request arrives. A node that is down answers nothing.
     pub(crate) fn call(&mut self, call: Call) {
-        let Some(process) = &mut self.process else { return };
-        let Some(host) = process.hosts.get_mut(&call.request.shard) else {
-            let answer = Answer::NotLeader { leader: None };
-            self.output.answers.push((call.client, call.number, answer));
-            return;
-        };
-        if let Some(leader) = host.not_leading() {
-            self.output.answers.push((call.client, call.number, Answer::NotLeader { leader }));
+        if !self.is_up() {
             return;
         }
+        if let Some(answer) = self.not_leading(call.request.shard) {
+            self.output.answers.push((call.client, call.number, answer));
+            return;
+        }
+        let Some(host) = self.host_mut(call.request.shard) else { return };
         match call.request.asked {
             Asked::Command(command) => {
                 let waiting = Waiting::Client { client: call.client, number: call.number };
@@ -318,38 +335,66 @@ impl Node {
         }
     }
 
-    pub(crate) fn peer(&mut self, from: usize, peer: Peer, now: u64) {
-        let Some(process) = &mut self.process else { return };
+    /// Whoever runs the cluster wants something of the control group; only its leader listens.
+    pub(crate) fn order(&mut self, command: &ControlCommand) {
+        self.control_mut().into_iter().for_each(|control| control.propose(command));
+    }
+
+    pub(crate) fn peer(&mut self, from: usize, peer: Peer, now: u64) -> Result<(), Violation> {
+        let Some(process) = &mut self.process else { return Ok(()) };
         match peer {
-            Peer::Raft { shard, message } => {
-                if let Some(host) = process.hosts.get_mut(&shard) {
-                    host.replica.step(*message);
+            Peer::Raft { group, message } => {
+                process.learned.insert((group, message.from), from);
+                let shard = group.checked_sub(1).map(|shard| shard as u16);
+                if let Some(shard) = shard {
+                    if let Some(host) = process.hosts.get_mut(&shard) {
+                        host.replica.step(*message);
+                    }
+                } else if let Some(control) = &mut process.control {
+                    control.replica.step(*message);
                 }
             }
             Peer::Owed { from: source, to, sequence, command } => {
-                let Some(host) = process.hosts.get_mut(&to) else { return };
-                if let Some(leader) = host.not_leading() {
-                    let answer = Answer::NotLeader { leader };
-                    self.output
-                        .peers
-                        .push((from, Peer::Taken { from: source, to, sequence, answer }));
-                    return;
-                }
-                let deliver = Deliver { from: ShardId(source), sequence, command: &command };
-                let command = EncodedCommand::new(&Command::Deliver(deliver));
-                host.inbox
-                    .push_back((command, Waiting::Outbox { node: from, from: source, sequence }));
+                self.owed(from, source, to, sequence, &command);
             }
             Peer::Taken { from: source, to, sequence, answer } => {
                 if let Some(host) = process.hosts.get_mut(&source) {
                     host.owed_answered(to, sequence, &answer, now, from);
                 }
             }
+            Peer::Join { place } => self.let_in(place),
+            Peer::Welcome { node, replica } => self.welcome(node, replica)?,
+            Peer::Status(status) => self.hear(from, *status, now),
+            Peer::Removed { node } if self.disk.node() == Some(node) => self.retire(),
+            Peer::Removed { .. } => {}
+            Peer::Change { group, term, since, changes } => {
+                self.change_members(group, (term, since), &changes);
+            }
+            Peer::Transfer { group, to } => self.transfer(group, to),
+        }
+        Ok(())
+    }
+
+    fn owed(&mut self, from: usize, source: u16, to: u16, sequence: u64, command: &[u8]) {
+        if let Some(answer) = self.not_leading(to) {
+            self.output.peers.push((from, Peer::Taken { from: source, to, sequence, answer }));
+            return;
+        }
+        let deliver = Deliver { from: ShardId(source), sequence, command };
+        let command = EncodedCommand::new(&Command::Deliver(deliver));
+        let waiting = Waiting::Outbox { node: from, from: source, sequence };
+        if let Some(host) = self.host_mut(to) {
+            host.inbox.push_back((command, waiting));
         }
     }
 
     pub(crate) fn effect(&mut self, effect: &Effect, now: u64) -> Result<(), Violation> {
         match *effect {
+            Effect::Synced { .. } if self.disk_fails => {
+                self.disk_fails = false;
+                self.stop(true);
+                Ok(())
+            }
             Effect::Synced { frame } => {
                 self.disk.sync(frame);
                 let Some(process) = &mut self.process else { return Ok(()) };
@@ -357,8 +402,8 @@ impl Node {
                 while process.in_flight.front().is_some_and(|(written, _)| *written <= frame) {
                     done.extend(process.in_flight.pop_front().map(|(_, readies)| readies));
                 }
-                for (shard, number) in done.into_iter().flatten() {
-                    self.persisted(shard, number, now)?;
+                for (group, number) in done.into_iter().flatten() {
+                    self.persisted(group, number, now)?;
                 }
                 Ok(())
             }
@@ -367,9 +412,16 @@ impl Node {
                 Ok(())
             }
             Effect::Stored { shard, cut } => self.stored(shard, cut),
-            Effect::SnapshotSent { shard, to, arrived } => {
-                if let Some(host) = self.host_mut(shard) {
-                    host.replica.snapshot_sent(to, arrived);
+            Effect::SnapshotSent { group, to, arrived } => {
+                match group.checked_sub(1) {
+                    None => {
+                        let control = self.control_mut().into_iter();
+                        control.for_each(|it| it.replica.snapshot_sent(to, arrived));
+                    }
+                    Some(shard) => {
+                        let host = self.host_mut(shard as u16).into_iter();
+                        host.for_each(|host| host.replica.snapshot_sent(to, arrived));
+                    }
                 }
                 Ok(())
             }
@@ -379,6 +431,9 @@ impl Node {
     /// Does all there is to do now.
     pub(crate) fn turn(&mut self, now: u64) -> Result<Output, Violation> {
         loop {
+            if std::mem::take(&mut self.map_changed) {
+                self.follow_map(now)?;
+            }
             self.lead(now);
             let syncing =
                 self.process.as_ref().is_some_and(|process| !process.in_flight.is_empty());
@@ -390,107 +445,28 @@ impl Node {
         Ok(std::mem::take(&mut self.output))
     }
 
-    /// What every leader of a shard does: packs what was asked, expires, delivers its outbox.
+    /// What every leader does: of a shard, packs what was asked, expires, delivers its outbox; of the
+    /// control group, plans.
     fn lead(&mut self, now: u64) {
         let wall = (RUN_BEGINS_AT_MS + now).saturating_add_signed(self.wall_offset);
+        let places = self.places();
+        let node = self.disk.node();
+        let plans = |process: &Process| process.control.as_ref().is_some_and(|it| it.plans(now));
+        let plans = self.process.as_ref().is_some_and(plans);
+        let status = node.filter(|_| plans).map(|node| self.status(node, now));
         let Some(process) = &mut self.process else { return };
+        if let (Some(control), Some(status)) = (&mut process.control, status) {
+            control.plan(status, now, &mut self.rng, &mut self.output);
+        }
         for (&shard, host) in &mut process.hosts {
-            if host.not_leading().is_some() {
-                continue;
-            }
+            let Role::Leader { term } = host.replica.role() else { continue };
             let stamp = host.clock.stamp(wall, now);
+            self.output.stamped.push((shard, term, stamp));
             host.expire(stamp);
             host.fire(stamp, &mut self.rng);
-            host.deliver(shard, now, self.config.nodes, &mut self.rng, &mut self.output);
+            host.deliver(shard, now, &places, &mut self.rng, &mut self.output);
             host.propose(stamp, self.commands_max, &mut self.output);
         }
-    }
-
-    /// Takes a ready of every shard, writes them as one frame, and goes on where no sync is needed.
-    fn write_ready(&mut self, now: u64) -> Result<bool, Violation> {
-        let Some(process) = &mut self.process else { return Ok(false) };
-        let mut readies: Vec<(u16, Ready)> = Vec::new();
-        for (&shard, host) in &mut process.hosts {
-            readies.extend(host.replica.ready().map(|ready| (shard, ready)));
-        }
-        if readies.is_empty() {
-            return Ok(false);
-        }
-        let mut writes = Vec::new();
-        let mut at_once = Vec::new();
-        let mut after_sync = Vec::new();
-        for (shard, mut ready) in readies {
-            self.send(shard, std::mem::take(&mut ready.messages_now));
-            let reset = ready.snapshot.is_some();
-            if let Some(snapshot) = ready.snapshot.take() {
-                self.install(shard, &snapshot)?;
-            }
-            if reset || !ready.entries.is_empty() || ready.hard_state.is_some() {
-                let (entries, hard_state) = (ready.entries, ready.hard_state);
-                writes.push(Write { shard, reset, entries, hard_state, ..Write::default() });
-            }
-            let early = self.config.sabotage == Sabotage::AnswerBeforeSync;
-            let ready_list = if ready.must_sync && !early { &mut after_sync } else { &mut at_once };
-            ready_list.push((shard, ready.number));
-        }
-        if !writes.is_empty() {
-            let frame = self.disk.write(&writes);
-            let (least, most) = if self.rng.chance(20) { (20, 200) } else { self.sync_ms };
-            let delay = self.rng.between(least, most);
-            self.output.effects.push((delay, Effect::Synced { frame }));
-            if let (Some(process), false) = (&mut self.process, after_sync.is_empty()) {
-                process.in_flight.push_back((frame, after_sync));
-            }
-        }
-        for (shard, number) in at_once {
-            self.persisted(shard, number, now)?;
-        }
-        Ok(true)
-    }
-
-    fn send(&mut self, shard: u16, messages: Vec<Message>) {
-        for message in messages {
-            let to = node_of(message.to);
-            self.output.peers.push((to, Peer::Raft { shard, message: Box::new(message) }));
-        }
-    }
-
-    /// Replaces a shard's state by a snapshot of its leader's: first the checkpoint, then the log.
-    fn install(
-        &mut self,
-        shard: u16,
-        snapshot: &taskyard_replica::eraftpb::Snapshot,
-    ) -> Result<(), Violation> {
-        let metadata = snapshot.get_metadata();
-        let mut checkpoint = Checkpoint {
-            index: metadata.index,
-            term: metadata.term,
-            conf_state: metadata.get_conf_state().clone(),
-            ..Checkpoint::default()
-        };
-        checkpoint.decode_state(&snapshot.data).ok_or("a snapshot came damaged")?;
-        let mut state =
-            Shard::load(self.identity(shard), &checkpoint).map_err(|error| error.to_string())?;
-        state.sabotage = self.config.sabotage.of_replica(self.config.id);
-        self.disk.store_checkpoint(shard, checkpoint);
-        self.snapshots += 1;
-        if let Some(host) = self.host_mut(shard) {
-            host.checkpointing = None;
-            host.checkpointed = metadata.index;
-            host.replica.install(state);
-        }
-        Ok(())
-    }
-
-    fn persisted(&mut self, shard: u16, number: u64, now: u64) -> Result<(), Violation> {
-        let wall = (RUN_BEGINS_AT_MS + now).saturating_add_signed(self.wall_offset);
-        let hosts = self.process.as_mut().map(|process| &mut process.hosts);
-        let Some(host) = hosts.and_then(|hosts| hosts.get_mut(&shard)) else { return Ok(()) };
-        let mut progress = host.replica.persisted(number);
-        let messages = std::mem::take(&mut progress.messages);
-        host.take(shard, progress, wall, now, &mut self.output)?;
-        self.send(shard, messages);
-        Ok(())
     }
 
     pub(crate) fn machine(&self, shard: u16) -> Option<&Machine> {
@@ -499,14 +475,6 @@ impl Node {
 
     fn host(&self, shard: u16) -> Option<&Host> {
         self.process.as_ref()?.hosts.get(&shard)
-    }
-
-    pub(crate) fn leads(&self, shard: u16) -> bool {
-        self.host(shard).is_some_and(|host| host.not_leading().is_none())
-    }
-
-    pub(crate) fn applied(&self, shard: u16) -> u64 {
-        self.host(shard).map_or(0, |host| host.replica.applied())
     }
 
     pub(crate) fn check(&self, shard: u16) -> Result<(), Violation> {
@@ -539,28 +507,30 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::{Checkpoint, Write};
+    use crate::shard::Shard;
     use taskyard_replica::eraftpb::{ConfState, Entry};
 
     /// Seed 1021 found this: the old entries stayed on disk, new ones were written behind the
     /// snapshot, and the log between them was missing at the next start.
     #[test]
     fn a_log_that_a_snapshot_replaced_is_dropped_on_disk_too() {
-        let config =
-            NodeConfig { id: 0, nodes: 3, voters: 3, shards: 1, seed: 1, sabotage: Sabotage::None };
+        let config = NodeConfig { id: 0, shards: 1, seed: 1, sabotage: Sabotage::None };
         let mut node = Node::new(config, Rng::new(1));
+        node.disk.assign(1, 1);
         let records = Shard::new(node.identity(0)).machine.records().into_iter().collect();
         let conf_state = ConfState { voters: vec![1, 2, 3], ..ConfState::default() };
         let checkpoint =
             Checkpoint { index: 93, term: 10, conf_state, records, ..Checkpoint::default() };
         let entry = |index| Entry { index, term: 10, ..Entry::default() };
         let entries = (58..=74).map(entry).collect();
-        let frame = node.disk.write(&[Write { shard: 0, entries, ..Write::default() }]);
+        let frame = node.disk.write(&[Write { group: 1, entries, ..Write::default() }]);
         node.disk.sync(frame);
-        node.disk.store_checkpoint(0, checkpoint);
+        node.disk.store_checkpoint(1, checkpoint);
         node.start(0).unwrap();
-        assert_eq!(node.applied(0), 93);
+        assert_eq!(node.applied(1), 93);
         node.crash();
         node.start(0).unwrap();
-        assert_eq!(node.disk.log(0).entries.len(), 0);
+        assert_eq!(node.disk.log(1).entries.len(), 0);
     }
 }

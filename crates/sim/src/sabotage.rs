@@ -1,6 +1,7 @@
 //! Sabotage: bugs put in on purpose. A check that finds none of them shows nothing.
 
 use taskyard_machine::{Command, SetQueue};
+use taskyard_replica::Seen;
 
 /// A bug put in on purpose, to see that the checks find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +24,26 @@ pub(crate) enum Sabotage {
     QueueRateIgnored,
     /// No machine keeps to the rate of a key.
     KeyRateIgnored,
+    /// A node does not remember which replicas have lived on it.
+    ReplicaIdsReused,
+    /// The planner takes every member for one that has caught up.
+    NobodyLags,
 }
 
 impl Sabotage {
     /// What is wrong with the replicas of a node.
     pub(crate) fn of_replica(self, node: usize) -> Sabotage {
         if self == Sabotage::DeafReplica && node != 1 { Sabotage::None } else { self }
+    }
+
+    /// Changes what the planner sees.
+    pub(crate) fn of_sight(self, seen: &mut Seen) {
+        if self == Sabotage::NobodyLags {
+            for group in seen.groups.values_mut() {
+                let members = group.members.voters.iter().chain(&group.members.learners);
+                group.lags = members.map(|replica| (*replica, 0)).collect();
+            }
+        }
     }
 
     /// Changes what a machine takes a command for; the oracle sees what was asked.
@@ -54,7 +69,9 @@ impl Sabotage {
             | Sabotage::AnswerBeforeSync
             | Sabotage::LyingDisks
             | Sabotage::ForgetfulCheckpoint
-            | Sabotage::DeafReplica => {}
+            | Sabotage::DeafReplica
+            | Sabotage::ReplicaIdsReused
+            | Sabotage::NobodyLags => {}
         }
     }
 }

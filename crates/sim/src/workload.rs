@@ -120,7 +120,7 @@ pub(crate) struct Workload {
     clients: Vec<Client>,
     queues: Vec<String>,
     shards: u16,
-    nodes: usize,
+    pub(crate) nodes: usize,
     next_name: u64,
     /// Tasks that clients know of, to pick from.
     known: Vec<TaskId>,

@@ -31,7 +31,8 @@ pub enum ControlCommand {
         /// What is known.
         node: Node,
     },
-    /// Forgets a node that holds no replica any more.
+    /// Takes out a node that holds no shard any more: it is forgotten once the control group has let
+    /// its replica go.
     RemoveNode {
         /// Its number.
         id: NodeId,

@@ -89,7 +89,8 @@ impl Control {
             !self.target(CONTROL_GROUP).contains(&id)
                 && self.groups().skip(1).all(|group| self.replica_on(group, id).is_none())
         };
-        let id = self.given_up.iter().copied().find(|id| is_free(*id))?;
+        let id =
+            self.given_up.iter().copied().find(|id| is_free(*id) && !self.leaving.contains(id))?;
         Some(ControlCommand::RemoveNode { id })
     }
 
@@ -124,14 +125,15 @@ impl Control {
             && found.members == Members { voters, learners, outgoing: Vec::new() }
     }
 
-    /// Nodes that follow a group without a vote: all others follow the control group, whose map they
-    /// need.
+    /// Nodes that follow a group without a vote: all others that stay follow the control group, whose
+    /// map they need.
     fn followers(&self, group: u64) -> Vec<NodeId> {
         if group != CONTROL_GROUP {
             return Vec::new();
         }
         let target = self.target(group);
-        self.nodes.keys().copied().filter(|node| !target.contains(node)).collect()
+        let follows = |node: &NodeId| !target.contains(node) && !self.leaving.contains(node);
+        self.nodes.keys().copied().filter(follows).collect()
     }
 
     /// The next step of a group that is on the move.
@@ -164,7 +166,7 @@ impl Control {
         if !target.is_empty() && !target.iter().any(lost) {
             return None;
         }
-        let nodes = self.goal(group, seen);
+        let nodes = self.goal(group, seen, &self.loads());
         (!nodes.is_empty() && nodes != target).then_some(ControlCommand::SetTarget { group, nodes })
     }
 
@@ -232,21 +234,26 @@ impl Control {
 
     /// The next group to move, if one is not where it would be best.
     fn begin(&self, seen: &Seen) -> Option<ControlCommand> {
+        // Counted once for all groups: a cluster at rest looks at every one of them.
+        let loads = self.loads();
         self.groups().filter(|group| seen.groups.contains_key(group)).find_map(|group| {
-            let nodes = self.goal(group, seen);
+            let nodes = self.goal(group, seen, &loads);
             (!nodes.is_empty() && nodes != self.target(group))
                 .then_some(ControlCommand::SetTarget { group, nodes })
         })
     }
 
     /// The nodes on which a group's voters would best be, in order. What is there stays, unless it
-    /// must go or the load is uneven by more than one.
-    fn goal(&self, group: u64, seen: &Seen) -> Vec<NodeId> {
+    /// must go or the load is uneven by more than one. For the control group all nodes are alike, so
+    /// that it does not move with every shard.
+    fn goal(&self, group: u64, seen: &Seen, loads: &BTreeMap<NodeId, usize>) -> Vec<NodeId> {
         let candidates: Vec<NodeId> =
             self.nodes.keys().copied().filter(|node| !self.draining.contains(node)).collect();
         let count = self.voters_on(candidates.len());
-        let loads = self.loads(group);
-        let load = |node: &NodeId| loads.get(node).copied().unwrap_or(0);
+        let load = |node: &NodeId| match group {
+            CONTROL_GROUP => 0,
+            _ => loads.get(node).copied().unwrap_or(0),
+        };
         let current = self.target(group);
         let stays = |node: &NodeId| candidates.contains(node) && !self.is_gone(*node, seen);
         let mut chosen: Vec<NodeId> = current.iter().copied().filter(stays).collect();
@@ -305,15 +312,12 @@ impl Control {
         own.is_some() && nodes.iter().any(|other| *other != node && zone(other) == own)
     }
 
-    /// How many shards have a voter on each node, by their targets; for the control group all are
-    /// alike, so that it does not move with every shard.
-    fn loads(&self, group: u64) -> BTreeMap<NodeId, usize> {
+    /// How many shards have a voter on each node, by their targets.
+    fn loads(&self) -> BTreeMap<NodeId, usize> {
         let mut loads = BTreeMap::new();
-        if group != CONTROL_GROUP {
-            for shard in self.groups().skip(1) {
-                for &node in self.target(shard) {
-                    *loads.entry(node).or_default() += 1;
-                }
+        for shard in self.groups().skip(1) {
+            for &node in self.target(shard) {
+                *loads.entry(node).or_default() += 1;
             }
         }
         loads

@@ -215,3 +215,25 @@ fn a_node_that_is_given_up_frees_its_address_and_does_not_come_back() {
     let in_use = ControlCommand::RemoveNode { id: 4 };
     assert!(check(&mut control, in_use).is_err(), "others do not have what it held yet");
 }
+
+/// A node that was put back into use while it left lost its replica of the map for good.
+#[test]
+fn a_node_that_stays_keeps_its_replica_of_the_control_group() {
+    let mut control = founded();
+    for (group, replicas) in [(0, vec![at(1, 1), at(2, 2)]), (1, vec![at(1, 1)])] {
+        let placed = ControlCommand::Place { group, replicas };
+        assert_eq!(check(&mut control, placed), Ok(()));
+    }
+    let target = ControlCommand::SetTarget { group: 0, nodes: vec![1] };
+    assert_eq!(check(&mut control, target), Ok(()));
+    assert_eq!(check(&mut control, ControlCommand::RemoveNode { id: 2 }), Ok(()));
+    assert!(control.leaves(2) && control.drains(2) && control.nodes().contains_key(&2));
+    let back = ControlCommand::Drain { id: 2, drains: false };
+    assert_eq!(check(&mut control, back), Ok(()));
+    let unassign = ControlCommand::Unassign { group: 0, replica: 2 };
+    let rejection = check(&mut control, unassign.clone()).unwrap_err();
+    assert_eq!(rejection, "node 2 stays, and follows the control group");
+    assert_eq!(check(&mut control, ControlCommand::RemoveNode { id: 2 }), Ok(()));
+    assert_eq!(check(&mut control, unassign), Ok(()));
+    assert!(control.was_removed(2));
+}

@@ -292,6 +292,25 @@ fn a_group_of_one_grows_to_three_and_moves_on_in_one_joint_change() {
     assert_eq!(group.answers[&2], "word 2");
 }
 
+/// The planner gave it a vote at once: a short log is soon caught up with, and nobody had heard of it.
+#[test]
+fn a_member_that_was_just_let_in_is_not_active() {
+    let mut group = Group::new(6, &[1]);
+    group.settle();
+    let before = group.replica(1).members_since();
+    group.replica(1).propose_conf_change(&[Change::AddLearner(2)]).unwrap();
+    group.settle();
+    assert!(group.replica(1).members_since() > before, "a plan for the old members is out of date");
+    let active = |group: &mut Group| group.replica(1).peers().iter().map(|it| it.active).collect();
+    let seen: Vec<bool> = active(&mut group);
+    assert_eq!(seen, [true, false]);
+    group.add(2, Restored::default());
+    group.checkpoint(1);
+    group.tick(10);
+    let seen: Vec<bool> = active(&mut group);
+    assert_eq!(seen, [true, true]);
+}
+
 #[test]
 fn a_leader_that_is_voted_out_steps_down() {
     let mut group = Group::new(6, &[1, 2, 3]);

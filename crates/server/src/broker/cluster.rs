@@ -5,7 +5,7 @@ use crate::{
     Error,
     cluster::{ClusterView, Operation},
 };
-use taskyard_machine::ShardId;
+use taskyard_machine::{ShardId, ask};
 
 impl Broker {
     /// The nodes and shards of this cluster, as this node sees them.
@@ -25,12 +25,17 @@ impl Broker {
             let text = "this node has joined and does not know the cluster's map yet; wait";
             return Err(Error::Unavailable(text.into()));
         }
-        let mut shards = (0..self.shards().count()).map(ShardId);
-        match shards.find(|shard| routes.leader(*shard).is_none()) {
-            None => Ok(()),
-            Some(shard) => Err(Error::Unavailable(format!(
-                "shard {shard} has no leader that is known here; wait"
-            ))),
+        for shard in (0..self.shards().count()).map(ShardId) {
+            if routes.leader(shard).is_some() {
+                continue;
+            }
+            if routes.control().replica_on(u64::from(shard.0) + 1, routes.me()).is_some() {
+                let text = format!("shard {shard} has no leader that is known here; wait");
+                return Err(Error::Unavailable(text));
+            }
+            // Nobody tells of shards that are elsewhere: whoever asks them gets to know.
+            self.shards().ask(shard, ask::Now {}).await?;
         }
+        Ok(())
     }
 }

@@ -1,21 +1,25 @@
 //! When a node takes checkpoints, and what it does with them: the log behind one can go.
 
-use super::{Effect, Node};
+use super::open::control_record;
+use super::{Effect, Node, group_of};
 use crate::checkpointing::Checkpointing;
-use crate::disk::Write;
+use crate::disk::{Checkpoint, Write};
 use crate::invariants::Violation;
 use crate::sabotage::Sabotage;
 
 impl Node {
     pub(super) fn begin_checkpoints(&mut self) {
+        self.checkpoint_control();
         let Some(process) = &mut self.process else { return };
         for (&shard, host) in &mut process.hosts {
-            let due = host.replica.applied() >= host.checkpointed + self.checkpoint_every;
-            let before = self.disk.checkpoint(shard);
+            let due = host.wants_checkpoint
+                || host.replica.applied() >= host.checkpointed + self.checkpoint_every;
+            let before = self.disk.checkpoint(group_of(shard));
             // A snapshot that is being installed is ahead of the state.
             let ahead = before.as_ref().is_some_and(|one| one.index >= host.replica.applied());
             if due && !ahead && host.checkpointing.is_none() {
                 self.next_cut += 1;
+                host.wants_checkpoint = false;
                 host.checkpointing =
                     Some(Checkpointing::begin(self.next_cut, &mut host.replica, before.as_deref()));
                 let bite = Effect::Bite { shard, cut: self.next_cut };
@@ -50,15 +54,47 @@ impl Node {
             checkpoint.records.pop_last();
         }
         let index = checkpoint.index;
-        self.disk.store_checkpoint(shard, checkpoint);
+        self.disk.store_checkpoint(group_of(shard), checkpoint);
         host.checkpointed = index;
         self.checkpoints += 1;
         let keep = *self.rng.pick(&[0, 0, 5, 40]);
         let compact_to = index.saturating_sub(keep);
         if compact_to >= host.replica.first_index() {
             host.replica.compact(compact_to);
-            self.disk.write(&[Write { shard, compact_to, ..Write::default() }]);
+            let group = group_of(shard);
+            self.disk.write(&[Write { group, compact_to, ..Write::default() }]);
         }
         Ok(())
+    }
+
+    /// The control group's state is small: its checkpoint is taken in one go.
+    fn checkpoint_control(&mut self) {
+        let Some(process) = &mut self.process else { return };
+        let Some(control) = &mut process.control else { return };
+        let replica = &mut control.replica;
+        let index = replica.applied();
+        let stored = self.disk.checkpoint(0).map_or(0, |checkpoint| checkpoint.index);
+        let due = control.wants_checkpoint || index >= control.checkpointed + self.checkpoint_every;
+        if !due || index <= stored {
+            return;
+        }
+        control.wants_checkpoint = false;
+        self.disk.store_checkpoint(
+            0,
+            Checkpoint {
+                index,
+                term: replica.applied_term(),
+                conf_state: replica.conf_state().clone(),
+                records: [control_record(&replica.machine().0)].into(),
+                ..Checkpoint::default()
+            },
+        );
+        control.checkpointed = index;
+        self.checkpoints += 1;
+        let compact_to = index.saturating_sub(*self.rng.pick(&[0, 0, 5, 40]));
+        if compact_to >= replica.first_index() {
+            replica.compact(compact_to);
+            self.disk.write(&[Write { group: 0, compact_to, ..Write::default() }]);
+        }
     }
 }

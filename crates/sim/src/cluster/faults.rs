@@ -1,0 +1,118 @@
+//! What goes wrong in a run, and that it ends.
+
+use super::{Happening, World};
+
+/// A group that was to have a single voter may still come to it for a while.
+const SINGLE_MS_MAX: u64 = 10_000;
+
+impl World {
+    pub(super) fn fault(&mut self) {
+        let node = self.rng.below(self.nodes.len() as u64) as usize;
+        match self.rng.below(100) {
+            0..22 => self.crash(node),
+            22..26 => (0..self.nodes.len()).for_each(|node| self.crash(node)),
+            26..44 => {
+                self.note("cut", [node as u64, 0, 0]);
+                self.network.heal_cuts();
+                self.network.cut_off(node, self.nodes.len(), self.wakes.len());
+            }
+            44..60 => self.network.heal_cuts(),
+            60..70 => self.jump(node),
+            70..77 => {
+                let ms = self.rng.between(500, 6_000);
+                self.note("slow disk", [node as u64, ms, 0]);
+                self.nodes[node].slow_until = self.now + ms;
+            }
+            77..80 => {
+                self.note("failing disk", [node as u64, 0, 0]);
+                self.nodes[node].disk_fails = true;
+            }
+            80..85 => self.lose(node),
+            85..92 => {
+                let ms = self.rng.between(200, 5_000);
+                self.note("pause", [node as u64, ms, 0]);
+                self.nodes[node].paused_until = self.now + ms;
+            }
+            _ => {
+                let group = self.rng.below(u64::from(self.options.shards) + 1);
+                let to = *self.rng.pick(&self.groups[group as usize].newest().voters);
+                self.note("transfer", [node as u64, group, to]);
+                self.nodes[node].transfer(group, to);
+            }
+        }
+    }
+
+    /// A clock is wrong by minutes, either way.
+    fn jump(&mut self, node: usize) {
+        let jump = self.rng.between(0, 600_000) as i64 - 300_000;
+        self.note("clock", [node as u64, jump.unsigned_abs(), 0]);
+        let offset = &mut self.nodes[node].wall_offset;
+        *offset = (*offset + jump).clamp(-3_600_000, 180_000);
+    }
+
+    fn crash(&mut self, node: usize) {
+        if self.nodes[node].is_up() {
+            self.note("crash", [node as u64, 0, 0]);
+            self.nodes[node].crash();
+            self.went_down(node);
+        }
+    }
+
+    /// A process has ended and will be started again.
+    pub(super) fn went_down(&mut self, node: usize) {
+        self.crashes += 1;
+        let after_ms = self.rng.between(50, 4_000);
+        self.at(after_ms, Happening::Restart { node });
+    }
+
+    /// A disk is lost for good, and with it the node; another one takes its place.
+    fn lose(&mut self, node: usize) {
+        if self.may_lose(node) {
+            self.note("lost", [node as u64, 0, 0]);
+            self.nodes[node].crash();
+            self.lost[node] = true;
+            self.losses += 1;
+            let after_ms = self.rng.between(100, 8_000);
+            self.add_node(after_ms);
+        }
+    }
+
+    /// No promise survives a majority of disks: one is lost at a time, when every group has been of
+    /// three or more for a while.
+    fn may_lose(&self, node: usize) -> bool {
+        let control = self.oracle.control.newest();
+        let is_lost = |place: &str| place.parse().is_ok_and(|place: usize| self.lost[place]);
+        let safe = |group: u64| {
+            let members = self.groups[group as usize].newest();
+            let on_lost = |replica: &u64| {
+                let place = self.oracle.control.place_of(group, *replica);
+                place.is_none_or(|place| self.lost[place])
+            };
+            members.outgoing.is_empty()
+                && members.voters.len() >= 3
+                && control.target(group).len() >= 3
+                && !members.voters.iter().any(on_lost)
+        };
+        !self.lost[node]
+            && !self.nodes[node].retired
+            && self.now > self.single_at + SINGLE_MS_MAX
+            && !control.nodes().values().any(|node| is_lost(&node.address))
+            && (0..=u64::from(self.options.shards)).all(safe)
+    }
+
+    pub(super) fn heal(&mut self) {
+        self.note("heal", [0; 3]);
+        self.healing = true;
+        self.network.heal();
+        self.workload.drain();
+        self.oracle.heal();
+        for node in 0..self.nodes.len() {
+            // A shard whose time is ahead still has to wait for the clocks at half speed.
+            self.nodes[node].wall_offset = 0;
+            self.nodes[node].slow_until = 0;
+            self.nodes[node].disk_fails = false;
+            self.nodes[node].paused_until = 0;
+            self.at(1, Happening::Restart { node });
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Who runs the cluster: nodes join, are emptied and taken out, the replication changes, and what is
+//! lost is replaced, all of it while things fail. Every order may get lost; it is given again.
+
+use super::{Happening, Options, World};
+use crate::network::Party;
+use crate::node::{Node, NodeConfig};
+use taskyard_replica::{ControlCommand, NodeId};
+
+impl World {
+    /// A new machine, which will ask to be let in.
+    pub(super) fn add_node(&mut self, after_ms: u64) {
+        let node = self.nodes.len();
+        let Options { seed, shards, sabotage, .. } = self.options;
+        let config = NodeConfig { id: node, shards, seed, sabotage };
+        let rng = self.rng.fork();
+        self.nodes.push(Node::new(config, rng));
+        self.lost.push(false);
+        self.workload.nodes = self.nodes.len();
+        self.at(after_ms, Happening::Restart { node });
+    }
+
+    /// One decision of whoever runs the cluster.
+    pub(super) fn operate(&mut self) {
+        if self.take_out_lost() {
+            return;
+        }
+        let control = self.oracle.control.newest();
+        let known: Vec<NodeId> = control.nodes().keys().copied().collect();
+        let draining: Vec<NodeId> =
+            known.iter().copied().filter(|&id| control.drains(id)).collect();
+        if known.is_empty() || self.healing || !self.options.churn {
+            return;
+        }
+        let in_use = (0..self.nodes.len()).filter(|&place| self.is_in_use(place)).count();
+        let full = in_use >= self.options.nodes + 2;
+        let id = *self.rng.pick(&known);
+        let command = match self.rng.below(100) {
+            0..30 if !full => return self.add_node(1),
+            0..40 => ControlCommand::Drain { id, drains: true },
+            40..75 if !draining.is_empty() => {
+                ControlCommand::RemoveNode { id: *self.rng.pick(&draining) }
+            }
+            75..85 if !draining.is_empty() => {
+                ControlCommand::Drain { id: *self.rng.pick(&draining), drains: false }
+            }
+            85.. => ControlCommand::SetReplication { factor: *self.rng.pick(&[1, 3, 3, 3, 5]) },
+            _ => return,
+        };
+        self.order(&command);
+    }
+
+    /// What is lost for good is emptied and taken out; whether there was something.
+    fn take_out_lost(&mut self) -> bool {
+        let control = self.oracle.control.newest();
+        let is_lost = |place: &str| place.parse().is_ok_and(|place: usize| self.lost[place]);
+        let lost = control.nodes().iter().find(|(_, node)| is_lost(&node.address));
+        let Some((&id, _)) = lost else { return false };
+        let drains = control.drains(id);
+        self.order(&match drains {
+            true => ControlCommand::RemoveNode { id },
+            false => ControlCommand::Drain { id, drains: true },
+        });
+        true
+    }
+
+    /// Sends a command to whoever seems to lead the control group.
+    fn order(&mut self, command: &ControlCommand) {
+        let leaders: Vec<usize> =
+            (0..self.nodes.len()).filter(|&node| self.nodes[node].told(0).is_some()).collect();
+        let Some(&to) = leaders.first() else { return };
+        let to = if leaders.len() > 1 { *self.rng.pick(&leaders) } else { to };
+        self.note("order", [to as u64, u64::from(command.encode()[1]), 0]);
+        let operator = Party::Client(self.wakes.len());
+        for delay in self.network.send(operator, Party::Node(to)) {
+            self.at(delay, Happening::Ordered { to, command: Box::new(command.clone()) });
+        }
+    }
+}

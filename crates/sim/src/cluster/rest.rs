@@ -1,0 +1,144 @@
+//! When a healed cluster is at rest, and what must be true then: one leader for each group, replicas
+//! where the planner wants them, equal byte for byte, and every task at its end.
+
+use super::World;
+use crate::invariants::Violation;
+use crate::node::{Node, group_of};
+use crate::shard::first_difference;
+use taskyard_replica::{Control, NodeId, Seen};
+
+impl World {
+    pub(super) fn check_states(&mut self) -> Result<(), Violation> {
+        for node in &self.nodes {
+            for shard in 0..self.options.shards {
+                node.check(shard)
+                    .map_err(|what| format!("node {}, shard {shard}: {what}", node.id()))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.workload.is_quiet() && self.unrest().is_empty()
+    }
+
+    /// What is not as it must be in the end, in words; empty if all is.
+    pub(super) fn unrest(&self) -> String {
+        if let Some(schedule) = self.oracle.stuck_schedule() {
+            return format!("schedule {schedule} does not fire");
+        }
+        if !self.workload.is_quiet() {
+            return "clients still hold tasks".into();
+        }
+        for group in 0..=u64::from(self.options.shards) {
+            let leaders = self.nodes.iter().filter(|node| node.told(group).is_some()).count();
+            if leaders != 1 {
+                return format!("group {group} has {leaders} leaders");
+            }
+        }
+        let map = self.unrest_of_map();
+        if !map.is_empty() {
+            return map;
+        }
+        (0..self.options.shards)
+            .map(|shard| self.unrest_of(shard))
+            .find(|it| !it.is_empty())
+            .unwrap_or_default()
+    }
+
+    fn unrest_of(&self, shard: u16) -> String {
+        let members = self.members(group_of(shard));
+        for node in &members {
+            let unrest = node.unrest(shard);
+            if !unrest.is_empty() {
+                return format!("node {}, shard {shard}: {unrest}", node.id());
+            }
+        }
+        let applied: Vec<u64> = members.iter().map(|node| node.applied(group_of(shard))).collect();
+        if applied.iter().any(|index| *index != applied[0]) {
+            return format!("shard {shard} is applied up to {applied:?}");
+        }
+        String::new()
+    }
+
+    /// Whether the map is what the planner wants, and everybody has it.
+    fn unrest_of_map(&self) -> String {
+        let control = self.oracle.control.newest();
+        let places: Vec<usize> =
+            control.nodes().values().filter_map(|node| node.address.parse().ok()).collect();
+        for (place, node) in self.nodes.iter().enumerate() {
+            let is_in = places.contains(&place);
+            let belongs = self.is_in_use(place);
+            if is_in != belongs {
+                return format!("node {place} is in the map: {is_in}, but in use: {belongs}");
+            }
+            if belongs && node.control() != Some(control) {
+                return format!("node {place} has another map");
+            }
+        }
+        let steps = control.next_steps(&self.seen());
+        if steps.is_empty() { String::new() } else { format!("the planner wants {steps:?}") }
+    }
+
+    /// Whether a node belongs to the cluster, or will. One that was removed while it was down may
+    /// know nobody any more who could tell it.
+    pub(super) fn is_in_use(&self, place: usize) -> bool {
+        let node = &self.nodes[place];
+        let removed = |id: NodeId| self.oracle.control.newest().was_removed(id);
+        !node.retired && !self.lost[place] && !node.disk.node().is_some_and(removed)
+    }
+
+    /// The truth about the cluster, which no node can see at once.
+    fn seen(&self) -> Seen {
+        let control = self.oracle.control.newest();
+        let told = |group: u64| self.nodes.iter().find_map(|node| node.told(group));
+        let groups = 0..=u64::from(self.options.shards);
+        let lives = |id: &NodeId| {
+            let place = control.nodes().get(id).and_then(|node| node.address.parse().ok());
+            place.is_some_and(|place: usize| self.nodes[place].is_up())
+        };
+        let nodes = || control.nodes().keys().copied();
+        Seen {
+            groups: groups.filter_map(|group| Some((group, told(group)?.seen))).collect(),
+            alive: nodes().filter(|id| lives(id)).collect(),
+            gone: nodes().filter(|id| !lives(id)).collect(),
+            ..Seen::default()
+        }
+    }
+
+    /// The nodes with the voters of a group.
+    fn members(&self, group: u64) -> Vec<&Node> {
+        let voters = self.groups[group as usize].newest().voters.iter();
+        let places = voters.filter_map(|replica| self.oracle.control.place_of(group, *replica));
+        places.map(|place| &self.nodes[place]).collect()
+    }
+
+    pub(super) fn check_end(&mut self) -> Result<(), Violation> {
+        self.check_states()?;
+        for shard in 0..self.options.shards {
+            let members = self.members(group_of(shard));
+            let first = members[0].machine(shard).ok_or("a node is down")?;
+            let records = first.records();
+            for node in &members {
+                let machine = node.machine(shard).ok_or("a node is down")?;
+                self.oracle.check_present(shard, machine)?;
+                self.oracle.check_schedules(shard, machine)?;
+                let other = machine.records();
+                if records != other {
+                    let difference = first_difference(&records, &other);
+                    let (left, right) = (members[0].id(), node.id());
+                    return Err(format!(
+                        "nodes {left} and {right} differ on shard {shard}: {difference}"
+                    ));
+                }
+            }
+        }
+        let in_use = (0..self.nodes.len()).filter(|&place| self.is_in_use(place));
+        let maps = in_use.filter_map(|place| self.nodes[place].control().map(Control::encode));
+        let maps: Vec<Vec<u8>> = maps.collect();
+        if maps.iter().any(|map| *map != maps[0]) {
+            return Err("nodes differ in their maps".into());
+        }
+        self.oracle.check_end()
+    }
+}

@@ -1,0 +1,207 @@
+//! Control: the control group on one node: its replica, and what its leader does: founds the cluster,
+//! lets nodes in, and carries out what the planner says from what nodes have told it.
+//!
+//! Invariant: whatever is planned from old news comes to nothing or to no harm: commands are decided
+//! by the group, and a change of members is fenced by the members that it was planned for.
+
+mod watch;
+
+use crate::node::{Output, Peer};
+use crate::rng::Rng;
+use crate::sabotage::Sabotage;
+use taskyard_replica::{
+    Control, ControlCommand, ControlOutcome, Node, NodeId, Placement, Progress, Replica, Role,
+    StateMachine, Step,
+};
+use watch::Watch;
+pub(crate) use watch::{Status, Told};
+
+/// The control state of one replica, with what the checkers want to see of each entry.
+#[derive(Debug, Default)]
+pub(crate) struct Directory(pub(crate) Control);
+
+/// What one entry of the control group did, as seen on one replica.
+#[derive(Debug)]
+pub(crate) struct Decided {
+    pub(crate) data: Vec<u8>,
+    pub(crate) outcome: ControlOutcome,
+    /// The state after it.
+    pub(crate) after: Control,
+}
+
+impl StateMachine for Directory {
+    type Outcome = Decided;
+
+    fn apply(&mut self, index: u64, data: &[u8]) -> Decided {
+        let outcome = self.0.apply(index, data);
+        Decided { data: data.to_vec(), outcome, after: self.0.clone() }
+    }
+}
+
+/// The control group on one node.
+pub(crate) struct ControlHost {
+    pub(crate) replica: Replica<Directory>,
+    pub(crate) checkpointed: u64,
+    pub(crate) wants_checkpoint: bool,
+    shards: u16,
+    sabotage: Sabotage,
+    watch: Watch,
+    plans_at: u64,
+    proposals: u64,
+}
+
+impl ControlHost {
+    pub(crate) fn new(replica: Replica<Directory>, shards: u16, sabotage: Sabotage) -> ControlHost {
+        ControlHost {
+            checkpointed: replica.applied(),
+            wants_checkpoint: false,
+            replica,
+            shards,
+            sabotage,
+            watch: Watch::new(0),
+            plans_at: 0,
+            proposals: 0,
+        }
+    }
+
+    pub(crate) fn state(&self) -> &Control {
+        &self.replica.machine().0
+    }
+
+    pub(crate) fn leads(&self) -> bool {
+        matches!(self.replica.role(), Role::Leader { .. })
+    }
+
+    /// The replica that leads, as far as is known here.
+    pub(crate) fn leader(&self) -> Option<u64> {
+        match self.replica.role() {
+            Role::Leader { .. } => Some(self.replica.id()),
+            Role::Follower { leader, .. } => leader,
+        }
+    }
+
+    /// The place of a node on the network: its address.
+    pub(crate) fn place_of(&self, node: NodeId) -> Option<usize> {
+        self.state().nodes().get(&node).and_then(place)
+    }
+
+    /// All nodes that are known here, by their places.
+    pub(crate) fn places(&self) -> Vec<usize> {
+        self.state().nodes().values().filter_map(place).collect()
+    }
+
+    pub(crate) fn hear(&mut self, status: Status, now: u64) {
+        if self.leads() {
+            self.watch.hear(status, now);
+        }
+    }
+
+    /// Proposes a command; nobody waits for it, since whatever comes to nothing is asked again.
+    pub(crate) fn propose(&mut self, command: &ControlCommand) {
+        self.proposals += 1;
+        let _ = self.replica.propose(command.encode(), self.proposals);
+    }
+
+    /// A node asks to be let in. The leader gives it a number, once, and tells it its replica of this
+    /// group when it has one.
+    pub(crate) fn let_in(&mut self, at: usize, output: &mut Output) {
+        if self.next_of_founding().is_some() {
+            return;
+        }
+        let known = self.state().nodes().iter().find(|(_, node)| place(node) == Some(at));
+        match known.map(|(&node, _)| node) {
+            None => {
+                let id = self.state().node_next();
+                self.propose(&ControlCommand::AddNode { id, node: node_at(at) });
+            }
+            Some(node) => {
+                let replica = self.state().replica_on(0, node);
+                let welcome = replica.map(|replica| Peer::Welcome { node, replica });
+                output.peers.extend(welcome.map(|welcome| (at, welcome)));
+            }
+        }
+    }
+
+    /// Whether it leads and is to look what there is to do.
+    pub(crate) fn plans(&self, now: u64) -> bool {
+        self.leads() && now >= self.plans_at
+    }
+
+    /// What the leader does of itself; `status` is what it knows of its own node.
+    pub(crate) fn plan(&mut self, status: Status, now: u64, rng: &mut Rng, output: &mut Output) {
+        self.plans_at = now + rng.between(60, 250);
+        if let Some(command) = self.next_of_founding() {
+            self.propose(&command);
+            return;
+        }
+        self.watch.hear(status, now);
+        let mut seen = self.watch.seen(self.state(), now);
+        self.sabotage.of_sight(&mut seen);
+        for step in self.state().next_steps(&seen) {
+            self.carry_out(step, output);
+        }
+    }
+
+    /// One node is a cluster of one, which holds the first replica of every group.
+    fn next_of_founding(&self) -> Option<ControlCommand> {
+        let state = self.state();
+        if state.cluster().is_none() {
+            let shards = self.shards;
+            return Some(ControlCommand::Found { cluster: 1, incarnation: 7, shards, rules: 1 });
+        }
+        if state.node_next() == 1 {
+            return Some(ControlCommand::AddNode { id: 1, node: node_at(0) });
+        }
+        let group = state.groups().find(|&group| state.replica_next(group) == 1)?;
+        let replicas = vec![Placement { node: 1, replica: 1 }];
+        Some(ControlCommand::Place { group, replicas })
+    }
+
+    fn carry_out(&mut self, step: Step, output: &mut Output) {
+        let (group, order) = match step {
+            Step::Command(command) => return self.propose(&command),
+            Step::Change { group, changes } => {
+                let Some((term, since)) = self.watch.fence(group) else { return };
+                (group, Peer::Change { group, term, since, changes })
+            }
+            Step::Transfer { group, to } => (group, Peer::Transfer { group, to }),
+        };
+        let leader = self.watch.leader(group);
+        let node = leader.and_then(|leader| self.state().node_of(group, leader));
+        let place = node.and_then(|node| self.place_of(node));
+        output.peers.extend(place.map(|place| (place, order)));
+    }
+
+    /// Takes what came of a write; whether the state changed.
+    pub(crate) fn take(
+        &mut self,
+        progress: Progress<Decided>,
+        now: u64,
+        output: &mut Output,
+    ) -> bool {
+        let changed = !progress.applied.is_empty() || progress.members_changed;
+        for applied in progress.applied {
+            output.decided.push((applied.index, applied.term, applied.outcome));
+        }
+        if progress.members_changed {
+            // Whoever has joined needs a checkpoint that knows it.
+            self.wants_checkpoint = true;
+            output.members.push((0, self.replica.applied(), self.replica.members()));
+        }
+        if let Some(role) = progress.role {
+            self.watch = Watch::new(now);
+            self.plans_at = now;
+            output.roles.push((0, self.replica.id(), role));
+        }
+        changed
+    }
+}
+
+fn node_at(place: usize) -> Node {
+    let zone = ["", "a", "b", "c"][place % 4].to_owned();
+    Node { address: place.to_string(), zone, rules_max: 1, ..Node::default() }
+}
+
+fn place(node: &Node) -> Option<usize> {
+    node.address.parse().ok()
+}

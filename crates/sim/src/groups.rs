@@ -1,0 +1,150 @@
+//! Groups: who is and was in each group, as replicas apply it, and who has voted for whom.
+//!
+//! Invariants: a vote is given once per term; whoever was removed says nothing any more; whoever gets
+//! a vote in its group has something to decide on.
+
+use crate::invariants::Violation;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use taskyard_replica::Members;
+use taskyard_replica::eraftpb::{Message, MessageType};
+
+/// The memberships of one group.
+#[derive(Debug)]
+pub(crate) struct Group {
+    /// The newest last; an entry counts if one of these few held a majority for it.
+    recent: VecDeque<Members>,
+    /// Index of the entry that made the newest.
+    index: u64,
+    /// Whom each replica has voted for in each term.
+    votes: BTreeMap<(u64, u64), u64>,
+    /// Replicas that were removed with all they had.
+    ended: BTreeSet<u64>,
+    pub(crate) changes: u64,
+}
+
+const RECENT_MAX: usize = 4;
+
+impl Group {
+    pub(crate) fn new() -> Group {
+        let members = Members { voters: vec![1], ..Members::default() };
+        Group {
+            recent: VecDeque::from([members]),
+            index: 0,
+            votes: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            changes: 0,
+        }
+    }
+
+    pub(crate) fn newest(&self) -> &Members {
+        self.recent.back().expect("there is always one")
+    }
+
+    /// A replica has applied a membership. Returns who got a vote in it that had none before.
+    pub(crate) fn changed(&mut self, index: u64, members: Members) -> Vec<u64> {
+        if index <= self.index || members == *self.newest() {
+            return Vec::new();
+        }
+        let before = self.newest();
+        let known = |id: &u64| before.voters.contains(id) || before.outgoing.contains(id);
+        let new = members.voters.iter().copied().filter(|id| !known(id)).collect();
+        self.index = index;
+        self.changes += 1;
+        self.recent.push_back(members);
+        if self.recent.len() > RECENT_MAX {
+            self.recent.pop_front();
+        }
+        new
+    }
+
+    /// Whether enough replicas satisfy `holds` to decide: a majority, of old and new voters both.
+    pub(crate) fn decides(&self, holds: impl Fn(u64) -> bool) -> bool {
+        let majority =
+            |voters: &[u64]| voters.iter().filter(|id| holds(**id)).count() * 2 > voters.len();
+        self.recent.iter().any(|members| {
+            majority(&members.voters)
+                && (members.outgoing.is_empty() || majority(&members.outgoing))
+        })
+    }
+
+    /// A replica comes to be, with nothing in it.
+    pub(crate) fn begun(&self, replica: u64) -> Result<(), Violation> {
+        match self.ended.contains(&replica) {
+            true => Err(format!("replica {replica} was removed and comes back")),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn ended(&mut self, replica: u64) {
+        self.ended.insert(replica);
+    }
+
+    /// A replica sends something.
+    pub(crate) fn said(&mut self, message: &Message) -> Result<(), Violation> {
+        let Message { from, term, to, .. } = *message;
+        if self.ended.contains(&from) {
+            return Err(format!("replica {from} was removed and speaks in term {term}"));
+        }
+        let candidate = match message.get_msg_type() {
+            MessageType::MsgRequestVote => from,
+            MessageType::MsgRequestVoteResponse if !message.reject => to,
+            _ => return Ok(()),
+        };
+        let first = *self.votes.entry((from, term)).or_insert(candidate);
+        if first != candidate {
+            return Err(format!(
+                "replica {from} voted for {first} and for {candidate} in term {term}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(kind: MessageType, from: u64, to: u64, term: u64) -> Message {
+        let mut message = Message { from, to, term, ..Message::default() };
+        message.set_msg_type(kind);
+        message
+    }
+
+    #[test]
+    fn a_second_vote_in_a_term_is_found() {
+        let vote = MessageType::MsgRequestVoteResponse;
+        let mut group = Group::new();
+        assert_eq!(group.said(&message(vote, 3, 1, 5)), Ok(()));
+        assert_eq!(group.said(&message(vote, 3, 1, 5)), Ok(()), "the same answer again");
+        assert_eq!(group.said(&message(vote, 3, 2, 6)), Ok(()));
+        let mut refused = message(vote, 3, 2, 5);
+        refused.reject = true;
+        assert_eq!(group.said(&refused), Ok(()));
+        let found = group.said(&message(vote, 3, 2, 5)).unwrap_err();
+        assert_eq!(found, "replica 3 voted for 1 and for 2 in term 5");
+        // Whoever asks for votes has given itself its own.
+        assert!(group.said(&message(MessageType::MsgRequestVote, 3, 1, 5)).is_err());
+    }
+
+    #[test]
+    fn a_removed_replica_that_speaks_is_found() {
+        let mut group = Group::new();
+        group.ended(2);
+        let heartbeat = message(MessageType::MsgHeartbeatResponse, 2, 1, 5);
+        let found = group.said(&heartbeat).unwrap_err();
+        assert_eq!(found, "replica 2 was removed and speaks in term 5");
+        assert!(group.begun(2).is_err() && group.begun(3).is_ok());
+    }
+
+    #[test]
+    fn a_joint_membership_decides_by_both_majorities() {
+        let mut group = Group::new();
+        let joint = Members { voters: vec![2, 3, 4], learners: vec![], outgoing: vec![1] };
+        assert_eq!(group.changed(7, joint.clone()), [2, 3, 4]);
+        assert_eq!(group.changed(7, joint), [0u64; 0], "another replica has come so far");
+        group.recent.pop_front();
+        assert!(group.decides(|id| id != 4));
+        assert!(!group.decides(|id| id != 1), "the old voters have a say");
+        assert!(!group.decides(|id| id < 3), "and so have the new ones");
+    }
+}

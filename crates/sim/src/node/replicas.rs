@@ -1,0 +1,182 @@
+//! Which replicas live on a node: those that its own copy of the map names, and no other. A node
+//! joins by asking, tells the control group's leader how it is, and leaves when it was removed.
+//!
+//! Invariant: the map may be old, since a node that starts reads it from the beginning of its log.
+//! So a replica that the map does not know yet stays, and one that has lived here before does not
+//! come back.
+
+use super::{Node, Peer, group_of};
+use crate::control::{Status, Told};
+use crate::invariants::Violation;
+use crate::sabotage::Sabotage;
+use taskyard_replica::{Change, Control, NodeId};
+
+/// How often a node tells how it is, or asks to be let in.
+const STATUS_MS: u64 = 200;
+
+impl Node {
+    /// Creates and removes replicas as the map says.
+    pub(super) fn follow_map(&mut self, now: u64) -> Result<(), Violation> {
+        let Some(node) = self.disk.node() else { return Ok(()) };
+        let Some(control) = self.control() else { return Ok(()) };
+        if control.was_removed(node) {
+            self.retire();
+            return Ok(());
+        }
+        let reuses = self.config.sabotage == Sabotage::ReplicaIdsReused;
+        let (mut ended, mut begun) = (Vec::new(), Vec::new());
+        for shard in 0..self.config.shards {
+            let group = group_of(shard);
+            let named = control.replica_on(group, node);
+            let here = self.disk.replica(group);
+            let over = here.filter(|&here| is_over(control, group, here, node));
+            let new = named.filter(|&named| reuses || !self.disk.has_held(group, named));
+            if over.is_some() {
+                ended.push(shard);
+            }
+            if let (Some(new), true) = (new, here.is_none() || over.is_some()) {
+                begun.push((shard, new));
+            }
+        }
+        ended.into_iter().for_each(|shard| self.forget(shard));
+        for (shard, replica) in begun {
+            self.disk.assign(group_of(shard), replica);
+            self.output.begun.push((group_of(shard), replica));
+            let host = self.open(shard, now)?;
+            self.process.as_mut().map(|process| process.hosts.insert(shard, host));
+        }
+        Ok(())
+    }
+
+    /// A replica that the map has let go is removed with all it has.
+    fn forget(&mut self, shard: u16) {
+        let group = group_of(shard);
+        self.output.ended.extend(self.disk.replica(group).map(|replica| (group, replica)));
+        self.disk.forget(group);
+        self.before_crash.remove(&shard);
+        if let Some(process) = &mut self.process {
+            process.hosts.remove(&shard);
+            for (_, readies) in &mut process.in_flight {
+                readies.retain(|(of, _)| *of != group);
+            }
+        }
+    }
+
+    /// The node was removed: it ends, and nothing of it comes back.
+    pub(super) fn retire(&mut self) {
+        (0..self.config.shards).for_each(|shard| self.forget(shard));
+        self.output.ended.extend(self.disk.replica(0).map(|replica| (0, replica)));
+        self.disk.forget(0);
+        self.retired = true;
+        self.boot += 1;
+        self.process = None;
+    }
+
+    /// Asks to be let in, or tells how it is.
+    pub(super) fn report(&mut self, now: u64) {
+        let due = self.process.as_ref().is_some_and(|process| now >= process.reports_at);
+        let (Some(process), true) = (&mut self.process, due) else { return };
+        process.reports_at = now + STATUS_MS;
+        let Some(node) = self.disk.node() else {
+            let to = self.rng.below(self.config.id as u64) as usize;
+            self.output.peers.push((to, Peer::Join { place: self.config.id }));
+            return;
+        };
+        let Some(control) = &process.control else { return };
+        if control.leads() {
+            return;
+        }
+        let leader = control.leader().and_then(|replica| self.route(0, replica));
+        // Whoever was removed may follow somebody who has long forgotten it.
+        let places = self.places();
+        let to = leader.filter(|_| !self.rng.chance(200)).unwrap_or(*self.rng.pick(&places));
+        let status = self.status(node, now);
+        self.output.peers.push((to, Peer::Status(Box::new(status))));
+    }
+
+    pub(super) fn status(&self, node: NodeId, now: u64) -> Status {
+        let process = self.process.iter();
+        let shards = process.clone().flat_map(|process| &process.hosts);
+        let shards = shards.map(|(&shard, host)| (group_of(shard), Told::by(&host.replica)));
+        let control = process.filter_map(|process| process.control.as_ref());
+        let control = control.map(|control| (0, Told::by(&control.replica)));
+        let leads = control.chain(shards).filter_map(|(group, told)| Some((group, told?)));
+        Status { node, at: now, leads: leads.collect() }
+    }
+
+    /// A node has its number, and its first replica.
+    pub(super) fn welcome(&mut self, node: NodeId, replica: u64) -> Result<(), Violation> {
+        if self.disk.node().is_none() {
+            self.disk.enter(node);
+            self.disk.assign(0, replica);
+            let control = self.open_control()?;
+            self.process.as_mut().map(|process| process.control.insert(control));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn control(&self) -> Option<&Control> {
+        self.process.as_ref()?.control.as_ref().map(|control| control.state())
+    }
+
+    /// What this node tells of a group, if it leads it.
+    pub(crate) fn told(&self, group: u64) -> Option<Told> {
+        let process = self.process.as_ref()?;
+        match group.checked_sub(1) {
+            None => Told::by(&process.control.as_ref()?.replica),
+            Some(shard) => Told::by(&process.hosts.get(&(shard as u16))?.replica),
+        }
+    }
+
+    /// The last index that the state of a group has seen here.
+    pub(crate) fn applied(&self, group: u64) -> u64 {
+        let process = self.process.as_ref();
+        let applied = process.and_then(|process| match group.checked_sub(1) {
+            None => process.control.as_ref().map(|control| control.replica.applied()),
+            Some(shard) => process.hosts.get(&(shard as u16)).map(|host| host.replica.applied()),
+        });
+        applied.unwrap_or(0)
+    }
+
+    /// A change of members that was planned for other members than there are now is out of date.
+    pub(super) fn change_members(&mut self, group: u64, fence: (u64, u64), changes: &[Change]) {
+        if self.told(group).map(|told| (told.term, told.since)) != Some(fence) {
+            return;
+        }
+        let Some(process) = &mut self.process else { return };
+        // Refused while another is under way; then it is planned again.
+        let _ = match group.checked_sub(1).map(|shard| shard as u16) {
+            None => process.control.as_mut().map(|it| it.replica.propose_conf_change(changes)),
+            Some(shard) => {
+                let host = process.hosts.get_mut(&shard);
+                host.map(|host| host.replica.propose_conf_change(changes))
+            }
+        };
+    }
+
+    /// A node wants in: only the leader of the control group can say yes.
+    pub(super) fn let_in(&mut self, place: usize) {
+        let Some(process) = &mut self.process else { return };
+        let Some(control) = &mut process.control else { return };
+        if control.leads() {
+            control.let_in(place, &mut self.output);
+            return;
+        }
+        let leader = control.leader().and_then(|replica| self.route(0, replica));
+        self.output.peers.extend(leader.map(|to| (to, Peer::Join { place })));
+    }
+
+    pub(super) fn hear(&mut self, from: usize, status: Status, now: u64) {
+        let Some(control) = self.control_mut() else { return };
+        if control.state().was_removed(status.node) {
+            self.output.peers.push((from, Peer::Removed { node: status.node }));
+            return;
+        }
+        control.hear(status, now);
+    }
+}
+
+/// Whether the map once knew a replica on this node and has let it go.
+fn is_over(control: &Control, group: u64, replica: u64, node: NodeId) -> bool {
+    replica < control.replica_next(group) && control.replica_on(group, node) != Some(replica)
+}
