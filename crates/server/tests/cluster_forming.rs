@@ -57,7 +57,7 @@ async fn start(config: Config) -> Node {
 
 async fn refused(config: Config) -> String {
     let started = timeout(DEADLINE, Node::start(config)).await.expect("it ends in time");
-    started.err().expect("it is refused").to_string()
+    started.expect_err("it is refused").to_string()
 }
 
 fn peer(node: &Node) -> SocketAddr {

@@ -4,7 +4,7 @@
 //! one, those that it was told of when it joined.
 
 use super::{Cluster, ClusterCall, ClusterReply, join::addresses};
-use crate::{Error, peer::RefusalCode};
+use crate::peer::RefusalCode;
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
@@ -52,12 +52,7 @@ impl Cluster {
                 continue;
             };
             let call = ClusterCall::Announce { node: self.me(), about: self.about().clone() };
-            let told = match self.ask_leader(call).await {
-                Ok(ClusterReply::Done(told)) => told,
-                Ok(_) => Err(Error::OutcomeUnknown),
-                Err(error) => Err(error),
-            };
-            match told {
+            match self.ask_leader(call).await.and_then(ClusterReply::done) {
                 // The control state follows; until then there is nothing new to tell.
                 Ok(()) => drop(timeout(TELL_AGAIN_AFTER, changes.changed()).await),
                 Err(error) => {

@@ -42,11 +42,13 @@ pub(crate) enum ClusterReply {
     /// The call could not be read there, for the other node is of another version. Nothing was done.
     Unread(String),
     /// To `Report`.
-    Report(Result<Report, Error>),
+    Report(Report),
     /// To `Join`.
-    Joined(Result<JoinAnswer, Error>),
-    /// To all others.
-    Done(Result<(), Error>),
+    Joined(JoinAnswer),
+    /// To all others: it is done.
+    Done,
+    /// It is not done.
+    Failed(Error),
 }
 
 /// How a node stands, as it says itself.
@@ -142,7 +144,27 @@ impl ClusterCall {
     }
 }
 
+impl From<Result<(), Error>> for ClusterReply {
+    fn from(done: Result<(), Error>) -> ClusterReply {
+        match done {
+            Ok(()) => ClusterReply::Done,
+            Err(error) => ClusterReply::Failed(error),
+        }
+    }
+}
+
 impl ClusterReply {
+    /// What became of something that has no other answer.
+    pub(crate) fn done(self) -> Result<(), Error> {
+        match self {
+            ClusterReply::Done => Ok(()),
+            ClusterReply::Failed(error) => Err(error),
+            ClusterReply::Unread(_) | ClusterReply::Report(_) | ClusterReply::Joined(_) => {
+                Err(Error::OutcomeUnknown)
+            }
+        }
+    }
+
     pub(crate) fn encode(&self) -> Bytes {
         encode_for_node(VERSION, self).into()
     }
@@ -170,7 +192,8 @@ wire_enum!(ClusterReply {
     0 => Unread(words),
     1 => Report(report),
     2 => Joined(answer),
-    3 => Done(done),
+    3 => Done,
+    4 => Failed(error),
 });
 wire_enum!(Operation {
     1 => Drain { node, drains },
@@ -213,9 +236,10 @@ mod tests {
         }
         for reply in [
             ClusterReply::Unread("what?".into()),
-            ClusterReply::Report(Ok(Report { build: "1".into(), groups: vec![], leaving: false })),
-            ClusterReply::Joined(Err(Error::NoControl)),
-            ClusterReply::Done(Ok(())),
+            ClusterReply::Report(Report { build: "1".into(), groups: vec![], leaving: true }),
+            ClusterReply::Joined(JoinAnswer::Later("soon".into())),
+            ClusterReply::Done,
+            ClusterReply::Failed(Error::NoControl),
         ] {
             assert_eq!(ClusterReply::decode(&reply.encode()), Ok(reply));
         }

@@ -102,8 +102,8 @@ impl Cluster {
             Err(error) => return JoinAnswer::Refused(format!("{error}; start the same version")),
         };
         match self.ask_leader(super::ClusterCall::Join(candidate)).await {
-            Ok(super::ClusterReply::Joined(Ok(answer))) => answer,
-            Ok(super::ClusterReply::Joined(Err(error))) | Err(error) => {
+            Ok(super::ClusterReply::Joined(answer)) => answer,
+            Ok(super::ClusterReply::Failed(error)) | Err(error) => {
                 JoinAnswer::Later(error.to_string())
             }
             Ok(_) => JoinAnswer::Later("the leader's answer can't be read; upgrade it".into()),

@@ -89,29 +89,32 @@ impl Cluster {
     /// Boxed, since what is answered here may ask this node and others again.
     pub(super) fn answer(&self, call: ClusterCall) -> BoxFuture<'_, ClusterReply> {
         Box::pin(async move {
-            match call {
-                ClusterCall::Report => ClusterReply::Report(self.report().await),
+            let answered = match call {
+                ClusterCall::Report => self.report().await.map(ClusterReply::Report),
                 ClusterCall::Change { group, changes } => {
                     let changes = changes.into_iter().map(Into::into).collect();
-                    ClusterReply::Done(self.shards().change(group, changes).await)
+                    self.shards().change(group, changes).await.map(|()| ClusterReply::Done)
                 }
                 ClusterCall::Transfer { group, to } => {
-                    ClusterReply::Done(self.shards().transfer(group, to).await)
+                    self.shards().transfer(group, to).await.map(|()| ClusterReply::Done)
                 }
-                ClusterCall::Join(candidate) => match self.check_leads() {
-                    Ok(()) => ClusterReply::Joined(self.take_in(candidate).await),
-                    Err(error) => ClusterReply::Joined(Err(error)),
-                },
-                ClusterCall::Announce { node, about } => match self.check_leads() {
-                    Ok(()) => ClusterReply::Done(self.note(node, about).await),
-                    Err(error) => ClusterReply::Done(Err(error)),
-                },
-                ClusterCall::Operate(operation) => match self.check_leads() {
-                    Ok(()) => ClusterReply::Done(self.carry_out(operation).await),
-                    Err(error) => ClusterReply::Done(Err(error)),
-                },
-            }
+                call => self.decide(call).await,
+            };
+            answered.unwrap_or_else(ClusterReply::Failed)
         })
+    }
+
+    /// What the control group's leader alone answers.
+    async fn decide(&self, call: ClusterCall) -> Result<ClusterReply, Error> {
+        self.check_leads()?;
+        match call {
+            ClusterCall::Join(candidate) => self.take_in(candidate).await.map(ClusterReply::Joined),
+            ClusterCall::Announce { node, about } => Ok(self.note(node, about).await.into()),
+            ClusterCall::Operate(operation) => Ok(self.carry_out(operation).await.into()),
+            ClusterCall::Report | ClusterCall::Change { .. } | ClusterCall::Transfer { .. } => {
+                unreachable!("whoever is asked answers this")
+            }
+        }
     }
 
     /// What is decided here would be refused by the control group of another leader: ask that one.
@@ -150,8 +153,7 @@ impl Cluster {
             if let Some(leader) = told.take().or_else(|| self.likely_leader()) {
                 let left = until.saturating_duration_since(real_now());
                 match self.ask(leader, call.clone(), left.max(LOOK_AGAIN_AFTER)).await? {
-                    ClusterReply::Done(Err(Error::NotLeader { leader: known, .. }))
-                    | ClusterReply::Joined(Err(Error::NotLeader { leader: known, .. })) => {
+                    ClusterReply::Failed(Error::NotLeader { leader: known, .. }) => {
                         told = known.filter(|known| *known != leader);
                     }
                     reply => return Ok(reply),
@@ -186,7 +188,7 @@ impl Cluster {
             return Ok(self.answer(call).await);
         }
         let Some(network) = self.shards().network() else {
-            return Ok(ClusterReply::Done(Err(Error::NotLeader { shard: 0, leader: None })));
+            return Ok(ClusterReply::Failed(Error::NotLeader { shard: 0, leader: None }));
         };
         match network.call(node, call.encode(), wait).await {
             Ok(reply) => match ClusterReply::decode(&reply) {
@@ -200,7 +202,7 @@ impl Cluster {
                 ))),
             },
             Err(CallError::NotSent { .. }) => {
-                Ok(ClusterReply::Done(Err(Error::NotLeader { shard: 0, leader: None })))
+                Ok(ClusterReply::Failed(Error::NotLeader { shard: 0, leader: None }))
             }
             Err(CallError::Lost | CallError::TimedOut) => Err(Error::OutcomeUnknown),
         }

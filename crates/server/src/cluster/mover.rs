@@ -5,7 +5,7 @@
 //! state. Steps that fail or are lost are planned again. Where nothing moves it looks once a second,
 //! and at once when something has changed.
 
-use super::{Cluster, ClusterCall, ClusterReply, sight::Sight};
+use super::{Cluster, ClusterCall, sight::Sight};
 use crate::Error;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -142,10 +142,7 @@ async fn take(cluster: &Cluster, sight: &Sight, seen: &Seen, step: &Step) -> Res
     let Some(leader) = leader else {
         return Err(Error::Unavailable("its leader is not known any more".into()));
     };
-    match cluster.ask(leader, call, STEP_WITHIN).await? {
-        ClusterReply::Done(done) => done?,
-        other => return Err(Error::Unavailable(format!("node {leader} answered {other:?}"))),
-    }
+    cluster.ask(leader, call, STEP_WITHIN).await?.done()?;
     tracing::debug!("{}", describe(step));
     Ok(())
 }

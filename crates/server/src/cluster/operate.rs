@@ -4,7 +4,7 @@
 //! What the control group itself would refuse is left to it. What it can't know, who is up and who
 //! leads, is looked at here, so that nothing is begun that could not end.
 
-use super::{Cluster, ClusterCall, ClusterReply, Operation, sight::Sight, view::name_of};
+use super::{Cluster, ClusterCall, Operation, sight::Sight, view::name_of};
 use crate::Error;
 use std::time::Duration;
 use taskyard_machine::ShardId;
@@ -16,10 +16,7 @@ const TRANSFER_WITHIN: Duration = Duration::from_secs(5);
 impl Cluster {
     /// Does what an operator asks for, or says why not.
     pub(crate) async fn operate(&self, operation: Operation) -> Result<(), Error> {
-        match self.ask_leader(ClusterCall::Operate(operation)).await? {
-            ClusterReply::Done(done) => done,
-            _ => Err(Error::OutcomeUnknown),
-        }
+        self.ask_leader(ClusterCall::Operate(operation)).await?.done()
     }
 
     /// The leader's side of it.
@@ -105,12 +102,10 @@ impl Cluster {
             return Ok(());
         }
         tracing::info!(shard = shard.0, from = leader, to = node, "an operator moves a leader");
-        match self.ask(leader, ClusterCall::Transfer { group, to }, TRANSFER_WITHIN).await? {
-            ClusterReply::Done(Err(Error::NotLeader { .. })) => {
-                Err(Error::NoQuorum { shard: shard.0 })
-            }
-            ClusterReply::Done(done) => done,
-            _ => Err(Error::OutcomeUnknown),
+        let asked = self.ask(leader, ClusterCall::Transfer { group, to }, TRANSFER_WITHIN).await?;
+        match asked.done() {
+            Err(Error::NotLeader { .. }) => Err(Error::NoQuorum { shard: shard.0 }),
+            done => done,
         }
     }
 }

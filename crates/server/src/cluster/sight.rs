@@ -26,7 +26,7 @@ impl Cluster {
         let control = self.routes().control();
         let asked = control.nodes().keys().map(|&node| async move {
             match self.ask(node, ClusterCall::Report, ANSWER_WITHIN).await {
-                Ok(ClusterReply::Report(Ok(report))) => Some((node, report)),
+                Ok(ClusterReply::Report(report)) => Some((node, report)),
                 _ => None,
             }
         });
