@@ -63,8 +63,13 @@ pub struct EntryBuilder {
 impl EntryBuilder {
     /// An empty entry of the current rules at `now`.
     pub fn new(now: Timestamp) -> EntryBuilder {
+        EntryBuilder::under(RULES_CURRENT, now)
+    }
+
+    /// An empty entry of the rules that the whole cluster knows, at `now`.
+    pub fn under(rules: u16, now: Timestamp) -> EntryBuilder {
         let mut bytes = vec![ENTRY_VERSION, 0, 0, 0, 0];
-        RULES_CURRENT.write(&mut bytes);
+        rules.write(&mut bytes);
         now.write(&mut bytes);
         EntryBuilder { bytes, commands: 0 }
     }

@@ -273,6 +273,14 @@ impl<'a> Wire<'a> for bool {
     }
 }
 
+impl<'a> Wire<'a> for () {
+    fn write(&self, _out: &mut Vec<u8>) {}
+
+    fn read(_reader: &mut Reader<'a>) -> Result<(), DecodeError> {
+        Ok(())
+    }
+}
+
 impl<'a> Wire<'a> for &'a [u8] {
     fn write(&self, out: &mut Vec<u8>) {
         write_varint(self.len() as u64, out);

@@ -20,9 +20,12 @@ use std::collections::{BTreeMap, BTreeSet};
 pub type NodeId = u64;
 
 /// A machine of the cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Where its peers reach it, as host:port.
+    /// Drawn once for its data directory: a node that asks to join again is the same one. 0 says
+    /// nothing about it, and leaves what is known.
+    pub instance: u128,
+    /// Where its peers reach it, as host:port; empty if they can't.
     pub address: String,
     /// Where clients reach it, as host:port; empty if it serves none.
     pub serves: String,
@@ -63,6 +66,44 @@ pub enum ControlRejection {
     #[error("node {node} was known before; numbers are not given twice")]
     NodeTaken {
         /// The number.
+        node: NodeId,
+    },
+    /// Another node is at the address.
+    #[error(
+        "node {node} is at {address} already; remove it first with `taskyard cluster remove {node}`, \
+         or give this one another address"
+    )]
+    AddressTaken {
+        /// Who is there.
+        node: NodeId,
+        /// Where.
+        address: String,
+    },
+    /// The same data directory has joined before.
+    #[error("this node has joined before, as node {node}")]
+    AlreadyJoined {
+        /// Its number.
+        node: NodeId,
+    },
+    /// Nobody else has what the node holds.
+    #[error(
+        "node {node} holds the last replica of {}: without it that is lost; start it again, or \
+         restore a backup into a new cluster",
+        name_of(*group)
+    )]
+    LastReplica {
+        /// The node.
+        node: NodeId,
+        /// The group.
+        group: u64,
+    },
+    /// Nothing is expected of the node any more.
+    #[error(
+        "node {node} was given up and is being removed; to use its machine again, start it with a \
+         new data directory and --join"
+    )]
+    GivenUp {
+        /// The node.
         node: NodeId,
     },
     /// The node still holds replicas.
@@ -120,6 +161,8 @@ pub struct Control {
     node_last: NodeId,
     /// Nodes that are to be emptied.
     draining: BTreeSet<NodeId>,
+    /// Nodes that never come back: what they held is placed anew, then they are removed.
+    given_up: BTreeSet<NodeId>,
     /// Those of them that are forgotten as soon as this group has let their replica of it go.
     leaving: BTreeSet<NodeId>,
     placements: BTreeMap<u64, GroupPlacement>,
@@ -191,6 +234,11 @@ impl Control {
         self.draining.contains(&id)
     }
 
+    /// Whether a node is lost for good, and removed once others have what it held.
+    pub fn has_given_up(&self, id: NodeId) -> bool {
+        self.given_up.contains(&id)
+    }
+
     /// How many voters each group is to have where there are nodes enough.
     pub fn factor(&self) -> u8 {
         if self.factor == 0 { FACTOR_DEFAULT } else { self.factor }
@@ -238,14 +286,11 @@ impl Control {
                 self.found(cluster, incarnation, shards, rules)
             }
             _ if self.shards == 0 => Err(ControlRejection::NotFounded),
-            ControlCommand::AddNode { id, .. } if id <= self.node_last => {
-                Err(ControlRejection::NodeTaken { node: id })
-            }
-            ControlCommand::AddNode { id, node } | ControlCommand::SetNode { id, node } => {
-                self.set_node(id, node)
-            }
+            ControlCommand::AddNode { id, node } => self.add_node(id, node),
+            ControlCommand::SetNode { id, node } => self.set_node(id, node),
             ControlCommand::RemoveNode { id } => self.remove_node(id),
             ControlCommand::Drain { id, drains } => self.drain(id, drains),
+            ControlCommand::GiveUp { id } => self.give_up(id),
             ControlCommand::Place { group, replicas } => self.place(group, replicas),
             ControlCommand::SetTarget { group, nodes } => self.set_target(group, nodes),
             ControlCommand::Assign { group, node } => self.assign(group, node),
@@ -273,12 +318,35 @@ impl Control {
         Ok(())
     }
 
-    fn set_node(&mut self, id: NodeId, node: Node) -> ControlOutcome {
+    fn add_node(&mut self, id: NodeId, node: Node) -> ControlOutcome {
+        let same = |known: &Node| node.instance != 0 && known.instance == node.instance;
+        if let Some((&node, _)) = self.nodes.iter().find(|(_, known)| same(known)) {
+            return Err(ControlRejection::AlreadyJoined { node });
+        }
+        if id <= self.node_last {
+            return Err(ControlRejection::NodeTaken { node: id });
+        }
+        self.set_node(id, node)
+    }
+
+    fn set_node(&mut self, id: NodeId, mut node: Node) -> ControlOutcome {
         if id == 0 {
             return Err(invalid("nodes are numbered from 1, not 0"));
         }
         if self.was_removed(id) {
             return Err(ControlRejection::NodeTaken { node: id });
+        }
+        if self.given_up.contains(&id) {
+            return Err(ControlRejection::GivenUp { node: id });
+        }
+        let is_there = |known: &Node| !known.address.is_empty() && known.address == node.address;
+        let others = self.nodes.iter().filter(|(other, _)| **other != id);
+        if let Some((&other, _)) = others.clone().find(|(_, known)| is_there(known)) {
+            let address = node.address;
+            return Err(ControlRejection::AddressTaken { node: other, address });
+        }
+        if node.instance == 0 {
+            node.instance = self.nodes.get(&id).map_or(0, |known| known.instance);
         }
         if node.rules_max < self.rules {
             return Err(invalid(format!(
@@ -316,17 +384,41 @@ impl Control {
     fn forget(&mut self, id: NodeId) {
         self.draining.remove(&id);
         self.leaving.remove(&id);
+        self.given_up.remove(&id);
         self.nodes.remove(&id);
+    }
+
+    /// Its address is free from here on: a new node on the same machine may take it.
+    fn give_up(&mut self, id: NodeId) -> ControlOutcome {
+        self.check_known(id)?;
+        let is_alone =
+            |placement: &GroupPlacement| placement.replicas.iter().all(|at| at.node == id);
+        let last = self.placements.iter().find(|(_, placement)| is_alone(placement));
+        if let Some((&group, _)) = last {
+            return Err(ControlRejection::LastReplica { node: id, group });
+        }
+        self.draining.remove(&id);
+        self.given_up.insert(id);
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.address.clear();
+            node.serves.clear();
+        }
+        Ok(())
     }
 
     fn drain(&mut self, id: NodeId, drains: bool) -> ControlOutcome {
         self.check_known(id)?;
+        if self.given_up.contains(&id) {
+            return Err(ControlRejection::GivenUp { node: id });
+        }
         if !drains {
             self.draining.remove(&id);
             self.leaving.remove(&id);
             return Ok(());
         }
-        let in_use = self.nodes.keys().filter(|node| !self.draining.contains(node)).count();
+        let in_use =
+            |node: &&NodeId| !self.draining.contains(node) && !self.given_up.contains(node);
+        let in_use = self.nodes.keys().filter(in_use).count();
         let left = in_use - usize::from(!self.draining.contains(&id));
         let replicas = self.voters_on(in_use);
         if left < replicas || left == 0 {
@@ -458,6 +550,7 @@ impl Control {
             out.node(node);
         }
         out.numbers(self.draining.iter().copied());
+        out.numbers(self.given_up.iter().copied());
         out.numbers(self.leaving.iter().copied());
         out.u32(self.placements.len() as u32);
         for (&group, placement) in &self.placements {
@@ -485,6 +578,7 @@ impl Control {
             control.nodes.insert(input.u64()?, input.node()?);
         }
         control.draining = input.numbers()?.into_iter().collect();
+        control.given_up = input.numbers()?.into_iter().collect();
         control.leaving = input.numbers()?.into_iter().collect();
         for _ in 0..input.u32()? {
             let group = input.u64()?;

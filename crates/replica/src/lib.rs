@@ -68,6 +68,7 @@ mod reads;
 mod replica;
 mod restored;
 mod role;
+mod snapshot;
 
 pub use control::{
     Control, ControlCommand, ControlOutcome, ControlRejection, GroupSeen, InvalidControlBytes,
@@ -75,7 +76,7 @@ pub use control::{
 };
 pub use log::{LogReader, SnapshotSource, SnapshotState};
 pub use membership::{Change, ChangeRefused, Members, PeerProgress};
-pub use message::{InvalidMessage, decode_message, encode_message};
+pub use message::{InvalidMessage, decode_message, encode_message, message_bytes};
 /// The consensus library's wire and log types: entries, hard state, membership, messages.
 pub use raft::eraftpb;
 pub use replica::{Applied, Config, Progress, Ready, Replica, StateMachine};

@@ -19,6 +19,11 @@ pub fn encode_message(message: &Message) -> Vec<u8> {
     message.write_to_bytes().expect("a message has no required fields that could be missing")
 }
 
+/// How long [`encode_message`] is, without making it.
+pub fn message_bytes(message: &Message) -> usize {
+    message.compute_size() as usize
+}
+
 /// The reverse of [`encode_message`].
 pub fn decode_message(bytes: &[u8]) -> Result<Message, InvalidMessage> {
     Message::parse_from_bytes(bytes)
@@ -89,7 +94,9 @@ mod tests {
     #[test]
     fn messages_survive_the_wire_and_rubbish_does_not_pass() {
         let message = append(&[(8, 3), (9, 5)]);
-        assert_eq!(decode_message(&encode_message(&message)), Ok(message));
+        let bytes = encode_message(&message);
+        assert_eq!(message_bytes(&message), bytes.len());
+        assert_eq!(decode_message(&bytes), Ok(message));
         assert!(decode_message(&[0xff, 0xff, 0xff]).is_err());
     }
 

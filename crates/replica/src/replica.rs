@@ -423,6 +423,11 @@ impl<M: StateMachine> Replica<M> {
         self.node.raft.term
     }
 
+    /// Term, vote and commit as they are now: what a log that begins anew must say.
+    pub fn hard_state(&self) -> eraftpb::HardState {
+        self.node.raft.hard_state()
+    }
+
     /// The last index known to be committed.
     pub fn commit(&self) -> u64 {
         self.node.raft.raft_log.committed

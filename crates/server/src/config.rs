@@ -1,11 +1,13 @@
 //! Config: one struct, defaults, `validate()`.
 
+mod peers;
+
 use crate::{
     Clock,
     limits::{CONNECTIONS_MAX, MEMORY_BYTES_MIN, SHARDS_MAX},
     node::StartError,
 };
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 use taskyard_machine::limits;
 
 /// The memory of this machine, or of the container it seems to be.
@@ -39,8 +41,40 @@ pub struct Config {
     pub connections_max: usize,
     /// How long a graceful stop takes: for calls in flight, then for checkpoints. Default 10 s.
     pub shutdown_grace: Duration,
+    /// Where other nodes of the cluster connect. Port 0 takes any free one. `None`, the default, is a
+    /// node that stays alone.
+    pub peer: Option<SocketAddr>,
+    /// Peer addresses of nodes whose cluster a new data directory is to join, as host:port, tried in
+    /// turn. If this node's own is among them, it is the list of all nodes: the first one founds the
+    /// cluster, the others join it. A directory that is in a cluster stays there. Default: none, a new
+    /// directory founds a cluster of its own.
+    pub join: Vec<String>,
+    /// What this node fails together with, such as a rack: replicas of a shard are spread over zones.
+    /// Empty, the default, if unknown.
+    pub zone: String,
+    /// Where other nodes reach this one, as host:port. Default: `peer`, unless that is a wildcard.
+    pub advertise: Option<String>,
+    /// Where clients reach this node, as host:port. Default: `listen`, with the host of `advertise` if
+    /// it is a wildcard.
+    pub advertise_clients: Option<String>,
+    /// What every node of the cluster knows, and nobody else. Empty, the default: whoever reaches the
+    /// peer port is taken for the node that it says it is.
+    pub cluster_secret: Secret,
+    /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5. Default 3.
+    pub replication: Option<u8>,
     /// Where time comes from.
     pub clock: Clock,
+}
+
+/// Bytes that nodes prove to each other that they know.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(pub Vec<u8>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // It stays out of logs.
+        f.write_str(if self.0.is_empty() { "none" } else { "***" })
+    }
 }
 
 impl Config {
@@ -55,6 +89,13 @@ impl Config {
             disk_reserve_bytes: 1 << 30,
             connections_max: CONNECTIONS_MAX,
             shutdown_grace: Duration::from_secs(10),
+            peer: None,
+            join: Vec::new(),
+            zone: String::new(),
+            advertise: None,
+            advertise_clients: None,
+            cluster_secret: Secret::default(),
+            replication: None,
             clock: Clock::system(),
         }
     }
@@ -89,6 +130,7 @@ impl Config {
             (1..=CONNECTIONS_MAX).contains(&connections),
             format!("connections_max is {connections}; it must be 1 to {CONNECTIONS_MAX}"),
         );
+        self.check_peers(&mut mistakes);
         if mistakes.is_empty() { Ok(()) } else { Err(StartError(mistakes.join("\n"))) }
     }
 }

@@ -2,13 +2,19 @@
 //!
 //! ```text
 //! LOCK      held while a process uses the directory; names that process
-//! FORMAT    version, cluster, incarnation, number of shards, and a checksum of that
+//! FORMAT    version, cluster, incarnation, number of shards, number of the node, and a checksum of that
 //! log/      the Raft log of all shards
 //! state/    checkpoints and bodies
+//! JOINING   before FORMAT: names a directory that asks for a place in a cluster
+//! PEERS     where the nodes of that cluster were when it got one
 //! ```
 //! Invariant: where `FORMAT` exists, log and checkpoints exist too, marked with what it says: it gets its
 //! name last. So a log or a state that was emptied, exchanged or left behind is never taken for a new one.
 //! A directory without it is new only if nothing in it could be somebody's data.
+
+mod joining;
+
+pub(crate) use joining::{Joining, known_peers};
 
 use crate::{
     checkpoint::Store,
@@ -23,19 +29,24 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use taskyard_replica::NodeId;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The layout and encodings that this build writes. Raised when an older build could not read it.
-const FORMAT_VERSION: u32 = 2;
+pub(crate) const FORMAT_VERSION: u32 = 3;
 const FORMAT_FILE: &str = "FORMAT";
 /// Its name while a directory is made: what else is there was never used.
 const FORMAT_FILE_NEW: &str = "FORMAT.new";
 /// And at the end of a restore, whose work must not be begun anew.
 const FORMAT_FILE_RESTORED: &str = "FORMAT.restored";
 const LOCK_FILE: &str = "LOCK";
+const JOINING_FILE: &str = "JOINING";
+const PEERS_FILE: &str = "PEERS";
 const FOLDERS: [&str; 2] = ["log", "state"];
 /// Shards of a new directory, if nobody says how many.
 const SHARDS_DEFAULT: u16 = 32;
+/// The number of the node that founds a cluster.
+const FIRST_NODE: NodeId = 1;
 
 /// What a data directory was made as. Fixed from then on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,22 +57,31 @@ pub(crate) struct Format {
     pub incarnation: u32,
     /// How many shards there are.
     pub shards: u16,
+    /// The node's number in its cluster, from 1; never given to another directory.
+    pub node: NodeId,
 }
 
 impl Format {
-    /// A new cluster.
+    /// The first node of a new cluster.
     pub(crate) fn random(shards: u16) -> Format {
-        Format { cluster: random_u128(), incarnation: random_u64() as u32, shards }
+        let (cluster, incarnation) = (random_u128(), random_u64() as u32);
+        Format { cluster, incarnation, shards, node: FIRST_NODE }
+    }
+
+    /// Whether this node founded its cluster: it has a replica of every group from the start.
+    pub(crate) fn founds(self) -> bool {
+        self.node == FIRST_NODE
     }
 
     fn to_text(self) -> String {
         let mut text = String::new();
-        let Format { cluster, incarnation, shards } = self;
+        let Format { cluster, incarnation, shards, node } = self;
         let _ = writeln!(text, "# Taskyard's data directory. Don't edit.");
         let _ = writeln!(text, "format = {FORMAT_VERSION}");
         let _ = writeln!(text, "cluster = {cluster:032x}");
         let _ = writeln!(text, "incarnation = {incarnation}");
         let _ = writeln!(text, "shards = {shards}");
+        let _ = writeln!(text, "node = {node}");
         let checksum = xxh3_64(text.as_bytes());
         let _ = writeln!(text, "checksum = {checksum:016x}");
         text
@@ -85,14 +105,18 @@ impl Format {
         if u64::from_str_radix(checksum, 16) != Ok(xxh3_64(checked.as_bytes())) {
             return Err(FormatError::Damaged("its checksum does not fit, it was changed".into()));
         }
-        let (cluster, incarnation, shards) =
-            (value("cluster")?, value("incarnation")?, value("shards")?);
+        let (cluster, incarnation, shards, node) =
+            (value("cluster")?, value("incarnation")?, value("shards")?, value("node")?);
         Ok(Format {
             cluster: u128::from_str_radix(cluster, 16).map_err(|_| bad("cluster", cluster))?,
             incarnation: incarnation.parse().map_err(|_| bad("incarnation", incarnation))?,
             shards: match shards.parse() {
                 Ok(0) | Err(_) => return Err(bad("shards", shards)),
                 Ok(count) => count,
+            },
+            node: match node.parse() {
+                Ok(0) | Err(_) => return Err(bad("node", node)),
+                Ok(node) => node,
             },
         })
     }
@@ -101,10 +125,12 @@ impl Format {
 /// What log and checkpoints carry of it.
 impl Format {
     pub(crate) fn to_mark(self) -> Vec<u8> {
-        let Format { cluster, incarnation, shards } = self;
-        let parts: [&[u8]; 3] =
-            [&cluster.to_be_bytes(), &incarnation.to_be_bytes(), &shards.to_be_bytes()];
-        parts.concat()
+        let Format { cluster, incarnation, shards, node } = self;
+        let mut mark = cluster.to_be_bytes().to_vec();
+        mark.extend(incarnation.to_be_bytes());
+        mark.extend(node.to_be_bytes());
+        mark.extend(shards.to_be_bytes());
+        mark
     }
 
     /// Whether `what` carries the mark of this data directory.
@@ -343,7 +369,8 @@ fn claim(path: &Path) -> Result<File, StartError> {
     Ok(lock)
 }
 
-fn read_format(path: &Path) -> Result<Option<Format>, StartError> {
+/// What the directory was made as, if it was.
+pub(crate) fn read_format(path: &Path) -> Result<Option<Format>, StartError> {
     let file = path.join(FORMAT_FILE);
     let bytes = match fs::read(&file) {
         Ok(bytes) => bytes,
@@ -390,7 +417,7 @@ fn refuse_foreign(path: &Path) -> Result<(), StartError> {
         let entry = entry.map_err(|error| unusable(path, &error))?;
         let name = entry.file_name();
         let ours = match name.to_str() {
-            Some(LOCK_FILE | FORMAT_FILE_NEW) => true,
+            Some(LOCK_FILE | FORMAT_FILE_NEW | JOINING_FILE | PEERS_FILE) => true,
             Some(folder) if FOLDERS.contains(&folder) => {
                 is_begun || fs::read_dir(entry.path()).is_ok_and(|mut held| held.next().is_none())
             }
@@ -526,9 +553,9 @@ mod tests {
         let file = dir.path().join(FORMAT_FILE);
         let good = fs::read_to_string(&file).unwrap();
         for (from, to, expected) in [
-            ("format = 2", "format = 7", "has format 7, this taskyard reads up to 2"),
-            ("format = 2", "format = 1", "has format 1, from before the first release"),
-            ("format = 2", "format = ?", "is damaged: format is \"?\""),
+            ("format = 3", "format = 7", "has format 7, this taskyard reads up to 3"),
+            ("format = 3", "format = 1", "has format 1, from before the first release"),
+            ("format = 3", "format = ?", "is damaged: format is \"?\""),
             ("shards = 4", "shards = 0", "is damaged: its checksum does not fit"),
             ("shards = 4", "shards = 2", "is damaged: its checksum does not fit"),
             ("checksum", "checksun", "it has no line \"checksum = ...\""),
@@ -565,7 +592,7 @@ mod tests {
     #[test]
     fn a_restore_wants_an_empty_directory_and_counts_only_when_sealed() {
         let dir = tempfile::tempdir().unwrap();
-        let format = Format { cluster: 1, incarnation: 2, shards: 3 };
+        let format = Format { cluster: 1, incarnation: 2, shards: 3, node: 4 };
         let path = dir.path().join("new");
         let restored = DataDir::begin_restore(&path, format).unwrap();
         fs::write(path.join("state/x"), "x").unwrap();

@@ -3,6 +3,7 @@
 use crate::moment::InWords;
 use std::fmt;
 use taskyard_machine::{Rejection, TaskId};
+use taskyard_replica::ControlRejection;
 
 /// Why an operation did not do what was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,6 +65,15 @@ pub enum Error {
         /// Which shard.
         shard: u16,
     },
+    /// The cluster's own group has no leader with a majority. Nothing changed; safe to send again.
+    #[error(
+        "the control group has no leader; try again when a majority of its nodes is up, and look with \
+         `taskyard cluster status`"
+    )]
+    NoControl,
+    /// The cluster is not in a state that allows it. Nothing changed.
+    #[error("{0}")]
+    Refused(String),
     /// Another node leads the shard, or none does. Nothing changed. Between nodes alone: whoever gets
     /// it asks the leader instead.
     #[error("this node does not lead shard {shard}; send it again")]
@@ -81,6 +91,17 @@ pub enum Error {
     /// This node is starting or stopping. Nothing changed; safe to send again.
     #[error("{0}")]
     Unavailable(String),
+}
+
+impl From<ControlRejection> for Error {
+    fn from(rejection: ControlRejection) -> Error {
+        match rejection {
+            ControlRejection::UnknownNode { node } => Error::NotFound(format!(
+                "there is no node {node}; `taskyard cluster status` lists them"
+            )),
+            other => Error::Refused(other.to_string()),
+        }
+    }
 }
 
 /// A rejection for people: the machine knows moments as numbers only.
@@ -119,7 +140,7 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Error::Rejected(rejection) => rejection.code(),
-            Error::Invalid(_) => "invalid_argument",
+            Error::Invalid(_) | Error::Refused(_) => "invalid_argument",
             Error::NotFound(_) => "not_found",
             Error::PayloadTooLarge { .. } => "payload_too_large",
             Error::Element { error, .. } | Error::Node { error, .. } => error.code(),
@@ -130,7 +151,7 @@ impl Error {
             },
             Error::LimitExceeded(_) => "limit_exceeded",
             Error::DiskFull(_) => "disk_full",
-            Error::NoQuorum { .. } | Error::NotLeader { .. } => "no_quorum",
+            Error::NoQuorum { .. } | Error::NoControl | Error::NotLeader { .. } => "no_quorum",
             Error::OutcomeUnknown => "outcome_unknown",
             Error::Unavailable(_) => "unavailable",
         }

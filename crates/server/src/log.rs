@@ -5,6 +5,7 @@
 //! record follows it (`scan.rs`).
 
 mod files;
+mod reset;
 mod scan;
 
 use crate::{
@@ -23,7 +24,7 @@ use std::{
     time::Duration,
 };
 use taskyard_machine::ShardId;
-use taskyard_replica::{LogReader, eraftpb};
+use taskyard_replica::{CONTROL_GROUP, LogReader, eraftpb};
 
 /// One file of the log. Larger ones are rotated less often and freed later.
 const FILE_BYTES: u64 = 64 << 20;
@@ -32,8 +33,10 @@ const PURGE_BYTES: u64 = 512 << 20;
 const HARD_STATE_KEY: &[u8] = b"hard_state";
 const CUT_KEY: &[u8] = b"cut";
 const MARK_KEY: &[u8] = b"mark";
-/// The group that is no shard's. It holds the mark of the data directory.
-const CONTROL_GROUP: u64 = 0;
+const REPLICA_KEY: &[u8] = b"replica";
+const CONTROL_KEY: &[u8] = b"control";
+/// The replica of each group that the node has which founds a cluster.
+pub(crate) const FIRST_REPLICA: u64 = 1;
 
 /// A shard's Raft group.
 pub(crate) fn group_of(shard: ShardId) -> u64 {
@@ -68,6 +71,8 @@ pub(crate) struct GroupState {
     pub cut: u64,
     /// First and last index, if there is any entry.
     pub entries: Option<(u64, u64)>,
+    /// The id of this node's replica; `None` if it has none.
+    pub replica: Option<u64>,
 }
 
 /// How long one write took.
@@ -130,9 +135,26 @@ impl Batch {
     /// Drops everything up to `index`, which a synced checkpoint holds.
     pub(crate) fn cut(&mut self, group: u64, index: u64) {
         self.0.add_command(group, Command::Compact { index: index + 1 });
-        self.0
-            .put(group, CUT_KEY.to_vec(), index.to_le_bytes().to_vec())
-            .expect("the key is not one of raft-engine's own");
+        self.put(group, CUT_KEY, index.to_le_bytes().to_vec());
+    }
+
+    /// Says which replica of the group this node has: with or before all that it writes.
+    pub(crate) fn replica(&mut self, group: u64, id: u64) {
+        self.put(group, REPLICA_KEY, id.to_le_bytes().to_vec());
+    }
+
+    /// Stores the control group's checkpoint.
+    pub(crate) fn control(&mut self, checkpoint: Vec<u8>) {
+        self.put(CONTROL_GROUP, CONTROL_KEY, checkpoint);
+    }
+
+    /// Marks the log as one of a data directory.
+    pub(crate) fn mark(&mut self, format: Format) {
+        self.put(CONTROL_GROUP, MARK_KEY, format.to_mark());
+    }
+
+    fn put(&mut self, group: u64, key: &[u8], value: Vec<u8>) {
+        self.0.put(group, key.to_vec(), value).expect("the key is not one of raft-engine's own");
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -203,13 +225,15 @@ impl Log {
         Ok(())
     }
 
-    /// Marks a new log as one of this data directory.
+    /// Marks a new log as one of this data directory. The node that founds a cluster has a replica of
+    /// every group from the start.
     pub(crate) fn mark(&self, format: Format) -> Result<(), WriteError> {
         let mut batch = Batch::default();
-        batch
-            .0
-            .put(CONTROL_GROUP, MARK_KEY.to_vec(), format.to_mark())
-            .expect("the key is not one of raft-engine's own");
+        batch.mark(format);
+        if format.founds() {
+            let groups = CONTROL_GROUP..=u64::from(format.shards);
+            groups.for_each(|group| batch.replica(group, FIRST_REPLICA));
+        }
         self.write(&mut batch).map(drop)
     }
 
@@ -238,16 +262,22 @@ impl Log {
             .engine
             .get_message::<eraftpb::HardState>(group, HARD_STATE_KEY)
             .map_err(|error| unreadable(in_words(&error)))?;
-        let cut = match self.engine.get(group, CUT_KEY) {
-            None => 0,
-            Some(bytes) => {
-                let bytes =
-                    bytes.try_into().map_err(|_| unreadable("its cut is damaged".into()))?;
-                u64::from_le_bytes(bytes)
-            }
+        let number = |key, what: &str| match self.engine.get(group, key) {
+            None => Ok(None),
+            Some(bytes) => match bytes.try_into() {
+                Ok(bytes) => Ok(Some(u64::from_le_bytes(bytes))),
+                Err(_) => Err(unreadable(format!("{what} is damaged"))),
+            },
         };
+        let cut = number(CUT_KEY, "its cut")?.unwrap_or(0);
+        let replica = number(REPLICA_KEY, "the number of its replica")?;
         let entries = self.engine.first_index(group).zip(self.engine.last_index(group));
-        Ok(GroupState { hard_state, cut, entries })
+        Ok(GroupState { hard_state, cut, entries, replica })
+    }
+
+    /// The last checkpoint of the control group; `None` if there is none.
+    pub(crate) fn control(&self) -> Option<Vec<u8>> {
+        self.engine.get(CONTROL_GROUP, CONTROL_KEY)
     }
 
     /// Writes and syncs. The batch is empty afterwards. After an error nothing may be written any more.
@@ -335,18 +365,18 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::path::PathBuf;
 
-    const SMALL_FILE_BYTES: u64 = 1 << 20;
+    pub(super) const SMALL_FILE_BYTES: u64 = 1 << 20;
 
-    fn small(dir: &Path) -> Log {
+    pub(super) fn small(dir: &Path) -> Log {
         Log::open_sized(dir, SMALL_FILE_BYTES, 4 * SMALL_FILE_BYTES).unwrap()
     }
 
-    fn entry(index: u64, bytes: usize) -> eraftpb::Entry {
+    pub(super) fn entry(index: u64, bytes: usize) -> eraftpb::Entry {
         let data = vec![index as u8; bytes].into();
         eraftpb::Entry { index, term: 1, data, ..Default::default() }
     }
 
-    fn write(log: &Log, group: u64, indexes: std::ops::RangeInclusive<u64>) -> Written {
+    pub(super) fn write(log: &Log, group: u64, indexes: std::ops::RangeInclusive<u64>) -> Written {
         let mut batch = Batch::default();
         let last = *indexes.end();
         let entries: Vec<_> = indexes.map(|index| entry(index, 300)).collect();
@@ -362,7 +392,7 @@ mod tests {
         logs.max().unwrap()
     }
 
-    fn indexes(log: &Arc<Log>, group: u64) -> Vec<u64> {
+    pub(super) fn indexes(log: &Arc<Log>, group: u64) -> Vec<u64> {
         let Some((first, last)) = log.group(group).unwrap().entries else { return Vec::new() };
         let entries = log.reader(group).entries(first, last + 1, u64::MAX);
         entries.iter().map(|entry| entry.index).collect()
@@ -395,7 +425,7 @@ mod tests {
     fn a_log_of_another_directory_or_of_more_shards_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let log = Log::open(dir.path()).unwrap();
-        let format = Format { cluster: 7, incarnation: 1, shards: 2 };
+        let format = Format { cluster: 7, incarnation: 1, shards: 2, node: 1 };
         let error = |format| log.check_mark(dir.path(), format).expect_err("it is refused").0;
         assert!(error(format).contains("has no mark of this data directory"), "{}", error(format));
         log.mark(format).unwrap();
@@ -503,7 +533,7 @@ mod tests {
     fn entries_behind_a_cut_do_not_come_back_after_a_purge() {
         let dir = tempfile::tempdir().unwrap();
         let log = small(dir.path());
-        let format = Format { cluster: 7, incarnation: 1, shards: 2 };
+        let format = Format { cluster: 7, incarnation: 1, shards: 2, node: 1 };
         log.mark(format).unwrap();
         let (quiet, hot) = (1, 2);
         let mut batch = Batch::default();

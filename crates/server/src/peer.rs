@@ -24,16 +24,17 @@ mod pings;
 mod queue;
 mod serve;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod warnings;
 
-pub use calls::CallError;
+pub use calls::{CallError, LateReply};
 pub use dial::JoinError;
 pub use handshake::{PeerHello, Refusal, RefusalCode};
 
 use crate::{clock::Clock, limits, random::random_u128};
 use accept::Accepted;
 use bytes::Bytes;
+use calls::Dialled;
 use connection::{PATIENCE, Patience};
 use dial::Link;
 use frame::{Frame, Kind};
@@ -62,8 +63,8 @@ pub trait PeerHandler: Send + Sync + 'static {
     /// Executes a call. The future is dropped where it stands when the caller goes away.
     fn call(&self, from: NodeId, request: Bytes) -> BoxFuture<'static, Bytes>;
 
-    /// Answers a node that has no place in the cluster yet and asks for one. It knows the secret, and
-    /// nothing else is sure about it. May be asked again by a node that did not get the answer.
+    /// Answers a node that has no place in the cluster and asks for one, or asks about it. It knows the
+    /// secret, and nothing else is sure about it. May be asked again by a node that did not get the answer.
     fn joined(&self, hello: PeerHello, request: Bytes) -> BoxFuture<'static, Bytes>;
 
     /// Whether a node that has proved the secret may connect; the words say why not, for example that
@@ -112,6 +113,13 @@ impl PeerConfig {
             PeerHello { cluster, node, boot: random_u128(), build: self.build.clone(), rules };
         Identity { hello, secret: self.secret.clone() }
     }
+
+    /// Of a node that is in no cluster yet.
+    fn outside(&self) -> Identity {
+        let mut me = self.identity();
+        (me.hello.cluster, me.hello.node) = (0, 0);
+        me
+    }
 }
 
 /// How one peer is doing, seen from here.
@@ -144,6 +152,8 @@ pub struct PeerStatus {
     pub raft_dropped: u64,
     /// Why the last connection or attempt ended.
     pub last_error: Option<String>,
+    /// What it, or this node, had against the last attempt to connect.
+    pub refusal: Option<Refusal>,
 }
 
 /// The connections of a node to its peers. Cheap to clone; ends with its last clone, or by
@@ -221,7 +231,21 @@ impl PeerNetwork {
         handler: Arc<dyn PeerHandler>,
         clock: Clock,
     ) -> PeerNetwork {
-        PeerNetwork::tuned(config.identity(), listener, handler, clock, TUNING)
+        let me = config.identity();
+        assert!(me.hello.cluster != 0, "a node is a peer once it is in a cluster");
+        assert!(me.hello.node != 0, "nodes are counted from 1");
+        PeerNetwork::tuned(me, listener, handler, clock, TUNING)
+    }
+
+    /// Listens while this node is in no cluster itself: others that are in none are answered by
+    /// [`PeerHandler::joined`], peers are refused. Nobody is dialled.
+    pub fn wait(
+        config: &PeerConfig,
+        listener: TcpListener,
+        handler: Arc<dyn PeerHandler>,
+        clock: Clock,
+    ) -> PeerNetwork {
+        PeerNetwork::tuned(config.outside(), listener, handler, clock, TUNING)
     }
 
     fn tuned(
@@ -231,8 +255,6 @@ impl PeerNetwork {
         clock: Clock,
         tuning: Tuning,
     ) -> PeerNetwork {
-        assert!(me.hello.cluster != 0, "a node listens for peers once it is in a cluster");
-        assert!(me.hello.node != 0, "nodes are counted from 1");
         let core = Arc::new(Core {
             me,
             handler,
@@ -296,16 +318,40 @@ impl PeerNetwork {
         wait: Duration,
     ) -> impl Future<Output = Result<Bytes, CallError>> + Send + use<> {
         let link = self.link(node);
-        async move {
-            let Some(link) = link else {
-                return Err(CallError::not_sent(format!("node {node} is not known here")));
-            };
-            let Some(dialled) = link.dialled() else {
-                return Err(CallError::not_sent(format!("node {node} is not connected")));
-            };
-            drop(link);
-            dialled.call(request, wait).await
+        async move { dialled(link.as_deref(), node)?.call(request, wait).await }
+    }
+
+    /// The same. An answer that comes when nobody waits for it any more goes to `late`: what it hands
+    /// over must not get lost.
+    pub fn call_minding(
+        &self,
+        node: NodeId,
+        request: Bytes,
+        wait: Duration,
+        late: LateReply,
+    ) -> impl Future<Output = Result<Bytes, CallError>> + Send + use<> {
+        let link = self.link(node);
+        async move { dialled(link.as_deref(), node)?.call_minding(request, wait, late).await }
+    }
+
+    /// Tells a peer something whose answer nobody needs; what can't be sent is dropped. What is told
+    /// to one peer arrives in the order of these calls.
+    pub fn tell(&self, node: NodeId, request: Bytes) {
+        if let Ok(dialled) = dialled(self.link(node).as_deref(), node)
+            && let Ok(waiting) = dialled.begin(request)
+        {
+            self.inner.runtime.spawn(waiting.end());
         }
+    }
+
+    /// Where its connections run: for what waits for calls on threads that are not the network's.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.inner.runtime
+    }
+
+    /// Whether a peer can be sent to.
+    pub fn is_connected(&self, node: NodeId) -> bool {
+        self.link(node).is_some_and(|link| link.dialled().is_some())
     }
 
     /// How every known peer is doing, by node.
@@ -338,15 +384,22 @@ impl PeerNetwork {
     }
 }
 
-/// Asks the node at `address` to take this one into its cluster, on a connection of its own. `config`
-/// has neither cluster nor node yet. Gives who answered, and what [`PeerHandler::joined`] said there.
+/// The connection to a peer, if there is one.
+fn dialled(link: Option<&Link>, node: NodeId) -> Result<Arc<Dialled>, CallError> {
+    let Some(link) = link else {
+        return Err(CallError::not_sent(format!("node {node} is not known here")));
+    };
+    let no_connection = || CallError::not_sent(format!("node {node} is not connected"));
+    link.dialled().ok_or_else(no_connection)
+}
+
+/// Asks the node at `address` to take this one into its cluster, on a connection of its own; what
+/// `config` says of cluster and node is left out. Gives who answered, and what [`PeerHandler::joined`] said there.
 pub async fn join(
     config: &PeerConfig,
     address: &str,
     request: Bytes,
     wait: Duration,
 ) -> Result<(PeerHello, Bytes), JoinError> {
-    let mut me = config.identity();
-    (me.hello.cluster, me.hello.node) = (0, 0);
-    dial::ask_to_join(address, &me, request, wait).await
+    dial::ask_to_join(address, &config.outside(), request, wait).await
 }

@@ -1,30 +1,51 @@
-//! Shards: the handle through which everything else reaches the shards of this node.
+//! Shards: the handle through which everything else reaches the shards, on whichever node.
 //!
-//! Cheap to clone. Every method hands its request to the shard loop's thread and awaits the answer;
-//! nothing here decides anything about a task.
+//! Cheap to clone. Every method asks the node that leads the shard: this one by the shard loop's thread
+//! (`local.rs`), another by a call (`remote.rs`); nothing here decides anything about a task. In a node
+//! that is alone there is nothing to route, and no cost of it.
+//!
+//! ```text
+//! route.rs       whom to ask next, and for how long         forward.rs   one call to one node
+//! proposals.rs   commands      claims.rs   claims, hints    reads.rs     questions, bodies, waits
+//! identity.rs    what may be sent again when its outcome got lost
+//! ```
 
+mod claims;
 mod engine;
 pub(crate) mod firing;
+mod forward;
+mod identity;
 pub(crate) mod inbox;
 pub(crate) mod leader_clock;
+mod local;
 pub(crate) mod outbox;
+mod proposals;
+mod reads;
 pub mod remote;
+mod route;
 pub(crate) mod sessions;
+#[cfg(test)]
+mod tests;
 pub(crate) mod timer;
 pub(crate) mod waiters;
 pub(crate) mod watchers;
 
 pub use engine::Engine;
+pub use local::LocalShards;
 
-use crate::{Clock, Error, backup, data_dir::Format, telemetry::Telemetry};
+use crate::{
+    Clock, Error, backup,
+    cluster::{Routes, Snapshots},
+    data_dir::Format,
+    peer::PeerNetwork,
+    telemetry::Telemetry,
+};
 use bytes::Bytes;
-use inbox::{Inbox, Input, TicketId, Waiter};
+use inbox::{Inbox, Input};
+use remote::ShardCall;
 use std::{
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, OnceLock, atomic::AtomicU64},
     time::Duration,
 };
 use taskyard_machine::{
@@ -44,6 +65,11 @@ struct Handle {
     tickets: AtomicU64,
     events: broadcast::Sender<Arc<Vec<Event>>>,
     telemetry: Arc<Telemetry>,
+    routes: Arc<Routes>,
+    /// The way to other nodes, once there is one.
+    network: Arc<OnceLock<PeerNetwork>>,
+    /// What other nodes may fetch of this one's shards.
+    snapshots: Arc<Snapshots>,
 }
 
 impl fmt::Debug for Shards {
@@ -65,6 +91,8 @@ pub struct ClaimRequest {
     pub lease_ms: u64,
     /// The session that will hold them.
     pub session: Option<SessionId>,
+    /// The session's number for this claim: sent again under it, it gets what it got before.
+    pub sequence: Option<u64>,
     /// Who claims, for people.
     pub worker: String,
 }
@@ -83,7 +111,7 @@ impl ClaimRequest {
             tasks_max: self.tasks_max,
             lease_ms: self.lease_ms,
             session: self.session,
-            claim_sequence: None,
+            claim_sequence: self.sequence,
             worker: &self.worker,
         }
     }
@@ -133,9 +161,39 @@ impl Shards {
         self.0.format.cluster
     }
 
+    /// Who leads what, as far as this node knows.
+    pub(crate) fn routes(&self) -> &Arc<Routes> {
+        &self.0.routes
+    }
+
+    /// The way to other nodes; none in a node that is alone for good.
+    pub(crate) fn network(&self) -> Option<&PeerNetwork> {
+        self.0.network.get()
+    }
+
+    /// What other nodes may fetch of this one's shards.
+    pub(crate) fn snapshots(&self) -> &Arc<Snapshots> {
+        &self.0.snapshots
+    }
+
+    /// Lets the shards talk to other nodes, once.
+    pub(crate) fn connect(&self, network: PeerNetwork) {
+        let _ = self.0.network.set(network);
+    }
+
     /// The shard of a queue.
     pub fn home(&self, queue: &str) -> ShardId {
         taskyard_machine::home_shard(queue, self.count())
+    }
+
+    /// The shards that this node leads, without a look at where the others are.
+    pub fn local(&self) -> LocalShards<'_> {
+        LocalShards(self)
+    }
+
+    /// The way to other nodes, if there are some: one that is alone has nobody to ask.
+    fn others(&self) -> Option<&PeerNetwork> {
+        self.network().filter(|_| !self.routes().is_alone())
     }
 
     /// Proposes a command and awaits its outcome, durable by then. `enqueue` tells whether it adds
@@ -146,23 +204,28 @@ impl Shards {
         command: EncodedCommand,
         enqueue: bool,
     ) -> Result<Outcome, Error> {
-        let (answer, answered) = oneshot::channel();
-        self.0.inbox.push(Input::Propose { shard, command, enqueue, answer })?;
-        answered.await.unwrap_or(Err(Error::OutcomeUnknown))
+        match self.others() {
+            None => self.local().propose(shard, command, enqueue).await.map_err(alone),
+            Some(network) => self.propose_routed(network, shard, command, enqueue).await,
+        }
     }
 
-    /// Proposes several commands with one hand-off; answers in the same order.
+    /// Proposes several commands with one hand-off per node; answers in the same order.
     pub async fn propose_all(
         &self,
         commands: Vec<(ShardId, EncodedCommand)>,
         enqueue: bool,
     ) -> Vec<Result<Outcome, Error>> {
-        let count = commands.len();
-        let (answer, answered) = oneshot::channel();
-        if let Err(error) = self.0.inbox.push(Input::ProposeAll { commands, enqueue, answer }) {
-            return vec![Err(error); count];
+        match self.others() {
+            None => {
+                let mut answers = self.local().propose_all(commands, enqueue).await;
+                for answer in answers.iter_mut().filter_map(|answer| answer.as_mut().err()) {
+                    *answer = alone(std::mem::replace(answer, Error::OutcomeUnknown));
+                }
+                answers
+            }
+            Some(network) => self.propose_all_routed(network, commands, enqueue).await,
         }
-        answered.await.unwrap_or_else(|_| vec![Err(Error::OutcomeUnknown); count])
     }
 
     /// Claims from queues of one shard; parks up to `wait` when nothing is ready, without a log
@@ -174,25 +237,10 @@ impl Shards {
         request: ClaimRequest,
         wait: Duration,
     ) -> Result<Vec<HandedTask>, Error> {
-        let (answer, answered) = oneshot::channel();
-        let ticket = self.ticket();
-        let waiter = Waiter { ticket, request, parks: !wait.is_zero(), answer };
-        self.0.inbox.push(Input::Claim { shard, waiter })?;
-        let mut parked = ParkedClaim { shards: self, shard, ticket, answered, is_settled: false };
-        let answer = if wait.is_zero() {
-            (&mut parked.answered).await
-        } else {
-            match tokio::time::timeout(wait, &mut parked.answered).await {
-                Ok(answer) => answer,
-                // What was handed over at the last moment counts. Anything later goes back.
-                Err(_) => match parked.take() {
-                    Some(answer) => Ok(answer),
-                    None => return Ok(Vec::new()),
-                },
-            }
-        };
-        parked.is_settled = true;
-        answer.unwrap_or(Err(Error::OutcomeUnknown))
+        match self.others() {
+            None => self.local().claim(shard, request, wait).await.map_err(alone),
+            Some(network) => self.claim_routed(network, shard, request, wait).await,
+        }
     }
 
     /// Parks until one of `queues` (all on `shard`) may have something to claim, or `wait` is over
@@ -205,72 +253,68 @@ impl Shards {
         queues: Vec<String>,
         wait: Duration,
     ) -> Result<bool, Error> {
-        let (answer, answered) = oneshot::channel();
-        let ticket = self.ticket();
-        self.0.inbox.push(Input::Hint { shard, ticket, queues, answer })?;
-        let _parked = OnDrop(|| self.tell(Input::Unpark { shard, ticket }));
-        match tokio::time::timeout(wait, answered).await {
-            Ok(answer) => answer.unwrap_or_else(|_| Err(gone())),
-            Err(_) => Ok(false),
+        match self.others() {
+            None => self.local().claimable(shard, queues, wait).await.map_err(alone),
+            Some(network) => self.claimable_routed(network, shard, queues, wait).await,
         }
     }
 
     /// Puts a question to a shard: a strong read, after confirming leadership.
     pub async fn ask<Q: Ask>(&self, shard: ShardId, question: Q) -> Result<Q::Answer, Error> {
-        self.read(shard, move |machine| question.ask(machine)).await
+        match self.others() {
+            None => self.local().ask(shard, question).await.map_err(alone),
+            Some(network) => self.ask_routed(network, shard, question).await,
+        }
     }
 
-    /// Looks at the state on the loop's thread after confirming leadership. `read` must be quick. A
-    /// function can't be sent to another node: what is asked outside of tests is a question.
+    /// Looks at the state of a shard that this node leads. A function can't be sent to another node:
+    /// what is asked outside of tests is a question.
     #[doc(hidden)]
     pub async fn read<T, F>(&self, shard: ShardId, read: F) -> Result<T, Error>
     where
         T: Send + 'static,
         F: FnOnce(&Machine) -> T + Send + 'static,
     {
-        let (answer, answered) = oneshot::channel();
-        let read = move |machine: Result<&Machine, Error>| {
-            let _ = answer.send(machine.map(read));
-        };
-        self.0.inbox.push(Input::Read { shard, read: Box::new(read) })?;
-        answered.await.unwrap_or_else(|_| Err(gone()))
+        self.local().read(shard, read).await
     }
 
     /// The encoded bodies of tasks, from memory or disk; `None` for one that is gone.
     pub async fn bodies(&self, tasks: Vec<TaskId>) -> Result<Vec<Option<Bytes>>, Error> {
-        let (answer, answered) = oneshot::channel();
-        self.0.inbox.push(Input::Bodies { tasks, answer })?;
-        answered.await.unwrap_or_else(|_| Err(gone()))
+        match self.others() {
+            None => self.local().bodies(tasks).await.map_err(alone),
+            Some(network) => self.bodies_routed(network, tasks).await,
+        }
     }
 
     /// Waits until the task has ended or `wait` is over; `true` if it has ended.
     pub async fn finished(&self, task: TaskId, wait: Duration) -> Result<bool, Error> {
-        let (answer, answered) = oneshot::channel();
-        let ticket = self.ticket();
-        self.0.inbox.push(Input::Watch { task, ticket, answer })?;
-        let _watched = OnDrop(|| self.tell(Input::Unwatch { task, ticket }));
-        match tokio::time::timeout(wait, answered).await {
-            Ok(answer) => answer.unwrap_or_else(|_| Err(gone())),
-            Err(_) => Ok(false),
+        match self.others() {
+            None => self.local().finished(task, wait).await.map_err(alone),
+            Some(network) => self.finished_routed(network, task, wait).await,
         }
     }
 
-    /// Tells the leaders which sessions live (once a second, from the gateway).
+    /// Tells all leaders which sessions live (once a second, from the gateway).
     pub fn sessions_alive(&self, sessions: Vec<SessionId>) {
-        self.tell(Input::SessionsAlive(sessions));
+        if !sessions.is_empty() {
+            self.tell_others(|| ShardCall::SessionsAlive(sessions.clone()));
+        }
+        self.local().sessions_alive(self.routes().me(), sessions);
     }
 
     /// The connection of a session closed without a goodbye: its silence limit becomes 5 s from now,
     /// unless it is named alive again.
     pub fn session_cut(&self, session: SessionId) {
-        self.tell(Input::SessionCut(session));
+        self.tell_others(|| ShardCall::SessionCut(session));
+        self.local().session_cut(self.routes().me(), session);
     }
 
     /// Claims that a session was handed and never reported started, as the gateway knows them when
     /// the session falls silent; replaces what was said before. They go into its `EndSession` as
     /// `not_started`: released, not lost. Forgotten when the session is named alive again.
     pub fn session_not_started(&self, session: SessionId, tasks: Vec<TaskId>) {
-        self.tell(Input::SessionNotStarted(session, tasks));
+        self.tell_others(|| ShardCall::SessionNotStarted(session, tasks.clone()));
+        self.local().session_not_started(self.routes().me(), session, tasks);
     }
 
     /// A consistent copy of every shard, as the bytes of one file, in parts. A slow reader slows the
@@ -282,11 +326,9 @@ impl Shards {
         Ok(backup::stream(view, self.0.format))
     }
 
-    /// How each shard stands, in order.
+    /// How each shard stands on this node, in order.
     pub async fn status(&self) -> Result<Vec<ShardStatus>, Error> {
-        let (answer, answered) = oneshot::channel();
-        self.0.inbox.push(Input::Status(answer))?;
-        answered.await.map_err(|_| gone())
+        self.local().status().await
     }
 
     /// Whether nothing is on its way from one shard to another: no task that was promised, no end of
@@ -302,12 +344,20 @@ impl Shards {
         Ok(stood_still && owe_nothing.into_iter().all(|nothing| nothing))
     }
 
-    /// Metrics of this node, in the Prometheus text format.
+    /// Metrics of this node, in the Prometheus text format. Of queues it shows those on shards that
+    /// it leads, so that a sum over all nodes counts each once.
     pub async fn metrics(&self) -> Result<String, Error> {
         let shards = (0..self.count()).map(ShardId);
-        let queues = shards.map(|shard| self.ask(shard, ask::Queues {}));
-        let queues: Vec<_> = futures_util::future::try_join_all(queues).await?;
-        Ok(self.0.telemetry.render(&queues.concat(), self.0.clock.wall_ms()))
+        let queues = shards.map(|shard| self.local().ask(shard, ask::Queues {}));
+        let mut led = Vec::new();
+        for queues in futures_util::future::join_all(queues).await {
+            match queues {
+                Ok(queues) => led.extend(queues),
+                Err(Error::NotLeader { .. } | Error::NoQuorum { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.0.telemetry.render(&led, self.0.clock.wall_ms()))
     }
 
     /// All events of all shards from now on, batched per loop turn. A slow reader misses some and is told how many.
@@ -315,59 +365,26 @@ impl Shards {
         self.0.events.subscribe()
     }
 
-    fn ticket(&self) -> TicketId {
-        TicketId(self.0.tickets.fetch_add(1, Ordering::Relaxed))
-    }
-
     /// Something nobody waits for; a loop that has ended needs it no more.
     fn tell(&self, input: Input) {
-        let _ = self.0.inbox.push(input);
+        let _ = self.push(input);
+    }
+
+    /// Hands something to the shard loop.
+    pub(crate) fn push(&self, input: Input) -> Result<(), Error> {
+        self.0.inbox.push(input)
     }
 }
 
 /// Nothing was changed by what was asked: the loop ended before.
-fn gone() -> Error {
+pub(crate) fn gone() -> Error {
     Error::Unavailable("this node has stopped; send it to another one, or again later".into())
 }
 
-struct OnDrop<F: FnMut()>(F);
-
-impl<F: FnMut()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        (self.0)();
-    }
-}
-
-/// A claim on its way. Dropped, it takes its waiter away and gives back what was handed to it.
-struct ParkedClaim<'a> {
-    shards: &'a Shards,
-    shard: ShardId,
-    ticket: TicketId,
-    answered: oneshot::Receiver<Result<Vec<HandedTask>, Error>>,
-    /// The caller has its answer.
-    is_settled: bool,
-}
-
-impl ParkedClaim<'_> {
-    /// What was handed over by now. Nothing can be from here on.
-    fn take(&mut self) -> Option<Result<Vec<HandedTask>, Error>> {
-        self.answered.close();
-        self.answered.try_recv().ok()
-    }
-}
-
-impl Drop for ParkedClaim<'_> {
-    fn drop(&mut self) {
-        if self.is_settled {
-            return;
-        }
-        match self.take() {
-            Some(Ok(handed)) => {
-                let claims = handed.iter().map(|task| (task.task.id, task.task.token)).collect();
-                self.shards.tell(Input::Undelivered { claims });
-            }
-            Some(Err(_)) => {}
-            None => self.shards.tell(Input::Unpark { shard: self.shard, ticket: self.ticket }),
-        }
+/// Nobody else could lead: what another node would look for is not there.
+fn alone(error: Error) -> Error {
+    match error {
+        Error::NotLeader { shard, .. } => Error::NoQuorum { shard },
+        error => error,
     }
 }

@@ -1,7 +1,8 @@
 //! The thread that drives replicas: drain, propose, persist once, apply, answer.
 //!
-//! Each turn takes all inputs, lets the shards that have work propose, writes the entries of all of them
-//! as one record with one sync, applies what is committed, and answers. While the sync runs the next
+//! Each turn takes all inputs, lets the shards that have work propose, sends what may go before the sync,
+//! writes the entries of all of them as one record with one sync, sends the rest, applies what is
+//! committed, and answers. While the sync runs the next
 //! batch gathers in the inbox. Only shards with work are touched.
 //!
 //! Invariant: nothing is answered before it is synced. Whatever ends this thread early drops every
@@ -9,19 +10,30 @@
 
 mod accept;
 mod checkpoints;
+mod control;
+mod deliver;
+mod held;
+mod install;
 mod local;
 mod memory;
+mod raft;
 mod recover;
+mod replicas;
 mod settle;
+mod snapshots;
 
 use crate::{
     Clock, Error,
-    checkpoint::{Checkpointer, Failure},
+    checkpoint::{Checkpointer, Failure, Store},
     clock,
+    cluster::{Fetcher, Routes, Snapshots},
+    data_dir::Format,
     disk::DiskGuard,
     limits::TURN_LOG_BYTES_MAX,
-    log::{Batch, Log},
+    log::{Batch, FIRST_REPLICA, Log},
+    peer::PeerNetwork,
     shard::{
+        Shards,
         inbox::Inbox,
         leader_clock::{LeaderClock, Reading},
         sessions::Sessions,
@@ -29,23 +41,25 @@ use crate::{
     telemetry::{NodeGauges, Telemetry},
 };
 use checkpoints::Checkpoints;
+use control::LocalControl;
+use held::Held;
 use local::{LocalShard, Waiting};
 use memory::MemoryBudget;
 use settle::PartialAnswers;
 use std::{
     any::Any,
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::{Arc, mpsc},
+    sync::{Arc, OnceLock, mpsc},
     time::{Duration, Instant},
 };
 use taskyard_machine::{
-    Command, Deliver, Delivered, EncodedCommand, EndSession, Event, SessionEnd, SessionId, ShardId,
+    Command, EncodedCommand, EndSession, Event, RULES_CURRENT, SessionEnd, SessionId, ShardId,
     Timestamp,
 };
-use taskyard_replica::Role;
+use taskyard_replica::{CONTROL_GROUP, Role};
 use tokio::sync::broadcast;
 
-pub(crate) use recover::recover_all;
+pub(crate) use recover::{Recovered, load, recover_all};
 
 /// After so many bytes of log, files that nothing needs any more are looked for.
 const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;
@@ -65,16 +79,26 @@ pub(crate) fn words_of(panic: &(dyn Any + Send)) -> String {
 
 /// What the loop works with.
 pub(crate) struct Parts {
-    pub shards: Vec<LocalShard>,
+    pub format: Format,
+    pub recovered: Recovered,
+    /// How it reaches shards that other nodes lead.
+    pub handle: Shards,
+    /// For what waits on other nodes; none where there can't be any.
+    pub runtime: Option<tokio::runtime::Handle>,
     pub inbox: Arc<Inbox>,
     pub log: Arc<Log>,
+    pub store: Arc<Store>,
+    pub snapshots: Arc<Snapshots>,
+    pub fetcher: Fetcher,
     pub checkpointer: Checkpointer,
     pub clock: Clock,
     pub disk: DiskGuard,
     pub memory_bytes_max: u64,
     pub events: broadcast::Sender<Arc<Vec<Event>>>,
     pub telemetry: Arc<Telemetry>,
-    /// Told once all shards serve.
+    pub routes: Arc<Routes>,
+    pub network: Arc<OnceLock<PeerNetwork>>,
+    /// Told once all shards serve that this node leads alone.
     pub up: mpsc::SyncSender<()>,
 }
 
@@ -93,11 +117,29 @@ enum Course {
 
 /// All shards of this node, on their thread.
 pub(crate) struct ShardLoop {
-    shards: Vec<LocalShard>,
+    format: Format,
+    shards: Held,
+    /// This node's replica of the control group; none before the first message to it in a node that joins.
+    control: Option<LocalControl>,
+    /// The rules that every node knows: what entries are written for.
+    rules: u16,
+    routes: Arc<Routes>,
+    network: Arc<OnceLock<PeerNetwork>>,
+    handle: Shards,
+    runtime: Option<tokio::runtime::Handle>,
+    next_tick: Instant,
+    /// Replicas that are to go.
+    doomed: BTreeSet<usize>,
+    hand_over: Option<raft::HandOver>,
     /// Shards with work for the next turn, each once.
     active: Vec<usize>,
     inbox: Arc<Inbox>,
     log: Arc<Log>,
+    store: Arc<Store>,
+    /// Offered to other nodes.
+    snapshots: Arc<Snapshots>,
+    /// Gets those that other nodes offer.
+    fetcher: Fetcher,
     batch: Batch,
     checkpointer: Checkpointer,
     checkpoints: Checkpoints,
@@ -116,8 +158,6 @@ pub(crate) struct ShardLoop {
     turn_events: Vec<Event>,
     events: broadcast::Sender<Arc<Vec<Event>>>,
     telemetry: Arc<Telemetry>,
-    /// Shards that do not serve yet.
-    rising: usize,
     up: Option<mpsc::SyncSender<()>>,
     course: Course,
     /// Seeds of weighted draws.
@@ -126,9 +166,24 @@ pub(crate) struct ShardLoop {
 
 impl ShardLoop {
     pub(crate) fn new(parts: Parts) -> ShardLoop {
-        let Parts { shards, inbox, log, checkpointer, clock, disk, .. } = parts;
+        let Parts { format, recovered, inbox, log, checkpointer, clock, disk, .. } = parts;
         let reading = Reading { wall_ms: clock.wall_ms(), monotonic: clock.monotonic() };
+        let real = clock::real_now();
         let mut this = ShardLoop {
+            format,
+            shards: Held::new(format.shards, recovered.shards),
+            control: recovered.control,
+            rules: RULES_CURRENT,
+            routes: parts.routes,
+            network: parts.network,
+            store: parts.store,
+            snapshots: parts.snapshots,
+            fetcher: parts.fetcher,
+            handle: parts.handle,
+            runtime: parts.runtime,
+            next_tick: real,
+            doomed: BTreeSet::new(),
+            hand_over: None,
             active: Vec::new(),
             inbox,
             log,
@@ -137,7 +192,7 @@ impl ShardLoop {
             checkpoints: Checkpoints::default(),
             clock,
             reading,
-            real: clock::real_now(),
+            real,
             sessions: Sessions::default(),
             partial: Vec::new(),
             partial_free: Vec::new(),
@@ -147,13 +202,15 @@ impl ShardLoop {
             turn_events: Vec::new(),
             events: parts.events,
             telemetry: parts.telemetry,
-            rising: shards.len(),
             up: Some(parts.up),
             course: Course::Going,
             seed: reading.wall_ms,
-            shards,
         };
-        (0..this.shards.len()).for_each(|number| this.activate(number));
+        for number in this.shards.numbers() {
+            let source = this.snapshots.source(this.shards[number].id);
+            this.shards[number].replica.set_snapshot_source(source);
+            this.activate(number);
+        }
         this
     }
 
@@ -166,13 +223,17 @@ impl ShardLoop {
             Course::Going => clock::real_now() + FAIL_FOR_MAX,
             Course::Halted => clock::real_now() + HALT_FOR_MAX,
         };
-        let ShardLoop { shards, partial, checkpoints, checkpointer, .. } = self;
-        drop((shards, partial, checkpoints));
+        self.snapshots.close();
+        let ShardLoop {
+            shards, control, partial, checkpoints, checkpointer, fetcher, store, ..
+        } = self;
+        drop((shards, control, partial, checkpoints, fetcher, store));
         checkpointer.finish(until)
     }
 
     /// Runs until it is stopped, or can't go on.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
+        self.follow_control()?;
         let mut inputs = Vec::new();
         // What did not fit into the last turn comes first.
         let mut backlog = VecDeque::new();
@@ -193,8 +254,13 @@ impl ShardLoop {
             if self.course == Course::Halted {
                 return Ok(());
             }
+            self.tick()?;
             self.look_at_time();
             self.turn()?;
+            self.look_at_hand_over();
+            if self.up.is_some() {
+                self.look_if_up();
+            }
             self.publish();
             self.checkpoints.step(&mut self.shards, &self.checkpointer, self.reading.monotonic);
             self.checkpoints.look(self.real)?;
@@ -205,15 +271,17 @@ impl ShardLoop {
     }
 
     fn activate(&mut self, number: usize) {
-        if !self.shards[number].is_active {
-            self.shards[number].is_active = true;
+        let Some(shard) = self.shards.get_mut(number) else { return };
+        if !shard.is_active {
+            shard.is_active = true;
             self.active.push(number);
         }
     }
 
     /// How long there is nothing to do without an input. `None`: for ever.
     fn wait(&self) -> Option<Duration> {
-        if !self.active.is_empty() || self.checkpoints.has_bites() {
+        let control_has_ready = self.control.as_ref().is_some_and(|c| c.replica.has_ready());
+        if !self.active.is_empty() || self.checkpoints.has_bites() || control_has_ready {
             return Some(Duration::ZERO);
         }
         let mut wait: Option<Duration> = None;
@@ -226,11 +294,14 @@ impl ShardLoop {
         if let Course::Stopping { until: end } = self.course {
             until(end.saturating_duration_since(self.real), false);
         }
+        if self.ticks() {
+            until(self.next_tick.saturating_duration_since(self.real), false);
+        }
         if let Some(soon) = self.checkpoints.look_in() {
             until(soon, false);
         }
         let now = self.reading.monotonic;
-        for shard in &self.shards {
+        for shard in self.shards.iter() {
             if let (Some(clock), Some(due)) = (&shard.leading, shard.due) {
                 until(clock.until(due, self.reading), true);
             }
@@ -254,15 +325,16 @@ impl ShardLoop {
 
     /// Finds out what has become due since the last turn.
     fn look_at_time(&mut self) {
-        for number in 0..self.shards.len() {
-            let shard = &mut self.shards[number];
-            let Some(clock) = &mut shard.leading else { continue };
-            let is_due = shard.due.is_some_and(|due| due <= clock.now(self.reading));
-            let hints = shard.waiters.next_look().is_some_and(|at| at <= self.real);
-            let sends = shard.outbox.wake_due(self.real);
-            if is_due || hints || sends {
-                self.activate(number);
-            }
+        let (reading, real) = (self.reading, self.real);
+        let looked = self.shards.iter_mut().filter_map(|shard| {
+            let clock = shard.leading.as_mut()?;
+            let is_due = shard.due.is_some_and(|due| due <= clock.now(reading));
+            let hints = shard.waiters.next_look().is_some_and(|at| at <= real);
+            let sends = shard.outbox.wake_due(real);
+            (is_due || hints || sends).then_some(usize::from(shard.id.0))
+        });
+        for number in looked.collect::<Vec<_>>() {
+            self.activate(number);
         }
         self.end_silent();
     }
@@ -273,6 +345,10 @@ impl ShardLoop {
         let mut holding: BTreeMap<ShardId, BTreeSet<SessionId>> = BTreeMap::new();
         for (session, shard, not_started) in silent {
             let number = usize::from(shard.0);
+            if self.shards.get(number).is_none_or(|shard| shard.leading.is_none()) {
+                self.sessions.ended(session, shard);
+                continue;
+            }
             let holding = holding
                 .entry(shard)
                 .or_insert_with(|| self.shards[number].machine().sessions().into_iter().collect());
@@ -288,8 +364,11 @@ impl ShardLoop {
 
     /// Adds a command of the loop's own.
     fn command(&mut self, number: usize, command: &Command<'_>, waiting: Waiting) {
-        self.shards[number].pending.push((EncodedCommand::new(command), waiting));
-        self.activate(number);
+        // What is not here any more is another node's business by now.
+        if let Some(shard) = self.shards.get_mut(number) {
+            shard.pending.push((EncodedCommand::new(command), waiting));
+            self.activate(number);
+        }
     }
 
     /// One round over the shards that have work.
@@ -303,22 +382,34 @@ impl ShardLoop {
         }
         let mut persisting: Vec<(usize, u64)> = Vec::new();
         let all = round.clone();
-        while !round.is_empty() {
+        loop {
+            let control = self.gather_control();
             for &number in &round {
-                self.gather(number, &mut persisting);
+                self.gather(number, &mut persisting)?;
+            }
+            if control.is_none() && persisting.is_empty() && self.batch.is_empty() {
+                break;
             }
             self.write()?;
             for (number, ready) in persisting.drain(..) {
-                let was_leading = self.shards[number].leading.is_some();
+                let Some(shard) = self.shards.get(number) else { continue };
+                let was_leading = shard.leading.is_some();
                 let progress = self.shards[number].replica.persisted(ready);
                 self.settle(number, progress, was_leading);
             }
+            // After the shards: it may throw some of them away.
+            if let (Some(ready), Some(control)) = (control, &mut self.control) {
+                let progress = control.replica.persisted(ready);
+                self.settle_control(progress)?;
+            }
             let shards = &self.shards;
-            round.retain(|&number| shards[number].replica.has_ready());
+            let has_ready = |shard: &LocalShard| shard.replica.has_ready();
+            round.retain(|&number| shards.get(number).is_some_and(has_ready));
         }
         for number in all {
-            let shard = &mut self.shards[number];
-            shard.due = shard.next_due();
+            if let Some(shard) = self.shards.get_mut(number) {
+                shard.due = shard.next_due();
+            }
         }
         self.memory.enforce(&mut self.shards);
         self.disk.check();
@@ -341,9 +432,10 @@ impl ShardLoop {
 
     /// Lets a leader propose what is waiting, due or owed.
     fn prepare(&mut self, number: usize) {
-        let shard = &mut self.shards[number];
+        let rules = self.rules;
+        let Some(shard) = self.shards.get_mut(number) else { return };
         let Some(clock) = &mut shard.leading else {
-            let refused = shard.propose(Timestamp(0));
+            let refused = shard.propose(rules, Timestamp(0));
             let reads = shard.ask_reads();
             self.refuse(number, refused, reads);
             return;
@@ -369,50 +461,59 @@ impl ShardLoop {
             self.deliver(number);
         }
         let shard = &mut self.shards[number];
-        let refused = shard.propose(now);
+        let refused = shard.propose(rules, now);
         let reads = shard.ask_reads();
         self.refuse(number, refused, reads);
     }
 
-    /// Proposes what this shard owes on its targets, and tells it what they have taken.
-    fn deliver(&mut self, number: usize) {
-        let shard = &mut self.shards[number];
-        let from = shard.id;
-        for (to, up_to) in shard.outbox.take_delivered() {
-            let command = EncodedCommand::new(&Command::Delivered(Delivered { to, up_to }));
-            shard.pending.push((command, Waiting::Delivered));
-        }
-        for outgoing in shard.outbox.take_unsent(&shard.replica.machine().machine) {
-            let sequence = outgoing.sequence;
-            let deliver = Deliver { from, sequence, command: &outgoing.command };
-            let waiting = Waiting::Deliver { from, sequence };
-            let target = usize::from(outgoing.to.0);
-            self.command(target, &Command::Deliver(deliver), waiting);
-        }
-    }
-
     /// Adds what one shard has to write to the batch.
-    fn gather(&mut self, number: usize, persisting: &mut Vec<(usize, u64)>) {
-        let shard = &mut self.shards[number];
+    fn gather(&mut self, number: usize, persisting: &mut Vec<(usize, u64)>) -> Result<(), Failure> {
+        let Some(shard) = self.shards.get_mut(number) else { return Ok(()) };
+        if std::mem::take(&mut shard.is_new) {
+            self.batch.replica(shard.group, shard.replica.id());
+        }
         if let Some(index) = shard.log_cut.take() {
             self.batch.cut(shard.group, index);
         }
-        let Some(ready) = shard.replica.ready() else { return };
-        assert!(
-            ready.messages_now.is_empty() && ready.snapshot.is_none(),
-            "shard {} has no peers to talk to",
-            shard.id
-        );
+        let Some(mut ready) = shard.replica.ready() else { return Ok(()) };
+        let group = shard.group;
+        self.send(group, std::mem::take(&mut ready.messages_now));
+        let shard = &mut self.shards[number];
+        shard.install(&ready, &self.store, &mut self.batch)?;
         persisting.push((number, ready.number));
         shard.hard_state = ready.hard_state.or(shard.hard_state.take());
         if ready.entries.is_empty() && !ready.must_sync {
             // A new commit index alone rides in the next write: the log is what counts.
-            return;
+            return Ok(());
         }
         self.batch.append(shard.group, &ready.entries);
         if let Some(hard_state) = shard.hard_state.take() {
             self.batch.hard_state(shard.group, &hard_state);
         }
+        Ok(())
+    }
+
+    /// The same for the control group.
+    fn gather_control(&mut self) -> Option<u64> {
+        let control = self.control.as_mut()?;
+        if std::mem::take(&mut control.is_new) {
+            self.batch.replica(CONTROL_GROUP, control.replica.id());
+        }
+        let ready = control.replica.ready()?;
+        self.send(CONTROL_GROUP, ready.messages_now);
+        let control = self.control.as_mut()?;
+        if let Some(snapshot) = &ready.snapshot {
+            control.install(snapshot, self.format, &mut self.batch);
+        }
+        control.hard_state = ready.hard_state.or(control.hard_state.take());
+        if !ready.entries.is_empty() || ready.must_sync {
+            self.batch.append(CONTROL_GROUP, &ready.entries);
+            control.checkpoint(&mut self.batch);
+            if let Some(hard_state) = control.hard_state.take() {
+                self.batch.hard_state(CONTROL_GROUP, &hard_state);
+            }
+        }
+        Some(ready.number)
     }
 
     fn write(&mut self) -> Result<(), Failure> {
@@ -438,9 +539,19 @@ impl ShardLoop {
     }
 
     fn rise(&mut self, number: usize, role: Role) {
+        let group = self.shards[number].group;
+        self.publish_leader(group, role);
+        let not_leader = self.not_leader(group);
         let shard = &mut self.shards[number];
         match role {
             Role::Leader { .. } => {
+                if shard.has_peers {
+                    tracing::info!(
+                        "this node leads shard {} in term {}",
+                        shard.id,
+                        shard.replica.term()
+                    );
+                }
                 let state = shard.replica.machine();
                 shard.leading = Some(LeaderClock::new(state.machine.now(), self.reading));
                 // All that is owed may not have been sent; nobody has been heard of yet.
@@ -451,20 +562,27 @@ impl ShardLoop {
                 shard
                     .pending
                     .insert(0, (EncodedCommand::new(&Command::BeginTerm), Waiting::Nobody));
-                self.rising = self.rising.saturating_sub(1);
                 self.activate(number);
             }
             Role::Follower { .. } => {
-                let error = shard.no_quorum();
-                shard.leading = None;
-                shard.waiters.end(Some(&error));
-                shard.watchers.end();
+                shard.end_all(&not_leader);
                 self.sessions.forget(shard.id);
             }
         }
-        if self.rising == 0
-            && let Some(up) = self.up.take()
-        {
+    }
+
+    /// Tells who waits for it that all is up which needs nobody else.
+    fn look_if_up(&mut self) {
+        let is_rising = |shard: &LocalShard| {
+            !shard.has_peers && shard.replica.id() == FIRST_REPLICA && shard.leading.is_none()
+        };
+        let control_rises = self.control.as_ref().is_some_and(|control| {
+            !control.has_peers && control.control().nodes().is_empty() && self.format.founds()
+        });
+        if control_rises || self.shards.iter().any(is_rising) {
+            return;
+        }
+        if let Some(up) = self.up.take() {
             let _ = up.send(());
         }
     }
@@ -488,12 +606,15 @@ impl ShardLoop {
 
     fn has_stopped(&self) -> bool {
         let Course::Stopping { until } = self.course else { return false };
-        let is_quiet = self.active.is_empty() && self.shards.iter().all(LocalShard::is_quiet);
+        let is_quiet = self.active.is_empty()
+            && self.shards.iter().all(|shard| shard.is_quiet() || shard.leading.is_none());
         let is_written = self.checkpoints.is_idle()
             && self
                 .shards
                 .iter()
                 .all(|shard| shard.checkpoint.is_idle() && !shard.checkpoint.is_wanted());
-        is_quiet && (is_written || self.real >= until)
+        // Without its peers a leader's calls may never end.
+        let is_over = self.real >= until;
+        (is_quiet && (is_written || is_over)) || (is_over && self.ticks())
     }
 }

@@ -199,7 +199,7 @@ impl ControlHost {
 
 fn node_at(place: usize) -> Node {
     let zone = ["", "a", "b", "c"][place % 4].to_owned();
-    Node { address: place.to_string(), serves: String::new(), zone, rules_max: 1 }
+    Node { address: place.to_string(), zone, rules_max: 1, ..Node::default() }
 }
 
 fn place(node: &Node) -> Option<usize> {

@@ -15,20 +15,23 @@ mod network;
 mod node;
 mod rng;
 mod sabotage;
+mod scale;
 mod shard;
 #[cfg(test)]
 mod tests;
 mod workload;
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use cluster::{Failure, Options, Report, replay_command};
 use sabotage::Sabotage;
 use std::process::ExitCode;
 
 /// Runs a cluster under faults from a seed and checks what it promises.
 #[derive(Debug, Parser)]
-#[command(name = "taskyard-sim")]
+#[command(name = "taskyard-sim", args_conflicts_with_subcommands = true)]
 struct Args {
+    #[command(subcommand)]
+    paper: Option<Paper>,
     /// The seed; a run is repeated exactly by its seed and the other options.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -58,6 +61,13 @@ struct Args {
     verbose: bool,
 }
 
+/// What is computed rather than checked.
+#[derive(Debug, Subcommand)]
+enum Paper {
+    /// A large cluster in virtual time: message rates, memory, failover times.
+    Scale(scale::Args),
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Switch {
     On,
@@ -66,6 +76,9 @@ enum Switch {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(Paper::Scale(args)) = &args.paper {
+        return scale::main(args);
+    }
     if let Some(count) = args.histories {
         return follow(args.seed, count);
     }

@@ -346,6 +346,11 @@ impl Taskyard for Service {
         list_workers(v1::ListWorkersRequest) -> v1::ListWorkersReply;
         quiet_worker(v1::WorkerRequest) -> v1::WorkerReply;
         stop_worker(v1::WorkerRequest) -> v1::WorkerReply;
+        get_cluster(v1::GetClusterRequest) -> v1::Cluster;
+        drain_node(v1::DrainNodeRequest) -> v1::OperateReply;
+        remove_node(v1::RemoveNodeRequest) -> v1::OperateReply;
+        transfer_shard(v1::TransferShardRequest) -> v1::OperateReply;
+        set_replication(v1::SetReplicationRequest) -> v1::OperateReply;
         backup(v1::BackupRequest) -> Self::BackupStream;
     }
 }

@@ -39,6 +39,7 @@ impl Writer {
     }
 
     pub(super) fn node(&mut self, node: &Node) {
+        self.u128(node.instance);
         self.text(&node.address);
         self.text(&node.serves);
         self.text(&node.zone);
@@ -118,6 +119,7 @@ impl<'a> Reader<'a> {
 
     pub(super) fn node(&mut self) -> Result<Node, InvalidControlBytes> {
         Ok(Node {
+            instance: self.u128()?,
             address: self.text()?,
             serves: self.text()?,
             zone: self.text()?,

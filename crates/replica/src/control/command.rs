@@ -44,6 +44,12 @@ pub enum ControlCommand {
         /// Whether it is to be emptied.
         drains: bool,
     },
+    /// Says that a node is lost for good: what it held is placed anew where there is another node for
+    /// it, and then it is removed.
+    GiveUp {
+        /// Its number.
+        id: NodeId,
+    },
     /// Says where a group's replicas are, and that they are to stay there.
     Place {
         /// The group: 0 is this one, `shard + 1` a shard's.
@@ -143,6 +149,10 @@ impl ControlCommand {
                 out.u8(11);
                 out.u8(*factor);
             }
+            ControlCommand::GiveUp { id } => {
+                out.u8(12);
+                out.u64(*id);
+            }
         }
         out.0
     }
@@ -167,6 +177,7 @@ impl ControlCommand {
             9 => ControlCommand::Assign { group: input.u64()?, node: input.u64()? },
             10 => ControlCommand::Unassign { group: input.u64()?, replica: input.u64()? },
             11 => ControlCommand::SetReplication { factor: input.u8()? },
+            12 => ControlCommand::GiveUp { id: input.u64()? },
             _ => return Err(input.invalid("unknown command")),
         };
         input.end()?;

@@ -22,7 +22,7 @@ pub struct GroupSeen {
     pub leader: u64,
     /// Who is in the group.
     pub members: Members,
-    /// How many entries each member lacks that was heard of lately.
+    /// How many entries each member lacks that was heard of lately and has begun to follow.
     pub lags: BTreeMap<u64, u64>,
 }
 
@@ -35,6 +35,8 @@ pub struct Seen {
     pub alive: BTreeSet<NodeId>,
     /// Nodes that have been silent for so long that they are to be replaced.
     pub gone: BTreeSet<NodeId>,
+    /// Groups whose leader somebody has just chosen: it stays, even if leaders are spread unevenly.
+    pub held: BTreeSet<u64>,
 }
 
 /// One thing to do.
@@ -66,14 +68,35 @@ impl Control {
             return Vec::new();
         }
         let mut steps: Vec<Step> = self.raise_to().into_iter().map(Step::Command).collect();
-        let moving: Vec<u64> =
-            self.groups().filter(|&group| !self.is_settled(group, seen)).collect();
+        steps.extend(self.leave().map(Step::Command));
+        let moving = self.moving(seen);
         steps.extend(moving.iter().filter_map(|&group| self.advance(group, seen)));
         if moving.is_empty() {
             steps.extend(self.begin(seen).map(Step::Command));
         }
         steps.extend(self.lead_elsewhere(&moving, seen));
         steps
+    }
+
+    /// The groups whose replicas are not where they are to be, as far as is known.
+    pub fn moving(&self, seen: &Seen) -> Vec<u64> {
+        self.groups().filter(|&group| !self.is_settled(group, seen)).collect()
+    }
+
+    /// Removes the first node that was given up and that nothing is expected of any more.
+    fn leave(&self) -> Option<ControlCommand> {
+        let is_free = |id: NodeId| {
+            !self.target(CONTROL_GROUP).contains(&id)
+                && self.groups().skip(1).all(|group| self.replica_on(group, id).is_none())
+        };
+        let id =
+            self.given_up.iter().copied().find(|id| is_free(*id) && !self.leaving.contains(id))?;
+        Some(ControlCommand::RemoveNode { id })
+    }
+
+    /// Whether a node never comes back, or not in time to be waited for.
+    fn is_gone(&self, node: NodeId, seen: &Seen) -> bool {
+        self.given_up.contains(&node) || seen.gone.contains(&node)
     }
 
     /// The rules that every node knows, if they are newer.
@@ -139,11 +162,11 @@ impl Control {
     /// Another target, if one of its nodes is gone before it had a vote.
     fn retarget(&self, group: u64, seen: &Seen) -> Option<ControlCommand> {
         let target = self.target(group);
-        let lost = |node: &NodeId| seen.gone.contains(node) || self.draining.contains(node);
+        let lost = |node: &NodeId| self.is_gone(*node, seen) || self.draining.contains(node);
         if !target.is_empty() && !target.iter().any(lost) {
             return None;
         }
-        let nodes = self.goal(group, seen);
+        let nodes = self.goal(group, seen, &self.loads());
         (!nodes.is_empty() && nodes != target).then_some(ControlCommand::SetTarget { group, nodes })
     }
 
@@ -211,23 +234,28 @@ impl Control {
 
     /// The next group to move, if one is not where it would be best.
     fn begin(&self, seen: &Seen) -> Option<ControlCommand> {
+        // Counted once for all groups: a cluster at rest looks at every one of them.
+        let loads = self.loads();
         self.groups().filter(|group| seen.groups.contains_key(group)).find_map(|group| {
-            let nodes = self.goal(group, seen);
+            let nodes = self.goal(group, seen, &loads);
             (!nodes.is_empty() && nodes != self.target(group))
                 .then_some(ControlCommand::SetTarget { group, nodes })
         })
     }
 
     /// The nodes on which a group's voters would best be, in order. What is there stays, unless it
-    /// must go or the load is uneven by more than one.
-    fn goal(&self, group: u64, seen: &Seen) -> Vec<NodeId> {
+    /// must go or the load is uneven by more than one. For the control group all nodes are alike, so
+    /// that it does not move with every shard.
+    fn goal(&self, group: u64, seen: &Seen, loads: &BTreeMap<NodeId, usize>) -> Vec<NodeId> {
         let candidates: Vec<NodeId> =
             self.nodes.keys().copied().filter(|node| !self.draining.contains(node)).collect();
         let count = self.voters_on(candidates.len());
-        let loads = self.loads(group);
-        let load = |node: &NodeId| loads.get(node).copied().unwrap_or(0);
+        let load = |node: &NodeId| match group {
+            CONTROL_GROUP => 0,
+            _ => loads.get(node).copied().unwrap_or(0),
+        };
         let current = self.target(group);
-        let stays = |node: &NodeId| candidates.contains(node) && !seen.gone.contains(node);
+        let stays = |node: &NodeId| candidates.contains(node) && !self.is_gone(*node, seen);
         let mut chosen: Vec<NodeId> = current.iter().copied().filter(stays).collect();
         while chosen.len() > count {
             let worst = (0..chosen.len()).max_by_key(|&at| {
@@ -284,15 +312,12 @@ impl Control {
         own.is_some() && nodes.iter().any(|other| *other != node && zone(other) == own)
     }
 
-    /// How many shards have a voter on each node, by their targets; for the control group all are
-    /// alike, so that it does not move with every shard.
-    fn loads(&self, group: u64) -> BTreeMap<NodeId, usize> {
+    /// How many shards have a voter on each node, by their targets.
+    fn loads(&self) -> BTreeMap<NodeId, usize> {
         let mut loads = BTreeMap::new();
-        if group != CONTROL_GROUP {
-            for shard in self.groups().skip(1) {
-                for &node in self.target(shard) {
-                    *loads.entry(node).or_default() += 1;
-                }
+        for shard in self.groups().skip(1) {
+            for &node in self.target(shard) {
+                *loads.entry(node).or_default() += 1;
             }
         }
         loads
@@ -322,7 +347,8 @@ impl Control {
             }
         }
         if steps.is_empty() {
-            let eased = settled().find_map(|(&group, found)| {
+            let mut free = settled().filter(|(group, _)| !seen.held.contains(group));
+            let eased = free.find_map(|(&group, found)| {
                 let from = leader(group, found)?;
                 let (to, node) = self.successor(group, found, &leads)?;
                 (leads.get(&from)? > &(leads.get(&node)? + 1))

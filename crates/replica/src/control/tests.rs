@@ -4,12 +4,11 @@ use super::*;
 use codec::FORMAT;
 
 fn node(rules_max: u16) -> Node {
-    Node {
-        address: "10.0.0.1:7401".into(),
-        serves: "10.0.0.1:7400".into(),
-        zone: "a".into(),
-        rules_max,
-    }
+    Node { serves: "10.0.0.1:7400".into(), zone: "a".into(), rules_max, ..Node::default() }
+}
+
+fn node_at(instance: u128, address: &str) -> Node {
+    Node { instance, address: address.into(), ..node(2) }
 }
 
 fn at(node: NodeId, replica: u64) -> Placement {
@@ -171,6 +170,50 @@ fn a_node_is_not_drained_if_too_few_are_left() {
     assert!(check(&mut control, drain(2, true)).is_err());
     assert_eq!(check(&mut control, drain(1, false)), Ok(()));
     assert!(!control.drains(1));
+}
+
+#[test]
+fn a_data_directory_joins_once_and_an_address_has_one_node() {
+    let mut control = founded();
+    let add =
+        |id, instance, address| ControlCommand::AddNode { id, node: node_at(instance, address) };
+    assert_eq!(check(&mut control, add(4, 40, "10.0.0.4:7401")), Ok(()));
+    let again = check(&mut control, add(5, 40, "10.0.0.9:7401")).unwrap_err();
+    assert_eq!(again, "this node has joined before, as node 4");
+    let taken = check(&mut control, add(5, 50, "10.0.0.4:7401")).unwrap_err();
+    assert!(taken.starts_with("node 4 is at 10.0.0.4:7401 already; remove it first"), "{taken}");
+    let moved = |id, address| ControlCommand::SetNode { id, node: node_at(0, address) };
+    assert_eq!(check(&mut control, moved(4, "10.0.0.5:7401")), Ok(()));
+    assert_eq!(control.nodes()[&4].instance, 40, "its directory is the same");
+    assert_eq!(check(&mut control, add(5, 50, "10.0.0.4:7401")), Ok(()));
+    assert!(check(&mut control, moved(5, "10.0.0.5:7401")).is_err(), "node 4 is there");
+}
+
+#[test]
+fn a_node_that_is_given_up_frees_its_address_and_does_not_come_back() {
+    let mut control = founded();
+    let add = |id, at| ControlCommand::AddNode { id, node: node_at(u128::from(id), at) };
+    assert_eq!(check(&mut control, add(4, "10.0.0.4:7401")), Ok(()));
+    let place =
+        |replicas: &[Placement]| ControlCommand::Place { group: 1, replicas: replicas.into() };
+    let give_up = ControlCommand::GiveUp { id: 4 };
+    assert_eq!(check(&mut control, place(&[at(4, 1)])), Ok(()));
+    let last = check(&mut control, give_up.clone()).unwrap_err();
+    assert!(last.starts_with("node 4 holds the last replica of shard 0"), "{last}");
+    assert_eq!(check(&mut control, place(&[at(4, 1), at(1, 2), at(2, 3)])), Ok(()));
+    assert_eq!(check(&mut control, give_up.clone()), Ok(()));
+    assert_eq!(check(&mut control, give_up), Ok(()), "twice is once");
+    assert!(control.has_given_up(4) && !control.was_removed(4));
+    assert_eq!(check(&mut control, add(5, "10.0.0.4:7401")), Ok(()), "a new one in its place");
+    for command in [
+        ControlCommand::SetNode { id: 4, node: node_at(0, "10.0.0.6:7401") },
+        ControlCommand::Drain { id: 4, drains: false },
+    ] {
+        let refused = check(&mut control, command).unwrap_err();
+        assert!(refused.starts_with("node 4 was given up"), "{refused}");
+    }
+    let in_use = ControlCommand::RemoveNode { id: 4 };
+    assert!(check(&mut control, in_use).is_err(), "others do not have what it held yet");
 }
 
 /// A node that was put back into use while it left lost its replica of the map for good.

@@ -13,6 +13,15 @@ use crate::{
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use std::{collections::BTreeMap, time::Duration};
 use taskyard_machine::{SessionId, ShardId, ask, limits};
+use tokio::time::timeout;
+
+/// How long a claim over several shards waits for each of them to say whether it has something: more
+/// than a leader takes, and not so long that work of the others waits for one without a leader.
+const PROBE_FOR_MAX: Duration = Duration::from_millis(250);
+/// The same for what is claimed of one of them then. Longer, for what is given up there comes back late.
+const CLAIM_FOR_MAX: Duration = Duration::from_secs(1);
+/// Before a shard that did not answer is asked for a hint again.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// Where a claim looks: checked, and grouped by shard.
 #[derive(Clone, Debug)]
@@ -163,43 +172,82 @@ impl Broker {
             let names = run.queues.iter().map(|(name, _)| name.clone());
             queues.entry(run.shard).or_default().extend(names);
         }
-        let probes = queues.iter().map(|(&shard, names)| {
-            self.shards().ask(shard, ask::Claimable { queues: names.clone() })
-        });
-        let mut ready = Vec::new();
-        for (shard, has_something) in queues.keys().zip(join_all(probes).await) {
-            if has_something? {
-                ready.push(*shard);
-            }
-        }
-        let claimed = self.claim_from(places, asked, &ready).await?;
-        if !claimed.is_empty() || wait.is_zero() {
-            return Ok(claimed);
-        }
-        let hint = |shard: ShardId| {
-            let names = queues[&shard].clone();
-            async move { (shard, self.shards().claimable(shard, names, wait).await) }
+        let ready = self.ready_shards(&queues).await;
+        let claimed = match &ready {
+            Ok(ready) => self.claim_from(places, asked, ready).await,
+            Err(error) => Err(error.clone()),
         };
-        let mut hints: FuturesUnordered<_> = queues.keys().map(|&shard| hint(shard)).collect();
+        if wait.is_zero() || claimed.as_ref().is_ok_and(|tasks| !tasks.is_empty()) {
+            return claimed;
+        }
+        let hint = |shard: ShardId, pause: Duration| {
+            let names = queues[&shard].clone();
+            async move {
+                tokio::time::sleep(pause).await;
+                (shard, self.shards().claimable(shard, names, wait).await)
+            }
+        };
+        let mut hints: FuturesUnordered<_> =
+            queues.keys().map(|&shard| hint(shard, Duration::ZERO)).collect();
+        // Shards that did not answer when they were last asked.
+        let mut failed: BTreeMap<ShardId, Error> = BTreeMap::new();
         let mut over = std::pin::pin!(tokio::time::sleep(wait));
         loop {
             let (shard, claimable) = tokio::select! {
                 Some(hint) = hints.next() => hint,
                 () = &mut over => return Ok(Vec::new()),
             };
-            if !claimable? {
-                return Ok(Vec::new());
+            let claimed = match claimable {
+                Ok(false) => return Ok(Vec::new()),
+                Ok(true) => self.claim_from(places, asked, &[shard]).await,
+                Err(error) => Err(error),
+            };
+            match claimed {
+                Ok(tasks) if tasks.is_empty() => {
+                    // Somebody else was quicker.
+                    failed.remove(&shard);
+                    hints.push(hint(shard, Duration::ZERO));
+                }
+                Ok(tasks) => return Ok(tasks),
+                Err(error) => {
+                    failed.insert(shard, error.clone());
+                    if failed.len() == queues.len() {
+                        return Err(error);
+                    }
+                    // The others may have work, whatever became of this one.
+                    hints.push(hint(shard, ASK_AGAIN_AFTER));
+                }
             }
-            let claimed = self.claim_from(places, asked, &[shard]).await?;
-            if !claimed.is_empty() {
-                return Ok(claimed);
-            }
-            // Somebody else was quicker.
-            hints.push(hint(shard));
         }
     }
 
-    /// Claims without waiting from those shards alone.
+    /// The shards that have something for a claim now. One that does not answer at once counts as empty:
+    /// its hint will tell. An error if none answers.
+    async fn ready_shards(
+        &self,
+        queues: &BTreeMap<ShardId, Vec<String>>,
+    ) -> Result<Vec<ShardId>, Error> {
+        let probes = queues.iter().map(|(&shard, names)| {
+            let probe = self.shards().ask(shard, ask::Claimable { queues: names.clone() });
+            async move { (shard, timeout(PROBE_FOR_MAX, probe).await) }
+        });
+        let (mut ready, mut failed) = (Vec::new(), Vec::new());
+        for (shard, has_something) in join_all(probes).await {
+            match has_something {
+                Ok(Ok(true)) => ready.push(shard),
+                Ok(Ok(false)) => {}
+                Ok(Err(error)) => failed.push(error),
+                Err(_elapsed) => failed.push(Error::NoQuorum { shard: shard.0 }),
+            }
+        }
+        match failed.pop() {
+            Some(error) if failed.len() + 1 == queues.len() => Err(error),
+            _ => Ok(ready),
+        }
+    }
+
+    /// Claims without waiting from those shards alone. One that does not answer is passed over; an
+    /// error if there is nothing from any other.
     async fn claim_from(
         &self,
         places: &Places,
@@ -209,23 +257,18 @@ impl Broker {
         let runs: Vec<&Run> =
             places.runs.iter().filter(|run| shards.contains(&run.shard)).collect();
         let mut held = Holding { broker: self, tasks: Vec::new() };
+        let mut failed = None;
+        let mut take = |held: &mut Holding<'_>, claimed| match claimed {
+            Ok(tasks) => held.tasks.extend::<Vec<HandedTask>>(tasks),
+            Err(error) => failed = Some(error),
+        };
         let mut left = asked.tasks_max;
         if places.weighted && runs.len() > 1 {
             let shares = draw(&runs, left, random_u64());
-            let claims =
-                runs.iter().zip(shares).filter(|(_, share)| *share > 0).map(|(run, share)| {
-                    let request = request(places, run, asked, share);
-                    self.shards().claim(run.shard, request, Duration::ZERO)
-                });
-            let mut failed = None;
+            let claims = runs.iter().zip(shares).filter(|(_, share)| *share > 0);
+            let claims = claims.map(|(run, share)| self.claim_run(places, run, asked, share));
             for claimed in join_all(claims).await {
-                match claimed {
-                    Ok(tasks) => held.tasks.extend(tasks),
-                    Err(error) => failed = Some(error),
-                }
-            }
-            if let (Some(error), true) = (failed, held.tasks.is_empty()) {
-                return Err(error);
+                take(&mut held, claimed);
             }
             left = left.saturating_sub(held.tasks.len() as u32);
         }
@@ -234,17 +277,28 @@ impl Broker {
             if left == 0 {
                 break;
             }
-            let request = request(places, run, asked, left);
-            match self.shards().claim(run.shard, request, Duration::ZERO).await {
-                Ok(tasks) => {
-                    left = left.saturating_sub(tasks.len() as u32);
-                    held.tasks.extend(tasks);
-                }
-                Err(error) if held.tasks.is_empty() => return Err(error),
-                Err(_) => break,
-            }
+            take(&mut held, self.claim_run(places, run, asked, left).await);
+            left = asked.tasks_max.saturating_sub(held.tasks.len() as u32);
         }
-        Ok(std::mem::take(&mut held.tasks))
+        match failed {
+            Some(error) if held.tasks.is_empty() => Err(error),
+            _ => Ok(std::mem::take(&mut held.tasks)),
+        }
+    }
+
+    /// Claims without waiting from one shard. What comes too late goes back: a shard without a leader
+    /// must not keep tasks of the others waiting.
+    async fn claim_run(
+        &self,
+        places: &Places,
+        run: &Run,
+        asked: &ClaimAsked,
+        tasks_max: u32,
+    ) -> Result<Vec<HandedTask>, Error> {
+        let request = request(places, run, asked, tasks_max);
+        let claim = self.shards().claim(run.shard, request, Duration::ZERO);
+        let elapsed = |_| Err(Error::NoQuorum { shard: run.shard.0 });
+        timeout(CLAIM_FOR_MAX, claim).await.unwrap_or_else(elapsed)
     }
 }
 
@@ -255,6 +309,7 @@ fn request(places: &Places, run: &Run, asked: &ClaimAsked, tasks_max: u32) -> Cl
         tasks_max,
         lease_ms: asked.lease_ms,
         session: asked.session,
+        sequence: None,
         worker: asked.worker.clone(),
     }
 }
@@ -291,7 +346,7 @@ struct Holding<'a> {
 
 impl Drop for Holding<'_> {
     fn drop(&mut self) {
-        self.broker.release_later(&self.tasks);
+        self.broker.shards().release_later(&self.tasks);
     }
 }
 

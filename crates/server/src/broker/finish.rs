@@ -2,7 +2,7 @@
 //! answers in one hand-off.
 
 use super::{Broker, unexpected};
-use crate::{Error, shard::HandedTask};
+use crate::Error;
 use std::future::Future;
 use taskyard_machine::{
     Ack, AfterFailure, Command, EncodedCommand, Extend, Fail, Outcome, Release, ShardId, Snooze,
@@ -78,21 +78,6 @@ impl Broker {
             let mut outcomes = outcomes.into_iter();
             let mut answer = |()| outcomes.next().unwrap_or(Err(Error::OutcomeUnknown));
             places.into_iter().map(|place| place.and_then(&mut answer)).collect()
-        }
-    }
-
-    /// Gives back what was claimed for somebody who went away. Not waited for: if it fails, the
-    /// lease ends it.
-    pub(crate) fn release_later(&self, tasks: &[HandedTask]) {
-        let release = |handed: &HandedTask| {
-            let release = Release { task: handed.task.id, token: handed.task.token };
-            (handed.task.id.home, EncodedCommand::new(&Command::Release(release)))
-        };
-        let commands: Vec<_> = tasks.iter().map(release).collect();
-        // A handle may be dropped after its runtime: then the node is gone, and the lease ends it.
-        if let (false, Ok(runtime)) = (commands.is_empty(), tokio::runtime::Handle::try_current()) {
-            let shards = self.shards().clone();
-            runtime.spawn(async move { shards.propose_all(commands, false).await });
         }
     }
 

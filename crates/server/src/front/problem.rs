@@ -64,6 +64,11 @@ impl From<Error> for Problem {
                 title: "the flow's state does not allow this",
                 ..problem
             },
+            Error::Refused(_) => Problem {
+                status: StatusCode::CONFLICT.as_u16(),
+                title: "the cluster's state does not allow this",
+                ..problem
+            },
             _ => problem,
         }
     }

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use std::{
     borrow::Cow,
     collections::HashMap,
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -48,6 +49,10 @@ impl CallError {
     }
 }
 
+/// Takes an answer that came when its caller had gone. Called on the network's threads: it may not
+/// block.
+pub type LateReply = Arc<dyn Fn(Bytes) + Send + Sync>;
+
 /// What waits at most for a connection that this node dialled.
 pub(super) const BOUNDS: Bounds = Bounds {
     raft_frames_max: limits::PEER_RAFT_FRAMES_MAX,
@@ -74,10 +79,16 @@ struct Calls {
     under_way: HashMap<u64, UnderWay>,
 }
 
-#[derive(Debug)]
 struct UnderWay {
     ticket: Ticket,
     answer: oneshot::Sender<Result<Bytes, CallError>>,
+    late: Option<LateReply>,
+}
+
+impl fmt::Debug for UnderWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UnderWay").field("ticket", &self.ticket).finish_non_exhaustive()
+    }
 }
 
 impl Dialled {
@@ -98,15 +109,30 @@ impl Dialled {
         request: Bytes,
         wait: Duration,
     ) -> Result<Bytes, CallError> {
-        let mut waiting = self.begin(request)?;
-        match tokio::time::timeout(wait, &mut waiting.answer).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_gone)) => Err(CallError::Lost),
-            Err(_elapsed) => waiting.give_up(),
-        }
+        self.begin(request)?.answer_within(wait).await
     }
 
-    fn begin(self: Arc<Dialled>, request: Bytes) -> Result<Waiting, CallError> {
+    /// The same. The answer goes to `late` if nobody waits for it when it comes; the call is counted as
+    /// under way until then.
+    pub(super) async fn call_minding(
+        self: Arc<Dialled>,
+        request: Bytes,
+        wait: Duration,
+        late: LateReply,
+    ) -> Result<Bytes, CallError> {
+        self.begin_minding(request, Some(late))?.answer_within(wait).await
+    }
+
+    /// Sends a call. Dropping what this gives takes the call back, or cancels it on the other side.
+    pub(super) fn begin(self: Arc<Dialled>, request: Bytes) -> Result<Waiting, CallError> {
+        self.begin_minding(request, None)
+    }
+
+    fn begin_minding(
+        self: Arc<Dialled>,
+        request: Bytes,
+        late: Option<LateReply>,
+    ) -> Result<Waiting, CallError> {
         if !fits(request.len()) {
             let why = format!(
                 "{} bytes are more than the {} of a frame",
@@ -128,9 +154,9 @@ impl Dialled {
             return Err(CallError::not_sent("too much waits for the peer already"));
         };
         calls.next_stream = stream;
-        calls.under_way.insert(stream, UnderWay { ticket, answer: sender });
+        calls.under_way.insert(stream, UnderWay { ticket, answer: sender, late: late.clone() });
         drop(calls);
-        Ok(Waiting { dialled: self, stream, answer })
+        Ok(Waiting { dialled: self, stream, answer, late, has_left: false })
     }
 
     /// Runs the connection until it ends, and says why.
@@ -182,9 +208,11 @@ impl Dialled {
 
     fn answer(&self, stream: u64, answer: Result<Bytes, CallError>) {
         let under_way = self.calls().under_way.remove(&stream);
-        // Nobody waits for a call that was cancelled.
-        if let Some(under_way) = under_way {
-            let _ = under_way.answer.send(answer);
+        // Nobody waits for a call that was cancelled; what it brings may matter all the same.
+        if let Some(UnderWay { answer: sender, late, .. }) = under_way
+            && let (Err(Ok(reply)), Some(late)) = (sender.send(answer), late)
+        {
+            late(reply);
         }
     }
 
@@ -215,13 +243,28 @@ impl Dialled {
 }
 
 /// A caller that waits. When it goes away, its call does.
-struct Waiting {
+pub(super) struct Waiting {
     dialled: Arc<Dialled>,
     stream: u64,
     answer: oneshot::Receiver<Result<Bytes, CallError>>,
+    late: Option<LateReply>,
+    has_left: bool,
 }
 
 impl Waiting {
+    async fn answer_within(mut self, wait: Duration) -> Result<Bytes, CallError> {
+        match tokio::time::timeout(wait, &mut self.answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_gone)) => Err(CallError::Lost),
+            Err(_elapsed) => self.give_up(),
+        }
+    }
+
+    /// Completes when the call is over, whatever came of it.
+    pub(super) async fn end(mut self) {
+        let _ = (&mut self.answer).await;
+    }
+
     /// The time is over.
     fn give_up(&mut self) -> Result<Bytes, CallError> {
         match self.leave() {
@@ -232,10 +275,19 @@ impl Waiting {
         }
     }
 
-    /// Takes the call back, and says whether it was surely not written; `None` if it is over.
-    fn leave(&self) -> Option<bool> {
-        let under_way = self.dialled.calls().under_way.remove(&self.stream)?;
-        let withdrawn = self.dialled.queue.withdraw(under_way.ticket);
+    /// Takes the call back, and says whether it was surely not written; `None` if it is over. If its
+    /// answer is minded, the call stays known until the other side says what became of it.
+    fn leave(&mut self) -> Option<bool> {
+        self.has_left = true;
+        let mut calls = self.dialled.calls();
+        let ticket = calls.under_way.get(&self.stream)?.ticket;
+        let withdrawn = self.dialled.queue.withdraw(ticket);
+        if withdrawn || self.late.is_none() {
+            calls.under_way.remove(&self.stream);
+        }
+        // Before anybody can answer: an answer must find nobody here, and go to who minds it.
+        self.answer.close();
+        drop(calls);
         if !withdrawn {
             self.dialled.queue.push_cancel(self.stream);
         }
@@ -245,7 +297,14 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.leave();
+        if !self.has_left {
+            self.leave();
+        }
+        self.answer.close();
+        // It may have been answered, and nobody looked.
+        if let (Ok(Ok(reply)), Some(late)) = (self.answer.try_recv(), &self.late) {
+            late(reply);
+        }
     }
 }
 
@@ -272,7 +331,10 @@ mod tests {
         *,
     };
     use futures_util::FutureExt;
-    use tokio::io::{DuplexStream, ReadHalf, WriteHalf};
+    use tokio::{
+        io::{DuplexStream, ReadHalf, WriteHalf},
+        task::JoinHandle,
+    };
 
     const WAIT: Duration = Duration::from_secs(30);
 
@@ -346,6 +408,78 @@ mod tests {
         caller.abort();
         assert_eq!(far.frame().await, Frame::new(Kind::Cancel, call.stream, Bytes::new()));
         assert_eq!(dialled.calls_under_way(), 0);
+    }
+
+    /// Calls, gives up, and tells what the other side was asked and what came late.
+    fn minded(dialled: &Arc<Dialled>, wait: Duration) -> (JoinHandle<()>, Arc<Mutex<Vec<Bytes>>>) {
+        let came = Arc::new(Mutex::new(Vec::new()));
+        let late = {
+            let came = came.clone();
+            Arc::new(move |reply| came.lock().unwrap().push(reply))
+        };
+        let call = dialled.clone().call_minding(Bytes::from("claim"), wait, late);
+        (tokio::spawn(async move { drop(call.await) }), came)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_comes_too_late_goes_to_who_minds_it() {
+        let dialled = dialled(&Clock::system());
+        let (mut far, _running) = connect(&dialled);
+        // Its caller goes away, or its time is over.
+        for wait in [WAIT, PATIENCE.ping_every] {
+            let (caller, came) = minded(&dialled, wait);
+            let call = far.frame().await;
+            if wait == WAIT {
+                caller.abort();
+            }
+            assert_eq!(far.frame().await.kind, Kind::Cancel);
+            assert_eq!(dialled.calls_under_way(), 1);
+            far.send(Kind::Reply, call.stream, b"a task").await;
+            // Answers come in order, so the late one is there when this one is.
+            let after = tokio::spawn(dialled.clone().call(Bytes::new(), WAIT));
+            let call = far.frame().await;
+            far.send(Kind::Reply, call.stream, b"").await;
+            after.await.unwrap().unwrap();
+            assert_eq!(*came.lock().unwrap(), [Bytes::from("a task")]);
+            assert_eq!(dialled.calls_under_way(), 0);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_nobody_looked_at_goes_to_who_minds_it() {
+        let dialled = dialled(&Clock::system());
+        let (mut far, _running) = connect(&dialled);
+        let came = Arc::new(Mutex::new(Vec::new()));
+        let late: LateReply = {
+            let came = came.clone();
+            Arc::new(move |reply| came.lock().unwrap().push(reply))
+        };
+        let waiting = dialled.clone().begin_minding(Bytes::from("claim"), Some(late)).unwrap();
+        let call = far.frame().await;
+        far.send(Kind::Reply, call.stream, b"a task").await;
+        let after = tokio::spawn(dialled.clone().call(Bytes::new(), WAIT));
+        let call = far.frame().await;
+        far.send(Kind::Reply, call.stream, b"").await;
+        after.await.unwrap().unwrap();
+        assert!(came.lock().unwrap().is_empty());
+        drop(waiting);
+        assert_eq!(*came.lock().unwrap(), [Bytes::from("a task")]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cancelled_call_is_forgotten_when_no_answer_will_come() {
+        let dialled = dialled(&Clock::system());
+        let (mut far, _running) = connect(&dialled);
+        let (caller, came) = minded(&dialled, WAIT);
+        let call = far.frame().await;
+        caller.abort();
+        far.frame().await;
+        far.send(Kind::Broken, call.stream, b"").await;
+        let after = tokio::spawn(dialled.clone().call(Bytes::new(), WAIT));
+        let call = far.frame().await;
+        far.send(Kind::Reply, call.stream, b"").await;
+        after.await.unwrap().unwrap();
+        assert_eq!((dialled.calls_under_way(), came.lock().unwrap().len()), (0, 0));
     }
 
     #[tokio::test(start_paused = true)]

@@ -121,6 +121,8 @@ pub(super) struct Link {
     open: Mutex<Option<Arc<Dialled>>>,
     raft_dropped: AtomicU64,
     pub(super) last_error: watch::Sender<Option<String>>,
+    /// What either side had against the last attempt.
+    refusal: Mutex<Option<Refusal>>,
 }
 
 impl Link {
@@ -131,6 +133,7 @@ impl Link {
             open: Mutex::default(),
             raft_dropped: AtomicU64::new(0),
             last_error: watch::Sender::new(None),
+            refusal: Mutex::default(),
         }
     }
 
@@ -190,10 +193,12 @@ impl Link {
                     }
                     None => tracing::debug!(node = self.node, address, %error, "no connection"),
                 }
+                *self.refusal() = error.refusal().cloned();
                 self.failed(error.to_string());
                 return Duration::ZERO;
             }
         };
+        *self.refusal() = None;
         let dialled = Arc::new(Dialled::new(peer, core.clock.clone(), BOUNDS));
         let opened_at = real_now();
         let _up = Up::new(self, core, dialled.clone());
@@ -228,6 +233,10 @@ impl Link {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn refusal(&self) -> MutexGuard<'_, Option<Refusal>> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// `connects_here` says whether the peer has dialled this node.
     pub(super) fn status(&self, connects_here: bool) -> PeerStatus {
         let open = self.dialled();
@@ -247,6 +256,7 @@ impl Link {
             calls_under_way: open.map(Dialled::calls_under_way).unwrap_or_default(),
             raft_dropped: self.raft_dropped.load(Ordering::Relaxed),
             last_error: self.last_error.borrow().clone(),
+            refusal: self.refusal().clone(),
         }
     }
 }
@@ -307,13 +317,22 @@ impl Drop for Up<'_> {
 /// Why a cluster could not be asked to take a node.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// Nothing was asked: nobody answers there, or something else does.
+    /// Nothing was asked: nobody answers there.
     #[error("no node answers at {address}: {why}")]
     NoNode {
         /// Where it was looked for.
         address: String,
         /// For people.
         why: String,
+    },
+    /// Nothing was asked: what answers there speaks another protocol.
+    #[error(
+        "what answers at {address} is not the peer address of a node; name the one that the node has \
+         for other nodes, with port 7401 unless it was given another, not the one for clients"
+    )]
+    NotAPeer {
+        /// Where it is.
+        address: String,
     },
     /// The node there refused to listen.
     #[error("the node at {address} refuses: {refusal}")]
@@ -344,12 +363,16 @@ pub(super) async fn ask_to_join(
     let no_node = |why: String| JoinError::NoNode { address: address.to_string(), why };
     let no_answer = |why: String| JoinError::NoAnswer { address: address.to_string(), why };
     let dialled = dial(address, me, None, wait.min(super::connection::PATIENCE.handshake)).await;
-    let (mut reader, mut writer, peer) = dialled.map_err(|error| match error.refusal() {
-        Some(refusal) => {
-            JoinError::Refused { address: address.to_string(), refusal: refusal.clone() }
-        }
-        None => no_node(error.to_string()),
-    })?;
+    let (mut reader, mut writer, peer) =
+        dialled.map_err(|error| match (&error, error.refusal()) {
+            (_, Some(refusal)) => {
+                JoinError::Refused { address: address.to_string(), refusal: refusal.clone() }
+            }
+            (DialError::NoHandshake(Ended::NoFrame(_)), None) => {
+                JoinError::NotAPeer { address: address.to_string() }
+            }
+            (_, None) => no_node(error.to_string()),
+        })?;
     let asked = timeout(wait, async {
         write_frame(&mut writer, &super::frame::Frame::new(Kind::Call, 1, request)).await?;
         reader.frame().await

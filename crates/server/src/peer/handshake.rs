@@ -270,12 +270,12 @@ pub(super) fn welcome() -> Frame {
 impl PeerHello {
     /// Whether the node that dials may be a peer of this one, before anything is proved.
     fn meets(&self, peer: &PeerHello) -> Result<(), Refusal> {
+        if peer.cluster == 0 {
+            return Ok(());
+        }
         if self.cluster == 0 {
             let words = "this node belongs to no cluster yet; join one that does";
             return Err(Refusal::new(RefusalCode::NoCluster, words));
-        }
-        if peer.cluster == 0 {
-            return Ok(());
         }
         if peer.cluster != self.cluster {
             return Err(wrong_cluster(peer.cluster, self.cluster));
@@ -341,7 +341,7 @@ fn wrong_cluster(theirs: u128, ours: u128) -> Refusal {
 }
 
 fn wrong_secret() -> Refusal {
-    let words = "the cluster secrets differ; give every node the same --cluster-secret";
+    let words = "the cluster secrets differ; give every node the same --cluster-secret-file";
     Refusal::new(RefusalCode::Secret, words)
 }
 
@@ -446,6 +446,8 @@ mod tests {
     fn a_node_that_asks_to_join_has_neither_cluster_nor_number() {
         let (new, two) = (identity(0, 0, "s"), identity(9, 2, "s"));
         assert_eq!(shake(&new, &two), Ok((two.hello.clone(), new.hello.clone())));
+        let waits = identity(0, 0, "s");
+        assert_eq!(shake(&new, &waits), Ok((waits.hello.clone(), new.hello.clone())));
     }
 
     #[test]

@@ -162,10 +162,13 @@ impl Served {
             || under_way.request_bytes + bytes > self.allowance.request_bytes_max
     }
 
-    /// The caller has gone. One whose answer is on its way already is not known any more.
+    /// The caller has gone. It is told that no answer will come, unless one is on its way already: who
+    /// minds a late answer must know when to forget the call.
     fn cancel(&self, stream: u64) {
-        if let Some(task) = self.under_way().remove(stream) {
+        let task = self.under_way().remove(stream);
+        if let Some(task) = task {
             task.abort();
+            self.answer(Frame::new(Kind::Broken, stream, Bytes::new()));
         }
     }
 

@@ -11,7 +11,7 @@ use crate::{
     random::random_u64,
     shard::HandedTask,
 };
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     future::Future,
@@ -113,7 +113,7 @@ impl Attached {
         match unlisted {
             Some(unlisted) => attached.release(unlisted),
             // Another node, or this one before it was started anew, may have handed out more.
-            None if resumed.is_some() => attached.end(SessionEnd::Goodbye, &held).await?,
+            None if resumed.is_some() => attached.end_unlisted(&held).await,
             None => {}
         }
         let orders = attached.renew(held).await;
@@ -197,7 +197,7 @@ impl Attached {
             state.claims.remove(&handed.task.id);
         }
         drop(state);
-        self.broker.release_later(tasks);
+        self.broker.shards().release_later(tasks);
     }
 
     /// Handlers of these began.
@@ -290,9 +290,7 @@ impl Attached {
         self.said_goodbye = true;
         if self.is_current() {
             self.broker.sessions().remove(self.session.id);
-            if let Err(error) = self.end_known().await {
-                tracing::warn!(session = %self.session.id, %error, "claims wait for their leases");
-            }
+            self.end_known().await;
         }
     }
 
@@ -361,40 +359,45 @@ impl Attached {
     }
 
     /// Ends the session's claims where this node knows of some.
-    async fn end_known(&self) -> Result<(), Error> {
+    async fn end_known(&self) {
         let shards: HashSet<ShardId> = self.session.state().claims.keys().map(|t| t.home).collect();
-        for shard in shards {
-            self.end_on(shard, SessionEnd::Goodbye, Vec::new()).await?;
-        }
-        Ok(())
+        join_all(shards.into_iter().map(|shard| self.end_on(shard, Vec::new()))).await;
     }
 
-    /// Ends the session's claims on every shard, but for those listed.
-    async fn end(&self, reason: SessionEnd, keep: &[Claim]) -> Result<(), Error> {
-        let (id, shards) = (self.session.id, self.broker.shards());
-        let holds = |shard| shards.ask(shard, ask::SessionHolds { session: id });
-        let holds = try_join_all((0..shards.count()).map(ShardId).map(holds)).await?;
-        for (shard, _) in (0..).map(ShardId).zip(holds).filter(|(_, holds)| *holds) {
-            let keep = keep.iter().map(|(task, _)| *task).filter(|task| task.home == shard);
-            self.end_on(shard, reason, keep.collect()).await?;
-        }
-        Ok(())
+    /// Gives back the session's claims on every shard, but for those listed.
+    async fn end_unlisted(&self, listed: &[Claim]) {
+        let shards = (0..self.broker.shards().count()).map(ShardId);
+        let end = |shard| async move {
+            let holds = ask::SessionHolds { session: self.session.id };
+            match self.broker.shards().ask(shard, holds).await {
+                Ok(false) => {}
+                Ok(true) => {
+                    let keep = listed.iter().map(|(task, _)| *task);
+                    self.end_on(shard, keep.filter(|task| task.home == shard).collect()).await;
+                }
+                Err(error) => self.left_to_leases(shard, &error),
+            }
+        };
+        join_all(shards.map(end)).await;
     }
 
-    async fn end_on(
-        &self,
-        shard: ShardId,
-        reason: SessionEnd,
-        keep: Vec<TaskId>,
-    ) -> Result<(), Error> {
-        let end = EndSession { session: self.session.id, reason, not_started: Vec::new(), keep };
+    /// Gives back the session's claims on one shard, but for some. A shard that can't be reached is no
+    /// reason to keep the worker from the others: nobody renews what it does not know of.
+    async fn end_on(&self, shard: ShardId, keep: Vec<TaskId>) {
+        let (session, reason) = (self.session.id, SessionEnd::Goodbye);
+        let end = EndSession { session, reason, not_started: Vec::new(), keep };
         let end = EncodedCommand::new(&Command::EndSession(end));
         loop {
-            match self.broker.shards().propose(shard, end.clone(), false).await? {
-                Outcome::Bulk(progress) if progress.next.is_some() => {}
-                _ => return Ok(()),
+            match self.broker.shards().propose(shard, end.clone(), false).await {
+                Ok(Outcome::Bulk(progress)) if progress.next.is_some() => {}
+                Ok(_) => return,
+                Err(error) => return self.left_to_leases(shard, &error),
             }
         }
+    }
+
+    fn left_to_leases(&self, shard: ShardId, error: &Error) {
+        tracing::warn!(session = %self.session.id, %shard, %error, "claims wait for their leases");
     }
 
     /// No other stream took this session over.

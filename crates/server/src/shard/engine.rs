@@ -11,6 +11,7 @@ use crate::{
     Config,
     checkpoint::Checkpointer,
     clock,
+    cluster::{Fetcher, Routes, Snapshots},
     data_dir::DataDir,
     disk::DiskGuard,
     limits,
@@ -20,11 +21,11 @@ use crate::{
 };
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, atomic::AtomicU64, mpsc},
+    sync::{Arc, OnceLock, atomic::AtomicU64, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{broadcast, oneshot, watch};
 
 /// Batches of events that a reader may be behind before it misses some.
 const EVENT_BATCHES: usize = 1024;
@@ -42,13 +43,14 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens `config.data` and recovers every shard. Blocks until all of them serve.
+    /// Opens `config.data` and recovers its replicas. Blocks until all shards serve that this node leads
+    /// alone; others need their peers, see [`Shards::connect`].
     pub fn start(config: &Config) -> Result<Engine, StartError> {
         let data = Arc::new(DataDir::open(&config.data, config.shards)?);
         let format = data.format();
         let (store, log) = data.contents()?;
         data.seal()?;
-        let shards = recover_all(format, &store, &log)?;
+        let recovered = recover_all(format, &store, &log)?;
         #[cfg(test)]
         let log_seen = Arc::downgrade(&log);
         let inbox = Arc::new(Inbox::default());
@@ -66,34 +68,49 @@ impl Engine {
         config.clock.on_move(move || {
             let _ = looking.upgrade().map(|inbox| inbox.push(Input::Look));
         });
+        let routes = Arc::new(Routes::new(format.node, format.shards));
+        let network = Arc::new(OnceLock::new());
         let (up, serves) = mpsc::sync_channel(1);
         let (failure, failed) = watch::channel(None);
-        let parts = Parts {
-            shards,
-            inbox: Arc::clone(&inbox),
-            log,
-            checkpointer,
-            clock: config.clock.clone(),
-            disk: DiskGuard::new(data.path(), config.disk_reserve_bytes),
-            memory_bytes_max: config.memory_bytes_max,
-            events: events.clone(),
-            telemetry: Arc::clone(&telemetry),
-            up,
-        };
-        let handle = Handle {
+        let snapshots = Snapshots::new(format.node, &store);
+        let fetcher = Fetcher::new(&data, &store, &network, &inbox);
+        let handle = Shards(Arc::new(Handle {
             inbox: Arc::clone(&inbox),
             format,
             clock: config.clock.clone(),
             tickets: AtomicU64::new(1),
+            events: events.clone(),
+            telemetry: Arc::clone(&telemetry),
+            routes: Arc::clone(&routes),
+            network: Arc::clone(&network),
+            snapshots: Arc::clone(&snapshots),
+        }));
+        let parts = Parts {
+            format,
+            recovered,
+            handle: handle.clone(),
+            runtime: tokio::runtime::Handle::try_current().ok(),
+            inbox: Arc::clone(&inbox),
+            log,
+            store,
+            snapshots,
+            fetcher,
+            checkpointer,
+            clock: config.clock.clone(),
+            disk: DiskGuard::new(data.path(), config.disk_reserve_bytes),
+            memory_bytes_max: config.memory_bytes_max,
             events,
             telemetry,
+            routes,
+            network,
+            up,
         };
         let thread = std::thread::Builder::new()
             .name("shards".into())
             .spawn(move || run(parts, &inbox, data, &failure))
             .map_err(thread_failed)?;
         let engine = Engine {
-            shards: Shards(Arc::new(handle)),
+            shards: handle,
             failed,
             thread: Some(thread),
             #[cfg(test)]
@@ -119,6 +136,14 @@ impl Engine {
             Ok(why) => why.clone().unwrap_or_default(),
             // It ended in order: it does not fail any more.
             Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Hands over to other nodes what this one leads, as far as they can take it by `until`.
+    pub(crate) async fn hand_over(&self, until: Instant) {
+        let (answer, answered) = oneshot::channel();
+        if self.shards.push(Input::HandOver { until, answer }).is_ok() {
+            let _ = answered.await;
         }
     }
 
@@ -267,6 +292,7 @@ mod tests {
             tasks_max: 1,
             lease_ms: 30_000,
             session: None,
+            sequence: None,
             worker: "test".into(),
         };
         let claimed = shards.claim(home, request, Duration::from_secs(20)).await.unwrap();

@@ -7,6 +7,7 @@ use super::{ClaimRequest, HandedTask, ShardStatus};
 use crate::{
     Error,
     checkpoint::{Report, View},
+    cluster::{Fetched, GroupStatus},
     limits::INPUTS_MAX,
 };
 use bytes::Bytes;
@@ -17,6 +18,7 @@ use std::{
 use taskyard_machine::{
     ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, SessionId, ShardId, TaskId,
 };
+use taskyard_replica::{Change, ControlCommand, NodeId};
 use tokio::sync::oneshot;
 
 /// The answer to one call.
@@ -94,10 +96,70 @@ pub(crate) enum Input {
         tasks: Vec<ClaimedTask>,
         bodies: Vec<Option<Bytes>>,
     },
-    SessionsAlive(Vec<SessionId>),
-    SessionCut(SessionId),
-    SessionNotStarted(SessionId, Vec<TaskId>),
+    /// What the node `from` tells of the sessions that it has.
+    SessionsAlive {
+        from: NodeId,
+        sessions: Vec<SessionId>,
+    },
+    SessionCut {
+        from: NodeId,
+        session: SessionId,
+    },
+    SessionNotStarted {
+        from: NodeId,
+        session: SessionId,
+        tasks: Vec<TaskId>,
+    },
     Status(oneshot::Sender<Vec<ShardStatus>>),
+    /// How every replica of this node stands.
+    Groups(oneshot::Sender<Vec<GroupStatus>>),
+    /// For the control group, if this node leads it.
+    Control {
+        command: ControlCommand,
+        answer: Answer<()>,
+    },
+    /// A change of a group's members, if this node leads it.
+    Change {
+        group: u64,
+        changes: Vec<Change>,
+        answer: Answer<()>,
+    },
+    /// Hands leadership of a group over to a replica, if this node leads it.
+    Transfer {
+        group: u64,
+        to: u64,
+        answer: Answer<()>,
+    },
+    /// Hands over all leadership that another node could have; answered when that is done or takes
+    /// too long.
+    HandOver {
+        until: Instant,
+        answer: Answer<()>,
+    },
+    /// What a shard that another node leads has answered to what `from` owes it: by number.
+    Owed {
+        from: ShardId,
+        to: ShardId,
+        answers: Vec<(u64, Result<Outcome, Error>)>,
+    },
+    /// A message of a peer's replica to this node's.
+    Raft {
+        from: NodeId,
+        group: u64,
+        message: Bytes,
+    },
+    /// A peer can be sent to, or no longer can.
+    Peer {
+        node: NodeId,
+        is_up: bool,
+    },
+    /// A shard's state came as a snapshot, and waits in the store.
+    Fetched(Box<Fetched>),
+    /// It did not come: the leader has to offer one again.
+    FetchFailed {
+        shard: ShardId,
+        index: u64,
+    },
     /// Checkpoint all shards at one moment and take a view of that.
     Backup(Answer<View>),
     Report(Report),
@@ -137,6 +199,10 @@ impl Input {
                 | Input::Bodies { .. }
                 | Input::Watch { .. }
                 | Input::Status(_)
+                | Input::Groups(_)
+                | Input::Control { .. }
+                | Input::Change { .. }
+                | Input::Transfer { .. }
                 | Input::Backup(_)
         )
     }

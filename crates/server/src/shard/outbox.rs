@@ -4,7 +4,7 @@
 //! forgotten here (a restart, a change of leader) is simply sent again.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 use taskyard_machine::{Machine, Outgoing, ShardId};
@@ -29,6 +29,9 @@ pub(crate) struct Outbox {
     taken: BTreeMap<ShardId, u64>,
     /// Targets that have refused something, and when they are tried again.
     refused: BTreeMap<ShardId, Instant>,
+    /// Targets on other nodes that have something on its way: the next goes when it was answered, so
+    /// that messages arrive in order.
+    away: BTreeSet<ShardId>,
 }
 
 impl Outbox {
@@ -50,7 +53,7 @@ impl Outbox {
         let mut unsent = machine.outgoing(IN_FLIGHT_MAX);
         let mut bytes = 0;
         unsent.retain(|outgoing| {
-            if self.refused.contains_key(&outgoing.to) {
+            if self.refused.contains_key(&outgoing.to) || self.away.contains(&outgoing.to) {
                 return false;
             }
             let sent = self.sent.entry(outgoing.to).or_default();
@@ -62,6 +65,17 @@ impl Outbox {
             is_new
         });
         unsent
+    }
+
+    /// Something is on its way to a target on another node.
+    pub(crate) fn sent_away(&mut self, to: ShardId) {
+        self.away.insert(to);
+    }
+
+    /// What was on its way there is answered.
+    pub(crate) fn returned(&mut self, to: ShardId) {
+        self.away.remove(&to);
+        self.stirred = true;
     }
 
     /// The target has taken this one.

@@ -5,7 +5,7 @@
 //! answered with words, nothing panics, and nothing gets into a log that can't be read back from it.
 //! Nothing here is on the way of calls that stay on this node.
 
-use super::{ClaimRequest, HandedTask, ShardStatus, Shards, inbox::Input};
+use super::{ClaimRequest, HandedTask, ShardStatus, Shards};
 use crate::Error;
 use bytes::Bytes;
 use std::time::Duration;
@@ -14,12 +14,16 @@ use taskyard_machine::{
     limits::CLAIM_WAIT_MS_MAX,
     wire::{Reader, Wire, decode_from_node, encode_for_node, wire_enum, wire_struct},
 };
+use taskyard_replica::NodeId;
 
 /// The first byte of every call and reply: how the rest is laid out.
 const VERSION: u8 = 1;
 
 /// The second byte of [`ShardReply::Unread`], and its words after it: the same in every version.
 const UNREAD: u8 = 0;
+
+/// The second byte of calls that tell of sessions, see below.
+const TOLD: std::ops::RangeInclusive<u8> = 7..=9;
 
 /// About how long a reply gets. Larger ones are made smaller, as far as they can be: a frame between
 /// nodes has a bound, and one reply should not hold up all others behind it.
@@ -150,9 +154,10 @@ impl ShardReply {
     }
 }
 
-/// Runs a call on the shards of this node. Dropping the future takes away what it parked, and gives
+/// Runs a call of node `from` on the shards that this node leads; of others it says that it does not. Dropping the future takes away what it parked, and gives
 /// back what was claimed for it by then, as dropping the call itself would.
-pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
+pub async fn serve(shards: &Shards, from: NodeId, call: ShardCall) -> ShardReply {
+    let shards = shards.local();
     match call {
         ShardCall::Propose { commands, enqueue } => {
             ShardReply::Proposed(shards.propose_all(commands, enqueue).await)
@@ -176,26 +181,44 @@ pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
             ShardReply::Finished(shards.finished(task, wait_for(wait_ms)).await)
         }
         ShardCall::SessionsAlive(sessions) => {
-            shards.sessions_alive(sessions);
+            shards.sessions_alive(from, sessions);
             ShardReply::Told
         }
         ShardCall::SessionCut(session) => {
-            shards.session_cut(session);
+            shards.session_cut(from, session);
             ShardReply::Told
         }
         ShardCall::SessionNotStarted(session, tasks) => {
-            shards.session_not_started(session, tasks);
+            shards.session_not_started(from, session, tasks);
             ShardReply::Told
         }
         ShardCall::Status => ShardReply::Status(shards.status().await),
     }
 }
 
+/// Takes what is told of sessions, at once: what one node tells comes in the order in which it was
+/// told. `false` if it is another call.
+pub(crate) fn take_told(shards: &Shards, from: NodeId, call: &[u8]) -> bool {
+    if !call.get(1).is_some_and(|number| TOLD.contains(number)) {
+        return false;
+    }
+    let shards = shards.local();
+    match ShardCall::decode(call) {
+        Ok(ShardCall::SessionsAlive(sessions)) => shards.sessions_alive(from, sessions),
+        Ok(ShardCall::SessionCut(session)) => shards.session_cut(from, session),
+        Ok(ShardCall::SessionNotStarted(session, tasks)) => {
+            shards.session_not_started(from, session, tasks);
+        }
+        _ => return false,
+    }
+    true
+}
+
 /// The same from bytes to bytes: a call that can't be read is answered with words, and a reply that
 /// is too long for one frame is made shorter.
-pub async fn serve_bytes(shards: &Shards, call: &[u8]) -> Vec<u8> {
+pub async fn serve_bytes(shards: &Shards, from: NodeId, call: &[u8]) -> Vec<u8> {
     match ShardCall::decode(call) {
-        Ok(call) => encode_bounded(shards, serve(shards, call).await, REPLY_BYTES_MAX),
+        Ok(call) => encode_bounded(shards, serve(shards, from, call).await, REPLY_BYTES_MAX),
         Err(error) => ShardReply::Unread(error.what).encode(),
     }
 }
@@ -211,8 +234,7 @@ fn encode_bounded(shards: &Shards, mut reply: ShardReply, bytes_max: usize) -> V
         reply = match reply {
             ShardReply::Claimed(Ok(mut tasks)) if tasks.len() > 1 => {
                 let left = tasks.split_off(tasks.len() / 2);
-                let claims = left.iter().map(|left| (left.task.id, left.task.token)).collect();
-                shards.tell(Input::Undelivered { claims });
+                shards.local().undelivered(&left);
                 ShardReply::Claimed(Ok(tasks))
             }
             ShardReply::Found(found) if found.is_ok() => {
@@ -264,7 +286,7 @@ wire_enum!(ShardReply {
     7 => Told,
     8 => Status(shards),
 });
-wire_struct!(ClaimRequest { queues, weighted, tasks_max, lease_ms, session, worker });
+wire_struct!(ClaimRequest { queues, weighted, tasks_max, lease_ms, session, sequence, worker });
 wire_struct!(ShardStatus { shard, term, serves, persisted, applied });
 wire_enum!(Error {
     1 => Rejected(rejection),
@@ -280,6 +302,8 @@ wire_enum!(Error {
     11 => OutcomeUnknown,
     12 => Unavailable(what),
     13 => HalfWay { enqueued, total, error },
+    14 => NoControl,
+    15 => Refused(what),
 });
 
 impl<'a> Wire<'a> for KeptBody {

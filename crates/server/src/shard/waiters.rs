@@ -175,8 +175,14 @@ impl Waiters {
         for ticket in std::mem::take(&mut self.hasty) {
             if let Some(parked) = self.parked.remove(&ticket) {
                 self.left(&parked);
-                if let Parked::Claim(waiter) = parked {
-                    let _ = waiter.answer.send(Ok(Vec::new()));
+                match parked {
+                    // It was decided before, and its answer got lost: that needs no task that is ready.
+                    Parked::Claim(waiter) if is_repeated(machine, &waiter, now) => {
+                        let queue = waiter.request.queues[0].0.clone();
+                        served.push(Served { waiter, promised: (queue, 0) });
+                    }
+                    Parked::Claim(waiter) => drop(waiter.answer.send(Ok(Vec::new()))),
+                    Parked::Hint { .. } => {}
                 }
             }
         }
@@ -306,6 +312,12 @@ fn look(queue: &str) -> Claim<'_> {
     }
 }
 
+/// Whether the shard has answered this very claim before.
+fn is_repeated(machine: &Machine, waiter: &Waiter, now: Timestamp) -> bool {
+    waiter.request.sequence.is_some()
+        && matches!(machine.claimable(&waiter.request.command(0), now), Claimable::Now(_))
+}
+
 fn full() -> Error {
     Error::LimitExceeded(format!(
         "{PARKED_MAX} claims are parked on this shard; claim without waiting, or later"
@@ -349,6 +361,7 @@ mod tests {
             tasks_max,
             lease_ms: 30_000,
             session: None,
+            sequence: None,
             worker: String::new(),
         };
         (Waiter { ticket: TicketId(ticket), request, parks: true, answer }, answered)

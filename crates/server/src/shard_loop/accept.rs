@@ -1,9 +1,10 @@
 //! What comes in from the inbox.
 
-use super::{Checkpoints, Course, ShardLoop, local::Waiting, settle::PartialAnswers};
+use super::{Checkpoints, Course, ShardLoop, control, local::Waiting, settle::PartialAnswers};
 use crate::{
     Error,
     checkpoint::{BodiesRequest, Failure, Report},
+    log::group_of,
     shard::{
         ShardStatus,
         inbox::{Answer, Input, ReadFn, TicketId},
@@ -41,28 +42,55 @@ impl ShardLoop {
                 Err(error) => drop(answer.send(Err(error))),
             },
             Input::Unpark { shard, ticket } => {
-                if let Ok(number) = self.number(shard) {
-                    self.shards[number].waiters.unpark(ticket);
+                if let Some(shard) = self.shards.get_mut(usize::from(shard.0)) {
+                    shard.waiters.unpark(ticket);
                 }
             }
             Input::Read { shard, read } => self.accept_read(shard, read),
             Input::Bodies { tasks, answer } => self.accept_bodies(&tasks, answer),
             Input::Watch { task, ticket, answer } => self.accept_watch(task, ticket, answer),
             Input::Unwatch { task, ticket } => {
-                if let Ok(number) = self.number(task.home) {
-                    self.shards[number].watchers.unwatch(task, ticket);
+                if let Some(shard) = self.shards.get_mut(usize::from(task.home.0)) {
+                    shard.watchers.unwatch(task, ticket);
                 }
             }
             Input::Undelivered { claims } => self.give_back(&claims),
             Input::BodiesRead { waiter, tasks, bodies } => {
                 self.bodies_read(waiter, tasks, bodies);
             }
-            Input::SessionsAlive(sessions) => {
-                self.sessions.alive(&sessions, self.reading.monotonic);
+            Input::SessionsAlive { from, sessions } => {
+                self.sessions.alive(from, &sessions, self.reading.monotonic);
             }
-            Input::SessionCut(session) => self.sessions.cut(session, self.reading.monotonic),
-            Input::SessionNotStarted(session, tasks) => self.sessions.not_started(session, tasks),
+            Input::SessionCut { from, session } => {
+                self.sessions.cut(from, session, self.reading.monotonic);
+            }
+            Input::SessionNotStarted { from, session, tasks } => {
+                self.sessions.not_started(from, session, tasks);
+            }
             Input::Status(answer) => drop(answer.send(self.status())),
+            Input::Groups(answer) => drop(answer.send(self.groups())),
+            Input::Control { command, answer } => match &mut self.control {
+                Some(control) => control.propose(command.encode(), Some(answer)),
+                None => drop(answer.send(Err(control::not_leader()))),
+            },
+            Input::Change { group, changes, answer } => self.accept_change(group, &changes, answer),
+            Input::Transfer { group, to, answer } => self.accept_transfer(group, to, answer),
+            Input::HandOver { until, answer } => self.accept_hand_over(until, answer),
+            Input::Raft { from, group, message } => self.accept_raft(from, group, &message),
+            Input::Peer { node, is_up } => {
+                if is_up {
+                    self.peer_up(node);
+                } else {
+                    self.peer_down(node);
+                }
+            }
+            Input::Owed { from, to, answers } => self.accept_owed(from, to, answers),
+            Input::Fetched(fetched) => self.accept_fetched(fetched),
+            Input::FetchFailed { shard, index } => {
+                tracing::warn!(
+                    "the snapshot of shard {shard} at {index} did not come; its leader offers another"
+                );
+            }
             Input::Backup(answer) => match self.course {
                 Course::Going => self.checkpoints.backup(answer),
                 Course::Stopping { .. } | Course::Halted => {
@@ -77,14 +105,19 @@ impl ShardLoop {
         Ok(())
     }
 
-    /// The place of a shard on this node.
+    /// The place of a shard that this node leads.
     fn number(&self, shard: ShardId) -> Result<usize, Error> {
         let number = usize::from(shard.0);
-        if number < self.shards.len() {
+        if self.shards.get(number).is_some_and(|shard| shard.leading.is_some()) {
             return Ok(number);
         }
-        let count = self.shards.len();
-        Err(Error::NotFound(format!("there is no shard {shard}; this cluster has {count}")))
+        let count = self.shards.count();
+        if number >= count {
+            return Err(Error::NotFound(format!(
+                "there is no shard {shard}; this cluster has {count}"
+            )));
+        }
+        Err(self.not_leader(group_of(shard)))
     }
 
     /// Whether a command may be taken now. Without room for new tasks the repetition of an enqueue
@@ -141,6 +174,10 @@ impl ShardLoop {
     }
 
     fn accept_bodies(&mut self, tasks: &[TaskId], answer: Answer<Vec<Option<Bytes>>>) {
+        let led = tasks.iter().try_for_each(|task| self.number(task.home).map(drop));
+        if let Err(error) = led {
+            return drop(answer.send(Err(error)));
+        }
         let in_memory = |task: &TaskId| {
             let shard = self.shards.get(usize::from(task.home.0))?;
             shard.state().bodies.get(*task)
@@ -186,15 +223,17 @@ impl ShardLoop {
             Report::Failed(failure) => return Err(failure),
             Report::Written(shard, cut) => {
                 let number = usize::from(shard.0);
-                self.checkpoints.written(&mut self.shards[number], &cut);
+                let Some(shard) = self.shards.get_mut(number) else { return Ok(()) };
+                self.checkpoints.written(shard, &cut);
+                shard.take_snapshot(&self.store);
                 self.telemetry.note_checkpoint();
                 self.activate(number);
                 self.tidy();
             }
             Report::Holding(groups) => {
-                for shard in &mut self.shards {
+                for shard in self.shards.iter_mut() {
                     if groups.contains(&shard.group) {
-                        Checkpoints::want(shard);
+                        Checkpoints::release_log(shard);
                     }
                 }
             }
@@ -216,7 +255,7 @@ impl ShardLoop {
     /// Ends what waits; what is on its way through the log is still answered.
     fn stop(&mut self, until: Instant) {
         self.course = Course::Stopping { until };
-        for shard in &mut self.shards {
+        for shard in self.shards.iter_mut() {
             shard.waiters.end(None);
             shard.watchers.end();
             Checkpoints::want(shard);

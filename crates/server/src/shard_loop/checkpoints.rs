@@ -5,7 +5,7 @@
 //! the cut is dropped. A backup freezes all shards in the same turn, so that what they owe each other
 //! fits together.
 
-use super::local::LocalShard;
+use super::{held::Held, local::LocalShard};
 use crate::{
     checkpoint::{Change, Checkpointer, Cut, Failure, Job, View},
     limits::{self, CHECKPOINT_LOG_BYTES_MAX, DIRTY_RECORDS_MAX},
@@ -44,11 +44,15 @@ pub(crate) struct Checkpoint {
     stored: u64,
     /// Asked for, whatever the rules below say.
     wanted: bool,
+    /// A snapshot is about to take the state's place: no cut of it may begin.
+    held: bool,
     /// When the oldest change must be checkpointed.
     due_at: Option<Instant>,
     /// The cut under way, and the bodies that go with it.
     cut: Option<Cut>,
     bodies: Vec<TaskId>,
+    /// The log before the next checkpoint is kept for nobody.
+    log_is_released: bool,
 }
 
 impl Checkpoint {
@@ -58,15 +62,17 @@ impl Checkpoint {
             stage: Stage::Idle,
             stored,
             wanted: false,
+            held: false,
             due_at: None,
             cut: None,
             bodies: Vec::new(),
+            log_is_released: false,
         }
     }
 
     /// When it is due, if it is.
     pub(crate) fn due_at(&self) -> Option<Instant> {
-        self.due_at.filter(|_| self.stage == Stage::Idle)
+        self.due_at.filter(|_| self.stage == Stage::Idle && !self.held)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -75,6 +81,21 @@ impl Checkpoint {
 
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted
+    }
+
+    /// Lets no new cut begin until `release`; one that is under way goes on.
+    pub(crate) fn hold(&mut self) {
+        self.held = true;
+    }
+
+    pub(crate) fn release(&mut self) {
+        self.held = false;
+    }
+
+    /// A snapshot has taken the state's place: all up to `index` is stored, and nothing has changed since.
+    pub(crate) fn installed(&mut self, index: u64) {
+        assert!(self.is_idle(), "a snapshot at {index} was installed under a checkpoint");
+        *self = Checkpoint::new(index);
     }
 }
 
@@ -155,25 +176,47 @@ impl Checkpoints {
         shard.checkpoint.wanted = true;
     }
 
+    /// The log has grown so far that it can't wait for peers that are behind: they get a snapshot.
+    pub(crate) fn release_log(shard: &mut LocalShard) {
+        cut_log(shard, shard.checkpoint.stored);
+        shard.checkpoint.log_is_released = true;
+        Checkpoints::want(shard);
+    }
+
     /// Begins what is due and takes one bite.
-    pub(crate) fn step(
-        &mut self,
-        shards: &mut [LocalShard],
-        checkpointer: &Checkpointer,
-        now: Instant,
-    ) {
+    pub(crate) fn step(&mut self, shards: &mut Held, checkpointer: &Checkpointer, now: Instant) {
         if self.frozen.is_empty() {
             self.begin(shards, checkpointer, now);
         }
         if let Some(&number) = self.frozen.front() {
-            let shard = &mut shards[number];
-            if !bite(shard, checkpointer) {
-                shard.checkpoint.stage = Stage::Writing;
-                let cut = shard.checkpoint.cut.clone().expect("a frozen checkpoint has a cut");
-                checkpointer.job(Job::Write(shard.id, cut));
-                self.frozen.pop_front();
-                self.writing += 1;
-            }
+            self.hand_out(&mut shards[number], checkpointer);
+        }
+    }
+
+    /// The same for a test's only shard.
+    #[cfg(test)]
+    pub(crate) fn step_alone(
+        &mut self,
+        shard: &mut LocalShard,
+        checkpointer: &Checkpointer,
+        now: Instant,
+    ) {
+        if self.frozen.is_empty() && is_due(shard, now) && freeze(shard) {
+            self.frozen.push_back(usize::from(shard.id.0));
+        }
+        if !self.frozen.is_empty() {
+            self.hand_out(shard, checkpointer);
+        }
+    }
+
+    /// Takes one bite of the shard that was frozen first.
+    fn hand_out(&mut self, shard: &mut LocalShard, checkpointer: &Checkpointer) {
+        if !bite(shard, checkpointer) {
+            shard.checkpoint.stage = Stage::Writing;
+            let cut = shard.checkpoint.cut.clone().expect("a frozen checkpoint has a cut");
+            checkpointer.job(Job::Write(shard.id, cut));
+            self.frozen.pop_front();
+            self.writing += 1;
         }
     }
 
@@ -183,39 +226,35 @@ impl Checkpoints {
         for task in std::mem::take(&mut shard.checkpoint.bodies) {
             state.bodies.checkpointed(task);
         }
+        let before = std::mem::replace(&mut shard.checkpoint.stored, cut.index);
         shard.checkpoint.stage = Stage::Idle;
-        shard.checkpoint.stored = cut.index;
         shard.checkpoint.cut = None;
-        shard.replica.compact(cut.index);
-        shard.log_cut = Some(cut.index);
+        let is_released = std::mem::take(&mut shard.checkpoint.log_is_released);
+        let up_to = if is_released { cut.index } else { log_needed_after(shard, before) };
+        cut_log(shard, up_to);
         self.writing -= 1;
         self.writing_for = Duration::ZERO;
     }
 
-    fn begin(&mut self, shards: &mut [LocalShard], checkpointer: &Checkpointer, now: Instant) {
+    fn begin(&mut self, shards: &mut Held, checkpointer: &Checkpointer, now: Instant) {
         if self.has_backups() {
             if self.writing == 0 {
                 self.back_up(shards, checkpointer);
             }
             return;
         }
-        let is_due = |shard: &LocalShard| {
-            let checkpoint = &shard.checkpoint;
-            let is_due = checkpoint.due_at.is_some_and(|due| due <= now);
-            checkpoint.stage == Stage::Idle && (checkpoint.wanted || is_due)
-        };
         while self.may_begin()
             && self.frozen.is_empty()
-            && let Some(number) = shards.iter().position(is_due)
+            && let Some(shard) = shards.iter_mut().find(|shard| is_due(shard, now))
         {
-            if freeze(&mut shards[number]) {
-                self.frozen.push_back(number);
+            if freeze(shard) {
+                self.frozen.push_back(usize::from(shard.id.0));
             }
         }
     }
 
     /// Nothing is under way: takes the view of what was frozen, or freezes all for those who ask.
-    fn back_up(&mut self, shards: &mut [LocalShard], checkpointer: &Checkpointer) {
+    fn back_up(&mut self, shards: &mut Held, checkpointer: &Checkpointer) {
         let frozen = std::mem::take(&mut self.backups_frozen);
         if !frozen.is_empty() {
             checkpointer.job(Job::Look(Box::new(move |store| {
@@ -225,17 +264,45 @@ impl Checkpoints {
             })));
             return;
         }
-        for (number, shard) in shards.iter_mut().enumerate() {
+        for shard in shards.iter_mut() {
             if freeze(shard) {
-                self.frozen.push_back(number);
+                self.frozen.push_back(usize::from(shard.id.0));
             }
         }
         self.backups_frozen = std::mem::take(&mut self.backups_asked);
     }
 }
 
+/// Whether a checkpoint is to begin.
+fn is_due(shard: &LocalShard, now: Instant) -> bool {
+    let checkpoint = &shard.checkpoint;
+    let may_begin = checkpoint.stage == Stage::Idle && !checkpoint.held;
+    may_begin && (checkpoint.wanted || checkpoint.due_at.is_some_and(|due| due <= now))
+}
+
+/// Up to where the log is not needed after a checkpoint. Peers that are behind get what is kept of it: a
+/// leader knows how far they are, and whoever may lead next keeps what follows the checkpoint before.
+fn log_needed_after(shard: &LocalShard, before: u64) -> u64 {
+    if !shard.has_peers {
+        return shard.checkpoint.stored;
+    }
+    let matched = shard.replica.peers().into_iter().map(|peer| peer.matched);
+    matched.min().map_or(before, |matched| matched.min(before))
+}
+
+/// Drops the log up to `up_to`, with the next write.
+fn cut_log(shard: &mut LocalShard, up_to: u64) {
+    if up_to >= shard.replica.first_index() {
+        shard.replica.compact(up_to);
+        shard.log_cut = Some(up_to);
+    }
+}
+
 /// Marks the cut of a checkpoint; `false` if there is nothing new.
 fn freeze(shard: &mut LocalShard) -> bool {
+    if shard.checkpoint.held {
+        return false;
+    }
     let index = shard.replica.applied();
     shard.checkpoint.wanted = false;
     shard.checkpoint.due_at = None;

@@ -1,6 +1,6 @@
 //! LocalShard: one shard as the loop's thread holds it: its replica, and all that waits for it.
 
-use super::checkpoints::Checkpoint;
+use super::{checkpoints::Checkpoint, control::has_others, install::Install};
 use crate::{
     Error,
     payloads::Bodies,
@@ -14,12 +14,12 @@ use crate::{
         watchers::Watchers,
     },
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use taskyard_machine::{
     EncodedCommand, Entry, EntryBuilder, Event, Machine, Outcome, Rejection, SessionId, ShardId,
     Timestamp,
 };
-use taskyard_replica::{Replica, StateMachine, eraftpb::HardState};
+use taskyard_replica::{NodeId, Replica, StateMachine, eraftpb::HardState};
 
 /// What a shard agrees on, and what is kept beside it.
 pub(crate) struct State {
@@ -95,11 +95,19 @@ pub(crate) struct LocalShard {
     pub firing: Firing,
     pub outbox: Outbox,
     pub checkpoint: Checkpoint,
+    /// A snapshot that has come and is not installed yet.
+    pub install: Option<Install>,
     /// A commit index that needs no sync of its own.
     pub hard_state: Option<HardState>,
     /// The log up to here is to be dropped.
     pub log_cut: Option<u64>,
     pub is_active: bool,
+    /// Its number must be written with the next write: it is new.
+    pub is_new: bool,
+    /// It has members besides this replica.
+    pub has_peers: bool,
+    /// Nodes of replicas that were heard of.
+    pub heard: BTreeMap<u64, NodeId>,
     /// When something of it is due next, as of its last turn.
     pub due: Option<Timestamp>,
     /// What it last took of the memory budget.
@@ -116,7 +124,7 @@ impl LocalShard {
         replica: Replica<State>,
         checkpoint: Checkpoint,
     ) -> LocalShard {
-        LocalShard {
+        let mut shard = LocalShard {
             id,
             group,
             replica,
@@ -129,15 +137,21 @@ impl LocalShard {
             firing: Firing::default(),
             outbox: Outbox::default(),
             checkpoint,
+            install: None,
             hard_state: None,
             log_cut: None,
             is_active: false,
+            is_new: false,
+            has_peers: false,
+            heard: BTreeMap::new(),
             due: None,
             memory_bytes: 0,
             next_number: 0,
             in_flight: VecDeque::new(),
             reads_in_flight: VecDeque::new(),
-        }
+        };
+        shard.note_members();
+        shard
     }
 
     pub(crate) fn state(&self) -> &State {
@@ -156,11 +170,11 @@ impl LocalShard {
 
     /// Packs the pending commands into entries and appends them. Returns who will get no answer,
     /// since this node does not lead: nothing was appended for them.
-    pub(crate) fn propose(&mut self, now: Timestamp) -> Vec<Waiting> {
+    pub(crate) fn propose(&mut self, rules: u16, now: Timestamp) -> Vec<Waiting> {
         let mut refused = Vec::new();
         let mut pending = self.pending.drain(..).peekable();
         while pending.peek().is_some() {
-            let mut entry = EntryBuilder::new(now);
+            let mut entry = EntryBuilder::under(rules, now);
             let mut waiting = Vec::new();
             while let Some((_, waits)) = pending.next_if(|(command, _)| entry.push(command)) {
                 waiting.push(waits);
@@ -205,9 +219,18 @@ impl LocalShard {
         self.in_flight.is_empty() && self.pending.is_empty()
     }
 
-    /// No leader with a majority is known here.
-    pub(crate) fn no_quorum(&self) -> Error {
-        Error::NoQuorum { shard: self.id.0 }
+    /// This node leads it no more: what only a leader has ends.
+    pub(crate) fn end_all(&mut self, why: &Error) {
+        self.leading = None;
+        self.waiters.end(Some(why));
+        self.watchers.end();
+        self.timer = Timer::default();
+        self.firing = Firing::default();
+        self.outbox = Outbox::default();
+    }
+
+    pub(crate) fn note_members(&mut self) {
+        self.has_peers = has_others(self.replica.conf_state(), self.replica.id());
     }
 }
 

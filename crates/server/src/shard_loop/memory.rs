@@ -3,7 +3,7 @@
 //! Past four fifths of it, stored bodies are evicted, and shards whose bodies are in no checkpoint yet
 //! get one. At all of it, enqueues are refused: what is left are the tasks themselves.
 
-use super::{checkpoints::Checkpoints, local::LocalShard};
+use super::{checkpoints::Checkpoints, held::Held, local::LocalShard};
 use crate::Error;
 
 /// What one turn evicts at most: it frees allocation by allocation.
@@ -42,6 +42,11 @@ impl MemoryBudget {
         shard.memory_bytes = bytes;
     }
 
+    /// A shard is gone from this node.
+    pub(crate) fn forget(&mut self, shard: &LocalShard) {
+        self.bytes -= shard.memory_bytes;
+    }
+
     /// Whether new tasks are refused.
     pub(crate) fn is_full(&self) -> bool {
         self.bytes >= self.bytes_max
@@ -60,20 +65,20 @@ impl MemoryBudget {
     }
 
     /// Evicts what can be had again from disk, and asks for checkpoints of what can't.
-    pub(crate) fn enforce(&mut self, shards: &mut [LocalShard]) {
+    pub(crate) fn enforce(&mut self, shards: &mut Held) {
         self.tell();
         let aim = self.bytes_max / 5 * 4;
         if self.bytes <= aim {
             return;
         }
         let mut left = (self.bytes - aim).min(EVICT_BYTES_PER_TURN);
-        let first = self.next_shard % shards.len().max(1);
+        let first = self.next_shard % shards.count().max(1);
         self.next_shard = first + 1;
-        for number in (first..shards.len()).chain(0..first) {
+        for number in (first..shards.count()).chain(0..first) {
             if left == 0 {
                 return;
             }
-            let shard = &mut shards[number];
+            let Some(shard) = shards.get_mut(number) else { continue };
             let freed = shard.replica.machine_mut().bodies.evict(left);
             left = left.saturating_sub(freed);
             if freed > 0 {

@@ -7,6 +7,7 @@ use super::{
 use crate::{
     Error,
     checkpoint::BodiesRequest,
+    log::group_of,
     shard::{
         HandedTask,
         inbox::{Input, ReadFn, Waiter},
@@ -60,7 +61,14 @@ impl ShardLoop {
         progress: Progress<Outcomes>,
         was_leading: bool,
     ) {
-        assert!(progress.messages.is_empty(), "shard {number} has no peers to talk to");
+        let group = self.shards[number].group;
+        self.send(group, progress.messages);
+        if progress.members_changed {
+            // Perhaps by a snapshot, which brings another state.
+            let shard = &mut self.shards[number];
+            shard.note_members();
+            self.memory.note(shard);
+        }
         let has_changed = !progress.applied.is_empty();
         for applied in progress.applied {
             let Some(proposal) = applied.proposal else { continue };
@@ -81,9 +89,8 @@ impl ShardLoop {
             }
         }
         for read in progress.reads_dropped {
-            let shard = &mut self.shards[number];
-            let error = shard.no_quorum();
-            for read in shard.reads_of(read) {
+            let error = self.not_leader(group);
+            for read in self.shards[number].reads_of(read) {
                 read(Err(error.clone()));
             }
         }
@@ -95,11 +102,19 @@ impl ShardLoop {
             // What happened before this node led the shard was told by its leader then.
             if was_leading {
                 self.observe(number, events);
+            } else {
+                self.follow(number, &events);
             }
             let shard = &mut self.shards[number];
             Checkpoints::note_change(shard, self.reading.monotonic);
             self.memory.note(shard);
         }
+    }
+
+    /// What a follower does about what happened: it only keeps its memory in order.
+    fn follow(&mut self, number: usize, events: &[Event]) {
+        let bodies = &mut self.shards[number].replica.machine_mut().bodies;
+        events.iter().filter_map(|event| ended(&event.kind)).for_each(|task| bodies.cool(task));
     }
 
     fn observe(&mut self, number: usize, events: Vec<Event>) {
@@ -222,13 +237,14 @@ impl ShardLoop {
         outcome: Result<Outcome, Rejection>,
     ) {
         let source = usize::from(from.0);
+        let Some(shard) = self.shards.get_mut(source) else { return };
         match outcome {
-            Ok(_) => self.shards[source].outbox.taken(to, sequence),
+            Ok(_) => shard.outbox.taken(to, sequence),
             Err(rejection) => {
                 tracing::error!(
                     "shard {to} has refused message {sequence} of shard {from}: {rejection}; it is sent again"
                 );
-                self.shards[source].outbox.refused(to, self.real);
+                shard.outbox.refused(to, self.real);
             }
         }
         self.activate(source);
@@ -256,7 +272,10 @@ impl ShardLoop {
             }
             Waiting::Deliver { from, .. } => {
                 let to = shard.id;
-                self.shards[usize::from(from.0)].outbox.refused(to, self.real);
+                let real = self.real;
+                if let Some(source) = self.shards.get_mut(usize::from(from.0)) {
+                    source.outbox.refused(to, real);
+                }
             }
             Waiting::SessionEnd(_) | Waiting::Delivered | Waiting::Nobody => {}
         }
@@ -264,7 +283,8 @@ impl ShardLoop {
 
     /// Nothing was appended for these.
     pub(super) fn refuse(&mut self, number: usize, refused: Vec<Waiting>, reads: Vec<ReadFn>) {
-        let error = self.shards[number].no_quorum();
+        let Some(shard) = self.shards.get(number) else { return };
+        let error = self.not_leader(shard.group);
         for waiting in refused {
             self.fail_one(number, waiting, &error);
         }
@@ -342,12 +362,16 @@ impl ShardLoop {
         }
         match buried {
             // Nothing is left for this worker; behind it there may be more.
-            Some(shard) if handed.is_empty() => {
-                let number = usize::from(shard.0);
+            Some(shard_id) if handed.is_empty() => {
+                let number = usize::from(shard_id.0);
                 let queues = waiter.request.queues.clone();
-                let waiters = &mut self.shards[number].waiters;
-                waiters.park_again(waiter);
-                queues.iter().for_each(|(queue, _)| waiters.wake(queue));
+                let shard = self.shards.get_mut(number).filter(|shard| shard.leading.is_some());
+                let Some(shard) = shard else {
+                    let _ = waiter.answer.send(Err(self.not_leader(group_of(shard_id))));
+                    return;
+                };
+                shard.waiters.park_again(waiter);
+                queues.iter().for_each(|(queue, _)| shard.waiters.wake(queue));
                 self.activate(number);
             }
             _ => self.answer_claim(waiter, handed),
@@ -371,7 +395,8 @@ impl ShardLoop {
     }
 
     fn is_held(&self, task: TaskId, token: ClaimToken) -> bool {
-        let view = self.shards[usize::from(task.home.0)].machine().task(task);
+        let shard = self.shards.get(usize::from(task.home.0));
+        let view = shard.and_then(|shard| shard.machine().task(task));
         view.and_then(|view| view.claim).is_some_and(|claim| claim.token == token)
     }
 

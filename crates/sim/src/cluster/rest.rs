@@ -102,6 +102,7 @@ impl World {
             groups: groups.filter_map(|group| Some((group, told(group)?.seen))).collect(),
             alive: nodes().filter(|id| lives(id)).collect(),
             gone: nodes().filter(|id| !lives(id)).collect(),
+            ..Seen::default()
         }
     }
 

@@ -81,6 +81,7 @@ impl Watch {
             groups: news.map(|(&group, (.., told))| (group, told.seen.clone())).collect(),
             alive: nodes().filter(alive).collect(),
             gone: nodes().filter(|node| silent_for(node).0 > GONE_MS).collect(),
+            ..Seen::default()
         }
     }
 

@@ -291,7 +291,7 @@ impl Model {
             });
             let rate = queue.per_key().rate;
             let is_full = |bucket: Bucket| {
-                rate.is_none_or(|rate| bucket.tokens(Some(rate), now) == rate.burst.into())
+                rate.is_none_or(|rate| bucket.tokens(Some(rate), now) == u64::from(rate.burst))
             };
             queue.turns.keys.retain(|_, key| !is_full(key.bucket) || key.held_until > now);
             if queue.turns.keys.is_empty() && mine().all(|task| task.key.is_none()) {

@@ -40,9 +40,9 @@ impl World {
     fn join(&mut self, id: NodeId, zone: &str) {
         let node = Node {
             address: format!("127.0.0.{id}:7401"),
-            serves: String::new(),
             zone: zone.into(),
             rules_max: 1,
+            ..Node::default()
         };
         self.command(ControlCommand::AddNode { id, node }).unwrap();
         self.seen.alive.insert(id);
@@ -263,6 +263,39 @@ fn a_node_that_is_gone_is_replaced_where_there_is_another() {
     world.command(ControlCommand::RemoveNode { id: 3 }).unwrap();
     world.settle();
     world.check_even(3);
+}
+
+#[test]
+fn a_node_that_is_given_up_is_replaced_and_then_removed() {
+    let mut world = World::founded(5);
+    (2..=3).for_each(|id| world.join(id, ""));
+    world.settle();
+    world.seen.alive.remove(&3);
+    world.command(ControlCommand::GiveUp { id: 3 }).unwrap();
+    world.settle();
+    for found in world.seen.groups.values() {
+        assert_eq!(found.members.voters.len(), 3, "no group becomes smaller for it");
+    }
+    assert!(world.control.nodes().contains_key(&3), "it stays while it is expected to vote");
+    world.join(4, "");
+    world.settle();
+    assert!(world.control.was_removed(3), "nobody had to ask again");
+    world.check_even(3);
+}
+
+#[test]
+fn a_leader_that_somebody_chose_stays() {
+    let mut world = World::founded(6);
+    (2..=3).for_each(|id| world.join(id, ""));
+    world.settle();
+    for group in 0..=6 {
+        let to = world.control.replica_on(group, 2).unwrap();
+        world.seen.groups.get_mut(&group).unwrap().leader = to;
+    }
+    world.seen.held = (0..=6).collect();
+    assert_eq!(world.control.next_steps(&world.seen), []);
+    world.seen.held.clear();
+    assert_ne!(world.control.next_steps(&world.seen), []);
 }
 
 /// A control group of one that moves and whose old node is removed at once would be lost with it.

@@ -27,10 +27,9 @@ impl From<Error> for Status {
     fn from(error: Error) -> Status {
         let code = error.code();
         let kind = match error {
-            // The request is fine, the task or flow is not where it would make sense.
-            Error::Rejected(Rejection::WrongState { .. } | Rejection::WrongFlowState { .. }) => {
-                Code::FailedPrecondition
-            }
+            // The request is fine; the task, flow or cluster is not where it would make sense.
+            Error::Rejected(Rejection::WrongState { .. } | Rejection::WrongFlowState { .. })
+            | Error::Refused(_) => Code::FailedPrecondition,
             _ => grpc_code(code),
         };
         let mut status = Status::new(kind, error.to_string());

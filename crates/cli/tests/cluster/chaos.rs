@@ -1,0 +1,54 @@
+//! Promises 1 to 3, 6 and 11 on a cluster of real processes: nodes are killed, stopped, paused and cut off in
+//! an order that a seed decides, while producers, workers, flows and a schedule go on. In the end all
+//! faults are over, everything must drain, and what clients were told must add up.
+
+use crate::{
+    faults::{Planned, plan},
+    load::Load,
+    nodes::{NODES, Nodes},
+};
+use std::time::Duration;
+
+/// `CHAOS_SEED` and `CHAOS_SECONDS` ask for others.
+const SEED: u64 = 1;
+const SECONDS: u64 = 15;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_clients_were_told_adds_up_whatever_fails() {
+    let seed = variable("CHAOS_SEED").unwrap_or(SEED);
+    let seconds = variable("CHAOS_SECONDS").unwrap_or(SECONDS);
+    println!(
+        "again: CHAOS_SEED={seed} CHAOS_SECONDS={seconds} \
+         cargo nextest run -p taskyard-cli --test cluster chaos --no-capture"
+    );
+    let mut nodes = Nodes::form(NODES);
+    let plan = plan(seed, nodes.len(), Duration::from_secs(seconds));
+    let load = Load::start(nodes.urls(), seed).await;
+    break_things(&mut nodes, &plan).await;
+
+    nodes.until_settled();
+    load.finish_and_check().await;
+}
+
+/// Begins and ends every fault at its time.
+async fn break_things(nodes: &mut Nodes, plan: &[Planned]) {
+    let begins = plan.iter().map(|planned| (planned.begin, true, planned));
+    let ends = plan.iter().map(|planned| (planned.end, false, planned));
+    let mut steps: Vec<_> = begins.chain(ends).collect();
+    // What ends at the moment when the next begins has ended before it.
+    steps.sort_by_key(|(at, is_begin, _)| (*at, *is_begin));
+    let start = tokio::time::Instant::now();
+    for (at, is_begin, planned) in steps {
+        tokio::time::sleep_until(start + at).await;
+        if is_begin {
+            println!("{planned}");
+            planned.fault.begin(nodes);
+        } else {
+            planned.fault.end(nodes);
+        }
+    }
+}
+
+fn variable(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap())
+}

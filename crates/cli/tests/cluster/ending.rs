@@ -1,0 +1,87 @@
+//! Ending: what the cluster holds when everything has come to rest, read through the SDK.
+
+use crate::load::TICKS;
+use taskyard::{Client, ScheduleDetails, TaskDetails, flow::FlowDetails};
+
+/// More than a test ever makes.
+const MANY: usize = 1_000_000;
+
+/// The state in the end.
+pub(crate) struct Ending {
+    pub(crate) tasks: Vec<Left>,
+    pub(crate) flows: Vec<FlowLeft>,
+    pub(crate) ticks: TicksLeft,
+}
+
+/// A task in the end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Left {
+    pub(crate) id: String,
+    pub(crate) queue: String,
+    /// Its payload: the request that made it, or the flow.
+    pub(crate) payload: String,
+    pub(crate) state: String,
+    pub(crate) death_reason: String,
+    /// The token that ended it, as its result says.
+    pub(crate) token: Option<u64>,
+    /// The workers of its attempts that have ended, the last ten.
+    pub(crate) workers: Vec<String>,
+    /// The flow that it is part of.
+    pub(crate) flow: Option<String>,
+    /// The occurrence that it is a run of, in milliseconds.
+    pub(crate) occurrence_at: Option<u64>,
+}
+
+/// A flow in the end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FlowLeft {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) state: String,
+}
+
+/// The schedule in the end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TicksLeft {
+    pub(crate) fired: u64,
+    pub(crate) skipped: u64,
+    pub(crate) missed: u64,
+}
+
+impl Ending {
+    pub(crate) async fn read(client: &Client) -> Ending {
+        let tasks = client.tasks().page_size(500).with_payload().collect(MANY).await.unwrap();
+        let mut pages = client.flows();
+        let mut flows = Vec::new();
+        while let Some(flow) = pages.next().await.unwrap() {
+            flows.push(flow_left(&flow));
+        }
+        let ticks = client.schedule(TICKS).details().await.unwrap();
+        Ending { tasks: tasks.iter().map(left).collect(), flows, ticks: ticks_left(&ticks) }
+    }
+}
+
+fn left(task: &TaskDetails) -> Left {
+    let payload = task.payload.as_deref().unwrap_or_default();
+    let occurrence_at = task.headers.get("taskyard-occurrence-at");
+    let moment = |text: &String| text.parse::<jiff::Timestamp>().unwrap().as_millisecond();
+    Left {
+        id: task.id.to_string(),
+        queue: task.queue.clone(),
+        payload: String::from_utf8_lossy(payload).trim_matches('"').to_owned(),
+        state: task.state.to_string(),
+        death_reason: task.death_reason.clone(),
+        token: task.result_as().ok(),
+        workers: task.attempts.iter().map(|attempt| attempt.worker.clone()).collect(),
+        flow: task.flow.as_ref().map(|member| member.flow.to_string()),
+        occurrence_at: occurrence_at.map(|text| u64::try_from(moment(text)).unwrap()),
+    }
+}
+
+fn flow_left(flow: &FlowDetails) -> FlowLeft {
+    FlowLeft { id: flow.id.to_string(), name: flow.name.clone(), state: flow.state.to_string() }
+}
+
+fn ticks_left(ticks: &ScheduleDetails) -> TicksLeft {
+    TicksLeft { fired: ticks.fired_total, skipped: ticks.skipped_total, missed: ticks.missed_total }
+}

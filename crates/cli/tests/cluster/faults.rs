@@ -1,0 +1,123 @@
+//! Faults: what is done to the nodes and their network, in an order that a seed decides.
+
+use crate::{dice::Dice, nodes::Nodes, proxy::Link};
+use std::{fmt, time::Duration};
+
+/// One thing that goes wrong, for a while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// `kill -9`; started again in the end.
+    Kill { node: usize },
+    /// Asked to stop; started again in the end.
+    Stop { node: usize },
+    /// SIGSTOP, then SIGCONT.
+    Pause { node: usize },
+    /// Nothing passes between a node and the others.
+    Isolate { node: usize },
+    /// Nothing passes from one node to another; the other way all is well.
+    Cut { link: Link },
+    /// All that passes from one node to another takes its time.
+    Slow { link: Link, delay: Duration },
+}
+
+/// A fault, and when it begins and ends, counted from the start of the test.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    pub(crate) begin: Duration,
+    pub(crate) end: Duration,
+    pub(crate) fault: Fault,
+}
+
+impl fmt::Display for Planned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Planned { begin, end, fault } = self;
+        write!(f, "{:6.3} to {:6.3} s: {fault:?}", begin.as_secs_f64(), end.as_secs_f64())
+    }
+}
+
+/// What goes wrong within `time`. Mostly one thing at a time, so that the cluster can go on; now and
+/// then two, so that it can't.
+pub(crate) fn plan(seed: u64, nodes: usize, time: Duration) -> Vec<Planned> {
+    let mut dice = Dice::new(seed);
+    let mut planned: Vec<Planned> = Vec::new();
+    let mut at = dice.millis(300, 1_000);
+    loop {
+        let fault = fault(&mut dice, nodes);
+        let lasts = match fault {
+            Fault::Kill { .. } | Fault::Stop { .. } => dice.millis(0, 2_000),
+            // Some are over before anyone notices, some come back after an election.
+            Fault::Pause { .. } => dice.millis(100, 3_000),
+            Fault::Isolate { .. } | Fault::Cut { .. } | Fault::Slow { .. } => {
+                dice.millis(300, 4_000)
+            }
+        };
+        let end = at + lasts;
+        if end > time {
+            return planned;
+        }
+        let meets = |other: &Planned| other.end > at && other.fault.touches(&fault);
+        if !planned.iter().any(meets) {
+            planned.push(Planned { begin: at, end, fault });
+        }
+        let healed = dice.millis(200, 1_500);
+        at = if dice.once_in(5) { at + lasts / 2 } else { end + healed };
+    }
+}
+
+fn fault(dice: &mut Dice, nodes: usize) -> Fault {
+    let node = dice.below(nodes);
+    if nodes == 1 {
+        return match dice.below(4) {
+            0 | 1 => Fault::Kill { node },
+            2 => Fault::Stop { node },
+            _ => Fault::Pause { node },
+        };
+    }
+    let other = (node + 1 + dice.below(nodes - 1)) % nodes;
+    match dice.below(8) {
+        0 | 1 => Fault::Kill { node },
+        2 => Fault::Stop { node },
+        3 => Fault::Pause { node },
+        4 | 5 => Fault::Isolate { node },
+        6 => Fault::Cut { link: (node, other) },
+        _ => Fault::Slow { link: (node, other), delay: dice.millis(20, 400) },
+    }
+}
+
+impl Fault {
+    pub(crate) fn begin(&self, nodes: &mut Nodes) {
+        match *self {
+            Fault::Kill { node } => nodes.kill(node),
+            Fault::Stop { node } => nodes.stop(node),
+            Fault::Pause { node } => nodes.pause(node),
+            Fault::Isolate { node } => nodes.isolate(node),
+            Fault::Cut { link } => nodes.links.cut(link),
+            Fault::Slow { link, delay } => nodes.links.slow_down(link, delay),
+        }
+    }
+
+    pub(crate) fn end(&self, nodes: &mut Nodes) {
+        match *self {
+            Fault::Kill { node } | Fault::Stop { node } => nodes.start(node),
+            Fault::Pause { node } => nodes.resume(node),
+            Fault::Isolate { node } => nodes.heal(node),
+            Fault::Cut { link } | Fault::Slow { link, .. } => nodes.links.heal(link),
+        }
+    }
+
+    /// Whether they can't be at once, because they are about the same process or link.
+    fn touches(&self, other: &Fault) -> bool {
+        match (self.process(), other.process()) {
+            (Some(one), Some(other)) => one == other,
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    fn process(&self) -> Option<usize> {
+        match *self {
+            Fault::Kill { node } | Fault::Stop { node } | Fault::Pause { node } => Some(node),
+            Fault::Isolate { .. } | Fault::Cut { .. } | Fault::Slow { .. } => None,
+        }
+    }
+}

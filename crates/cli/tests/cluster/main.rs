@@ -1,0 +1,24 @@
+//! Clusters of real processes on loopback: nodes are killed, paused and cut off from each other while
+//! clients work, and what clients were told is compared with what is promised.
+//!
+//! `nodes.rs`, `proxy.rs` and `namespaces.rs` are the machines and their network, `load.rs` the clients, `history.rs`
+//! what they were told, `check.rs` and `task_spec.rs` what that must add up to. The other files are tests.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
+
+#[path = "../yard/mod.rs"]
+mod yard;
+
+mod chaos;
+mod check;
+mod dice;
+mod ending;
+mod failover;
+mod faults;
+mod history;
+mod load;
+mod nodes;
+mod outage;
+mod plain;
+mod proxy;
+mod task_spec;

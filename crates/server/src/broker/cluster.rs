@@ -1,0 +1,41 @@
+//! The cluster: how it stands, and what operators ask of it.
+
+use super::Broker;
+use crate::{
+    Error,
+    cluster::{ClusterView, Operation},
+};
+use taskyard_machine::{ShardId, ask};
+
+impl Broker {
+    /// The nodes and shards of this cluster, as this node sees them.
+    pub async fn cluster(&self) -> ClusterView {
+        self.0.cluster.view().await
+    }
+
+    /// Does what an operator asks for; goes to the control group's leader.
+    pub async fn operate(&self, operation: Operation) -> Result<(), Error> {
+        self.0.cluster.operate(operation).await
+    }
+
+    /// Whether this node can pass every request on to somebody who answers it.
+    pub async fn check_ready(&self) -> Result<(), Error> {
+        let routes = self.shards().routes();
+        if routes.control().cluster().is_none() {
+            let text = "this node has joined and does not know the cluster's map yet; wait";
+            return Err(Error::Unavailable(text.into()));
+        }
+        for shard in (0..self.shards().count()).map(ShardId) {
+            if routes.leader(shard).is_some() {
+                continue;
+            }
+            if routes.control().replica_on(u64::from(shard.0) + 1, routes.me()).is_some() {
+                let text = format!("shard {shard} has no leader that is known here; wait");
+                return Err(Error::Unavailable(text));
+            }
+            // Nobody tells of shards that are elsewhere: whoever asks them gets to know.
+            self.shards().ask(shard, ask::Now {}).await?;
+        }
+        Ok(())
+    }
+}

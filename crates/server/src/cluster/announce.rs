@@ -1,0 +1,162 @@
+//! What a node keeps telling and hearing: where it is, where the others are, who leads, how clocks differ.
+//!
+//! Invariant: the peers of a node are the nodes of the control state as it has applied it; until it has
+//! one, those that it was told of when it joined.
+
+use super::{Cluster, ClusterCall, ClusterReply, join::addresses};
+use crate::{Error, peer::RefusalCode};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+use taskyard_replica::NodeId;
+use tokio::time::timeout;
+
+/// How often it looks where nothing has changed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The pause between two looks for leaders that are not known.
+const ROUTES_AGAIN_AFTER: Duration = Duration::from_millis(250);
+/// How long before it tries again to tell where it is.
+const TELL_AGAIN_AFTER: Duration = Duration::from_secs(2);
+/// Clocks that differ by more are warned of: leases and schedules follow the clock of whoever leads.
+pub(super) const SKEW_MS_MAX: u64 = 2_000;
+/// The least time between two warnings about one clock.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
+impl Cluster {
+    /// Keeps the peers of this node those of the control state. `joined_with` are known before.
+    pub(crate) async fn keep_peers(self, joined_with: BTreeMap<NodeId, String>) {
+        let mut changes = self.routes().changes();
+        loop {
+            changes.borrow_and_update();
+            let control = self.routes().control();
+            if let Some(network) = self.shards().network() {
+                match control.cluster() {
+                    Some(_) => network.set_peers(&addresses(&control)),
+                    None => network.set_peers(&joined_with),
+                }
+            }
+            // The sender lives as long as the shards of this handle.
+            let _ = changes.changed().await;
+        }
+    }
+
+    /// Tells the control group's leader where this node is, whenever that is not what is known.
+    pub(crate) async fn keep_telling(self) {
+        let mut changes = self.routes().changes();
+        loop {
+            changes.borrow_and_update();
+            let known = self.routes().control().nodes().get(&self.me()).cloned();
+            let Some(known) = known.filter(|known| !self.about().is(known)) else {
+                let _ = changes.changed().await;
+                continue;
+            };
+            let call = ClusterCall::Announce { node: self.me(), about: self.about().clone() };
+            let told = match self.ask_leader(call).await {
+                Ok(ClusterReply::Done(told)) => told,
+                Ok(_) => Err(Error::OutcomeUnknown),
+                Err(error) => Err(error),
+            };
+            match told {
+                // The control state follows; until then there is nothing new to tell.
+                Ok(()) => drop(timeout(TELL_AGAIN_AFTER, changes.changed()).await),
+                Err(error) => {
+                    let at = &known.address;
+                    tracing::warn!(
+                        "the cluster knows this node at {at:?} and can't be told better: {error}"
+                    );
+                    tokio::time::sleep(TELL_AGAIN_AFTER).await;
+                }
+            }
+        }
+    }
+
+    /// Finds out who leads the shards that this node has no replica of: of the others it hears by
+    /// itself.
+    pub(crate) async fn keep_routes(self) {
+        let mut changes = self.routes().changes();
+        loop {
+            changes.borrow_and_update();
+            let control = self.routes().control();
+            let unknown = |group: &u64| self.routes().leader_of(*group).is_none();
+            if control.groups().skip(1).any(|group| unknown(&group)) {
+                let sight = self.look().await;
+                let groups = control.groups().skip(1).filter(unknown);
+                for group in groups.filter(|group| control.replica_on(*group, self.me()).is_none())
+                {
+                    self.routes().set_leader(group, sight.leader(group).map(|(node, _)| node));
+                }
+                tokio::time::sleep(ROUTES_AGAIN_AFTER).await;
+            } else {
+                let _ = changes.changed().await;
+            }
+        }
+    }
+
+    /// Completes when another node says that this one was removed; with its words. Who is removed while
+    /// it is away hears it no other way.
+    pub(crate) async fn removed(&self) -> String {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let Some(network) = self.shards().network() else { continue };
+            let refusals = network.status().into_iter().filter_map(|peer| peer.refusal);
+            let mut removed = refusals.filter(|refusal| refusal.code == RefusalCode::NotAMember);
+            if let Some(refusal) = removed.next() {
+                return refusal.words;
+            }
+        }
+    }
+
+    /// Warns of clocks that differ.
+    pub(crate) async fn keep_comparing_clocks(self) {
+        let mut warned = BTreeMap::new();
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let Some(network) = self.shards().network() else { continue };
+            let skews = network.status().into_iter();
+            let skews = skews.filter_map(|peer| Some((peer.node, peer.clock_skew_ms?)));
+            for (node, skew_ms) in worth_saying(&mut warned, skews, self.clock().monotonic()) {
+                let (far, way) =
+                    (skew_ms.unsigned_abs(), if skew_ms > 0 { "ahead of" } else { "behind" });
+                tracing::warn!(
+                    "the clock of node {node} is {far} ms {way} this one's; set both by NTP: leases and \
+                     schedules follow the clock of whoever leads"
+                );
+            }
+        }
+    }
+}
+
+/// The clocks that differ by too much and were not warned of within a minute.
+fn worth_saying(
+    warned: &mut BTreeMap<NodeId, Instant>,
+    skews: impl Iterator<Item = (NodeId, i64)>,
+    now: Instant,
+) -> Vec<(NodeId, i64)> {
+    warned.retain(|_, at| now.saturating_duration_since(*at) < WARN_EVERY);
+    let mut said = Vec::new();
+    for (node, skew_ms) in skews.filter(|(_, skew_ms)| skew_ms.unsigned_abs() > SKEW_MS_MAX) {
+        warned.entry(node).or_insert_with(|| {
+            said.push((node, skew_ms));
+            now
+        });
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_warned_of_once_a_minute() {
+        let (mut warned, now) = (BTreeMap::new(), crate::clock::real_now());
+        let mut say = |skews: &[(NodeId, i64)], after_s: u64| {
+            let now = now + Duration::from_secs(after_s);
+            worth_saying(&mut warned, skews.iter().copied(), now)
+        };
+        assert_eq!(say(&[(2, 2_000), (3, -2_001)], 0), [(3, -2_001)]);
+        assert_eq!(say(&[(2, 2_001), (3, -9_000)], 1), [(2, 2_001)]);
+        assert_eq!(say(&[(2, i64::MIN), (3, -9_000)], 60), [(3, -9_000)]);
+    }
+}

@@ -1,0 +1,222 @@
+//! Calls between nodes about the cluster itself, as bytes, and back.
+//!
+//! Bytes come from another node, perhaps of another version: what can't be read is answered with
+//! words, and nothing panics. What only the control group's leader decides is sent to it by
+//! `Cluster::ask_leader`; the rest is answered by whoever is asked.
+
+use super::{GroupStatus, call_kind, join::Candidate, join::JoinAnswer};
+use crate::Error;
+use bytes::Bytes;
+use taskyard_machine::{
+    DecodeError, ShardId,
+    wire::{Reader, decode_from_node, encode_for_node, wire_enum, wire_struct},
+};
+use taskyard_replica::{Change, NodeId};
+
+/// The byte after the kind: how the rest is laid out.
+const VERSION: u8 = 1;
+
+/// The second byte of [`ClusterReply::Unread`], and its words after it: the same in every version.
+const UNREAD: u8 = 0;
+
+/// What one node asks of another about the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ClusterCall {
+    /// How the node and its replicas stand.
+    Report,
+    /// A group that the node leads is to change its members.
+    Change { group: u64, changes: Vec<MemberChange> },
+    /// A group that the node leads is to be led by another replica.
+    Transfer { group: u64, to: u64 },
+    /// Of the control group's leader: a node asks for a place.
+    Join(Candidate),
+    /// Of the control group's leader: what a node says about itself.
+    Announce { node: NodeId, about: About },
+    /// Of the control group's leader: what an operator wants.
+    Operate(Operation),
+}
+
+/// The answer to a [`ClusterCall`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ClusterReply {
+    /// The call could not be read there, for the other node is of another version. Nothing was done.
+    Unread(String),
+    /// To `Report`.
+    Report(Result<Report, Error>),
+    /// To `Join`.
+    Joined(Result<JoinAnswer, Error>),
+    /// To all others.
+    Done(Result<(), Error>),
+}
+
+/// How a node stands, as it says itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Report {
+    /// What it runs.
+    pub(crate) build: String,
+    /// Its replicas, by group.
+    pub(crate) groups: Vec<GroupStatus>,
+}
+
+/// What a node says about itself: see `taskyard_replica::Node`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct About {
+    pub(crate) address: String,
+    pub(crate) serves: String,
+    pub(crate) zone: String,
+    pub(crate) rules_max: u16,
+}
+
+/// What an operator may ask of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Empty a node, or use it again.
+    Drain {
+        /// Its number.
+        node: NodeId,
+        /// Whether it is to be emptied.
+        drains: bool,
+    },
+    /// Forget a node.
+    Remove {
+        /// Its number.
+        node: NodeId,
+        /// It is lost with all that it held: place that anew.
+        force: bool,
+    },
+    /// Have a shard led by a node.
+    Transfer {
+        /// Which shard.
+        shard: ShardId,
+        /// The node.
+        node: NodeId,
+    },
+    /// Have so many replicas of each shard.
+    SetReplication {
+        /// 1, 3 or 5.
+        factor: u8,
+    },
+}
+
+/// A change of one member, as it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemberChange {
+    AddVoter(u64),
+    AddLearner(u64),
+    Remove(u64),
+}
+
+impl From<Change> for MemberChange {
+    fn from(change: Change) -> MemberChange {
+        match change {
+            Change::AddVoter(id) => MemberChange::AddVoter(id),
+            Change::AddLearner(id) => MemberChange::AddLearner(id),
+            Change::Remove(id) => MemberChange::Remove(id),
+        }
+    }
+}
+
+impl From<MemberChange> for Change {
+    fn from(change: MemberChange) -> Change {
+        match change {
+            MemberChange::AddVoter(id) => Change::AddVoter(id),
+            MemberChange::AddLearner(id) => Change::AddLearner(id),
+            MemberChange::Remove(id) => Change::Remove(id),
+        }
+    }
+}
+
+impl ClusterCall {
+    /// Its bytes, after the one that says who answers it.
+    pub(crate) fn encode(&self) -> Bytes {
+        let mut bytes = vec![call_kind::CLUSTER];
+        bytes.extend(encode_for_node(VERSION, self));
+        bytes.into()
+    }
+
+    /// The reverse of [`ClusterCall::encode`], without its first byte.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<ClusterCall, DecodeError> {
+        decode_from_node(VERSION, bytes)
+    }
+}
+
+impl ClusterReply {
+    pub(crate) fn encode(&self) -> Bytes {
+        encode_for_node(VERSION, self).into()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<ClusterReply, DecodeError> {
+        if let [_, UNREAD, words @ ..] = bytes {
+            let mut reader = Reader::foreign(words);
+            let unread = reader.read().map(ClusterReply::Unread)?;
+            reader.finish()?;
+            return Ok(unread);
+        }
+        decode_from_node(VERSION, bytes)
+    }
+}
+
+wire_enum!(ClusterCall {
+    1 => Report,
+    2 => Change { group, changes },
+    3 => Transfer { group, to },
+    4 => Join(candidate),
+    5 => Announce { node, about },
+    6 => Operate(operation),
+});
+wire_enum!(ClusterReply {
+    0 => Unread(words),
+    1 => Report(report),
+    2 => Joined(answer),
+    3 => Done(done),
+});
+wire_enum!(Operation {
+    1 => Drain { node, drains },
+    2 => Remove { node, force },
+    3 => Transfer { shard, node },
+    4 => SetReplication { factor },
+});
+wire_enum!(MemberChange {
+    1 => AddVoter(replica),
+    2 => AddLearner(replica),
+    3 => Remove(replica),
+});
+wire_struct!(Report { build, groups });
+wire_struct!(About { address, serves, zone, rules_max });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_and_replies_survive_the_wire_and_rubbish_does_not_pass() {
+        let about = About { address: "a:1".into(), zone: "z".into(), ..About::default() };
+        for call in [
+            ClusterCall::Report,
+            ClusterCall::Change {
+                group: 3,
+                changes: vec![Change::AddVoter(1).into(), Change::Remove(2).into()],
+            },
+            ClusterCall::Transfer { group: 1, to: 9 },
+            ClusterCall::Join(Candidate::default()),
+            ClusterCall::Announce { node: 2, about },
+            ClusterCall::Operate(Operation::Remove { node: 3, force: true }),
+        ] {
+            let bytes = call.encode();
+            assert_eq!(bytes[0], call_kind::CLUSTER);
+            assert_eq!(ClusterCall::decode(&bytes[1..]), Ok(call));
+            for length in 1..bytes.len() {
+                assert!(ClusterCall::decode(&bytes[1..length]).is_err(), "cut to {length}");
+            }
+        }
+        for reply in [
+            ClusterReply::Unread("what?".into()),
+            ClusterReply::Report(Ok(Report { build: "1".into(), groups: vec![] })),
+            ClusterReply::Joined(Err(Error::NoControl)),
+            ClusterReply::Done(Ok(())),
+        ] {
+            assert_eq!(ClusterReply::decode(&reply.encode()), Ok(reply));
+        }
+        assert!(ClusterReply::decode(&[VERSION, 77]).is_err());
+    }
+}

@@ -1,0 +1,99 @@
+//! ClusterHandler: what a node does with all that its peers send.
+//!
+//! Raft messages and the ups and downs of peers go to the shard loop. A call's first byte says who
+//! answers it: the shards of this node, or one of those that are plugged in here.
+
+use super::call_kind;
+use crate::{
+    peer::{PeerHandler, PeerHello},
+    shard::{Shards, remote},
+};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use std::{fmt, sync::Arc};
+use taskyard_replica::NodeId;
+
+/// Answers the calls of one kind, without their first byte.
+pub type AnswerCall = Arc<dyn Fn(NodeId, Bytes) -> BoxFuture<'static, Bytes> + Send + Sync>;
+/// Answers a node that asks for a place in the cluster.
+pub type AnswerJoin = Arc<dyn Fn(PeerHello, Bytes) -> BoxFuture<'static, Bytes> + Send + Sync>;
+/// Says whether a node may connect, and if not, why.
+pub type Admit = Arc<dyn Fn(&PeerHello) -> Result<(), String> + Send + Sync>;
+
+/// What a node's peers reach. Kinds without an answer get an empty one.
+#[derive(Clone)]
+pub struct ClusterHandler {
+    /// The shards of this node.
+    pub shards: Shards,
+    /// Calls about the cluster itself.
+    pub cluster: Option<AnswerCall>,
+    /// Calls for pieces of a snapshot.
+    pub snapshot: Option<AnswerCall>,
+    /// Nodes that ask to join.
+    pub joined: Option<AnswerJoin>,
+    /// Who may connect; without it, everybody who knows the secret.
+    pub admit: Option<Admit>,
+}
+
+impl ClusterHandler {
+    /// One that serves the shards and nothing else yet.
+    pub fn new(shards: Shards) -> ClusterHandler {
+        ClusterHandler { shards, cluster: None, snapshot: None, joined: None, admit: None }
+    }
+}
+
+impl fmt::Debug for ClusterHandler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterHandler").field("shards", &self.shards).finish_non_exhaustive()
+    }
+}
+
+impl PeerHandler for ClusterHandler {
+    fn raft(&self, from: NodeId, group: u64, message: Bytes) {
+        self.shards.raft(from, group, message);
+    }
+
+    fn call(&self, from: NodeId, mut request: Bytes) -> BoxFuture<'static, Bytes> {
+        let kind = if request.is_empty() { 0 } else { request.split_to(1)[0] };
+        let plugged_in = match kind {
+            call_kind::SHARD if remote::take_told(&self.shards, from, &request) => {
+                return Box::pin(async { remote::ShardReply::Told.encode().into() });
+            }
+            call_kind::SHARD => {
+                let shards = self.shards.clone();
+                return Box::pin(async move {
+                    remote::serve_bytes(&shards, from, &request).await.into()
+                });
+            }
+            call_kind::CLUSTER => &self.cluster,
+            call_kind::SNAPSHOT => &self.snapshot,
+            _ => &None,
+        };
+        match plugged_in {
+            Some(answer) => answer(from, request),
+            None => {
+                tracing::warn!(from, kind, "a node asks for what nobody answers here");
+                Box::pin(async { Bytes::new() })
+            }
+        }
+    }
+
+    fn joined(&self, hello: PeerHello, request: Bytes) -> BoxFuture<'static, Bytes> {
+        match &self.joined {
+            Some(joined) => joined(hello, request),
+            None => Box::pin(async { Bytes::new() }),
+        }
+    }
+
+    fn admit(&self, hello: &PeerHello) -> Result<(), String> {
+        self.admit.as_ref().map_or(Ok(()), |admit| admit(hello))
+    }
+
+    fn peer_up(&self, node: NodeId) {
+        self.shards.peer(node, true);
+    }
+
+    fn peer_down(&self, node: NodeId) {
+        self.shards.peer(node, false);
+    }
+}

@@ -1,0 +1,248 @@
+//! Join: what a node that has no place in a cluster says and is told, and who gets a place.
+//!
+//! Invariants: one data directory gets one number, however often it asks; one address has one node;
+//! nothing is decided but by the control group's leader.
+
+use super::Cluster;
+use crate::{Error, data_dir::FORMAT_VERSION, limits::PEERS_MAX};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use taskyard_machine::{
+    DecodeError,
+    wire::{decode_from_node, encode_for_node, wire_enum, wire_struct},
+};
+use taskyard_replica::{Control, ControlCommand, Node, NodeId};
+
+/// The first byte of what is asked and answered.
+const VERSION: u8 = 1;
+
+/// How often a number is tried that somebody else got in the same moment.
+const ATTEMPTS_MAX: usize = 16;
+
+/// What a node without a place asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum JoinCall {
+    /// To be taken in.
+    Join(Candidate),
+    /// Which cluster this is, and nothing else.
+    Look,
+}
+
+/// A node that wants a place.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Candidate {
+    /// The format that its data would have.
+    pub(crate) format: u32,
+    /// What its data directory is known by.
+    pub(crate) instance: u128,
+    /// Where its peers would reach it.
+    pub(crate) address: String,
+    /// Where clients would.
+    pub(crate) serves: String,
+    /// What it fails together with.
+    pub(crate) zone: String,
+    /// The newest rules that it knows.
+    pub(crate) rules_max: u16,
+    /// How many shards it was told that there are.
+    pub(crate) shards: Option<u16>,
+}
+
+/// What it is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum JoinAnswer {
+    /// It has a place.
+    Welcome(Welcome),
+    /// It is not taken in, and asking again does not help.
+    Refused(String),
+    /// It can't be taken in now.
+    Later(String),
+    /// Who was asked is in no cluster itself, and waits for those of its list.
+    Waits(Vec<String>),
+    /// Who was asked is in a cluster with nodes at these addresses.
+    Seen(BTreeMap<NodeId, String>),
+}
+
+/// A place in a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Welcome {
+    pub(crate) cluster: u128,
+    pub(crate) incarnation: u32,
+    pub(crate) shards: u16,
+    pub(crate) node: NodeId,
+    /// Where all nodes are.
+    pub(crate) peers: BTreeMap<NodeId, String>,
+}
+
+impl JoinCall {
+    pub(crate) fn encode(&self) -> Bytes {
+        encode_for_node(VERSION, self).into()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<JoinCall, DecodeError> {
+        decode_from_node(VERSION, bytes)
+    }
+}
+
+impl JoinAnswer {
+    pub(crate) fn encode(&self) -> Bytes {
+        encode_for_node(VERSION, self).into()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<JoinAnswer, DecodeError> {
+        decode_from_node(VERSION, bytes)
+    }
+}
+
+impl Cluster {
+    /// Answers a node that has no place, whoever leads.
+    pub(crate) async fn joined(&self, call: &[u8]) -> JoinAnswer {
+        let candidate = match JoinCall::decode(call) {
+            Ok(JoinCall::Join(candidate)) => candidate,
+            Ok(JoinCall::Look) => return JoinAnswer::Seen(addresses(&self.routes().control())),
+            Err(error) => return JoinAnswer::Refused(format!("{error}; start the same version")),
+        };
+        match self.ask_leader(super::ClusterCall::Join(candidate)).await {
+            Ok(super::ClusterReply::Joined(Ok(answer))) => answer,
+            Ok(super::ClusterReply::Joined(Err(error))) | Err(error) => {
+                JoinAnswer::Later(error.to_string())
+            }
+            Ok(_) => JoinAnswer::Later("the leader's answer can't be read; upgrade it".into()),
+        }
+    }
+
+    /// Gives a node a place, or the one that it has. Only the control group's leader can.
+    pub(super) async fn take_in(&self, candidate: Candidate) -> Result<JoinAnswer, Error> {
+        let refused = |words: String| Ok(JoinAnswer::Refused(words));
+        for _ in 0..ATTEMPTS_MAX {
+            let control = self.routes().control();
+            if let Err(words) = check(&control, &candidate) {
+                return refused(words);
+            }
+            if let Some(answer) = self.check_reachable(&control) {
+                return Ok(answer);
+            }
+            let known = |node: &&Node| node.instance == candidate.instance;
+            let known = control.nodes().iter().find(|(_, node)| known(node)).map(|(id, _)| *id);
+            let node = candidate.node();
+            let (id, command) = match known {
+                Some(id) => (id, ControlCommand::SetNode { id, node }),
+                None => {
+                    let id = control.node_next();
+                    (id, ControlCommand::AddNode { id, node })
+                }
+            };
+            match self.shards().control(command).await {
+                Ok(()) => {
+                    let (address, zone) = (&candidate.address, &candidate.zone);
+                    match known {
+                        None => tracing::info!(node = id, address, zone, "a node joined"),
+                        Some(_) => tracing::info!(node = id, address, "a node asked to join again"),
+                    }
+                    return Ok(JoinAnswer::Welcome(self.welcome(id)));
+                }
+                // Somebody else got the number, or this node did, by another way: look again.
+                Err(Error::Refused(_)) if check(&self.routes().control(), &candidate).is_ok() => {}
+                Err(Error::Refused(words)) => return refused(words),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(JoinAnswer::Later("too many nodes ask to join; ask again".into()))
+    }
+
+    /// Whether a newcomer could reach everybody. A node that has just started tells where it is soon;
+    /// this one knows whether it ever will.
+    fn check_reachable(&self, control: &Control) -> Option<JoinAnswer> {
+        let silent =
+            |(id, node): &(&NodeId, &Node)| node.address.is_empty() && !control.has_given_up(**id);
+        let (&id, _) = control.nodes().iter().find(silent)?;
+        if id == self.me() && self.about().address.is_empty() {
+            return Some(JoinAnswer::Refused(format!(
+                "node {id} of this cluster does not say where others reach it; start it again with \
+                 --advertise HOST:PORT, or with --peer and an address of its machine"
+            )));
+        }
+        Some(JoinAnswer::Later(format!("node {id} has not told yet where it is")))
+    }
+
+    fn welcome(&self, node: NodeId) -> Welcome {
+        let control = self.routes().control();
+        let (cluster, incarnation) = control.cluster().unwrap_or_default();
+        let (shards, peers) = (control.shards(), addresses(&control));
+        Welcome { cluster, incarnation, shards, node, peers }
+    }
+}
+
+/// Where the nodes of a cluster are, as far as others can dial them.
+pub(super) fn addresses(control: &Control) -> BTreeMap<NodeId, String> {
+    let known = control.nodes().iter().filter(|(_, node)| !node.address.is_empty());
+    known.map(|(id, node)| (*id, node.address.clone())).collect()
+}
+
+impl Candidate {
+    fn node(&self) -> Node {
+        Node {
+            instance: self.instance,
+            address: self.address.clone(),
+            serves: self.serves.clone(),
+            zone: self.zone.clone(),
+            rules_max: self.rules_max,
+        }
+    }
+}
+
+/// Whether a node could get a place, or why it never will.
+fn check(control: &Control, candidate: &Candidate) -> Result<(), String> {
+    if candidate.format != FORMAT_VERSION {
+        let (theirs, ours) = (candidate.format, FORMAT_VERSION);
+        return Err(format!(
+            "this node writes data of format {theirs}, the cluster of format {ours}; start the same \
+             version on all nodes"
+        ));
+    }
+    if candidate.instance == 0 {
+        return Err("a node that joins must say which one it is".into());
+    }
+    if candidate.rules_max < control.rules() {
+        return Err(format!(
+            "this node knows rules up to {}, the cluster runs on {}; upgrade it",
+            candidate.rules_max,
+            control.rules()
+        ));
+    }
+    if let Some(shards) = candidate.shards.filter(|shards| *shards != control.shards()) {
+        return Err(format!(
+            "this cluster has {} shards, not {shards}: the number is fixed; leave it out",
+            control.shards()
+        ));
+    }
+    if candidate.address.is_empty() {
+        return Err("a node that joins must say where others reach it; use --advertise".into());
+    }
+    let same_place =
+        |node: &Node| node.address == candidate.address && node.instance != candidate.instance;
+    if let Some((id, _)) = control.nodes().iter().find(|(_, node)| same_place(node)) {
+        return Err(format!(
+            "node {id} is at {} already; remove it first with `taskyard cluster remove {id}` (with \
+             --force if its data is lost), or give this one another address",
+            candidate.address
+        ));
+    }
+    if control.nodes().len() >= PEERS_MAX {
+        return Err(format!("the cluster has {PEERS_MAX} nodes, which is the limit"));
+    }
+    Ok(())
+}
+
+wire_enum!(JoinCall {
+    1 => Join(candidate),
+    2 => Look,
+});
+wire_enum!(JoinAnswer {
+    1 => Welcome(welcome),
+    2 => Refused(words),
+    3 => Later(words),
+    4 => Waits(list),
+    5 => Seen(peers),
+});
+wire_struct!(Candidate { format, instance, address, serves, zone, rules_max, shards });
+wire_struct!(Welcome { cluster, incarnation, shards, node, peers });

@@ -1,0 +1,236 @@
+//! Cluster: a node's place among the others: what it answers them, and how it asks.
+//!
+//! Cheap to clone. It remembers nothing that matters: what was decided is in the control group.
+
+use super::{About, ClusterCall, ClusterReply, Routes, call::Report};
+use crate::{
+    Clock, Error,
+    clock::real_now,
+    peer::{CallError, PeerHello},
+    shard::Shards,
+};
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+use taskyard_replica::{ControlCommand, Node, NodeId};
+use tokio::time::timeout;
+
+/// How long a leader is looked for, and waited for.
+const LEADER_FOR_MAX: Duration = Duration::from_secs(10);
+/// How long before somebody is asked again who leads.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
+/// How long the leader that an operator chose is left alone.
+const CHOSEN_FOR: Duration = Duration::from_secs(600);
+
+/// This node's place in its cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct Cluster(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    shards: Shards,
+    about: About,
+    clock: Clock,
+    /// Groups whose leader an operator has chosen, and when.
+    chosen: Mutex<BTreeMap<u64, Instant>>,
+}
+
+impl Cluster {
+    pub(crate) fn new(shards: Shards, about: About, clock: Clock) -> Cluster {
+        Cluster(Arc::new(Inner { shards, about, clock, chosen: Mutex::default() }))
+    }
+
+    pub(crate) fn shards(&self) -> &Shards {
+        &self.0.shards
+    }
+
+    pub(super) fn routes(&self) -> &Routes {
+        self.0.shards.routes()
+    }
+
+    pub(super) fn me(&self) -> NodeId {
+        self.routes().me()
+    }
+
+    pub(super) fn about(&self) -> &About {
+        &self.0.about
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    /// Whether a node that has proved the secret may connect; the words say why not.
+    pub(crate) fn admit(&self, hello: &PeerHello) -> Result<(), String> {
+        let (control, node) = (self.routes().control(), hello.node);
+        // A newer number than any that is known here is one that this node has not heard of yet.
+        match control.was_removed(node) || control.has_given_up(node) {
+            false => Ok(()),
+            true => Err(format!(
+                "node {node} was removed from this cluster; to use its machine again, start it with a new \
+                 data directory and --join"
+            )),
+        }
+    }
+
+    /// Answers a call about the cluster: what comes after its first byte.
+    pub(crate) async fn serve(&self, call: &[u8]) -> Bytes {
+        let reply = match ClusterCall::decode(call) {
+            Ok(call) => self.answer(call).await,
+            Err(error) => ClusterReply::Unread(error.what),
+        };
+        reply.encode()
+    }
+
+    /// Boxed, since what is answered here may ask this node and others again.
+    pub(super) fn answer(&self, call: ClusterCall) -> BoxFuture<'_, ClusterReply> {
+        Box::pin(async move {
+            match call {
+                ClusterCall::Report => ClusterReply::Report(self.report().await),
+                ClusterCall::Change { group, changes } => {
+                    let changes = changes.into_iter().map(Into::into).collect();
+                    ClusterReply::Done(self.shards().change(group, changes).await)
+                }
+                ClusterCall::Transfer { group, to } => {
+                    ClusterReply::Done(self.shards().transfer(group, to).await)
+                }
+                ClusterCall::Join(candidate) => match self.check_leads() {
+                    Ok(()) => ClusterReply::Joined(self.take_in(candidate).await),
+                    Err(error) => ClusterReply::Joined(Err(error)),
+                },
+                ClusterCall::Announce { node, about } => match self.check_leads() {
+                    Ok(()) => ClusterReply::Done(self.note(node, about).await),
+                    Err(error) => ClusterReply::Done(Err(error)),
+                },
+                ClusterCall::Operate(operation) => match self.check_leads() {
+                    Ok(()) => ClusterReply::Done(self.carry_out(operation).await),
+                    Err(error) => ClusterReply::Done(Err(error)),
+                },
+            }
+        })
+    }
+
+    /// What is decided here would be refused by the control group of another leader: ask that one.
+    fn check_leads(&self) -> Result<(), Error> {
+        let leader = self.routes().control_leader();
+        if leader == Some(self.me()) { Ok(()) } else { Err(Error::NotLeader { shard: 0, leader }) }
+    }
+
+    async fn report(&self) -> Result<Report, Error> {
+        Ok(Report { build: BUILD.to_owned(), groups: self.shards().groups().await? })
+    }
+
+    /// Writes down what a node says about itself, if that is new.
+    async fn note(&self, node: NodeId, about: About) -> Result<(), Error> {
+        let control = self.routes().control();
+        if control.nodes().get(&node).is_some_and(|known| about.is(known)) {
+            return Ok(());
+        }
+        if !control.nodes().contains_key(&node) {
+            return Err(Error::NotFound(format!("there is no node {node} in this cluster")));
+        }
+        let About { address, serves, zone, rules_max } = about;
+        tracing::info!(node, address, serves, zone, rules_max, "a node tells where it is");
+        let told = Node { instance: 0, address, serves, zone, rules_max };
+        self.shards().control(ControlCommand::SetNode { id: node, node: told }).await
+    }
+
+    /// Asks the control group's leader, wherever it is, as soon as there is one.
+    pub(super) async fn ask_leader(&self, call: ClusterCall) -> Result<ClusterReply, Error> {
+        let until = real_now() + LEADER_FOR_MAX;
+        let mut changes = self.routes().changes();
+        let mut told = None;
+        loop {
+            changes.borrow_and_update();
+            if let Some(leader) = told.take().or_else(|| self.likely_leader()) {
+                let left = until.saturating_duration_since(real_now());
+                match self.ask(leader, call.clone(), left.max(LOOK_AGAIN_AFTER)).await? {
+                    ClusterReply::Done(Err(Error::NotLeader { leader: known, .. }))
+                    | ClusterReply::Joined(Err(Error::NotLeader { leader: known, .. })) => {
+                        told = known.filter(|known| *known != leader);
+                    }
+                    reply => return Ok(reply),
+                }
+            }
+            if real_now() >= until {
+                return Err(Error::NoControl);
+            }
+            if told.is_none() {
+                let _ = timeout(LOOK_AGAIN_AFTER, changes.changed()).await;
+            }
+        }
+    }
+
+    /// Who leads the control group, or anybody who may know.
+    fn likely_leader(&self) -> Option<NodeId> {
+        self.routes().control_leader().or_else(|| {
+            let peers = self.shards().network()?.status();
+            peers.into_iter().find(|peer| peer.connected_since_ms.is_some()).map(|peer| peer.node)
+        })
+    }
+
+    /// Asks one node. One that can't be asked does not lead, as far as can be told from here; what it
+    /// may have done or not is an error.
+    pub(super) async fn ask(
+        &self,
+        node: NodeId,
+        call: ClusterCall,
+        wait: Duration,
+    ) -> Result<ClusterReply, Error> {
+        if node == self.me() {
+            return Ok(self.answer(call).await);
+        }
+        let Some(network) = self.shards().network() else {
+            return Ok(ClusterReply::Done(Err(Error::NotLeader { shard: 0, leader: None })));
+        };
+        match network.call(node, call.encode(), wait).await {
+            Ok(reply) => match ClusterReply::decode(&reply) {
+                Ok(ClusterReply::Unread(words)) => Err(Error::Unavailable(format!(
+                    "node {node} is of another version and can't read this: {words}; upgrade all nodes"
+                ))),
+                Ok(reply) => Ok(reply),
+                Err(error) => Err(Error::Unavailable(format!(
+                    "the answer of node {node} can't be read: {}; upgrade all nodes",
+                    error.what
+                ))),
+            },
+            Err(CallError::NotSent { .. }) => {
+                Ok(ClusterReply::Done(Err(Error::NotLeader { shard: 0, leader: None })))
+            }
+            Err(CallError::Lost | CallError::TimedOut) => Err(Error::OutcomeUnknown),
+        }
+    }
+
+    /// Leaves the leader of a group alone for a while.
+    pub(super) fn choose(&self, group: u64) {
+        self.chosen().insert(group, self.clock().monotonic());
+    }
+
+    /// Groups whose leader was chosen lately.
+    pub(super) fn chosen_lately(&self) -> Vec<u64> {
+        let now = self.clock().monotonic();
+        let mut chosen = self.chosen();
+        chosen.retain(|_, at| now.saturating_duration_since(*at) < CHOSEN_FOR);
+        chosen.keys().copied().collect()
+    }
+
+    fn chosen(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Instant>> {
+        self.0.chosen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What this node runs, for people.
+pub(super) const BUILD: &str = env!("CARGO_PKG_VERSION");
+
+impl About {
+    /// Whether that is what is known of a node.
+    pub(super) fn is(&self, known: &Node) -> bool {
+        let Node { instance: _, address, serves, zone, rules_max } = known;
+        (&self.address, &self.serves, &self.zone, self.rules_max)
+            == (address, serves, zone, *rules_max)
+    }
+}

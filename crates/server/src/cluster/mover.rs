@@ -1,0 +1,214 @@
+//! Mover: the hands of the control group's leader: looks at all nodes, asks the plan what to do next,
+//! and does it, again and again.
+//!
+//! It remembers who was heard when, and nothing else: whoever leads next goes on from the control
+//! state. Steps that fail or are lost are planned again. Where nothing moves it looks once a second,
+//! and at once when something has changed.
+
+use super::{Cluster, ClusterCall, ClusterReply, sight::Sight};
+use crate::Error;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+use taskyard_replica::{ControlCommand, NodeId, Seen, Step};
+use tokio::time::{sleep, timeout};
+
+/// The pause after steps that were taken: what they did is seen soon.
+const AFTER_STEPS: Duration = Duration::from_millis(50);
+/// The pause while something is on its way and there is nothing to do but wait for it.
+const WHILE_MOVING: Duration = Duration::from_millis(250);
+/// The pause where everything is in its place.
+const AT_REST: Duration = Duration::from_secs(1);
+/// A node that answered within this is alive: longer than a call that was lost and its repetition.
+const ALIVE_FOR: Duration = Duration::from_secs(3);
+/// A node that was silent for this long is replaced, where there is another for it. Shorter would copy
+/// all that it held for a machine that just starts again; longer leaves its shards a replica short.
+const GONE_AFTER: Duration = Duration::from_secs(600);
+/// How long a leader may take to say that it has proposed a change.
+const STEP_WITHIN: Duration = Duration::from_secs(5);
+/// The least time between two warnings about one thing.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// What the leader remembers of its own term.
+#[derive(Debug, Default)]
+struct Mover {
+    /// When each node was last heard, or first expected to be.
+    heard: BTreeMap<NodeId, Instant>,
+    /// Trouble that was logged, and when.
+    warned: BTreeMap<String, Instant>,
+}
+
+impl Cluster {
+    /// Moves replicas and leaders for as long as this node leads the control group; waits otherwise.
+    pub(crate) async fn keep_moving(self) {
+        let mut changes = self.routes().changes();
+        let mut mover = None;
+        loop {
+            changes.borrow_and_update();
+            if self.routes().control_leader() != Some(self.me()) {
+                mover = None;
+                // The sender lives as long as the shards of this handle.
+                let _ = changes.changed().await;
+                continue;
+            }
+            let pause = mover.get_or_insert_with(Mover::default).round(&self).await;
+            match pause {
+                AT_REST => drop(timeout(AT_REST, changes.changed()).await),
+                _ => sleep(pause).await,
+            }
+        }
+    }
+}
+
+impl Mover {
+    /// Looks, and takes the next steps. Says how long to wait with the next look.
+    async fn round(&mut self, cluster: &Cluster) -> Duration {
+        let sight = cluster.look().await;
+        let seen = self.see(cluster, &sight);
+        let mut done = 0_usize;
+        let steps = sight.control.next_steps(&seen);
+        for step in &steps {
+            match take(cluster, &sight, &seen, step).await {
+                Ok(()) => done += 1,
+                Err(error) => self.warn(cluster, &format!("{}: {error}", describe(step))),
+            }
+        }
+        match (done, sight.control.moving(&seen).is_empty()) {
+            (1.., _) => AFTER_STEPS,
+            (0, true) if steps.is_empty() => AT_REST,
+            (0, _) => WHILE_MOVING,
+        }
+    }
+
+    /// What was seen, with who is alive and who is gone.
+    fn see(&mut self, cluster: &Cluster, sight: &Sight) -> Seen {
+        let now = cluster.clock().monotonic();
+        let known = sight.control.nodes();
+        self.heard.retain(|node, _| known.contains_key(node));
+        for &node in known.keys() {
+            match sight.reports.contains_key(&node) {
+                true => drop(self.heard.insert(node, now)),
+                false => drop(self.heard.entry(node).or_insert(now)),
+            }
+        }
+        let mut seen = sight.seen();
+        let silent_for = |at: &Instant| now.saturating_duration_since(*at);
+        let since = |holds: &dyn Fn(Duration) -> bool| -> BTreeSet<NodeId> {
+            let nodes = self.heard.iter().filter(|(_, at)| holds(silent_for(at)));
+            nodes.map(|(node, _)| *node).collect()
+        };
+        seen.alive = since(&|silent| silent < ALIVE_FOR);
+        seen.gone = since(&|silent| silent >= GONE_AFTER);
+        seen.held = cluster.chosen_lately().into_iter().collect();
+        for node in seen.gone.clone() {
+            let words = format!(
+                "node {node} has not answered for {} minutes; its replicas move where there is another \
+                 node for them",
+                GONE_AFTER.as_secs() / 60
+            );
+            self.warn(cluster, &words);
+        }
+        seen
+    }
+
+    fn warn(&mut self, cluster: &Cluster, words: &str) {
+        let now = cluster.clock().monotonic();
+        self.warned.retain(|_, at| now.saturating_duration_since(*at) < WARN_EVERY);
+        self.warned.entry(words.to_owned()).or_insert_with(|| {
+            tracing::warn!("{words}");
+            now
+        });
+    }
+}
+
+/// Takes one step, wherever it is to be taken.
+async fn take(cluster: &Cluster, sight: &Sight, seen: &Seen, step: &Step) -> Result<(), Error> {
+    let (group, call) = match step {
+        Step::Command(command) => {
+            cluster.shards().control(command.clone()).await?;
+            if let ControlCommand::SetTarget { .. } | ControlCommand::RemoveNode { .. } = command {
+                tracing::info!("{}", describe(step));
+            }
+            return Ok(());
+        }
+        Step::Change { group, changes } => {
+            let changes = changes.iter().copied().map(Into::into).collect();
+            (*group, ClusterCall::Change { group: *group, changes })
+        }
+        Step::Transfer { group, to } => (*group, ClusterCall::Transfer { group: *group, to: *to }),
+    };
+    let leader = seen.groups.get(&group).and_then(|seen| sight.control.node_of(group, seen.leader));
+    let Some(leader) = leader else {
+        return Err(Error::Unavailable("its leader is not known any more".into()));
+    };
+    match cluster.ask(leader, call, STEP_WITHIN).await? {
+        ClusterReply::Done(done) => done?,
+        other => return Err(Error::Unavailable(format!("node {leader} answered {other:?}"))),
+    }
+    tracing::debug!("{}", describe(step));
+    Ok(())
+}
+
+fn describe(step: &Step) -> String {
+    let name = |group: &u64| super::view::name_of(*group);
+    match step {
+        Step::Command(ControlCommand::SetTarget { group, nodes }) => {
+            let nodes: Vec<String> = nodes.iter().map(NodeId::to_string).collect();
+            format!("{} moves to nodes {}", name(group), nodes.join(", "))
+        }
+        Step::Command(ControlCommand::RemoveNode { id }) => format!("node {id} is removed"),
+        Step::Command(command) => format!("the control group takes {command:?}"),
+        Step::Change { group, changes } => {
+            format!("{} changes its members: {changes:?}", name(group))
+        }
+        Step::Transfer { group, to } => format!("{} is to be led by replica {to}", name(group)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, clock::Clock, cluster::About, shard::Engine};
+    use taskyard_replica::{Control, Node, StateMachine};
+
+    /// A cluster of which only this node answers.
+    fn nodes(count: NodeId) -> Sight {
+        let mut control = Control::default();
+        let found = ControlCommand::Found { cluster: 1, incarnation: 1, shards: 1, rules: 1 };
+        control.apply(1, &found.encode()).unwrap();
+        for id in 1..=count {
+            let node = Node { rules_max: 1, ..Node::default() };
+            control.apply(2, &ControlCommand::AddNode { id, node }.encode()).unwrap();
+        }
+        let reports = BTreeMap::from([(1, super::super::call::Report::default())]);
+        Sight { control: control.into(), reports }
+    }
+
+    #[tokio::test]
+    async fn a_node_is_gone_ten_minutes_after_it_was_expected_and_back_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let clock = Clock::manual(1_000);
+        let mut config = Config::new(dir.path());
+        (config.shards, config.disk_reserve_bytes) = (Some(1), 0);
+        let engine = Engine::start(&config).unwrap();
+        let cluster = Cluster::new(engine.shards(), About::default(), clock.clone());
+        let (mut mover, mut sight) = (Mover::default(), nodes(2));
+        let ids = |nodes: &[NodeId]| nodes.iter().copied().collect::<BTreeSet<_>>();
+        let seen = mover.see(&cluster, &sight);
+        assert_eq!((seen.alive, seen.gone), (ids(&[1, 2]), ids(&[])), "it may answer yet");
+        clock.advance(ALIVE_FOR);
+        let seen = mover.see(&cluster, &sight);
+        assert_eq!((seen.alive, seen.gone), (ids(&[1]), ids(&[])));
+        clock.advance(GONE_AFTER - ALIVE_FOR);
+        let seen = mover.see(&cluster, &sight);
+        assert_eq!((seen.alive, seen.gone), (ids(&[1]), ids(&[2])));
+        sight.reports.insert(2, Default::default());
+        let seen = mover.see(&cluster, &sight);
+        assert_eq!((seen.alive, seen.gone), (ids(&[1, 2]), ids(&[])));
+        cluster.choose(1);
+        assert_eq!(mover.see(&cluster, &sight).held, BTreeSet::from([1]));
+        clock.advance(GONE_AFTER);
+        assert_eq!(mover.see(&cluster, &sight).held, BTreeSet::new(), "for a while only");
+    }
+}

@@ -1,0 +1,123 @@
+//! What operators ask for: drain, remove, transfer, replication. Decided by the control group's leader,
+//! whichever node was asked.
+//!
+//! What the control group itself would refuse is left to it. What it can't know, who is up and who
+//! leads, is looked at here, so that nothing is begun that could not end.
+
+use super::{Cluster, ClusterCall, ClusterReply, Operation, sight::Sight, view::name_of};
+use crate::Error;
+use std::time::Duration;
+use taskyard_machine::ShardId;
+use taskyard_replica::{ControlCommand, NodeId};
+
+/// How long a shard's leader may take to begin to hand over.
+const TRANSFER_WITHIN: Duration = Duration::from_secs(5);
+
+impl Cluster {
+    /// Does what an operator asks for, or says why not.
+    pub(crate) async fn operate(&self, operation: Operation) -> Result<(), Error> {
+        match self.ask_leader(ClusterCall::Operate(operation)).await? {
+            ClusterReply::Done(done) => done,
+            _ => Err(Error::OutcomeUnknown),
+        }
+    }
+
+    /// The leader's side of it.
+    pub(super) async fn carry_out(&self, operation: Operation) -> Result<(), Error> {
+        let command = match operation {
+            Operation::Drain { node, drains } => ControlCommand::Drain { id: node, drains },
+            Operation::Remove { node, force: false } => ControlCommand::RemoveNode { id: node },
+            Operation::Remove { node, force: true } => {
+                self.check_lost(node).await?;
+                ControlCommand::GiveUp { id: node }
+            }
+            Operation::SetReplication { factor } => ControlCommand::SetReplication { factor },
+            Operation::Transfer { shard, node } => return self.transfer(shard, node).await,
+        };
+        tracing::info!(?operation, "an operator asks");
+        self.shards().control(command).await
+    }
+
+    /// Whether a node may be given up: it is down, and all that it held lives without it.
+    async fn check_lost(&self, node: NodeId) -> Result<(), Error> {
+        let sight = self.look().await;
+        check_known(&sight, node)?;
+        if sight.reports.contains_key(&node) {
+            return Err(Error::Refused(format!(
+                "node {node} is up; empty it with `taskyard cluster drain {node}`, then remove it \
+                 without --force"
+            )));
+        }
+        let held = sight.control.groups();
+        let mut held = held.filter(|&group| sight.control.replica_on(group, node).is_some());
+        match held.find(|&group| sight.leader(group).is_none()) {
+            None => Ok(()),
+            Some(group) if group > 0 && sight.control.replicas(group).len() == 1 => {
+                Err(Error::Refused(format!(
+                    "node {node} holds the last replica of {}: without it that is lost; start it again, \
+                     or restore a backup into a new cluster",
+                    name_of(group)
+                )))
+            }
+            Some(group) => Err(Error::Refused(format!(
+                "{} has no leader without node {node}; start the nodes that hold it, or restore a backup \
+                 into a new cluster",
+                name_of(group)
+            ))),
+        }
+    }
+
+    /// Hands a shard over to a node, and leaves it there for a while.
+    async fn transfer(&self, shard: ShardId, node: NodeId) -> Result<(), Error> {
+        let sight = self.look().await;
+        check_known(&sight, node)?;
+        let group = u64::from(shard.0) + 1;
+        if shard.0 >= sight.control.shards() {
+            let shards = sight.control.shards();
+            return Err(Error::NotFound(format!(
+                "there is no shard {shard}; this cluster has {shards}, from 0"
+            )));
+        }
+        let Some((leader, status)) = sight.leader(group) else {
+            return Err(Error::NoQuorum { shard: shard.0 });
+        };
+        let voter = sight.control.replica_on(group, node).filter(|id| status.voters.contains(id));
+        let Some(to) = voter else {
+            let voters = status.voters.iter().filter_map(|id| sight.control.node_of(group, *id));
+            let voters: Vec<String> = voters.map(|node| node.to_string()).collect();
+            return Err(Error::Refused(format!(
+                "node {node} has no vote in shard {shard}, so it can't lead it; choose one of nodes {}",
+                voters.join(", ")
+            )));
+        };
+        if !sight.reports.contains_key(&node) {
+            return Err(Error::Refused(format!(
+                "node {node} is down; transfer shard {shard} when it is up again"
+            )));
+        }
+        if sight.control.drains(node) {
+            return Err(Error::Refused(format!(
+                "node {node} is being emptied; use it again first with `taskyard cluster undrain {node}`"
+            )));
+        }
+        self.choose(group);
+        if leader == node {
+            return Ok(());
+        }
+        tracing::info!(shard = shard.0, from = leader, to = node, "an operator moves a leader");
+        match self.ask(leader, ClusterCall::Transfer { group, to }, TRANSFER_WITHIN).await? {
+            ClusterReply::Done(Err(Error::NotLeader { .. })) => {
+                Err(Error::NoQuorum { shard: shard.0 })
+            }
+            ClusterReply::Done(done) => done,
+            _ => Err(Error::OutcomeUnknown),
+        }
+    }
+}
+
+fn check_known(sight: &Sight, node: NodeId) -> Result<(), Error> {
+    match sight.control.nodes().contains_key(&node) {
+        true => Ok(()),
+        false => Err(taskyard_replica::ControlRejection::UnknownNode { node }.into()),
+    }
+}

@@ -1,0 +1,94 @@
+//! Routes: who leads which group, and the control state, as far as this node knows.
+//!
+//! The shard loop writes what it sees of the groups that have a replica here; for all others the
+//! router writes what it was told. Either may be stale: whoever is asked and does not lead says so.
+
+use std::sync::{
+    Arc, PoisonError, RwLock,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+use taskyard_machine::ShardId;
+use taskyard_replica::{CONTROL_GROUP, Control, NodeId};
+use tokio::sync::watch;
+
+/// What is known of leaders and places. Shared by the loop and everybody who routes.
+#[derive(Debug)]
+pub(crate) struct Routes {
+    me: NodeId,
+    /// By group: the node that leads it, 0 if none is known.
+    leaders: Box<[AtomicU64]>,
+    control: RwLock<Arc<Control>>,
+    /// The control state knows of no other node.
+    is_alone: AtomicBool,
+    /// Counts what has changed.
+    changed: watch::Sender<u64>,
+}
+
+impl Routes {
+    pub(crate) fn new(me: NodeId, shards: u16) -> Routes {
+        Routes {
+            me,
+            leaders: (0..=shards).map(|_| AtomicU64::new(0)).collect(),
+            control: RwLock::default(),
+            is_alone: AtomicBool::new(false),
+            changed: watch::Sender::new(0),
+        }
+    }
+
+    /// This node's number.
+    pub(crate) fn me(&self) -> NodeId {
+        self.me
+    }
+
+    /// The node that leads a shard, as far as is known.
+    pub(crate) fn leader(&self, shard: ShardId) -> Option<NodeId> {
+        self.leader_of(u64::from(shard.0) + 1)
+    }
+
+    /// The node that leads the control group, as far as is known.
+    pub(crate) fn control_leader(&self) -> Option<NodeId> {
+        self.leader_of(CONTROL_GROUP)
+    }
+
+    /// The node that leads a group, as far as is known.
+    pub(crate) fn leader_of(&self, group: u64) -> Option<NodeId> {
+        let leader = self.leaders.get(usize::try_from(group).ok()?)?;
+        Some(leader.load(Ordering::Acquire)).filter(|node| *node != 0)
+    }
+
+    /// Notes who leads a group, or that nobody is known to.
+    pub(crate) fn set_leader(&self, group: u64, node: Option<NodeId>) {
+        let slot = usize::try_from(group).ok().and_then(|group| self.leaders.get(group));
+        let node = node.unwrap_or(0);
+        if slot.is_some_and(|slot| slot.swap(node, Ordering::AcqRel) != node) {
+            self.tell();
+        }
+    }
+
+    /// The control state as this node has applied it; not founded in a node that has just joined.
+    pub(crate) fn control(&self) -> Arc<Control> {
+        Arc::clone(&self.control.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Notes a newer control state.
+    pub(crate) fn set_control(&self, control: Arc<Control>) {
+        let is_alone = control.nodes().keys().eq([&self.me]);
+        self.is_alone.store(is_alone, Ordering::Release);
+        *self.control.write().unwrap_or_else(PoisonError::into_inner) = control;
+        self.tell();
+    }
+
+    /// Whether this node is the whole cluster. Not so before the control state is known.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.is_alone.load(Ordering::Acquire)
+    }
+
+    /// Told after every change of a leader or of the control state.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    fn tell(&self) {
+        self.changed.send_modify(|count| *count += 1);
+    }
+}

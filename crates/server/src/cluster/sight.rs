@@ -1,0 +1,128 @@
+//! Sight: how all nodes of the cluster stand, at one moment, as they say themselves.
+//!
+//! Any node can look. A node that does not answer is simply not in it; what a group's leader says
+//! counts, and of two that say they lead, the one with the higher term.
+
+use super::{Cluster, ClusterCall, ClusterReply, GroupStatus, MemberStatus, call::Report};
+use futures_util::future::join_all;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use taskyard_replica::{Control, GroupSeen, Members, NodeId, Seen};
+
+/// How long a node may take to say how it stands.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+
+/// What was seen.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sight {
+    /// The control state as this node has applied it.
+    pub(super) control: Arc<Control>,
+    /// What each node that answered says.
+    pub(super) reports: BTreeMap<NodeId, Report>,
+}
+
+impl Cluster {
+    /// Asks every node how it stands.
+    pub(super) async fn look(&self) -> Sight {
+        let control = self.routes().control();
+        let asked = control.nodes().keys().map(|&node| async move {
+            match self.ask(node, ClusterCall::Report, ANSWER_WITHIN).await {
+                Ok(ClusterReply::Report(Ok(report))) => Some((node, report)),
+                _ => None,
+            }
+        });
+        let reports = join_all(asked).await.into_iter().flatten().collect();
+        Sight { control, reports }
+    }
+}
+
+impl Sight {
+    /// The replica that serves a group, and its node.
+    pub(super) fn leader(&self, group: u64) -> Option<(NodeId, &GroupStatus)> {
+        let all = self
+            .reports
+            .iter()
+            .flat_map(|(node, report)| report.groups.iter().map(move |status| (*node, status)));
+        let serving = all.filter(|(_, status)| status.group == group && status.serves);
+        serving.max_by_key(|(_, status)| status.term)
+    }
+
+    /// What one node says of its replica of a group.
+    pub(super) fn replica(&self, group: u64, node: NodeId) -> Option<&GroupStatus> {
+        let report = self.reports.get(&node)?;
+        report.groups.iter().find(|status| status.group == group)
+    }
+
+    /// As the plan wants it. Who is gone for good is for others to say.
+    pub(super) fn seen(&self) -> Seen {
+        let groups = self.control.groups().filter_map(|group| {
+            let (_, status) = self.leader(group)?;
+            // One that holds nothing yet may lack few entries, and still the whole state before them.
+            let has_begun = |member: &&MemberStatus| member.active && member.matched > 0;
+            let active = status.members.iter().filter(has_begun);
+            let seen = GroupSeen {
+                leader: status.replica,
+                members: Members {
+                    voters: status.voters.clone(),
+                    learners: status.learners.clone(),
+                    outgoing: status.outgoing.clone(),
+                },
+                lags: active.map(|member| (member.replica, member.lag)).collect(),
+            };
+            Some((group, seen))
+        });
+        Seen {
+            groups: groups.collect(),
+            alive: self.reports.keys().copied().collect(),
+            ..Seen::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use taskyard_replica::{ControlCommand, Node, StateMachine};
+
+    fn leads(group: u64, replica: u64, term: u64, members: &[(u64, u64)]) -> GroupStatus {
+        let member = |&(replica, matched): &(u64, u64)| MemberStatus {
+            replica,
+            matched,
+            lag: 10 - matched,
+            active: true,
+        };
+        let members = members.iter().map(member).collect();
+        GroupStatus { group, replica, term, serves: true, members, ..GroupStatus::default() }
+    }
+
+    fn sight(reports: Vec<(NodeId, Vec<GroupStatus>)>) -> Sight {
+        let mut control = Control::default();
+        let found = ControlCommand::Found { cluster: 1, incarnation: 1, shards: 1, rules: 1 };
+        control.apply(1, &found.encode()).unwrap();
+        let node = Node { rules_max: 1, ..Node::default() };
+        control.apply(2, &ControlCommand::SetNode { id: 1, node }.encode()).unwrap();
+        let report = |groups| Report { build: String::new(), groups };
+        let reports = reports.into_iter().map(|(node, groups)| (node, report(groups))).collect();
+        Sight { control: Arc::new(control), reports }
+    }
+
+    #[test]
+    fn of_two_leaders_the_one_with_the_higher_term_counts() {
+        let old = leads(1, 1, 4, &[]);
+        let new = leads(1, 2, 5, &[]);
+        let sight = sight(vec![(1, vec![old]), (2, vec![new.clone()]), (3, vec![])]);
+        assert_eq!(sight.leader(1), Some((2, &new)));
+        assert_eq!(sight.leader(0), None);
+        let seen = sight.seen();
+        assert_eq!(seen.groups.keys().copied().collect::<Vec<_>>(), [1]);
+        assert_eq!(seen.alive, BTreeSet::from([1, 2, 3]));
+    }
+
+    #[test]
+    fn a_replica_that_holds_nothing_yet_has_not_caught_up_however_short_the_log() {
+        let mut status = leads(1, 1, 4, &[(1, 10), (2, 0), (3, 9)]);
+        status.members.push(MemberStatus { replica: 4, matched: 8, lag: 2, active: false });
+        let seen = sight(vec![(1, vec![status])]).seen();
+        assert_eq!(seen.groups[&1].lags, BTreeMap::from([(1, 0), (3, 1)]));
+    }
+}

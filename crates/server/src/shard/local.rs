@@ -1,0 +1,202 @@
+//! LocalShards: what is asked of the shards that this node leads, without a look at where they are.
+//!
+//! Every method hands its request to the shard loop's thread and awaits the answer. Where this node
+//! does not lead, the answer is [`Error::NotLeader`], and nothing was done. Calls of other nodes are
+//! served by these methods alone, so that no call goes round in circles.
+
+use super::{
+    ClaimRequest, HandedTask, ShardStatus, Shards, gone,
+    inbox::{Input, TicketId, Waiter},
+};
+use crate::Error;
+use bytes::Bytes;
+use std::{sync::atomic::Ordering, time::Duration};
+use taskyard_machine::{Ask, EncodedCommand, Machine, Outcome, SessionId, ShardId, TaskId};
+use taskyard_replica::NodeId;
+use tokio::sync::oneshot;
+
+/// The shards that this node leads.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalShards<'a>(pub(super) &'a Shards);
+
+impl LocalShards<'_> {
+    /// See [`Shards::propose`].
+    pub async fn propose(
+        self,
+        shard: ShardId,
+        command: EncodedCommand,
+        enqueue: bool,
+    ) -> Result<Outcome, Error> {
+        let (answer, answered) = oneshot::channel();
+        self.0.push(Input::Propose { shard, command, enqueue, answer })?;
+        answered.await.unwrap_or(Err(Error::OutcomeUnknown))
+    }
+
+    /// See [`Shards::propose_all`].
+    pub async fn propose_all(
+        self,
+        commands: Vec<(ShardId, EncodedCommand)>,
+        enqueue: bool,
+    ) -> Vec<Result<Outcome, Error>> {
+        let count = commands.len();
+        let (answer, answered) = oneshot::channel();
+        if let Err(error) = self.0.push(Input::ProposeAll { commands, enqueue, answer }) {
+            return vec![Err(error); count];
+        }
+        answered.await.unwrap_or_else(|_| vec![Err(Error::OutcomeUnknown); count])
+    }
+
+    /// See [`Shards::claim`].
+    pub async fn claim(
+        self,
+        shard: ShardId,
+        request: ClaimRequest,
+        wait: Duration,
+    ) -> Result<Vec<HandedTask>, Error> {
+        let (answer, answered) = oneshot::channel();
+        let ticket = self.ticket();
+        let waiter = Waiter { ticket, request, parks: !wait.is_zero(), answer };
+        self.0.push(Input::Claim { shard, waiter })?;
+        let mut parked = ParkedClaim { shards: self.0, shard, ticket, answered, is_settled: false };
+        let answer = if wait.is_zero() {
+            (&mut parked.answered).await
+        } else {
+            match tokio::time::timeout(wait, &mut parked.answered).await {
+                Ok(answer) => answer,
+                // What was handed over at the last moment counts. Anything later goes back.
+                Err(_) => match parked.take() {
+                    Some(answer) => Ok(answer),
+                    None => return Ok(Vec::new()),
+                },
+            }
+        };
+        parked.is_settled = true;
+        answer.unwrap_or(Err(Error::OutcomeUnknown))
+    }
+
+    /// See [`Shards::claimable`].
+    pub async fn claimable(
+        self,
+        shard: ShardId,
+        queues: Vec<String>,
+        wait: Duration,
+    ) -> Result<bool, Error> {
+        let (answer, answered) = oneshot::channel();
+        let ticket = self.ticket();
+        self.0.push(Input::Hint { shard, ticket, queues, answer })?;
+        let _parked = OnDrop(|| self.0.tell(Input::Unpark { shard, ticket }));
+        match tokio::time::timeout(wait, answered).await {
+            Ok(answer) => answer.unwrap_or_else(|_| Err(gone())),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// See [`Shards::ask`].
+    pub async fn ask<Q: Ask>(self, shard: ShardId, question: Q) -> Result<Q::Answer, Error> {
+        self.read(shard, move |machine| question.ask(machine)).await
+    }
+
+    /// Looks at the state on the loop's thread after confirming leadership. `read` must be quick.
+    pub(super) async fn read<T, F>(self, shard: ShardId, read: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Machine) -> T + Send + 'static,
+    {
+        let (answer, answered) = oneshot::channel();
+        let read = move |machine: Result<&Machine, Error>| {
+            let _ = answer.send(machine.map(read));
+        };
+        self.0.push(Input::Read { shard, read: Box::new(read) })?;
+        answered.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// See [`Shards::bodies`].
+    pub async fn bodies(self, tasks: Vec<TaskId>) -> Result<Vec<Option<Bytes>>, Error> {
+        let (answer, answered) = oneshot::channel();
+        self.0.push(Input::Bodies { tasks, answer })?;
+        answered.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// See [`Shards::finished`].
+    pub async fn finished(self, task: TaskId, wait: Duration) -> Result<bool, Error> {
+        let (answer, answered) = oneshot::channel();
+        let ticket = self.ticket();
+        self.0.push(Input::Watch { task, ticket, answer })?;
+        let _watched = OnDrop(|| self.0.tell(Input::Unwatch { task, ticket }));
+        match tokio::time::timeout(wait, answered).await {
+            Ok(answer) => answer.unwrap_or_else(|_| Err(gone())),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// See [`Shards::sessions_alive`]; they are on node `from`.
+    pub fn sessions_alive(self, from: NodeId, sessions: Vec<SessionId>) {
+        self.0.tell(Input::SessionsAlive { from, sessions });
+    }
+
+    /// See [`Shards::session_cut`]; it was on node `from`.
+    pub fn session_cut(self, from: NodeId, session: SessionId) {
+        self.0.tell(Input::SessionCut { from, session });
+    }
+
+    /// See [`Shards::session_not_started`]; it is on node `from`.
+    pub fn session_not_started(self, from: NodeId, session: SessionId, tasks: Vec<TaskId>) {
+        self.0.tell(Input::SessionNotStarted { from, session, tasks });
+    }
+
+    /// See [`Shards::status`].
+    pub async fn status(self) -> Result<Vec<ShardStatus>, Error> {
+        let (answer, answered) = oneshot::channel();
+        self.0.push(Input::Status(answer))?;
+        answered.await.map_err(|_| gone())
+    }
+
+    /// Gives back what was claimed here and reached nobody.
+    pub(super) fn undelivered(self, handed: &[HandedTask]) {
+        let claims = handed.iter().map(|task| (task.task.id, task.task.token)).collect();
+        self.0.tell(Input::Undelivered { claims });
+    }
+
+    fn ticket(self) -> TicketId {
+        TicketId(self.0.0.tickets.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// A claim on its way. Dropped, it takes its waiter away and gives back what was handed to it.
+struct ParkedClaim<'a> {
+    shards: &'a Shards,
+    shard: ShardId,
+    ticket: TicketId,
+    answered: oneshot::Receiver<Result<Vec<HandedTask>, Error>>,
+    /// The caller has its answer.
+    is_settled: bool,
+}
+
+impl ParkedClaim<'_> {
+    /// What was handed over by now. Nothing can be from here on.
+    fn take(&mut self) -> Option<Result<Vec<HandedTask>, Error>> {
+        self.answered.close();
+        self.answered.try_recv().ok()
+    }
+}
+
+impl Drop for ParkedClaim<'_> {
+    fn drop(&mut self) {
+        if self.is_settled {
+            return;
+        }
+        match self.take() {
+            Some(Ok(handed)) => self.shards.local().undelivered(&handed),
+            Some(Err(_)) => {}
+            None => self.shards.tell(Input::Unpark { shard: self.shard, ticket: self.ticket }),
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Proposals, wherever their shards are led: sent to the leader, and again where that is safe.
+//!
+//! A command that was surely not appended is sent again. One whose outcome got lost is sent again only
+//! if the machine knows it again (`identity.rs`); otherwise its caller is told that it is unknown.
+
+use super::{
+    Shards,
+    identity::Again,
+    remote::{ShardCall, ShardReply},
+    route::{Search, Tried},
+};
+use crate::{Error, clock::real_now, peer::PeerNetwork};
+use futures_util::future::join_all;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+use taskyard_machine::{EncodedCommand, Outcome, Rejection, ShardId};
+use taskyard_replica::NodeId;
+
+/// How long a proposal or a question takes at most, wherever it goes: a leader whose disk stands still
+/// for longer is no leader for long.
+pub(super) const ANSWER_FOR_MAX: Duration = Duration::from_secs(10);
+/// About what one call to another node carries of a batch: others should not wait long behind it.
+const PART_BYTES_MAX: usize = 4 << 20;
+
+type Proposed = Result<Outcome, Error>;
+
+impl Shards {
+    pub(super) async fn propose_routed(
+        &self,
+        network: &PeerNetwork,
+        shard: ShardId,
+        command: EncodedCommand,
+        enqueue: bool,
+    ) -> Proposed {
+        let mut search = Search::new(self, network, shard, real_now() + ANSWER_FOR_MAX);
+        loop {
+            let node = search.next().await?;
+            let left = search.left();
+            let sent = command.clone();
+            let tried = if node == self.routes().me() {
+                Tried::here(self.local().propose(shard, sent, enqueue).await)
+            } else {
+                let call = ShardCall::Propose { commands: vec![(shard, sent)], enqueue };
+                let take = |reply| take_answers(reply, 1)?.pop();
+                self.forward(network, node, &call, left, take).await
+            };
+            match tried {
+                Tried::Answered(answer) => {
+                    search.answered(node);
+                    return settle(answer, &command, search.is_unknown);
+                }
+                Tried::Refused(leader) => search.refused(node, leader),
+                Tried::Unknown if Again::of(&command) == Again::Twice => {
+                    return Err(Error::OutcomeUnknown);
+                }
+                Tried::Unknown => search.lost(node),
+            }
+        }
+    }
+
+    /// One call per leader's node. What is refused there, or lost and safe to repeat, goes on shard by
+    /// shard, in order.
+    pub(super) async fn propose_all_routed(
+        &self,
+        network: &PeerNetwork,
+        commands: Vec<(ShardId, EncodedCommand)>,
+        enqueue: bool,
+    ) -> Vec<Proposed> {
+        let batch = Batch {
+            shards: self,
+            network,
+            answers: vec![None; commands.len()],
+            commands,
+            enqueue,
+            until: real_now() + ANSWER_FOR_MAX,
+        };
+        batch.propose().await
+    }
+}
+
+/// Commands of one call, for whatever shards.
+struct Batch<'a> {
+    shards: &'a Shards,
+    network: &'a PeerNetwork,
+    commands: Vec<(ShardId, EncodedCommand)>,
+    enqueue: bool,
+    until: Instant,
+    answers: Vec<Option<Proposed>>,
+}
+
+/// Commands of one shard that have no answer yet.
+#[derive(Default)]
+struct Rest {
+    /// Their positions in order, and whether one that was asked may have done it.
+    waiting: Vec<(usize, bool)>,
+    /// Who was asked last, and who leads as far as that one knows.
+    refused_by: Option<(NodeId, Option<NodeId>)>,
+}
+
+impl Rest {
+    /// Sorts what came of one command: an answer, or nothing yet.
+    fn sort(
+        &mut self,
+        (position, was_lost): (usize, bool),
+        command: &EncodedCommand,
+        node: NodeId,
+        tried: Tried<Proposed>,
+    ) -> Option<Proposed> {
+        let (leader, is_lost) = match tried {
+            Tried::Answered(answer) => return Some(settle(answer, command, was_lost)),
+            Tried::Refused(leader) => (leader, was_lost),
+            Tried::Unknown if Again::of(command) == Again::Twice => {
+                return Some(Err(Error::OutcomeUnknown));
+            }
+            Tried::Unknown => (None, true),
+        };
+        self.waiting.push((position, is_lost));
+        self.refused_by = Some((node, leader));
+        None
+    }
+}
+
+impl Batch<'_> {
+    async fn propose(mut self) -> Vec<Proposed> {
+        let mut rests: BTreeMap<ShardId, Rest> = BTreeMap::new();
+        let mut by_node: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
+        let routes = self.shards.routes();
+        for (position, (shard, _)) in self.commands.iter().enumerate() {
+            let leader = match shard.0 < self.shards.count() {
+                true => routes.leader(*shard),
+                // Of a shard that there is not, this node can say so.
+                false => Some(routes.me()),
+            };
+            match leader {
+                Some(node) => by_node.entry(node).or_default().push(position),
+                None => rests.entry(*shard).or_default().waiting.push((position, false)),
+            }
+        }
+        let parts = by_node.iter().map(|(&node, positions)| self.propose_at(node, positions));
+        let tried = join_all(parts).await;
+        for ((node, positions), tried) in by_node.into_iter().zip(tried) {
+            for (position, tried) in positions.into_iter().zip(tried) {
+                let (shard, command) = &self.commands[position];
+                let rest = rests.entry(*shard).or_default();
+                self.answers[position] = rest.sort((position, false), command, node, tried);
+            }
+        }
+        rests.retain(|_, rest| !rest.waiting.is_empty());
+        let rests = rests.into_iter().map(|(shard, rest)| self.propose_rest(shard, rest));
+        for (position, answer) in join_all(rests).await.into_iter().flatten() {
+            self.answers[position] = Some(answer);
+        }
+        let answers = self.answers.into_iter();
+        answers.map(|answer| answer.expect("each is answered or among the rest")).collect()
+    }
+
+    /// Goes on with the commands of one shard until all are answered or patience ends.
+    async fn propose_rest(&self, shard: ShardId, mut rest: Rest) -> Vec<(usize, Proposed)> {
+        let mut search = Search::new(self.shards, self.network, shard, self.until);
+        let mut answers = Vec::with_capacity(rest.waiting.len());
+        while !rest.waiting.is_empty() {
+            if let Some((node, leader)) = rest.refused_by.take() {
+                search.refused(node, leader);
+            }
+            let waiting = std::mem::take(&mut rest.waiting);
+            let node = match search.next().await {
+                Ok(node) => node,
+                Err(error) => {
+                    let error =
+                        |is_lost| if is_lost { Error::OutcomeUnknown } else { error.clone() };
+                    answers.extend(waiting.into_iter().map(|(at, lost)| (at, Err(error(lost)))));
+                    break;
+                }
+            };
+            let positions: Vec<usize> = waiting.iter().map(|(position, _)| *position).collect();
+            let tried = self.propose_at(node, &positions).await;
+            for (waited, tried) in waiting.into_iter().zip(tried) {
+                let command = &self.commands[waited.0].1;
+                if let Some(answer) = rest.sort(waited, command, node, tried) {
+                    search.answered(node);
+                    answers.push((waited.0, answer));
+                }
+            }
+        }
+        answers
+    }
+
+    /// Proposes some of the commands at one node; one result for each, in order.
+    async fn propose_at(&self, node: NodeId, positions: &[usize]) -> Vec<Tried<Proposed>> {
+        let Batch { shards, commands, enqueue, .. } = self;
+        if node == shards.routes().me() {
+            let sent = positions.iter().map(|&position| commands[position].clone()).collect();
+            let answers = shards.local().propose_all(sent, *enqueue).await;
+            return answers.into_iter().map(Tried::here).collect();
+        }
+        let mut tried = Vec::with_capacity(positions.len());
+        while tried.len() < positions.len() {
+            let mut bytes = 0;
+            let fits = |position: &&usize| {
+                bytes += commands[**position].1.as_bytes().len();
+                bytes <= PART_BYTES_MAX
+            };
+            let waiting = &positions[tried.len()..];
+            let count = waiting.iter().take_while(fits).count().max(1);
+            let sent = waiting[..count].iter().map(|&position| commands[position].clone());
+            let call = ShardCall::Propose { commands: sent.collect(), enqueue: *enqueue };
+            let left = self.until.saturating_duration_since(real_now());
+            let take = |reply| take_answers(reply, count).map(Ok);
+            match shards.forward(self.network, node, &call, left, take).await {
+                Tried::Answered(Ok(answers)) => tried.extend(answers.into_iter().map(Tried::there)),
+                Tried::Answered(Err(error)) => {
+                    tried.extend((0..count).map(|_| Tried::Answered(Err(error.clone()))));
+                }
+                Tried::Refused(leader) => tried.extend((0..count).map(|_| Tried::Refused(leader))),
+                Tried::Unknown => tried.extend((0..count).map(|_| Tried::Unknown)),
+            }
+        }
+        tried
+    }
+}
+
+/// The answers of a reply, if it has as many as were asked for.
+fn take_answers(reply: ShardReply, count: usize) -> Option<Vec<Proposed>> {
+    match reply {
+        ShardReply::Proposed(answers) if answers.len() == count => Some(answers),
+        _ => None,
+    }
+}
+
+/// The answer as its caller gets it. A claim that is gone may be gone by the same command, sent before.
+fn settle(answer: Proposed, command: &EncodedCommand, was_lost: bool) -> Proposed {
+    match answer {
+        Err(Error::Rejected(
+            Rejection::ClaimLost { .. }
+            | Rejection::TaskNotFound { .. }
+            | Rejection::AlreadyFinished { .. },
+        )) if was_lost && Again::of(command) == Again::Fenced => Err(Error::OutcomeUnknown),
+        answer => answer,
+    }
+}

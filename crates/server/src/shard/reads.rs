@@ -1,0 +1,164 @@
+//! Questions, bodies and waits for an end, wherever their shards are led. They change nothing, so that
+//! they are asked again whatever became of the last time.
+
+use super::{
+    Shards,
+    forward::ANSWER_MARGIN,
+    proposals::ANSWER_FOR_MAX,
+    remote::{ShardCall, ShardReply, wait_ms},
+    route::{Search, Tried},
+};
+use crate::{Error, clock::real_now, peer::PeerNetwork};
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use taskyard_machine::{Ask, Query, Rejection, ShardId, TaskId, ask};
+
+impl Shards {
+    pub(super) async fn ask_routed<Q: Ask>(
+        &self,
+        network: &PeerNetwork,
+        shard: ShardId,
+        question: Q,
+    ) -> Result<Q::Answer, Error> {
+        let query: Arc<Query> = Arc::new(question.into());
+        let mut search = Search::new(self, network, shard, real_now() + ANSWER_FOR_MAX);
+        loop {
+            let node = search.next().await?;
+            let tried = if node == self.routes().me() {
+                let query = Arc::clone(&query);
+                let read = self.local().read(shard, move |machine| machine.ask(&query));
+                Tried::here(read.await)
+            } else {
+                let call = ShardCall::Ask { shard, query: Query::clone(&query) };
+                let take = |reply| match reply {
+                    ShardReply::Found(found) => Some(*found),
+                    _ => None,
+                };
+                self.forward(network, node, &call, search.left(), take).await
+            };
+            match tried {
+                Tried::Answered(found) => {
+                    search.answered(node);
+                    let other =
+                        || Error::Unavailable(format!("node {node} answered another question"));
+                    return Q::answer(found?).ok_or_else(other);
+                }
+                Tried::Refused(leader) => search.refused(node, leader),
+                Tried::Unknown => search.refused(node, None),
+            }
+        }
+    }
+
+    pub(super) async fn bodies_routed(
+        &self,
+        network: &PeerNetwork,
+        tasks: Vec<TaskId>,
+    ) -> Result<Vec<Option<Bytes>>, Error> {
+        let mut by_shard: BTreeMap<ShardId, Vec<usize>> = BTreeMap::new();
+        for (position, task) in tasks.iter().enumerate() {
+            by_shard.entry(task.home).or_default().push(position);
+        }
+        let read = by_shard.iter().map(|(&shard, positions)| {
+            let tasks = positions.iter().map(|&position| tasks[position]).collect();
+            self.bodies_of(network, shard, tasks)
+        });
+        let read = try_join_all(read).await?;
+        let mut bodies = vec![None; tasks.len()];
+        for (positions, read) in by_shard.into_values().zip(read) {
+            for (position, body) in positions.into_iter().zip(read) {
+                bodies[position] = body;
+            }
+        }
+        Ok(bodies)
+    }
+
+    /// The bodies of tasks of one shard.
+    async fn bodies_of(
+        &self,
+        network: &PeerNetwork,
+        shard: ShardId,
+        tasks: Vec<TaskId>,
+    ) -> Result<Vec<Option<Bytes>>, Error> {
+        let mut search = Search::new(self, network, shard, real_now() + ANSWER_FOR_MAX);
+        loop {
+            let node = search.next().await?;
+            let tried = if node == self.routes().me() {
+                Tried::here(self.local().bodies(tasks.clone()).await)
+            } else {
+                let call = ShardCall::Bodies { tasks: tasks.clone() };
+                let take = |reply| match reply {
+                    ShardReply::Bodies(Ok(bodies)) if bodies.len() != tasks.len() => None,
+                    ShardReply::Bodies(bodies) => Some(bodies),
+                    _ => None,
+                };
+                self.forward(network, node, &call, search.left(), take)
+                    .await
+                    .map(|bodies| bodies.into_iter().map(|body| body.map(|body| body.0)).collect())
+            };
+            match tried {
+                Tried::Answered(bodies) => {
+                    search.answered(node);
+                    return bodies;
+                }
+                Tried::Refused(leader) => search.refused(node, leader),
+                Tried::Unknown => search.refused(node, None),
+            }
+        }
+    }
+
+    pub(super) async fn finished_routed(
+        &self,
+        network: &PeerNetwork,
+        task: TaskId,
+        wait: Duration,
+    ) -> Result<bool, Error> {
+        let mut search = Search::new(self, network, task.home, real_now() + wait);
+        loop {
+            let node = match search.next().await {
+                Ok(node) => node,
+                Err(_) if search.has_waited && search.left().is_zero() => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            let left = search.left();
+            let is_here = node == self.routes().me();
+            let tried = if is_here {
+                Tried::here(self.local().finished(task, left).await)
+            } else {
+                let call = ShardCall::Finished { task, wait_ms: wait_ms(left) };
+                let take = |reply| match reply {
+                    ShardReply::Finished(finished) => Some(finished),
+                    _ => None,
+                };
+                self.forward(network, node, &call, left + ANSWER_MARGIN, take).await
+            };
+            match tried {
+                // A node that stops sends home who waits there: its task has not ended by that.
+                Tried::Answered(Ok(false)) if !is_here && !search.left().is_zero() => {
+                    search.refused(node, None);
+                }
+                // Watching confirms no leadership: one that was deposed may not know the task yet.
+                Tried::Answered(Err(Error::Rejected(Rejection::TaskNotFound { .. })))
+                    if self.is_there(network, task).await? =>
+                {
+                    search.refused(node, None);
+                }
+                Tried::Answered(answer) => {
+                    search.answered(node);
+                    return answer;
+                }
+                Tried::Refused(leader) => search.refused(node, leader),
+                Tried::Unknown => search.refused(node, None),
+            }
+        }
+    }
+
+    /// Whether there is such a task or flow, by its leader.
+    async fn is_there(&self, network: &PeerNetwork, id: TaskId) -> Result<bool, Error> {
+        let task = ask::Sketches { tasks: vec![id] };
+        let task = self.ask_routed(network, id.home, task).await?;
+        let flow = ask::Flow { flow: id, with_nodes: false };
+        let is_task = task.iter().any(Option::is_some);
+        Ok(is_task || self.ask_routed(network, id.home, flow).await?.is_some())
+    }
+}

@@ -1,0 +1,82 @@
+//! What a shard owes others: proposed here where this node leads the target, else sent to the node that
+//! does. The target dedups by number, so whatever has an unknown outcome is sent again.
+
+use super::{ShardLoop, local::Waiting};
+use crate::{Error, shard::inbox::Input};
+use std::{collections::BTreeMap, sync::Arc};
+use taskyard_machine::{Command, Deliver, Delivered, EncodedCommand, Outcome, ShardId};
+
+/// What is on its way to one target, by number.
+type Owed = Vec<(u64, EncodedCommand)>;
+
+impl ShardLoop {
+    /// Delivers what this shard owes, and tells it what its targets have taken.
+    pub(super) fn deliver(&mut self, number: usize) {
+        let shard = &mut self.shards[number];
+        let from = shard.id;
+        for (to, up_to) in shard.outbox.take_delivered() {
+            let command = EncodedCommand::new(&Command::Delivered(Delivered { to, up_to }));
+            shard.pending.push((command, Waiting::Delivered));
+        }
+        let mut away: BTreeMap<ShardId, Owed> = BTreeMap::new();
+        for outgoing in shard.outbox.take_unsent(&shard.replica.machine().machine) {
+            let sequence = outgoing.sequence;
+            let deliver = Command::Deliver(Deliver { from, sequence, command: &outgoing.command });
+            let target = usize::from(outgoing.to.0);
+            let leads = self.shards.get(target).is_some_and(|target| target.leading.is_some());
+            if leads {
+                self.command(target, &deliver, Waiting::Deliver { from, sequence });
+            } else {
+                let owed = (sequence, EncodedCommand::new(&deliver));
+                away.entry(outgoing.to).or_default().push(owed);
+            }
+        }
+        for (to, owed) in away {
+            self.send_away(number, to, owed);
+        }
+    }
+
+    fn send_away(&mut self, number: usize, to: ShardId, owed: Owed) {
+        let shard = &mut self.shards[number];
+        let from = shard.id;
+        let Some(runtime) = &self.runtime else {
+            shard.outbox.refused(to, self.real);
+            return;
+        };
+        shard.outbox.sent_away(to);
+        let (handle, inbox) = (self.handle.clone(), Arc::clone(&self.inbox));
+        runtime.spawn(async move {
+            let (numbers, commands): (Vec<u64>, Vec<_>) =
+                owed.into_iter().map(|(number, command)| (number, (to, command))).unzip();
+            let answers = handle.propose_all(commands, false).await;
+            let answers = numbers.into_iter().zip(answers).collect();
+            let _ = inbox.push(Input::Owed { from, to, answers });
+        });
+    }
+
+    /// What a target on another node has answered.
+    pub(super) fn accept_owed(
+        &mut self,
+        from: ShardId,
+        to: ShardId,
+        answers: Vec<(u64, Result<Outcome, Error>)>,
+    ) {
+        let number = usize::from(from.0);
+        let Some(shard) = self.shards.get_mut(number) else { return };
+        shard.outbox.returned(to);
+        for (sequence, answer) in answers {
+            match answer {
+                Ok(_) => shard.outbox.taken(to, sequence),
+                Err(error) => {
+                    if let Error::Rejected(_) = error {
+                        tracing::error!(
+                            "shard {to} has refused message {sequence} of shard {from}: {error}; it is sent again"
+                        );
+                    }
+                    shard.outbox.refused(to, self.real);
+                }
+            }
+        }
+        self.activate(number);
+    }
+}

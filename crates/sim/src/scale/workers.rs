@@ -1,0 +1,114 @@
+//! Workers: sessions on their gateways, and what each of them waits for. A worker has one slot: it
+//! claims, runs, and then acks and claims again in one message.
+
+use super::host::{Ask, Call};
+use super::params::{Micros, Params, SECOND};
+use taskyard_machine::{ClaimToken, TaskId};
+
+/// A worker tells its gateway that it lives once in so many seconds.
+const BEAT_SECONDS: u64 = 5;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Worker {
+    pub(crate) gateway: usize,
+    pub(crate) group: u64,
+    /// Its last claim's number.
+    pub(crate) sequence: u64,
+    /// That claim is not answered.
+    pub(crate) claims: bool,
+    /// Acks that are not answered.
+    pub(crate) acks: Vec<(TaskId, ClaimToken)>,
+    /// It has sent something since its gateway last told who lives.
+    heard: bool,
+}
+
+pub(crate) struct Workers {
+    pub(crate) all: Vec<Worker>,
+    of_group: Vec<Vec<u32>>,
+    of_gateway: Vec<Vec<u32>>,
+}
+
+impl Workers {
+    pub(crate) fn new(params: &Params) -> Workers {
+        let shards = usize::from(params.shards);
+        let mut of_group = vec![Vec::new(); shards + 1];
+        let mut of_gateway = vec![Vec::new(); params.nodes];
+        let all = (0..params.workers)
+            .map(|number| {
+                // Each shard's workers are on many gateways.
+                let (shard, gateway) = (number % shards, (number / shards + number) % params.nodes);
+                of_group[shard + 1].push(number as u32);
+                of_gateway[gateway].push(number as u32);
+                let (group, acks) = (shard as u64 + 1, Vec::new());
+                Worker { gateway, group, sequence: 1, claims: true, acks, heard: true }
+            })
+            .collect();
+        Workers { all, of_group, of_gateway }
+    }
+
+    pub(crate) fn get(&mut self, worker: u32) -> &mut Worker {
+        &mut self.all[worker as usize]
+    }
+
+    pub(crate) fn of_group(&self, group: u64) -> &[u32] {
+        &self.of_group[group as usize]
+    }
+
+    /// The worker has run its task: it acks and claims the next.
+    pub(crate) fn finish(&mut self, worker: u32, task: TaskId, token: ClaimToken) {
+        let worker = self.get(worker);
+        worker.acks.push((task, token));
+        worker.sequence += 1;
+        worker.claims = true;
+        worker.heard = true;
+    }
+
+    /// What a worker waits for, to be asked of a leader.
+    pub(crate) fn calls(&self, worker: u32, since: Micros, again: bool) -> Vec<Call> {
+        let Worker { gateway, sequence, claims, ref acks, .. } = self.all[worker as usize];
+        let call = |ask| Call { gateway, since, ask };
+        let acks = acks.iter().map(|&(task, token)| call(Ask::Ack { worker, task, token }));
+        let claim = claims.then(|| call(Ask::Claim { worker, sequence, again }));
+        acks.chain(claim).collect()
+    }
+
+    /// Whether a worker still waits for this.
+    pub(crate) fn waits_for(&self, ask: Ask) -> bool {
+        match ask {
+            Ask::Enqueue => true,
+            Ask::Claim { worker, sequence, .. } => {
+                let worker = &self.all[worker as usize];
+                worker.claims && worker.sequence == sequence
+            }
+            Ask::Ack { worker, task, token } => {
+                self.all[worker as usize].acks.contains(&(task, token))
+            }
+        }
+    }
+
+    /// Those that a gateway has heard of since it last told; and how many beats that were.
+    pub(crate) fn heard_by(&mut self, gateway: usize, now: Micros) -> (Vec<u32>, u64) {
+        let mut beats = 0;
+        let mut heard = Vec::new();
+        for &number in &self.of_gateway[gateway] {
+            let worker = &mut self.all[number as usize];
+            let is_due = (now / SECOND + u64::from(number)).is_multiple_of(BEAT_SECONDS);
+            beats += u64::from(is_due);
+            if std::mem::take(&mut worker.heard) || is_due {
+                heard.push(number);
+            }
+        }
+        (heard, beats)
+    }
+
+    /// The workers of a gateway that is gone, spread over the others; they have yet to connect.
+    pub(crate) fn leave(&mut self, gateway: usize, up: &[usize]) -> Vec<u32> {
+        let left = std::mem::take(&mut self.of_gateway[gateway]);
+        for &number in &left {
+            let next = up[number as usize % up.len()];
+            self.all[number as usize].gateway = next;
+            self.of_gateway[next].push(number);
+        }
+        left
+    }
+}
