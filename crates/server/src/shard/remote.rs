@@ -83,6 +83,8 @@ pub enum ShardCall {
     SessionNotStarted(SessionId, Vec<TaskId>),
     /// See [`Shards::status`].
     Status,
+    /// Of the control group's leader: how far a queue lies, as a command of that group.
+    SetSpread(Box<[u8]>),
 }
 
 /// The answer to a [`ShardCall`], under the same name.
@@ -107,6 +109,8 @@ pub enum ShardReply {
     Told,
     /// How the shards stand on that node.
     Status(Result<Vec<ShardStatus>, Error>),
+    /// Whether the control group has taken it.
+    SpreadSet(Result<(), Error>),
 }
 
 /// An encoded body that `taskyard_machine::Body::decode` reads.
@@ -156,7 +160,7 @@ impl ShardReply {
 /// Runs a call on the shards that this node leads; of others it says that it does not. Dropping the future takes away what it parked, and gives
 /// back what was claimed for it by then, as dropping the call itself would.
 pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
-    let shards = shards.local();
+    let (all, shards) = (shards, shards.local());
     match call {
         ShardCall::Propose { commands, enqueue } => {
             ShardReply::Proposed(shards.propose_all(commands, enqueue).await)
@@ -192,6 +196,7 @@ pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
             ShardReply::Told
         }
         ShardCall::Status => ShardReply::Status(shards.status().await),
+        ShardCall::SetSpread(command) => ShardReply::SpreadSet(all.set_spread_here(&command).await),
     }
 }
 
@@ -273,6 +278,7 @@ wire_enum!(ShardCall {
     8 => SessionCut(session),
     9 => SessionNotStarted(session, tasks),
     10 => Status,
+    11 => SetSpread(command),
 });
 wire_enum!(ShardReply {
     0 => Unread(words),
@@ -284,6 +290,7 @@ wire_enum!(ShardReply {
     6 => Finished(finished),
     7 => Told,
     8 => Status(shards),
+    9 => SpreadSet(set),
 });
 wire_struct!(ClaimRequest { queues, weighted, tasks_max, lease_ms, session, sequence, worker });
 wire_struct!(ShardStatus { shard, term, serves, persisted, applied });
