@@ -285,6 +285,9 @@ questions! {
         /// Queue and request id of each.
         requests: Vec<(String, String)>,
     } -> Vec<Option<TaskId>>, |asked, machine| machine.known_requests(&asked.requests);
+
+    /// How the queues lie that were ever spread and have their home here.
+    21 => Spreads {} -> Vec<(QueueName, SpreadView)>, |_, machine| machine.spread_views();
 }
 
 impl Tasks {

@@ -9,6 +9,7 @@
 
 use crate::limits::SPREAD_MAX;
 use crate::outbox::Message;
+use crate::queue::Queue;
 use crate::slab::Slot;
 use crate::turn::Turn;
 use crate::wire::wire_struct;
@@ -220,16 +221,31 @@ impl Turn<'_> {
 impl Machine {
     /// How a queue lies, as this shard knows it.
     pub fn spread_view(&self, queue: &QueueName) -> Option<SpreadView> {
-        let queue = self.queues.get(self.queues.find(queue.as_str())?);
+        let number = self.queues.find(queue.as_str())?;
+        Some(self.spread_of(self.queues.get(number)))
+    }
+
+    /// How the queues lie that were ever spread and have their home here.
+    pub fn spread_views(&self) -> Vec<(QueueName, SpreadView)> {
+        let here = self.identity;
+        let queues = self.queues.by_name.values().map(|&number| self.queues.get(number));
+        queues
+            .filter(|queue| queue.laid.is_some())
+            .filter(|queue| home_shard(queue.name.as_str(), here.shards) == here.shard)
+            .map(|queue| (queue.name.clone(), self.spread_of(queue)))
+            .collect()
+    }
+
+    fn spread_of(&self, queue: &Queue) -> SpreadView {
         let laid = queue.laid.unwrap_or(Laid { version: 0, reach: 1 });
         let counts = queue.counts();
-        Some(SpreadView {
+        SpreadView {
             version: laid.version,
             spread: queue.settings.spread(),
             reach: laid.reach,
             is_empty: queue.waiting() + counts.claimed + counts.finished + counts.dead == 0,
             requests_until: self.dedup.last_due(),
-        })
+        }
     }
 
     /// The tasks that requests made which are remembered here: queue and request id of each.

@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 use taskyard_machine::{
-    Command, EncodedCommand, QueueSettings, SetQueue, ShardId, TaskId, home_shard, request_shard,
-    spread_shards,
+    Command, EncodedCommand, Enqueue, NewTask, QueueSettings, SetQueue, ShardId, TaskId,
+    home_shard, request_shard, spread_shards,
 };
 use taskyard_proto::v1::{self, taskyard_client::TaskyardClient};
 use tokio::time::timeout;
@@ -393,6 +393,24 @@ async fn a_change_that_was_given_up_half_way_is_completed_by_whoever_meets_it() 
     let again = enqueue(&mut client, request("old")).await.unwrap();
     assert!(again.duplicate);
     assert_eq!(work_off(&mut client).await.len(), 25);
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn a_change_that_nobody_goes_on_with_is_completed_by_itself() {
+    let broker = Broker::start().await;
+    let mut client = broker.grpc().await;
+    let settings = QueueSettings { spread: Some(4), ..QueueSettings::default() };
+    let set = EncodedCommand::new(&Command::SetQueue(SetQueue { queue: QUEUE, settings }));
+    let shards = broker.node.shards();
+    shards.propose(home_shard(QUEUE, SHARDS), set, false).await.unwrap();
+    // As a restored backup may have it: a task lies where no gateway looks.
+    let new = NewTask { task_type: "t", ..NewTask::default() };
+    let lost = EncodedCommand::new(&Command::Enqueue(Enqueue { queue: QUEUE, task: new }));
+    let last = spread_shards(QUEUE, 4, SHARDS).last().unwrap();
+    shards.propose(last, lost, true).await.unwrap();
+    let held = claim(&mut client, &[QUEUE], 1, 60_000).await;
+    assert_eq!(held.len(), 1, "the claim that waits hears of it");
     broker.stop().await;
 }
 

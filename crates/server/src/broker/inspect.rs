@@ -123,7 +123,7 @@ impl Broker {
             return Err(Error::Invalid(text));
         }
         let shards = self.shards().count();
-        let mut at = match &asked.cursor {
+        let at = match &asked.cursor {
             Some(text) => Cursor::decode(text, shards)?,
             None => Cursor::default(),
         };
@@ -133,13 +133,11 @@ impl Broker {
         };
         looked_at.sort_unstable();
         let from = |shard: ShardId| looked_at.iter().copied().find(|other| *other >= shard);
-        if !looked_at.contains(&at.shard) {
-            // Of another queue, or from before this one lay elsewhere.
-            let shard = from(at.shard).unwrap_or(looked_at[0]);
-            at = Cursor { shard, after: None };
-        }
         let mut views = Vec::new();
-        let mut next = Some(at);
+        let mut next = match looked_at.contains(&at.shard) {
+            true => Some(at),
+            false => from(at.shard).map(|shard| Cursor { shard, after: None }),
+        };
         while let Some(at) = next {
             let wanted = limit - views.len();
             let page = self.shards().ask(at.shard, asked.question(at.after, wanted)).await?;

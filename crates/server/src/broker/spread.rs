@@ -2,7 +2,8 @@
 //!
 //! They are decided on the queue's home shard, which sends them on to the others by its outbox. Here is
 //! waited until all have taken them; only then are gateways told that the queue lies elsewhere. Each step
-//! may be repeated: whoever asks again, or meets a change that was given up half-way, completes it.
+//! may be repeated: whoever asks again, or meets a change that was given up half-way, completes it, and
+//! leaders look for such changes.
 
 use super::{Broker, inspect::queue_name, unexpected};
 use crate::{Error, clock::real_now};
@@ -16,6 +17,8 @@ use taskyard_replica::SetSpread;
 
 /// How long a change is waited for on shards that have not taken it yet.
 const TAKEN_WITHIN: Duration = Duration::from_secs(5);
+/// How often leaders look for changes that were given up half-way.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The first pause before such a shard is asked again, and the longest.
 const ASK_AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
 /// What the clocks of shards and gateways may differ by, when it is about request ids.
@@ -136,6 +139,29 @@ impl Broker {
             requests_until_ms,
         };
         shards.set_spread(set).await
+    }
+
+    /// Completes changes that nobody goes on with: their node has died, or the shards were restored from
+    /// a backup. Each leader looks after the queues at home there. Runs until it is dropped.
+    pub(crate) async fn keep_settling_spreads(self) {
+        let mut tick = tokio::time::interval(LOOK_EVERY);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            for shard in (0..self.shards().count()).map(ShardId) {
+                // Others look after the shards that this node does not lead.
+                let lies = self.shards().local().ask(shard, ask::Spreads {}).await;
+                for (queue, lies) in lies.unwrap_or_default() {
+                    let is_behind = match self.shards().spread(queue.as_str()) {
+                        Some(known) => known.version < lies.version,
+                        None => lies.reach > 1,
+                    };
+                    if is_behind && let Err(error) = self.settle_spread(queue.as_str()).await {
+                        tracing::warn!(%queue, %error, "a change of spread is not complete yet");
+                    }
+                }
+            }
+        }
     }
 
     async fn await_rules(
