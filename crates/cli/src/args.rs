@@ -4,6 +4,7 @@
 //! arguments into what they mean.
 
 mod broker;
+mod cluster;
 mod enqueue;
 mod flow;
 mod operate;
@@ -14,6 +15,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use self::{
     broker::{BackupArgs, BenchArgs, DemoArgs, LogArgs, LogFormat, RestoreArgs, ServeArgs},
+    cluster::{ClusterCommand, ClusterStatusArgs},
     enqueue::{ConflictName, EnqueueArgs, PolicyName, RetryArgs, TaskArgs, UniqueArgs, UntilName},
     flow::{FlowCommand, FlowListArgs, FlowOperation, FlowRunArgs},
     operate::{
@@ -114,6 +116,9 @@ pub(crate) enum Command {
     /// Look at workers, quiet and stop them.
     #[command(subcommand)]
     Worker(WorkerCommand),
+    /// Look at nodes and shards, drain and remove nodes, move leaders.
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Save a consistent copy of a running broker.
     Backup(BackupArgs),
     /// Make a data directory from a backup.
@@ -174,6 +179,12 @@ mod tests {
             "schedule backfill a --from 2031-05-01T09:30:00Z",
             "schedule remove",
             "restore file",
+            "cluster",
+            "cluster drain",
+            "cluster drain two",
+            "cluster transfer 1",
+            "cluster status --watch --wait",
+            "serve --peer 7401",
             "nonsense",
         ] {
             let error = parse(line).expect_err(line);

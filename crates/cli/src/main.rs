@@ -6,6 +6,7 @@
 mod args;
 mod backup;
 mod bench;
+mod cluster;
 mod confirm;
 mod dead;
 mod demo;
@@ -91,6 +92,9 @@ fn run(cli: Cli) -> ExitCode {
             ask(&common, async |remote| schedule::run(remote, command).await)
         }
         Command::Worker(command) => ask(&common, async |remote| worker::run(remote, command).await),
+        Command::Cluster(command) => {
+            ask(&common, async |remote| cluster::run(remote, command).await)
+        }
         Command::Backup(args) => ask(&common, async |remote| backup::backup(remote, &args).await),
     };
     match done {

@@ -22,11 +22,16 @@ struct Started {
     address: String,
     data: String,
     pid: u32,
+    /// Its number in its cluster.
+    node: u64,
+    /// Where other nodes reach it.
+    peer: String,
 }
 
 async fn serve(config: Config, output: Output) -> Result<()> {
     let mut signals = Signals::listen()?;
     let data = config.data.clone();
+    let has_secret = !config.cluster_secret.0.is_empty();
     let shown = data.display();
     let node = tokio::select! {
         node = Node::start(config) => node.with_context(|| format!("cannot start on {shown}"))?,
@@ -40,6 +45,8 @@ async fn serve(config: Config, output: Output) -> Result<()> {
             address,
             data: shown.to_string(),
             pid: std::process::id(),
+            node: node.id(),
+            peer: node.peer_address().map(|peer| peer.to_string()).unwrap_or_default(),
         })?;
     } else {
         let version = env!("CARGO_PKG_VERSION");
@@ -52,6 +59,15 @@ async fn serve(config: Config, output: Output) -> Result<()> {
             %address,
             "anyone who reaches this address can do anything: there is no authentication yet; \
              listen on 127.0.0.1, or let a firewall decide who reaches it"
+        );
+    }
+    if let Some(address) =
+        node.peer_address().filter(|peer| !has_secret && !peer.ip().is_loopback())
+    {
+        tracing::warn!(
+            %address,
+            "whoever reaches the peer address can be a node of this cluster: give all nodes the same \
+             --cluster-secret-file, and let no one else reach it"
         );
     }
     tokio::select! {

@@ -88,7 +88,8 @@ fn a_number_of_shards_that_the_directory_does_not_have_is_refused() {
     assert_eq!(yard.broker.code(), Some(0));
     let serve = |more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
-        command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--log", "warn", "--data"]);
+        command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--peer", "127.0.0.1:0"]);
+        command.args(["--log", "warn", "--data"]);
         command.arg(yard.file("data")).args(more).stdin(Stdio::null());
         command
     };

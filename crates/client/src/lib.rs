@@ -69,6 +69,7 @@ mod attempt;
 mod bulk;
 mod claim;
 mod client;
+mod cluster;
 mod connection;
 mod context;
 #[cfg(feature = "embedded")]
@@ -100,6 +101,7 @@ mod worker;
 pub use bulk::{Bulk, BulkProgress, DeadLetters};
 pub use claim::{Claim, ClaimedTask};
 pub use client::{Client, ClientBuilder};
+pub use cluster::{ClusterDetails, ClusterNode, ReplicaDetails, ShardDetails};
 pub use context::{CancelReason, TaskContext};
 #[cfg(feature = "embedded")]
 pub use embedded::Embedded;

@@ -68,6 +68,7 @@ mod reads;
 mod replica;
 mod restored;
 mod role;
+mod snapshot;
 
 pub use control::{
     Control, ControlCommand, ControlOutcome, ControlRejection, GroupSeen, InvalidControlBytes,

@@ -6,6 +6,7 @@
 
 mod bulk;
 mod claim;
+mod cluster;
 mod cursor;
 mod enqueue;
 mod finish;
@@ -25,13 +26,14 @@ pub use enqueue::QUEUE_DEFAULT;
 pub(crate) use finish::finished_task;
 pub use flow::{FlowsAsked, FoundFlow, SubmittedFlow};
 pub(crate) use flow::{in_node, not_added};
-pub use inspect::{ClusterView, Found, ListAsked, NodeInfo, Page, TaskResult};
+pub use inspect::{Found, ListAsked, NodeInfo, Page, TaskResult};
 pub use retry::Edit;
 pub use schedules::{FoundSchedule, SchedulePage};
 pub use why::WaitReason;
 
 use crate::{
     Clock, Config, Error,
+    cluster::{About, Cluster},
     moment::{InWords, NEARER},
     random::random_u64,
     sessions::Sessions,
@@ -49,6 +51,7 @@ pub struct Broker(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
+    cluster: Cluster,
     shards: Shards,
     sessions: Sessions,
     clock: Clock,
@@ -62,7 +65,15 @@ struct Inner {
 impl Broker {
     /// A broker over the shards of this node.
     pub fn new(shards: Shards, config: &Config) -> Broker {
+        let cluster = Cluster::new(shards, About::default(), config.clock.clone());
+        Broker::in_cluster(cluster, config)
+    }
+
+    /// The same for a node with a place among others.
+    pub(crate) fn in_cluster(cluster: Cluster, config: &Config) -> Broker {
+        let shards = cluster.shards().clone();
         Broker(Arc::new(Inner {
+            cluster,
             sessions: Sessions::new(shards.clone(), config.clock.clone()),
             shards,
             clock: config.clock.clone(),

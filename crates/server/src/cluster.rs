@@ -2,6 +2,8 @@
 //!
 //! ```text
 //! routes.rs    who leads which group, as far as is known here; the control state as applied here
+//! snapshots.rs whole states of shards, for nodes that are too far behind the log
+//! fetch.rs     the other side: gets them
 //! handler.rs   what a node does with all that its peers send
 //! groups.rs    what the control group's leader and operators ask of groups: commands, changes, status
 //! call.rs      calls about the cluster, as bytes     member.rs   this node's side of them
@@ -16,6 +18,7 @@
 mod announce;
 mod call;
 mod entrance;
+mod fetch;
 mod groups;
 mod handler;
 mod join;
@@ -23,6 +26,9 @@ mod member;
 mod mover;
 mod operate;
 mod routes;
+mod snapshots;
+
+pub(crate) use fetch::{Fetched, Fetcher, SnapshotOrder};
 mod sight;
 mod view;
 
@@ -33,6 +39,7 @@ pub use groups::{GroupStatus, MemberStatus};
 pub use handler::{Admit, AnswerCall, AnswerJoin, ClusterHandler};
 pub(crate) use member::Cluster;
 pub(crate) use routes::Routes;
+pub(crate) use snapshots::Snapshots;
 pub use view::{ClusterView, GroupView, NodeState, NodeView, ReplicaRole, ReplicaView};
 
 /// The first byte of every call between nodes: who answers it.

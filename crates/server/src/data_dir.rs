@@ -592,7 +592,7 @@ mod tests {
     #[test]
     fn a_restore_wants_an_empty_directory_and_counts_only_when_sealed() {
         let dir = tempfile::tempdir().unwrap();
-        let format = Format { cluster: 1, incarnation: 2, shards: 3, node: 1 };
+        let format = Format { cluster: 1, incarnation: 2, shards: 3, node: 4 };
         let path = dir.path().join("new");
         let restored = DataDir::begin_restore(&path, format).unwrap();
         fs::write(path.join("state/x"), "x").unwrap();

@@ -37,7 +37,7 @@ impl Front {
         connections_max: usize,
     ) -> io::Result<Front> {
         let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
-        let connections = Connections::new(routes::all(&broker, address), connections_max);
+        let connections = Connections::new(routes::all(&broker), connections_max);
         let accepting = listener.map(|listener| tokio::spawn(connections.clone().accept(listener)));
         let telling = tokio::spawn(broker.sessions().clone().keep_telling());
         let settling = tokio::spawn(broker.clone().keep_settling_spreads());

@@ -7,16 +7,20 @@
 //! node.rs         opens shards, starts fronts, stops them in reverse order
 //! shard.rs        the handle to the shards; shard/engine.rs opens them and runs their thread
 //! shard_loop.rs   the thread: drain, propose, persist once, apply, answer
-//!   local.rs        one shard as that thread holds it
+//!   local.rs        one shard as that thread holds it, held.rs all of them
+//!   control.rs      the control group, as that thread holds it
 //!   accept.rs       what comes in        settle.rs   what comes of it
+//!   raft.rs         messages, ticks, who leads        replicas.rs   which replicas are here
+//!   deliver.rs      what shards owe each other
 //!   checkpoints.rs  when and in which bites           memory.rs   the budget of tasks and bodies
-//!   recover.rs      from disk to replicas
-//! shard/remote.rs the same calls as bytes, for shards that another node leads
+//!   recover.rs      from disk to replicas             install.rs  snapshots that have come
+//! shard/local.rs  what is asked of the shards that this node leads
+//! shard/route.rs  whom to ask else; proposals.rs, claims.rs and reads.rs ask, remote.rs is the calls as bytes
 //! shard/          what a leader remembers and never logs: inbox, waiters, watchers, sessions, timer,
 //!                 firing (of schedules), outbox, its clock
 //! log.rs          the Raft log of all shards (raft-engine)
 //! checkpoint.rs   checkpoints and spilled bodies (fjall), with the threads beside the loop
-//! cluster.rs      who leads what, and what nodes ask of each other besides tasks
+//! cluster.rs      who leads what, how clusters form and move, what nodes ask besides tasks
 //! peer.rs         the connections between nodes: handshake, Raft messages, calls
 //! payloads.rs     bodies in memory           backup.rs    a copy of it all, and back
 //! data_dir.rs     layout, lock and format    disk.rs      the reserve of free space

@@ -5,6 +5,7 @@
 //! record follows it (`scan.rs`).
 
 mod files;
+mod reset;
 mod scan;
 
 use crate::{
@@ -145,26 +146,6 @@ impl Batch {
     /// Stores the control group's checkpoint.
     pub(crate) fn control(&mut self, checkpoint: Vec<u8>) {
         self.put(CONTROL_GROUP, CONTROL_KEY, checkpoint);
-    }
-
-    /// Forgets all of a group: this node has no replica of it any more.
-    pub(crate) fn forget(&mut self, group: u64) {
-        self.0.add_command(group, Command::Clean);
-    }
-
-    /// Begins the log of a group anew behind a snapshot at `index`. Nothing of it may stay: entries
-    /// after a snapshot that they do not follow would count in elections.
-    pub(crate) fn restart(
-        &mut self,
-        group: u64,
-        replica: u64,
-        index: u64,
-        hard_state: &eraftpb::HardState,
-    ) {
-        self.forget(group);
-        self.replica(group, replica);
-        self.put(group, CUT_KEY, index.to_le_bytes().to_vec());
-        self.hard_state(group, hard_state);
     }
 
     /// Marks the log as one of a data directory.
@@ -384,18 +365,18 @@ mod tests {
     use std::os::unix::fs::FileExt;
     use std::path::PathBuf;
 
-    const SMALL_FILE_BYTES: u64 = 1 << 20;
+    pub(super) const SMALL_FILE_BYTES: u64 = 1 << 20;
 
-    fn small(dir: &Path) -> Log {
+    pub(super) fn small(dir: &Path) -> Log {
         Log::open_sized(dir, SMALL_FILE_BYTES, 4 * SMALL_FILE_BYTES).unwrap()
     }
 
-    fn entry(index: u64, bytes: usize) -> eraftpb::Entry {
+    pub(super) fn entry(index: u64, bytes: usize) -> eraftpb::Entry {
         let data = vec![index as u8; bytes].into();
         eraftpb::Entry { index, term: 1, data, ..Default::default() }
     }
 
-    fn write(log: &Log, group: u64, indexes: std::ops::RangeInclusive<u64>) -> Written {
+    pub(super) fn write(log: &Log, group: u64, indexes: std::ops::RangeInclusive<u64>) -> Written {
         let mut batch = Batch::default();
         let last = *indexes.end();
         let entries: Vec<_> = indexes.map(|index| entry(index, 300)).collect();
@@ -411,7 +392,7 @@ mod tests {
         logs.max().unwrap()
     }
 
-    fn indexes(log: &Arc<Log>, group: u64) -> Vec<u64> {
+    pub(super) fn indexes(log: &Arc<Log>, group: u64) -> Vec<u64> {
         let Some((first, last)) = log.group(group).unwrap().entries else { return Vec::new() };
         let entries = log.reader(group).entries(first, last + 1, u64::MAX);
         entries.iter().map(|entry| entry.index).collect()

@@ -1,25 +1,42 @@
-//! Node: opens shards, starts fronts, stops them in reverse order.
+//! Node: finds its place in a cluster, opens shards, connects to other nodes, starts fronts; stops them in
+//! reverse order.
 
 use crate::{
-    Broker, Config, Error, Front, clock, descriptors,
+    Broker, Config, Error, Front, clock,
+    cluster::{About, Cluster, ClusterHandler, Entrance, Operation, enter},
+    data_dir::known_peers,
+    descriptors,
+    peer::{PeerConfig, PeerNetwork},
     shard::{Engine, Shards},
 };
-use std::{net::SocketAddr, time::Duration};
-use tokio::net::TcpListener;
+use std::{
+    net::{self, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+use taskyard_machine::RULES_CURRENT;
+use tokio::{net::TcpListener, task::JoinSet};
 
 /// A longer grace than this is no grace: a clock can't count to it.
 const STOP_FOR_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long a node that stops waits for others to lead in its place.
+const HAND_OVER_FOR_MAX: Duration = Duration::from_secs(2);
 
 /// A running node.
 #[derive(Debug)]
 pub struct Node {
     front: Front,
+    /// What it does for its cluster; ends with it.
+    tasks: JoinSet<()>,
+    network: Option<PeerNetwork>,
     engine: Engine,
+    peer_address: Option<SocketAddr>,
     shutdown_grace: Duration,
 }
 
 impl Node {
-    /// Opens the data directory, recovers every shard and starts to listen.
+    /// Opens the data directory, joining a cluster if it is told to and the directory is new, recovers
+    /// every shard and starts to listen. Joining takes as long as it takes: drop the future to give up.
     pub async fn start(config: Config) -> Result<Node, StartError> {
         config.validate()?;
         // Before the data directory: a port that is taken is found out in no time.
@@ -31,24 +48,50 @@ impl Node {
                 ))
             })?),
         };
+        let peer_listener = config.peer.map(listen_for_peers).transpose()?;
+        let peer_address = peer_listener.as_ref().and_then(|listener| listener.local_addr().ok());
         // Not for a node inside another program: that one's limit is its own business.
         let connections_max = match config.listen {
             None => config.connections_max,
             Some(_) => descriptors::connections_max(config.connections_max),
         };
-        let shutdown_grace = config.shutdown_grace;
+        let bound = listener.as_ref().and_then(|listener| listener.local_addr().ok());
+        let about = About {
+            address: config.peer_address(peer_address),
+            serves: config.client_address(bound),
+            zone: config.zone.clone(),
+            rules_max: RULES_CURRENT,
+        };
+        let entrance =
+            enter(&config, &about.address, &about.serves, peer_listener.as_ref()).await?;
         let opening = config.clone();
         let engine = tokio::task::spawn_blocking(move || Engine::start(&opening)).await;
         let engine = engine.map_err(|error| StartError(format!("recovery ended: {error}")))??;
-        let broker = Broker::new(engine.shards(), &config);
+        let cluster = Cluster::new(engine.shards(), about, config.clock.clone());
+        let network =
+            peer_listener.map(|listener| connect(&config, &cluster, listener)).transpose()?;
+        let tasks = keep_up(&config, &cluster);
+        set_replication(&config, &cluster, &entrance).await?;
+        let broker = Broker::in_cluster(cluster, &config);
         let front = Front::start(broker, listener, connections_max)
             .map_err(|error| StartError(format!("the fronts can't be started: {error}")))?;
-        Ok(Node { front, engine, shutdown_grace })
+        let shutdown_grace = config.shutdown_grace;
+        Ok(Node { front, tasks, network, engine, peer_address, shutdown_grace })
     }
 
     /// Where it listens, if it does.
     pub fn address(&self) -> Option<SocketAddr> {
         self.front.address()
+    }
+
+    /// Where it listens for other nodes, if it does.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        self.peer_address
+    }
+
+    /// Its number in its cluster.
+    pub fn id(&self) -> u64 {
+        self.engine.shards().routes().me()
     }
 
     /// An in-process connection: speak HTTP/2 (gRPC) or HTTP/1 on it.
@@ -66,15 +109,106 @@ impl Node {
         Error::Unavailable(self.engine.failed().await)
     }
 
-    /// Stops gracefully: no new calls, those in flight end, parked claims return, state is checkpointed.
-    /// All of it within `shutdown_grace`: what calls in flight take of it, checkpoints don't get.
+    /// Stops gracefully: hands over what it leads, takes no new calls, lets those in flight end, returns
+    /// parked claims, checkpoints its state. All of it within `shutdown_grace`: what calls in flight take
+    /// of it, checkpoints don't get.
     pub async fn stop(self) {
-        let Node { front, engine, shutdown_grace } = self;
+        let Node { front, mut tasks, network, engine, shutdown_grace, .. } = self;
         let grace = shutdown_grace.min(STOP_FOR_MAX);
         let until = clock::real_now() + grace;
-        front.stop(grace).await;
+        // First, while calls are still passed on: others lead before anybody notices.
+        engine.hand_over(clock::real_now() + HAND_OVER_FOR_MAX.min(grace)).await;
+        front.stop(until.saturating_duration_since(clock::real_now())).await;
+        tasks.shutdown().await;
+        if let Some(network) = network {
+            network.stop();
+        }
         let _ = tokio::task::spawn_blocking(move || engine.stop_by(until)).await;
     }
+}
+
+fn listen_for_peers(address: SocketAddr) -> Result<net::TcpListener, StartError> {
+    let listener = net::TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    listener.map_err(|error| {
+        StartError(format!(
+            "can't listen for other nodes on {address}: {error}; stop what uses it, or choose another \
+             peer address"
+        ))
+    })
+}
+
+/// Lets other nodes in, and the shards out to them.
+fn connect(
+    config: &Config,
+    cluster: &Cluster,
+    listener: net::TcpListener,
+) -> Result<PeerNetwork, StartError> {
+    let listener = TcpListener::from_std(listener)
+        .map_err(|error| StartError(format!("the peer address can't be listened on: {error}")))?;
+    let shards = cluster.shards();
+    let me = PeerConfig {
+        cluster: shards.cluster(),
+        node: shards.routes().me(),
+        secret: config.cluster_secret.0.clone(),
+        build: env!("CARGO_PKG_VERSION").to_owned(),
+        rules: RULES_CURRENT,
+    };
+    let mut handler = ClusterHandler::new(shards.clone());
+    let of = cluster.clone();
+    handler.cluster = Some(Arc::new(move |_from, call| {
+        let cluster = of.clone();
+        Box::pin(async move { cluster.serve(&call).await })
+    }));
+    let of = Arc::clone(shards.snapshots());
+    handler.snapshot = Some(Arc::new(move |_from, call| Box::pin(Arc::clone(&of).serve(call))));
+    let of = cluster.clone();
+    handler.joined = Some(Arc::new(move |_hello, call| {
+        let cluster = of.clone();
+        Box::pin(async move { cluster.joined(&call).await.encode() })
+    }));
+    let of = cluster.clone();
+    handler.admit = Some(Arc::new(move |hello| of.admit(hello)));
+    let network = PeerNetwork::start(&me, listener, Arc::new(handler), config.clock.clone());
+    shards.connect(network.clone());
+    Ok(network)
+}
+
+/// Starts what a node does for its cluster all the time.
+fn keep_up(config: &Config, cluster: &Cluster) -> JoinSet<()> {
+    let joined_with = known_peers(&config.data);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(cluster.clone().keep_telling());
+    tasks.spawn(cluster.clone().keep_moving());
+    if config.peer.is_some() {
+        tasks.spawn(cluster.clone().keep_peers(joined_with));
+        tasks.spawn(cluster.clone().keep_routes());
+        tasks.spawn(cluster.clone().keep_comparing_clocks());
+    }
+    tasks
+}
+
+/// A new cluster has as many replicas as was asked for; of others the setting says nothing.
+async fn set_replication(
+    config: &Config,
+    cluster: &Cluster,
+    entrance: &Entrance,
+) -> Result<(), StartError> {
+    let Some(factor) = config.replication else { return Ok(()) };
+    if *entrance != Entrance::Founds {
+        let known = cluster.shards().routes().control().factor();
+        if known != factor {
+            tracing::warn!(
+                "replication {factor} is for a new cluster; this one has {known}, change it with \
+                 `taskyard cluster replication {factor}`"
+            );
+        }
+        return Ok(());
+    }
+    let set = cluster.operate(Operation::SetReplication { factor }).await;
+    set.map_err(|error| StartError(format!("replication {factor} can't be set: {error}")))
 }
 
 /// Why a node could not start; says what is wrong, where, and what to do.

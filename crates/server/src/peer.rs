@@ -24,7 +24,7 @@ mod pings;
 mod queue;
 mod serve;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod warnings;
 
 pub use calls::{CallError, LateReply};
@@ -340,6 +340,11 @@ impl PeerNetwork {
         {
             self.inner.runtime.spawn(waiting.end());
         }
+    }
+
+    /// Where its connections run: for what waits for calls on threads that are not the network's.
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.inner.runtime
     }
 
     /// Whether a peer can be sent to.

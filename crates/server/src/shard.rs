@@ -26,6 +26,8 @@ pub mod remote;
 mod route;
 pub(crate) mod sessions;
 mod spread;
+#[cfg(test)]
+mod tests;
 pub(crate) mod timer;
 pub(crate) mod waiters;
 pub(crate) mod watchers;
@@ -34,7 +36,10 @@ pub use engine::Engine;
 pub use local::LocalShards;
 
 use crate::{
-    Clock, Error, backup, cluster::Routes, data_dir::Format, peer::PeerNetwork,
+    Clock, Error, backup,
+    cluster::{Routes, Snapshots},
+    data_dir::Format,
+    peer::PeerNetwork,
     telemetry::Telemetry,
 };
 use bytes::Bytes;
@@ -65,6 +70,8 @@ struct Handle {
     routes: Arc<Routes>,
     /// The way to other nodes, once there is one.
     network: Arc<OnceLock<PeerNetwork>>,
+    /// What other nodes may fetch of this one's shards.
+    snapshots: Arc<Snapshots>,
 }
 
 impl fmt::Debug for Shards {
@@ -164,6 +171,11 @@ impl Shards {
     /// The way to other nodes; none in a node that is alone for good.
     pub(crate) fn network(&self) -> Option<&PeerNetwork> {
         self.0.network.get()
+    }
+
+    /// What other nodes may fetch of this one's shards.
+    pub(crate) fn snapshots(&self) -> &Arc<Snapshots> {
+        &self.0.snapshots
     }
 
     /// Lets the shards talk to other nodes, once.
@@ -289,14 +301,14 @@ impl Shards {
         if !sessions.is_empty() {
             self.tell_others(|| ShardCall::SessionsAlive(sessions.clone()));
         }
-        self.local().sessions_alive(sessions);
+        self.local().sessions_alive(self.routes().me(), sessions);
     }
 
     /// The connection of a session closed without a goodbye: its silence limit becomes 5 s from now,
     /// unless it is named alive again.
     pub fn session_cut(&self, session: SessionId) {
         self.tell_others(|| ShardCall::SessionCut(session));
-        self.local().session_cut(session);
+        self.local().session_cut(self.routes().me(), session);
     }
 
     /// Claims that a session was handed and never reported started, as the gateway knows them when
@@ -304,7 +316,7 @@ impl Shards {
     /// `not_started`: released, not lost. Forgotten when the session is named alive again.
     pub fn session_not_started(&self, session: SessionId, tasks: Vec<TaskId>) {
         self.tell_others(|| ShardCall::SessionNotStarted(session, tasks.clone()));
-        self.local().session_not_started(session, tasks);
+        self.local().session_not_started(self.routes().me(), session, tasks);
     }
 
     /// A consistent copy of every shard, as the bytes of one file, in parts. A slow reader slows the

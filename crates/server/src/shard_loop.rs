@@ -13,6 +13,7 @@ mod checkpoints;
 mod control;
 mod deliver;
 mod held;
+mod install;
 mod local;
 mod memory;
 mod raft;
@@ -23,9 +24,9 @@ mod snapshots;
 
 use crate::{
     Clock, Error,
-    checkpoint::{Checkpointer, Failure},
+    checkpoint::{Checkpointer, Failure, Store},
     clock,
-    cluster::Routes,
+    cluster::{Fetcher, Routes, Snapshots},
     data_dir::Format,
     disk::DiskGuard,
     limits::TURN_LOG_BYTES_MAX,
@@ -58,7 +59,7 @@ use taskyard_machine::{
 use taskyard_replica::{CONTROL_GROUP, Role};
 use tokio::sync::broadcast;
 
-pub(crate) use recover::{Recovered, recover_all};
+pub(crate) use recover::{Recovered, load, recover_all};
 
 /// After so many bytes of log, files that nothing needs any more are looked for.
 const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;
@@ -86,6 +87,9 @@ pub(crate) struct Parts {
     pub runtime: Option<tokio::runtime::Handle>,
     pub inbox: Arc<Inbox>,
     pub log: Arc<Log>,
+    pub store: Arc<Store>,
+    pub snapshots: Arc<Snapshots>,
+    pub fetcher: Fetcher,
     pub checkpointer: Checkpointer,
     pub clock: Clock,
     pub disk: DiskGuard,
@@ -131,6 +135,11 @@ pub(crate) struct ShardLoop {
     active: Vec<usize>,
     inbox: Arc<Inbox>,
     log: Arc<Log>,
+    store: Arc<Store>,
+    /// Offered to other nodes.
+    snapshots: Arc<Snapshots>,
+    /// Gets those that other nodes offer.
+    fetcher: Fetcher,
     batch: Batch,
     checkpointer: Checkpointer,
     checkpoints: Checkpoints,
@@ -167,6 +176,9 @@ impl ShardLoop {
             rules: RULES_CURRENT,
             routes: parts.routes,
             network: parts.network,
+            store: parts.store,
+            snapshots: parts.snapshots,
+            fetcher: parts.fetcher,
             handle: parts.handle,
             runtime: parts.runtime,
             next_tick: real,
@@ -194,8 +206,10 @@ impl ShardLoop {
             course: Course::Going,
             seed: reading.wall_ms,
         };
-        for shard in this.shards.numbers() {
-            this.activate(shard);
+        for number in this.shards.numbers() {
+            let source = this.snapshots.source(this.shards[number].id);
+            this.shards[number].replica.set_snapshot_source(source);
+            this.activate(number);
         }
         this
     }
@@ -209,13 +223,17 @@ impl ShardLoop {
             Course::Going => clock::real_now() + FAIL_FOR_MAX,
             Course::Halted => clock::real_now() + HALT_FOR_MAX,
         };
-        let ShardLoop { shards, control, partial, checkpoints, checkpointer, .. } = self;
-        drop((shards, control, partial, checkpoints));
+        self.snapshots.close();
+        let ShardLoop {
+            shards, control, partial, checkpoints, checkpointer, fetcher, store, ..
+        } = self;
+        drop((shards, control, partial, checkpoints, fetcher, store));
         checkpointer.finish(until)
     }
 
     /// Runs until it is stopped, or can't go on.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
+        self.follow_control()?;
         let mut inputs = Vec::new();
         // What did not fit into the last turn comes first.
         let mut backlog = VecDeque::new();
@@ -236,7 +254,7 @@ impl ShardLoop {
             if self.course == Course::Halted {
                 return Ok(());
             }
-            self.tick();
+            self.tick()?;
             self.look_at_time();
             self.turn()?;
             self.look_at_hand_over();
@@ -367,7 +385,7 @@ impl ShardLoop {
         loop {
             let control = self.gather_control();
             for &number in &round {
-                self.gather(number, &mut persisting);
+                self.gather(number, &mut persisting)?;
             }
             if control.is_none() && persisting.is_empty() && self.batch.is_empty() {
                 break;
@@ -449,28 +467,30 @@ impl ShardLoop {
     }
 
     /// Adds what one shard has to write to the batch.
-    fn gather(&mut self, number: usize, persisting: &mut Vec<(usize, u64)>) {
-        let Some(shard) = self.shards.get_mut(number) else { return };
+    fn gather(&mut self, number: usize, persisting: &mut Vec<(usize, u64)>) -> Result<(), Failure> {
+        let Some(shard) = self.shards.get_mut(number) else { return Ok(()) };
         if std::mem::take(&mut shard.is_new) {
             self.batch.replica(shard.group, shard.replica.id());
         }
         if let Some(index) = shard.log_cut.take() {
             self.batch.cut(shard.group, index);
         }
-        let Some(ready) = shard.replica.ready() else { return };
+        let Some(mut ready) = shard.replica.ready() else { return Ok(()) };
         let group = shard.group;
-        self.send(group, ready.messages_now);
+        self.send(group, std::mem::take(&mut ready.messages_now));
         let shard = &mut self.shards[number];
+        shard.install(&ready, &self.store, &mut self.batch)?;
         persisting.push((number, ready.number));
         shard.hard_state = ready.hard_state.or(shard.hard_state.take());
         if ready.entries.is_empty() && !ready.must_sync {
             // A new commit index alone rides in the next write: the log is what counts.
-            return;
+            return Ok(());
         }
         self.batch.append(shard.group, &ready.entries);
         if let Some(hard_state) = shard.hard_state.take() {
             self.batch.hard_state(shard.group, &hard_state);
         }
+        Ok(())
     }
 
     /// The same for the control group.

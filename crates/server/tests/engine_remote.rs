@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(20);
 
 /// Sends a call as another node would.
 async fn send(shards: &Shards, call: ShardCall) -> ShardReply {
-    ShardReply::decode(&serve_bytes(shards, &call.encode()).await).unwrap()
+    ShardReply::decode(&serve_bytes(shards, 2, &call.encode()).await).unwrap()
 }
 
 async fn propose(
@@ -164,10 +164,10 @@ async fn a_call_that_is_dropped_leaves_nothing_behind() {
     let engine = start(&config(dir.path()));
     let bench = Bench(engine.shards());
     let shards = &bench.0;
-    let mut parked = Box::pin(serve(shards, claim(shards, "mail", 1, LONG)));
+    let mut parked = Box::pin(serve(shards, 2, claim(shards, "mail", 1, LONG)));
     assert!(waits(&mut parked).await);
     drop(parked);
-    let mut leaving = Box::pin(serve(shards, claim(shards, "mail", 1, LONG)));
+    let mut leaving = Box::pin(serve(shards, 2, claim(shards, "mail", 1, LONG)));
     assert!(waits(&mut leaving).await);
     let id = bench.enqueue("mail", b"x").await;
     // The claim has been decided and handed over, and nobody has looked.
@@ -252,7 +252,7 @@ async fn what_cannot_be_read_is_answered_with_words() {
         (&[], "1 bytes wanted, 0 left"),
         (b"GET / HTTP/1.1\r\n\r\n", "version 71 instead of 1"),
     ] {
-        match ShardReply::decode(&serve_bytes(&shards, bytes).await).unwrap() {
+        match ShardReply::decode(&serve_bytes(&shards, 2, bytes).await).unwrap() {
             ShardReply::Unread(told) => assert!(told.starts_with(words), "{told}"),
             other => panic!("{other:?}"),
         }

@@ -36,12 +36,38 @@ pub(crate) struct ServeArgs {
     /// How long a stop takes at most: for calls in flight, then for checkpoints [default: 10s]
     #[arg(long, env = "TASKYARD_SHUTDOWN_GRACE", value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) shutdown_grace: Option<Duration>,
+    /// Address for other nodes of the cluster; port 0 takes any free one [default: 127.0.0.1:7401]
+    #[arg(long, env = "TASKYARD_PEER", value_name = "ADDR", help_heading = CLUSTER)]
+    pub(crate) peer: Option<SocketAddr>,
+    /// Join the cluster of the node with this peer address, if the data directory is new; several are
+    /// tried in turn. A list with this node's own address is that of all nodes: the first one founds
+    /// the cluster once all are up
+    #[arg(long, env = "TASKYARD_JOIN", value_name = "HOST:PORT", value_delimiter = ',', help_heading = CLUSTER)]
+    pub(crate) join: Vec<String>,
+    /// What this node fails together with, such as a rack: replicas are spread over zones
+    #[arg(long, env = "TASKYARD_ZONE", value_name = "NAME", help_heading = CLUSTER)]
+    pub(crate) zone: Option<String>,
+    /// Where other nodes reach this one [default: --peer, unless that is 0.0.0.0]
+    #[arg(long, env = "TASKYARD_ADVERTISE", value_name = "HOST:PORT", help_heading = CLUSTER)]
+    pub(crate) advertise: Option<String>,
+    /// Where clients reach this node [default: --listen, with the host of --advertise for 0.0.0.0]
+    #[arg(long, env = "TASKYARD_ADVERTISE_CLIENTS", value_name = "HOST:PORT", help_heading = CLUSTER)]
+    pub(crate) advertise_clients: Option<String>,
+    /// A file with what all nodes of the cluster know and nobody else; its text may be in
+    /// TASKYARD_CLUSTER_SECRET instead [default: none, whoever reaches the peer address gets in]
+    #[arg(long, env = "TASKYARD_CLUSTER_SECRET_FILE", value_name = "FILE", help_heading = CLUSTER)]
+    pub(crate) cluster_secret_file: Option<PathBuf>,
+    /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5 [default: 3]
+    #[arg(long, env = "TASKYARD_REPLICATION", value_name = "N", help_heading = CLUSTER)]
+    pub(crate) replication: Option<u8>,
     /// A TOML file with the same names as these options, with _ for -
     #[arg(long, env = "TASKYARD_CONFIG", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) log: LogArgs,
 }
+
+const CLUSTER: &str = "Cluster";
 
 const SERVE_EXAMPLES: &str = "\
 Options win over environment variables, those over the file, that over the defaults.
@@ -53,10 +79,19 @@ Examples:
   taskyard serve --listen 0.0.0.0:7400 --memory-max 4G
   taskyard serve --config /etc/taskyard.toml
 
+Three machines, the second and third join the first, at any time:
+  taskyard serve --listen 10.0.0.1:7400 --peer 10.0.0.1:7401
+  taskyard serve --listen 10.0.0.2:7400 --peer 10.0.0.2:7401 --join 10.0.0.1:7401
+  taskyard serve --listen 10.0.0.3:7400 --peer 10.0.0.3:7401 --join 10.0.0.1:7401
+or all three with the same list, in any order:
+  taskyard serve --listen 10.0.0.1:7400 --peer 10.0.0.1:7401 \\
+    --join 10.0.0.1:7401,10.0.0.2:7401,10.0.0.3:7401
+
 A file:
   data = \"/var/lib/taskyard\"
   listen = \"10.0.0.5:7400\"
-  memory_max = \"4G\"";
+  memory_max = \"4G\"
+  join = [\"10.0.0.1:7401\", \"10.0.0.2:7401\"]";
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct LogArgs {

@@ -41,7 +41,8 @@ impl Broker {
     async fn start_in(folder: TempDir) -> Result<Broker> {
         let mut child = Command::new("/proc/self/exe")
             .arg0("taskyard")
-            .args(["serve", "--json", "--listen", "127.0.0.1:0", "--log", "warn", "--data"])
+            .args(["serve", "--json", "--listen", "127.0.0.1:0", "--peer", "127.0.0.1:0"])
+            .args(["--log", "warn", "--data"])
             .arg(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

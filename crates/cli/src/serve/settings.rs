@@ -3,10 +3,15 @@
 //! A file is checked whole: every mistake is reported at once, and an unknown key gets the one that
 //! was probably meant.
 
-use std::{fs, net::SocketAddr, path::Path, time::Duration};
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
-use taskyard_server::Config;
+use taskyard_server::{Config, config::Secret};
 use toml::Value;
 
 use crate::{args::ServeArgs, remote::usage, values};
@@ -25,9 +30,16 @@ struct Settings {
     disk_reserve: Option<u64>,
     connections_max: Option<usize>,
     shutdown_grace: Option<Duration>,
+    peer: Option<SocketAddr>,
+    join: Vec<String>,
+    zone: Option<String>,
+    advertise: Option<String>,
+    advertise_clients: Option<String>,
+    cluster_secret_file: Option<String>,
+    replication: Option<u8>,
 }
 
-const KEYS: [&str; 8] = [
+const KEYS: [&str; 15] = [
     "data",
     "listen",
     "shards",
@@ -36,7 +48,19 @@ const KEYS: [&str; 8] = [
     "disk_reserve",
     "connections_max",
     "shutdown_grace",
+    "peer",
+    "join",
+    "zone",
+    "advertise",
+    "advertise_clients",
+    "cluster_secret_file",
+    "replication",
 ];
+
+/// Where other nodes connect if nothing says so.
+const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7401);
+/// The text that a file would hold: for machines that get their secrets that way.
+const SECRET_VARIABLE: &str = "TASKYARD_CLUSTER_SECRET";
 
 /// What the node is told in the end.
 pub(super) fn config(args: &ServeArgs) -> Result<Config> {
@@ -45,7 +69,8 @@ pub(super) fn config(args: &ServeArgs) -> Result<Config> {
         Some(path) => read(path, &mut problems)?,
         None => Settings::default(),
     };
-    let data = args.data.clone().or(file.data.map(Into::into)).unwrap_or_else(|| DATA.into());
+    let data =
+        args.data.clone().or(file.data.clone().map(Into::into)).unwrap_or_else(|| DATA.into());
     let mut config = Config::new(data);
     if let Some(listen) = args.listen.or(file.listen) {
         config.listen = Some(listen);
@@ -66,10 +91,53 @@ pub(super) fn config(args: &ServeArgs) -> Result<Config> {
     if let Some(grace) = args.shutdown_grace.or(file.shutdown_grace) {
         config.shutdown_grace = grace;
     }
+    let variable = std::env::var(SECRET_VARIABLE).ok();
+    set_cluster(&mut config, args, file, variable, &mut problems);
     if let Err(mistakes) = config.validate() {
         problems.push(as_typed(&mistakes.to_string(), args));
     }
     if problems.is_empty() { Ok(config) } else { Err(usage(problems.join("\n"))) }
+}
+
+/// What the node is told about its cluster.
+fn set_cluster(
+    config: &mut Config,
+    args: &ServeArgs,
+    file: Settings,
+    secret: Option<String>,
+    problems: &mut Vec<String>,
+) {
+    config.peer = Some(args.peer.or(file.peer).unwrap_or(PEER));
+    config.join = if args.join.is_empty() { file.join } else { args.join.clone() };
+    config.zone = args.zone.clone().or(file.zone).unwrap_or_default();
+    config.advertise = args.advertise.clone().or(file.advertise);
+    config.advertise_clients = args.advertise_clients.clone().or(file.advertise_clients);
+    config.replication = args.replication.or(file.replication);
+    let secret_file = args.cluster_secret_file.clone();
+    let secret_file = secret_file.or(file.cluster_secret_file.map(Into::into));
+    match read_secret(secret_file.as_deref(), secret.filter(|secret| !secret.is_empty())) {
+        Ok(secret) => config.cluster_secret = secret,
+        Err(problem) => problems.push(problem),
+    }
+}
+
+fn read_secret(file: Option<&Path>, variable: Option<String>) -> Result<Secret, String> {
+    let Some(path) = file else {
+        return Ok(Secret(variable.unwrap_or_default().into_bytes()));
+    };
+    if variable.is_some() {
+        return Err(format!(
+            "{SECRET_VARIABLE} and cluster_secret_file are both set; leave one out"
+        ));
+    }
+    let shown = path.display();
+    let secret = fs::read(path).map_err(|error| format!("cluster_secret_file {shown}: {error}"))?;
+    // Editors and `echo` end a file with a line end, which is no part of the secret.
+    let end = secret.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r')).map_or(0, |at| at + 1);
+    match &secret[..end] {
+        [] => Err(format!("cluster_secret_file {shown} is empty; put a secret into it")),
+        secret => Ok(Secret(secret.to_vec())),
+    }
 }
 
 /// Says names as they were typed: a mistake about `payload_bytes_max` is one about `--payload-max`,
@@ -81,6 +149,12 @@ fn as_typed(mistakes: &str, args: &ServeArgs) -> String {
         ("payload_bytes_max is", "payload_max", args.payload_max.is_some()),
         ("memory_bytes_max is", "memory_max", args.memory_max.is_some()),
         ("connections_max is", "connections_max", args.connections_max.is_some()),
+        ("peer is", "peer", args.peer.is_some()),
+        ("join is", "join", !args.join.is_empty()),
+        ("zone is", "zone", args.zone.is_some()),
+        ("advertise is", "advertise", args.advertise.is_some()),
+        ("advertise_clients is", "advertise_clients", args.advertise_clients.is_some()),
+        ("replication is", "replication", args.replication.is_some()),
     ];
     let mut lines: Vec<String> = mistakes.lines().map(str::to_owned).collect();
     for line in &mut lines {
@@ -131,6 +205,21 @@ fn parse(text: &str, problems: &mut Vec<String>) -> Settings {
                 text.parse().map_err(|_| format!("{text:?} is no number of connections"))
             }),
             "shutdown_grace" => take(&mut settings.shutdown_grace, value, values::duration),
+            "peer" => take(&mut settings.peer, value, |text| {
+                text.parse().map_err(|_| format!("{text:?} is no address like 10.0.0.5:7401"))
+            }),
+            "join" => take_list(&mut settings.join, value),
+            "zone" => take(&mut settings.zone, value, |text| Ok(text.to_owned())),
+            "advertise" => take(&mut settings.advertise, value, |text| Ok(text.to_owned())),
+            "advertise_clients" => {
+                take(&mut settings.advertise_clients, value, |text| Ok(text.to_owned()))
+            }
+            "cluster_secret_file" => {
+                take(&mut settings.cluster_secret_file, value, |text| Ok(text.to_owned()))
+            }
+            "replication" => take(&mut settings.replication, value, |text| {
+                text.parse().map_err(|_| format!("{text:?} is not 1, 3 or 5"))
+            }),
             unknown => Err(format!("there is no such key{}", did_you_mean(unknown))),
         };
         if let Err(problem) = taken {
@@ -153,6 +242,23 @@ fn take<T>(
             return Err(format!("a {} is neither a text nor a whole number", other.type_str()));
         }
     });
+    Ok(())
+}
+
+/// Several may be written as a list, or as one text with commas.
+fn take_list(slot: &mut Vec<String>, value: &Value) -> Result<(), String> {
+    let Value::Array(values) = value else {
+        let mut text = None;
+        take(&mut text, value, |text| Ok(text.to_owned()))?;
+        slot.extend(text.iter().flat_map(|text| text.split(',')).map(|one| one.trim().to_owned()));
+        return Ok(());
+    };
+    for value in values {
+        let Value::String(text) = value else {
+            return Err(format!("a list with a {} holds more than texts", value.type_str()));
+        };
+        slot.push(text.clone());
+    }
     Ok(())
 }
 
@@ -208,6 +314,59 @@ mod tests {
         }
         let error = error_of("a = ");
         assert!(error.contains("line 1") && error.contains("--shards is 9999"), "{error}");
+    }
+
+    #[test]
+    fn a_cluster_is_set_by_options_and_by_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("taskyard.toml");
+        let secret = folder.path().join("secret");
+        fs::write(&secret, "open sesame\n").unwrap();
+        let text = format!(
+            "peer = \"10.0.0.1:7401\"\njoin = [\"a:1\", \"b:2\"]\nzone = \"cellar\"\n\
+             cluster_secret_file = {:?}\n",
+            secret.display().to_string()
+        );
+        fs::write(&file, text).unwrap();
+        let line = format!("taskyard serve --config {}", file.display());
+        let found = config(&args(&line)).unwrap();
+        assert_eq!(found.peer, Some("10.0.0.1:7401".parse().unwrap()));
+        assert_eq!(found.join, ["a:1", "b:2"]);
+        assert_eq!(
+            (found.zone.as_str(), found.cluster_secret.0.as_slice()),
+            ("cellar", &b"open sesame"[..])
+        );
+        let typed =
+            config(&args(&format!("{line} --join c:3,d:4 --join e:5 --zone attic"))).unwrap();
+        assert_eq!((typed.join.join(" "), typed.zone.as_str()), ("c:3 d:4 e:5".into(), "attic"));
+        assert_eq!(config(&args("taskyard serve")).unwrap().peer, Some(PEER));
+        fs::write(&file, "joni = 1\njoin = [1]\nreplication = 2\npeer = \"x\"\n").unwrap();
+        let error =
+            config(&args(&format!("{line} --advertise 0.0.0.0:1"))).unwrap_err().to_string();
+        for part in
+            ["did you mean join?", "more than texts", "replication is 2", "\"x\"", "--advertise is"]
+        {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+    }
+
+    #[test]
+    fn a_secret_comes_from_one_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("secret");
+        let check = |text: &str, variable: Option<&str>| {
+            fs::write(&file, text).unwrap();
+            read_secret(Some(&file), variable.map(str::to_owned)).map(|secret| secret.0)
+        };
+        assert_eq!(check("a b\r\n", None), Ok(b"a b".to_vec()));
+        assert!(check("\n", None).unwrap_err().contains("is empty; put a secret into it"));
+        assert!(check("a", Some("b")).unwrap_err().contains("both set"));
+        assert_eq!(read_secret(None, Some("b".into())), Ok(Secret(b"b".to_vec())));
+        assert!(
+            read_secret(Some(&folder.path().join("no")), None)
+                .unwrap_err()
+                .contains("No such file")
+        );
     }
 
     #[test]

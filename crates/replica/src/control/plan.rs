@@ -22,7 +22,7 @@ pub struct GroupSeen {
     pub leader: u64,
     /// Who is in the group.
     pub members: Members,
-    /// How many entries each member lacks that was heard of lately.
+    /// How many entries each member lacks that was heard of lately and has begun to follow.
     pub lags: BTreeMap<u64, u64>,
 }
 

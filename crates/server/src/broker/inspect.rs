@@ -1,9 +1,9 @@
-//! What may be looked at: tasks, results, queues, the node.
+//! What may be looked at: tasks, results, queues, the node. Its cluster is in `cluster.rs`.
 //!
 //! Every look is a strong read of its shard. A list over all shards is strong per shard.
 
 use super::{Broker, cursor::Cursor};
-use crate::{Error, limits::PAGE_BODY_BYTES_MAX, shard::ShardStatus};
+use crate::{Error, limits::PAGE_BODY_BYTES_MAX};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use std::{collections::BTreeMap, time::Duration};
@@ -91,15 +91,6 @@ pub struct NodeInfo {
     pub shards: u16,
     /// Its wall time.
     pub now: Timestamp,
-}
-
-/// The nodes and shards of this cluster.
-#[derive(Clone, Debug)]
-pub struct ClusterView {
-    /// The cluster's incarnation, as text.
-    pub cluster_id: String,
-    /// How each shard stands on this node, its only one.
-    pub shards: Vec<ShardStatus>,
 }
 
 impl Broker {
@@ -248,24 +239,6 @@ impl Broker {
             shards: self.shards().count(),
             now: self.now(),
         })
-    }
-
-    /// The nodes and shards of this cluster.
-    pub async fn cluster(&self) -> Result<ClusterView, Error> {
-        let shards = self.shards().status().await?;
-        Ok(ClusterView { cluster_id: self.cluster_id(), shards })
-    }
-
-    /// Whether every shard takes requests.
-    pub async fn check_ready(&self) -> Result<(), Error> {
-        let status = self.shards().status().await?;
-        match status.iter().find(|status| !status.serves) {
-            None => Ok(()),
-            Some(status) => {
-                let text = format!("shard {} does not serve yet; wait", status.shard);
-                Err(Error::Unavailable(text))
-            }
-        }
     }
 
     fn cluster_id(&self) -> String {

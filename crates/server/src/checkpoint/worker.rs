@@ -19,6 +19,9 @@ use std::{
 };
 use taskyard_machine::{ShardId, TaskId};
 
+/// Bites of garbage that are removed at once: the end of the node waits for them.
+const SWEEPS_MAX: usize = 100;
+
 /// Called with the store, in order with the checkpoints.
 pub(crate) type Look = Box<dyn FnOnce(&Arc<Store>) + Send>;
 
@@ -188,7 +191,18 @@ fn free_space(
         if !holding.is_empty() {
             report(Report::Holding(holding));
         }
+        sweep(store).map_err(|error| stopped(&error))?;
         store.reclaim(tasks_live.load(Ordering::Relaxed)).map_err(|error| stopped(&error))?;
+    }
+    Ok(())
+}
+
+/// Removes what is left over of states that were replaced; what is too much for once, the next time.
+fn sweep(store: &Store) -> Result<(), StoreError> {
+    for _ in 0..SWEEPS_MAX {
+        if !store.sweep()? {
+            break;
+        }
     }
     Ok(())
 }

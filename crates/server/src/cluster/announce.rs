@@ -1,4 +1,4 @@
-//! What a node keeps telling and hearing: where it is, where the others are, how their clocks differ.
+//! What a node keeps telling and hearing: where it is, where the others are, who leads, how clocks differ.
 //!
 //! Invariant: the peers of a node are the nodes of the control state as it has applied it; until it has
 //! one, those that it was told of when it joined.
@@ -14,6 +14,8 @@ use tokio::time::timeout;
 
 /// How often it looks where nothing has changed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The pause between two looks for leaders that are not known.
+const ROUTES_AGAIN_AFTER: Duration = Duration::from_millis(250);
 /// How long before it tries again to tell where it is.
 const TELL_AGAIN_AFTER: Duration = Duration::from_secs(2);
 /// Clocks that differ by more are warned of: leases and schedules follow the clock of whoever leads.
@@ -65,6 +67,28 @@ impl Cluster {
                     );
                     tokio::time::sleep(TELL_AGAIN_AFTER).await;
                 }
+            }
+        }
+    }
+
+    /// Finds out who leads the shards that this node has no replica of: of the others it hears by
+    /// itself.
+    pub(crate) async fn keep_routes(self) {
+        let mut changes = self.routes().changes();
+        loop {
+            changes.borrow_and_update();
+            let control = self.routes().control();
+            let unknown = |group: &u64| self.routes().leader_of(*group).is_none();
+            if control.groups().skip(1).any(|group| unknown(&group)) {
+                let sight = self.look().await;
+                let groups = control.groups().skip(1).filter(unknown);
+                for group in groups.filter(|group| control.replica_on(*group, self.me()).is_none())
+                {
+                    self.routes().set_leader(group, sight.leader(group).map(|(node, _)| node));
+                }
+                tokio::time::sleep(ROUTES_AGAIN_AFTER).await;
+            } else {
+                let _ = changes.changed().await;
             }
         }
     }

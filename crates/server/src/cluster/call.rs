@@ -9,7 +9,7 @@ use crate::Error;
 use bytes::Bytes;
 use taskyard_machine::{
     DecodeError, ShardId,
-    wire::{Reader, Wire, decode_from_node, encode_for_node, wire_enum, wire_struct},
+    wire::{Reader, decode_from_node, encode_for_node, wire_enum, wire_struct},
 };
 use taskyard_replica::{Change, NodeId};
 

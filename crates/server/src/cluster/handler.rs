@@ -56,14 +56,14 @@ impl PeerHandler for ClusterHandler {
     fn call(&self, from: NodeId, mut request: Bytes) -> BoxFuture<'static, Bytes> {
         let kind = if request.is_empty() { 0 } else { request.split_to(1)[0] };
         let plugged_in = match kind {
-            call_kind::SHARD if remote::take_told(&self.shards, &request) => {
+            call_kind::SHARD if remote::take_told(&self.shards, from, &request) => {
                 return Box::pin(async { remote::ShardReply::Told.encode().into() });
             }
             call_kind::SHARD => {
                 let shards = self.shards.clone();
-                return Box::pin(
-                    async move { remote::serve_bytes(&shards, &request).await.into() },
-                );
+                return Box::pin(async move {
+                    remote::serve_bytes(&shards, from, &request).await.into()
+                });
             }
             call_kind::CLUSTER => &self.cluster,
             call_kind::SNAPSHOT => &self.snapshot,

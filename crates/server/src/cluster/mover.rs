@@ -165,3 +165,50 @@ fn describe(step: &Step) -> String {
         Step::Transfer { group, to } => format!("{} is to be led by replica {to}", name(group)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, clock::Clock, cluster::About, shard::Engine};
+    use taskyard_replica::{Control, Node, StateMachine};
+
+    /// A cluster of which only this node answers.
+    fn nodes(count: NodeId) -> Sight {
+        let mut control = Control::default();
+        let found = ControlCommand::Found { cluster: 1, incarnation: 1, shards: 1, rules: 1 };
+        control.apply(1, &found.encode()).unwrap();
+        for id in 1..=count {
+            let node = Node { rules_max: 1, ..Node::default() };
+            control.apply(2, &ControlCommand::AddNode { id, node }.encode()).unwrap();
+        }
+        let reports = BTreeMap::from([(1, super::super::call::Report::default())]);
+        Sight { control: control.into(), reports }
+    }
+
+    #[tokio::test]
+    async fn a_node_is_gone_ten_minutes_after_it_was_expected_and_back_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let clock = Clock::manual(1_000);
+        let mut config = Config::new(dir.path());
+        (config.shards, config.disk_reserve_bytes) = (Some(1), 0);
+        let engine = Engine::start(&config).unwrap();
+        let cluster = Cluster::new(engine.shards(), About::default(), clock.clone());
+        let (mut mover, mut sight) = (Mover::default(), nodes(2));
+        let ids = |nodes: &[NodeId]| nodes.iter().copied().collect::<BTreeSet<_>>();
+        let seen = mover.see(&cluster, &sight);
+        assert_eq!((seen.alive, seen.gone), (ids(&[1, 2]), ids(&[])), "it may answer yet");
+        clock.advance(ALIVE_FOR);
+        let seen = mover.see(&cluster, &sight);
+        assert_eq!((seen.alive, seen.gone), (ids(&[1]), ids(&[])));
+        clock.advance(GONE_AFTER - ALIVE_FOR);
+        let seen = mover.see(&cluster, &sight);
+        assert_eq!((seen.alive, seen.gone), (ids(&[1]), ids(&[2])));
+        sight.reports.insert(2, Default::default());
+        let seen = mover.see(&cluster, &sight);
+        assert_eq!((seen.alive, seen.gone), (ids(&[1, 2]), ids(&[])));
+        cluster.choose(1);
+        assert_eq!(mover.see(&cluster, &sight).held, BTreeSet::from([1]));
+        clock.advance(GONE_AFTER);
+        assert_eq!(mover.see(&cluster, &sight).held, BTreeSet::new(), "for a while only");
+    }
+}

@@ -86,7 +86,7 @@ impl Cluster {
             let voters = status.voters.iter().filter_map(|id| sight.control.node_of(group, *id));
             let voters: Vec<String> = voters.map(|node| node.to_string()).collect();
             return Err(Error::Refused(format!(
-                "node {node} has no vote in shard {shard}; nodes {} do",
+                "node {node} has no vote in shard {shard}, so it can't lead it; choose one of nodes {}",
                 voters.join(", ")
             )));
         };

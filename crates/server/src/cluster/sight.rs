@@ -3,7 +3,7 @@
 //! Any node can look. A node that does not answer is simply not in it; what a group's leader says
 //! counts, and of two that say they lead, the one with the higher term.
 
-use super::{Cluster, ClusterCall, ClusterReply, GroupStatus, call::Report};
+use super::{Cluster, ClusterCall, ClusterReply, GroupStatus, MemberStatus, call::Report};
 use futures_util::future::join_all;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use taskyard_replica::{Control, GroupSeen, Members, NodeId, Seen};
@@ -56,7 +56,9 @@ impl Sight {
     pub(super) fn seen(&self) -> Seen {
         let groups = self.control.groups().filter_map(|group| {
             let (_, status) = self.leader(group)?;
-            let active = status.members.iter().filter(|member| member.active);
+            // One that holds nothing yet may lack few entries, and still the whole state before them.
+            let has_begun = |member: &&MemberStatus| member.active && member.matched > 0;
+            let active = status.members.iter().filter(has_begun);
             let seen = GroupSeen {
                 leader: status.replica,
                 members: Members {
@@ -73,5 +75,54 @@ impl Sight {
             alive: self.reports.keys().copied().collect(),
             ..Seen::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use taskyard_replica::{ControlCommand, Node, StateMachine};
+
+    fn leads(group: u64, replica: u64, term: u64, members: &[(u64, u64)]) -> GroupStatus {
+        let member = |&(replica, matched): &(u64, u64)| MemberStatus {
+            replica,
+            matched,
+            lag: 10 - matched,
+            active: true,
+        };
+        let members = members.iter().map(member).collect();
+        GroupStatus { group, replica, term, serves: true, members, ..GroupStatus::default() }
+    }
+
+    fn sight(reports: Vec<(NodeId, Vec<GroupStatus>)>) -> Sight {
+        let mut control = Control::default();
+        let found = ControlCommand::Found { cluster: 1, incarnation: 1, shards: 1, rules: 1 };
+        control.apply(1, &found.encode()).unwrap();
+        let node = Node { rules_max: 1, ..Node::default() };
+        control.apply(2, &ControlCommand::SetNode { id: 1, node }.encode()).unwrap();
+        let report = |groups| Report { build: String::new(), groups };
+        let reports = reports.into_iter().map(|(node, groups)| (node, report(groups))).collect();
+        Sight { control: Arc::new(control), reports }
+    }
+
+    #[test]
+    fn of_two_leaders_the_one_with_the_higher_term_counts() {
+        let old = leads(1, 1, 4, &[]);
+        let new = leads(1, 2, 5, &[]);
+        let sight = sight(vec![(1, vec![old]), (2, vec![new.clone()]), (3, vec![])]);
+        assert_eq!(sight.leader(1), Some((2, &new)));
+        assert_eq!(sight.leader(0), None);
+        let seen = sight.seen();
+        assert_eq!(seen.groups.keys().copied().collect::<Vec<_>>(), [1]);
+        assert_eq!(seen.alive, BTreeSet::from([1, 2, 3]));
+    }
+
+    #[test]
+    fn a_replica_that_holds_nothing_yet_has_not_caught_up_however_short_the_log() {
+        let mut status = leads(1, 1, 4, &[(1, 10), (2, 0), (3, 9)]);
+        status.members.push(MemberStatus { replica: 4, matched: 8, lag: 2, active: false });
+        let seen = sight(vec![(1, vec![status])]).seen();
+        assert_eq!(seen.groups[&1].lags, BTreeMap::from([(1, 0), (3, 1)]));
     }
 }

@@ -4,15 +4,28 @@
 
 use crate::{Error, moment::NEARER};
 use taskyard_machine::{
-    Backoff, CatchUp, FlowState, Rate, RetryPolicy, Rhythm, TaskId, TaskStateName, Timestamp, When,
-    limits,
+    Backoff, CatchUp, FlowState, Rate, RetryPolicy, Rhythm, ShardId, TaskId, TaskStateName,
+    Timestamp, When, limits,
 };
+use taskyard_replica::NodeId;
 
 /// Tasks on a page that names no limit.
 pub(super) const PAGE_TASKS_DEFAULT: u32 = 50;
 
 pub(super) fn task_id(text: &str) -> Result<TaskId, Error> {
     text.parse().map_err(|reason| Error::Invalid(format!("id {reason}")))
+}
+
+pub(super) fn node_id(text: &str) -> Result<NodeId, Error> {
+    let words =
+        || format!("node {text:?} is not a number from 1; `taskyard cluster status` lists them");
+    text.parse().ok().filter(|node| *node > 0).ok_or_else(|| Error::Invalid(words()))
+}
+
+pub(super) fn shard_id(text: &str) -> Result<ShardId, Error> {
+    let words =
+        || format!("shard {text:?} is not a number from 0; `taskyard cluster status` lists them");
+    text.parse().map(ShardId).map_err(|_| Error::Invalid(words()))
 }
 
 pub(super) fn priority(value: u64) -> Result<u8, Error> {

@@ -1,5 +1,6 @@
 //! gRPC `taskyard.v1`: decode, call the broker, encode.
 
+mod cluster;
 mod flow;
 mod schedule;
 mod unique;
@@ -11,6 +12,7 @@ pub(super) use wire::{CODE_KEY, grpc_code};
 use crate::{
     Broker, Error,
     broker::{BulkJob, ClaimAsked, Edit, FlowsAsked, ListAsked, check_wait},
+    cluster::Operation,
     front::edge,
     limits::{self, STREAM_BATCHES_MAX},
     sessions::Activity,
@@ -52,6 +54,11 @@ impl Grpc {
             let results = answers.await.iter().map(wire::enqueue_result).collect();
             v1::EnqueueManyReply { results }
         })
+    }
+
+    async fn operate(&self, operation: Operation) -> Result<Response<v1::OperateReply>, Status> {
+        self.broker.operate(operation).await?;
+        Ok(Response::new(v1::OperateReply {}))
     }
 
     fn dead(
@@ -528,6 +535,46 @@ impl Taskyard for Grpc {
     ) -> Result<Response<v1::WorkerReply>, Status> {
         self.broker.sessions().order(&request.get_ref().id, Activity::Stopping)?;
         Ok(Response::new(v1::WorkerReply {}))
+    }
+
+    async fn get_cluster(
+        &self,
+        _: Request<v1::GetClusterRequest>,
+    ) -> Result<Response<v1::Cluster>, Status> {
+        Ok(Response::new(cluster::reply(self.broker.cluster().await)))
+    }
+
+    async fn drain_node(
+        &self,
+        request: Request<v1::DrainNodeRequest>,
+    ) -> Result<Response<v1::OperateReply>, Status> {
+        let v1::DrainNodeRequest { node, undo } = request.into_inner();
+        self.operate(Operation::Drain { node, drains: !undo }).await
+    }
+
+    async fn remove_node(
+        &self,
+        request: Request<v1::RemoveNodeRequest>,
+    ) -> Result<Response<v1::OperateReply>, Status> {
+        let v1::RemoveNodeRequest { node, force } = request.into_inner();
+        self.operate(Operation::Remove { node, force }).await
+    }
+
+    async fn transfer_shard(
+        &self,
+        request: Request<v1::TransferShardRequest>,
+    ) -> Result<Response<v1::OperateReply>, Status> {
+        let v1::TransferShardRequest { shard, node } = request.into_inner();
+        let shard = edge::shard_id(&shard.to_string())?;
+        self.operate(Operation::Transfer { shard, node }).await
+    }
+
+    async fn set_replication(
+        &self,
+        request: Request<v1::SetReplicationRequest>,
+    ) -> Result<Response<v1::OperateReply>, Status> {
+        let factor = u8::try_from(request.get_ref().factor).unwrap_or(u8::MAX);
+        self.operate(Operation::SetReplication { factor }).await
     }
 
     type BackupStream = Replies<v1::BackupChunk>;

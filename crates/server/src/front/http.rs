@@ -4,6 +4,7 @@
 //! compares them are made from it.
 
 mod claims;
+mod cluster;
 mod dead;
 mod extract;
 mod flows;
@@ -21,14 +22,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use std::net::SocketAddr;
 use utoipa::OpenApi;
 
 /// What handlers share.
 #[derive(Clone, Debug)]
 pub(super) struct Http {
     broker: Broker,
-    address: Option<SocketAddr>,
 }
 
 macro_rules! routes {
@@ -95,7 +94,12 @@ routes! {
     get "/v1/workers" workers::list;
     post "/v1/workers/{id}/quiet" workers::quiet;
     post "/v1/workers/{id}/stop" workers::stop;
-    get "/v1/cluster" node::cluster;
+    get "/v1/cluster" cluster::cluster;
+    post "/v1/cluster/nodes/{id}/drain" cluster::drain;
+    post "/v1/cluster/nodes/{id}/undrain" cluster::undrain;
+    post "/v1/cluster/nodes/{id}/remove" cluster::remove;
+    post "/v1/cluster/shards/{id}/transfer" cluster::transfer;
+    post "/v1/cluster/replication" cluster::set_replication;
     get "/metrics" node::metrics;
     get "/healthz" node::healthz;
     get "/readyz" node::readyz;
@@ -103,11 +107,11 @@ routes! {
 }
 
 /// All routes of HTTP, and what else is asked for.
-pub(super) fn router(broker: Broker, address: Option<SocketAddr>) -> Router {
+pub(super) fn router(broker: Broker) -> Router {
     routes()
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
-        .with_state(Http { broker, address })
+        .with_state(Http { broker })
 }
 
 async fn unknown_route(uri: Uri) -> Problem {

@@ -5,6 +5,7 @@
 //! document is made from these types.
 
 mod bytes;
+mod cluster;
 mod flow;
 mod overview;
 mod reply;
@@ -17,6 +18,7 @@ mod settings;
 mod unique;
 
 pub(super) use bytes::{Plain, is_json};
+pub(super) use cluster::*;
 pub(super) use flow::*;
 pub(super) use overview::*;
 pub(super) use reply::*;

@@ -18,18 +18,18 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::FutureExt;
-use std::{net::SocketAddr, panic::AssertUnwindSafe, time::Duration};
+use std::{panic::AssertUnwindSafe, time::Duration};
 use taskyard_proto::v1::taskyard_server::TaskyardServer;
 use tonic::Code;
 
 /// The longest long poll, and time to send half a request.
 const ANSWER_WITHIN: Duration = Duration::from_millis(limits::ANSWER_MS_MAX);
 
-pub(super) fn all(broker: &Broker, address: Option<SocketAddr>) -> Router {
+pub(super) fn all(broker: &Broker) -> Router {
     let grpc = TaskyardServer::new(Grpc::new(broker.clone()))
         .max_decoding_message_size(limits::BODY_BYTES_MAX)
         .max_encoding_message_size(usize::MAX);
-    http::router(broker.clone(), address)
+    http::router(broker.clone())
         .route_service("/taskyard.v1.Taskyard/{*method}", grpc)
         .layer(from_fn(guard))
 }

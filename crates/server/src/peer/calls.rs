@@ -331,7 +331,10 @@ mod tests {
         *,
     };
     use futures_util::FutureExt;
-    use tokio::io::{DuplexStream, ReadHalf, WriteHalf};
+    use tokio::{
+        io::{DuplexStream, ReadHalf, WriteHalf},
+        task::JoinHandle,
+    };
 
     const WAIT: Duration = Duration::from_secs(30);
 
@@ -405,6 +408,78 @@ mod tests {
         caller.abort();
         assert_eq!(far.frame().await, Frame::new(Kind::Cancel, call.stream, Bytes::new()));
         assert_eq!(dialled.calls_under_way(), 0);
+    }
+
+    /// Calls, gives up, and tells what the other side was asked and what came late.
+    fn minded(dialled: &Arc<Dialled>, wait: Duration) -> (JoinHandle<()>, Arc<Mutex<Vec<Bytes>>>) {
+        let came = Arc::new(Mutex::new(Vec::new()));
+        let late = {
+            let came = came.clone();
+            Arc::new(move |reply| came.lock().unwrap().push(reply))
+        };
+        let call = dialled.clone().call_minding(Bytes::from("claim"), wait, late);
+        (tokio::spawn(async move { drop(call.await) }), came)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_comes_too_late_goes_to_who_minds_it() {
+        let dialled = dialled(&Clock::system());
+        let (mut far, _running) = connect(&dialled);
+        // Its caller goes away, or its time is over.
+        for wait in [WAIT, PATIENCE.ping_every] {
+            let (caller, came) = minded(&dialled, wait);
+            let call = far.frame().await;
+            if wait == WAIT {
+                caller.abort();
+            }
+            assert_eq!(far.frame().await.kind, Kind::Cancel);
+            assert_eq!(dialled.calls_under_way(), 1);
+            far.send(Kind::Reply, call.stream, b"a task").await;
+            // Answers come in order, so the late one is there when this one is.
+            let after = tokio::spawn(dialled.clone().call(Bytes::new(), WAIT));
+            let call = far.frame().await;
+            far.send(Kind::Reply, call.stream, b"").await;
+            after.await.unwrap().unwrap();
+            assert_eq!(*came.lock().unwrap(), [Bytes::from("a task")]);
+            assert_eq!(dialled.calls_under_way(), 0);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_nobody_looked_at_goes_to_who_minds_it() {
+        let dialled = dialled(&Clock::system());
+        let (mut far, _running) = connect(&dialled);
+        let came = Arc::new(Mutex::new(Vec::new()));
+        let late: LateReply = {
+            let came = came.clone();
+            Arc::new(move |reply| came.lock().unwrap().push(reply))
+        };
+        let waiting = dialled.clone().begin_minding(Bytes::from("claim"), Some(late)).unwrap();
+        let call = far.frame().await;
+        far.send(Kind::Reply, call.stream, b"a task").await;
+        let after = tokio::spawn(dialled.clone().call(Bytes::new(), WAIT));
+        let call = far.frame().await;
+        far.send(Kind::Reply, call.stream, b"").await;
+        after.await.unwrap().unwrap();
+        assert!(came.lock().unwrap().is_empty());
+        drop(waiting);
+        assert_eq!(*came.lock().unwrap(), [Bytes::from("a task")]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cancelled_call_is_forgotten_when_no_answer_will_come() {
+        let dialled = dialled(&Clock::system());
+        let (mut far, _running) = connect(&dialled);
+        let (caller, came) = minded(&dialled, WAIT);
+        let call = far.frame().await;
+        caller.abort();
+        far.frame().await;
+        far.send(Kind::Broken, call.stream, b"").await;
+        let after = tokio::spawn(dialled.clone().call(Bytes::new(), WAIT));
+        let call = far.frame().await;
+        far.send(Kind::Reply, call.stream, b"").await;
+        after.await.unwrap().unwrap();
+        assert_eq!((dialled.calls_under_way(), came.lock().unwrap().len()), (0, 0));
     }
 
     #[tokio::test(start_paused = true)]

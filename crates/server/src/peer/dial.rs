@@ -317,14 +317,12 @@ pub enum JoinError {
     },
     /// Nothing was asked: what answers there speaks another protocol.
     #[error(
-        "what answers at {address} is no peer port of a node ({why}); name the address that the node \
-         has for other nodes, port 7401 unless it was given another, not the one for clients"
+        "what answers at {address} is not the peer address of a node; name the one that the node has \
+         for other nodes, with port 7401 unless it was given another, not the one for clients"
     )]
     NotAPeer {
         /// Where it is.
         address: String,
-        /// For people.
-        why: String,
     },
     /// The node there refused to listen.
     #[error("the node at {address} refuses: {refusal}")]
@@ -360,8 +358,8 @@ pub(super) async fn ask_to_join(
             (_, Some(refusal)) => {
                 JoinError::Refused { address: address.to_string(), refusal: refusal.clone() }
             }
-            (DialError::NoHandshake(Ended::NoFrame(why)), None) => {
-                JoinError::NotAPeer { address: address.to_string(), why: why.to_string() }
+            (DialError::NoHandshake(Ended::NoFrame(_)), None) => {
+                JoinError::NotAPeer { address: address.to_string() }
             }
             (_, None) => no_node(error.to_string()),
         })?;

@@ -1,7 +1,7 @@
 //! Networks on loopback: what peers tell each other, and what becomes of it.
 
 mod hostile;
-mod proxy;
+pub(crate) mod proxy;
 mod storm;
 
 use super::*;

@@ -22,6 +22,14 @@ use std::{sync::Arc, time::Duration};
 use taskyard_machine::{Command, EncodedCommand, Release, ShardId};
 use taskyard_replica::NodeId;
 
+impl ClaimRequest {
+    /// Makes it a claim of its own. Random, for a session may go on at another node, which does not know
+    /// how far this one has counted.
+    fn number(&mut self) {
+        self.sequence = self.session.map(|_| random_u64());
+    }
+}
+
 impl Shards {
     pub(super) async fn claim_routed(
         &self,
@@ -33,8 +41,7 @@ impl Shards {
         let (parks, until) = (!wait.is_zero(), real_now() + wait);
         let search_until = if parks { until } else { until + ANSWER_FOR_MAX };
         let mut search = Search::new(self, network, shard, search_until);
-        let number = || request.session.map(|_| random_u64());
-        request.sequence = number();
+        request.number();
         // The last answer got lost: it is asked for before anything new is.
         let mut repeats = false;
         loop {
@@ -53,8 +60,8 @@ impl Shards {
                 Tried::Answered(Ok(tasks)) if tasks.is_empty() && parks => {
                     if repeats {
                         // It had got nothing, or gave it back. What comes now is another claim.
-                        (repeats, request.sequence) =
-                            (false, request.session.map(|_| random_u64()));
+                        repeats = false;
+                        request.number();
                     } else if search.left().is_zero() || node == self.routes().me() {
                         return Ok(tasks);
                     } else {

@@ -11,7 +11,7 @@ use crate::{
     Config,
     checkpoint::Checkpointer,
     clock,
-    cluster::Routes,
+    cluster::{Fetcher, Routes, Snapshots},
     data_dir::DataDir,
     disk::DiskGuard,
     limits,
@@ -72,6 +72,8 @@ impl Engine {
         let network = Arc::new(OnceLock::new());
         let (up, serves) = mpsc::sync_channel(1);
         let (failure, failed) = watch::channel(None);
+        let snapshots = Snapshots::new(format.node, &store);
+        let fetcher = Fetcher::new(&data, &store, &network, &inbox);
         let handle = Shards(Arc::new(Handle {
             inbox: Arc::clone(&inbox),
             format,
@@ -81,6 +83,7 @@ impl Engine {
             telemetry: Arc::clone(&telemetry),
             routes: Arc::clone(&routes),
             network: Arc::clone(&network),
+            snapshots: Arc::clone(&snapshots),
         }));
         let parts = Parts {
             format,
@@ -89,6 +92,9 @@ impl Engine {
             runtime: tokio::runtime::Handle::try_current().ok(),
             inbox: Arc::clone(&inbox),
             log,
+            store,
+            snapshots,
+            fetcher,
             checkpointer,
             clock: config.clock.clone(),
             disk: DiskGuard::new(data.path(), config.disk_reserve_bytes),

@@ -7,7 +7,7 @@ use super::{ClaimRequest, HandedTask, ShardStatus};
 use crate::{
     Error,
     checkpoint::{Report, View},
-    cluster::GroupStatus,
+    cluster::{Fetched, GroupStatus},
     limits::INPUTS_MAX,
 };
 use bytes::Bytes;
@@ -96,9 +96,20 @@ pub(crate) enum Input {
         tasks: Vec<ClaimedTask>,
         bodies: Vec<Option<Bytes>>,
     },
-    SessionsAlive(Vec<SessionId>),
-    SessionCut(SessionId),
-    SessionNotStarted(SessionId, Vec<TaskId>),
+    /// What the node `from` tells of the sessions that it has.
+    SessionsAlive {
+        from: NodeId,
+        sessions: Vec<SessionId>,
+    },
+    SessionCut {
+        from: NodeId,
+        session: SessionId,
+    },
+    SessionNotStarted {
+        from: NodeId,
+        session: SessionId,
+        tasks: Vec<TaskId>,
+    },
     Status(oneshot::Sender<Vec<ShardStatus>>),
     /// How every replica of this node stands.
     Groups(oneshot::Sender<Vec<GroupStatus>>),
@@ -141,6 +152,13 @@ pub(crate) enum Input {
     Peer {
         node: NodeId,
         is_up: bool,
+    },
+    /// A shard's state came as a snapshot, and waits in the store.
+    Fetched(Box<Fetched>),
+    /// It did not come: the leader has to offer one again.
+    FetchFailed {
+        shard: ShardId,
+        index: u64,
     },
     /// Checkpoint all shards at one moment and take a view of that.
     Backup(Answer<View>),

@@ -12,6 +12,7 @@ use crate::Error;
 use bytes::Bytes;
 use std::{sync::atomic::Ordering, time::Duration};
 use taskyard_machine::{Ask, EncodedCommand, Machine, Outcome, SessionId, ShardId, TaskId};
+use taskyard_replica::NodeId;
 use tokio::sync::oneshot;
 
 /// The shards that this node leads.
@@ -128,19 +129,19 @@ impl LocalShards<'_> {
         }
     }
 
-    /// See [`Shards::sessions_alive`].
-    pub fn sessions_alive(self, sessions: Vec<SessionId>) {
-        self.0.tell(Input::SessionsAlive(sessions));
+    /// See [`Shards::sessions_alive`]; they are on node `from`.
+    pub fn sessions_alive(self, from: NodeId, sessions: Vec<SessionId>) {
+        self.0.tell(Input::SessionsAlive { from, sessions });
     }
 
-    /// See [`Shards::session_cut`].
-    pub fn session_cut(self, session: SessionId) {
-        self.0.tell(Input::SessionCut(session));
+    /// See [`Shards::session_cut`]; it was on node `from`.
+    pub fn session_cut(self, from: NodeId, session: SessionId) {
+        self.0.tell(Input::SessionCut { from, session });
     }
 
-    /// See [`Shards::session_not_started`].
-    pub fn session_not_started(self, session: SessionId, tasks: Vec<TaskId>) {
-        self.0.tell(Input::SessionNotStarted(session, tasks));
+    /// See [`Shards::session_not_started`]; it is on node `from`.
+    pub fn session_not_started(self, from: NodeId, session: SessionId, tasks: Vec<TaskId>) {
+        self.0.tell(Input::SessionNotStarted { from, session, tasks });
     }
 
     /// See [`Shards::status`].

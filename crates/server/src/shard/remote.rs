@@ -14,6 +14,7 @@ use taskyard_machine::{
     limits::CLAIM_WAIT_MS_MAX,
     wire::{Reader, Wire, decode_from_node, encode_for_node, wire_enum, wire_struct},
 };
+use taskyard_replica::NodeId;
 
 /// The first byte of every call and reply: how the rest is laid out.
 const VERSION: u8 = 1;
@@ -157,9 +158,9 @@ impl ShardReply {
     }
 }
 
-/// Runs a call on the shards that this node leads; of others it says that it does not. Dropping the future takes away what it parked, and gives
+/// Runs a call of node `from` on the shards that this node leads; of others it says that it does not. Dropping the future takes away what it parked, and gives
 /// back what was claimed for it by then, as dropping the call itself would.
-pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
+pub async fn serve(shards: &Shards, from: NodeId, call: ShardCall) -> ShardReply {
     let (all, shards) = (shards, shards.local());
     match call {
         ShardCall::Propose { commands, enqueue } => {
@@ -184,15 +185,15 @@ pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
             ShardReply::Finished(shards.finished(task, wait_for(wait_ms)).await)
         }
         ShardCall::SessionsAlive(sessions) => {
-            shards.sessions_alive(sessions);
+            shards.sessions_alive(from, sessions);
             ShardReply::Told
         }
         ShardCall::SessionCut(session) => {
-            shards.session_cut(session);
+            shards.session_cut(from, session);
             ShardReply::Told
         }
         ShardCall::SessionNotStarted(session, tasks) => {
-            shards.session_not_started(session, tasks);
+            shards.session_not_started(from, session, tasks);
             ShardReply::Told
         }
         ShardCall::Status => ShardReply::Status(shards.status().await),
@@ -202,16 +203,16 @@ pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
 
 /// Takes what is told of sessions, at once: what one node tells comes in the order in which it was
 /// told. `false` if it is another call.
-pub(crate) fn take_told(shards: &Shards, call: &[u8]) -> bool {
+pub(crate) fn take_told(shards: &Shards, from: NodeId, call: &[u8]) -> bool {
     if !call.get(1).is_some_and(|number| TOLD.contains(number)) {
         return false;
     }
     let shards = shards.local();
     match ShardCall::decode(call) {
-        Ok(ShardCall::SessionsAlive(sessions)) => shards.sessions_alive(sessions),
-        Ok(ShardCall::SessionCut(session)) => shards.session_cut(session),
+        Ok(ShardCall::SessionsAlive(sessions)) => shards.sessions_alive(from, sessions),
+        Ok(ShardCall::SessionCut(session)) => shards.session_cut(from, session),
         Ok(ShardCall::SessionNotStarted(session, tasks)) => {
-            shards.session_not_started(session, tasks);
+            shards.session_not_started(from, session, tasks);
         }
         _ => return false,
     }
@@ -220,9 +221,9 @@ pub(crate) fn take_told(shards: &Shards, call: &[u8]) -> bool {
 
 /// The same from bytes to bytes: a call that can't be read is answered with words, and a reply that
 /// is too long for one frame is made shorter.
-pub async fn serve_bytes(shards: &Shards, call: &[u8]) -> Vec<u8> {
+pub async fn serve_bytes(shards: &Shards, from: NodeId, call: &[u8]) -> Vec<u8> {
     match ShardCall::decode(call) {
-        Ok(call) => encode_bounded(shards, serve(shards, call).await, REPLY_BYTES_MAX),
+        Ok(call) => encode_bounded(shards, serve(shards, from, call).await, REPLY_BYTES_MAX),
         Err(error) => ShardReply::Unread(error.what).encode(),
     }
 }

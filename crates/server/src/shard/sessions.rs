@@ -2,7 +2,8 @@
 //!
 //! A session that holds claims and is not heard of for 15 s is ended: each shard that it has claims on
 //! gets an `EndSession`, again until all of its claims there have ended. A closed connection shortens
-//! that to 5 s. A new leader gives everybody a fresh 15 s.
+//! that to 5 s, if it was the one of the node that was last heard to have the session: a worker may
+//! have gone on elsewhere long before its old node notices. A new leader gives everybody a fresh 15 s.
 
 use crate::limits;
 use std::{
@@ -10,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 use taskyard_machine::{SessionId, ShardId, TaskId};
+use taskyard_replica::NodeId;
 
 /// How long a session may be silent.
 const SILENCE_MAX: Duration = Duration::from_millis(limits::SILENCE_MS_MAX);
@@ -18,6 +20,8 @@ const SILENCE_AFTER_CUT_MAX: Duration = Duration::from_millis(limits::SILENCE_AF
 
 struct Session {
     ends_at: Instant,
+    /// The node that last named it alive.
+    told_by: Option<NodeId>,
     /// Where it holds claims, or held some lately.
     shards: BTreeSet<ShardId>,
     /// Where its end is on its way through the log.
@@ -41,6 +45,7 @@ impl Sessions {
         let ends_at = now + SILENCE_MAX;
         let known = self.sessions.entry(session).or_insert_with(|| Session {
             ends_at,
+            told_by: None,
             shards: BTreeSet::new(),
             ending: BTreeSet::new(),
             not_started: Vec::new(),
@@ -53,30 +58,37 @@ impl Sessions {
         self.look_at(ends_at);
     }
 
-    /// These live.
-    pub(crate) fn alive(&mut self, sessions: &[SessionId], now: Instant) {
+    /// These live, on node `from`.
+    pub(crate) fn alive(&mut self, from: NodeId, sessions: &[SessionId], now: Instant) {
         for session in sessions {
             if let Some(known) = self.sessions.get_mut(session) {
+                known.told_by = Some(from);
                 known.ends_at = now + SILENCE_MAX;
                 known.not_started.clear();
             }
         }
     }
 
-    /// Its connection closed without a goodbye.
-    pub(crate) fn cut(&mut self, session: SessionId, now: Instant) {
+    /// Its connection to node `from` closed without a goodbye.
+    pub(crate) fn cut(&mut self, from: NodeId, session: SessionId, now: Instant) {
         let ends_at = now + SILENCE_AFTER_CUT_MAX;
-        if let Some(known) = self.sessions.get_mut(&session) {
+        if let Some(known) = self.known_of(from, session) {
             known.ends_at = known.ends_at.min(ends_at);
             self.look_at(ends_at);
         }
     }
 
-    /// These claims of it never began.
-    pub(crate) fn not_started(&mut self, session: SessionId, tasks: Vec<TaskId>) {
-        if let Some(known) = self.sessions.get_mut(&session) {
+    /// These claims of it never began, as far as node `from` knows.
+    pub(crate) fn not_started(&mut self, from: NodeId, session: SessionId, tasks: Vec<TaskId>) {
+        if let Some(known) = self.known_of(from, session) {
             known.not_started = tasks;
         }
+    }
+
+    /// A session, unless another node has it by now.
+    fn known_of(&mut self, from: NodeId, session: SessionId) -> Option<&mut Session> {
+        let known = self.sessions.get_mut(&session)?;
+        known.told_by.is_none_or(|node| node == from).then_some(known)
     }
 
     /// It has ended on `shard`, or holds nothing there any more.
@@ -146,6 +158,7 @@ mod tests {
     use super::*;
 
     const S: SessionId = SessionId(7);
+    const NODE: NodeId = 1;
 
     fn seconds(n: u64) -> Duration {
         Duration::from_secs(n)
@@ -176,9 +189,9 @@ mod tests {
         let start = Instant::now();
         let mut sessions = Sessions::default();
         sessions.holds(S, ShardId(1), start);
-        sessions.alive(&[S, SessionId(8)], start + seconds(10));
+        sessions.alive(NODE, &[S, SessionId(8)], start + seconds(10));
         assert_eq!(silent_at(&mut sessions, start + seconds(20)), []);
-        sessions.cut(S, start + seconds(11));
+        sessions.cut(NODE, S, start + seconds(11));
         assert_eq!(silent_at(&mut sessions, start + seconds(15)), []);
         assert_eq!(silent_at(&mut sessions, start + seconds(16)), [ShardId(1)]);
     }
@@ -202,10 +215,23 @@ mod tests {
         let start = Instant::now();
         let mut sessions = Sessions::default();
         sessions.holds(S, ShardId(1), start);
-        sessions.cut(S, start + seconds(1));
-        sessions.alive(&[S], start + seconds(4));
+        sessions.cut(NODE, S, start + seconds(1));
+        sessions.alive(NODE, &[S], start + seconds(4));
         assert_eq!(silent_at(&mut sessions, start + seconds(18)), []);
         assert_eq!(silent_at(&mut sessions, start + seconds(19)), [ShardId(1)]);
+    }
+
+    #[test]
+    fn a_node_that_notices_late_that_a_worker_has_left_is_not_heard() {
+        let start = Instant::now();
+        let mut sessions = Sessions::default();
+        sessions.holds(S, ShardId(1), start);
+        sessions.alive(NODE, &[S], start);
+        sessions.alive(2, &[S], start + seconds(5));
+        sessions.cut(NODE, S, start + seconds(6));
+        assert_eq!(silent_at(&mut sessions, start + seconds(19)), []);
+        sessions.cut(2, S, start + seconds(10));
+        assert_eq!(silent_at(&mut sessions, start + seconds(15)), [ShardId(1)]);
     }
 
     #[test]
@@ -219,11 +245,11 @@ mod tests {
         let start = Instant::now();
         let mut sessions = Sessions::default();
         sessions.holds(S, ShardId(1), start);
-        sessions.not_started(S, vec![task(1, 5), task(2, 6)]);
+        sessions.not_started(NODE, S, vec![task(1, 5), task(2, 6)]);
         let silent = sessions.take_silent(start + seconds(15));
         assert_eq!(silent, [(S, ShardId(1), vec![task(1, 5)])]);
         sessions.not_ended(S, ShardId(1), start + seconds(15));
-        sessions.alive(&[S], start + seconds(15));
+        sessions.alive(NODE, &[S], start + seconds(15));
         assert_eq!(sessions.take_silent(start + seconds(30)), [(S, ShardId(1), vec![])]);
     }
 }

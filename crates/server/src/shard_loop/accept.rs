@@ -58,11 +58,15 @@ impl ShardLoop {
             Input::BodiesRead { waiter, tasks, bodies } => {
                 self.bodies_read(waiter, tasks, bodies);
             }
-            Input::SessionsAlive(sessions) => {
-                self.sessions.alive(&sessions, self.reading.monotonic);
+            Input::SessionsAlive { from, sessions } => {
+                self.sessions.alive(from, &sessions, self.reading.monotonic);
             }
-            Input::SessionCut(session) => self.sessions.cut(session, self.reading.monotonic),
-            Input::SessionNotStarted(session, tasks) => self.sessions.not_started(session, tasks),
+            Input::SessionCut { from, session } => {
+                self.sessions.cut(from, session, self.reading.monotonic);
+            }
+            Input::SessionNotStarted { from, session, tasks } => {
+                self.sessions.not_started(from, session, tasks);
+            }
             Input::Status(answer) => drop(answer.send(self.status())),
             Input::Groups(answer) => drop(answer.send(self.groups())),
             Input::Control { command, answer } => match &mut self.control {
@@ -74,11 +78,19 @@ impl ShardLoop {
             Input::HandOver { until, answer } => self.accept_hand_over(until, answer),
             Input::Raft { from, group, message } => self.accept_raft(from, group, &message),
             Input::Peer { node, is_up } => {
-                if !is_up {
+                if is_up {
+                    self.peer_up(node);
+                } else {
                     self.peer_down(node);
                 }
             }
             Input::Owed { from, to, answers } => self.accept_owed(from, to, answers),
+            Input::Fetched(fetched) => self.accept_fetched(fetched),
+            Input::FetchFailed { shard, index } => {
+                tracing::warn!(
+                    "the snapshot of shard {shard} at {index} did not come; its leader offers another"
+                );
+            }
             Input::Backup(answer) => match self.course {
                 Course::Going => self.checkpoints.backup(answer),
                 Course::Stopping { .. } | Course::Halted => {
@@ -213,6 +225,7 @@ impl ShardLoop {
                 let number = usize::from(shard.0);
                 let Some(shard) = self.shards.get_mut(number) else { return Ok(()) };
                 self.checkpoints.written(shard, &cut);
+                shard.take_snapshot(&self.store);
                 self.telemetry.note_checkpoint();
                 self.activate(number);
                 self.tidy();

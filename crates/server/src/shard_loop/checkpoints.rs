@@ -44,6 +44,8 @@ pub(crate) struct Checkpoint {
     stored: u64,
     /// Asked for, whatever the rules below say.
     wanted: bool,
+    /// A snapshot is about to take the state's place: no cut of it may begin.
+    held: bool,
     /// When the oldest change must be checkpointed.
     due_at: Option<Instant>,
     /// The cut under way, and the bodies that go with it.
@@ -60,6 +62,7 @@ impl Checkpoint {
             stage: Stage::Idle,
             stored,
             wanted: false,
+            held: false,
             due_at: None,
             cut: None,
             bodies: Vec::new(),
@@ -69,7 +72,7 @@ impl Checkpoint {
 
     /// When it is due, if it is.
     pub(crate) fn due_at(&self) -> Option<Instant> {
-        self.due_at.filter(|_| self.stage == Stage::Idle)
+        self.due_at.filter(|_| self.stage == Stage::Idle && !self.held)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -78,6 +81,21 @@ impl Checkpoint {
 
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted
+    }
+
+    /// Lets no new cut begin until `release`; one that is under way goes on.
+    pub(crate) fn hold(&mut self) {
+        self.held = true;
+    }
+
+    pub(crate) fn release(&mut self) {
+        self.held = false;
+    }
+
+    /// A snapshot has taken the state's place: all up to `index` is stored, and nothing has changed since.
+    pub(crate) fn installed(&mut self, index: u64) {
+        assert!(self.is_idle(), "a snapshot at {index} was installed under a checkpoint");
+        *self = Checkpoint::new(index);
     }
 }
 
@@ -171,14 +189,34 @@ impl Checkpoints {
             self.begin(shards, checkpointer, now);
         }
         if let Some(&number) = self.frozen.front() {
-            let shard = &mut shards[number];
-            if !bite(shard, checkpointer) {
-                shard.checkpoint.stage = Stage::Writing;
-                let cut = shard.checkpoint.cut.clone().expect("a frozen checkpoint has a cut");
-                checkpointer.job(Job::Write(shard.id, cut));
-                self.frozen.pop_front();
-                self.writing += 1;
-            }
+            self.hand_out(&mut shards[number], checkpointer);
+        }
+    }
+
+    /// The same for a test's only shard.
+    #[cfg(test)]
+    pub(crate) fn step_alone(
+        &mut self,
+        shard: &mut LocalShard,
+        checkpointer: &Checkpointer,
+        now: Instant,
+    ) {
+        if self.frozen.is_empty() && is_due(shard, now) && freeze(shard) {
+            self.frozen.push_back(usize::from(shard.id.0));
+        }
+        if !self.frozen.is_empty() {
+            self.hand_out(shard, checkpointer);
+        }
+    }
+
+    /// Takes one bite of the shard that was frozen first.
+    fn hand_out(&mut self, shard: &mut LocalShard, checkpointer: &Checkpointer) {
+        if !bite(shard, checkpointer) {
+            shard.checkpoint.stage = Stage::Writing;
+            let cut = shard.checkpoint.cut.clone().expect("a frozen checkpoint has a cut");
+            checkpointer.job(Job::Write(shard.id, cut));
+            self.frozen.pop_front();
+            self.writing += 1;
         }
     }
 
@@ -205,14 +243,9 @@ impl Checkpoints {
             }
             return;
         }
-        let is_due = |shard: &LocalShard| {
-            let checkpoint = &shard.checkpoint;
-            let is_due = checkpoint.due_at.is_some_and(|due| due <= now);
-            checkpoint.stage == Stage::Idle && (checkpoint.wanted || is_due)
-        };
         while self.may_begin()
             && self.frozen.is_empty()
-            && let Some(shard) = shards.iter_mut().find(|shard| is_due(shard))
+            && let Some(shard) = shards.iter_mut().find(|shard| is_due(shard, now))
         {
             if freeze(shard) {
                 self.frozen.push_back(usize::from(shard.id.0));
@@ -240,6 +273,13 @@ impl Checkpoints {
     }
 }
 
+/// Whether a checkpoint is to begin.
+fn is_due(shard: &LocalShard, now: Instant) -> bool {
+    let checkpoint = &shard.checkpoint;
+    let may_begin = checkpoint.stage == Stage::Idle && !checkpoint.held;
+    may_begin && (checkpoint.wanted || checkpoint.due_at.is_some_and(|due| due <= now))
+}
+
 /// Up to where the log is not needed after a checkpoint. Peers that are behind get what is kept of it: a
 /// leader knows how far they are, and whoever may lead next keeps what follows the checkpoint before.
 fn log_needed_after(shard: &LocalShard, before: u64) -> u64 {
@@ -260,6 +300,9 @@ fn cut_log(shard: &mut LocalShard, up_to: u64) {
 
 /// Marks the cut of a checkpoint; `false` if there is nothing new.
 fn freeze(shard: &mut LocalShard) -> bool {
+    if shard.checkpoint.held {
+        return false;
+    }
     let index = shard.replica.applied();
     shard.checkpoint.wanted = false;
     shard.checkpoint.due_at = None;

@@ -221,7 +221,7 @@ impl LocalControl {
             )
         });
         let (id, hard_state) = (self.replica.id(), self.replica.hard_state());
-        batch.restart(CONTROL_GROUP, id, metadata.index, &hard_state);
+        batch.reset(CONTROL_GROUP, id, metadata.index, &hard_state);
         batch.mark(format);
         batch.control(encode(&Saved {
             index: metadata.index,
@@ -254,14 +254,13 @@ pub(super) fn has_others(state: &ConfState, id: u64) -> bool {
 }
 
 pub(super) fn not_leader() -> Error {
-    Error::Unavailable("this node does not lead the control group; send it again".into())
+    Error::NotLeader { shard: 0, leader: None }
 }
 
 fn refused(rejection: ControlRejection) -> Error {
     match rejection {
-        ControlRejection::UnknownNode { .. } => Error::NotFound(rejection.to_string()),
         ControlRejection::NotFounded => Error::Unavailable(rejection.to_string()),
-        _ => Error::Invalid(rejection.to_string()),
+        other => other.into(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! LocalShard: one shard as the loop's thread holds it: its replica, and all that waits for it.
 
-use super::{checkpoints::Checkpoint, control::has_others};
+use super::{checkpoints::Checkpoint, control::has_others, install::Install};
 use crate::{
     Error,
     payloads::Bodies,
@@ -95,6 +95,8 @@ pub(crate) struct LocalShard {
     pub firing: Firing,
     pub outbox: Outbox,
     pub checkpoint: Checkpoint,
+    /// A snapshot that has come and is not installed yet.
+    pub install: Option<Install>,
     /// A commit index that needs no sync of its own.
     pub hard_state: Option<HardState>,
     /// The log up to here is to be dropped.
@@ -135,6 +137,7 @@ impl LocalShard {
             firing: Firing::default(),
             outbox: Outbox::default(),
             checkpoint,
+            install: None,
             hard_state: None,
             log_cut: None,
             is_active: false,

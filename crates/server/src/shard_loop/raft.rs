@@ -6,6 +6,7 @@
 use super::{ShardLoop, control};
 use crate::{
     Error,
+    checkpoint::Failure,
     cluster::{GroupStatus, MemberStatus},
     shard::inbox::Answer,
 };
@@ -51,7 +52,7 @@ impl ShardLoop {
         }
         shard.heard.insert(message.from, from);
         if message.get_msg_type() == MessageType::MsgSnapshot {
-            self.order_snapshot(number, from, message);
+            self.order_snapshot(number, message);
             return;
         }
         shard.replica.step(message);
@@ -143,9 +144,9 @@ impl ShardLoop {
 
     /// Lets time pass for replicas with peers. After a pause of the process one tick counts: what its
     /// peers have sent meanwhile is heard first.
-    pub(super) fn tick(&mut self) {
+    pub(super) fn tick(&mut self) -> Result<(), Failure> {
         if self.real < self.next_tick {
-            return;
+            return Ok(());
         }
         self.next_tick = self.real + TICK;
         if let Some(control) = &mut self.control
@@ -163,7 +164,7 @@ impl ShardLoop {
             }
         }
         self.look_at_snapshots();
-        self.remove_doomed();
+        self.remove_doomed()
     }
 
     /// Tells everybody on this node who leads a group now.

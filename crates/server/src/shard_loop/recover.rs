@@ -2,7 +2,8 @@
 //!
 //! A shard is its last checkpoint and the log after it. The two must meet: a checkpoint older than the
 //! start of the log, or a log that is gone, means that something synced was lost; then the node does
-//! not start as if nothing had been.
+//! not start as if nothing had been. The one exception is a snapshot that had just taken the place of
+//! the state: the store says so, and the log that it made void is dropped.
 
 use super::{
     checkpoints::Checkpoint,
@@ -10,9 +11,9 @@ use super::{
     local::{LocalShard, State},
 };
 use crate::{
-    checkpoint::{Cut, Store},
+    checkpoint::{Cut, Store, StoreError},
     data_dir::Format,
-    log::{GroupState, Log, group_of},
+    log::{Batch, GroupState, Log, group_of},
     node::StartError,
 };
 use std::{
@@ -22,8 +23,8 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
 };
-use taskyard_machine::{Identity, Machine, ShardId};
-use taskyard_replica::{Replica, Restored};
+use taskyard_machine::{Identity, Machine, RecordKey, ShardId};
+use taskyard_replica::{Replica, Restored, eraftpb};
 
 /// Of the first entry in a log: a group begins as if a checkpoint at 1 had been taken.
 const FIRST_INDEX: u64 = 2;
@@ -81,29 +82,27 @@ fn recover(
             "shard {shard} can't be recovered: {what}; restore a backup into a new directory"
         ))
     };
-    let held = log.group(group)?;
-    let Some(id) = held.replica else { return Ok(None) };
+    let Some(id) = log.group(group)?.replica else {
+        // It left, and the node may have ended before all of it was removed.
+        if store.view().cut(shard).map_err(|error| damaged(error.to_string()))?.is_some() {
+            store.remove(shard).map_err(|error| damaged(error.to_string()))?;
+        }
+        return Ok(None);
+    };
     let view = store.view();
-    let cut = view.cut(shard).map_err(|error| damaged(error.to_string()))?;
+    let unreadable = |error: StoreError| damaged(error.to_string());
+    let cut = view.cut(shard).map_err(unreadable)?;
+    if let Some(cut) = &cut
+        && view.is_installed(shard).map_err(unreadable)?
+    {
+        finish_install(log, group, id, cut)?;
+    }
+    let held = log.group(group)?;
     check_they_meet(cut.as_ref(), &held).map_err(damaged)?;
     let identity = Identity { incarnation: format.incarnation, shard, shards: format.shards };
     let machine = match &cut {
         None => Machine::new(identity),
-        Some(_) => {
-            let mut failed = None;
-            let records = view.records(shard).map_while(|record| match record {
-                Ok(record) => Some(record),
-                Err(error) => {
-                    failed = Some(error);
-                    None
-                }
-            });
-            let loaded = Machine::load(identity, records);
-            if let Some(error) = failed {
-                return Err(damaged(error.to_string()));
-            }
-            loaded.map_err(|error| damaged(error.to_string()))?
-        }
+        Some(_) => load(identity, view.records(shard)).map_err(damaged)?,
     };
     let stored = cut.as_ref().map_or(0, |cut| cut.index);
     let restored = restored(id, cut, &held);
@@ -120,7 +119,44 @@ fn recover(
     Ok(Some(LocalShard::new(shard, group, replica, Checkpoint::new(stored))))
 }
 
-fn check_they_meet(cut: Option<&Cut>, held: &GroupState) -> Result<(), String> {
+/// Builds a shard's state from its records; what is wrong with them, in words.
+pub(crate) fn load(
+    identity: Identity,
+    records: impl Iterator<Item = Result<(RecordKey, Box<[u8]>), StoreError>>,
+) -> Result<Machine, String> {
+    let mut failed = None;
+    let records = records.map_while(|record| record.map_err(|error| failed = Some(error)).ok());
+    let loaded = Machine::load(identity, records);
+    match failed {
+        Some(error) => Err(error.to_string()),
+        None => loaded.map_err(|error| error.to_string()),
+    }
+}
+
+/// Resets a log that a snapshot has made void, if the node ended before it was. Where the log was reset it
+/// says so itself, by its cut: whatever is missing from it then was lost.
+pub(super) fn finish_install(
+    log: &Log,
+    group: u64,
+    replica: u64,
+    cut: &Cut,
+) -> Result<(), StartError> {
+    let held = log.group(group)?;
+    if held.cut >= cut.index {
+        return Ok(());
+    }
+    let mut hard_state = held.hard_state.unwrap_or_default();
+    if hard_state.term < cut.term {
+        // The vote was given in a term that is over.
+        hard_state = eraftpb::HardState { term: cut.term, ..Default::default() };
+    }
+    hard_state.commit = cut.index;
+    let mut batch = Batch::default();
+    batch.reset(group, replica, cut.index, &hard_state);
+    log.write(&mut batch).map(drop).map_err(|error| StartError(error.to_string()))
+}
+
+pub(super) fn check_they_meet(cut: Option<&Cut>, held: &GroupState) -> Result<(), String> {
     let applied = cut.map_or(1, |cut| cut.index);
     if cut.is_some() && held.hard_state.is_none() {
         return Err(format!("its checkpoint is at {applied}, but its log is gone"));
@@ -146,7 +182,7 @@ fn check_they_meet(cut: Option<&Cut>, held: &GroupState) -> Result<(), String> {
     }
 }
 
-fn restored(id: u64, cut: Option<Cut>, held: &GroupState) -> Restored {
+pub(super) fn restored(id: u64, cut: Option<Cut>, held: &GroupState) -> Restored {
     let first = first_members(id);
     let (applied, applied_term, conf_state) =
         cut.map_or((0, 0, first), |cut| (cut.index, cut.term, cut.conf_state));
@@ -197,5 +233,38 @@ mod tests {
             let refused = check(checkpoint, log_cut, entries).unwrap_err();
             assert!(refused.contains(words), "{refused}");
         }
+    }
+
+    /// A crash between the switch to a snapshot and the reset of the log, and one right after both.
+    #[test]
+    fn a_log_that_a_snapshot_made_void_is_dropped_and_one_that_lost_a_part_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = Log::open(dir.path()).unwrap();
+        let cut = Cut { index: 30, term: 5, conf_state: eraftpb::ConfState::default() };
+        let entry = |index| eraftpb::Entry { index, term: 2, ..Default::default() };
+        let state =
+            |term, vote, commit| eraftpb::HardState { term, vote, commit, ..Default::default() };
+        let mut batch = Batch::default();
+        // Behind it, beyond it, empty; a vote in a later term than the snapshot's stays.
+        for (group, last, before, after) in [
+            (1, 9, state(4, 3, 8), state(5, 0, 30)),
+            (2, 40, state(7, 3, 8), state(7, 3, 30)),
+            (3, 0, state(5, 1, 0), state(5, 1, 30)),
+        ] {
+            batch.append(group, &(2..=last).map(entry).collect::<Vec<_>>());
+            batch.hard_state(group, &before);
+            log.write(&mut batch).unwrap();
+            finish_install(&log, group, 1, &cut).unwrap();
+            let held = log.group(group).unwrap();
+            let expected =
+                GroupState { hard_state: Some(after), cut: 30, entries: None, replica: Some(1) };
+            assert_eq!(held, expected, "group {group}");
+            check_they_meet(Some(&cut), &held).unwrap();
+        }
+        batch.append(1, &[entry(33)]);
+        log.write(&mut batch).unwrap();
+        finish_install(&log, 1, 1, &cut).unwrap();
+        let refused = check_they_meet(Some(&cut), &log.group(1).unwrap()).unwrap_err();
+        assert!(refused.contains("begins at 33"), "{refused}");
     }
 }

@@ -80,11 +80,7 @@ impl ShardLoop {
         }
         if has_changed || progress.members_changed {
             control.offer();
-            let state = Arc::new(control.control().clone());
-            self.rules = if state.rules() == 0 { RULES_CURRENT } else { state.rules() };
-            self.routes.set_control(state);
-            self.publish_leaders();
-            self.follow_map()?;
+            self.follow_control()?;
         }
         if let Some(role) = progress.role {
             self.publish_leader(CONTROL_GROUP, role);
@@ -93,6 +89,19 @@ impl ShardLoop {
             }
         }
         Ok(())
+    }
+
+    /// Tells everybody on this node what the control group says by now, and does it.
+    pub(super) fn follow_control(&mut self) -> Result<(), Failure> {
+        let Some(control) = &self.control else { return Ok(()) };
+        let state = Arc::new(control.control().clone());
+        if state.cluster().is_none() {
+            return Ok(());
+        }
+        self.rules = state.rules();
+        self.routes.set_control(state);
+        self.publish_leaders();
+        self.follow_map()
     }
 
     /// Makes and throws away replicas as the map says.
@@ -119,8 +128,7 @@ impl ShardLoop {
                 self.make_replica(shard, id);
             }
         }
-        self.remove_doomed();
-        Ok(())
+        self.remove_doomed()
     }
 
     /// An empty replica: its leader sends it all there is.
@@ -143,7 +151,7 @@ impl ShardLoop {
 
     /// Throws away replicas that this node is not to have any more, once no checkpoint of them is under
     /// way; in their place may come newer ones.
-    pub(super) fn remove_doomed(&mut self) {
+    pub(super) fn remove_doomed(&mut self) -> Result<(), Failure> {
         for number in std::mem::take(&mut self.doomed) {
             let Some(shard) = self.shards.get(number) else { continue };
             if !shard.checkpoint.is_idle() {
@@ -159,11 +167,12 @@ impl ShardLoop {
             self.memory.forget(&shard);
             self.active.retain(|other| *other != number);
             self.batch.forget(shard.group);
-            self.remove_stored(shard.id);
+            self.remove_stored(shard.id)?;
             self.routes.set_leader(shard.group, None);
             if let Some(id) = self.routes.control().replica_on(shard.group, self.format.node) {
                 self.make_replica(shard.id, id);
             }
         }
+        Ok(())
     }
 }

@@ -64,7 +64,10 @@ impl ShardLoop {
         let group = self.shards[number].group;
         self.send(group, progress.messages);
         if progress.members_changed {
-            self.shards[number].note_members();
+            // Perhaps by a snapshot, which brings another state.
+            let shard = &mut self.shards[number];
+            shard.note_members();
+            self.memory.note(shard);
         }
         let has_changed = !progress.applied.is_empty();
         for applied in progress.applied {

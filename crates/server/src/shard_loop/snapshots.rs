@@ -1,27 +1,87 @@
-//! Snapshots of shards on their way to and from other nodes.
+//! Snapshots of shards on their way: offered to members that are behind the log, ordered from a leader
+//! that offers one, and taken when they are here. The parts themselves never pass the loop.
 
-use super::{ShardLoop, local::LocalShard};
+use super::{Checkpoints, ShardLoop, local::LocalShard};
+use crate::{checkpoint::Failure, cluster::Fetched};
 use taskyard_machine::ShardId;
-use taskyard_replica::{NodeId, eraftpb::Message};
+use taskyard_replica::{CONTROL_GROUP, NodeId, eraftpb::Message};
 
 impl ShardLoop {
-    pub(super) fn order_snapshot(&mut self, _number: usize, _from: NodeId, _message: Message) {}
+    /// Lets members that are behind the log have checkpoints of this shard.
+    pub(super) fn offer_snapshots(&self, shard: &mut LocalShard) {
+        shard.replica.set_snapshot_source(self.snapshots.source(shard.id));
+    }
 
-    pub(super) fn note_snapshot(&mut self, group: u64, to: u64, is_sent: bool) {
-        if group == 0
-            && let Some(control) = &mut self.control
-        {
-            control.replica.snapshot_sent(to, is_sent);
+    /// A leader offers a snapshot: raft sees its message when all of it is here.
+    pub(super) fn order_snapshot(&mut self, number: usize, message: Message) {
+        match self.shards[number].offered(message) {
+            Some(order) => self.fetcher.fetch(order),
+            None => self.activate(number),
         }
     }
 
-    pub(super) fn look_at_snapshots(&mut self) {}
+    /// A snapshot is in the store, whole.
+    pub(super) fn accept_fetched(&mut self, fetched: Box<Fetched>) {
+        let shard = fetched.order.shard;
+        let number = usize::from(shard.0);
+        match self.shards.get_mut(number) {
+            Some(local) if local.replica.id() == fetched.order.message.to => {
+                local.fetched(fetched, &self.store);
+                self.activate(number);
+            }
+            _ => self.store.discard_install(shard),
+        }
+    }
 
-    pub(super) fn offer_snapshots(&self, _shard: &mut LocalShard) {}
+    /// Tells raft what came of a snapshot's message. That of a shard is only the offer: what comes of
+    /// it is known when the member answers, or has asked for nothing in a long time.
+    pub(super) fn note_snapshot(&mut self, group: u64, to: u64, is_sent: bool) {
+        if group == CONTROL_GROUP {
+            if let Some(control) = &mut self.control {
+                control.replica.snapshot_sent(to, is_sent);
+            }
+        } else if !is_sent {
+            let number = usize::try_from(group - 1).unwrap_or(usize::MAX);
+            if let Some(shard) = self.shards.get_mut(number) {
+                shard.replica.snapshot_sent(to, false);
+            }
+        }
+    }
 
-    pub(super) fn remove_stored(&self, _shard: ShardId) {}
+    /// Takes new checkpoints for those who need one, and offers anew what nobody has fetched.
+    pub(super) fn look_at_snapshots(&mut self) {
+        for shard in self.snapshots.take_wanted() {
+            if let Some(shard) = self.shards.get_mut(usize::from(shard.0)) {
+                Checkpoints::want(shard);
+            }
+        }
+        for (shard, to) in self.snapshots.take_unused(self.real) {
+            if let Some(shard) = self.shards.get_mut(usize::from(shard.0)) {
+                // It is asked where it stands before all is offered again.
+                shard.replica.snapshot_sent(to, true);
+            }
+        }
+    }
 
-    pub(super) fn installing(&self, _shard: ShardId) -> Option<u64> {
-        None
+    /// A peer can be sent to again: whether it has what it was offered before, it will say.
+    pub(super) fn peer_up(&mut self, node: NodeId) {
+        let map = self.routes.control();
+        for shard in self.shards.iter_mut().filter(|shard| shard.leading.is_some()) {
+            if let Some(replica) = map.replica_on(shard.group, node) {
+                shard.replica.snapshot_sent(replica, true);
+            }
+        }
+    }
+
+    /// This node has no replica of the shard any more.
+    pub(super) fn remove_stored(&self, shard: ShardId) -> Result<(), Failure> {
+        self.fetcher.forget(shard);
+        let removed = self.store.remove(shard);
+        removed.map_err(|error| Failure(format!("{error}; check the disk, then start again")))
+    }
+
+    /// Bytes that have come of a snapshot that is under way.
+    pub(super) fn installing(&self, shard: ShardId) -> Option<u64> {
+        self.fetcher.installing(shard)
     }
 }

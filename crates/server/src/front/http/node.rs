@@ -1,4 +1,4 @@
-//! The node itself: cluster, metrics, health, the contract.
+//! The node itself: metrics, health, the contract.
 
 use super::{Document, Http, ok};
 use crate::front::{json, problem::Problem};
@@ -8,19 +8,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use utoipa::OpenApi;
-
-/// The nodes and shards of this cluster.
-#[utoipa::path(
-    get, path = "/v1/cluster", operation_id = "get_cluster", tag = "node",
-    responses(
-        (status = 200, body = json::Cluster, description = "as this node sees it"),
-        Problem,
-    ),
-)]
-pub(super) async fn cluster(State(http): State<Http>) -> Result<Response, Problem> {
-    let address = http.address.map(|address| address.to_string());
-    Ok(ok(&json::Cluster::new(http.broker.cluster().await?, address)))
-}
 
 /// Metrics in the Prometheus text format.
 #[utoipa::path(
@@ -45,7 +32,7 @@ pub(super) async fn healthz() -> Response {
     ok(&json::Health { status: "ok" })
 }
 
-/// Every shard takes requests.
+/// Every shard has a leader that this node knows.
 #[utoipa::path(
     get, path = "/readyz", operation_id = "get_readiness", tag = "node",
     responses(

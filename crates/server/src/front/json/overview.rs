@@ -1,11 +1,7 @@
 //! What answers about queues, workers and the node hold.
 
 use super::Moment;
-use crate::{
-    broker::{BulkReport, ClusterView},
-    sessions::WorkerView,
-    shard::ShardStatus,
-};
+use crate::{broker::BulkReport, sessions::WorkerView};
 use serde::Serialize;
 use taskyard_machine::{QueueView, Timestamp};
 use utoipa::ToSchema;
@@ -140,72 +136,6 @@ pub(in crate::front) struct WorkerList {
 pub(in crate::front) struct Asked {
     /// `quiet` or `stopping`.
     pub(in crate::front) asked: &'static str,
-}
-
-/// The nodes and shards of this cluster.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct Cluster {
-    cluster_id: String,
-    nodes: Vec<NodeReply>,
-    shards: Vec<Shard>,
-}
-
-/// One node.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct NodeReply {
-    id: u64,
-    /// Where it listens; absent if nowhere.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    address: Option<String>,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    zone: &'static str,
-    /// `up`.
-    state: &'static str,
-}
-
-/// One shard.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct Shard {
-    id: u16,
-    /// The node that leads it; absent while none does.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    leader: Option<u64>,
-    term: u64,
-    replicas: Vec<ShardReplica>,
-}
-
-/// One copy of a shard.
-#[derive(Debug, Serialize, ToSchema)]
-pub(in crate::front) struct ShardReplica {
-    node: u64,
-    /// Index of the last entry that it is known to have on disk.
-    #[serde(rename = "match")]
-    matched: u64,
-    /// Entries that it has not applied yet.
-    lag: u64,
-}
-
-/// The only node there is, until others can join.
-const NODE: u64 = 1;
-
-impl Cluster {
-    pub(in crate::front) fn new(view: ClusterView, address: Option<String>) -> Cluster {
-        let shard = |status: &ShardStatus| Shard {
-            id: status.shard.0,
-            leader: status.serves.then_some(NODE),
-            term: status.term,
-            replicas: vec![ShardReplica {
-                node: NODE,
-                matched: status.persisted,
-                lag: status.persisted.saturating_sub(status.applied),
-            }],
-        };
-        Cluster {
-            cluster_id: view.cluster_id,
-            nodes: vec![NodeReply { id: NODE, address, zone: "", state: "up" }],
-            shards: view.shards.iter().map(shard).collect(),
-        }
-    }
 }
 
 /// The process lives.

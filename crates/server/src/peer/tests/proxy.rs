@@ -13,7 +13,7 @@ use tokio::{
 
 /// What becomes of the bytes on a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(crate) enum Line {
     Passes,
     /// Nothing is read: the sender's buffers fill.
     Stalls,
@@ -29,14 +29,14 @@ struct State {
 }
 
 /// Stands before one address.
-pub(super) struct Proxy {
-    pub(super) address: SocketAddr,
+pub(crate) struct Proxy {
+    pub(crate) address: SocketAddr,
     state: watch::Sender<State>,
     task: AbortHandle,
 }
 
 impl Proxy {
-    pub(super) async fn to(target: SocketAddr) -> Proxy {
+    pub(crate) async fn to(target: SocketAddr) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let state = watch::Sender::new(State { line: Line::Passes, cuts: 0 });
@@ -52,11 +52,11 @@ impl Proxy {
         Proxy { address, state, task: task.abort_handle() }
     }
 
-    pub(super) fn set(&self, line: Line) {
+    pub(crate) fn set(&self, line: Line) {
         self.state.send_modify(|state| state.line = line);
     }
 
-    pub(super) fn cut(&self) {
+    pub(crate) fn cut(&self) {
         self.state.send_modify(|state| state.cuts += 1);
     }
 }

@@ -49,7 +49,7 @@ fn request() -> ClaimRequest {
         tasks_max: 10,
         lease_ms: 30_000,
         session: Some(SessionId(u128::MAX)),
-        sequence: None,
+        sequence: Some(3),
         worker: "host-1".into(),
     }
 }
@@ -111,6 +111,8 @@ fn errors() -> Vec<Error> {
         Error::LimitExceeded("memory".into()),
         Error::DiskFull("disk".into()),
         Error::NoQuorum { shard: 5 },
+        Error::NoControl,
+        Error::Refused("drain it first".into()),
         Error::NotLeader { shard: 5, leader: Some(3) },
         Error::NotLeader { shard: 5, leader: None },
         Error::OutcomeUnknown,
@@ -129,6 +131,8 @@ fn errors() -> Vec<Error> {
             | Error::LimitExceeded(_)
             | Error::DiskFull(_)
             | Error::NoQuorum { .. }
+            | Error::NoControl
+            | Error::Refused(_)
             | Error::NotLeader { .. }
             | Error::OutcomeUnknown
             | Error::Unavailable(_) => {}
@@ -225,7 +229,7 @@ fn the_layout_of_version_1_stays() {
         (
             claim,
             "0102ac0202046d61696c0105766964656fe807010ab0ea0101ffffffffffffffffffffffffff\
-             ffffff06686f73742d31e0d403",
+             ffffff010306686f73742d31e0d403",
         ),
         (
             ShardCall::Ask { shard: ShardId(1), query: sketch.into() },
@@ -342,7 +346,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
         limit: 16,
     };
     let call = ShardCall::Ask { shard: home, query: tasks.clone().into() };
-    let reply = encode_bounded(&shards, serve(&shards, call).await, 500);
+    let reply = encode_bounded(&shards, serve(&shards, 2, call).await, 500);
     let ShardReply::Found(found) = ShardReply::decode(&reply).unwrap() else {
         panic!("another reply");
     };
@@ -354,7 +358,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
     assert_eq!(page.tasks.len() + rest.tasks.len(), 16);
 
     let call = ShardCall::Ask { shard: home, query: ask::Queues {}.into() };
-    let reply = encode_bounded(&shards, serve(&shards, call).await, 10);
+    let reply = encode_bounded(&shards, serve(&shards, 2, call).await, 10);
     let ShardReply::Found(found) = ShardReply::decode(&reply).unwrap() else {
         panic!("another reply");
     };
@@ -369,7 +373,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
         ..request()
     };
     let call = ShardCall::Claim { shard: home, request: request.clone(), wait_ms: 0 };
-    let reply = encode_bounded(&shards, serve(&shards, call).await, 5_000);
+    let reply = encode_bounded(&shards, serve(&shards, 2, call).await, 5_000);
     let ShardReply::Claimed(Ok(claimed)) = ShardReply::decode(&reply).unwrap() else {
         panic!("another reply");
     };

@@ -1,0 +1,83 @@
+//! What is typed to look at a cluster and to change it.
+
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClusterCommand {
+    /// Nodes, who leads, which replicas lag, what is moving.
+    #[command(after_help = "Examples:
+  taskyard cluster status
+  taskyard cluster status --watch       redrawn every second, until Ctrl-C
+  taskyard cluster status --wait        returns when everything is where it belongs
+  taskyard cluster status --shards      every shard, not only those that are not well")]
+    Status(ClusterStatusArgs),
+    /// Empty a node: its replicas and leaders move to others.
+    #[command(after_help = "Examples:
+  taskyard cluster drain 2 --wait && taskyard cluster remove 2
+A node that is drained still answers clients, and can be used again with undrain.")]
+    Drain {
+        /// Its number, as cluster status prints it.
+        #[arg(value_name = "NODE")]
+        node: u64,
+        /// Return when it holds nothing any more.
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Use a node again that was drained.
+    Undrain {
+        /// Its number, as cluster status prints it.
+        #[arg(value_name = "NODE")]
+        node: u64,
+    },
+    /// Forget a node that holds nothing any more.
+    #[command(after_help = "Examples:
+  taskyard cluster drain 2 --wait && taskyard cluster remove 2
+  taskyard cluster remove 3 --force --yes     its disk is lost
+With --force the node must be down. What it held is copied from the other replicas as soon as there is
+another node for it, and then it goes by itself; its address is free at once.")]
+    Remove {
+        /// Its number, as cluster status prints it.
+        #[arg(value_name = "NODE")]
+        node: u64,
+        /// It is lost with all that it held, and never comes back.
+        #[arg(long)]
+        force: bool,
+        /// Do not ask.
+        #[arg(long, short)]
+        yes: bool,
+    },
+    /// Have a shard led by another node.
+    #[command(after_help = "Example:
+  taskyard cluster transfer 7 2
+The leader stays there for ten minutes at least; then leaders are spread evenly again.")]
+    Transfer {
+        /// The shard's number, from 0.
+        #[arg(value_name = "SHARD")]
+        shard: u32,
+        /// The node's number.
+        #[arg(value_name = "NODE")]
+        node: u64,
+    },
+    /// Say how many replicas each shard is to have: 1, 3 or 5.
+    #[command(after_help = "Example:
+  taskyard cluster replication 5
+With fewer nodes there are fewer replicas, always an odd number; more are made when nodes join.")]
+    Replication {
+        /// 1, 3 or 5.
+        #[arg(value_name = "N")]
+        factor: u32,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct ClusterStatusArgs {
+    /// Show it again every second.
+    #[arg(long, conflicts_with = "wait")]
+    pub(crate) watch: bool,
+    /// Return when all nodes are up and everything is where it belongs.
+    #[arg(long)]
+    pub(crate) wait: bool,
+    /// Show every shard.
+    #[arg(long, short = 'v', visible_alias = "verbose")]
+    pub(crate) shards: bool,
+}

@@ -1,0 +1,152 @@
+//! `taskyard cluster`: look at nodes and shards, drain and remove nodes, move leaders.
+
+mod show;
+
+use std::{
+    io::{self, IsTerminal, Write},
+    time::Duration,
+};
+
+use anyhow::Result;
+use serde::Serialize;
+use taskyard::ClusterDetails;
+
+use crate::{
+    args::{ClusterCommand, ClusterStatusArgs},
+    confirm::confirm_removal,
+    remote::Remote,
+};
+
+/// How often `--watch` looks.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+/// How often `--wait` looks.
+const WAIT_EVERY: Duration = Duration::from_millis(250);
+
+pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> {
+    let Remote { client, output, .. } = remote;
+    match command {
+        ClusterCommand::Status(args) => status(remote, args).await?,
+        ClusterCommand::Drain { node, wait } => {
+            client.drain_node(node).await?;
+            if wait {
+                until_empty(remote, node).await?;
+                output
+                    .done(&Done { node, done: "drained" }, format_args!("node {node} is empty"))?;
+            } else {
+                let text =
+                    format_args!("node {node} is being emptied; cluster status says how far it is");
+                output.done(&Done { node, done: "draining" }, text)?;
+            }
+        }
+        ClusterCommand::Undrain { node } => {
+            client.undrain_node(node).await?;
+            output.done(
+                &Done { node, done: "in_use" },
+                format_args!("node {node} is in use again"),
+            )?;
+        }
+        ClusterCommand::Remove { node, force, yes } => {
+            if force {
+                let question = format!("Give up node {node} and all that it holds?");
+                confirm_removal(yes, &question)?;
+            }
+            client.remove_node(node, force).await?;
+            let (done, text) = if force {
+                ("given_up", "is given up; it goes when others have what it held")
+            } else {
+                ("removed", "is removed; its process can be stopped and its data deleted")
+            };
+            output.done(&Done { node, done }, format_args!("node {node} {text}"))?;
+        }
+        ClusterCommand::Transfer { shard, node } => {
+            client.transfer_shard(shard, node).await?;
+            let text = format_args!("shard {shard} is handed over to node {node}");
+            output.done(&Transferred { shard, node }, text)?;
+        }
+        ClusterCommand::Replication { factor } => {
+            client.set_replication(factor).await?;
+            let text = format_args!(
+                "each shard is to have {factor} replicas, where there are nodes enough"
+            );
+            output.done(&Replication { replication: factor }, text)?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Done {
+    node: u64,
+    done: &'static str,
+}
+
+#[derive(Serialize)]
+struct Transferred {
+    shard: u32,
+    node: u64,
+}
+
+#[derive(Serialize)]
+struct Replication {
+    replication: u32,
+}
+
+async fn status(remote: &Remote, args: ClusterStatusArgs) -> Result<()> {
+    let Remote { client, output, .. } = remote;
+    if args.watch {
+        return watch(remote, args).await;
+    }
+    let mut cluster = client.cluster().await?;
+    while args.wait && !show::is_well(&cluster) {
+        tokio::time::sleep(WAIT_EVERY).await;
+        cluster = remote.patiently(client.cluster()).await?;
+    }
+    output.value(&cluster, |cluster| show::status(*output, cluster, args.shards))?;
+    Ok(())
+}
+
+/// Draws it over itself on a terminal; elsewhere one after the other.
+async fn watch(remote: &Remote, args: ClusterStatusArgs) -> Result<()> {
+    let Remote { client, output, .. } = remote;
+    let draws = !output.is_json() && io::stdout().is_terminal();
+    loop {
+        let shown = match remote.patiently(client.cluster()).await {
+            Ok(cluster) if output.is_json() => {
+                output.json_line(&cluster)?;
+                String::new()
+            }
+            Ok(cluster) => show::status(*output, &cluster, args.shards),
+            Err(error) => {
+                remote.complain(&error.into());
+                String::new()
+            }
+        };
+        if draws && !shown.is_empty() {
+            let mut out = io::stdout().lock();
+            // From the top; what is left of the last one is cleared line by line, so that nothing flickers.
+            let lines: String = shown.lines().map(|line| format!("{line}\x1b[K\n")).collect();
+            out.write_all(format!("\x1b[H{lines}\x1b[J").as_bytes())?;
+            out.flush()?;
+        } else if !shown.is_empty() {
+            output.line(&shown)?;
+        }
+        tokio::time::sleep(WATCH_EVERY).await;
+    }
+}
+
+async fn until_empty(remote: &Remote, node: u64) -> Result<()> {
+    loop {
+        let cluster: ClusterDetails = remote.patiently(remote.client.cluster()).await?;
+        let found = cluster.nodes.iter().find(|found| found.id == node);
+        let holds = |found: &taskyard::ClusterNode| {
+            let votes = cluster.control.replicas.iter();
+            let mut votes = votes.filter(|replica| replica.role == "voter");
+            found.replicas > 0 || votes.any(|replica| replica.node == node)
+        };
+        match found {
+            Some(found) if !found.draining => anyhow::bail!("node {node} is not drained any more"),
+            Some(found) if holds(found) => tokio::time::sleep(WAIT_EVERY).await,
+            Some(_) | None => return Ok(()),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! A cluster as text: what it comes to, its nodes, and those of its shards that are not well.
+
+use std::fmt::Write as _;
+
+use taskyard::{ClusterDetails, ClusterNode, ReplicaDetails, ShardDetails};
+
+use crate::{
+    output::{Colour, Output, Table, plain, shorten},
+    values::{grouped, show_size},
+};
+
+/// A replica that lacks more is worth a look.
+const LAG_MAX: u64 = 1_000;
+/// A clock that is further off is worth a look.
+const SKEW_MS_MAX: u64 = 2_000;
+
+/// Whether everybody is up and everything is where it belongs.
+pub(super) fn is_well(cluster: &ClusterDetails) -> bool {
+    troubles(cluster).is_empty()
+}
+
+pub(super) fn status(output: Output, cluster: &ClusterDetails, all_shards: bool) -> String {
+    let troubles = troubles(cluster);
+    let mut text = summary(cluster);
+    if troubles.is_empty() {
+        let _ = writeln!(text, "{}", output.paint(Colour::Green, "everything is where it belongs"));
+    }
+    for trouble in &troubles {
+        let _ = writeln!(text, "{}", output.paint(Colour::Yellow, trouble));
+    }
+    let _ = write!(text, "\n{}", nodes(cluster).render(output));
+    let control = std::iter::once(("control".to_owned(), &cluster.control));
+    let shards = cluster.shards.iter().map(|shard| (shard.id.to_string(), shard));
+    let shown: Vec<_> = control
+        .chain(shards)
+        .filter(|(_, shard)| all_shards || !is_settled(cluster, shard))
+        .collect();
+    if !shown.is_empty() {
+        let _ = write!(text, "\n{}", groups(&shown).render(output));
+    }
+    text
+}
+
+fn summary(cluster: &ClusterDetails) -> String {
+    let count =
+        |count: usize, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
+    format!(
+        "cluster {}, seen by node {}\n{}, {} of {} each\n",
+        cluster.cluster_id,
+        cluster.seen_by,
+        count(cluster.nodes.len(), "node"),
+        count(cluster.shards.len(), "shard"),
+        count(wanted(cluster), "replica"),
+    )
+}
+
+/// How many voters each shard is to have with the nodes that there are: an odd number.
+fn wanted(cluster: &ClusterDetails) -> usize {
+    let in_use = cluster.nodes.iter().filter(|node| !node.draining).count();
+    let voters = in_use.min(cluster.replication as usize);
+    voters - usize::from(voters > 0 && voters.is_multiple_of(2))
+}
+
+/// What is not as it should be, in lines.
+fn troubles(cluster: &ClusterDetails) -> Vec<String> {
+    let mut lines = Vec::new();
+    let shards = |holds: &dyn Fn(&ShardDetails) -> bool| -> Vec<String> {
+        let found = cluster.shards.iter().filter(|shard| holds(shard));
+        found.map(|shard| shard.id.to_string()).collect()
+    };
+    let mut say = |found: Vec<String>, is: &str, are: &str| match &found[..] {
+        [] => {}
+        [one] => lines.push(format!("shard {one} {is}")),
+        many => {
+            lines.push(format!("{} shards {are}: {}", many.len(), shorten(&many.join(" "), 60)))
+        }
+    };
+    say(shards(&|shard| shard.leader.is_none()), "has no leader", "have no leader");
+    say(shards(&|shard| !shard.moving_to.is_empty()), "moves", "move");
+    let lag = |shard: &ShardDetails| shard.moving_to.is_empty() && shard.replicas.iter().any(lags);
+    say(shards(&lag), "has a replica that lags", "have replicas that lag");
+    if cluster.control.leader.is_none() {
+        lines.push("the control group has no leader: nothing can be moved or changed".to_owned());
+    }
+    if !cluster.control.moving_to.is_empty() {
+        lines.push("the control group moves".to_owned());
+    }
+    for node in &cluster.nodes {
+        let id = node.id;
+        match node.state.as_str() {
+            "up" => {}
+            "down" if node.problem.is_empty() => lines.push(format!("node {id} does not answer")),
+            "down" => lines.push(format!("node {id} does not answer: {}", node.problem)),
+            "removing" => lines.push(format!(
+                "node {id} was given up; it goes when there is another node for what it held"
+            )),
+            "draining" if node.replicas == 0 => lines.push(format!(
+                "node {id} is empty; `taskyard cluster remove {id}` or `undrain {id}` is next"
+            )),
+            state => lines.push(format!("node {id} is {state}")),
+        }
+        if let Some(skew_ms) = node.clock_skew_ms.filter(|skew| skew.unsigned_abs() > SKEW_MS_MAX) {
+            lines.push(format!(
+                "the clock of node {id} is {} that of node {}",
+                skew(skew_ms),
+                cluster.seen_by
+            ));
+        }
+    }
+    lines
+}
+
+fn is_settled(cluster: &ClusterDetails, shard: &ShardDetails) -> bool {
+    let voters = shard.replicas.iter().filter(|replica| replica.role == "voter").count();
+    shard.leader.is_some()
+        && shard.moving_to.is_empty()
+        && voters >= wanted(cluster)
+        && !shard.replicas.iter().any(lags)
+}
+
+fn lags(replica: &ReplicaDetails) -> bool {
+    replica.role == "voter" && replica.lag.is_none_or(|lag| lag > LAG_MAX)
+        || replica.installing_bytes.is_some()
+}
+
+fn skew(ms: i64) -> String {
+    let far = ms.unsigned_abs();
+    let words = if ms >= 0 { "ahead of" } else { "behind" };
+    match far {
+        0..10_000 => format!("{far} ms {words}"),
+        _ => format!("{} s {words}", grouped(far / 1_000)),
+    }
+}
+
+fn nodes(cluster: &ClusterDetails) -> Table {
+    let columns =
+        ["node", "state", "clients", "peers", "zone", "version", ">leads", ">replicas", ">clock"];
+    let mut table = Table::new(&columns);
+    for node in &cluster.nodes {
+        table.row(vec![
+            (Colour::Bold, node.id.to_string()),
+            (state_colour(node), state(node)),
+            plain(&node.address),
+            plain(&node.peer_address),
+            plain(&node.zone),
+            plain(&node.version),
+            plain(node.leads),
+            plain(node.replicas),
+            plain(node.clock_skew_ms.map_or(String::new(), |ms| format!("{ms:+} ms"))),
+        ]);
+    }
+    table
+}
+
+fn state(node: &ClusterNode) -> String {
+    match node.draining && node.state == "down" {
+        true => "down, draining".to_owned(),
+        false => node.state.clone(),
+    }
+}
+
+fn state_colour(node: &ClusterNode) -> Colour {
+    match node.state.as_str() {
+        "up" => Colour::Green,
+        "down" => Colour::Red,
+        _ => Colour::Yellow,
+    }
+}
+
+fn groups(shown: &[(String, &ShardDetails)]) -> Table {
+    let mut table = Table::new(&["shard", ">leader", ">term", ">entries", "replicas", "moves to"]);
+    for (name, shard) in shown {
+        let leader = shard.leader.map(|node| node.to_string());
+        let colour = if leader.is_some() { Colour::None } else { Colour::Red };
+        let newest = shard.replicas.iter().map(|replica| replica.matched).max().unwrap_or(0);
+        let replicas: Vec<String> = shard.replicas.iter().map(describe).collect();
+        let target: Vec<String> = shard.moving_to.iter().map(u64::to_string).collect();
+        table.row(vec![
+            (Colour::Bold, name.clone()),
+            (colour, leader.unwrap_or_else(|| "none".to_owned())),
+            plain(shard.term),
+            plain(grouped(newest)),
+            plain(replicas.join(", ")),
+            (Colour::Yellow, target.join(" ")),
+        ]);
+    }
+    table
+}
+
+/// A replica by its node, and what is worth saying of it.
+fn describe(replica: &ReplicaDetails) -> String {
+    let mut text = replica.node.to_string();
+    if replica.role != "voter" {
+        let _ = write!(text, " {}", replica.role);
+    }
+    match (replica.installing_bytes, replica.lag) {
+        (Some(bytes), _) => {
+            let _ = write!(text, " receives {}", show_size(bytes));
+        }
+        (None, None) if replica.role != "placed" => text += " silent",
+        (None, Some(lag)) if lag > 0 => {
+            let _ = write!(text, " lags {}", grouped(lag));
+        }
+        (None, _) => {}
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster(nodes: &[(u64, &str)], shards: Vec<ShardDetails>) -> ClusterDetails {
+        let mut cluster = ClusterDetails::default();
+        (cluster.cluster_id, cluster.seen_by, cluster.replication) = ("c1".into(), 1, 3);
+        cluster.nodes = nodes.iter().map(|(id, state)| node(*id, state)).collect();
+        cluster.control = shard(0, &[1, 2, 3], Some(1));
+        cluster.shards = shards;
+        cluster
+    }
+
+    fn node(id: u64, state: &str) -> ClusterNode {
+        let mut node = ClusterNode::default();
+        (node.id, node.state) = (id, state.to_owned());
+        (node.address, node.version) = (format!("10.0.0.{id}:7400"), "0.1.0".into());
+        node
+    }
+
+    fn shard(id: u32, nodes: &[u64], leader: Option<u64>) -> ShardDetails {
+        let mut shard = ShardDetails::default();
+        (shard.id, shard.leader, shard.term) = (id, leader, 2);
+        let replica = |node: &u64| {
+            let mut replica = ReplicaDetails::default();
+            (replica.node, replica.replica, replica.lag) = (*node, *node, Some(0));
+            (replica.role, replica.matched) = ("voter".into(), 1_234);
+            replica
+        };
+        shard.replicas = nodes.iter().map(replica).collect();
+        shard
+    }
+
+    #[test]
+    fn a_well_cluster_is_a_summary_and_its_nodes() {
+        let nodes = [(1, "up"), (2, "up"), (3, "up")];
+        let shards = (0..32).map(|id| shard(id, &[1, 2, 3], Some(1))).collect();
+        let cluster = cluster(&nodes, shards);
+        assert!(is_well(&cluster));
+        let text = status(Output::plain(), &cluster, false);
+        assert!(text.contains("3 nodes, 32 shards of 3 replicas each"), "{text}");
+        assert!(text.contains("everything is where it belongs"), "{text}");
+        assert_eq!(text.lines().count(), 8, "{text}");
+        let all = status(Output::plain(), &cluster, true);
+        assert_eq!(all.lines().count(), 8 + 1 + 34, "{all}");
+    }
+
+    #[test]
+    fn what_is_not_well_is_said_first_and_shown_alone() {
+        let mut moving = shard(4, &[1, 2, 3], Some(1));
+        moving.moving_to = vec![1, 2, 3];
+        moving.replicas[2].role = "learner".into();
+        moving.replicas[2].lag = Some(12_000);
+        let mut receiving = shard(6, &[1, 2, 3], Some(1));
+        receiving.replicas[1].installing_bytes = Some(3 << 20);
+        let shards =
+            vec![shard(0, &[1, 2, 3], Some(1)), moving, shard(5, &[1, 2, 3], None), receiving];
+        let mut cluster = cluster(&[(1, "up"), (2, "up"), (3, "down")], shards);
+        cluster.nodes[1].clock_skew_ms = Some(-12_345);
+        let text = status(Output::plain(), &cluster, false);
+        for line in [
+            "shard 5 has no leader",
+            "shard 4 moves",
+            "shard 6 has a replica that lags",
+            "node 3 does not answer",
+            "the clock of node 2 is 12 s behind that of node 1",
+            "4           1     2    1,234  1, 2, 3 learner lags 12,000      1 2 3",
+            "6           1     2    1,234  1, 2 receives 3.0M, 3",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+        assert!(!text.lines().any(|line| line.starts_with("0 ")), "{text}");
+        assert!(!is_well(&cluster));
+    }
+}

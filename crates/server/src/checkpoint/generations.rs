@@ -1,0 +1,239 @@
+//! Generations: which of a shard's two states is the current one, and what becomes of the other.
+//!
+//! Invariant: what is in a generation that is neither current nor being installed is garbage. Nothing
+//! reads it and nothing is added to it; it is removed in bites, and found again at the next start if a
+//! crash comes first. A generation is put to use again only when it is empty.
+
+use super::{
+    Cut, Store, StoreError, View, decode_cut, encode_cut,
+    install::Install,
+    keys::{Generation, full_key, install_key, prefix, prefix_end, shards_in, slot_key},
+};
+use fjall::{PersistMode, Readable};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
+    sync::{Mutex, MutexGuard, PoisonError, RwLock},
+};
+use taskyard_machine::ShardId;
+
+/// Version of the record that names a shard's current generation.
+const SLOT_VERSION: u8 = 1;
+/// Keys that are removed with one sync.
+const SWEEP_KEYS: usize = 10_000;
+
+/// What the store says of a shard.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Slot {
+    pub generation: Generation,
+    pub cut: Cut,
+    /// It came as a snapshot, and no checkpoint was made since: the log may not know of it yet.
+    pub is_installed: bool,
+}
+
+impl Slot {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![SLOT_VERSION, self.generation as u8, u8::from(self.is_installed)];
+        bytes.extend(encode_cut(&self.cut));
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Slot> {
+        let ([version, generation, installed], cut) = bytes.split_first_chunk()?;
+        if *version != SLOT_VERSION || *installed > 1 {
+            return None;
+        }
+        let generation = Generation::from_byte(*generation)?;
+        Some(Slot { generation, cut: decode_cut(cut)?, is_installed: *installed == 1 })
+    }
+}
+
+/// The generations of all shards, as far as they are not the store's own business.
+#[derive(Default)]
+pub(super) struct Generations {
+    current: RwLock<HashMap<ShardId, Generation>>,
+    moves: Mutex<Moves>,
+}
+
+/// What changes generations. Its lock is held for one write at most.
+#[derive(Default)]
+pub(super) struct Moves {
+    pub installing: HashMap<ShardId, Install>,
+    /// Each with how far its removal has come: a keyspace, and the last key there.
+    garbage: BTreeMap<(ShardId, Generation), (usize, Vec<u8>)>,
+}
+
+impl Moves {
+    pub(super) fn discard(&mut self, shard: ShardId, generation: Generation) {
+        self.garbage.entry((shard, generation)).or_default();
+    }
+
+    /// Puts a generation to use again whose removal has not begun.
+    pub(super) fn take_back(&mut self, shard: ShardId, generation: Generation) {
+        self.garbage.remove(&(shard, generation));
+    }
+}
+
+impl Store {
+    pub(super) fn moves(&self) -> MutexGuard<'_, Moves> {
+        self.generations.moves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The generation that holds a shard's state, if it has one.
+    pub(super) fn current(&self, shard: ShardId) -> Option<Generation> {
+        let current = self.generations.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.get(&shard).copied()
+    }
+
+    pub(super) fn set_current(&self, shard: ShardId, generation: Option<Generation>) {
+        let mut current = self.generations.current.write().unwrap_or_else(PoisonError::into_inner);
+        match generation {
+            Some(generation) => current.insert(shard, generation),
+            None => current.remove(&shard),
+        };
+    }
+
+    /// Finds out what is current, what was being installed, and what is left over.
+    pub(super) fn find_generations(&self) -> Result<(), StoreError> {
+        let failed = |error: fjall::Error| self.error("read", &error);
+        let mut shards = BTreeSet::new();
+        for keyspace in self.keyspaces() {
+            shards.extend(shards_in(keyspace).map_err(failed)?);
+        }
+        let mut moves = self.moves();
+        for shard in shards {
+            let slot = self.rest.get(slot_key(shard)).map_err(failed)?;
+            let slot = slot.map(|slot| self.read_slot(&slot)).transpose()?;
+            let current = slot.map(|slot| slot.generation);
+            self.set_current(shard, current);
+            let install = self.stored_install(shard)?;
+            let installing = install.as_ref().map(|install| install.generation);
+            moves.installing.extend(install.map(|install| (shard, install)));
+            for generation in Generation::BOTH {
+                let is_used = [current, installing].contains(&Some(generation));
+                if !is_used && !self.is_empty(shard, generation)? {
+                    moves.discard(shard, generation);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_slot(&self, bytes: &[u8]) -> Result<Slot, StoreError> {
+        Slot::decode(bytes).ok_or_else(|| self.damaged("a cut is damaged"))
+    }
+
+    fn is_empty(&self, shard: ShardId, generation: Generation) -> Result<bool, StoreError> {
+        for keyspace in self.keyspaces() {
+            if let Some(found) = keyspace.prefix(prefix(shard, generation)).next() {
+                found.key().map_err(|error| self.error("read", &error))?;
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// A generation for the first checkpoint of a shard. It is the current one from here on, so that nothing
+    /// else is put there.
+    pub(super) fn first_generation(&self, shard: ShardId) -> Result<Generation, StoreError> {
+        let generation = {
+            let moves = self.moves();
+            let installing = moves.installing.get(&shard).map(|install| install.generation);
+            let generation = installing.map_or(Generation::First, Generation::other);
+            self.set_current(shard, Some(generation));
+            generation
+        };
+        self.empty(shard, generation)?;
+        Ok(generation)
+    }
+
+    /// Removes all that is left over in a generation. May take a while.
+    pub(super) fn empty(&self, shard: ShardId, generation: Generation) -> Result<(), StoreError> {
+        self.moves().discard(shard, generation);
+        while self.sweep_of(shard, generation)? {}
+        Ok(())
+    }
+
+    /// Forgets a shard: this node has no replica of it any more, and no checkpoint of it is under way. What
+    /// it held is garbage from here on.
+    pub(crate) fn remove(&self, shard: ShardId) -> Result<(), StoreError> {
+        let mut moves = self.moves();
+        let mut batch = self.db.batch().durability(Some(PersistMode::SyncAll));
+        batch.remove(&self.rest, slot_key(shard));
+        batch.remove(&self.rest, install_key(shard));
+        batch.commit().map_err(|error| self.error("written", &error))?;
+        self.set_current(shard, None);
+        moves.installing.remove(&shard);
+        for generation in Generation::BOTH {
+            moves.discard(shard, generation);
+        }
+        Ok(())
+    }
+
+    /// Removes a bite of garbage; whether there may be more. For a thread of its own.
+    pub(crate) fn sweep(&self) -> Result<bool, StoreError> {
+        let next = self.moves().garbage.keys().next().copied();
+        let Some((shard, generation)) = next else { return Ok(false) };
+        self.sweep_of(shard, generation)?;
+        Ok(true)
+    }
+
+    /// The same of one generation.
+    fn sweep_of(&self, shard: ShardId, generation: Generation) -> Result<bool, StoreError> {
+        let mut moves = self.moves();
+        let Some((mut place, mut after)) = moves.garbage.get(&(shard, generation)).cloned() else {
+            return Ok(false);
+        };
+        let mut batch = self.db.batch().durability(Some(PersistMode::SyncAll));
+        // With the first bite: an install that has lost a record must not go on.
+        if !moves.installing.contains_key(&shard)
+            && self.stored_install(shard)?.is_some_and(|install| install.generation == generation)
+        {
+            batch.remove(&self.rest, install_key(shard));
+        }
+        let keyspaces = self.keyspaces();
+        while let Some(keyspace) = keyspaces.get(place)
+            && batch.len() < SWEEP_KEYS
+        {
+            let from = Bound::Excluded(full_key(shard, generation, &after));
+            let to = Bound::Excluded(prefix_end(shard, generation));
+            let left = SWEEP_KEYS - batch.len();
+            let mut found = 0;
+            for item in keyspace.range((from, to)).take(left) {
+                let key = item.key().map_err(|error| self.error("read", &error))?;
+                after = key[prefix(shard, generation).len()..].to_vec();
+                batch.remove(keyspace, key);
+                found += 1;
+            }
+            if found < left {
+                (place, after) = (place + 1, Vec::new());
+            }
+        }
+        let is_done = place == keyspaces.len();
+        batch.commit().map_err(|error| self.error("written", &error))?;
+        if is_done {
+            moves.garbage.remove(&(shard, generation));
+        } else {
+            moves.garbage.insert((shard, generation), (place, after));
+        }
+        Ok(!is_done)
+    }
+}
+
+impl View {
+    pub(super) fn slot(&self, shard: ShardId) -> Result<Option<Slot>, StoreError> {
+        let slot = self.snapshot.get(&self.store.rest, slot_key(shard));
+        let slot = slot.map_err(|error| self.store.error("read", &error))?;
+        slot.map(|slot| self.store.read_slot(&slot)).transpose()
+    }
+
+    pub(super) fn generation(&self, shard: ShardId) -> Result<Option<Generation>, StoreError> {
+        Ok(self.slot(shard)?.map(|slot| slot.generation))
+    }
+
+    /// Whether the last checkpoint of a shard came as a snapshot: a crash right after it leaves the log as
+    /// it was before.
+    pub(crate) fn is_installed(&self, shard: ShardId) -> Result<bool, StoreError> {
+        Ok(self.slot(shard)?.is_some_and(|slot| slot.is_installed))
+    }
+}

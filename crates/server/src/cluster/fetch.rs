@@ -1,0 +1,378 @@
+//! Fetcher: gets snapshots of shards from the nodes that offer them, beside the shard loop.
+//!
+//! Parts come one after the other and go to the store, which remembers how far they are; so a connection
+//! that breaks, or a node that is killed, costs a part. What has come whole is loaded here, off the loop,
+//! and handed to it with raft's message, which the loop keeps from raft until then. Invariant: at most one
+//! transfer of a shard is under way, and each order ends with one input to the loop, unless a newer one or
+//! the end of the replica takes its place.
+
+use super::snapshots::{PartReply, PartRequest, SnapshotOffer};
+use crate::{
+    checkpoint::{
+        Arrived, Cut, Failure, InstallError, Part, Position, Report, SnapshotId, Store, StoreError,
+    },
+    clock,
+    data_dir::DataDir,
+    peer::{CallError, PeerNetwork},
+    shard::inbox::{Inbox, Input},
+    shard_loop::{load, words_of},
+};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+use taskyard_machine::{Identity, Machine, ShardId};
+use taskyard_replica::{NodeId, eraftpb::Message};
+use tokio::{sync::Semaphore, task::AbortHandle};
+
+/// Transfers to this node at once. The others wait: each would only be slower.
+const TRANSFERS_MAX: usize = 2;
+/// What all of them together take of the network and the disk.
+const BYTES_PER_SECOND: u64 = 64 << 20;
+/// How long one part may take.
+const PART_FOR_MAX: Duration = Duration::from_secs(30);
+/// An order that waits for its turn tells its source so often that it still does.
+const KEEP_EVERY: Duration = Duration::from_secs(20);
+/// A source that answers nothing for so long is given up: it has closed its view by then.
+const SILENT_FOR_MAX: Duration = Duration::from_secs(60);
+const RETRY_AFTER_MIN: Duration = Duration::from_millis(50);
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(2);
+/// How often a transfer is begun anew because a part did not fit.
+const RESTARTS_MAX: u32 = 3;
+
+/// A snapshot that raft wants installed.
+#[derive(Clone, Debug)]
+pub(crate) struct SnapshotOrder {
+    pub shard: ShardId,
+    /// The node that has it.
+    pub source: NodeId,
+    /// Raft's message, which is stepped when all is here.
+    pub message: Message,
+}
+
+impl SnapshotOrder {
+    /// The order in a message of the kind `MsgSnapshot` to this node's replica of `shard`; words say why
+    /// there is none.
+    pub(crate) fn read(shard: ShardId, message: Message) -> Result<SnapshotOrder, String> {
+        let snapshot = message.get_snapshot();
+        let offer = SnapshotOffer::decode(&snapshot.data).map_err(|error| error.what)?;
+        let index = snapshot.get_metadata().index;
+        if (offer.shard, offer.index) != (shard, index) {
+            let (of, at) = (offer.shard, offer.index);
+            return Err(format!(
+                "a snapshot of shard {of} at {at} was sent for shard {shard} at {index}"
+            ));
+        }
+        Ok(SnapshotOrder { shard, source: offer.source, message })
+    }
+
+    /// The last entry in it.
+    pub(crate) fn index(&self) -> u64 {
+        self.message.get_snapshot().get_metadata().index
+    }
+
+    /// Where the state stands that it brings.
+    pub(crate) fn cut(&self) -> Cut {
+        let metadata = self.message.get_snapshot().get_metadata();
+        let conf_state = metadata.get_conf_state().clone();
+        Cut { index: metadata.index, term: metadata.term, conf_state }
+    }
+
+    /// Which snapshot it is.
+    pub(crate) fn id(&self) -> SnapshotId {
+        let metadata = self.message.get_snapshot().get_metadata();
+        SnapshotId { source: self.source, index: metadata.index, term: metadata.term }
+    }
+}
+
+/// A snapshot that is in the store whole, with the state that it makes.
+pub(crate) struct Fetched {
+    pub order: SnapshotOrder,
+    pub machine: Machine,
+}
+
+/// Why a transfer ended without a snapshot.
+#[derive(Debug, thiserror::Error)]
+enum FetchError {
+    #[error("the source has it no more")]
+    Gone,
+    #[error("{0}")]
+    Failed(String),
+    #[error(transparent)]
+    Store(StoreError),
+}
+
+impl From<InstallError> for FetchError {
+    fn from(error: InstallError) -> FetchError {
+        match error {
+            InstallError::Store(error) => FetchError::Store(error),
+            InstallError::GivenUp | InstallError::Unfit(_) => FetchError::Failed(error.to_string()),
+        }
+    }
+}
+
+struct Running {
+    order: SnapshotOrder,
+    /// Another one came since; taken up if this one fails.
+    next: Option<SnapshotOrder>,
+    bytes: u64,
+    task: AbortHandle,
+}
+
+/// What all transfers share.
+struct Shared {
+    data: Arc<DataDir>,
+    store: Arc<Store>,
+    network: Arc<OnceLock<PeerNetwork>>,
+    inbox: Arc<Inbox>,
+    turns: Semaphore,
+    /// When the next part may be asked for.
+    next_part_at: Mutex<Option<Instant>>,
+    running: Mutex<BTreeMap<ShardId, Running>>,
+}
+
+/// Gets snapshots. The shard loop has one; with it all transfers end.
+pub(crate) struct Fetcher(Arc<Shared>);
+
+impl Fetcher {
+    /// Each transfer keeps `data`, and so its lock, until it has ended.
+    pub(crate) fn new(
+        data: &Arc<DataDir>,
+        store: &Arc<Store>,
+        network: &Arc<OnceLock<PeerNetwork>>,
+        inbox: &Arc<Inbox>,
+    ) -> Fetcher {
+        Fetcher(Arc::new(Shared {
+            data: Arc::clone(data),
+            store: Arc::clone(store),
+            network: Arc::clone(network),
+            inbox: Arc::clone(inbox),
+            turns: Semaphore::new(TRANSFERS_MAX),
+            next_part_at: Mutex::default(),
+            running: Mutex::default(),
+        }))
+    }
+
+    /// Begins to fetch, and ends with [`Input::Fetched`] or [`Input::FetchFailed`]. The same order again
+    /// changes nothing; another one waits until the one under way has failed.
+    pub(crate) fn fetch(&self, order: SnapshotOrder) {
+        let mut running = self.0.running();
+        match running.get_mut(&order.shard) {
+            Some(same) if same.order.id() == order.id() => same.order = order,
+            Some(other) => other.next = Some(order),
+            None => self.0.begin(&mut running, order),
+        }
+    }
+
+    /// Bytes that have arrived of a shard's snapshot, if one is under way.
+    pub(crate) fn installing(&self, shard: ShardId) -> Option<u64> {
+        self.0.running().get(&shard).map(|running| running.bytes)
+    }
+
+    /// The replica is gone: its snapshot is not wanted any more.
+    pub(crate) fn forget(&self, shard: ShardId) {
+        if let Some(running) = self.0.running().remove(&shard) {
+            running.task.abort();
+        }
+    }
+}
+
+impl Drop for Fetcher {
+    fn drop(&mut self) {
+        for running in std::mem::take(&mut *self.0.running()).into_values() {
+            running.task.abort();
+        }
+    }
+}
+
+impl Shared {
+    fn running(&self) -> MutexGuard<'_, BTreeMap<ShardId, Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(self: &Arc<Shared>, running: &mut BTreeMap<ShardId, Running>, order: SnapshotOrder) {
+        let (shard, id) = (order.shard, order.id());
+        let Some(network) = self.network.get() else {
+            self.tell(Input::FetchFailed { shard, index: id.index });
+            return;
+        };
+        let transfer = Transfer { shared: Arc::clone(self), network: network.clone(), shard, id };
+        let task = network.runtime().spawn(transfer.run()).abort_handle();
+        running.insert(shard, Running { order, next: None, bytes: 0, task });
+    }
+
+    /// A loop that has ended needs it no more.
+    fn tell(&self, input: Input) {
+        let _ = self.inbox.push(input);
+    }
+
+    /// The transfer of a shard has ended: hands over what came of it, or begins the next one.
+    fn end(self: &Arc<Shared>, shard: ShardId, fetched: Result<Machine, FetchError>) {
+        let mut running = self.running();
+        let Some(Running { order, next, .. }) = running.remove(&shard) else { return };
+        let index = order.index();
+        match fetched {
+            Ok(machine) => self.tell(Input::Fetched(Box::new(Fetched { order, machine }))),
+            Err(FetchError::Store(error)) => {
+                let failure = Failure(format!("{error}; check the disk, then start again"));
+                self.tell(Input::Report(Report::Failed(failure)));
+            }
+            Err(error) => {
+                let source = order.source;
+                tracing::warn!(
+                    "the snapshot of shard {shard} at {index} did not come from node {source}: {error}"
+                );
+                match next {
+                    Some(next) => self.begin(&mut running, next),
+                    None => self.tell(Input::FetchFailed { shard, index }),
+                }
+            }
+        }
+    }
+
+    /// How long to wait so that no more comes than the rate allows; counts `bytes` that have come.
+    fn pace(&self, bytes: u64) -> Duration {
+        let now = clock::real_now();
+        let mut next_at = self.next_part_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = next_at.map_or(now, |at| at.max(now));
+        *next_at = Some(from + Duration::from_nanos(bytes * 1_000_000_000 / BYTES_PER_SECOND));
+        from.saturating_duration_since(now)
+    }
+}
+
+/// One snapshot on its way.
+struct Transfer {
+    shared: Arc<Shared>,
+    network: PeerNetwork,
+    shard: ShardId,
+    id: SnapshotId,
+}
+
+impl Transfer {
+    async fn run(self) {
+        let fetched = self.fetch().await;
+        self.shared.end(self.shard, fetched);
+    }
+
+    async fn fetch(&self) -> Result<Machine, FetchError> {
+        let _turn = self.turn().await?;
+        let (shard, id) = (self.shard, self.id);
+        let mut arrived = self.with_store(move |store| store.begin_install(shard, id)).await?;
+        let mut restarts = 0;
+        while !arrived.position.is_end() {
+            self.shared.running().entry(shard).and_modify(|running| running.bytes = arrived.bytes);
+            let from = arrived.position.clone();
+            let part = self.part(from.clone()).await?;
+            let wait = self.shared.pace(part.records.len() as u64);
+            arrived = match self.with_store(move |store| store.put_part(shard, id, &part)).await {
+                Err(InstallError::Unfit(_)) if restarts < RESTARTS_MAX => {
+                    restarts += 1;
+                    self.with_store(move |store| begin_again(store, shard, id, &from)).await?
+                }
+                put => put?,
+            };
+            tokio::time::sleep(wait).await;
+        }
+        self.load().await
+    }
+
+    /// Waits for its turn. The source keeps the snapshot meanwhile.
+    async fn turn(&self) -> Result<tokio::sync::SemaphorePermit<'_>, FetchError> {
+        loop {
+            let turn = tokio::time::timeout(KEEP_EVERY, self.shared.turns.acquire()).await;
+            match turn {
+                Ok(turn) => return turn.map_err(|_| FetchError::Failed("the node ends".into())),
+                Err(_elapsed) => {
+                    // One that is not reached now may be when the turn comes.
+                    if matches!(self.ask(None).await, Ok(PartReply::Gone)) {
+                        return Err(FetchError::Gone);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn ask(&self, from: Option<Position>) -> Result<PartReply, CallError> {
+        let request = PartRequest { shard: self.shard, index: self.id.index, from };
+        let call = self.network.call(self.id.source, request.encode(), PART_FOR_MAX);
+        let reply = call.await?;
+        Ok(PartReply::decode(&reply).unwrap_or_else(|error| PartReply::Failed(error.what)))
+    }
+
+    /// The part at a position, however often the connection breaks.
+    async fn part(&self, from: Position) -> Result<Part, FetchError> {
+        let begun = clock::real_now();
+        let mut pause = RETRY_AFTER_MIN;
+        loop {
+            match self.ask(Some(from.clone())).await {
+                Ok(PartReply::Part(part)) => return Ok(part),
+                Ok(PartReply::Gone) => return Err(FetchError::Gone),
+                Ok(PartReply::Failed(why)) => return Err(FetchError::Failed(why)),
+                Ok(PartReply::Kept) => {
+                    return Err(FetchError::Failed("a part was asked for, and none came".into()));
+                }
+                Err(error) if begun.elapsed() >= SILENT_FOR_MAX || self.has_next() => {
+                    return Err(FetchError::Failed(error.to_string()));
+                }
+                Err(_) => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(RETRY_AFTER_MAX);
+                }
+            }
+        }
+    }
+
+    /// Whether another order waits for this one to fail.
+    fn has_next(&self) -> bool {
+        self.shared.running().get(&self.shard).is_some_and(|running| running.next.is_some())
+    }
+
+    async fn load(&self) -> Result<Machine, FetchError> {
+        let format = self.shared.data.format();
+        let (shard, incarnation, shards) = (self.shard, format.incarnation, format.shards);
+        let identity = Identity { incarnation, shard, shards };
+        let loaded = self.with_store(move |store| {
+            let loaded = load(identity, store.view().installed_records(shard));
+            if loaded.is_err() {
+                store.discard_install(shard);
+            }
+            loaded
+        });
+        loaded.await.map_err(FetchError::Failed)
+    }
+
+    /// Does what touches the disk on a thread that may wait for it.
+    async fn with_store<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Arc<Store>) -> T + Send + 'static,
+    ) -> T {
+        let shared = Arc::clone(&self.shared);
+        match tokio::task::spawn_blocking(move || work(&shared.store)).await {
+            Ok(done) => done,
+            Err(error) => {
+                // Otherwise the runtime ends. Either way this task has nothing left to do.
+                if let Ok(panic) = error.try_into_panic() {
+                    let failure = Failure(words_of(panic.as_ref()));
+                    self.shared.tell(Input::Report(Report::Failed(failure)));
+                }
+                std::future::pending().await
+            }
+        }
+    }
+}
+
+/// A part did not fit. Either the last write of a transfer that was ended came in between, or something is
+/// wrong, and all of it is fetched anew.
+fn begin_again(
+    store: &Store,
+    shard: ShardId,
+    id: SnapshotId,
+    from: &Position,
+) -> Result<Arrived, InstallError> {
+    let arrived = store.begin_install(shard, id)?;
+    if arrived.position == *from { store.restart_install(shard, id) } else { Ok(arrived) }
+}
+
+#[cfg(test)]
+mod tests;

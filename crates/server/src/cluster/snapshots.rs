@@ -1,0 +1,300 @@
+//! Snapshots: checkpoints of this node's shards, for nodes that are too far behind the log.
+//!
+//! Raft's message names a checkpoint and who has it; the node that gets it fetches the parts with calls of
+//! its own. What it fetches from is a view of the store that is kept here while somebody uses it. Invariant:
+//! a position means the same in every view of one checkpoint, so that a transfer outlives its view: the
+//! checkpoint is registered again with raft's next message, and the transfer goes on.
+
+use super::call_kind;
+use crate::{
+    checkpoint::{Part, Position, Store, View},
+    clock,
+};
+use bytes::Bytes;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+use taskyard_machine::{
+    DecodeError, ShardId,
+    wire::{decode_from_node, encode_for_node, wire_enum, wire_struct},
+};
+use taskyard_replica::{NodeId, SnapshotSource, SnapshotState, eraftpb::ConfState};
+
+/// Of requests, replies and what raft's messages carry.
+const VERSION: u8 = 1;
+/// A part gets about so large. Each is written and synced as one batch, which others wait for.
+const PART_BYTES: usize = 2 << 20;
+/// A view that nobody asks for is closed: what it sees takes space.
+const UNUSED_FOR_MAX: Duration = Duration::from_secs(60);
+/// Views at once. Whoever is behind beyond that waits; raft asks again.
+const VIEWS_MAX: usize = 256;
+
+/// What raft's message carries of a snapshot: where to get it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SnapshotOffer {
+    /// The node that has it.
+    pub source: NodeId,
+    /// Of which shard it is.
+    pub shard: ShardId,
+    /// The last entry in it.
+    pub index: u64,
+}
+
+wire_struct!(SnapshotOffer { source, shard, index });
+
+impl SnapshotOffer {
+    fn encode(&self) -> Bytes {
+        encode_for_node(VERSION, self).into()
+    }
+
+    /// Reads what another node offers.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<SnapshotOffer, DecodeError> {
+        decode_from_node(VERSION, bytes)
+    }
+}
+
+/// Asks for a part of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PartRequest {
+    pub shard: ShardId,
+    pub index: u64,
+    /// Where it begins; `None` only keeps the snapshot for later.
+    pub from: Option<Position>,
+}
+
+wire_struct!(PartRequest { shard, index, from });
+
+impl PartRequest {
+    /// The whole call, with its kind.
+    pub(super) fn encode(&self) -> Bytes {
+        let mut bytes = vec![call_kind::SNAPSHOT];
+        bytes.extend(encode_for_node(VERSION, self));
+        bytes.into()
+    }
+}
+
+/// The answer to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum PartReply {
+    Part(Part),
+    /// It is kept for a while.
+    Kept,
+    /// There is no such snapshot here any more.
+    Gone,
+    /// It can't be read, or the request can't; says why.
+    Failed(String),
+}
+
+wire_enum!(PartReply { 1 => Part(part), 2 => Kept, 3 => Gone, 4 => Failed(why) });
+
+impl PartReply {
+    pub(super) fn decode(bytes: &[u8]) -> Result<PartReply, DecodeError> {
+        decode_from_node(VERSION, bytes)
+    }
+}
+
+struct Offered {
+    view: Arc<View>,
+    used_at: Instant,
+    /// The replicas that raft sent it to.
+    to: BTreeSet<u64>,
+}
+
+struct State {
+    /// `None` once the node ends.
+    store: Option<Arc<Store>>,
+    offered: BTreeMap<(ShardId, u64), Offered>,
+    /// Shards that need a newer checkpoint for somebody.
+    wanted: BTreeSet<ShardId>,
+    /// Those to whom something was offered that nobody fetched to its end.
+    unused: Vec<(ShardId, u64)>,
+}
+
+impl State {
+    fn close_unused(&mut self, now: Instant) {
+        self.offered.retain(|(shard, _), offered| {
+            let is_used = now.saturating_duration_since(offered.used_at) < UNUSED_FOR_MAX;
+            if !is_used {
+                self.unused.extend(offered.to.iter().map(|to| (*shard, *to)));
+            }
+            is_used
+        });
+    }
+}
+
+/// The snapshots that this node offers. Shared by the shard loop, which offers them through raft, and the
+/// network, which serves their parts.
+pub(crate) struct Snapshots {
+    me: NodeId,
+    state: Mutex<State>,
+}
+
+impl Snapshots {
+    pub(crate) fn new(me: NodeId, store: &Arc<Store>) -> Arc<Snapshots> {
+        let state = State {
+            store: Some(Arc::clone(store)),
+            offered: BTreeMap::new(),
+            wanted: BTreeSet::new(),
+            unused: Vec::new(),
+        };
+        Arc::new(Snapshots { me, state: Mutex::new(state) })
+    }
+
+    /// Lets go of the store: the node ends.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        state.store = None;
+        state.offered.clear();
+    }
+
+    /// What a replica of `shard` offers its peers.
+    pub(crate) fn source(self: &Arc<Snapshots>, shard: ShardId) -> Box<dyn SnapshotSource> {
+        Box::new(ShardSnapshots { snapshots: Arc::clone(self), shard })
+    }
+
+    /// Shards that need a checkpoint now, since the last one does not help a peer. Asked each tick.
+    pub(crate) fn take_wanted(&self) -> BTreeSet<ShardId> {
+        std::mem::take(&mut self.lock().wanted)
+    }
+
+    /// Closes views that nobody uses. Returns to which replicas those were offered: the leader tells raft
+    /// that the snapshot was not delivered, unless it was. Asked each tick.
+    pub(crate) fn take_unused(&self, now: Instant) -> Vec<(ShardId, u64)> {
+        let mut state = self.lock();
+        state.close_unused(now);
+        std::mem::take(&mut state.unused)
+    }
+
+    /// Answers a call of the kind `SNAPSHOT`; `request` is what follows the kind.
+    pub(crate) async fn serve(self: Arc<Snapshots>, request: Bytes) -> Bytes {
+        // The disk is read: that is no work for a thread of the network.
+        let served = tokio::task::spawn_blocking(move || {
+            let reply = match decode_from_node(VERSION, &request) {
+                Ok(request) => self.reply(&request),
+                Err(error) => PartReply::Failed(error.what),
+            };
+            encode_for_node(VERSION, &reply)
+        });
+        let failed = |_| encode_for_node(VERSION, &PartReply::Failed("it ended early".into()));
+        served.await.unwrap_or_else(failed).into()
+    }
+
+    fn reply(&self, PartRequest { shard, index, from }: &PartRequest) -> PartReply {
+        let Some(view) = self.used(*shard, *index) else { return PartReply::Gone };
+        let Some(from) = from else { return PartReply::Kept };
+        match view.part(*shard, from, PART_BYTES) {
+            Ok(part) => PartReply::Part(part),
+            Err(error) => PartReply::Failed(error.to_string()),
+        }
+    }
+
+    fn used(&self, shard: ShardId, index: u64) -> Option<Arc<View>> {
+        let mut state = self.lock();
+        let offered = state.offered.get_mut(&(shard, index))?;
+        offered.used_at = clock::real_now();
+        Some(Arc::clone(&offered.view))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn offer(&self, shard: ShardId, index_min: u64, to: u64) -> Option<SnapshotState> {
+        let view = self.lock().store.as_ref()?.view();
+        // A store that can't be read stops the node where it is written; here nobody gets a snapshot.
+        let cut = view.cut(shard).ok().flatten();
+        let fitting = cut.filter(|cut| cut.index >= index_min && knows(&cut.conf_state, to));
+        let now = clock::real_now();
+        let mut state = self.lock();
+        state.close_unused(now);
+        let Some(cut) = fitting else {
+            state.wanted.insert(shard);
+            return None;
+        };
+        let is_full = state.offered.len() >= VIEWS_MAX;
+        let key = (shard, cut.index);
+        if is_full && !state.offered.contains_key(&key) {
+            return None;
+        }
+        let view = Arc::new(view);
+        let offered = state.offered.entry(key);
+        let offered =
+            offered.or_insert_with(|| Offered { view, used_at: now, to: BTreeSet::new() });
+        offered.used_at = now;
+        offered.to.insert(to);
+        let offer = SnapshotOffer { source: self.me, shard, index: cut.index };
+        let (index, term, conf_state) = (cut.index, cut.term, cut.conf_state);
+        Some(SnapshotState { index, term, conf_state, data: offer.encode() })
+    }
+}
+
+fn knows(conf_state: &ConfState, replica: u64) -> bool {
+    let members = [&conf_state.voters, &conf_state.learners, &conf_state.voters_outgoing];
+    members.iter().any(|ids| ids.contains(&replica))
+}
+
+struct ShardSnapshots {
+    snapshots: Arc<Snapshots>,
+    shard: ShardId,
+}
+
+impl SnapshotSource for ShardSnapshots {
+    fn snapshot(&self, index_min: u64, to: u64) -> Option<SnapshotState> {
+        self.snapshots.offer(self.shard, index_min, to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Cut;
+
+    #[test]
+    fn a_checkpoint_that_does_not_help_is_asked_for_anew_and_a_view_ends_when_unused() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let snapshots = Snapshots::new(9, &store);
+        let (shard, other) = (ShardId(2), ShardId(3));
+        let source = snapshots.source(shard);
+        assert!(source.snapshot(0, 1).is_none(), "there is none");
+        assert_eq!(snapshots.take_wanted(), BTreeSet::from([shard]));
+        let conf_state =
+            ConfState { voters: vec![1, 2], learners: vec![3], ..ConfState::default() };
+        let cut = Cut { index: 40, term: 2, conf_state };
+        store.write(shard, &cut, Vec::new()).unwrap();
+        for (index_min, to, fits) in
+            [(41, 1, false), (0, 4, false), (40, 1, true), (0, 2, true), (40, 3, true)]
+        {
+            let offered = source.snapshot(index_min, to);
+            assert_eq!(offered.is_some(), fits, "from {index_min} for {to}");
+            let wanted = snapshots.take_wanted();
+            assert_eq!(wanted.contains(&shard), !fits);
+            if let Some(state) = offered {
+                assert_eq!((state.index, state.term), (40, 2));
+                let offer = SnapshotOffer::decode(&state.data).unwrap();
+                assert_eq!(offer, SnapshotOffer { source: 9, shard, index: 40 });
+            }
+        }
+        let ask = |shard, index, from| snapshots.reply(&PartRequest { shard, index, from });
+        assert_eq!(ask(shard, 41, None), PartReply::Gone);
+        assert_eq!(ask(other, 40, None), PartReply::Gone);
+        assert_eq!(ask(shard, 40, None), PartReply::Kept);
+        let PartReply::Part(part) = ask(shard, 40, Some(Position::default())) else {
+            panic!("there is a part")
+        };
+        assert!(part.next.is_end(), "of nothing");
+        let now = clock::real_now();
+        assert_eq!(snapshots.take_unused(now), []);
+        assert_eq!(
+            snapshots.take_unused(now + UNUSED_FOR_MAX),
+            [(shard, 1), (shard, 2), (shard, 3)]
+        );
+        assert_eq!(ask(shard, 40, None), PartReply::Gone);
+        assert!(source.snapshot(0, 1).is_some());
+        snapshots.close();
+        assert!(source.snapshot(0, 1).is_none());
+        assert_eq!(Arc::strong_count(&store), 1, "nothing holds the store");
+    }
+}

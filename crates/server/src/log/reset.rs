@@ -1,0 +1,109 @@
+//! Reset: a group's log ends as a whole, because a snapshot has taken its place or its replica has left.
+//!
+//! raft-engine's command for it is remembered for as long as entries of before may be found in a file, and
+//! what the same batch writes of the group after it counts.
+
+use super::Batch;
+use raft_engine::Command;
+use taskyard_replica::eraftpb;
+
+impl Batch {
+    /// Drops everything that the group holds, whatever its index, and begins it anew after `index`: a
+    /// snapshot up to there has taken the place of the log. What is appended next follows it. Entries
+    /// after a snapshot that they do not follow would count in elections.
+    pub(crate) fn reset(
+        &mut self,
+        group: u64,
+        replica: u64,
+        index: u64,
+        state: &eraftpb::HardState,
+    ) {
+        self.forget(group);
+        self.replica(group, replica);
+        self.hard_state(group, state);
+        self.cut(group, index);
+    }
+
+    /// Forgets a group: this node has no replica of it any more.
+    pub(crate) fn forget(&mut self, group: u64) {
+        self.0.add_command(group, Command::Clean);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{GroupState, Log, tests::*};
+    use super::*;
+    use std::sync::Arc;
+
+    /// A follower's tail may reach beyond the snapshot that replaces it, and is none of the group's history.
+    #[test]
+    fn a_log_that_is_reset_holds_nothing_of_before_even_after_a_purge() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = small(dir.path());
+        let (quiet, hot, removed) = (1, 2, 3);
+        let mut batch = Batch::default();
+        let mut index = 1;
+        let mut write_hot = || {
+            for _ in 0..12 {
+                index += 1;
+                batch.append(hot, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);
+                batch.cut(hot, index - 1);
+                log.write(&mut batch).unwrap();
+            }
+            log.purge().unwrap();
+        };
+        write(&log, quiet, 2..=50);
+        write(&log, removed, 2..=9);
+        write_hot();
+        write(&log, quiet, 51..=60);
+        let hard_state = eraftpb::HardState { term: 4, vote: 2, commit: 30, ..Default::default() };
+        let mut reset = Batch::default();
+        reset.reset(quiet, 1, 30, &hard_state);
+        reset.append(quiet, &[entry(31, 10)]);
+        reset.forget(removed);
+        log.write(&mut reset).unwrap();
+        let expected = || GroupState {
+            hard_state: Some(hard_state.clone()),
+            cut: 30,
+            entries: Some((31, 31)),
+            replica: Some(1),
+        };
+        assert_eq!(log.group(quiet).unwrap(), expected());
+        write_hot();
+        write_hot();
+        assert_eq!(log.group(quiet).unwrap(), expected());
+        drop(log);
+
+        let log = Arc::new(small(dir.path()));
+        assert_eq!(log.group(quiet).unwrap(), expected());
+        assert_eq!(log.group(removed).unwrap(), GroupState::default());
+        write(&log, quiet, 32..=33);
+        drop(log);
+        assert_eq!(indexes(&Arc::new(small(dir.path())), quiet), [31, 32, 33]);
+    }
+
+    #[test]
+    fn a_log_is_reset_at_any_moment() {
+        for (written, at) in [(2..=5, 9), (2..=9, 5), (2..=9, 9)] {
+            let dir = tempfile::tempdir().unwrap();
+            let log = Log::open(dir.path()).unwrap();
+            write(&log, 3, written.clone());
+            let hard_state = eraftpb::HardState { term: 2, commit: at, ..Default::default() };
+            let mut batch = Batch::default();
+            batch.reset(3, 1, at, &hard_state);
+            log.write(&mut batch).unwrap();
+            drop(log);
+            let log = Arc::new(Log::open(dir.path()).unwrap());
+            let expected = GroupState {
+                hard_state: Some(hard_state),
+                cut: at,
+                entries: None,
+                replica: Some(1),
+            };
+            assert_eq!(log.group(3).unwrap(), expected, "{written:?} reset at {at}");
+            write(&log, 3, at + 1..=at + 2);
+            assert_eq!(log.group(3).unwrap().entries, Some((at + 1, at + 2)));
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Any node takes any request: what it does not lead it passes on, and a change of leader is nothing
+//! that a client or a worker sees.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::{Broker, DEADLINE, eventually, http, task, worker::Worker};
+use serde_json::Value;
+use std::net::SocketAddr;
+use taskyard_proto::v1;
+use tokio::time::timeout;
+
+const SHARDS: usize = 4;
+
+/// Three nodes, each shard with a voter on each of them.
+async fn three() -> [Broker; 3] {
+    let peer = SocketAddr::from(([127, 0, 0, 1], 0));
+    let first = Broker::with(|config| config.peer = Some(peer)).await;
+    eventually("the first node says where others reach it", async || {
+        let cluster = http::get(first.address, "/v1/cluster").await.ok();
+        cluster["nodes"][0]["peer_address"].as_str().filter(|at| !at.is_empty()).map(drop)
+    })
+    .await;
+    let join = vec![first.node.peer_address().unwrap().to_string()];
+    let joining = || {
+        Broker::with(|config| {
+            (config.peer, config.join) = (Some(peer), join.clone());
+            config.shards = None;
+        })
+    };
+    let nodes = [first, joining().await, joining().await];
+    eventually("three voters of each shard", async || {
+        let cluster = http::get(nodes[0].address, "/v1/cluster").await.ok();
+        let shards = cluster["shards"].as_array()?;
+        let is_whole = |shard: &Value| {
+            let replicas = shard["replicas"].as_array().map_or(&[][..], Vec::as_slice);
+            let voters = replicas.iter().filter(|replica| replica["role"] == "voter");
+            shard["leader"].is_u64() && voters.count() == 3 && shard["moving_to"].is_null()
+        };
+        (shards.len() == SHARDS && shards.iter().all(is_whole)).then_some(())
+    })
+    .await;
+    for shard in 0..SHARDS {
+        transfer(&nodes[0], shard, shard as u64 % 3 + 1).await;
+    }
+    for node in &nodes {
+        eventually("every node knows all leaders", async || {
+            let ready = http::get(node.address, "/readyz").await;
+            (ready.status == 200).then_some(())
+        })
+        .await;
+    }
+    nodes
+}
+
+/// A queue on each shard.
+fn queues(broker: &Broker) -> Vec<String> {
+    let shards = broker.node.shards();
+    let on = |shard: usize| {
+        let mut names = (0..).map(|number| format!("q{number}"));
+        names.find(|name| usize::from(shards.home(name).0) == shard).unwrap()
+    };
+    (0..SHARDS).map(on).collect()
+}
+
+async fn enqueue(broker: &Broker, queue: &str) -> String {
+    let request = v1::EnqueueRequest { task: Some(task(queue, "test")) };
+    broker.grpc().await.enqueue(request).await.unwrap().into_inner().id
+}
+
+async fn state(broker: &Broker, id: &str) -> String {
+    let task = http::get(broker.address, &format!("/v1/tasks/{id}")).await.ok();
+    task["state"].as_str().unwrap().to_owned()
+}
+
+/// The number of the node that leads a shard, as seen by another.
+async fn leader(broker: &Broker, shard: usize) -> Option<u64> {
+    let cluster = http::get(broker.address, "/v1/cluster").await.ok();
+    cluster["shards"][shard]["leader"].as_u64()
+}
+
+/// Has a node lead a shard.
+async fn transfer(broker: &Broker, shard: usize, to: u64) {
+    let path = format!("/v1/cluster/shards/{shard}/transfer");
+    eventually("another leads", async || {
+        if leader(broker, shard).await == Some(to) {
+            return Some(());
+        }
+        let asked = http::post(broker.address, &path, &format!("{{\"node\": {to}}}")).await;
+        assert!([204, 503].contains(&asked.status), "{asked:?}");
+        None
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_node_answers_for_every_shard() {
+    let nodes = three().await;
+    let queues = queues(&nodes[0]);
+    for (number, queue) in queues.iter().enumerate() {
+        let [first, second, third] = [0, 1, 2].map(|offset| &nodes[(number + offset) % 3]);
+        let id = enqueue(first, queue).await;
+        assert_eq!(state(second, &id).await, "ready");
+        let claim = format!("{{\"queues\": [\"{queue}\"], \"max\": 5, \"wait_ms\": 10000}}");
+        let claimed = http::post(third.address, "/v1/claims", &claim).await.ok();
+        assert_eq!(claimed["tasks"][0]["id"], *id);
+        let token = &claimed["tasks"][0]["claim_token"];
+        let ack = format!("{{\"claim_token\": {token}, \"result\": 42}}");
+        http::post(first.address, &format!("/v1/tasks/{id}/ack"), &ack).await.ok();
+        let result = format!("/v1/tasks/{id}/result?wait_ms=10000");
+        assert_eq!(http::get(second.address, &result).await.ok()["result"], 42);
+    }
+    // Each node has all queues in its list, and those that it leads in its metrics.
+    let mut shown = 0;
+    for node in &nodes {
+        let listed = http::get(node.address, "/v1/queues").await.ok();
+        assert_eq!(listed["queues"].as_array().map_or(0, Vec::len), SHARDS, "{listed}");
+        let metrics = http::get(node.address, "/metrics").await.text;
+        shown += queues.iter().filter(|q| metrics.contains(&format!("queue=\"{q}\""))).count();
+    }
+    assert_eq!(shown, SHARDS, "each queue on one node");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_and_its_claims_outlive_a_change_of_leaders() {
+    let nodes = three().await;
+    let queues = queues(&nodes[0]);
+    let names: Vec<&str> = queues.iter().map(String::as_str).collect();
+    let mut worker = Worker::open(&nodes[0], &names, 20).await;
+    worker.credits(20).await;
+    for queue in &queues {
+        enqueue(&nodes[1], queue).await;
+    }
+    let held = worker.tasks(SHARDS).await;
+    worker.started(&held).await;
+
+    // Every shard goes to another node, with a claim held and one parked on it.
+    for shard in 0..SHARDS {
+        let from = leader(&nodes[0], shard).await.unwrap();
+        transfer(&nodes[2], shard, from % 3 + 1).await;
+    }
+    worker.beat(&held).await;
+    worker.ack_all(&held).await;
+    for queue in &queues {
+        enqueue(&nodes[2], queue).await;
+    }
+    let again = worker.tasks(SHARDS).await;
+    worker.ack_all(&again).await;
+    worker.goodbye().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_stops_is_noticed_by_nobody_who_uses_the_others() {
+    let [first, second, third] = three().await;
+    let queues = queues(&first);
+    let names: Vec<&str> = queues.iter().map(String::as_str).collect();
+    let mut worker = Worker::open(&second, &names, 20).await;
+    worker.credits(20).await;
+    // A waiting worker, and a stream of enqueues while the node goes: none fails.
+    let stopping = tokio::spawn(async move { first.stop().await });
+    let mut ids = Vec::new();
+    while !stopping.is_finished() {
+        for queue in &queues {
+            ids.push(enqueue(&third, queue).await);
+        }
+    }
+    stopping.await.unwrap();
+    let mut left = ids.len();
+    while left > 0 {
+        worker.credits(20).await;
+        let more = worker.tasks(left.min(20)).await;
+        worker.ack_all(&more).await;
+        left -= more.len();
+    }
+    for id in &ids {
+        assert_eq!(state(&second, id).await, "succeeded");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_goes_on_at_another_node_when_its_own_has_crashed() {
+    let [first, second, third] = three().await;
+    let queues = queues(&first);
+    let names: Vec<&str> = queues.iter().map(String::as_str).collect();
+    let mut worker = Worker::open(&first, &names, 20).await;
+    worker.credits(20).await;
+    for queue in &queues {
+        enqueue(&second, queue).await;
+    }
+    let held = worker.tasks(SHARDS).await;
+    worker.started(&held).await;
+    let session_id = worker.session_id.clone();
+    tokio::task::spawn_blocking(move || drop(first)).await.unwrap();
+    drop(worker);
+
+    let hello = v1::Hello {
+        session_id: session_id.clone(),
+        held: common::worker::held(&held),
+        ..common::worker::hello(&names, 20)
+    };
+    let mut worker = timeout(DEADLINE, Worker::hello(&second, hello)).await.unwrap().unwrap();
+    assert_eq!(worker.session_id, session_id);
+    worker.ack_all(&held).await;
+    worker.credits(20).await;
+    for queue in &queues {
+        enqueue(&third, queue).await;
+    }
+    let again = worker.tasks(SHARDS).await;
+    worker.ack_all(&again).await;
+}
