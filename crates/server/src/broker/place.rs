@@ -28,6 +28,9 @@ const MOVES_MAX: usize = 3;
 /// How long a change of spread takes until all nodes have heard of it, in ordinary times.
 const CHANGES_WITHIN: Duration = Duration::from_millis(200);
 
+/// A queue and a request id.
+pub(super) type Request = (String, String);
+
 /// Where a new task goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
@@ -46,8 +49,7 @@ pub(super) struct Look {
     pub(super) shard: ShardId,
     /// Of the task in its batch.
     pub(super) index: usize,
-    /// Queue and request id.
-    pub(super) request: (String, String),
+    pub(super) request: Request,
 }
 
 /// One task for a queue that is spread, owned, so that it can be placed again.
@@ -69,7 +71,7 @@ impl Placing {
         }
     }
 
-    fn request(&self) -> (String, String) {
+    fn request(&self) -> Request {
         (self.queue.clone(), self.request_id.clone().unwrap_or_default())
     }
 }
@@ -225,16 +227,15 @@ impl Broker {
     /// The tasks of requests that shards remember, in the same order.
     pub(super) async fn known(
         &self,
-        asked: Vec<(ShardId, (String, String))>,
+        asked: Vec<(ShardId, Request)>,
     ) -> Result<Vec<Option<TaskId>>, Error> {
         let mut known = vec![None; asked.len()];
-        let mut by_shard: BTreeMap<ShardId, (Vec<usize>, Vec<(String, String)>)> = BTreeMap::new();
+        let mut by_shard: BTreeMap<ShardId, Vec<(usize, Request)>> = BTreeMap::new();
         for (index, (shard, request)) in asked.into_iter().enumerate() {
-            let (indexes, requests) = by_shard.entry(shard).or_default();
-            indexes.push(index);
-            requests.push(request);
+            by_shard.entry(shard).or_default().push((index, request));
         }
-        let answers = by_shard.into_iter().map(|(shard, (indexes, requests))| async move {
+        let answers = by_shard.into_iter().map(|(shard, asked)| async move {
+            let (indexes, requests): (Vec<usize>, Vec<Request>) = asked.into_iter().unzip();
             let found = self.shards().ask(shard, ask::KnownRequests { requests }).await?;
             Ok::<_, Error>(indexes.into_iter().zip(found))
         });
