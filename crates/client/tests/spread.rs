@@ -6,7 +6,7 @@ use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex},
 };
-use taskyard::{Client, QueueSettings, State, testing::TestBroker};
+use taskyard::{Client, Fail, QueueSettings, State, testing::TestBroker};
 
 const QUEUE: &str = "clicks";
 
@@ -18,8 +18,9 @@ async fn spread(client: &Client, shards: u32) {
 
 type Counted = Arc<Mutex<BTreeSet<u32>>>;
 
-async fn count(number: u32, State(counted): State<Counted>) {
+async fn count(number: u32, State(counted): State<Counted>) -> Result<(), Fail> {
     assert!(counted.lock().unwrap().insert(number), "{number} ran twice");
+    Ok(())
 }
 
 #[tokio::test]
@@ -29,7 +30,7 @@ async fn a_worker_runs_what_lies_on_every_shard_while_the_spread_changes() {
     let counted = Counted::default();
     let worker = broker.worker().queue(QUEUE).concurrency(4).state(Arc::clone(&counted));
     let _worker = broker.run(worker.handler("count", count)).unwrap();
-    let mut number = 0;
+    let mut number = 0_u32;
     for shards in [1, 4, 2] {
         spread(&client, shards).await;
         for _ in 0..20 {
