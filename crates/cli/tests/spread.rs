@@ -22,7 +22,7 @@ fn a_queue_is_spread_shown_and_laid_on_one_shard_again() {
     assert_eq!(ready(&yard), 8, "on however many shards");
 
     let refused = yard.run(&["queue", "set", "clicks", "--concurrency", "5"]);
-    assert_eq!((refused.code, refused.stdout.as_str()), (1, ""));
+    assert_eq!((refused.code, refused.stdout.as_str()), (2, ""));
     assert!(refused.stderr.contains("exclude each other"), "{}", refused.stderr);
     yard.ok(&["queue", "set", "clicks", "--unset", "spread"]);
     assert_eq!(settings(&yard), json!({"timeout_ms": 300_000}));
@@ -35,6 +35,6 @@ fn a_queue_is_spread_shown_and_laid_on_one_shard_again() {
     let yard = yard.restart();
     assert_eq!(settings(&yard)["concurrency"], 5);
     let far = yard.run(&["queue", "set", "clicks", "--unset", "concurrency", "--spread", "9"]);
-    assert_eq!(far.code, 1);
+    assert_eq!(far.code, 2);
     assert!(far.stderr.contains("give 1 to 4"), "{}", far.stderr);
 }
