@@ -13,7 +13,7 @@ use std::{
     time::Instant,
 };
 use taskyard_machine::ShardId;
-use taskyard_replica::{CONTROL_GROUP, Control, NodeId};
+use taskyard_replica::{CONTROL_GROUP, Control, NodeId, Spread};
 use tokio::sync::watch;
 
 /// What is known of leaders and places. Shared by the loop and everybody who routes.
@@ -29,6 +29,8 @@ pub(crate) struct Routes {
     control: RwLock<Arc<Control>>,
     /// The control state knows of no other node.
     is_alone: AtomicBool,
+    /// The control state knows of queues that are spread.
+    has_spreads: AtomicBool,
     /// Counts what has changed.
     changed: watch::Sender<u64>,
 }
@@ -42,6 +44,7 @@ impl Routes {
             leaving: AtomicBool::new(false),
             control: RwLock::default(),
             is_alone: AtomicBool::new(false),
+            has_spreads: AtomicBool::new(false),
             changed: watch::Sender::new(0),
         }
     }
@@ -106,8 +109,19 @@ impl Routes {
     pub(crate) fn set_control(&self, control: Arc<Control>) {
         let is_alone = control.nodes().keys().eq([&self.me]);
         self.is_alone.store(is_alone, Ordering::Release);
+        let has_spreads = control.spread_queues() > 0;
         *self.control.write().unwrap_or_else(PoisonError::into_inner) = control;
+        self.has_spreads.store(has_spreads, Ordering::Release);
         self.tell();
+    }
+
+    /// How far a queue lies; `None` if it lies on its home shard alone. Costs nothing where no queue is
+    /// spread.
+    pub(crate) fn spread(&self, queue: &str) -> Option<Spread> {
+        match self.has_spreads.load(Ordering::Acquire) {
+            true => self.control().spread(queue).cloned(),
+            false => None,
+        }
     }
 
     /// Whether this node is the whole cluster. Not so before the control state is known.
