@@ -35,6 +35,7 @@ const CUT_KEY: &[u8] = b"cut";
 const MARK_KEY: &[u8] = b"mark";
 const REPLICA_KEY: &[u8] = b"replica";
 const CONTROL_KEY: &[u8] = b"control";
+const GONE_KEY: &[u8] = b"gone";
 /// The replica of each group that the node has which founds a cluster.
 pub(crate) const FIRST_REPLICA: u64 = 1;
 
@@ -73,6 +74,8 @@ pub(crate) struct GroupState {
     pub entries: Option<(u64, u64)>,
     /// The id of this node's replica; `None` if it has none.
     pub replica: Option<u64>,
+    /// The last replica that this node had and has no more, 0 if there was none: it never comes back.
+    pub gone: u64,
 }
 
 /// How long one write took.
@@ -271,8 +274,9 @@ impl Log {
         };
         let cut = number(CUT_KEY, "its cut")?.unwrap_or(0);
         let replica = number(REPLICA_KEY, "the number of its replica")?;
+        let gone = number(GONE_KEY, "the number of its last replica")?.unwrap_or(0);
         let entries = self.engine.first_index(group).zip(self.engine.last_index(group));
-        Ok(GroupState { hard_state, cut, entries, replica })
+        Ok(GroupState { hard_state, cut, entries, replica, gone })
     }
 
     /// The last checkpoint of the control group; `None` if there is none.

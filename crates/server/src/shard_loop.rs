@@ -130,6 +130,8 @@ pub(crate) struct ShardLoop {
     next_tick: Instant,
     /// Replicas that are to go.
     doomed: BTreeSet<usize>,
+    /// By group: the last replica that this node had and has no more.
+    gone: BTreeMap<u64, u64>,
     hand_over: Option<raft::HandOver>,
     /// Shards with work for the next turn, each once.
     active: Vec<usize>,
@@ -183,6 +185,7 @@ impl ShardLoop {
             runtime: parts.runtime,
             next_tick: real,
             doomed: BTreeSet::new(),
+            gone: recovered.gone,
             hand_over: None,
             active: Vec::new(),
             inbox,

@@ -25,7 +25,7 @@ pub(crate) enum ClusterCall {
     /// How the node and its replicas stand.
     Report,
     /// A group that the node leads is to change its members.
-    Change { group: u64, changes: Vec<MemberChange> },
+    Change { group: u64, fence: (u64, u64), changes: Vec<MemberChange> },
     /// A group that the node leads is to be led by another replica.
     Transfer { group: u64, to: u64 },
     /// Of the control group's leader: a node asks for a place.
@@ -182,7 +182,7 @@ impl ClusterReply {
 
 wire_enum!(ClusterCall {
     1 => Report,
-    2 => Change { group, changes },
+    2 => Change { group, fence, changes },
     3 => Transfer { group, to },
     4 => Join(candidate),
     5 => Announce { node, about },
@@ -219,6 +219,7 @@ mod tests {
         for call in [
             ClusterCall::Report,
             ClusterCall::Change {
+                fence: (7, 40),
                 group: 3,
                 changes: vec![Change::AddVoter(1).into(), Change::Remove(2).into()],
             },

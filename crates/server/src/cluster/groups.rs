@@ -37,6 +37,8 @@ pub struct GroupStatus {
     pub learners: Vec<u64>,
     /// The old voters while a change of several members is under way.
     pub outgoing: Vec<u64>,
+    /// The entry that made the members what they are. With the term it fences what is planned for them.
+    pub members_since: u64,
     /// How far each member has come; empty unless it serves.
     pub members: Vec<MemberStatus>,
     /// It is being sent the whole state: bytes that have arrived.
@@ -68,6 +70,7 @@ wire_struct!(GroupStatus {
     voters,
     learners,
     outgoing,
+    members_since,
     members,
     installing,
 });
@@ -81,11 +84,17 @@ impl Shards {
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
-    /// Proposes a change of a group's members, if this node leads it. Returns when it is proposed: what
-    /// became of it is seen in the group's status.
-    pub(crate) async fn change(&self, group: u64, changes: Vec<Change>) -> Result<(), Error> {
+    /// Proposes a change of a group's members, if this node leads it and they are those that the change was
+    /// planned for: `fence` is their term and `members_since`. Returns when it is proposed: what became
+    /// of it is seen in the group's status.
+    pub(crate) async fn change(
+        &self,
+        group: u64,
+        fence: (u64, u64),
+        changes: Vec<Change>,
+    ) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
-        self.push(Input::Change { group, changes, answer })?;
+        self.push(Input::Change { group, fence, changes, answer })?;
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 

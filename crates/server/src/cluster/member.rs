@@ -91,9 +91,9 @@ impl Cluster {
         Box::pin(async move {
             let answered = match call {
                 ClusterCall::Report => self.report().await.map(ClusterReply::Report),
-                ClusterCall::Change { group, changes } => {
+                ClusterCall::Change { group, fence, changes } => {
                     let changes = changes.into_iter().map(Into::into).collect();
-                    self.shards().change(group, changes).await.map(|()| ClusterReply::Done)
+                    self.shards().change(group, fence, changes).await.map(|()| ClusterReply::Done)
                 }
                 ClusterCall::Transfer { group, to } => {
                     self.shards().transfer(group, to).await.map(|()| ClusterReply::Done)

@@ -134,7 +134,9 @@ async fn take(cluster: &Cluster, sight: &Sight, seen: &Seen, step: &Step) -> Res
         }
         Step::Change { group, changes } => {
             let changes = changes.iter().copied().map(Into::into).collect();
-            (*group, ClusterCall::Change { group: *group, changes })
+            let leader = sight.leader(*group).map(|(_, status)| status);
+            let fence = leader.map_or((0, 0), |status| (status.term, status.members_since));
+            (*group, ClusterCall::Change { group: *group, fence, changes })
         }
         Step::Transfer { group, to } => (*group, ClusterCall::Transfer { group: *group, to: *to }),
     };

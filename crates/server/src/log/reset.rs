@@ -3,7 +3,7 @@
 //! raft-engine's command for it is remembered for as long as entries of before may be found in a file, and
 //! what the same batch writes of the group after it counts.
 
-use super::Batch;
+use super::{Batch, GONE_KEY};
 use raft_engine::Command;
 use taskyard_replica::eraftpb;
 
@@ -18,15 +18,17 @@ impl Batch {
         index: u64,
         state: &eraftpb::HardState,
     ) {
-        self.forget(group);
+        self.0.add_command(group, Command::Clean);
         self.replica(group, replica);
         self.hard_state(group, state);
         self.cut(group, index);
     }
 
-    /// Forgets a group: this node has no replica of it any more.
-    pub(crate) fn forget(&mut self, group: u64) {
+    /// Forgets a group, but for the number of the replica that this node had: an old map must not bring it
+    /// back, empty, with the votes that it gave forgotten.
+    pub(crate) fn forget(&mut self, group: u64, replica: u64) {
         self.0.add_command(group, Command::Clean);
+        self.put(group, GONE_KEY, replica.to_le_bytes().to_vec());
     }
 }
 
@@ -61,13 +63,14 @@ mod tests {
         let mut reset = Batch::default();
         reset.reset(quiet, 1, 30, &hard_state);
         reset.append(quiet, &[entry(31, 10)]);
-        reset.forget(removed);
+        reset.forget(removed, 6);
         log.write(&mut reset).unwrap();
         let expected = || GroupState {
             hard_state: Some(hard_state.clone()),
             cut: 30,
             entries: Some((31, 31)),
             replica: Some(1),
+            gone: 0,
         };
         assert_eq!(log.group(quiet).unwrap(), expected());
         write_hot();
@@ -77,7 +80,7 @@ mod tests {
 
         let log = Arc::new(small(dir.path()));
         assert_eq!(log.group(quiet).unwrap(), expected());
-        assert_eq!(log.group(removed).unwrap(), GroupState::default());
+        assert_eq!(log.group(removed).unwrap(), GroupState { gone: 6, ..GroupState::default() });
         write(&log, quiet, 32..=33);
         drop(log);
         assert_eq!(indexes(&Arc::new(small(dir.path())), quiet), [31, 32, 33]);
@@ -100,6 +103,7 @@ mod tests {
                 cut: at,
                 entries: None,
                 replica: Some(1),
+                gone: 0,
             };
             assert_eq!(log.group(3).unwrap(), expected, "{written:?} reset at {at}");
             write(&log, 3, at + 1..=at + 2);

@@ -121,6 +121,8 @@ pub(crate) enum Input {
     /// A change of a group's members, if this node leads it.
     Change {
         group: u64,
+        /// Term, and the entry that made its members what they are.
+        fence: (u64, u64),
         changes: Vec<Change>,
         answer: Answer<()>,
     },

@@ -73,7 +73,9 @@ impl ShardLoop {
                 Some(control) => control.propose(command.encode(), Some(answer)),
                 None => drop(answer.send(Err(control::not_leader()))),
             },
-            Input::Change { group, changes, answer } => self.accept_change(group, &changes, answer),
+            Input::Change { group, fence, changes, answer } => {
+                self.accept_change(group, fence, &changes, answer);
+            }
             Input::Transfer { group, to, answer } => self.accept_transfer(group, to, answer),
             Input::HandOver { until, answer } => self.accept_hand_over(until, answer),
             Input::Raft { from, group, message } => self.accept_raft(from, group, &message),

@@ -215,13 +215,18 @@ impl ShardLoop {
     }
 
     /// Proposes a change of members.
-    pub(super) fn accept_change(&mut self, group: u64, changes: &[Change], answer: Answer<()>) {
+    pub(super) fn accept_change(
+        &mut self,
+        group: u64,
+        fence: (u64, u64),
+        changes: &[Change],
+        answer: Answer<()>,
+    ) {
         let changed = match self.leader_of_group(group) {
             None => Err(self.not_leader(group)),
-            Some(Led::Control(control)) => changed(control.replica.propose_conf_change(changes)),
+            Some(Led::Control(control)) => change(&mut control.replica, fence, changes),
             Some(Led::Shard(number)) => {
-                let shard = &mut self.shards[number];
-                let changed = changed(shard.replica.propose_conf_change(changes));
+                let changed = change(&mut self.shards[number].replica, fence, changes);
                 self.activate(number);
                 changed
             }
@@ -329,8 +334,17 @@ enum Led<'a> {
     Shard(usize),
 }
 
-fn changed(changed: Result<(), ChangeRefused>) -> Result<(), Error> {
-    changed.map_err(|refused| match refused {
+/// Proposes a change, unless the group has moved on since it was planned.
+fn change<M: StateMachine>(
+    replica: &mut Replica<M>,
+    fence: (u64, u64),
+    changes: &[Change],
+) -> Result<(), Error> {
+    if (replica.term(), replica.members_since()) != fence {
+        let what = "the group's members or its leader have changed since this was planned";
+        return Err(Error::Unavailable(what.into()));
+    }
+    replica.propose_conf_change(changes).map_err(|refused| match refused {
         ChangeRefused::NotLeader(_) | ChangeRefused::InProgress => {
             Error::Unavailable(refused.to_string())
         }
@@ -380,6 +394,7 @@ fn status<M: StateMachine>(group: u64, replica: &Replica<M>) -> GroupStatus {
         voters: members.voters,
         learners: members.learners,
         outgoing: members.outgoing,
+        members_since: replica.members_since(),
         members: peers.collect(),
         installing: None,
     }

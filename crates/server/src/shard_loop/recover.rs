@@ -17,6 +17,7 @@ use crate::{
     node::StartError,
 };
 use std::{
+    collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -33,6 +34,8 @@ const FIRST_INDEX: u64 = 2;
 pub(crate) struct Recovered {
     pub(super) control: Option<LocalControl>,
     pub(super) shards: Vec<LocalShard>,
+    /// By group: the last replica that was here and is no more.
+    pub(super) gone: BTreeMap<u64, u64>,
 }
 
 /// All replicas of a data directory, as their disk left them. Several at once: loading is work for the
@@ -66,7 +69,11 @@ pub(crate) fn recover_all(
         joined.collect()
     });
     let shards = parts?.into_iter().flatten().collect();
-    Ok(Recovered { control, shards })
+    let mut gone = BTreeMap::new();
+    for group in (0..format.shards).map(|shard| group_of(ShardId(shard))) {
+        gone.insert(group, log.group(group)?.gone);
+    }
+    Ok(Recovered { control, shards, gone })
 }
 
 /// `None` if this node has no replica of it.
@@ -208,7 +215,7 @@ mod tests {
             let hard_state = Some(eraftpb::HardState::default());
             check_they_meet(
                 cut.as_ref(),
-                &GroupState { hard_state, cut: log_cut, entries, replica: Some(1) },
+                &GroupState { hard_state, cut: log_cut, entries, replica: Some(1), gone: 0 },
             )
         };
         for (checkpoint, log_cut, entries) in [
@@ -256,8 +263,13 @@ mod tests {
             log.write(&mut batch).unwrap();
             finish_install(&log, group, 1, &cut).unwrap();
             let held = log.group(group).unwrap();
-            let expected =
-                GroupState { hard_state: Some(after), cut: 30, entries: None, replica: Some(1) };
+            let expected = GroupState {
+                hard_state: Some(after),
+                cut: 30,
+                entries: None,
+                replica: Some(1),
+                gone: 0,
+            };
             assert_eq!(held, expected, "group {group}");
             check_they_meet(Some(&cut), &held).unwrap();
         }

@@ -131,9 +131,13 @@ impl ShardLoop {
         self.remove_doomed()
     }
 
-    /// An empty replica: its leader sends it all there is.
+    /// An empty replica: its leader sends it all there is. One that was here before does not come back:
+    /// only a map from before it left names it still.
     fn make_replica(&mut self, shard: ShardId, id: u64) {
         let (format, group) = (self.format, group_of(shard));
+        if self.gone.get(&group).is_some_and(|gone| id <= *gone) {
+            return;
+        }
         let identity = Identity { incarnation: format.incarnation, shard, shards: format.shards };
         let state = State::new(Machine::new(identity));
         let config = replica_config(group, id, self.seed_of_elections());
@@ -166,7 +170,8 @@ impl ShardLoop {
             self.sessions.forget(shard.id);
             self.memory.forget(&shard);
             self.active.retain(|other| *other != number);
-            self.batch.forget(shard.group);
+            self.batch.forget(shard.group, id);
+            self.gone.insert(shard.group, id);
             self.remove_stored(shard.id)?;
             self.routes.set_leader(shard.group, None);
             if let Some(id) = self.routes.control().replica_on(shard.group, self.format.node) {
