@@ -170,6 +170,7 @@ fn change(args: &QueueSetArgs, mut settings: QueueSettings) -> Result<QueueSetti
             SettingName::KeyRate => per_key(&mut settings).rate = None,
             SettingName::Weights => settings.weights.clear(),
             SettingName::Ageing => settings.ageing_ms = None,
+            SettingName::Spread => settings.spread = None,
             SettingName::Retry => settings.retry = None,
         }
     }
@@ -190,6 +191,7 @@ fn change(args: &QueueSetArgs, mut settings: QueueSettings) -> Result<QueueSetti
     }
     settings.weights.extend(args.weight.iter().cloned());
     settings.ageing_ms = args.ageing.map(millis).or(before.ageing_ms);
+    settings.spread = args.spread.or(before.spread);
     settings.retry = retry_policy(&args.retry, before.retry.clone())?.or(before.retry.clone());
     if args.unset.is_empty() && settings == before {
         return Err(usage(format!(
@@ -292,6 +294,7 @@ fn show_settings(settings: &QueueSettings) -> String {
         ("key-rate", none(keys.rate.map(show_rate))),
         ("weights", none((!weights.is_empty()).then(|| weights.join(", ")))),
         ("ageing", settings.ageing_ms.map_or_else(|| "none".to_owned(), |ms| span(Some(ms)))),
+        ("spread", number(settings.spread.map(u64::from))),
         ("retry", retry),
     ]
     .map(|(name, value)| format!("{name:<20}  {value}\n"))

@@ -218,6 +218,10 @@ pub struct QueueSettings {
     /// default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ageing_ms: Option<u64>,
+    /// Over how many shards the queue lies. 1 by default. For a queue that is too hot for one; not
+    /// together with `max_length`, `concurrency`, `rate` or `per_key`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<u32>,
 }
 
 /// How often something may happen: on average, and at once after a pause.
@@ -286,6 +290,7 @@ impl From<v1::QueueSettings> for QueueSettings {
             }),
             weights: wire.weights.into_iter().collect(),
             ageing_ms: wire.ageing_ms,
+            spread: wire.spread,
         }
     }
 }
@@ -309,6 +314,7 @@ impl From<QueueSettings> for v1::QueueSettings {
             }),
             weights: settings.weights.into_iter().collect(),
             ageing_ms: settings.ageing_ms,
+            spread: settings.spread,
         }
     }
 }

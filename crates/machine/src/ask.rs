@@ -11,8 +11,8 @@ mod tests;
 use crate::wire::{Reader, Wire};
 use crate::{
     Claim, ClaimQueue, ClaimView, Claimable as Claims, DecodeError, FlowFilter, FlowPage, FlowView,
-    Machine, QueueName, QueueView, ScheduleView, SessionId, TaskFilter, TaskId, TaskPage,
-    TaskSketch, TaskStateName, TaskView, Timestamp, WhyView, limits,
+    Machine, QueueName, QueueView, ScheduleView, SessionId, SpreadView, TaskFilter, TaskId,
+    TaskPage, TaskSketch, TaskStateName, TaskView, Timestamp, WhyView, limits,
 };
 
 /// A question that a shard's state answers.
@@ -273,6 +273,21 @@ questions! {
         /// The session.
         session: SessionId,
     } -> bool, |asked, machine| machine.session_holds(asked.session);
+
+    /// How a queue lies, as the shard knows it.
+    19 => Spread {
+        /// Its name.
+        queue: QueueName,
+    } -> Option<SpreadView>, |asked, machine| machine.spread_view(&asked.queue);
+
+    /// The tasks that requests made which the shard remembers.
+    20 => KnownRequests {
+        /// Queue and request id of each.
+        requests: Vec<(String, String)>,
+    } -> Vec<Option<TaskId>>, |asked, machine| machine.known_requests(&asked.requests);
+
+    /// How the queues lie that were ever spread and have their home here.
+    21 => Spreads {} -> Vec<(QueueName, SpreadView)>, |_, machine| machine.spread_views();
 }
 
 impl Tasks {

@@ -49,6 +49,7 @@ impl Turn<'_> {
         parse_queue(queue)?;
         for (index, task) in (0..).zip(tasks) {
             if self.known_request(queue, task.request_id).is_none() {
+                self.check_place(queue, task)?;
                 task.check(self.now).map_err(|rejection| in_batch(index, rejection))?;
             }
         }

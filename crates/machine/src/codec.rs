@@ -103,6 +103,7 @@ wire_command! {
     29 => ResumeSchedule,
     30 => TriggerSchedule,
     32 => BackfillSchedule,
+    33 => TrimQueue,
 }
 
 wire_struct!(Body<'a> { content_type, headers, payload });
@@ -140,6 +141,7 @@ wire_struct!(QueueCommand<'a> { queue });
 wire_struct!(EnqueueCut { next_sequence, now });
 wire_struct!(PurgeQueue<'a> { queue, before, after });
 wire_struct!(SetQueue<'a> { queue, settings });
+wire_struct!(TrimQueue<'a> { queue, version });
 wire_words!(SessionEnd { 1 => Goodbye, 2 => Silence });
 wire_struct!(EndSession { session, reason, not_started, keep });
 wire_struct!(Deliver<'a> { from, sequence, command });
@@ -167,6 +169,7 @@ wire_struct!(QueueSettings {
     per_key,
     weights,
     ageing_ms,
+    spread,
 });
 wire_struct!(PerKey { concurrency, rate });
 
@@ -413,9 +416,11 @@ pub(crate) mod tests {
                     per_key: Some(PerKey { concurrency: Some(1), rate: None }),
                     weights: [("acme".into(), 3), ("".into(), 2)].into(),
                     ageing_ms: Some(60_000),
+                    spread: Some(4),
                     ..QueueSettings::default()
                 },
             }),
+            Command::TrimQueue(TrimQueue { queue: "mail", version: 3 }),
             Command::EndSession(EndSession {
                 session: SessionId(1),
                 reason: SessionEnd::Silence,

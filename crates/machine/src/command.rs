@@ -51,6 +51,8 @@ pub enum Command<'a> {
     PurgeQueue(crate::PurgeQueue<'a>),
     /// Replaces a queue's settings; makes the queue if it does not exist.
     SetQueue(SetQueue<'a>),
+    /// Forgets shards beyond a queue's spread that were seen empty.
+    TrimQueue(TrimQueue<'a>),
     /// Ends a session's claims on this shard, a bounded number per entry.
     EndSession(EndSession),
     /// Makes a flow: a DAG of tasks, all or none.
@@ -456,6 +458,15 @@ pub struct SetQueue<'a> {
     pub queue: &'a str,
     /// All its settings; what is `None` returns to the default.
     pub settings: QueueSettings,
+}
+
+/// See [`Command::TrimQueue`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrimQueue<'a> {
+    /// The queue.
+    pub queue: &'a str,
+    /// The rules under which they were seen empty; a newer version changes nothing.
+    pub version: u64,
 }
 
 /// Why a session ends.

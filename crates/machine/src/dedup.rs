@@ -47,7 +47,7 @@ impl Turn<'_> {
 }
 
 impl Machine {
-    fn made_by_request(&self, queue: &str, request_id: Option<&str>) -> Option<TaskId> {
+    pub(crate) fn made_by_request(&self, queue: &str, request_id: Option<&str>) -> Option<TaskId> {
         let record = self.dedup.get(request_key(queue, request_id?))?;
         (record.expires_at > self.counters.now).then_some(record.id)
     }

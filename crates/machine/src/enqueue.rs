@@ -29,6 +29,7 @@ impl Turn<'_> {
         if let Some(id) = self.known_request(queue, task.request_id) {
             return Ok(Enqueued { id, duplicate: true });
         }
+        self.check_place(queue, task)?;
         task.check(self.now)?;
         let verdict = self.judge(queue, task)?;
         if verdict == Verdict::New {

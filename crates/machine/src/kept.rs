@@ -103,6 +103,11 @@ impl<V: Keep> Kept<V> {
         self.expiries.first().map(|&(at, _)| at)
     }
 
+    /// When the last record expires.
+    pub(crate) fn last_due(&self) -> Option<Timestamp> {
+        self.expiries.last().map(|&(at, _)| at)
+    }
+
     /// The record that expires first.
     pub(crate) fn first_to_expire(&self) -> Option<(Timestamp, V::Key)> {
         self.expiries.first().copied()

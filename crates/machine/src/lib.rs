@@ -68,6 +68,7 @@ mod schedule_command;
 mod session;
 mod settings;
 mod slab;
+mod spread;
 mod stage;
 mod task;
 mod task_image;
@@ -104,6 +105,7 @@ pub use retry::{Backoff, RetryPolicy};
 pub use schedule::{DueSchedule, SCHEDULE_HEADERS, ScheduleView, check_schedule_name};
 pub use schedule_command::*;
 pub use settings::{PerKey, QueueSettings};
+pub use spread::{SpreadView, request_shard, spread_shards};
 pub use task::{
     ClaimToken, FlowState, InvalidTaskId, SessionId, ShardId, TaskId, TaskStateName, Timestamp,
 };

@@ -196,6 +196,10 @@ limits! {
     OCCURRENCES_PER_ENTRY_MAX: usize = 1_000, "occurrences";
     /// Runs of one schedule that have not ended, while it looks at them; a trigger beyond is refused.
     SCHEDULE_LIVE_RUNS_MAX: usize = 1_000, "runs";
+    /// Shards that one queue is spread over: each claim looks at all of them.
+    SPREAD_MAX: u16 = 64, "shards";
+    /// Queues that are spread at once: every node keeps where they lie.
+    SPREAD_QUEUES_MAX: usize = 1_000, "queues";
     /// Queues of one shard: each costs counters and a place in every list.
     QUEUES_PER_SHARD_MAX: usize = 10_000, "queues";
     /// Commands of one log entry are packed up to this; a larger one travels alone.

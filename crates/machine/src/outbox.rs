@@ -8,6 +8,7 @@ use crate::entry::DecodeError;
 use crate::flow::{FlowTask, ParentResult};
 use crate::kept::Keep;
 use crate::slab::Slot;
+use crate::spread::QueueRules;
 use crate::turn::Turn;
 use crate::watch::{TaskEnded, Watch};
 use crate::wire::{Reader, Wire, decode, encode, wire_struct};
@@ -88,6 +89,8 @@ pub(crate) enum Message<'a> {
     Forget { task: TaskId },
     /// A node's task was retried by hand.
     NodeRevived { flow: TaskId, node: u32, run: u32 },
+    /// What holds for a queue that is spread to the target.
+    QueueRules(QueueRules<'a>),
 }
 
 impl<'a> Wire<'a> for Message<'a> {
@@ -133,6 +136,10 @@ impl<'a> Wire<'a> for Message<'a> {
                 out.push(18);
                 (*flow, (*node, *run)).write(out);
             }
+            Message::QueueRules(rules) => {
+                out.push(19);
+                rules.write(out);
+            }
         }
     }
 
@@ -166,6 +173,7 @@ impl<'a> Wire<'a> for Message<'a> {
                 let (flow, (node, run)) = reader.read()?;
                 Ok(Message::NodeRevived { flow, node, run })
             }
+            19 => Ok(Message::QueueRules(reader.read()?)),
             other => Err(reader.error(format_args!("unknown message {other}"))),
         }
     }
@@ -279,6 +287,7 @@ impl Turn<'_> {
         match message {
             Message::Enqueue { id, enqueue, .. } => self.check_accepted(*id, enqueue.queue),
             Message::FlowTask(task) => self.check_accepted(task.id, task.enqueue.queue),
+            Message::QueueRules(rules) => check_name(rules.queue),
             Message::TaskEnded(_)
             | Message::Release { .. }
             | Message::FailBlocked { .. }
@@ -294,10 +303,7 @@ impl Turn<'_> {
         if id.home != self.shard.identity.shard {
             return Err(Rejection::invalid(format!("task {id} lives on shard {}", id.home)));
         }
-        match QueueName::accepted(queue) {
-            Ok(_) => Ok(()),
-            Err(invalid) => Err(Rejection::invalid(invalid.to_string())),
-        }
+        check_name(queue)
     }
 
     /// Does what a checked message asks.
@@ -319,6 +325,7 @@ impl Turn<'_> {
             }
             Message::Forget { task } => self.take_forget(*task),
             Message::NodeRevived { flow, node, run } => self.node_revived(*flow, *node, *run),
+            Message::QueueRules(rules) => self.take_queue_rules(rules),
         }
     }
 
@@ -364,6 +371,13 @@ impl Turn<'_> {
 
     fn link(&self, shard: ShardId) -> Link {
         self.shard.links.get(shard).copied().unwrap_or_default()
+    }
+}
+
+fn check_name(queue: &str) -> Result<(), Rejection> {
+    match QueueName::accepted(queue) {
+        Ok(_) => Ok(()),
+        Err(invalid) => Err(Rejection::invalid(invalid.to_string())),
     }
 }
 

@@ -21,12 +21,26 @@ impl Turn<'_> {
         fact: impl FnOnce(QueueName) -> EventKind,
     ) -> Result<Outcome, Rejection> {
         let number = self.find_queue(queue)?;
-        if self.shard.queues.get(number).paused != paused {
-            self.shard.edit_queue(number, |queue| queue.paused = paused);
-            let name = self.shard.queues.get(number).name.clone();
-            self.emit(fact(name));
+        if self.put_paused(number, paused, fact) {
+            self.tell_spread(number);
         }
         Ok(Outcome::Done)
+    }
+
+    /// Stops a queue or lets it go; `false` if it was so before.
+    pub(crate) fn put_paused(
+        &mut self,
+        number: Slot,
+        paused: bool,
+        fact: impl FnOnce(QueueName) -> EventKind,
+    ) -> bool {
+        if self.shard.queues.get(number).paused == paused {
+            return false;
+        }
+        self.shard.edit_queue(number, |queue| queue.paused = paused);
+        let name = self.shard.queues.get(number).name.clone();
+        self.emit(fact(name));
+        true
     }
 
     /// The number of a queue that exists.

@@ -184,6 +184,30 @@ pub struct QueueView {
     pub oldest_ready_at: Option<Timestamp>,
 }
 
+impl QueueView {
+    /// This one with what another shard of the same queue holds.
+    #[must_use]
+    pub fn with(mut self, other: &QueueView) -> QueueView {
+        let (sum, more) = (&mut self.counts, &other.counts);
+        sum.blocked += more.blocked;
+        sum.scheduled += more.scheduled;
+        sum.ready += more.ready;
+        sum.claimed += more.claimed;
+        sum.dead += more.dead;
+        sum.finished += more.finished;
+        sum.enqueued_total += more.enqueued_total;
+        sum.succeeded_total += more.succeeded_total;
+        sum.failed_total += more.failed_total;
+        sum.dead_total += more.dead_total;
+        sum.lost_total += more.lost_total;
+        sum.expired_total += more.expired_total;
+        sum.cancelled_total += more.cancelled_total;
+        self.oldest_ready_at =
+            [self.oldest_ready_at, other.oldest_ready_at].into_iter().flatten().min();
+        self
+    }
+}
+
 /// Exact counts of a queue, kept at write time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueCounts {

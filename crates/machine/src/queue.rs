@@ -13,6 +13,7 @@ use crate::limits::{
 };
 use crate::rings::Rings;
 use crate::slab::{NO_SLOT, Slab, Slot};
+use crate::spread::Laid;
 use crate::wire::wire_struct;
 use crate::{QueueCounts, QueueName, QueueSettings, Timestamp};
 use std::collections::BTreeMap;
@@ -166,6 +167,8 @@ pub(crate) struct Queue {
     pub(crate) rings: Option<Box<Rings>>,
     /// The deadline of the queue itself that the time index holds.
     pub(crate) due_at: Option<Timestamp>,
+    /// There once the queue was spread over several shards.
+    pub(crate) laid: Option<Laid>,
 }
 
 impl Queue {
@@ -182,6 +185,7 @@ impl Queue {
             sweep: None,
             rings: None,
             due_at: None,
+            laid: None,
         }
     }
 

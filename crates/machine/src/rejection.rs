@@ -138,6 +138,13 @@ pub enum Rejection {
         /// Why that is a conflict, or what to do.
         hint: Box<str>,
     },
+    /// New tasks of the queue go to another shard. Between shards and gateways alone: whoever gets it
+    /// looks again where the queue lies.
+    #[error("queue {queue} is being spread over other shards; send it again")]
+    QueueMoved {
+        /// The queue.
+        queue: QueueName,
+    },
     /// A bound of this shard is reached (queues, staged batches, remembered request ids).
     #[error("{what}")]
     LimitExceeded {
@@ -181,6 +188,7 @@ wire_enum!(Rejection {
     17 => LimitExceeded { what },
     18 => NeverRuns { expires_at },
     19 => WrongFlowState { flow, state, hint },
+    20 => QueueMoved { queue },
 });
 wire_enum!(KeyHolder { 1 => Task(id), 2 => BatchElement(index) });
 
@@ -230,6 +238,7 @@ impl Rejection {
             Rejection::QueueFull { .. } => "queue_full",
             Rejection::NotUnique { .. } => "not_unique",
             Rejection::LimitExceeded { .. } => "limit_exceeded",
+            Rejection::QueueMoved { .. } => "unavailable",
         }
     }
 }

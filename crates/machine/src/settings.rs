@@ -7,6 +7,7 @@ use crate::limits::{
 };
 use crate::queue::LaneId;
 use crate::rejection::at_most;
+use crate::slab::Slot;
 use crate::turn::Turn;
 use crate::{EventKind, Outcome, Rejection, RetryPolicy, SetQueue};
 use std::collections::BTreeMap;
@@ -41,6 +42,8 @@ pub struct QueueSettings {
     pub weights: BTreeMap<Box<str>, u32>,
     /// A waiting task's priority is raised by one each time this has passed; never by default.
     pub ageing_ms: Option<u64>,
+    /// Over how many shards the queue lies, its home shard included; 1 by default.
+    pub spread: Option<u16>,
 }
 
 /// What each fairness key of a queue may do.
@@ -102,17 +105,25 @@ impl Turn<'_> {
     /// others by `ExpireDue`; until then no key is served beyond them.
     pub(crate) fn set_queue(&mut self, set: &SetQueue<'_>) -> Result<Outcome, Rejection> {
         set.settings.check()?;
+        self.check_spread(set.queue, &set.settings)?;
         let number = self.queue_or_new(set.queue)?;
+        self.put_settings(number, &set.settings);
+        self.tell_spread(number);
+        Ok(Outcome::Done)
+    }
+
+    /// Gives a queue checked settings.
+    pub(crate) fn put_settings(&mut self, number: Slot, settings: &QueueSettings) {
         let now = self.now;
         self.shard.edit_queue(number, |queue| {
-            queue.bucket = match (queue.settings.rate, set.settings.rate) {
+            queue.bucket = match (queue.settings.rate, settings.rate) {
                 (Some(old), Some(_)) => queue.bucket.looked_at(old, now),
                 _ => Bucket::FULL,
             };
-            if queue.settings.per_key != set.settings.per_key && queue.rings.is_some() {
+            if queue.settings.per_key != settings.per_key && queue.rings.is_some() {
                 queue.sweep = Some((0, 0));
             }
-            queue.settings = set.settings.clone();
+            queue.settings = settings.clone();
         });
         self.shard.sweep_keys(number, EXPIRIES_PER_ENTRY_MAX);
         self.shard.refresh_queue_due(number);
@@ -121,7 +132,6 @@ impl Turn<'_> {
         }
         let name = self.shard.queues.get(number).name.clone();
         self.emit(EventKind::QueueSet(name));
-        Ok(Outcome::Done)
     }
 }
 

@@ -208,6 +208,7 @@ pub(crate) fn encode_queue(queue: &Queue) -> Box<[u8]> {
     if let Some(rings) = &queue.rings {
         rings.write(&mut out);
     }
+    queue.laid.write(&mut out);
     out.into_boxed_slice()
 }
 
@@ -224,6 +225,7 @@ pub(crate) fn read_queue(image: &[u8]) -> Result<Queue, DecodeError> {
     if reader.read::<bool>()? {
         queue.rings = Some(Box::new(Rings::read(reader)?));
     }
+    queue.laid = reader.read()?;
     reader.finish()?;
     Ok(queue)
 }

@@ -65,6 +65,7 @@ impl<'m> Turn<'m> {
             Command::ResumeQueue(queue) => self.resume_queue(*queue),
             Command::PurgeQueue(purge) => self.purge_queue(*purge),
             Command::SetQueue(set) => self.set_queue(set),
+            Command::TrimQueue(trim) => self.trim_queue(*trim),
             Command::EndSession(end) => self.end_session(end),
             Command::SubmitFlow(submit) => self.submit_flow(submit),
             Command::StageFlow(part) => self.stage_flow(part),

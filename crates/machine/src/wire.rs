@@ -201,6 +201,14 @@ pub(crate) fn write_varint(mut value: u64, out: &mut Vec<u8>) {
     out.push(value as u8);
 }
 
+impl<'a> Wire<'a> for () {
+    fn write(&self, _out: &mut Vec<u8>) {}
+
+    fn read(_reader: &mut Reader<'a>) -> Result<(), DecodeError> {
+        Ok(())
+    }
+}
+
 impl<'a> Wire<'a> for u8 {
     fn write(&self, out: &mut Vec<u8>) {
         out.push(*self);

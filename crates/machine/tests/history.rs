@@ -335,6 +335,7 @@ impl Author {
                 })
                 .collect(),
             ageing_ms: self.random.chance(20).then(|| 1 + self.random.below(5_000)),
+            spread: None,
         };
         Command::SetQueue(SetQueue { queue, settings })
     }

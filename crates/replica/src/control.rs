@@ -1,5 +1,6 @@
 //! Control: the control group's own state: the cluster's identity, its nodes, where each group's
-//! replicas are and should be, and the rules that all of them know. Nothing about a task.
+//! replicas are and should be, the rules that all of them know, and the queues that lie on several
+//! shards. Nothing about a task.
 //!
 //! Invariants: the cluster is founded once, and nothing is accepted before; a placement names known
 //! nodes and replica ids that were never used before in its group; a node's number is never given to
@@ -8,9 +9,11 @@
 mod codec;
 mod command;
 mod plan;
+mod spread;
 
 pub use command::ControlCommand;
 pub use plan::{GroupSeen, Seen, Step};
+pub use spread::{SetSpread, Spread, SpreadBefore};
 
 use crate::{CONTROL_GROUP, StateMachine};
 use codec::{Reader, Writer};
@@ -166,6 +169,8 @@ pub struct Control {
     /// Those of them that are forgotten as soon as this group has let their replica of it go.
     leaving: BTreeSet<NodeId>,
     placements: BTreeMap<u64, GroupPlacement>,
+    /// Queues that lie on several shards.
+    spreads: BTreeMap<String, Spread>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -297,6 +302,7 @@ impl Control {
             ControlCommand::Unassign { group, replica } => self.unassign(group, replica),
             ControlCommand::SetReplication { factor } => self.set_replication(factor),
             ControlCommand::RaiseRules { rules } => self.raise_rules(rules),
+            ControlCommand::SetSpread(set) => self.set_spread(set),
         }
     }
 
@@ -559,6 +565,7 @@ impl Control {
             out.numbers(placement.target.iter().copied());
             out.placements(&placement.replicas);
         }
+        self.write_spreads(&mut out);
         out.0
     }
 
@@ -587,6 +594,7 @@ impl Control {
             let replicas = input.placements()?;
             control.placements.insert(group, GroupPlacement { replicas, target, replica_last });
         }
+        control.read_spreads(&mut input)?;
         input.end()?;
         Ok(control)
     }

@@ -72,7 +72,7 @@ mod snapshot;
 
 pub use control::{
     Control, ControlCommand, ControlOutcome, ControlRejection, GroupSeen, InvalidControlBytes,
-    Node, NodeId, Placement, Seen, Step,
+    Node, NodeId, Placement, Seen, SetSpread, Spread, SpreadBefore, Step,
 };
 pub use log::{LogReader, SnapshotSource, SnapshotState};
 pub use membership::{Change, ChangeRefused, Members, PeerProgress};

@@ -12,8 +12,11 @@ mod enqueue;
 mod finish;
 mod flow;
 mod inspect;
+mod place;
 mod retry;
 mod schedules;
+mod shares;
+mod spread;
 mod why;
 
 pub use bulk::{BulkJob, BulkReport, DeadSelection};
@@ -32,13 +35,13 @@ use crate::{
     Clock, Config, Error,
     cluster::{About, Cluster},
     moment::{InWords, NEARER},
+    random::random_u64,
     sessions::Sessions,
     shard::Shards,
 };
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicU64};
 use taskyard_machine::{
-    Command, EncodedCommand, Outcome, QueueName, QueueSettings, Rejection, ShardId, TaskId,
-    Timestamp, limits,
+    Command, EncodedCommand, Outcome, QueueName, Rejection, ShardId, TaskId, Timestamp, limits,
 };
 use tokio::sync::watch;
 
@@ -55,6 +58,8 @@ struct Inner {
     payload_bytes_max: usize,
     listeners: why::Listeners,
     stopping: watch::Sender<bool>,
+    /// Counts tasks that may go to any shard of their queue.
+    turns: AtomicU64,
 }
 
 impl Broker {
@@ -75,6 +80,7 @@ impl Broker {
             payload_bytes_max: config.payload_bytes_max,
             listeners: why::Listeners::default(),
             stopping: watch::Sender::new(false),
+            turns: AtomicU64::new(random_u64()),
         }))
     }
 
@@ -114,32 +120,6 @@ impl Broker {
         *self.0.stopping.borrow()
     }
 
-    /// Stops handing out tasks of a queue.
-    pub async fn pause(&self, queue: &str) -> Result<(), Error> {
-        let queue_command = taskyard_machine::QueueCommand { queue };
-        self.command_queue(queue, &Command::PauseQueue(queue_command)).await
-    }
-
-    /// Hands out tasks of a queue again.
-    pub async fn resume(&self, queue: &str) -> Result<(), Error> {
-        let queue_command = taskyard_machine::QueueCommand { queue };
-        self.command_queue(queue, &Command::ResumeQueue(queue_command)).await
-    }
-
-    /// Replaces a queue's settings; makes the queue if it does not exist.
-    pub async fn set_queue(&self, queue: &str, settings: QueueSettings) -> Result<(), Error> {
-        let set = taskyard_machine::SetQueue { queue, settings };
-        self.command_queue(queue, &Command::SetQueue(set)).await
-    }
-
-    async fn command_queue(&self, queue: &str, command: &Command<'_>) -> Result<(), Error> {
-        let shard = self.shard_of_queue(queue)?;
-        match self.propose(shard, command).await? {
-            Outcome::Done => Ok(()),
-            other => unexpected(&other),
-        }
-    }
-
     /// Proposes a command that adds no tasks.
     async fn propose(&self, shard: ShardId, command: &Command<'_>) -> Result<Outcome, Error> {
         self.shards().propose(shard, EncodedCommand::new(command), false).await
@@ -148,6 +128,12 @@ impl Broker {
     fn shard_of_queue(&self, queue: &str) -> Result<ShardId, Error> {
         check_queue(queue)?;
         Ok(self.shards().home(queue))
+    }
+
+    /// The shards that may hold tasks of a queue, its home first.
+    fn reach_of_queue(&self, queue: &str) -> Result<Vec<ShardId>, Error> {
+        check_queue(queue)?;
+        Ok(self.shards().reach(queue))
     }
 
     /// The shard that an id names, if this cluster has it.

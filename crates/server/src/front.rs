@@ -25,6 +25,7 @@ pub struct Front {
     connections: Connections,
     accepting: Option<JoinHandle<()>>,
     telling: JoinHandle<()>,
+    settling: JoinHandle<()>,
 }
 
 impl Front {
@@ -39,7 +40,8 @@ impl Front {
         let connections = Connections::new(routes::all(&broker), connections_max);
         let accepting = listener.map(|listener| tokio::spawn(connections.clone().accept(listener)));
         let telling = tokio::spawn(broker.sessions().clone().keep_telling());
-        Ok(Front { broker, address, connections, accepting, telling })
+        let settling = tokio::spawn(broker.clone().keep_settling_spreads());
+        Ok(Front { broker, address, connections, accepting, telling, settling })
     }
 
     /// Where it listens, if it does.
@@ -65,5 +67,6 @@ impl Front {
         self.broker.stop_waiting();
         self.connections.stop(grace).await;
         self.telling.abort();
+        self.settling.abort();
     }
 }

@@ -8,6 +8,7 @@
 //! route.rs       whom to ask next, and for how long         forward.rs   one call to one node
 //! proposals.rs   commands      claims.rs   claims, hints    reads.rs     questions, bodies, waits
 //! identity.rs    what may be sent again when its outcome got lost
+//! spread.rs      where queues lie that are spread over shards
 //! ```
 
 mod claims;
@@ -24,6 +25,7 @@ mod reads;
 pub mod remote;
 mod route;
 pub(crate) mod sessions;
+mod spread;
 #[cfg(test)]
 mod tests;
 pub(crate) mod timer;
@@ -49,8 +51,8 @@ use std::{
     time::Duration,
 };
 use taskyard_machine::{
-    Ask, Claim, ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome, SessionId,
-    ShardId, TaskId, ask,
+    Ask, Claim, ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome, QueueView,
+    SessionId, ShardId, TaskId, ask,
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -357,7 +359,7 @@ impl Shards {
                 Err(error) => return Err(error),
             }
         }
-        Ok(self.0.telemetry.render(&led, self.0.clock.wall_ms()))
+        Ok(self.0.telemetry.render(&merge_by_name(led), self.0.clock.wall_ms()))
     }
 
     /// All events of all shards from now on, batched per loop turn. A slow reader misses some and is told how many.
@@ -374,6 +376,17 @@ impl Shards {
     pub(crate) fn push(&self, input: Input) -> Result<(), Error> {
         self.0.inbox.push(input)
     }
+}
+
+/// Queues that lie on several shards of this node, as one each.
+fn merge_by_name(mut queues: Vec<QueueView>) -> Vec<QueueView> {
+    queues.sort_by(|one, other| one.name.cmp(&other.name));
+    let same = |one: &QueueView, other: &QueueView| one.name == other.name;
+    let merged = queues.chunk_by(same).map(|views| {
+        let (first, rest) = views.split_first().expect("a chunk has one at least");
+        rest.iter().fold(first.clone(), |sum, view| sum.with(view))
+    });
+    merged.collect()
 }
 
 /// Nothing was changed by what was asked: the loop ended before.

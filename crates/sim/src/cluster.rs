@@ -304,7 +304,7 @@ impl World {
                 let call =
                     self.workload.answer(client, number, answer, self.now, &mut self.oracle)?;
                 // Whoever only waits for the end asks less often.
-                let (least, most) = if self.healing { (40, 200) } else { (1, 30) };
+                let (least, most) = if self.healing { (20, 100) } else { (1, 30) };
                 let pause = self.rng.between(least, most);
                 self.wake_in(client, pause);
                 self.send_call(call);

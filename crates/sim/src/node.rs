@@ -38,6 +38,9 @@ pub(crate) fn group_of(shard: u16) -> u64 {
     u64::from(shard) + 1
 }
 
+/// How long a sync takes on a good disk.
+const SYNC_MS: (u64, u64) = (1, 5);
+
 /// What nodes send each other.
 #[derive(Clone, Debug)]
 pub(crate) enum Peer {
@@ -167,6 +170,8 @@ pub(crate) struct Node {
     pub(crate) disk_fails: bool,
     /// Until then nothing happens here; then all of it.
     pub(crate) paused_until: u64,
+    /// How many places there are on the network: whoever wants to join may ask at any of them.
+    pub(crate) places_max: usize,
     /// It was removed from the cluster and is gone for good.
     pub(crate) retired: bool,
     commands_max: u64,
@@ -196,10 +201,11 @@ impl Node {
             wall_offset: rng.between(0, 4_000) as i64 - 2_000,
             tick_ms: rng.between(47, 53),
             pipelined: rng.chance(500),
-            sync_ms: if slow { (50, 300) } else { (1, 5) },
+            sync_ms: if slow { (50, 300) } else { SYNC_MS },
             slow_until: 0,
             disk_fails: false,
             paused_until: 0,
+            places_max: 1,
             retired: false,
             commands_max: *rng.pick(&[1, 4, 32]),
             checkpoint_every: rng.between(15, 150),
@@ -257,6 +263,16 @@ impl Node {
         if power {
             self.disk.crash(&mut self.rng);
         }
+    }
+
+    /// From here on clock, disk and process do what they should.
+    pub(crate) fn heal(&mut self) {
+        // A shard whose time is ahead still has to wait for the clocks at half speed.
+        self.wall_offset = 0;
+        self.sync_ms = SYNC_MS;
+        self.slow_until = 0;
+        self.disk_fails = false;
+        self.paused_until = 0;
     }
 
     pub(crate) fn tick(&mut self, now: u64) {

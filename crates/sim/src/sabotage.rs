@@ -24,7 +24,7 @@ pub(crate) enum Sabotage {
     QueueRateIgnored,
     /// No machine keeps to the rate of a key.
     KeyRateIgnored,
-    /// A node does not remember which replicas have lived on it.
+    /// A node does not remember which replicas have lived on it, and starts with an old map.
     ReplicaIdsReused,
     /// The planner takes every member for one that has caught up.
     NobodyLags,

@@ -148,6 +148,7 @@ pub(crate) enum QueueCommand {
   taskyard queue set mail --retry fixed --retry-delay 1m --max-attempts 5
   taskyard queue set calls --rate 100/s --burst 200 --key-concurrency 5 --key-rate 10/m
   taskyard queue set calls --weight acme=3 --weight acme-trial=1 --ageing 10m
+  taskyard queue set clicks --spread 8
   taskyard queue set mail --unset max-length --unset retry")]
 pub(crate) struct QueueSetArgs {
     /// Its name.
@@ -199,6 +200,10 @@ pub(crate) struct QueueSetArgs {
     /// Raise a waiting task's priority by one each time this has passed.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) ageing: Option<Duration>,
+    /// Lay the queue over this many shards, for one that is too hot for a single shard. Not together with
+    /// --max-length, --concurrency, --rate or the limits of keys; order holds on each shard.
+    #[arg(long, value_name = "N")]
+    pub(crate) spread: Option<u32>,
     /// Return a setting to its default; may be given several times.
     #[arg(long, value_name = "SETTING")]
     pub(crate) unset: Vec<SettingName>,
@@ -222,6 +227,7 @@ pub(crate) enum SettingName {
     KeyRate,
     Weights,
     Ageing,
+    Spread,
     Retry,
 }
 

@@ -294,6 +294,7 @@ drawn!(enum Rejection {
     NotUnique { key, holder, hint },
     LimitExceeded { what },
     NeverRuns { expires_at },
+    QueueMoved { queue },
     WrongFlowState { flow, state, hint },
 });
 drawn!(enum Outcome {
@@ -336,6 +337,7 @@ drawn!(struct TaskView {
 });
 drawn!(struct UniqueView { key, until, expires_at, debounce_ms, held });
 drawn!(struct FlowMember { flow, node, failed_parent });
+drawn!(struct SpreadView { version, spread, reach, is_empty, requests_until });
 drawn!(struct ClaimView {
     token, worker, session, claimed_at, lease_expires_at, cancel_requested,
 });
@@ -348,7 +350,7 @@ drawn!(struct QueueCounts {
 });
 drawn!(struct QueueSettings {
     max_length, dedup_window_ms, retention_ms, retention_count, dead_retention_ms,
-    dead_retention_count, retry, timeout_ms, concurrency, rate, per_key, weights, ageing_ms,
+    dead_retention_count, retry, timeout_ms, concurrency, rate, per_key, weights, ageing_ms, spread,
 });
 drawn!(struct RetryPolicy { backoff, max_attempts, jitter_thousandths });
 drawn!(enum Backoff {

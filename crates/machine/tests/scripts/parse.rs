@@ -100,6 +100,7 @@ impl<'a> Line<'a> {
                 before: EnqueueCut { next_sequence: u64::MAX, now: self.now },
                 after: None,
             }),
+            "trim" => Command::TrimQueue(TrimQueue { queue: words[0], version: number(words[1]) }),
             "set" => Command::SetQueue(SetQueue { queue: words[0], settings: self.settings() }),
             "end-session" => Command::EndSession(EndSession {
                 session: SessionId(number(words[0])),
@@ -339,6 +340,7 @@ impl<'a> Line<'a> {
                 .map(|(key, weight)| (key.into(), number(weight)))
                 .collect(),
             ageing_ms: self.option("ageing").map(ms),
+            spread: self.option("spread").map(number),
         }
     }
 

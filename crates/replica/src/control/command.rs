@@ -1,7 +1,7 @@
 //! ControlCommand: what is asked of the control group, and how it is written into its log.
 
 use super::codec::{Reader, Writer};
-use super::{InvalidControlBytes, Node, NodeId, Placement};
+use super::{InvalidControlBytes, Node, NodeId, Placement, SetSpread};
 
 /// What is asked of the control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +88,8 @@ pub enum ControlCommand {
         /// The new rules.
         rules: u16,
     },
+    /// Says how far a queue lies.
+    SetSpread(SetSpread),
 }
 
 impl ControlCommand {
@@ -153,6 +155,10 @@ impl ControlCommand {
                 out.u8(12);
                 out.u64(*id);
             }
+            ControlCommand::SetSpread(set) => {
+                out.u8(13);
+                set.write(&mut out);
+            }
         }
         out.0
     }
@@ -178,6 +184,7 @@ impl ControlCommand {
             10 => ControlCommand::Unassign { group: input.u64()?, replica: input.u64()? },
             11 => ControlCommand::SetReplication { factor: input.u8()? },
             12 => ControlCommand::GiveUp { id: input.u64()? },
+            13 => ControlCommand::SetSpread(SetSpread::read(&mut input)?),
             _ => return Err(input.invalid("unknown command")),
         };
         input.end()?;

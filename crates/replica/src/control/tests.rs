@@ -237,3 +237,43 @@ fn a_node_that_stays_keeps_its_replica_of_the_control_group() {
     assert_eq!(check(&mut control, unassign), Ok(()));
     assert!(control.was_removed(2));
 }
+
+#[test]
+fn a_queue_lies_as_its_newest_version_says() {
+    let mut control = founded();
+    let set = |version, spread, reach, now_ms| {
+        ControlCommand::SetSpread(SetSpread {
+            queue: "mail".into(),
+            version,
+            spread,
+            reach,
+            now_ms,
+            requests_until_ms: now_ms + 100,
+        })
+    };
+    let shown = |control: &Control| {
+        let spread = control.spread("mail")?;
+        let before = spread.before.iter().map(|past| (past.spread, past.until_ms)).collect();
+        Some((spread.spread, spread.reach, before))
+    };
+    let lies = |spread, reach, before: &[(u16, u64)]| Some((spread, reach, before.to_vec()));
+    assert_eq!(shown(&control), None);
+    for (command, expected) in [
+        (set(1, 2, 2, 1_000), lies(2, 2, &[(1, 1_100)])),
+        (set(1, 1, 1, 1_010), lies(2, 2, &[(1, 1_100)])),
+        (set(3, 1, 2, 1_020), lies(1, 2, &[(2, 1_120)])),
+        (set(2, 2, 2, 1_030), lies(1, 2, &[(2, 1_120)])),
+        (set(4, 2, 2, 1_040), lies(2, 2, &[(1, 1_140)])),
+        (set(5, 2, 2, 1_140), lies(2, 2, &[])),
+        (set(6, 1, 1, 1_200), lies(1, 1, &[(2, 1_300)])),
+        (set(7, 1, 1, 1_300), None),
+    ] {
+        assert_eq!(check(&mut control, command.clone()), Ok(()), "{command:?}");
+        assert_eq!(shown(&control), expected, "{command:?}");
+    }
+    assert_eq!(control.spread_queues(), 0, "one that lies on its home shard alone is forgotten");
+    for (spread, reach) in [(0, 1), (2, 1), (1, 3), (3, 3)] {
+        let refused = check(&mut control, set(9, spread, reach, 2_000)).unwrap_err();
+        assert!(refused.contains("at most 2 are allowed"), "{refused}");
+    }
+}

@@ -5,10 +5,11 @@
 
 use super::{Broker, unexpected};
 use crate::Error;
+use futures_util::future::try_join_all;
 use std::{future::Future, sync::Arc};
 use taskyard_machine::{
-    BulkProgress, Command, DeadAction, DeadCommand, Outcome, PurgeQueue, Selection, ShardId,
-    TaskFilter, TaskId, ask, limits,
+    BulkProgress, Command, DeadAction, DeadCommand, EnqueueCut, Outcome, PurgeQueue, Rejection,
+    Selection, ShardId, TaskFilter, TaskId, ask, limits,
 };
 use tokio::sync::watch;
 
@@ -75,21 +76,41 @@ impl Broker {
     pub async fn purge(&self, queue: &str) -> Result<BulkJob, Error> {
         // An unknown queue is told at once.
         self.queue(queue).await?;
-        let shard = self.shard_of_queue(queue)?;
-        let before = self.shards().ask(shard, ask::EnqueueCut {}).await?;
+        let reach = self.reach_of_queue(queue)?;
+        let cut = |&shard: &ShardId| async move {
+            Ok::<_, Error>((shard, self.shards().ask(shard, ask::EnqueueCut {}).await?))
+        };
+        let cuts = try_join_all(reach.iter().map(cut)).await?;
         let (broker, queue) = (self.clone(), queue.to_owned());
         Ok(start(|report| async move {
-            let mut after = None;
-            loop {
-                let purge = Command::PurgeQueue(PurgeQueue { queue: &queue, before, after });
-                let progress = bulk(broker.propose(shard, &purge).await?);
-                report.count(progress);
-                after = progress.next;
-                if after.is_none() {
-                    return Ok(());
+            for (shard, before) in cuts {
+                match broker.purge_shard(shard, &queue, before, &report).await {
+                    // Nothing of a spread queue was ever there.
+                    Err(Error::Rejected(Rejection::QueueNotFound { .. })) => {}
+                    purged => purged?,
                 }
             }
+            Ok(())
         }))
+    }
+
+    async fn purge_shard(
+        &self,
+        shard: ShardId,
+        queue: &str,
+        before: EnqueueCut,
+        report: &Reporter,
+    ) -> Result<(), Error> {
+        let mut after = None;
+        loop {
+            let purge = Command::PurgeQueue(PurgeQueue { queue, before, after });
+            let progress = bulk(self.propose(shard, &purge).await?);
+            report.count(progress);
+            after = progress.next;
+            if after.is_none() {
+                return Ok(());
+            }
+        }
     }
 
     /// Retries or discards dead letters.
@@ -146,7 +167,7 @@ impl Broker {
             flow: *flow,
         };
         let shards: Vec<ShardId> = match queue {
-            Some(queue) => vec![self.shard_of_queue(queue)?],
+            Some(queue) => self.reach_of_queue(queue)?,
             None => (0..self.shards().count()).map(ShardId).collect(),
         };
         for shard in shards {

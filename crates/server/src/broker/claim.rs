@@ -1,4 +1,5 @@
-//! Claims: from queues of one shard, parked there; or of several, parked as hints on each.
+//! Claims: from queues of one shard, parked there; or of several, parked as hints on each. A queue that
+//! is spread lies on several; when it comes to lie elsewhere, whoever waits looks there too.
 //!
 //! A claim over several shards asks each which of them has something, then claims from those one
 //! at a time (strict) or by shares drawn from the weights. When nothing is there it leaves a hint on
@@ -7,6 +8,7 @@
 use super::{Broker, check_queue};
 use crate::{
     Error,
+    clock::real_now,
     random::random_u64,
     shard::{ClaimRequest, HandedTask},
 };
@@ -20,20 +22,22 @@ use tokio::time::timeout;
 const PROBE_FOR_MAX: Duration = Duration::from_millis(250);
 /// The same for what is claimed of one of them then. Longer, for what is given up there comes back late.
 const CLAIM_FOR_MAX: Duration = Duration::from_secs(1);
+/// A weight is split among shards in so many parts.
+const WEIGHT_PARTS: u64 = 1 << 20;
 /// Before a shard that did not answer is asked for a hint again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// Where a claim looks: checked, and grouped by shard.
+/// Where a claim looks, checked.
 #[derive(Clone, Debug)]
 pub struct Places {
     weighted: bool,
-    runs: Vec<Run>,
+    queues: Vec<(String, u32)>,
 }
 
 impl Places {
     /// The names of all its queues.
     pub(super) fn queues(&self) -> impl Iterator<Item = &str> {
-        self.runs.iter().flat_map(|run| &run.queues).map(|(name, _)| name.as_str())
+        self.queues.iter().map(|(name, _)| name.as_str())
     }
 }
 
@@ -42,12 +46,6 @@ impl Places {
 struct Run {
     shard: ShardId,
     queues: Vec<(String, u32)>,
-}
-
-impl Run {
-    fn weight(&self) -> u64 {
-        self.queues.iter().map(|(_, weight)| u64::from(*weight)).sum()
-    }
 }
 
 /// A claim, whatever shards its queues live on.
@@ -94,8 +92,7 @@ pub(crate) fn check_wait(wait_ms: u64) -> Result<Duration, Error> {
 }
 
 impl Broker {
-    /// Checks the queues of a claim and groups them by shard. Queues are looked at in the order
-    /// given; if any has a weight (not 0), all are drawn by weight, those without one as 1.
+    /// Checks the queues of a claim. Queues are looked at in the order given; if any has a weight (not 0), all are drawn by weight, those without one as 1.
     pub fn places(&self, queues: &[(String, u32)]) -> Result<Places, Error> {
         if queues.is_empty() {
             return Err(Error::Invalid("queues is empty; name at least one queue".into()));
@@ -106,7 +103,6 @@ impl Broker {
             return Err(Error::Invalid(text));
         }
         let weighted = queues.iter().any(|(_, weight)| *weight != 0);
-        let mut runs: Vec<Run> = Vec::new();
         for (index, (name, weight)) in queues.iter().enumerate() {
             check_queue(name)?;
             if *weight > limits::WEIGHT_MAX {
@@ -117,19 +113,51 @@ impl Broker {
             if queues[..index].iter().any(|(earlier, _)| earlier == name) {
                 return Err(Error::Invalid(format!("queues names {name} twice")));
             }
-            let shard = self.shards().home(name);
-            // Strict order allows only neighbours to be asked together.
-            let joined = match weighted {
-                true => runs.iter_mut().find(|run| run.shard == shard),
-                false => runs.last_mut().filter(|run| run.shard == shard),
-            };
-            let queue = (name.clone(), (*weight).max(1));
-            match joined {
-                Some(run) => run.queues.push(queue),
-                None => runs.push(Run { shard, queues: vec![queue] }),
+        }
+        let queues = queues.iter().map(|(name, weight)| (name.clone(), (*weight).max(1)));
+        Ok(Places { weighted, queues: queues.collect() })
+    }
+
+    /// Groups the queues of a claim by the shards that they lie on now. The shards of a spread queue
+    /// are looked at from any of them on, so that none comes last each time.
+    fn runs(&self, places: &Places) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for (name, weight) in &places.queues {
+            let mut reach = self.shards().reach(name);
+            if reach.len() > 1 {
+                let first = random_u64() % reach.len() as u64;
+                reach.rotate_left(first as usize);
+            }
+            for shard in reach {
+                // Strict order allows only neighbours to be asked together.
+                let joined = match places.weighted {
+                    true => runs.iter_mut().find(|run| run.shard == shard),
+                    false => runs.last_mut().filter(|run| run.shard == shard),
+                };
+                let queue = (name.clone(), *weight);
+                match joined {
+                    Some(run) => run.queues.push(queue),
+                    None => runs.push(Run { shard, queues: vec![queue] }),
+                }
             }
         }
-        Ok(Places { weighted, runs })
+        runs
+    }
+
+    /// How far each queue of a claim lies.
+    fn reaches(&self, places: &Places) -> Vec<u16> {
+        let reach = |name| self.shards().spread(name).map_or(1, |lies| lies.reach);
+        places.queues().map(reach).collect()
+    }
+
+    /// Completes when a queue of a claim lies elsewhere than it did.
+    async fn lie_elsewhere(&self, places: &Places, reaches: &[u16]) {
+        let mut changes = self.shards().routes().changes();
+        while self.reaches(places) == *reaches {
+            if changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Claims up to `asked.tasks_max` tasks; when nothing is ready, waits up to `wait` for the first.
@@ -141,40 +169,58 @@ impl Broker {
         wait: Duration,
     ) -> Result<Vec<HandedTask>, Error> {
         asked.check()?;
-        let claim = async {
-            match places.runs.as_slice() {
-                [run] => {
-                    let request = request(places, run, asked, asked.tasks_max);
-                    self.shards().claim(run.shard, request, wait).await
-                }
-                _ => self.claim_from_several(places, asked, wait).await,
-            }
-        };
         if wait.is_zero() {
-            return claim.await;
+            return self.claim_laid(places, asked, wait).await;
         }
         // Whoever has a session is known to listen anyway.
         let _listening = asked.session.is_none().then(|| self.listeners().listen(places));
-        tokio::select! {
-            claimed = claim => claimed,
-            () = self.stopping() => Ok(Vec::new()),
+        let until = real_now() + wait;
+        let mut left = wait;
+        loop {
+            let reaches = self.reaches(places);
+            tokio::select! {
+                biased;
+                claimed = self.claim_laid(places, asked, left) => return claimed,
+                () = self.stopping() => return Ok(Vec::new()),
+                // What was claimed by then goes back, and is found again.
+                () = self.lie_elsewhere(places, &reaches) => {}
+            }
+            left = until.saturating_duration_since(real_now());
+        }
+    }
+
+    /// Claims from the shards that the queues lie on now.
+    async fn claim_laid(
+        &self,
+        places: &Places,
+        asked: &ClaimAsked,
+        wait: Duration,
+    ) -> Result<Vec<HandedTask>, Error> {
+        let runs = self.runs(places);
+        match runs.as_slice() {
+            [run] => {
+                let request = request(places, run, asked, asked.tasks_max);
+                self.shards().claim(run.shard, request, wait).await
+            }
+            runs => self.claim_from_several(places, runs, asked, wait).await,
         }
     }
 
     async fn claim_from_several(
         &self,
         places: &Places,
+        runs: &[Run],
         asked: &ClaimAsked,
         wait: Duration,
     ) -> Result<Vec<HandedTask>, Error> {
         let mut queues: BTreeMap<ShardId, Vec<String>> = BTreeMap::new();
-        for run in &places.runs {
+        for run in runs {
             let names = run.queues.iter().map(|(name, _)| name.clone());
             queues.entry(run.shard).or_default().extend(names);
         }
         let ready = self.ready_shards(&queues).await;
         let claimed = match &ready {
-            Ok(ready) => self.claim_from(places, asked, ready).await,
+            Ok(ready) => self.claim_from(places, runs, asked, ready).await,
             Err(error) => Err(error.clone()),
         };
         if wait.is_zero() || claimed.as_ref().is_ok_and(|tasks| !tasks.is_empty()) {
@@ -199,7 +245,7 @@ impl Broker {
             };
             let claimed = match claimable {
                 Ok(false) => return Ok(Vec::new()),
-                Ok(true) => self.claim_from(places, asked, &[shard]).await,
+                Ok(true) => self.claim_from(places, runs, asked, &[shard]).await,
                 Err(error) => Err(error),
             };
             match claimed {
@@ -251,11 +297,11 @@ impl Broker {
     async fn claim_from(
         &self,
         places: &Places,
+        runs: &[Run],
         asked: &ClaimAsked,
         shards: &[ShardId],
     ) -> Result<Vec<HandedTask>, Error> {
-        let runs: Vec<&Run> =
-            places.runs.iter().filter(|run| shards.contains(&run.shard)).collect();
+        let runs: Vec<&Run> = runs.iter().filter(|run| shards.contains(&run.shard)).collect();
         let mut held = Holding { broker: self, tasks: Vec::new() };
         let mut failed = None;
         let mut take = |held: &mut Holding<'_>, claimed| match claimed {
@@ -314,9 +360,22 @@ fn request(places: &Places, run: &Run, asked: &ClaimAsked, tasks_max: u32) -> Cl
     }
 }
 
+/// The weight of each run. A queue that lies on several of them has its weight in all together, or a
+/// spread would be a weight of its own.
+fn weights(runs: &[&Run]) -> Vec<u64> {
+    let mut shares: BTreeMap<&str, u64> = BTreeMap::new();
+    for (name, _) in runs.iter().flat_map(|run| &run.queues) {
+        *shares.entry(name).or_default() += 1;
+    }
+    let weight =
+        |(name, weight): &(String, u32)| u64::from(*weight) * WEIGHT_PARTS / shares[name.as_str()];
+    runs.iter().map(|run| run.queues.iter().map(weight).sum()).collect()
+}
+
 /// Splits `credits` over the runs: each credit goes to one of them, drawn by weight.
 fn draw(runs: &[&Run], credits: u32, mut seed: u64) -> Vec<u32> {
-    let total: u64 = runs.iter().map(|run| run.weight()).sum();
+    let weights = weights(runs);
+    let total: u64 = weights.iter().sum();
     let mut shares = vec![0; runs.len()];
     for _ in 0..credits {
         // xorshift64*: plenty for shares, and the machine draws the order within a shard itself.
@@ -325,8 +384,8 @@ fn draw(runs: &[&Run], credits: u32, mut seed: u64) -> Vec<u32> {
         seed ^= seed >> 27;
         let drawn = u128::from(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
         let mut point = ((drawn * u128::from(total)) >> 64) as u64;
-        for (run, share) in runs.iter().zip(&mut shares) {
-            match point.checked_sub(run.weight()) {
+        for (weight, share) in weights.iter().zip(&mut shares) {
+            match point.checked_sub(*weight) {
                 Some(rest) => point = rest,
                 None => {
                     *share += 1;
@@ -361,5 +420,17 @@ mod tests {
         let shares = draw(&[&heavy, &light], 4_000, 42);
         assert_eq!(shares.iter().sum::<u32>(), 4_000);
         assert!((2_800..3_200).contains(&shares[0]), "{shares:?}");
+    }
+
+    #[test]
+    fn a_spread_queue_has_its_weight_once() {
+        let on = |shard, name: &str, weight| Run {
+            shard: ShardId(shard),
+            queues: vec![(name.into(), weight)],
+        };
+        let runs = [on(0, "spread", 1), on(1, "spread", 1), on(2, "spread", 1), on(3, "plain", 1)];
+        let shares = draw(&runs.each_ref(), 4_000, 42);
+        assert!((1_800..2_200).contains(&shares[3]), "{shares:?}");
+        assert!(shares[..3].iter().all(|share| (550..780).contains(share)), "{shares:?}");
     }
 }

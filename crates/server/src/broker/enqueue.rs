@@ -3,30 +3,37 @@
 //! Commands are encoded before the first await, so that a request's memory is free while its
 //! answer is waited for.
 
-use super::{Broker, check_queue, unexpected};
+use super::{
+    Broker, check_queue,
+    place::{Look, Placing, is_moved},
+    shares::Shares,
+    unexpected,
+};
 use crate::{Error, random::random_u128};
-use std::future::Future;
+use std::{collections::BTreeMap, future::Future};
 use taskyard_machine::{
-    Command, CommitBatch, EncodedCommand, Enqueue, EnqueueBatch, EnqueueMany, Enqueued, FollowUp,
-    NewTask, Outcome, Rejection, ShardId, StageBatch, When, limits,
+    Command, CommitBatch, EncodedCommand, Enqueue, EnqueueBatch, Enqueued, FollowUp, NewTask,
+    Outcome, Rejection, ShardId, StageBatch, TaskId, When, limits,
 };
 
 /// Where a task goes that names no queue.
 pub const QUEUE_DEFAULT: &str = "default";
 
-/// Tasks of one wire batch for one shard are proposed in commands of about this size, so that they
-/// pack into log entries and no single one holds up the others.
-const MANY_BYTES_MAX: usize = limits::ENTRY_BYTES_MAX / 2;
-
 impl Broker {
     /// Adds one task.
     pub async fn enqueue(&self, enqueue: Enqueue<'_>) -> Result<Enqueued, Error> {
         self.check_enqueue(&enqueue)?;
+        if self.shards().spread(enqueue.queue).is_some() {
+            return self.enqueue_placed(&Placing::new(enqueue)).await;
+        }
         let shard = self.shards().home(enqueue.queue);
-        let command = EncodedCommand::new(&Command::Enqueue(enqueue));
-        match self.shards().propose(shard, command, true).await? {
-            Outcome::Enqueued(enqueued) => Ok(enqueued),
-            other => unexpected(&other),
+        let command = EncodedCommand::new(&Command::Enqueue(enqueue.clone()));
+        match self.shards().propose(shard, command, true).await {
+            Ok(Outcome::Enqueued(enqueued)) => Ok(enqueued),
+            Ok(other) => unexpected(&other),
+            // It was spread just now, and this node has not heard of it.
+            Err(error) if is_moved(&error) => self.enqueue_placed(&Placing::new(enqueue)).await,
+            Err(error) => Err(error),
         }
     }
 
@@ -39,7 +46,10 @@ impl Broker {
     ) -> impl Future<Output = Vec<Result<Enqueued, Error>>> + Send + use<> {
         let too_many = check_batch_length(items.len()).err();
         let mut answers: Vec<Result<Enqueued, Error>> = Vec::with_capacity(items.len());
-        let mut shares = Shares::new(self.shards().count());
+        let mut shares = Shares::default();
+        // Tasks whose request an earlier shard of their queue may remember.
+        let mut placings = Vec::new();
+        let turn = self.turn_of(batch_id);
         for (position, item) in items.into_iter().enumerate() {
             let checked = match &too_many {
                 Some(error) => Err(error.clone()),
@@ -51,30 +61,29 @@ impl Broker {
             // Replaced by the shard's answer, unless none comes.
             answers.push(Err(Error::OutcomeUnknown));
             match checked {
-                Ok(enqueue) => shares.add(self.shards().home(enqueue.queue), position, enqueue),
+                Ok(enqueue) => {
+                    let place = self.place(enqueue.queue, &enqueue.task, turn);
+                    match place.looks.is_empty() {
+                        true => shares.add(&place, position, enqueue),
+                        false => placings.push((position, Placing::new(enqueue))),
+                    }
+                }
                 Err(error) => answers[position] = Err(error),
             }
         }
-        let (commands, positions) = shares.encode(batch_id);
-        let shards = self.shards().clone();
+        let (commands, sent) = shares.encode(batch_id);
+        let broker = self.clone();
         async move {
-            if commands.is_empty() {
-                return answers;
-            }
-            let outcomes = shards.propose_all(commands, true).await;
-            for (outcome, positions) in outcomes.into_iter().zip(positions) {
-                match outcome {
-                    Ok(Outcome::EnqueuedMany(enqueued)) => {
-                        for (position, answer) in positions.into_iter().zip(enqueued) {
-                            answers[position] = answer.map_err(Error::from);
-                        }
-                    }
-                    Ok(other) => unexpected(&other),
-                    Err(error) => {
-                        positions.iter().for_each(|&at| answers[at] = Err(error.clone()));
-                    }
+            if !commands.is_empty() {
+                let outcomes = broker.shards().propose_all(commands, true).await;
+                for (outcome, sent) in outcomes.into_iter().zip(sent) {
+                    sent.answer(outcome, &mut answers, &mut placings);
                 }
             }
+            if !placings.is_empty() {
+                broker.enqueue_each_placed(placings, &mut answers).await;
+            }
+            broker.await_spreads(&answers).await;
             answers
         }
     }
@@ -104,7 +113,9 @@ impl Broker {
                 "the batch has {bytes} bytes, at most {bytes_max} are allowed; split it"
             )));
         }
-        let shard = self.shards().home(queue);
+        let version = self.shards().spread(queue).map_or(0, |lies| lies.version);
+        let (shard, looks) = self.place_batch(queue, &tasks, batch_id)?;
+        let count = tasks.len();
         let commands = if bytes <= limits::ENTRY_BYTES_MAX {
             let batch = EnqueueBatch { batch_id, queue, tasks };
             vec![(shard, EncodedCommand::new(&Command::EnqueueBatch(batch)))]
@@ -118,10 +129,17 @@ impl Broker {
             }
             staged(shard, queue, tasks, batch_id.unwrap_or_else(random_u128))
         };
-        let shards = self.shards().clone();
+        let (broker, queue) = (self.clone(), queue.to_owned());
         Ok(async move {
+            if let Some(known) = broker.known_batch(&queue, looks, count).await? {
+                return Ok(known);
+            }
             let mut last = None;
-            for outcome in shards.propose_all(commands, true).await {
+            for outcome in broker.shards().propose_all(commands, true).await {
+                if outcome.as_ref().is_err_and(is_moved) {
+                    // Sent again, it goes to where the queue lies now.
+                    broker.await_spread(&queue, version).await?;
+                }
                 last = Some(outcome?);
             }
             match last {
@@ -132,7 +150,33 @@ impl Broker {
         })
     }
 
-    /// A task that an ack enqueues, checked and routed.
+    /// The answer to a batch whose requests shards remember from before its queue was spread anew, if it is
+    /// all of them.
+    async fn known_batch(
+        &self,
+        queue: &str,
+        looks: Vec<Look>,
+        count: usize,
+    ) -> Result<Option<Vec<Enqueued>>, Error> {
+        let indexes: Vec<usize> = looks.iter().map(|look| look.index).collect();
+        let asked = looks.into_iter().map(|look| (look.shard, look.request)).collect();
+        let found = indexes.into_iter().zip(self.known(asked).await?);
+        let known: BTreeMap<usize, TaskId> =
+            found.filter_map(|(index, id)| Some((index, id?))).collect();
+        match known.len() {
+            0 => Ok(None),
+            all if all == count => {
+                Ok(Some(known.into_values().map(|id| Enqueued { id, duplicate: true }).collect()))
+            }
+            some => Err(Error::Invalid(format!(
+                "the batch can't be all or none: {some} of its {count} tasks are known from before queue \
+                 {queue} was spread anew; send its tasks one by one"
+            ))),
+        }
+    }
+
+    /// A task that an ack enqueues, checked and routed: to the home shard of its queue, which is always
+    /// one of those that the queue lies on.
     pub fn follow_up<'a>(&self, enqueue: Enqueue<'a>) -> Result<FollowUp<'a>, Error> {
         self.check_enqueue(&enqueue)?;
         Ok(FollowUp { home: self.shards().home(enqueue.queue), enqueue })
@@ -211,79 +255,4 @@ fn staged(
     commands
         .push((shard, EncodedCommand::new(&Command::CommitBatch(CommitBatch { batch_id, parts }))));
     commands
-}
-
-/// The tasks of one wire batch, by shard.
-struct Shares<'a> {
-    shares: Vec<Share<'a>>,
-    /// Per shard: its share that is being filled, and how many were filled before it.
-    filling: Vec<Option<(usize, u32)>>,
-}
-
-struct Share<'a> {
-    shard: ShardId,
-    /// Which of its shard's shares it is, from 0.
-    number: u32,
-    items: Vec<Enqueue<'a>>,
-    positions: Vec<usize>,
-    bytes: usize,
-}
-
-impl<'a> Shares<'a> {
-    fn new(shards: u16) -> Shares<'a> {
-        Shares { shares: Vec::new(), filling: vec![None; usize::from(shards)] }
-    }
-
-    fn add(&mut self, shard: ShardId, position: usize, enqueue: Enqueue<'a>) {
-        let bytes = task_bytes(&enqueue.task);
-        let slot = &mut self.filling[usize::from(shard.0)];
-        let index = match *slot {
-            Some((index, _)) if self.shares[index].bytes + bytes <= MANY_BYTES_MAX => index,
-            full => {
-                let number = full.map_or(0, |(_, number)| number + 1);
-                let (items, positions) = (Vec::new(), Vec::new());
-                self.shares.push(Share { shard, number, items, positions, bytes: 0 });
-                let index = self.shares.len() - 1;
-                *slot = Some((index, number));
-                index
-            }
-        };
-        let share = &mut self.shares[index];
-        share.bytes += bytes;
-        share.items.push(enqueue);
-        share.positions.push(position);
-    }
-
-    /// One command per share, and the positions that its answers belong to.
-    fn encode(self, batch_id: Option<u128>) -> (Vec<(ShardId, EncodedCommand)>, Vec<Vec<usize>>) {
-        let encode = |share: Share<'_>| {
-            let batch_id = batch_id.map(|id| share_id(id, share.number));
-            let many = EnqueueMany { batch_id, items: share.items };
-            let command = EncodedCommand::new(&Command::EnqueueMany(many));
-            ((share.shard, command), share.positions)
-        };
-        self.shares.into_iter().map(encode).unzip()
-    }
-}
-
-/// The identity of one share of a wire batch: the same for the same request, so that a repetition
-/// is known share by share. Far apart even where clients number their batches.
-fn share_id(batch_id: u128, number: u32) -> u128 {
-    const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
-    batch_id ^ u128::from(number).wrapping_mul(SPREAD)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_of_numbered_batches_never_meet() {
-        let mut seen = std::collections::HashSet::new();
-        for batch in 0..100 {
-            for number in 0..100 {
-                assert!(seen.insert(share_id(batch, number)), "batch {batch} share {number}");
-            }
-        }
-    }
 }

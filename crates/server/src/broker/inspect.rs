@@ -6,7 +6,7 @@ use super::{Broker, cursor::Cursor};
 use crate::{Error, limits::PAGE_BODY_BYTES_MAX};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 use taskyard_machine::{
     QueueName, QueueSettings, QueueView, Rejection, ShardId, TaskId, TaskStateName, TaskView,
     Timestamp, ask, limits,
@@ -114,29 +114,29 @@ impl Broker {
             return Err(Error::Invalid(text));
         }
         let shards = self.shards().count();
-        let mut at = match &asked.cursor {
+        let at = match &asked.cursor {
             Some(text) => Cursor::decode(text, shards)?,
             None => Cursor::default(),
         };
-        let mut end = shards;
-        if let Some(queue) = &asked.queue {
-            let home = self.shard_of_queue(queue)?;
-            end = home.0 + 1;
-            if at.shard != home {
-                at = Cursor { shard: home, after: None };
-            }
-        }
+        let mut looked_at: Vec<ShardId> = match &asked.queue {
+            Some(queue) => self.reach_of_queue(queue)?,
+            None => (0..shards).map(ShardId).collect(),
+        };
+        looked_at.sort_unstable();
+        let from = |shard: ShardId| looked_at.iter().copied().find(|other| *other >= shard);
         let mut views = Vec::new();
-        let mut next = Some(at);
+        let mut next = match looked_at.contains(&at.shard) {
+            true => Some(at),
+            false => from(at.shard).map(|shard| Cursor { shard, after: None }),
+        };
         while let Some(at) = next {
             let wanted = limit - views.len();
             let page = self.shards().ask(at.shard, asked.question(at.after, wanted)).await?;
             let found = page.tasks.len();
             views.extend(page.tasks);
-            let following = ShardId(at.shard.0 + 1);
             next = match page.next {
                 Some(after) => Some(Cursor { shard: at.shard, after: Some(after) }),
-                None => (following.0 < end).then_some(Cursor { shard: following, after: None }),
+                None => from(ShardId(at.shard.0 + 1)).map(|shard| Cursor { shard, after: None }),
             };
             // A short page that goes on has looked at as much as one call may.
             if views.len() >= limit || (page.next.is_some() && found < wanted) {
@@ -197,17 +197,31 @@ impl Broker {
     /// All queues, by name.
     pub async fn queues(&self) -> Result<Vec<QueueView>, Error> {
         let shards = (0..self.shards().count()).map(ShardId);
-        let read = |shard| self.shards().ask(shard, ask::Queues {});
-        let mut queues = try_join_all(shards.map(read)).await?.concat();
-        queues.sort_by(|one, other| one.name.cmp(&other.name));
-        Ok(queues)
+        let read = |shard| async move {
+            let found = self.shards().ask(shard, ask::Queues {}).await?;
+            Ok::<_, Error>(found.into_iter().map(move |view| (shard, view)))
+        };
+        let mut queues: BTreeMap<QueueName, Vec<(ShardId, QueueView)>> = BTreeMap::new();
+        for (shard, view) in try_join_all(shards.map(read)).await?.into_iter().flatten() {
+            queues.entry(view.name.clone()).or_default().push((shard, view));
+        }
+        let merged = |(name, views): (QueueName, Vec<(ShardId, QueueView)>)| {
+            let reach = self.shards().reach(name.as_str());
+            merge(views.into_iter().filter(|(shard, _)| reach.contains(shard)), reach[0])
+        };
+        Ok(queues.into_iter().filter_map(merged).collect())
     }
 
     /// One queue.
     pub async fn queue(&self, queue: &str) -> Result<QueueView, Error> {
-        let (shard, name) = (self.shard_of_queue(queue)?, queue_name(queue));
-        let view = self.shards().ask(shard, ask::Queue { queue: name }).await?;
-        view.ok_or_else(|| Rejection::QueueNotFound { queue: queue_name(queue) }.into())
+        let reach = self.reach_of_queue(queue)?;
+        let read = |&shard: &ShardId| async move {
+            let view = self.shards().ask(shard, ask::Queue { queue: queue_name(queue) }).await?;
+            Ok::<_, Error>(view.map(|view| (shard, view)))
+        };
+        let views = try_join_all(reach.iter().map(read)).await?;
+        merge(views.into_iter().flatten(), reach[0])
+            .ok_or_else(|| Rejection::QueueNotFound { queue: queue_name(queue) }.into())
     }
 
     /// A queue's own settings.
@@ -232,7 +246,20 @@ impl Broker {
     }
 }
 
+/// One queue out of what its shards know of it: counts are sums, and its home says if it is paused.
+fn merge(views: impl Iterator<Item = (ShardId, QueueView)>, home: ShardId) -> Option<QueueView> {
+    let mut merged: Option<QueueView> = None;
+    for (shard, view) in views {
+        merged = Some(match merged {
+            None => view,
+            Some(sum) if shard == home => view.with(&sum),
+            Some(sum) => sum.with(&view),
+        });
+    }
+    merged
+}
+
 /// A name whose grammar was checked before.
-fn queue_name(checked: &str) -> QueueName {
+pub(super) fn queue_name(checked: &str) -> QueueName {
     QueueName::parse(checked).expect("the grammar was checked when it was routed")
 }

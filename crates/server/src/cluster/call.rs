@@ -58,6 +58,8 @@ pub(crate) struct Report {
     pub(crate) build: String,
     /// Its replicas, by group.
     pub(crate) groups: Vec<GroupStatus>,
+    /// It stops: it is to be given nothing to lead.
+    pub(crate) leaving: bool,
 }
 
 /// What a node says about itself: see `taskyard_replica::Node`.
@@ -204,7 +206,7 @@ wire_enum!(MemberChange {
     2 => AddLearner(replica),
     3 => Remove(replica),
 });
-wire_struct!(Report { build, groups });
+wire_struct!(Report { build, groups, leaving });
 wire_struct!(About { address, serves, zone, rules_max });
 
 #[cfg(test)]
@@ -234,7 +236,7 @@ mod tests {
         }
         for reply in [
             ClusterReply::Unread("what?".into()),
-            ClusterReply::Report(Report { build: "1".into(), groups: vec![] }),
+            ClusterReply::Report(Report { build: "1".into(), groups: vec![], leaving: true }),
             ClusterReply::Joined(JoinAnswer::Later("soon".into())),
             ClusterReply::Done,
             ClusterReply::Failed(Error::NoControl),

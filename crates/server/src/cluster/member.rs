@@ -124,7 +124,8 @@ impl Cluster {
     }
 
     async fn report(&self) -> Result<Report, Error> {
-        Ok(Report { build: BUILD.to_owned(), groups: self.shards().groups().await? })
+        let (build, leaving) = (BUILD.to_owned(), self.routes().is_leaving());
+        Ok(Report { build, groups: self.shards().groups().await?, leaving })
     }
 
     /// Writes down what a node says about itself, if that is new.

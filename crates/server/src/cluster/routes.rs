@@ -3,12 +3,17 @@
 //! The shard loop writes what it sees of the groups that have a replica here; for all others the
 //! router writes what it was told. Either may be stale: whoever is asked and does not lead says so.
 
-use std::sync::{
-    Arc, PoisonError, RwLock,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use crate::clock::real_now;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Instant,
 };
 use taskyard_machine::ShardId;
-use taskyard_replica::{CONTROL_GROUP, Control, NodeId};
+use taskyard_replica::{CONTROL_GROUP, Control, NodeId, Spread};
 use tokio::sync::watch;
 
 /// What is known of leaders and places. Shared by the loop and everybody who routes.
@@ -17,9 +22,15 @@ pub(crate) struct Routes {
     me: NodeId,
     /// By group: the node that leads it, 0 if none is known.
     leaders: Box<[AtomicU64]>,
+    /// By group: since when a leader that was known is none any more.
+    without: Mutex<BTreeMap<u64, Instant>>,
+    /// This node stops, and is to lead nothing any more.
+    leaving: AtomicBool,
     control: RwLock<Arc<Control>>,
     /// The control state knows of no other node.
     is_alone: AtomicBool,
+    /// The control state knows of queues that are spread.
+    has_spreads: AtomicBool,
     /// Counts what has changed.
     changed: watch::Sender<u64>,
 }
@@ -29,8 +40,11 @@ impl Routes {
         Routes {
             me,
             leaders: (0..=shards).map(|_| AtomicU64::new(0)).collect(),
+            without: Mutex::default(),
+            leaving: AtomicBool::new(false),
             control: RwLock::default(),
             is_alone: AtomicBool::new(false),
+            has_spreads: AtomicBool::new(false),
             changed: watch::Sender::new(0),
         }
     }
@@ -61,8 +75,29 @@ impl Routes {
         let slot = usize::try_from(group).ok().and_then(|group| self.leaders.get(group));
         let node = node.unwrap_or(0);
         if slot.is_some_and(|slot| slot.swap(node, Ordering::AcqRel) != node) {
+            let mut without = self.without.lock().unwrap_or_else(PoisonError::into_inner);
+            match node {
+                0 => drop(without.insert(group, real_now())),
+                _ => drop(without.remove(&group)),
+            }
+            drop(without);
             self.tell();
         }
+    }
+
+    /// Since when a group has had no leader, if it had one before.
+    pub(crate) fn without_leader_since(&self, group: u64) -> Option<Instant> {
+        self.without.lock().unwrap_or_else(PoisonError::into_inner).get(&group).copied()
+    }
+
+    /// This node stops: it is to lead nothing any more.
+    pub(crate) fn leave(&self) {
+        self.leaving.store(true, Ordering::Release);
+    }
+
+    /// Whether it does.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
     }
 
     /// The control state as this node has applied it; not founded in a node that has just joined.
@@ -74,8 +109,19 @@ impl Routes {
     pub(crate) fn set_control(&self, control: Arc<Control>) {
         let is_alone = control.nodes().keys().eq([&self.me]);
         self.is_alone.store(is_alone, Ordering::Release);
+        let has_spreads = control.spread_queues() > 0;
         *self.control.write().unwrap_or_else(PoisonError::into_inner) = control;
+        self.has_spreads.store(has_spreads, Ordering::Release);
         self.tell();
+    }
+
+    /// How far a queue lies; `None` if it lies on its home shard alone. Costs nothing where no queue is
+    /// spread.
+    pub(crate) fn spread(&self, queue: &str) -> Option<Spread> {
+        match self.has_spreads.load(Ordering::Acquire) {
+            true => self.control().spread(queue).cloned(),
+            false => None,
+        }
     }
 
     /// Whether this node is the whole cluster. Not so before the control state is known.

@@ -70,9 +70,11 @@ impl Sight {
             };
             Some((group, seen))
         });
+        // One that stops answers still, and would take what it hands over right back.
+        let alive = self.reports.iter().filter(|(_, report)| !report.leaving);
         Seen {
             groups: groups.collect(),
-            alive: self.reports.keys().copied().collect(),
+            alive: alive.map(|(node, _)| *node).collect(),
             ..Seen::default()
         }
     }
@@ -101,7 +103,7 @@ mod tests {
         control.apply(1, &found.encode()).unwrap();
         let node = Node { rules_max: 1, ..Node::default() };
         control.apply(2, &ControlCommand::SetNode { id: 1, node }.encode()).unwrap();
-        let report = |groups| Report { build: String::new(), groups };
+        let report = |groups| Report { groups, ..Report::default() };
         let reports = reports.into_iter().map(|(node, groups)| (node, report(groups))).collect();
         Sight { control: Arc::new(control), reports }
     }

@@ -342,6 +342,13 @@ fn thousandths(field: &str, fraction: f64, lowest: f64, highest: f64) -> Result<
     Ok((fraction * 1_000.0).round() as u32)
 }
 
+/// Over how many shards a queue lies, as it was sent; what is allowed the machine knows.
+pub(super) fn spread(shards: u32) -> Result<u16, Error> {
+    let spread_max = limits::SPREAD_MAX;
+    u16::try_from(shards)
+        .map_err(|_| Error::Invalid(format!("spread {shards} is not 1 to {spread_max}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,10 +13,13 @@ use crate::{
 };
 use bytes::Bytes;
 use std::time::Duration;
+use taskyard_machine::ShardId;
 use taskyard_replica::NodeId;
 
 /// What a leader may take beyond the wait that it was asked for, and the way there and back.
 pub(super) const ANSWER_MARGIN: Duration = Duration::from_secs(5);
+/// What a leader that was deposed has left to send the answers that are on their way.
+const DEPOSED_FOR: Duration = Duration::from_millis(300);
 /// A frame has a head of a few bytes.
 const CALL_BYTES_MAX: usize = PEER_FRAME_BYTES_MAX - 64;
 
@@ -31,11 +34,13 @@ impl Shards {
         wait: Duration,
         take: impl FnOnce(ShardReply) -> Option<Result<T, Error>>,
     ) -> Tried<Result<T, Error>> {
+        let shards = call.shards();
         let call = match encode(call) {
             Ok(call) => call,
             Err(error) => return Tried::Answered(Err(error)),
         };
-        answer(network.call(node, call, wait).await, node, take)
+        let reply = self.unless_deposed(node, &shards, network.call(node, call, wait)).await;
+        answer(reply, node, take)
     }
 
     /// The same; an answer that comes when nobody waits any more goes to `late`.
@@ -48,11 +53,47 @@ impl Shards {
         take: impl FnOnce(ShardReply) -> Option<Result<T, Error>>,
         late: LateReply,
     ) -> Tried<Result<T, Error>> {
+        let shards = call.shards();
         let call = match encode(call) {
             Ok(call) => call,
             Err(error) => return Tried::Answered(Err(error)),
         };
-        answer(network.call_minding(node, call, wait, late).await, node, take)
+        let asked = network.call_minding(node, call, wait, late);
+        answer(self.unless_deposed(node, &shards, asked).await, node, take)
+    }
+}
+
+impl Shards {
+    /// Waits for an answer of a node, but not for one that another has taken the place of and that can't
+    /// be heard, as one that is cut off: it would not answer before its silence is noticed.
+    async fn unless_deposed(
+        &self,
+        node: NodeId,
+        shards: &[ShardId],
+        asked: impl Future<Output = Result<Bytes, CallError>>,
+    ) -> Result<Bytes, CallError> {
+        let deposed = async {
+            let mut changes = self.routes().changes();
+            let leads_elsewhere =
+                |shard: &ShardId| self.routes().leader(*shard).is_some_and(|leader| leader != node);
+            loop {
+                changes.borrow_and_update();
+                if !shards.is_empty() && shards.iter().all(leads_elsewhere) {
+                    tokio::time::sleep(DEPOSED_FOR).await;
+                    if shards.iter().all(leads_elsewhere) {
+                        return;
+                    }
+                }
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            reply = asked => reply,
+            () = deposed => Err(CallError::TimedOut),
+        }
     }
 }
 

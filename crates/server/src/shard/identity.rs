@@ -67,7 +67,8 @@ fn judge(command: &Command<'_>) -> Again {
         | Command::CancelFlow(_)
         | Command::PauseQueue(_)
         | Command::ResumeQueue(_)
-        | Command::SetQueue(_) => Again::Same,
+        | Command::SetQueue(_)
+        | Command::TrimQueue(_) => Again::Same,
         // A session that has ended holds nothing more to end.
         Command::EndSession(_) => Again::Same,
         // Numbered by the outbox that sends them, taken once and in order.

@@ -84,6 +84,8 @@ pub enum ShardCall {
     SessionNotStarted(SessionId, Vec<TaskId>),
     /// See [`Shards::status`].
     Status,
+    /// Of the control group's leader: how far a queue lies, as a command of that group.
+    SetSpread(Box<[u8]>),
 }
 
 /// The answer to a [`ShardCall`], under the same name.
@@ -108,6 +110,8 @@ pub enum ShardReply {
     Told,
     /// How the shards stand on that node.
     Status(Result<Vec<ShardStatus>, Error>),
+    /// Whether the control group has taken it.
+    SpreadSet(Result<(), Error>),
 }
 
 /// An encoded body that `taskyard_machine::Body::decode` reads.
@@ -125,6 +129,28 @@ fn wait_for(wait_ms: u64) -> Duration {
 }
 
 impl ShardCall {
+    /// The shards whose leader is asked, each once; none where any node may be.
+    pub(super) fn shards(&self) -> Vec<ShardId> {
+        let mut shards = match self {
+            ShardCall::Propose { commands, .. } => {
+                commands.iter().map(|(shard, _)| *shard).collect()
+            }
+            ShardCall::Claim { shard, .. }
+            | ShardCall::Claimable { shard, .. }
+            | ShardCall::Ask { shard, .. } => vec![*shard],
+            ShardCall::Bodies { tasks } => tasks.iter().map(|task| task.home).collect(),
+            ShardCall::Finished { task, .. } => vec![task.home],
+            ShardCall::SessionsAlive(_)
+            | ShardCall::SessionCut(_)
+            | ShardCall::SessionNotStarted(..)
+            | ShardCall::SetSpread(_)
+            | ShardCall::Status => Vec::new(),
+        };
+        shards.sort_unstable();
+        shards.dedup();
+        shards
+    }
+
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
         encode_for_node(VERSION, self)
@@ -157,7 +183,7 @@ impl ShardReply {
 /// Runs a call of node `from` on the shards that this node leads; of others it says that it does not. Dropping the future takes away what it parked, and gives
 /// back what was claimed for it by then, as dropping the call itself would.
 pub async fn serve(shards: &Shards, from: NodeId, call: ShardCall) -> ShardReply {
-    let shards = shards.local();
+    let (all, shards) = (shards, shards.local());
     match call {
         ShardCall::Propose { commands, enqueue } => {
             ShardReply::Proposed(shards.propose_all(commands, enqueue).await)
@@ -193,6 +219,7 @@ pub async fn serve(shards: &Shards, from: NodeId, call: ShardCall) -> ShardReply
             ShardReply::Told
         }
         ShardCall::Status => ShardReply::Status(shards.status().await),
+        ShardCall::SetSpread(command) => ShardReply::SpreadSet(all.set_spread_here(&command).await),
     }
 }
 
@@ -274,6 +301,7 @@ wire_enum!(ShardCall {
     8 => SessionCut(session),
     9 => SessionNotStarted(session, tasks),
     10 => Status,
+    11 => SetSpread(command),
 });
 wire_enum!(ShardReply {
     0 => Unread(words),
@@ -285,6 +313,7 @@ wire_enum!(ShardReply {
     6 => Finished(finished),
     7 => Told,
     8 => Status(shards),
+    9 => SpreadSet(set),
 });
 wire_struct!(ClaimRequest { queues, weighted, tasks_max, lease_ms, session, sequence, worker });
 wire_struct!(ShardStatus { shard, term, serves, persisted, applied });

@@ -134,7 +134,7 @@ impl<'a> Search<'a> {
                 return Ok(node);
             }
             let now = real_now();
-            let ends_at = self.until.min(self.since + PATIENCE);
+            let ends_at = self.until.min(self.patient_until());
             if now >= ends_at || self.is_cut_off() {
                 return Err(self.over());
             }
@@ -150,6 +150,17 @@ impl<'a> Search<'a> {
                 self.pause = (self.pause * 2).min(PAUSE_MAX);
                 self.pause_ends_at = real_now() + self.pause;
             }
+        }
+    }
+
+    /// How long a leader is waited for. A shard that has been without one for as long gets none soon: who
+    /// asks then is refused at once.
+    fn patient_until(&self) -> Instant {
+        let ends_at = self.since + PATIENCE;
+        let without = self.shards.routes().without_leader_since(self.group());
+        match without.filter(|_| self.has_replica_here()) {
+            Some(since) => ends_at.min(since + PATIENCE),
+            None => ends_at,
         }
     }
 

@@ -26,9 +26,14 @@ pub(super) const TICK: Duration = Duration::from_millis(50);
 
 /// Leadership that is on its way to other nodes.
 pub(super) struct HandOver {
-    pub(super) until: Instant,
-    pub(super) answer: Answer<()>,
+    until: Instant,
+    /// What was not taken by then is offered again, perhaps to another.
+    again_at: Instant,
+    answer: Answer<()>,
 }
+
+/// A transfer that is not done by then is given up by raft.
+const HAND_OVER_AGAIN_AFTER: Duration = Duration::from_millis(600);
 
 impl ShardLoop {
     /// Takes a message of a peer's replica. One for a replica that is not here is ignored: it is not
@@ -51,11 +56,14 @@ impl ShardLoop {
             return;
         }
         shard.heard.insert(message.from, from);
+        if self.is_unwelcome(&message) {
+            return;
+        }
         if message.get_msg_type() == MessageType::MsgSnapshot {
             self.order_snapshot(number, message);
             return;
         }
-        shard.replica.step(message);
+        self.shards[number].replica.step(message);
         self.activate(number);
     }
 
@@ -71,7 +79,16 @@ impl ShardLoop {
             return;
         }
         control.heard.insert(message.from, from);
-        control.replica.step(message);
+        if !self.is_unwelcome(&message)
+            && let Some(control) = &mut self.control
+        {
+            control.replica.step(message);
+        }
+    }
+
+    /// Whether a message asks a node that stops to lead.
+    fn is_unwelcome(&self, message: &Message) -> bool {
+        message.get_msg_type() == MessageType::MsgTimeoutNow && self.routes.is_leaving()
     }
 
     /// Sends messages of a group to the nodes of those that they are for.
@@ -228,7 +245,9 @@ impl ShardLoop {
 
     /// Hands over all that this node leads and another could.
     pub(super) fn accept_hand_over(&mut self, until: Instant, answer: Answer<()>) {
-        self.hand_over = Some(HandOver { until, answer });
+        self.routes.leave();
+        let again_at = self.real + HAND_OVER_AGAIN_AFTER;
+        self.hand_over = Some(HandOver { until, again_at, answer });
         self.hand_over_all();
     }
 
@@ -259,11 +278,18 @@ impl ShardLoop {
 
     /// Tells who waits for it that others lead now what this node led, or that it takes too long.
     pub(super) fn look_at_hand_over(&mut self) {
-        let Some(hand_over) = &self.hand_over else { return };
+        let Some(hand_over) = &mut self.hand_over else { return };
+        let (until, is_late) = (hand_over.until, self.real >= hand_over.again_at);
+        if is_late {
+            hand_over.again_at = self.real + HAND_OVER_AGAIN_AFTER;
+        }
         let leads = |has_peers: bool, role: Role| has_peers && matches!(role, Role::Leader { .. });
         let left = self.control.as_ref().is_some_and(|c| leads(c.has_peers, c.replica.role()))
             || self.shards.iter().any(|shard| leads(shard.has_peers, shard.replica.role()));
-        if left && self.real < hand_over.until {
+        if left && self.real < until {
+            if is_late {
+                self.hand_over_all();
+            }
             return;
         }
         if let Some(HandOver { answer, .. }) = self.hand_over.take() {

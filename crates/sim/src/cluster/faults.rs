@@ -107,11 +107,7 @@ impl World {
         self.workload.drain();
         self.oracle.heal();
         for node in 0..self.nodes.len() {
-            // A shard whose time is ahead still has to wait for the clocks at half speed.
-            self.nodes[node].wall_offset = 0;
-            self.nodes[node].slow_until = 0;
-            self.nodes[node].disk_fails = false;
-            self.nodes[node].paused_until = 0;
+            self.nodes[node].heal();
             self.at(1, Happening::Restart { node });
         }
     }

@@ -15,7 +15,9 @@ impl World {
         let rng = self.rng.fork();
         self.nodes.push(Node::new(config, rng));
         self.lost.push(false);
-        self.workload.nodes = self.nodes.len();
+        let places_max = self.nodes.len();
+        self.workload.nodes = places_max;
+        self.nodes.iter_mut().for_each(|node| node.places_max = places_max);
         self.at(after_ms, Happening::Restart { node });
     }
 

@@ -27,9 +27,6 @@ impl World {
         if let Some(schedule) = self.oracle.stuck_schedule() {
             return format!("schedule {schedule} does not fire");
         }
-        if !self.workload.is_quiet() {
-            return "clients still hold tasks".into();
-        }
         for group in 0..=u64::from(self.options.shards) {
             let leaders = self.nodes.iter().filter(|node| node.told(group).is_some()).count();
             if leaders != 1 {
@@ -39,6 +36,9 @@ impl World {
         let map = self.unrest_of_map();
         if !map.is_empty() {
             return map;
+        }
+        if !self.workload.is_quiet() {
+            return "clients still hold tasks".into();
         }
         (0..self.options.shards)
             .map(|shard| self.unrest_of(shard))

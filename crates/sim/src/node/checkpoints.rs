@@ -71,14 +71,16 @@ impl Node {
     fn checkpoint_control(&mut self) {
         let Some(process) = &mut self.process else { return };
         let Some(control) = &mut process.control else { return };
-        let replica = &mut control.replica;
-        let index = replica.applied();
+        let index = control.replica.applied();
         let stored = self.disk.checkpoint(0).map_or(0, |checkpoint| checkpoint.index);
         let due = control.wants_checkpoint || index >= control.checkpointed + self.checkpoint_every;
-        if !due || index <= stored {
+        // An old map is what makes a node take a replica for a new one.
+        let late = self.config.sabotage == Sabotage::ReplicaIdsReused && !control.leads();
+        if !due || late || index <= stored {
             return;
         }
         control.wants_checkpoint = false;
+        let replica = &mut control.replica;
         self.disk.store_checkpoint(
             0,
             Checkpoint {

@@ -78,7 +78,7 @@ impl Node {
         let (Some(process), true) = (&mut self.process, due) else { return };
         process.reports_at = now + STATUS_MS;
         let Some(node) = self.disk.node() else {
-            let to = self.rng.below(self.config.id as u64) as usize;
+            let to = self.rng.below(self.places_max as u64) as usize;
             self.output.peers.push((to, Peer::Join { place: self.config.id }));
             return;
         };

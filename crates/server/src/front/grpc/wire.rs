@@ -479,6 +479,7 @@ pub(super) fn queue_settings(settings: &v1::QueueSettings) -> Result<QueueSettin
         per_key: settings.per_key.map(per_key).transpose()?.flatten(),
         weights: settings.weights.iter().map(|(key, &n)| (key.as_str().into(), n)).collect(),
         ageing_ms: settings.ageing_ms,
+        spread: settings.spread.map(edge::spread).transpose()?,
     })
 }
 
@@ -532,6 +533,7 @@ pub(super) fn queue_settings_reply(settings: &QueueSettings) -> v1::QueueSetting
         }),
         weights: settings.weights.iter().map(|(key, &n)| (key.to_string(), n)).collect(),
         ageing_ms: settings.ageing_ms,
+        spread: settings.spread.map(u32::from),
     }
 }
 

@@ -1,7 +1,10 @@
 //! The settings of a queue, in requests and answers alike.
 
 use super::{Ms, retry::Retry};
-use crate::{Error, front::edge::RateDraft};
+use crate::{
+    Error,
+    front::edge::{RateDraft, spread},
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use taskyard_machine::{
@@ -53,6 +56,10 @@ pub(in crate::front) struct QueueSettings {
     /// A waiting task's priority rises by one each time this has passed. Never by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     ageing_ms: Option<Ms>,
+    /// Over how many shards the queue lies, at most 64. Default 1. Not together with max_length,
+    /// concurrency, rate or per_key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spread: Option<u32>,
 }
 
 /// How often something may happen.
@@ -117,6 +124,7 @@ impl QueueSettings {
             per_key: self.per_key.map(PerKey::per_key).transpose()?.flatten(),
             weights: self.weights.iter().map(|(key, &n)| (key.as_str().into(), n)).collect(),
             ageing_ms: ms(self.ageing_ms),
+            spread: self.spread.map(spread).transpose()?,
         })
     }
 }
@@ -140,6 +148,7 @@ impl From<&MachineSettings> for QueueSettings {
             }),
             weights: settings.weights.iter().map(|(key, &n)| (key.to_string(), n)).collect(),
             ageing_ms: settings.ageing_ms.map(Ms),
+            spread: settings.spread.map(u32::from),
         }
     }
 }

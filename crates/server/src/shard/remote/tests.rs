@@ -74,6 +74,7 @@ fn calls() -> Vec<ShardCall> {
         ShardCall::SessionCut(SessionId(1)),
         ShardCall::SessionNotStarted(SessionId(1), vec![TASK]),
         ShardCall::Status,
+        ShardCall::SetSpread([1, 13].into()),
     ];
     for call in &calls {
         // A new call needs a line above.
@@ -87,7 +88,8 @@ fn calls() -> Vec<ShardCall> {
             | ShardCall::SessionsAlive(_)
             | ShardCall::SessionCut(_)
             | ShardCall::SessionNotStarted(..)
-            | ShardCall::Status => {}
+            | ShardCall::Status
+            | ShardCall::SetSpread(_) => {}
         }
     }
     calls
@@ -162,6 +164,8 @@ fn replies() -> Vec<ShardReply> {
         ShardReply::Told,
         ShardReply::Status(Ok(vec![status, status])),
         ShardReply::Status(Err(stopping())),
+        ShardReply::SpreadSet(Ok(())),
+        ShardReply::SpreadSet(Err(stopping())),
     ]
 }
 
