@@ -255,7 +255,10 @@ fn take_list(slot: &mut Vec<String>, value: &Value) -> Result<(), String> {
     };
     for value in values {
         let Value::String(text) = value else {
-            return Err(format!("a list with a {} holds more than texts", value.type_str()));
+            return Err(format!(
+                "its list holds more than texts: a value of type {}",
+                value.type_str()
+            ));
         };
         slot.push(text.clone());
     }
@@ -340,7 +343,7 @@ mod tests {
             config(&args(&format!("{line} --join c:3,d:4 --join e:5 --zone attic"))).unwrap();
         assert_eq!((typed.join.join(" "), typed.zone.as_str()), ("c:3 d:4 e:5".into(), "attic"));
         assert_eq!(config(&args("taskyard serve")).unwrap().peer, Some(PEER));
-        fs::write(&file, "joni = 1\njoin = [1]\nreplication = 2\npeer = \"x\"\n").unwrap();
+        fs::write(&file, "joins = 1\njoin = [1]\nreplication = 2\npeer = \"x\"\n").unwrap();
         let error =
             config(&args(&format!("{line} --advertise 0.0.0.0:1"))).unwrap_err().to_string();
         for part in
