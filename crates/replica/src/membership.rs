@@ -95,6 +95,12 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
+    /// Since which index the members are who they are. While one replica leads, a plan that was made
+    /// for these members is out of date once this or its term has changed.
+    pub fn members_since(&self) -> u64 {
+        self.members_since
+    }
+
     /// How far every member has come, by id; empty unless this replica leads.
     pub fn peers(&self) -> Vec<PeerProgress> {
         let Role::Leader { .. } = self.role() else { return Vec::new() };
@@ -110,6 +116,12 @@ impl<M: StateMachine> Replica<M> {
             .collect();
         peers.sort_unstable_by_key(|peer| peer.id);
         peers
+    }
+
+    pub(crate) fn members_have_changed(&mut self, conf_state: ConfState) {
+        self.conf_state = conf_state;
+        self.members_since = self.applied();
+        self.members_changed = true;
     }
 
     pub(crate) fn apply_members(&mut self, change: &ConfChangeV2) {

@@ -129,7 +129,7 @@ pub struct Replica<M: StateMachine> {
     applied_term: u64,
     pub(crate) conf_state: eraftpb::ConfState,
     /// Index of the entry that made it so; after a start or a snapshot, where that began.
-    members_since: u64,
+    pub(crate) members_since: u64,
     /// Committed entries that raft has handed out and the machine has not seen yet.
     pending: VecDeque<eraftpb::Entry>,
     /// The last committed index that raft has handed out. It may be behind `applied`, which takes
@@ -143,7 +143,7 @@ pub struct Replica<M: StateMachine> {
     /// The term in which this replica leads and has applied all before it.
     leading: Option<u64>,
     role_told: Role,
-    members_changed: bool,
+    pub(crate) members_changed: bool,
     proposals: VecDeque<Proposal>,
     dropped: Vec<u64>,
     reads: Reads,
@@ -458,12 +458,6 @@ impl<M: StateMachine> Replica<M> {
         &self.conf_state
     }
 
-    /// Since which index the members are who they are. While one replica leads, a plan that was made
-    /// for these members is out of date once this or its term has changed.
-    pub fn members_since(&self) -> u64 {
-        self.members_since
-    }
-
     /// The state.
     pub fn machine(&self) -> &M {
         &self.machine
@@ -586,12 +580,6 @@ impl<M: StateMachine> Replica<M> {
         let proposal = pop_front_if(&mut self.proposals, |proposal| proposal.index == index)
             .map(|proposal| proposal.number);
         outcome.map(|outcome| Applied { index, term, proposal, outcome })
-    }
-
-    pub(crate) fn members_have_changed(&mut self, conf_state: eraftpb::ConfState) {
-        self.conf_state = conf_state;
-        self.members_since = self.applied;
-        self.members_changed = true;
     }
 
     fn evict_applied(&mut self) {

@@ -10,7 +10,8 @@
 //!   local.rs        one shard as that thread holds it, held.rs all of them
 //!   control.rs      the control group, as that thread holds it
 //!   accept.rs       what comes in        settle.rs   what comes of it
-//!   raft.rs         messages, ticks, who leads        replicas.rs   which replicas are here
+//!   turn.rs         one turn: propose, send, write once, settle
+//!   peers.rs        messages between replicas, ticks, who leads      replicas.rs   which replicas are here
 //!   deliver.rs      what shards owe each other
 //!   checkpoints.rs  when and in which bites           memory.rs   the budget of tasks and bodies
 //!   recover.rs      from disk to replicas             install.rs  snapshots that have come

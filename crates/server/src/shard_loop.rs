@@ -16,11 +16,12 @@ mod held;
 mod install;
 mod local;
 mod memory;
-mod raft;
+mod peers;
 mod recover;
 mod replicas;
 mod settle;
 mod snapshots;
+mod turn;
 
 use crate::{
     Clock, Error,
@@ -38,13 +39,14 @@ use crate::{
         leader_clock::{LeaderClock, Reading},
         sessions::Sessions,
     },
-    telemetry::{NodeGauges, Telemetry},
+    telemetry::Telemetry,
 };
 use checkpoints::Checkpoints;
 use control::LocalControl;
 use held::Held;
 use local::{LocalShard, Waiting};
 use memory::MemoryBudget;
+use peers::HandOver;
 use settle::PartialAnswers;
 use std::{
     any::Any,
@@ -54,15 +56,11 @@ use std::{
 };
 use taskyard_machine::{
     Command, EncodedCommand, EndSession, Event, RULES_CURRENT, SessionEnd, SessionId, ShardId,
-    Timestamp,
 };
-use taskyard_replica::{CONTROL_GROUP, Role};
+use taskyard_replica::Role;
 use tokio::sync::broadcast;
 
 pub(crate) use recover::{Recovered, load, recover_all};
-
-/// After so many bytes of log, files that nothing needs any more are looked for.
-const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;
 
 /// How long the threads beside it are waited for after a failure.
 const FAIL_FOR_MAX: Duration = Duration::from_secs(5);
@@ -132,7 +130,7 @@ pub(crate) struct ShardLoop {
     doomed: BTreeSet<usize>,
     /// By group: the last replica that this node had and has no more.
     gone: BTreeMap<u64, u64>,
-    hand_over: Option<raft::HandOver>,
+    hand_over: Option<HandOver>,
     /// Shards with work for the next turn, each once.
     active: Vec<usize>,
     inbox: Arc<Inbox>,
@@ -372,173 +370,6 @@ impl ShardLoop {
             shard.pending.push((EncodedCommand::new(command), waiting));
             self.activate(number);
         }
-    }
-
-    /// One round over the shards that have work.
-    fn turn(&mut self) -> Result<(), Failure> {
-        let mut round = std::mem::take(&mut self.active);
-        for &number in &round {
-            self.shards[number].is_active = false;
-        }
-        for &number in &round {
-            self.prepare(number);
-        }
-        let mut persisting: Vec<(usize, u64)> = Vec::new();
-        let all = round.clone();
-        loop {
-            let control = self.gather_control();
-            for &number in &round {
-                self.gather(number, &mut persisting)?;
-            }
-            if control.is_none() && persisting.is_empty() && self.batch.is_empty() {
-                break;
-            }
-            self.write()?;
-            for (number, ready) in persisting.drain(..) {
-                let Some(shard) = self.shards.get(number) else { continue };
-                let was_leading = shard.leading.is_some();
-                let progress = self.shards[number].replica.persisted(ready);
-                self.settle(number, progress, was_leading);
-            }
-            // After the shards: it may throw some of them away.
-            if let (Some(ready), Some(control)) = (control, &mut self.control) {
-                let progress = control.replica.persisted(ready);
-                self.settle_control(progress)?;
-            }
-            let shards = &self.shards;
-            let has_ready = |shard: &LocalShard| shard.replica.has_ready();
-            round.retain(|&number| shards.get(number).is_some_and(has_ready));
-        }
-        for number in all {
-            if let Some(shard) = self.shards.get_mut(number) {
-                shard.due = shard.next_due();
-            }
-        }
-        self.memory.enforce(&mut self.shards);
-        self.disk.check();
-        self.measure();
-        Ok(())
-    }
-
-    fn measure(&self) {
-        self.telemetry.set_gauges(NodeGauges {
-            memory_bytes: self.memory.bytes(),
-            memory_bytes_max: self.memory.bytes_max(),
-            memory_full: self.memory.is_full(),
-            disk_free_bytes: self.disk.free_bytes(),
-            disk_full: self.disk.is_full(),
-            claims_parked: self.shards.iter().map(|shard| shard.waiters.len() as u64).sum(),
-            shards_serving: self.shards.iter().filter(|shard| shard.leading.is_some()).count()
-                as u64,
-        });
-    }
-
-    /// Lets a leader propose what is waiting, due or owed.
-    fn prepare(&mut self, number: usize) {
-        let rules = self.rules;
-        let Some(shard) = self.shards.get_mut(number) else { return };
-        let Some(clock) = &mut shard.leading else {
-            let refused = shard.propose(rules, Timestamp(0));
-            let reads = shard.ask_reads();
-            self.refuse(number, refused, reads);
-            return;
-        };
-        let now = clock.now(self.reading);
-        if shard.timer.fires(&shard.replica.machine().machine, now) {
-            shard.pending.push((EncodedCommand::new(&Command::ExpireDue), Waiting::Expiry));
-        }
-        for command in shard.firing.take_due(&shard.replica.machine().machine, now) {
-            shard.pending.push((command, Waiting::Firing));
-        }
-        shard.waiters.wake_due(self.real);
-        if shard.waiters.is_woken() {
-            let state = shard.replica.machine();
-            for served in shard.waiters.serve(&state.machine, now, self.real) {
-                self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                let request = &served.waiter.request;
-                let command = EncodedCommand::new(&Command::Claim(request.command(self.seed)));
-                shard.pending.push((command, Waiting::Claim(served)));
-            }
-        }
-        if shard.outbox.is_stirred() {
-            self.deliver(number);
-        }
-        let shard = &mut self.shards[number];
-        let refused = shard.propose(rules, now);
-        let reads = shard.ask_reads();
-        self.refuse(number, refused, reads);
-    }
-
-    /// Adds what one shard has to write to the batch.
-    fn gather(&mut self, number: usize, persisting: &mut Vec<(usize, u64)>) -> Result<(), Failure> {
-        let Some(shard) = self.shards.get_mut(number) else { return Ok(()) };
-        if std::mem::take(&mut shard.is_new) {
-            self.batch.replica(shard.group, shard.replica.id());
-        }
-        if let Some(index) = shard.log_cut.take() {
-            self.batch.cut(shard.group, index);
-        }
-        let Some(mut ready) = shard.replica.ready() else { return Ok(()) };
-        let group = shard.group;
-        self.send(group, std::mem::take(&mut ready.messages_now));
-        let shard = &mut self.shards[number];
-        shard.install(&ready, &self.store, &mut self.batch)?;
-        persisting.push((number, ready.number));
-        shard.hard_state = ready.hard_state.or(shard.hard_state.take());
-        if ready.entries.is_empty() && !ready.must_sync {
-            // A new commit index alone rides in the next write: the log is what counts.
-            return Ok(());
-        }
-        self.batch.append(shard.group, &ready.entries);
-        if let Some(hard_state) = shard.hard_state.take() {
-            self.batch.hard_state(shard.group, &hard_state);
-        }
-        Ok(())
-    }
-
-    /// The same for the control group.
-    fn gather_control(&mut self) -> Option<u64> {
-        let control = self.control.as_mut()?;
-        if std::mem::take(&mut control.is_new) {
-            self.batch.replica(CONTROL_GROUP, control.replica.id());
-        }
-        let ready = control.replica.ready()?;
-        self.send(CONTROL_GROUP, ready.messages_now);
-        let control = self.control.as_mut()?;
-        if let Some(snapshot) = &ready.snapshot {
-            control.install(snapshot, self.format, &mut self.batch);
-        }
-        control.hard_state = ready.hard_state.or(control.hard_state.take());
-        if !ready.entries.is_empty() || ready.must_sync {
-            self.batch.append(CONTROL_GROUP, &ready.entries);
-            control.checkpoint(&mut self.batch);
-            if let Some(hard_state) = control.hard_state.take() {
-                self.batch.hard_state(CONTROL_GROUP, &hard_state);
-            }
-        }
-        Some(ready.number)
-    }
-
-    fn write(&mut self) -> Result<(), Failure> {
-        if self.batch.is_empty() {
-            return Ok(());
-        }
-        let written =
-            self.log.write(&mut self.batch).map_err(|error| Failure(error.to_string()))?;
-        self.disk.note_written(written.bytes as u64);
-        self.log_bytes_untidy += written.bytes as u64;
-        if self.log_bytes_untidy >= TIDY_AFTER_LOG_BYTES {
-            self.tidy();
-        }
-        self.telemetry.note_write(&written);
-        Ok(())
-    }
-
-    /// Frees what no checkpoint and no log needs any more, on another thread.
-    fn tidy(&mut self) {
-        self.log_bytes_untidy = 0;
-        let tasks_live = self.shards.iter().map(|shard| shard.machine().task_count());
-        self.checkpointer.tidy(tasks_live.sum());
     }
 
     fn rise(&mut self, number: usize, role: Role) {

@@ -234,7 +234,7 @@ impl LocalControl {
     }
 }
 
-/// How a replica of this node is driven: ticks of 50 ms, see `raft.rs`.
+/// How a replica of this node is driven: ticks of 50 ms, see `peers.rs`.
 pub(super) fn replica_config(group: u64, id: u64, seed: u64) -> Config {
     // Groups draw apart, so that the shards of a dead node do not all elect the same one.
     let seed = seed ^ (group + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
