@@ -269,7 +269,8 @@ impl Reader {
         if xxh3_64(&header) != u64::from_le_bytes(checksum) || shards == 0 {
             return Err(self.damaged());
         }
-        Ok(Format { cluster: u128::from_le_bytes(cluster), ..Format::random(shards) })
+        // A cluster of its own: nodes of the old one that still run must not take it for theirs.
+        Ok(Format::random(shards))
     }
 
     /// Reads all of it once: whether it is whole.

@@ -11,12 +11,14 @@
 //! join.rs      how a cluster takes a node in         announce.rs what a node keeps telling and hearing
 //! sight.rs     how all nodes stand, at one moment    mover.rs    the leader's hands: does what is planned
 //! operate.rs   what operators ask for                view.rs     what they are shown
+//! copy.rs      a backup of the whole cluster
 //! ```
 //!
 //! Nothing here decides where a replica goes: that is `taskyard_replica::Control` and its plan.
 
 mod announce;
 mod call;
+mod copy;
 mod entrance;
 mod fetch;
 mod groups;

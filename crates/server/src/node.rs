@@ -28,7 +28,7 @@ pub struct Node {
     front: Front,
     /// What it does for its cluster; ends with it.
     tasks: JoinSet<()>,
-    network: Option<PeerNetwork>,
+    network: Option<HangUp>,
     cluster: Cluster,
     engine: Engine,
     peer_address: Option<SocketAddr>,
@@ -71,6 +71,7 @@ impl Node {
         let cluster = Cluster::new(engine.shards(), about, config.clock.clone());
         let network =
             peer_listener.map(|listener| connect(&config, &cluster, listener)).transpose()?;
+        let network = network.map(HangUp);
         let tasks = keep_up(&config, &cluster);
         set_replication(&config, &cluster, &entrance).await?;
         let broker = Broker::in_cluster(cluster.clone(), &config);
@@ -124,9 +125,7 @@ impl Node {
         engine.hand_over(clock::real_now() + HAND_OVER_FOR_MAX.min(grace)).await;
         front.stop(until.saturating_duration_since(clock::real_now())).await;
         tasks.shutdown().await;
-        if let Some(network) = network {
-            network.stop();
-        }
+        drop(network);
         let _ = tokio::task::spawn_blocking(move || engine.stop_by(until)).await;
     }
 }
@@ -141,6 +140,17 @@ async fn listen_for_clients(
         ))
     })?;
     Ok(Some(listener))
+}
+
+/// Hangs up on all peers when dropped. What answers them holds the network, so that it does not end by
+/// itself with a node that is dropped.
+#[derive(Debug)]
+struct HangUp(PeerNetwork);
+
+impl Drop for HangUp {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
 }
 
 fn listen_for_peers(address: SocketAddr) -> Result<net::TcpListener, StartError> {

@@ -131,6 +131,8 @@ pub(crate) struct ShardLoop {
     /// By group: the last replica that this node had and has no more.
     gone: BTreeMap<u64, u64>,
     hand_over: Option<HandOver>,
+    /// Until then nothing that was delivered is dropped.
+    hold_until: Instant,
     /// Shards with work for the next turn, each once.
     active: Vec<usize>,
     inbox: Arc<Inbox>,
@@ -185,6 +187,7 @@ impl ShardLoop {
             doomed: BTreeSet::new(),
             gone: recovered.gone,
             hand_over: None,
+            hold_until: real,
             active: Vec::new(),
             inbox,
             log,

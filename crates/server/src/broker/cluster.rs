@@ -4,13 +4,20 @@ use super::Broker;
 use crate::{
     Error,
     cluster::{ClusterView, Operation},
+    shard::BackupPart,
 };
 use taskyard_machine::{ShardId, ask};
+use tokio::sync::mpsc;
 
 impl Broker {
     /// The nodes and shards of this cluster, as this node sees them.
     pub async fn cluster(&self) -> ClusterView {
         self.0.cluster.view().await
+    }
+
+    /// A consistent copy of all shards, see [`crate::shard::Shards::backup`].
+    pub async fn backup(&self) -> Result<mpsc::Receiver<Result<BackupPart, Error>>, Error> {
+        self.0.cluster.backup().await
     }
 
     /// Does what an operator asks for; goes to the control group's leader.

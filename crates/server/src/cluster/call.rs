@@ -28,6 +28,8 @@ pub(crate) enum ClusterCall {
     Change { group: u64, fence: (u64, u64), changes: Vec<MemberChange> },
     /// A group that the node leads is to be led by another replica.
     Transfer { group: u64, to: u64 },
+    /// What shards have delivered is to be kept for so long, for a backup; 0 ends it.
+    Hold { hold_ms: u64 },
     /// Of the control group's leader: a node asks for a place.
     Join(Candidate),
     /// Of the control group's leader: what a node says about itself.
@@ -183,6 +185,7 @@ impl ClusterReply {
 wire_enum!(ClusterCall {
     1 => Report,
     2 => Change { group, fence, changes },
+    7 => Hold { hold_ms },
     3 => Transfer { group, to },
     4 => Join(candidate),
     5 => Announce { node, about },
@@ -224,6 +227,7 @@ mod tests {
                 changes: vec![Change::AddVoter(1).into(), Change::Remove(2).into()],
             },
             ClusterCall::Transfer { group: 1, to: 9 },
+            ClusterCall::Hold { hold_ms: 300 },
             ClusterCall::Join(Candidate::default()),
             ClusterCall::Announce { node: 2, about },
             ClusterCall::Operate(Operation::Remove { node: 3, force: true }),

@@ -5,12 +5,17 @@
 
 use crate::{
     Error,
+    clock::real_now,
     shard::{Shards, inbox::Input},
 };
 use bytes::Bytes;
+use std::time::Duration;
 use taskyard_machine::wire::wire_struct;
 use taskyard_replica::{Change, ControlCommand, NodeId};
 use tokio::sync::oneshot;
+
+/// Nobody keeps delivered messages for longer, whatever is asked.
+const HOLD_MS_MAX: u64 = 600_000;
 
 /// How one replica stands, as its node tells.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -102,6 +107,15 @@ impl Shards {
     pub(crate) async fn transfer(&self, group: u64, to: u64) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         self.push(Input::Transfer { group, to, answer })?;
+        answered.await.unwrap_or(Err(Error::OutcomeUnknown))
+    }
+
+    /// Keeps what shards that this node leads have delivered to others, for so long; 0 ends that. In force
+    /// when this returns.
+    pub(crate) async fn hold(&self, hold_ms: u64) -> Result<(), Error> {
+        let (answer, answered) = oneshot::channel();
+        let until = real_now() + Duration::from_millis(hold_ms.min(HOLD_MS_MAX));
+        self.push(Input::Hold { until, answer })?;
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 

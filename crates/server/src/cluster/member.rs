@@ -95,6 +95,9 @@ impl Cluster {
                     let changes = changes.into_iter().map(Into::into).collect();
                     self.shards().change(group, fence, changes).await.map(|()| ClusterReply::Done)
                 }
+                ClusterCall::Hold { hold_ms } => {
+                    self.shards().hold(hold_ms).await.map(|()| ClusterReply::Done)
+                }
                 ClusterCall::Transfer { group, to } => {
                     self.shards().transfer(group, to).await.map(|()| ClusterReply::Done)
                 }
@@ -111,7 +114,10 @@ impl Cluster {
             ClusterCall::Join(candidate) => self.take_in(candidate).await.map(ClusterReply::Joined),
             ClusterCall::Announce { node, about } => Ok(self.note(node, about).await.into()),
             ClusterCall::Operate(operation) => Ok(self.carry_out(operation).await.into()),
-            ClusterCall::Report | ClusterCall::Change { .. } | ClusterCall::Transfer { .. } => {
+            ClusterCall::Report
+            | ClusterCall::Change { .. }
+            | ClusterCall::Hold { .. }
+            | ClusterCall::Transfer { .. } => {
                 unreachable!("whoever is asked answers this")
             }
         }

@@ -199,7 +199,12 @@ impl Cluster {
         view: &ClusterView,
         peer: Option<&PeerStatus>,
     ) -> NodeView {
-        let known = sight.control.nodes().get(&id).cloned().unwrap_or_default();
+        let mut known = sight.control.nodes().get(&id).cloned().unwrap_or_default();
+        if id == self.me() {
+            // What it tells may be on its way still.
+            let about = self.about().clone();
+            (known.serves, known.address, known.zone) = (about.serves, about.address, about.zone);
+        }
         let report = sight.reports.get(&id);
         let follows = |report: &super::call::Report| {
             let control = report.groups.iter().find(|status| status.group == CONTROL_GROUP);

@@ -590,7 +590,7 @@ impl Taskyard for Grpc {
             ))
         })?;
         let shards = self.broker.shards().count().into();
-        let parts = self.broker.shards().backup().await?;
+        let parts = self.broker.backup().await?;
         let parts = read_in_time(parts, place).map(move |part| {
             let part = part?;
             let shards_done = part.shards_done.into();

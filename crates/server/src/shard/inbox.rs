@@ -138,6 +138,11 @@ pub(crate) enum Input {
         until: Instant,
         answer: Answer<()>,
     },
+    /// What shards have delivered is kept until then.
+    Hold {
+        until: Instant,
+        answer: Answer<()>,
+    },
     /// What a shard that another node leads has answered to what `from` owes it: by number.
     Owed {
         from: ShardId,

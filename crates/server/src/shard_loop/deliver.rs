@@ -2,8 +2,11 @@
 //! does. The target dedups by number, so whatever has an unknown outcome is sent again.
 
 use super::{ShardLoop, local::Waiting};
-use crate::{Error, shard::inbox::Input};
-use std::{collections::BTreeMap, sync::Arc};
+use crate::{
+    Error,
+    shard::inbox::{Answer, Input},
+};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 use taskyard_machine::{Command, Deliver, Delivered, EncodedCommand, Outcome, ShardId};
 
 /// What is on its way to one target, by number.
@@ -12,9 +15,11 @@ type Owed = Vec<(u64, EncodedCommand)>;
 impl ShardLoop {
     /// Delivers what this shard owes, and tells it what its targets have taken.
     pub(super) fn deliver(&mut self, number: usize) {
+        let is_held = self.real < self.hold_until;
         let shard = &mut self.shards[number];
         let from = shard.id;
-        for (to, up_to) in shard.outbox.take_delivered() {
+        let delivered = if is_held { BTreeMap::new() } else { shard.outbox.take_delivered() };
+        for (to, up_to) in delivered {
             let command = EncodedCommand::new(&Command::Delivered(Delivered { to, up_to }));
             shard.pending.push((command, Waiting::Delivered));
         }
@@ -34,6 +39,14 @@ impl ShardLoop {
         for (to, owed) in away {
             self.send_away(number, to, owed);
         }
+    }
+
+    /// Keeps what was delivered until then. What is on its way to be dropped is on its way: whoever asks
+    /// waits for what is committed by now.
+    pub(super) fn accept_hold(&mut self, until: Instant, answer: Answer<()>) {
+        self.hold_until = until;
+        self.shards.numbers().into_iter().for_each(|number| self.activate(number));
+        let _ = answer.send(Ok(()));
     }
 
     fn send_away(&mut self, number: usize, to: ShardId, owed: Owed) {

@@ -1,6 +1,7 @@
 //! What black-box tests share: a node on a directory of its own, and clients of both fronts.
 #![allow(dead_code, unused_macros, reason = "each test file uses a part")]
 
+pub(crate) mod cluster;
 pub(crate) mod http;
 pub(crate) mod worker;
 
