@@ -7,7 +7,7 @@ use crate::clock::real_now;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Instant,
@@ -22,8 +22,8 @@ pub(crate) struct Routes {
     me: NodeId,
     /// By group: the node that leads it, 0 if none is known.
     leaders: Box<[AtomicU64]>,
-    /// By group: since when a leader that was known is none any more.
-    without: Mutex<BTreeMap<u64, Instant>>,
+    /// By group: since when its leader is whom it is, or none.
+    changed_at: Mutex<BTreeMap<u64, Instant>>,
     /// This node stops, and is to lead nothing any more.
     leaving: AtomicBool,
     control: RwLock<Arc<Control>>,
@@ -40,7 +40,7 @@ impl Routes {
         Routes {
             me,
             leaders: (0..=shards).map(|_| AtomicU64::new(0)).collect(),
-            without: Mutex::default(),
+            changed_at: Mutex::default(),
             leaving: AtomicBool::new(false),
             control: RwLock::default(),
             is_alone: AtomicBool::new(false),
@@ -75,19 +75,23 @@ impl Routes {
         let slot = usize::try_from(group).ok().and_then(|group| self.leaders.get(group));
         let node = node.unwrap_or(0);
         if slot.is_some_and(|slot| slot.swap(node, Ordering::AcqRel) != node) {
-            let mut without = self.without.lock().unwrap_or_else(PoisonError::into_inner);
-            match node {
-                0 => drop(without.insert(group, real_now())),
-                _ => drop(without.remove(&group)),
-            }
-            drop(without);
+            self.changes_of_leaders().insert(group, real_now());
             self.tell();
         }
     }
 
+    /// Since when the leader of a group is whom it is, or none; `None` if none was ever known.
+    pub(crate) fn changed_at(&self, group: u64) -> Option<Instant> {
+        self.changes_of_leaders().get(&group).copied()
+    }
+
     /// Since when a group has had no leader, if it had one before.
     pub(crate) fn without_leader_since(&self, group: u64) -> Option<Instant> {
-        self.without.lock().unwrap_or_else(PoisonError::into_inner).get(&group).copied()
+        self.changed_at(group).filter(|_| self.leader_of(group).is_none())
+    }
+
+    fn changes_of_leaders(&self) -> MutexGuard<'_, BTreeMap<u64, Instant>> {
+        self.changed_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// This node stops: it is to lead nothing any more.

@@ -3,16 +3,17 @@
 use super::{
     Shards,
     remote::{ShardCall, ShardReply},
-    route::Tried,
+    route::{NO_LEADER_FOR_MAX, Tried},
 };
 use crate::{
     Error,
+    clock::real_now,
     cluster::call_kind,
     limits::PEER_FRAME_BYTES_MAX,
     peer::{CallError, LateReply, PeerNetwork},
 };
 use bytes::Bytes;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use taskyard_machine::ShardId;
 use taskyard_replica::NodeId;
 
@@ -64,8 +65,8 @@ impl Shards {
 }
 
 impl Shards {
-    /// Waits for an answer of a node, but not for one that another has taken the place of and that can't
-    /// be heard, as one that is cut off: it would not answer before its silence is noticed.
+    /// Waits for an answer of a node, but not for one that leads no more and can't be heard, as one that
+    /// is cut off: it would not answer before its silence is noticed.
     async fn unless_deposed(
         &self,
         node: NodeId,
@@ -74,19 +75,20 @@ impl Shards {
     ) -> Result<Bytes, CallError> {
         let deposed = async {
             let mut changes = self.routes().changes();
-            let leads_elsewhere =
-                |shard: &ShardId| self.routes().leader(*shard).is_some_and(|leader| leader != node);
             loop {
                 changes.borrow_and_update();
-                if !shards.is_empty() && shards.iter().all(leads_elsewhere) {
-                    tokio::time::sleep(DEPOSED_FOR).await;
-                    if shards.iter().all(leads_elsewhere) {
-                        return;
+                let Some(until) = self.waits_until(node, shards) else {
+                    // It leads, as far as is known.
+                    if changes.changed().await.is_err() {
+                        std::future::pending::<()>().await;
                     }
+                    continue;
+                };
+                let left = until.saturating_duration_since(real_now());
+                if left.is_zero() {
+                    return;
                 }
-                if changes.changed().await.is_err() {
-                    std::future::pending::<()>().await;
-                }
+                let _ = tokio::time::timeout(left, changes.changed()).await;
             }
         };
         tokio::select! {
@@ -94,6 +96,24 @@ impl Shards {
             reply = asked => reply,
             () = deposed => Err(CallError::TimedOut),
         }
+    }
+}
+
+impl Shards {
+    /// Until when an answer of a node is waited for that leads none of the shards any more; `None` while
+    /// it leads one, or no more is known.
+    fn waits_until(&self, node: NodeId, shards: &[ShardId]) -> Option<Instant> {
+        let routes = self.routes();
+        let until = |shard: &ShardId| {
+            let group = u64::from(shard.0) + 1;
+            match routes.leader(*shard) {
+                Some(leader) if leader == node => None,
+                Some(_) => Some(routes.changed_at(group)? + DEPOSED_FOR),
+                None => Some(routes.changed_at(group)? + NO_LEADER_FOR_MAX),
+            }
+        };
+        let until: Option<Vec<Instant>> = shards.iter().map(until).collect();
+        until?.into_iter().max()
     }
 }
 

@@ -17,6 +17,8 @@ use tokio::{sync::watch, time::timeout};
 /// How long a call waits for a shard without a leader: an election takes less than two seconds, and one
 /// that was split comes again after that.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
+/// A shard that has been without a leader for so long gets none soon: nearly every election takes less.
+pub(super) const NO_LEADER_FOR_MAX: Duration = Duration::from_secs(2);
 /// The first pause before nodes that have refused are asked again. What the routes tell in the meantime
 /// ends it.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -159,7 +161,7 @@ impl<'a> Search<'a> {
         let ends_at = self.since + PATIENCE;
         let without = self.shards.routes().without_leader_since(self.group());
         match without.filter(|_| self.has_replica_here()) {
-            Some(since) => ends_at.min(since + PATIENCE),
+            Some(since) => ends_at.min(since + NO_LEADER_FOR_MAX),
             None => ends_at,
         }
     }

@@ -266,7 +266,10 @@ impl ShardLoop {
                 Some(Led::Control(control)) => successors(&control.replica),
                 Some(Led::Shard(number)) => successors(&self.shards[number].replica),
             };
+            let network = self.network.get();
+            let is_there = |node| network.is_some_and(|network| network.is_connected(node));
             let nodes = peers.into_iter().filter_map(|to| Some((self.node_of(group, to)?, to)));
+            let nodes = nodes.filter(|(node, _)| is_there(*node));
             let next = nodes.min_by_key(|(node, _)| given.get(node).copied().unwrap_or(0));
             let Some((node, to)) = next else { continue };
             *given.entry(node).or_default() += 1;
@@ -361,12 +364,13 @@ fn transfer<M: StateMachine>(replica: &mut Replica<M>, to: u64) -> Result<(), Er
     Ok(())
 }
 
-/// Voters that could lead instead of this replica, those that lack least first.
+/// Voters that could lead instead of this replica, those that lack least first. Raft forgets whom it has
+/// heard each time it looks for its majority, so one that is not active may be all the same.
 fn successors<M: StateMachine>(replica: &Replica<M>) -> Vec<u64> {
     let voters = replica.members().voters;
     let mut peers = replica.peers();
-    peers.retain(|peer| peer.id != replica.id() && peer.active && voters.contains(&peer.id));
-    peers.sort_by_key(|peer| peer.lag);
+    peers.retain(|peer| peer.id != replica.id() && voters.contains(&peer.id));
+    peers.sort_by_key(|peer| (!peer.active, peer.lag));
     peers.into_iter().map(|peer| peer.id).collect()
 }
 
