@@ -291,7 +291,9 @@ impl ShardLoop {
         if is_late {
             hand_over.again_at = self.real + HAND_OVER_AGAIN_AFTER;
         }
-        let leads = |has_peers: bool, role: Role| has_peers && matches!(role, Role::Leader { .. });
+        // Until another is heard to lead, its election may need this node's vote.
+        let is_led = |role: Role| matches!(role, Role::Follower { leader: Some(_), .. });
+        let leads = |has_peers: bool, role: Role| has_peers && !is_led(role);
         let left = self.control.as_ref().is_some_and(|c| leads(c.has_peers, c.replica.role()))
             || self.shards.iter().any(|shard| leads(shard.has_peers, shard.replica.role()));
         if left && self.real < until {
