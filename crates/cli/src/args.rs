@@ -40,8 +40,9 @@ pub(crate) struct Cli {
 }
 
 const TOP_EXAMPLES: &str = "\
-See it work:
+See it work, alone and as a cluster that loses a node:
   taskyard demo
+  taskyard demo --nodes 3
 
 A broker, a worker and a task, each in a terminal of its own:
   taskyard serve --data ./yard
@@ -185,6 +186,8 @@ mod tests {
             "cluster transfer 1",
             "cluster status --watch --wait",
             "serve --peer 7401",
+            "demo --nodes 2",
+            "demo --nodes 3 --listen 127.0.0.1:7400",
             "nonsense",
         ] {
             let error = parse(line).expect_err(line);

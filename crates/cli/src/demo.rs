@@ -1,8 +1,10 @@
 //! `taskyard demo`: the product in ten seconds, in one process and a temporary folder.
 //!
 //! A real broker, a real worker and a real client over a real socket; only the work is make-believe.
+//! With `--nodes`, several processes instead: see `cluster`.
 
 mod board;
+mod cluster;
 mod exports;
 mod photos;
 mod prices;
@@ -31,7 +33,10 @@ const SLOTS: usize = 64;
 
 pub(crate) fn run(args: &DemoArgs, output: Output) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(demo(args, output))
+    match args.nodes {
+        1 => runtime.block_on(demo(args, output)),
+        _ => runtime.block_on(cluster::demo(args, output)),
+    }
 }
 
 async fn demo(args: &DemoArgs, output: Output) -> Result<()> {

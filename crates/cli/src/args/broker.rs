@@ -112,8 +112,12 @@ pub(crate) enum LogFormat {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   taskyard demo
-  taskyard demo --keep        stay up afterwards, to look around with the commands it prints")]
+  taskyard demo --keep        stay up afterwards, to look around with the commands it prints
+  taskyard demo --nodes 3     a cluster of three processes; one is killed under load and comes back")]
 pub(crate) struct DemoArgs {
+    /// Start a cluster of 3 or 5 nodes, kill one of them under load and count what is lost: nothing.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = demo_nodes, conflicts_with_all = ["listen", "duration"])]
+    pub(crate) nodes: u8,
     /// Keep running until Ctrl-C.
     #[arg(long)]
     pub(crate) keep: bool,
@@ -123,6 +127,16 @@ pub(crate) struct DemoArgs {
     /// How long the load runs.
     #[arg(long, value_name = "DURATION", default_value = "8s", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) duration: Duration,
+}
+
+/// As many nodes as can lose one and go on.
+fn demo_nodes(typed: &str) -> Result<u8, String> {
+    match typed {
+        "1" => Ok(1),
+        "3" => Ok(3),
+        "5" => Ok(5),
+        _ => Err("the demo's cluster has 3 or 5 nodes; 1 is the demo without a cluster".to_owned()),
+    }
 }
 
 #[derive(Debug, Args)]

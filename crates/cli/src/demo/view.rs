@@ -131,7 +131,7 @@ impl Drop for View {
     }
 }
 
-fn roomy() -> bool {
+pub(super) fn roomy() -> bool {
     rustix::termios::tcgetwinsize(io::stdout())
         .is_ok_and(|size| size.ws_col >= COLUMNS_MIN && size.ws_row >= ROWS_MIN)
 }
