@@ -19,7 +19,10 @@ pub struct Clock(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    System,
+    /// The machine's, and how far that is from right.
+    System {
+        off_by_ms: i64,
+    },
     Manual(Arc<Manual>),
 }
 
@@ -42,7 +45,12 @@ impl fmt::Debug for Manual {
 impl Clock {
     /// The machine's own clock.
     pub fn system() -> Clock {
-        Clock(Source::System)
+        Clock::system_off_by(0)
+    }
+
+    /// The machine's own clock as if it were set wrong by so much: ahead, or behind if negative.
+    pub fn system_off_by(off_by_ms: i64) -> Clock {
+        Clock(Source::System { off_by_ms })
     }
 
     /// A clock that stands at `start_ms` (since the Unix epoch) until it is moved.
@@ -61,9 +69,10 @@ impl Clock {
     /// Wall time, in milliseconds since the Unix epoch. May jump, back too.
     pub fn wall_ms(&self) -> u64 {
         match &self.0 {
-            Source::System => {
+            Source::System { off_by_ms } => {
                 let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+                let since_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+                since_ms.saturating_add_signed(*off_by_ms)
             }
             Source::Manual(manual) => {
                 let moved_ms = manual.wall_start_ms + manual.moved_by().as_millis() as u64;
@@ -75,7 +84,7 @@ impl Clock {
     /// Monotonic time: for measuring how long something took or is silent.
     pub fn monotonic(&self) -> Instant {
         match &self.0 {
-            Source::System => Instant::now(),
+            Source::System { .. } => Instant::now(),
             Source::Manual(manual) => manual.started + manual.moved_by(),
         }
     }
@@ -118,7 +127,7 @@ impl Clock {
     /// Tells whenever a manual clock was moved; `None` for the system's clock.
     pub fn changes(&self) -> Option<watch::Receiver<u64>> {
         match &self.0 {
-            Source::System => None,
+            Source::System { .. } => None,
             Source::Manual(manual) => Some(manual.changed.subscribe()),
         }
     }

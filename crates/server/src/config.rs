@@ -8,7 +8,7 @@ use crate::{
     node::StartError,
 };
 use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
-use taskyard_machine::limits;
+use taskyard_machine::{RULES_CURRENT, limits};
 
 /// The memory of this machine, or of the container it seems to be.
 fn machine_memory_bytes() -> u64 {
@@ -64,6 +64,10 @@ pub struct Config {
     pub replication: Option<u8>,
     /// Where time comes from.
     pub clock: Clock,
+    /// The newest rules for tasks that this node says it knows. For tests alone, which have one build
+    /// stand for several versions.
+    #[doc(hidden)]
+    pub rules_max: u16,
 }
 
 /// Bytes that nodes prove to each other that they know.
@@ -97,6 +101,7 @@ impl Config {
             cluster_secret: Secret::default(),
             replication: None,
             clock: Clock::system(),
+            rules_max: RULES_CURRENT,
         }
     }
 

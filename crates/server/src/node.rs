@@ -14,7 +14,6 @@ use std::{
     sync::Arc,
     time::Duration,
 };
-use taskyard_machine::RULES_CURRENT;
 use tokio::{net::TcpListener, task::JoinSet};
 
 /// A longer grace than this is no grace: a clock can't count to it.
@@ -54,7 +53,7 @@ impl Node {
             address: config.peer_address(peer_address),
             serves: config.client_address(bound),
             zone: config.zone.clone(),
-            rules_max: RULES_CURRENT,
+            rules_max: config.rules_max,
         };
         if !config.join.is_empty() {
             // Joining may take long: clients are told that nobody is there, not left waiting.
@@ -106,11 +105,11 @@ impl Node {
         self.engine.shards()
     }
 
-    /// Completes when the node can't go on: its disk failed, or it was removed from its cluster.
+    /// Completes when the node can't go on: its disk failed, or its cluster has no place for it.
     pub async fn failed(&self) -> Error {
         tokio::select! {
             why = self.engine.failed() => Error::Unavailable(why),
-            why = self.cluster.removed() => Error::Unavailable(why),
+            why = self.cluster.turned_away() => Error::Unavailable(why),
         }
     }
 
@@ -180,7 +179,7 @@ fn connect(
         node: shards.routes().me(),
         secret: config.cluster_secret.0.clone(),
         build: env!("CARGO_PKG_VERSION").to_owned(),
-        rules: RULES_CURRENT,
+        rules: config.rules_max,
     };
     let mut handler = ClusterHandler::new(shards.clone());
     let of = cluster.clone();

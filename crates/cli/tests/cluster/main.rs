@@ -12,6 +12,7 @@ mod yard;
 mod chaos;
 mod check;
 mod dice;
+mod disks;
 mod ending;
 mod failover;
 mod faults;

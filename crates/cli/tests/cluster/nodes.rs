@@ -18,6 +18,7 @@ use std::{
 };
 use tempfile::TempDir;
 
+const BROKER: &str = env!("CARGO_BIN_EXE_taskyard");
 const SHARDS: usize = 4;
 const CLIENT_PORT: u16 = 7400;
 const PEER_PORT: u16 = 7401;
@@ -46,6 +47,8 @@ pub(crate) struct Node {
     /// The advertised address of a node of the cluster that it joins when it is new.
     join: Option<SocketAddr>,
     alone: bool,
+    /// The size of the disk that its data is on, if that is one of its own.
+    disk: Option<&'static str>,
     process: Option<Process>,
 }
 
@@ -64,7 +67,7 @@ impl Nodes {
             fs::create_dir(&folder).unwrap();
             let join = nodes.nodes.first().map(|first| first.at(ADVERTISED_PORT));
             let alone = count == 1;
-            let node = Node { ip, folder, join, alone, process: None };
+            let node = Node { ip, folder, join, alone, disk: None, process: None };
             if !alone {
                 let listener = TcpListener::bind(node.at(ADVERTISED_PORT)).unwrap();
                 nodes.links.serve(listener, place, node.at(PEER_PORT), guard.clone());
@@ -92,6 +95,33 @@ impl Nodes {
         let process = Process(node.command().spawn().unwrap());
         self.links.name_process(process.0.id(), place);
         node.process = Some(process);
+    }
+
+    /// Gives a node that does not run an empty disk of its own, which is gone when the node ends; or an
+    /// empty folder.
+    pub(crate) fn renew(&mut self, place: usize, disk: Option<&'static str>) {
+        let node = &mut self.nodes[place];
+        assert!(node.process.is_none(), "node {place} runs");
+        fs::remove_dir_all(node.data()).unwrap();
+        fs::create_dir(node.data()).unwrap();
+        node.disk = disk;
+    }
+
+    /// Has the cluster give up a node that does not run, as soon as the others know that it is down.
+    pub(crate) fn give_up(&self, asked: usize, lost: u64) {
+        until(&format!("node {lost} is given up"), || {
+            let mut command = Command::new(BROKER);
+            command.args(["cluster", "remove", "--force", "--yes", &lost.to_string()]);
+            command.env("TASKYARD_URL", self.nodes[asked].url()).stderr(Stdio::null());
+            command.status().unwrap().success()
+        });
+    }
+
+    /// Waits until a node has ended by itself, and returns the end of its log.
+    pub(crate) fn until_failed(&mut self, place: usize) -> String {
+        let mut process = self.nodes[place].process.take().unwrap();
+        assert_eq!(process.code(), Some(1), "node {place} can't go on");
+        self.nodes[place].log_end()
     }
 
     /// `kill -9`.
@@ -186,6 +216,10 @@ impl Node {
         SocketAddr::new(self.ip, port)
     }
 
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
     fn log(&self) -> PathBuf {
         self.folder.join("log")
     }
@@ -197,9 +231,12 @@ impl Node {
     }
 
     fn command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+        let mut command = match self.disk {
+            None => Command::new(BROKER),
+            Some(size) => on_disk(size, &self.data()),
+        };
         command.args(["serve", "--json", "--log", "info", "--disk-reserve", "1M", "--shards"]);
-        command.arg(SHARDS.to_string()).arg("--data").arg(self.folder.join("data"));
+        command.arg(SHARDS.to_string()).arg("--data").arg(self.data());
         command.arg("--listen").arg(self.at(CLIENT_PORT).to_string());
         if !self.alone {
             command.arg("--peer").arg(self.at(PEER_PORT).to_string());
@@ -215,6 +252,23 @@ impl Node {
         command.env("NO_COLOR", "1").env_remove("RUST_LOG");
         command
     }
+}
+
+/// The broker in a place of its own where `folder` is a small disk.
+fn on_disk(size: &str, folder: &Path) -> Command {
+    let mut command = Command::new("unshare");
+    let script = "mount -t tmpfs -o size=$0 none $1 && shift && exec \"$@\"";
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, size]);
+    command.arg(folder).arg(BROKER);
+    command
+}
+
+/// Whether nodes can have disks of their own here.
+pub(crate) fn can_mount() -> bool {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = on_disk("1m", folder.path());
+    command.arg("--version").stdout(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
 }
 
 /// Whether a view of the cluster shows all nodes up, and every group led and with a voter on each node.

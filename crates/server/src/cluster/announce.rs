@@ -4,7 +4,7 @@
 //! one, those that it was told of when it joined.
 
 use super::{Cluster, ClusterCall, ClusterReply, join::addresses};
-use crate::peer::RefusalCode;
+use crate::{clock::real_now, limits::PEER_SILENCE_MS_MAX, peer::RefusalCode};
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
@@ -18,6 +18,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const ROUTES_AGAIN_AFTER: Duration = Duration::from_millis(250);
 /// How long before it tries again to tell where it is.
 const TELL_AGAIN_AFTER: Duration = Duration::from_secs(2);
+/// How long another process may have this node's number before this one ends. An earlier process of the
+/// node itself, whose machine lost its power, is forgotten sooner: when its connections are silent.
+const IN_USE_FOR_MAX: Duration = Duration::from_millis(2 * PEER_SILENCE_MS_MAX);
 /// Clocks that differ by more are warned of: leases and schedules follow the clock of whoever leads.
 pub(super) const SKEW_MS_MAX: u64 = 2_000;
 /// The least time between two warnings about one clock.
@@ -88,16 +91,29 @@ impl Cluster {
         }
     }
 
-    /// Completes when another node says that this one was removed; with its words. Who is removed while
-    /// it is away hears it no other way.
-    pub(crate) async fn removed(&self) -> String {
+    /// Completes when another node says that this one has no place any more, with its words: it was
+    /// removed, is too old, or its number belongs to another live process. Who is removed while it is
+    /// away hears it no other way.
+    pub(crate) async fn turned_away(&self) -> String {
+        let mut in_use_since: Option<Instant> = None;
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let Some(network) = self.shards().network() else { continue };
-            let refusals = network.status().into_iter().filter_map(|peer| peer.refusal);
-            let mut removed = refusals.filter(|refusal| refusal.code == RefusalCode::NotAMember);
-            if let Some(refusal) = removed.next() {
-                return refusal.words;
+            let (mut removed, mut in_use) = (None, None);
+            for refusal in network.status().into_iter().filter_map(|peer| peer.refusal) {
+                match refusal.code {
+                    RefusalCode::NotAMember => removed = Some(refusal.words),
+                    RefusalCode::NodeInUse => in_use = Some(refusal.words),
+                    _ => {}
+                }
+            }
+            let is_long = in_use.is_some()
+                && in_use_since.get_or_insert_with(real_now).elapsed() >= IN_USE_FOR_MAX;
+            if in_use.is_none() {
+                in_use_since = None;
+            }
+            if let Some(words) = removed.or(in_use.filter(|_| is_long)) {
+                return words;
             }
         }
     }

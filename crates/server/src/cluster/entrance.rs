@@ -22,7 +22,6 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use taskyard_machine::RULES_CURRENT;
 use taskyard_replica::NodeId;
 use tokio::time::sleep;
 
@@ -70,7 +69,7 @@ pub(crate) async fn enter(
         address: address.to_owned(),
         serves: serves.to_owned(),
         zone: config.zone.clone(),
-        rules_max: RULES_CURRENT,
+        rules_max: config.rules_max,
         shards: config.shards,
     };
     let asking = Asking::new(config, candidate)?;
@@ -109,7 +108,7 @@ pub(super) fn introduction(config: &Config) -> PeerConfig {
         node: 0,
         secret: config.cluster_secret.0.clone(),
         build: super::member::BUILD.to_owned(),
-        rules: RULES_CURRENT,
+        rules: config.rules_max,
     }
 }
 

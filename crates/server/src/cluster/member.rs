@@ -67,6 +67,13 @@ impl Cluster {
     /// Whether a node that has proved the secret may connect; the words say why not.
     pub(crate) fn admit(&self, hello: &PeerHello) -> Result<(), String> {
         let (control, node) = (self.routes().control(), hello.node);
+        let (known, rules) = (hello.rules, control.rules());
+        if known < rules {
+            return Err(format!(
+                "node {node} knows rules up to {known}, the cluster runs on {rules}; start it with the \
+                 version of the others"
+            ));
+        }
         // A newer number than any that is known here is one that this node has not heard of yet.
         match control.was_removed(node) || control.has_given_up(node) {
             false => Ok(()),

@@ -48,9 +48,10 @@ impl Engine {
     pub fn start(config: &Config) -> Result<Engine, StartError> {
         let data = Arc::new(DataDir::open(&config.data, config.shards)?);
         let format = data.format();
-        let (store, log) = data.contents()?;
+        let unreadable = |error| how_to_rebuild(error, config, format.node);
+        let (store, log) = data.contents().map_err(unreadable)?;
         data.seal()?;
-        let recovered = recover_all(format, &store, &log)?;
+        let recovered = recover_all(format, &store, &log).map_err(unreadable)?;
         #[cfg(test)]
         let log_seen = Arc::downgrade(&log);
         let inbox = Arc::new(Inbox::default());
@@ -198,6 +199,19 @@ fn run(parts: Parts, inbox: &Inbox, data: Arc<DataDir>, failure: &watch::Sender<
     }
     // The lock goes last: the next process must find everything closed.
     drop(data);
+}
+
+/// A node of a cluster needs no backup: the others have all that it held.
+fn how_to_rebuild(error: StartError, config: &Config, node: u64) -> StartError {
+    let StartError(words) = error;
+    StartError(match config.peer {
+        None => words,
+        Some(_) => format!(
+            "{words}; if the other nodes of its cluster go on without it, rebuild it from them instead: \
+             ask one of them to `taskyard cluster remove {node} --force`, then start this one with a new \
+             data directory and --join"
+        ),
+    })
 }
 
 #[cfg(test)]

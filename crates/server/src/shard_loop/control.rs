@@ -68,7 +68,7 @@ impl LocalControl {
     pub(super) fn recover(log: &Arc<Log>, seed: u64) -> Result<Option<LocalControl>, StartError> {
         let damaged = |what: String| {
             StartError(format!(
-                "the control group can't be recovered: {what}; remove this node from its cluster and join anew, or restore a backup into a new directory"
+                "the control group can't be recovered: {what}; restore a backup into a new directory"
             ))
         };
         let held = log.group(CONTROL_GROUP)?;

@@ -2,28 +2,25 @@
 
 use super::{Broker, eventually, http};
 use serde_json::Value;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use taskyard_server::Config;
 
+/// Where nodes listen for each other.
+pub(crate) const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Shards of the cluster.
 pub(crate) const SHARDS: usize = 4;
 
 /// Three nodes, each shard with a voter on each of them.
 pub(crate) async fn three() -> [Broker; 3] {
-    let peer = SocketAddr::from(([127, 0, 0, 1], 0));
-    let first = Broker::with(|config| config.peer = Some(peer)).await;
-    eventually("the first node says where others reach it", async || {
-        let cluster = http::get(first.address, "/v1/cluster").await.ok();
-        cluster["nodes"][0]["peer_address"].as_str().filter(|at| !at.is_empty()).map(drop)
-    })
-    .await;
-    let join = vec![first.node.peer_address().unwrap().to_string()];
-    let joining = || {
-        Broker::with(|config| {
-            (config.peer, config.join) = (Some(peer), join.clone());
-            config.shards = None;
-        })
-    };
-    let nodes = [first, joining().await, joining().await];
+    three_with(|_, _| ()).await
+}
+
+/// Three nodes, of which each is changed as its number, from 1, demands.
+pub(crate) async fn three_with(change: impl Fn(u64, &mut Config)) -> [Broker; 3] {
+    let first = founder(|config| change(1, config)).await;
+    let second = joiner(&first, |config| change(2, config)).await;
+    let third = joiner(&first, |config| change(3, config)).await;
+    let nodes = [first, second, third];
     eventually("three voters of each shard", async || {
         let cluster = http::get(nodes[0].address, "/v1/cluster").await.ok();
         let shards = cluster["shards"].as_array()?;
@@ -46,6 +43,37 @@ pub(crate) async fn three() -> [Broker; 3] {
         .await;
     }
     nodes
+}
+
+/// A node that others can join.
+pub(crate) async fn founder(change: impl FnOnce(&mut Config)) -> Broker {
+    let founder = Broker::with(|config| {
+        config.peer = Some(ANY_PORT);
+        change(config);
+    })
+    .await;
+    eventually("the first node says where others reach it", async || {
+        let cluster = http::get(founder.address, "/v1/cluster").await.ok();
+        cluster["nodes"][0]["peer_address"].as_str().filter(|at| !at.is_empty()).map(drop)
+    })
+    .await;
+    founder
+}
+
+/// A new node in the cluster of another.
+pub(crate) async fn joiner(of: &Broker, change: impl FnOnce(&mut Config)) -> Broker {
+    Broker::with(|config| {
+        joining(of, config);
+        change(config);
+    })
+    .await
+}
+
+/// Has a new node join the cluster of another.
+pub(crate) fn joining(of: &Broker, config: &mut Config) {
+    config.peer = Some(ANY_PORT);
+    config.join = vec![of.node.peer_address().unwrap().to_string()];
+    config.shards = None;
 }
 
 /// A queue on each shard.
