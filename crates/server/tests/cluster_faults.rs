@@ -109,7 +109,9 @@ async fn three_nodes_stand_scanners_an_impossible_drain_and_a_copied_directory()
     let copy = Broker::on(copied, again).await;
     assert_eq!(copy.node.id(), 3);
     let mut failed = std::pin::pin!(copy.node.failed());
+    let started = Instant::now();
     let why = loop {
+        assert!(started.elapsed() < DEADLINE, "the copy goes on");
         enqueue_everywhere(&three).await;
         if let Ok(why) = timeout(Duration::from_millis(100), &mut failed).await {
             break why.to_string();
