@@ -44,7 +44,7 @@ pub struct Engine {
 
 impl Engine {
     /// Opens `config.data` and recovers its replicas. Blocks until all shards serve that this node leads
-    /// alone; others need their peers, see [`Shards::connect`].
+    /// alone; others need their peers, see `Shards::connect`.
     pub fn start(config: &Config) -> Result<Engine, StartError> {
         let data = Arc::new(DataDir::open(&config.data, config.shards)?);
         let format = data.format();
