@@ -5,7 +5,7 @@ mod common;
 
 use common::{
     Broker, DEADLINE,
-    cluster::{ANY_PORT, SHARDS, founder, joiner, joining, queues, three, three_with, transfer},
+    cluster::{ANY_PORT, SHARDS, founder, joiner, queues, three, three_with, transfer},
     eventually, http,
 };
 use serde_json::Value;
@@ -14,7 +14,7 @@ use std::{
     path::Path,
     time::{Duration, Instant},
 };
-use taskyard_server::{Clock, Config, Node, limits};
+use taskyard_server::{Clock, Config, limits};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
