@@ -3,14 +3,14 @@
 
 use crate::{
     proxy::Links,
-    yard::{Process, until},
+    yard::{Process, subnet::Subnet, until},
 };
 use rustix::process::Signal;
 use serde_json::Value;
 use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Write},
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
@@ -24,8 +24,6 @@ const CLIENT_PORT: u16 = 7400;
 const PEER_PORT: u16 = 7401;
 /// Where the proxy before the peer port is.
 const ADVERTISED_PORT: u16 = 7402;
-/// Held while a test uses a subnet, so that no other takes it.
-const GUARD_PORT: u16 = 7399;
 /// How much of each log a failed test prints.
 const LOG_LINES_SHOWN: usize = 40;
 
@@ -37,7 +35,7 @@ pub(crate) struct Nodes {
     pub(crate) nodes: Vec<Node>,
     pub(crate) links: Links,
     folder: Option<TempDir>,
-    _guard: Arc<TcpListener>,
+    _subnet: Arc<Subnet>,
 }
 
 /// One node, whether it runs or not.
@@ -55,14 +53,13 @@ pub(crate) struct Node {
 impl Nodes {
     /// Starts so many nodes and waits until they are one cluster in which every shard is led.
     pub(crate) fn form(count: usize) -> Nodes {
-        let (subnet, guard) = free_subnet();
-        let guard = Arc::new(guard);
+        let subnet = Arc::new(Subnet::free());
         let folder = tempfile::tempdir().unwrap();
         let links = Links::default();
         let mut nodes =
-            Nodes { nodes: Vec::new(), links, folder: Some(folder), _guard: guard.clone() };
+            Nodes { nodes: Vec::new(), links, folder: Some(folder), _subnet: subnet.clone() };
         for place in 0..count {
-            let ip = IpAddr::V4(Ipv4Addr::new(127, subnet[0], subnet[1], place as u8 + 1));
+            let ip = IpAddr::V4(subnet.host(place as u8 + 1));
             let folder = nodes.folder.as_ref().unwrap().path().join(format!("node-{place}"));
             fs::create_dir(&folder).unwrap();
             let join = nodes.nodes.first().map(|first| first.at(ADVERTISED_PORT));
@@ -70,7 +67,7 @@ impl Nodes {
             let node = Node { ip, folder, join, alone, disk: None, process: None };
             if !alone {
                 let listener = TcpListener::bind(node.at(ADVERTISED_PORT)).unwrap();
-                nodes.links.serve(listener, place, node.at(PEER_PORT), guard.clone());
+                nodes.links.serve(listener, place, node.at(PEER_PORT), subnet.clone());
             }
             nodes.nodes.push(node);
             nodes.start(place);
@@ -287,18 +284,6 @@ fn is_settled(view: &Value, nodes: usize) -> bool {
         && found.iter().all(|node| node["state"] == "up")
         && shards.len() == SHARDS
         && shards.iter().chain([&view["control"]]).all(is_settled)
-}
-
-/// A subnet of the loopback network that no other test has, and what keeps it so. With addresses of
-/// its own a node has fixed ports, which nobody else's connections take while it is down.
-fn free_subnet() -> ([u8; 2], TcpListener) {
-    let own = std::process::id();
-    let tries = (0..u32::from(u16::MAX)).map(|number| own.wrapping_add(number) as u16);
-    let mut tries = tries.map(u16::to_be_bytes).filter(|[high, low]| [*high, *low] != [0, 0]);
-    let guard = |[high, low]: [u8; 2]| {
-        TcpListener::bind((Ipv4Addr::new(127, high, low, 254), GUARD_PORT)).ok()
-    };
-    tries.find_map(|subnet| Some((subnet, guard(subnet)?))).expect("a subnet is free")
 }
 
 /// Status and body of a plain GET; `None` if there was no answer in time.

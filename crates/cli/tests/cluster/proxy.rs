@@ -4,6 +4,7 @@
 //! What is cut is held, not refused, as by a network that drops packets: neither side hears that the
 //! connection is gone, and what was written goes on its way once the link is healed.
 
+use crate::yard::subnet::Subnet;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -61,17 +62,17 @@ impl Links {
     }
 
     /// Takes connections at `listener` for `node`, whose own port is `target`, until the process ends. For
-    /// so long nobody else may take the address, which `guard` sees to.
+    /// so long nobody else may take the address, which its subnet sees to.
     pub(crate) fn serve(
         &self,
         listener: TcpListener,
         node: usize,
         target: SocketAddr,
-        guard: Arc<TcpListener>,
+        subnet: Arc<Subnet>,
     ) {
         let links = self.clone();
         thread::spawn(move || {
-            let _guard = guard;
+            let _subnet = subnet;
             for dialled in listener.incoming().flatten() {
                 // Nobody knows whose it is any more when its process was killed meanwhile.
                 let Some(dialler) = links.dialler_of(&dialled) else { continue };
