@@ -24,6 +24,9 @@ const ROUNDS: usize = 1;
 /// Far beyond what is promised, so that a busy machine is no reason to fail.
 const OUTAGE_MAX: Duration = Duration::from_secs(10);
 
+/// How often the SDK is used by each of its users for each restart.
+const USES_LEAST: u32 = 5;
+
 /// Does something to each node in turn, under load, and measures how long writes stand still.
 async fn outages_of(name: &str, strike: fn(&mut Nodes, usize)) {
     let rounds = std::env::var("FAILOVER_ROUNDS").ok().map(|rounds| rounds.parse().unwrap());
@@ -61,12 +64,16 @@ async fn a_node_that_is_asked_to_stop_hands_over_first() {
     outages_of("stop", Nodes::stop).await;
 }
 
-/// Everything that a program does through the SDK, again and again; returns what failed.
-async fn use_sdk(client: Client, name: String, until: watch::Receiver<bool>) -> Vec<String> {
+/// Everything that a program does through the SDK, again and again; counts it, and returns what failed.
+async fn use_sdk(
+    client: Client,
+    name: String,
+    until: watch::Receiver<bool>,
+    counted: watch::Sender<u32>,
+) -> Vec<String> {
     let mut failed = Vec::new();
-    let mut count = 0;
     while *until.borrow() {
-        count += 1;
+        let count = *counted.borrow();
         let went = async {
             let task = client.task("roll", &count).queue(format!("{name}-results")).await?;
             client.get(task.id().clone()).await?;
@@ -82,8 +89,8 @@ async fn use_sdk(client: Client, name: String, until: watch::Receiver<bool>) -> 
             let error: taskyard::Error = error;
             failed.push(format!("{name}, round {count}: {error}"));
         }
+        counted.send_modify(|count| *count += 1);
     }
-    assert!(count > 10, "{name} did nothing");
     failed
 }
 
@@ -92,8 +99,7 @@ async fn a_rolling_restart_fails_no_request_of_the_sdk() {
     let mut nodes = Nodes::form(NODES);
     let (using, used) = watch::channel(true);
     let (working, worked) = watch::channel(true);
-    let mut users = Vec::new();
-    let mut workers = Vec::new();
+    let (mut users, mut counts, mut workers) = (Vec::new(), Vec::new(), Vec::new());
     let ran = Arc::new(Mutex::new(0));
     for number in 0..nodes.len() {
         let mut urls = nodes.urls();
@@ -110,12 +116,18 @@ async fn a_rolling_restart_fails_no_request_of_the_sdk() {
         let mut stop = worked.clone();
         let stop = async move { stop.wait_for(|working| !working).await.map(drop) };
         workers.push(tokio::spawn(worker.run_until(stop)));
-        users.push(tokio::spawn(use_sdk(client, name, used.clone())));
+        let (counted, count) = watch::channel(0);
+        users.push(tokio::spawn(use_sdk(client, name, used.clone(), counted)));
+        counts.push(count);
     }
     for place in 0..nodes.len() {
+        let before: Vec<u32> = counts.iter().map(|count| *count.borrow()).collect();
         nodes.stop(place);
         nodes.start(place);
         nodes.until_settled();
+        for (count, before) in counts.iter_mut().zip(before) {
+            count.wait_for(|count| *count >= before + USES_LEAST).await.unwrap();
+        }
     }
     using.send_replace(false);
     let mut failed = Vec::new();
