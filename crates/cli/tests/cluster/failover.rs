@@ -28,9 +28,13 @@ const OUTAGE_MAX: Duration = Duration::from_secs(10);
 const USES_LEAST: u32 = 5;
 
 /// Does something to each node in turn, under load, and measures how long writes stand still.
-async fn outages_of(name: &str, strike: fn(&mut Nodes, usize)) {
+pub(crate) async fn outages_of(
+    name: &str,
+    mut nodes: Nodes,
+    strike: fn(&mut Nodes, usize),
+    mend: fn(&mut Nodes, usize),
+) {
     let rounds = std::env::var("FAILOVER_ROUNDS").ok().map(|rounds| rounds.parse().unwrap());
-    let mut nodes = Nodes::form(NODES);
     let load = Load::start(nodes.urls(), 1).await;
     let (mut all, mut worst) = (Outages::default(), Outages::default());
     for round in 0..rounds.unwrap_or(ROUNDS) {
@@ -44,7 +48,7 @@ async fn outages_of(name: &str, strike: fn(&mut Nodes, usize)) {
             let seen = Outages(writers.outage_at(struck_at).await);
             worst.0.push(seen.longest());
             all.0.extend(seen.0);
-            nodes.start(place);
+            mend(&mut nodes, place);
             nodes.until_settled();
         }
     }
@@ -56,12 +60,12 @@ async fn outages_of(name: &str, strike: fn(&mut Nodes, usize)) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_resume_after_kill_9_of_any_node_and_nothing_is_lost() {
-    outages_of("kill -9", Nodes::kill).await;
+    outages_of("kill -9", Nodes::form(NODES), Nodes::kill, Nodes::start).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_asked_to_stop_hands_over_first() {
-    outages_of("stop", Nodes::stop).await;
+    outages_of("stop", Nodes::form(NODES), Nodes::stop, Nodes::start).await;
 }
 
 /// Everything that a program does through the SDK, again and again; counts it, and returns what failed.

@@ -103,22 +103,13 @@ impl Network for Namespaces {
     fn add_node(&mut self) -> Place {
         let node = self.nodes;
         self.nodes += 1;
-        let name = namespace(node);
-        run(&format!("ip netns add {name}"));
-        run(&format!("ip -n {name} link set lo up"));
-        for (bridge, own) in [("clients", to_clients(node + 1)), ("peers", to_peers(node))] {
-            let port = format!("{bridge}-{}", node + 1);
-            run(&format!("ip link add {port} type veth peer name {bridge} netns {name}"));
-            run(&format!("ip link set {port} master {bridge} up"));
-            run(&format!("ip -n {name} addr add {own}/24 dev {bridge}"));
-            run(&format!("ip -n {name} link set {bridge} up"));
-        }
+        plug_in(node);
         let peers = SocketAddr::from((to_peers(node), PEER_PORT));
         Place {
             clients: SocketAddr::from((to_clients(node + 1), CLIENT_PORT)),
             peers,
             advertised: peers,
-            enter: vec!["nsenter".into(), format!("--net=/run/netns/{name}")],
+            enter: vec!["nsenter".into(), format!("--net=/run/netns/{}", namespace(node))],
         }
     }
 
@@ -157,6 +148,32 @@ impl Network for Namespaces {
             self.heal((other, node));
         }
     }
+}
+
+/// Makes a machine for a node: its namespace and its links.
+pub(crate) fn plug_in(node: usize) {
+    let name = namespace(node);
+    run(&format!("ip netns add {name}"));
+    run(&format!("ip -n {name} link set lo up"));
+    for (bridge, own) in [("clients", to_clients(node + 1)), ("peers", to_peers(node))] {
+        let port = format!("{bridge}-{}", node + 1);
+        // A machine keeps its network card.
+        let [.., network, host] = own.octets();
+        let card = format!("address 02:00:00:00:{network:02x}:{host:02x}");
+        run(&format!("ip link add {port} type veth peer name {bridge} {card} netns {name}"));
+        run(&format!("ip link set {port} master {bridge} up"));
+        run(&format!("ip -n {name} addr add {own}/24 dev {bridge}"));
+        run(&format!("ip -n {name} link set {bridge} up"));
+    }
+}
+
+/// Ends a machine, with all its connections, of which nobody is told. Its process must end meanwhile.
+pub(crate) fn unplug(node: usize, end: impl FnOnce()) {
+    for bridge in ["clients", "peers"] {
+        run(&format!("ip link del {bridge}-{}", node + 1));
+    }
+    end();
+    run(&format!("ip netns del {}", namespace(node)));
 }
 
 fn namespace(node: usize) -> String {

@@ -3,9 +3,9 @@
 
 use crate::{
     chaos,
-    failover::{cut_off_each, cut_off_one_way},
+    failover::{cut_off_each, cut_off_one_way, outages_of},
     load::Load,
-    namespaces::{Namespaces, with_namespaces},
+    namespaces::{Namespaces, plug_in, unplug, with_namespaces},
     nodes::{NODES, Nodes},
 };
 
@@ -35,6 +35,17 @@ fn a_node_whose_packets_go_one_way_confirms_nothing_and_the_majority_goes_on() {
         cut_off_one_way(&mut nodes, &load.history).await;
         load.finish_and_check().await;
     });
+}
+
+#[test]
+fn a_machine_that_loses_its_power_says_nothing_and_the_others_go_on() {
+    let name = "partitions::a_machine_that_loses_its_power_says_nothing_and_the_others_go_on";
+    let pull = |nodes: &mut Nodes, place| unplug(place, || nodes.kill(place));
+    let mend = |nodes: &mut Nodes, place| {
+        plug_in(place);
+        nodes.start(place);
+    };
+    with_namespaces(name, async { outages_of("power", form(), pull, mend).await });
 }
 
 #[test]
