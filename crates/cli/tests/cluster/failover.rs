@@ -7,7 +7,6 @@
 use crate::{
     history::{Answer, History, Made, What},
     load::{Load, QUEUES, queue},
-    network::Link,
     nodes::{NODES, Nodes},
     outage::{Outages, Writers},
     plain::Plain,
@@ -192,14 +191,13 @@ pub(crate) async fn cut_off_one_way(nodes: &mut Nodes, history: &History) {
     const PLACE: usize = 0;
     let mut others = nodes.urls();
     let node = Plain::to(&others.remove(PLACE));
-    let ways: [(&str, fn(usize) -> Link); 2] =
-        [("mute", |other| (PLACE, other)), ("deaf", |other| (other, PLACE))];
-    for (way, link) in ways {
+    let link = |way, other| if way == "mute" { (PLACE, other) } else { (other, PLACE) };
+    for way in ["mute", "deaf"] {
         nodes.lead(PLACE);
         let cut_off = Lonely { node: node.clone(), place: PLACE, history };
         let writers = Writers::start(&format!("others-{way}"), &others, history).await;
         let cut_at = Instant::now();
-        (1..nodes.len()).for_each(|other| nodes.network.cut(link(other)));
+        (1..nodes.len()).for_each(|other| nodes.network.cut(link(way, other)));
         let outage = Outages(writers.outage_at(cut_at).await);
         println!("{way}: others: {outage}");
         assert!(outage.longest() < OUTAGE_MAX, "{outage}");
