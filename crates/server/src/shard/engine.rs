@@ -219,13 +219,14 @@ mod tests {
     use super::*;
     use crate::{
         checkpoint::{Change, Store},
+        log::{FIRST_REPLICA, group_of},
         shard::ClaimRequest,
     };
-    use std::sync::atomic::Ordering;
     use taskyard_machine::{
-        Body, Command, EncodedCommand, Enqueue, NewTask, Outcome, QueueCommand, RecordKey, ShardId,
-        TaskId, TaskStateName, ask,
+        Body, Command, EncodedCommand, Enqueue, NewTask, Outcome, QueueCommand, RULES_CURRENT,
+        RecordKey, ShardId, TaskId, TaskStateName, ask,
     };
+    use taskyard_replica::{ControlCommand, Node};
 
     fn config(dir: &std::path::Path) -> Config {
         let mut config = Config::new(dir);
@@ -246,7 +247,7 @@ mod tests {
             _ = &mut parked => panic!("there is nothing to claim"),
             status = shards.status() => assert_eq!(status.unwrap().len(), 2),
         }
-        engine.log.upgrade().unwrap().sync_fails.store(true, Ordering::Relaxed);
+        engine.log.upgrade().unwrap().fail_sync_after(0);
         let pause = EncodedCommand::new(&Command::PauseQueue(QueueCommand { queue: "mail" }));
         let error = shards.propose(ShardId(0), pause.clone(), false).await.unwrap_err();
         assert_eq!(error.code(), "outcome_unknown");
@@ -260,6 +261,38 @@ mod tests {
         let error = shards.propose(ShardId(1), pause, false).await.unwrap_err();
         assert_eq!(error.code(), "unavailable");
         assert_eq!(error.to_string(), why);
+    }
+
+    /// A start finishes what was begun when the log says that a replica has left. A log that still says
+    /// that it is here, without its checkpoint, would be refused as damaged.
+    #[tokio::test]
+    async fn a_replica_leaves_the_log_before_its_checkpoint() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Engine::start(&config(dir.path())).unwrap();
+        let home = engine.shards().home("mail");
+        let task = NewTask { task_type: "test", ..NewTask::default() };
+        let enqueue = EncodedCommand::new(&Command::Enqueue(Enqueue { queue: "mail", task }));
+        engine.shards().propose(home, enqueue, true).await.unwrap();
+        engine.stop();
+
+        let engine = Engine::start(&config(dir.path())).unwrap();
+        let (shards, group, other) = (engine.shards(), group_of(home), 2);
+        let node = Node { rules_max: RULES_CURRENT, ..Node::default() };
+        for command in [
+            ControlCommand::SetNode { id: other, node },
+            ControlCommand::Assign { group, node: other },
+            ControlCommand::SetTarget { group, nodes: vec![other] },
+        ] {
+            shards.control(command).await.unwrap();
+        }
+        // The one that commits the order to leave; the next one is the leaving.
+        engine.log.upgrade().unwrap().fail_sync_after(1);
+        let replica = FIRST_REPLICA;
+        shards.control(ControlCommand::Unassign { group, replica }).await.unwrap();
+        assert!(engine.failed().await.contains("fdatasync of the log failed"));
+        drop(engine);
+        let store = Store::open(&dir.path().join("state")).unwrap();
+        assert!(store.view().cut(home).unwrap().is_some(), "it was removed too early");
     }
 
     /// Takes the bodies of tasks out of the checkpoint, as a damaged disk would.

@@ -219,6 +219,13 @@ impl LocalShard {
         self.in_flight.is_empty() && self.pending.is_empty()
     }
 
+    /// Whoever waits for proposals: those that are not made yet, and those that are under way.
+    pub(crate) fn take_waiting(&mut self) -> (Vec<Waiting>, Vec<Waiting>) {
+        let pending = std::mem::take(&mut self.pending).into_iter().map(|(_, waiting)| waiting);
+        let in_flight = std::mem::take(&mut self.in_flight).into_iter();
+        (pending.collect(), in_flight.flat_map(|(_, waiting)| waiting).collect())
+    }
+
     /// This node leads it no more: what only a leader has ends.
     pub(crate) fn end_all(&mut self, why: &Error) {
         self.leading = None;

@@ -281,6 +281,16 @@ impl ShardLoop {
         }
     }
 
+    /// The replica is about to go: whoever waits for what was proposed learns it.
+    pub(super) fn end_calls(&mut self, number: usize) {
+        let Some(shard) = self.shards.get_mut(number) else { return };
+        let (pending, in_flight) = shard.take_waiting();
+        self.refuse(number, pending, Vec::new());
+        for waiting in in_flight {
+            self.fail_one(number, waiting, &Error::OutcomeUnknown);
+        }
+    }
+
     /// Nothing was appended for these.
     pub(super) fn refuse(&mut self, number: usize, refused: Vec<Waiting>, reads: Vec<ReadFn>) {
         let Some(shard) = self.shards.get(number) else { return };

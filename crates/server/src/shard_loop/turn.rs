@@ -9,6 +9,9 @@ use taskyard_replica::CONTROL_GROUP;
 
 /// After so many bytes of log, files that nothing needs any more are looked for.
 const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;
+/// A turn ends after so many writes, with work left for the next: a replica that has much to apply, as
+/// after a start, must not keep the others from hearing of time and of their peers.
+const WRITES_PER_TURN_MAX: usize = 16;
 
 impl ShardLoop {
     /// One round over the shards that have work.
@@ -22,7 +25,7 @@ impl ShardLoop {
         }
         let mut persisting: Vec<(usize, u64)> = Vec::new();
         let all = round.clone();
-        loop {
+        for _ in 0..WRITES_PER_TURN_MAX {
             let control = self.gather_control();
             for &number in &round {
                 self.gather(number, &mut persisting)?;
@@ -45,6 +48,9 @@ impl ShardLoop {
             let shards = &self.shards;
             let has_ready = |shard: &LocalShard| shard.replica.has_ready();
             round.retain(|&number| shards.get(number).is_some_and(has_ready));
+        }
+        for number in round {
+            self.activate(number);
         }
         for number in all {
             if let Some(shard) = self.shards.get_mut(number) {
@@ -156,7 +162,8 @@ impl ShardLoop {
         Some(ready.number)
     }
 
-    fn write(&mut self) -> Result<(), Failure> {
+    /// Writes what was gathered, synced.
+    pub(super) fn write(&mut self) -> Result<(), Failure> {
         if self.batch.is_empty() {
             return Ok(());
         }
