@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
 #![allow(dead_code, reason = "each test file uses its own part of this")]
 
+pub(crate) mod subnet;
+
 use std::{
     fs,
     io::{BufRead, BufReader},

@@ -72,7 +72,8 @@ impl Control {
         let moving = self.moving(seen);
         steps.extend(moving.iter().filter_map(|&group| self.advance(group, seen)));
         if moving.is_empty() {
-            steps.extend(self.begin(seen).map(Step::Command));
+            let begins = |(group, nodes)| Step::Command(ControlCommand::SetTarget { group, nodes });
+            steps.extend(self.begin(seen).map(begins));
         }
         steps.extend(self.lead_elsewhere(&moving, seen));
         steps
@@ -81,6 +82,17 @@ impl Control {
     /// The groups whose replicas are not where they are to be, as far as is known.
     pub fn moving(&self, seen: &Seen) -> Vec<u64> {
         self.groups().filter(|&group| !self.is_settled(group, seen)).collect()
+    }
+
+    /// Where the voters are to be of the groups that move, or else of the one that will move next: groups
+    /// begin one after the other, and between two of them not all is done. Empty when everything is where
+    /// it belongs, as far as is known.
+    pub fn moves(&self, seen: &Seen) -> BTreeMap<u64, Vec<NodeId>> {
+        let moving = self.moving(seen);
+        if moving.is_empty() {
+            return self.begin(seen).into_iter().collect();
+        }
+        moving.into_iter().map(|group| (group, self.target(group).to_vec())).collect()
     }
 
     /// Removes the first node that was given up and that nothing is expected of any more.
@@ -232,14 +244,13 @@ impl Control {
         Some(Step::Command(ControlCommand::Unassign { group, replica }))
     }
 
-    /// The next group to move, if one is not where it would be best.
-    fn begin(&self, seen: &Seen) -> Option<ControlCommand> {
+    /// The next group to move, if one is not where it would be best, and where to.
+    fn begin(&self, seen: &Seen) -> Option<(u64, Vec<NodeId>)> {
         // Counted once for all groups: a cluster at rest looks at every one of them.
         let loads = self.loads();
         self.groups().filter(|group| seen.groups.contains_key(group)).find_map(|group| {
             let nodes = self.goal(group, seen, &loads);
-            (!nodes.is_empty() && nodes != self.target(group))
-                .then_some(ControlCommand::SetTarget { group, nodes })
+            (!nodes.is_empty() && nodes != self.target(group)).then_some((group, nodes))
         })
     }
 

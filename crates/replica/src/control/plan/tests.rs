@@ -203,6 +203,31 @@ fn a_new_group_of_three_is_never_a_group_of_two() {
 }
 
 #[test]
+fn something_moves_until_everything_is_where_it_belongs() {
+    let mut world = World::founded(8);
+    world.settle();
+    assert_eq!(world.control.moves(&world.seen), BTreeMap::new());
+    for joins in [2..=3, 4..=5] {
+        joins.for_each(|id| world.join(id, ""));
+        for _ in 0..1_000 {
+            if world.control.moves(&world.seen).is_empty() {
+                break;
+            }
+            world.round();
+        }
+        let voters = |world: &World| -> Vec<(u64, Vec<u64>)> {
+            let groups = world.seen.groups.iter();
+            groups.map(|(group, found)| (*group, found.members.voters.clone())).collect()
+        };
+        let at_rest = voters(&world);
+        assert!(at_rest.iter().all(|(_, voters)| voters.len() == 3), "{at_rest:?}");
+        // Leaders may be spread still; no replica moves any more.
+        world.settle();
+        assert_eq!(voters(&world), at_rest);
+    }
+}
+
+#[test]
 fn a_node_is_emptied_and_leaves() {
     let mut world = World::founded(6);
     (2..=4).for_each(|id| world.join(id, ""));
