@@ -162,6 +162,7 @@ impl ShardLoop {
                 self.doomed.insert(number);
                 continue;
             }
+            self.send_on(number);
             let Some(mut shard) = self.shards.remove(number) else { continue };
             let id = shard.replica.id();
             tracing::info!("replica {id} of shard {} is gone from this node", shard.id);

@@ -293,6 +293,15 @@ impl ShardLoop {
         }
     }
 
+    /// Refuses what waits for a shard that this node was about to lead.
+    pub(super) fn send_on(&mut self, number: usize) {
+        let Some(shard) = self.shards.get_mut(number) else { return };
+        let held = std::mem::take(&mut shard.pending).into_iter().map(|(_, waiting)| waiting);
+        let (held, reads) = (held.collect(), std::mem::take(&mut shard.reads));
+        self.held_bytes -= std::mem::take(&mut shard.held_bytes);
+        self.refuse(number, held, reads);
+    }
+
     pub(super) fn answer_part(
         &mut self,
         slot: usize,
