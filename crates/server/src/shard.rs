@@ -12,7 +12,7 @@
 //! ```
 
 mod claims;
-mod engine;
+pub(crate) mod engine;
 pub(crate) mod firing;
 mod forward;
 mod identity;

@@ -46,66 +46,11 @@ impl Engine {
     /// Opens `config.data` and recovers its replicas. Blocks until all shards serve that this node leads
     /// alone; others need their peers, see `Shards::connect`.
     pub fn start(config: &Config) -> Result<Engine, StartError> {
-        let data = Arc::new(DataDir::open(&config.data, config.shards)?);
-        let format = data.format();
-        let unreadable = |error| how_to_rebuild(error, config, format.node);
-        let (store, log) = data.contents().map_err(unreadable)?;
-        data.seal()?;
-        let recovered = recover_all(format, &store, &log).map_err(unreadable)?;
+        let Opened { parts, data, serves } = open(config)?;
+        let (handle, inbox) = (parts.handle.clone(), Arc::clone(&parts.inbox));
         #[cfg(test)]
-        let log_seen = Arc::downgrade(&log);
-        let inbox = Arc::new(Inbox::default());
-        let report = {
-            let inbox = Arc::clone(&inbox);
-            move |report| drop(inbox.push(Input::Report(report)))
-        };
-        let thread_failed =
-            |error: std::io::Error| StartError(format!("a thread can't be started: {error}"));
-        let checkpointer =
-            Checkpointer::start(&data, &store, &log, report).map_err(thread_failed)?;
-        let events = broadcast::Sender::new(EVENT_BATCHES);
-        let telemetry = Arc::new(Telemetry::default());
-        let looking = Arc::downgrade(&inbox);
-        config.clock.on_move(move || {
-            let _ = looking.upgrade().map(|inbox| inbox.push(Input::Look));
-        });
-        let routes = Arc::new(Routes::new(format.node, format.shards));
-        let network = Arc::new(OnceLock::new());
-        let (up, serves) = mpsc::sync_channel(1);
+        let log_seen = Arc::downgrade(&parts.log);
         let (failure, failed) = watch::channel(None);
-        let snapshots = Snapshots::new(format.node, &store);
-        let fetcher = Fetcher::new(&data, &store, &network, &inbox);
-        let handle = Shards(Arc::new(Handle {
-            inbox: Arc::clone(&inbox),
-            format,
-            clock: config.clock.clone(),
-            tickets: AtomicU64::new(1),
-            events: events.clone(),
-            telemetry: Arc::clone(&telemetry),
-            routes: Arc::clone(&routes),
-            network: Arc::clone(&network),
-            snapshots: Arc::clone(&snapshots),
-        }));
-        let parts = Parts {
-            format,
-            recovered,
-            handle: handle.clone(),
-            runtime: tokio::runtime::Handle::try_current().ok(),
-            inbox: Arc::clone(&inbox),
-            log,
-            store,
-            snapshots,
-            fetcher,
-            checkpointer,
-            clock: config.clock.clone(),
-            disk: DiskGuard::new(data.path(), config.disk_reserve_bytes),
-            memory_bytes_max: config.memory_bytes_max,
-            events,
-            telemetry,
-            routes,
-            network,
-            up,
-        };
         let thread = std::thread::Builder::new()
             .name("shards".into())
             .spawn(move || run(parts, &inbox, data, &failure))
@@ -173,6 +118,77 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.end(Input::Halt);
     }
+}
+
+/// What a data directory holds, recovered and not yet driven.
+pub(crate) struct Opened {
+    pub(crate) parts: Parts,
+    pub(crate) data: Arc<DataDir>,
+    /// Told when all shards serve that this node leads alone.
+    pub(crate) serves: mpsc::Receiver<()>,
+}
+
+/// Opens `config.data` and recovers its replicas.
+pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
+    let data = Arc::new(DataDir::open(&config.data, config.shards)?);
+    let format = data.format();
+    let unreadable = |error| how_to_rebuild(error, config, format.node);
+    let (store, log) = data.contents().map_err(unreadable)?;
+    data.seal()?;
+    let recovered = recover_all(format, &store, &log).map_err(unreadable)?;
+    let inbox = Arc::new(Inbox::default());
+    let report = {
+        let inbox = Arc::clone(&inbox);
+        move |report| drop(inbox.push(Input::Report(report)))
+    };
+    let checkpointer = Checkpointer::start(&data, &store, &log, report).map_err(thread_failed)?;
+    let events = broadcast::Sender::new(EVENT_BATCHES);
+    let telemetry = Arc::new(Telemetry::default());
+    let looking = Arc::downgrade(&inbox);
+    config.clock.on_move(move || {
+        let _ = looking.upgrade().map(|inbox| inbox.push(Input::Look));
+    });
+    let routes = Arc::new(Routes::new(format.node, format.shards));
+    let network = Arc::new(OnceLock::new());
+    let (up, serves) = mpsc::sync_channel(1);
+    let snapshots = Snapshots::new(format.node, &store);
+    let fetcher = Fetcher::new(&data, &store, &network, &inbox);
+    let handle = Shards(Arc::new(Handle {
+        inbox: Arc::clone(&inbox),
+        format,
+        clock: config.clock.clone(),
+        tickets: AtomicU64::new(1),
+        events: events.clone(),
+        telemetry: Arc::clone(&telemetry),
+        routes: Arc::clone(&routes),
+        network: Arc::clone(&network),
+        snapshots: Arc::clone(&snapshots),
+    }));
+    let parts = Parts {
+        format,
+        recovered,
+        handle,
+        runtime: tokio::runtime::Handle::try_current().ok(),
+        inbox,
+        log,
+        store,
+        snapshots,
+        fetcher,
+        checkpointer,
+        clock: config.clock.clone(),
+        disk: DiskGuard::new(data.path(), config.disk_reserve_bytes),
+        memory_bytes_max: config.memory_bytes_max,
+        events,
+        telemetry,
+        routes,
+        network,
+        up,
+    };
+    Ok(Opened { parts, data, serves })
+}
+
+fn thread_failed(error: std::io::Error) -> StartError {
+    StartError(format!("a thread can't be started: {error}"))
 }
 
 /// Drives the shards until they end; whatever ends them, every call gets an answer.

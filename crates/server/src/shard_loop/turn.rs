@@ -4,7 +4,7 @@
 
 use super::{LocalShard, ShardLoop, Waiting};
 use crate::{checkpoint::Failure, telemetry::NodeGauges};
-use taskyard_machine::{Command, EncodedCommand, Timestamp};
+use taskyard_machine::{Command, EncodedCommand};
 use taskyard_replica::CONTROL_GROUP;
 
 /// After so many bytes of log, files that nothing needs any more are looked for.
@@ -59,6 +59,7 @@ impl ShardLoop {
         }
         self.memory.enforce(&mut self.shards);
         self.disk.check();
+        self.routes.set_disk_low(self.disk.is_low());
         self.measure();
         Ok(())
     }
@@ -80,10 +81,20 @@ impl ShardLoop {
     fn prepare(&mut self, number: usize) {
         let rules = self.rules;
         let Some(shard) = self.shards.get_mut(number) else { return };
+        if shard.leading.is_none() && shard.replica.is_rising() {
+            // It serves in a moment: what came before waits for that.
+            return;
+        }
+        self.held_bytes -= std::mem::take(&mut shard.held_bytes);
         let Some(clock) = &mut shard.leading else {
-            let refused = shard.propose(rules, Timestamp(0));
-            let reads = shard.ask_reads();
-            self.refuse(number, refused, reads);
+            let (group, role) = (shard.group, shard.replica.role());
+            if shard.waiters.len() > 0 || !shard.pending.is_empty() || !shard.reads.is_empty() {
+                // Who waited for a leader that came to nothing should hear whom to ask instead.
+                self.publish_leader(group, role);
+                let error = self.not_leader(group);
+                self.shards[number].waiters.end(Some(&error));
+                self.send_on(number);
+            }
             return;
         };
         let now = clock.now(self.reading);
