@@ -146,7 +146,12 @@ impl Routes {
         self.is_alone.load(Ordering::Acquire)
     }
 
-    /// Told after every change of a leader or of the control state.
+    /// A peer is heard again, or no longer: who waits for a leader looks again.
+    pub(crate) fn note_reach(&self) {
+        self.tell();
+    }
+
+    /// Told after every change of a leader, of the control state, or of who is heard.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }

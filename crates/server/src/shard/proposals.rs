@@ -130,8 +130,9 @@ impl Batch<'_> {
         let mut by_node: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
         let routes = self.shards.routes();
         for (position, (shard, _)) in self.commands.iter().enumerate() {
+            let reaches = |node: &NodeId| *node == routes.me() || self.network.is_reached(*node);
             let leader = match shard.0 < self.shards.count() {
-                true => routes.leader(*shard),
+                true => routes.leader(*shard).filter(reaches),
                 // Of a shard that there is not, this node can say so.
                 false => Some(routes.me()),
             };

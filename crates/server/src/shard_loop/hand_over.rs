@@ -78,8 +78,7 @@ impl ShardLoop {
         };
         let Some(lags) = lags else { return };
         let offered = hand_over.offered.entry(group).or_default();
-        let is_reached =
-            |node| self.network.get().is_some_and(|network| network.is_connected(node));
+        let is_reached = |node| self.network.get().is_some_and(|network| network.is_reached(node));
         let heirs = lags.into_iter().filter(|(heir, _)| !offered.contains(heir));
         let heirs = heirs.filter_map(|(heir, lag)| {
             Some((self.node_of(group, heir).filter(|node| is_reached(*node))?, heir, lag))

@@ -220,8 +220,7 @@ impl ShardLoop {
             return Err(Error::Unavailable(what.into()));
         }
         let node = self.node_of(group, to);
-        let is_reached =
-            |node| self.network.get().is_some_and(|network| network.is_connected(node));
+        let is_reached = |node| self.network.get().is_some_and(|network| network.is_reached(node));
         if let Some(node) = node.filter(|node| *node != self.format.node && !is_reached(*node)) {
             let what = format!("node {node} can't be reached from the node that leads it");
             return Err(Error::Unavailable(what));
