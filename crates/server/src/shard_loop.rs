@@ -131,8 +131,8 @@ pub(crate) struct ShardLoop {
     /// By group: the last replica that this node had and has no more.
     gone: BTreeMap<u64, u64>,
     hand_over: Option<HandOver>,
-    /// Until then nothing that was delivered is dropped.
-    hold_until: Instant,
+    /// By backup: until then shards send each other nothing, and drop nothing that was taken.
+    holds: BTreeMap<u64, Instant>,
     /// Shards with work for the next turn, each once.
     active: Vec<usize>,
     inbox: Arc<Inbox>,
@@ -187,7 +187,7 @@ impl ShardLoop {
             doomed: BTreeSet::new(),
             gone: recovered.gone,
             hand_over: None,
-            hold_until: real,
+            holds: BTreeMap::new(),
             active: Vec::new(),
             inbox,
             log,
@@ -304,6 +304,9 @@ impl ShardLoop {
         if let Some(soon) = self.checkpoints.look_in() {
             until(soon, false);
         }
+        for end in self.holds.values() {
+            until(end.saturating_duration_since(self.real), false);
+        }
         let now = self.reading.monotonic;
         for shard in self.shards.iter() {
             if let (Some(clock), Some(due)) = (&shard.leading, shard.due) {
@@ -340,6 +343,7 @@ impl ShardLoop {
         for number in looked.collect::<Vec<_>>() {
             self.activate(number);
         }
+        self.end_holds();
         self.end_silent();
     }
 

@@ -142,8 +142,8 @@ fn demo_nodes(typed: &str) -> Result<u8, String> {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   taskyard backup yard-monday.backup
-The file appears under its name only when it is whole. Tasks of each shard are copied as of one
-moment; the broker goes on meanwhile.")]
+The file appears under its name only when it is whole. All shards are copied so that they fit
+together, from whichever nodes have them; the broker goes on meanwhile.")]
 pub(crate) struct BackupArgs {
     /// Where to; - for stdout.
     #[arg(value_name = "FILE")]
