@@ -51,7 +51,7 @@ taskyard_machine::limits! {
     STREAM_BATCHES_MAX: usize = 16, "batches";
     /// Past occurrences that one call may run again; more are several calls.
     BACKFILL_MAX: usize = 10_000, "occurrences";
-    /// Backups at once: each holds a view of the disk and a thread.
+    /// Backups at once through one node: each holds a view of the disk, on other nodes too.
     BACKUPS_MAX: usize = 4, "backups";
     /// How long a backup waits for a client that reads nothing: the view it holds keeps files from being removed.
     BACKUP_STALL_MS_MAX: u64 = 60_000, "ms";

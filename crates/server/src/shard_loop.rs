@@ -136,8 +136,8 @@ pub(crate) struct ShardLoop {
     hand_over: Option<HandOver>,
     /// Bytes of commands that wait for shards which this node is about to lead.
     held_bytes: usize,
-    /// Until then nothing that was delivered is dropped.
-    hold_until: Instant,
+    /// By backup: until then shards send each other nothing, and drop nothing that was taken.
+    holds: BTreeMap<u64, Instant>,
     /// Shards with work for the next turn, each once.
     active: Vec<usize>,
     inbox: Arc<Inbox>,
@@ -193,7 +193,7 @@ impl ShardLoop {
             gone: recovered.gone,
             hand_over: None,
             held_bytes: 0,
-            hold_until: real,
+            holds: BTreeMap::new(),
             active: Vec::new(),
             inbox,
             log,
@@ -310,6 +310,9 @@ impl ShardLoop {
         if let Some(soon) = self.checkpoints.look_in() {
             until(soon, false);
         }
+        for end in self.holds.values() {
+            until(end.saturating_duration_since(self.real), false);
+        }
         let now = self.reading.monotonic;
         for shard in self.shards.iter() {
             if let (Some(clock), Some(due)) = (&shard.leading, shard.due) {
@@ -346,6 +349,7 @@ impl ShardLoop {
         for number in looked.collect::<Vec<_>>() {
             self.activate(number);
         }
+        self.end_holds();
         self.end_silent();
     }
 

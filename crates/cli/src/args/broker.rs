@@ -148,8 +148,8 @@ fn odd_nodes(typed: &str) -> Option<u8> {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   taskyard backup yard-monday.backup
-The file appears under its name only when it is whole. Tasks of each shard are copied as of one
-moment; the broker goes on meanwhile.")]
+The file appears under its name only when it is whole. All shards are copied so that they fit
+together, from whichever nodes have them; the broker goes on meanwhile.")]
 pub(crate) struct BackupArgs {
     /// Where to; - for stdout.
     #[arg(value_name = "FILE")]

@@ -102,8 +102,24 @@ impl Cluster {
                     let changes = changes.into_iter().map(Into::into).collect();
                     self.shards().change(group, fence, changes).await.map(|()| ClusterReply::Done)
                 }
-                ClusterCall::Hold { hold_ms } => {
-                    self.shards().hold(hold_ms).await.map(|()| ClusterReply::Done)
+                ClusterCall::Hold { backup, hold_ms } => {
+                    self.shards().hold(backup, hold_ms).await.map(|()| ClusterReply::Done)
+                }
+                ClusterCall::Quiet { quiet_ms } => {
+                    self.shards().keep_quiet(quiet_ms).await.map(|()| ClusterReply::Done)
+                }
+                ClusterCall::Freeze { backup, shards } => {
+                    self.freeze(backup, &shards).await.map(ClusterReply::Frozen)
+                }
+                ClusterCall::Copied { backup } => {
+                    self.copied(backup).await.map(ClusterReply::Copied)
+                }
+                ClusterCall::LetGo { backup } => {
+                    self.shards().snapshots().kept.let_go(backup);
+                    Ok(ClusterReply::Done)
+                }
+                ClusterCall::CopiedPart { backup, shard, from } => {
+                    self.copied_part(backup, shard, from).await.map(ClusterReply::Part)
                 }
                 ClusterCall::Transfer { group, to } => {
                     self.shards().transfer(group, to).await.map(|()| ClusterReply::Done)
@@ -124,6 +140,11 @@ impl Cluster {
             ClusterCall::Report
             | ClusterCall::Change { .. }
             | ClusterCall::Hold { .. }
+            | ClusterCall::Quiet { .. }
+            | ClusterCall::Freeze { .. }
+            | ClusterCall::Copied { .. }
+            | ClusterCall::LetGo { .. }
+            | ClusterCall::CopiedPart { .. }
             | ClusterCall::Transfer { .. } => {
                 unreachable!("whoever is asked answers this")
             }

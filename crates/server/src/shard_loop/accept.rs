@@ -82,7 +82,7 @@ impl ShardLoop {
                 self.accept_change(group, fence, &changes, answer);
             }
             Input::Transfer { group, to, answer } => self.accept_transfer(group, to, answer),
-            Input::Hold { until, answer } => self.accept_hold(until, answer),
+            Input::Hold { backup, until, answer } => self.accept_hold(backup, until, answer),
             Input::HandOver { until, answer } => self.accept_hand_over(until, answer),
             Input::Raft { from, group, message } => self.accept_raft(from, group, &message),
             Input::Peer { node, is_up } => {
@@ -99,10 +99,16 @@ impl ShardLoop {
                     "the snapshot of shard {shard} at {index} did not come; its leader offers another"
                 );
             }
-            Input::Backup(answer) => match self.course {
-                Course::Going => self.checkpoints.backup(answer),
+            Input::Quiet { until, answer } => match self.course {
+                Course::Going => self.checkpoints.keep_quiet(until, answer),
                 Course::Stopping { .. } | Course::Halted => {
                     drop(answer.send(Err(ShardLoop::stopped_error())));
+                }
+            },
+            Input::Backup(order) => match self.course {
+                Course::Going => self.checkpoints.backup(order),
+                Course::Stopping { .. } | Course::Halted => {
+                    drop(order.written.send(Err(ShardLoop::stopped_error())));
                 }
             },
             Input::Report(report) => self.accept_report(report)?,
@@ -284,6 +290,7 @@ impl ShardLoop {
     /// Ends what waits; what is on its way through the log is still answered.
     fn stop(&mut self, until: Instant) {
         self.course = Course::Stopping { until };
+        self.checkpoints.end_quiet();
         for shard in self.shards.iter_mut() {
             shard.waiters.end(None);
             shard.watchers.end();

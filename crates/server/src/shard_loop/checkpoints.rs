@@ -9,7 +9,7 @@ use super::{held::Held, local::LocalShard};
 use crate::{
     checkpoint::{Change, Checkpointer, Cut, Failure, Job, View},
     limits::{self, CHECKPOINT_LOG_BYTES_MAX, DIRTY_RECORDS_MAX},
-    shard::inbox::Answer,
+    shard::inbox::{Answer, BackupOrder},
 };
 use std::{
     collections::VecDeque,
@@ -117,20 +117,38 @@ pub(crate) struct Checkpoints {
     looked_at: Option<Instant>,
     writing_for: Duration,
     /// Backups that wait for the checkpoints under way.
-    backups_asked: Vec<Answer<View>>,
+    backups_asked: Vec<BackupOrder>,
     /// Backups for which all shards were frozen in one turn.
     backups_frozen: Vec<Answer<View>>,
+    /// Until then none begins of itself: a backup is about to come, and is to find nothing under way.
+    quiet_until: Option<Instant>,
+    /// Told when nothing is.
+    quiet_asked: Vec<Answer<()>>,
 }
 
 impl Checkpoints {
     /// Asks for a view of all shards at one moment.
-    pub(crate) fn backup(&mut self, answer: Answer<View>) {
-        self.backups_asked.push(answer);
+    pub(crate) fn backup(&mut self, order: BackupOrder) {
+        self.quiet_until = None;
+        self.backups_asked.push(order);
+    }
+
+    /// Begins nothing until then, unless a backup comes; answers when nothing is under way.
+    pub(crate) fn keep_quiet(&mut self, until: Instant, answer: Answer<()>) {
+        self.quiet_until = self.quiet_until.max(Some(until));
+        self.quiet_asked.push(answer);
+    }
+
+    /// The node ends: that is no time to be quiet.
+    pub(crate) fn end_quiet(&mut self) {
+        self.quiet_until = None;
+        self.quiet_asked.clear();
     }
 
     /// Whether a turn without inputs has something to do here.
     pub(crate) fn has_bites(&self) -> bool {
-        !self.frozen.is_empty() || (self.writing == 0 && self.has_backups())
+        let is_asked = self.has_backups() || !self.quiet_asked.is_empty();
+        !self.frozen.is_empty() || (self.writing == 0 && is_asked)
     }
 
     fn has_backups(&self) -> bool {
@@ -140,7 +158,7 @@ impl Checkpoints {
     /// Whether one that is due can begin. One is written while the next one's bites are taken, not
     /// more: they wait in memory.
     pub(crate) fn may_begin(&self) -> bool {
-        self.writing < 2 && !self.has_backups()
+        self.writing < 2 && !self.has_backups() && self.quiet_until.is_none()
     }
 
     /// Whether nothing is under way.
@@ -150,11 +168,12 @@ impl Checkpoints {
 
     /// How soon the writing thread is to be looked at again.
     pub(crate) fn look_in(&self) -> Option<Duration> {
-        (self.writing > 0).then_some(LOOK_EVERY)
+        (self.writing > 0 || self.quiet_until.is_some()).then_some(LOOK_EVERY)
     }
 
     /// Whether the writing thread gets on; `real` is no manual clock's time.
     pub(crate) fn look(&mut self, real: Instant) -> Result<(), Failure> {
+        self.quiet_until = self.quiet_until.filter(|until| *until > real);
         let before = self.looked_at.replace(real);
         if self.writing == 0 {
             self.writing_for = Duration::ZERO;
@@ -194,6 +213,9 @@ impl Checkpoints {
     /// Begins what is due and takes one bite.
     pub(crate) fn step(&mut self, shards: &mut Held, checkpointer: &Checkpointer, now: Instant) {
         if self.frozen.is_empty() {
+            if self.writing == 0 && self.backups_frozen.is_empty() {
+                self.quiet_asked.drain(..).for_each(|answer| drop(answer.send(Ok(()))));
+            }
             self.begin(shards, checkpointer, now);
         }
         if let Some(&number) = self.frozen.front() {
@@ -277,7 +299,10 @@ impl Checkpoints {
                 self.frozen.push_back(usize::from(shard.id.0));
             }
         }
-        self.backups_frozen = std::mem::take(&mut self.backups_asked);
+        for BackupOrder { frozen, written } in self.backups_asked.drain(..) {
+            let _ = frozen.send(());
+            self.backups_frozen.push(written);
+        }
     }
 }
 
