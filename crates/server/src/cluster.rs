@@ -11,7 +11,7 @@
 //! join.rs      how a cluster takes a node in         announce.rs what a node keeps telling and hearing
 //! sight.rs     how all nodes stand, at one moment    mover.rs    the leader's hands: does what is planned
 //! operate.rs   what operators ask for                view.rs     what they are shown
-//! copy.rs      a backup of the whole cluster
+//! copy.rs      a backup of the whole cluster         kept.rs     what a node keeps of its shards for one
 //! ```
 //!
 //! Nothing here decides where a replica goes: that is `taskyard_replica::Control` and its plan.
@@ -24,6 +24,7 @@ mod fetch;
 mod groups;
 mod handler;
 mod join;
+mod kept;
 mod member;
 mod mover;
 mod operate;
@@ -42,6 +43,7 @@ pub use handler::{Admit, AnswerCall, AnswerJoin, ClusterHandler};
 pub(crate) use member::Cluster;
 pub(crate) use routes::Routes;
 pub(crate) use snapshots::Snapshots;
+pub(crate) use view::name_of;
 pub use view::{ClusterView, GroupView, NodeState, NodeView, ReplicaRole, ReplicaView};
 
 /// The first byte of every call between nodes: who answers it.

@@ -178,3 +178,14 @@ pub(crate) fn taskyard(arguments: &[&str]) -> Ran {
     command.args(arguments).stdin(Stdio::null()).env_remove("TASKYARD_URL");
     Ran::of(command, arguments)
 }
+
+/// Nothing is left in a folder, and no process that was given one inside it.
+pub(crate) fn check_nothing_is_left(folder: &Path) {
+    assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "it cleans up after itself");
+    let folder = folder.to_str().unwrap();
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let arguments = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let arguments = String::from_utf8_lossy(&arguments).replace('\0', " ");
+        assert!(!arguments.contains(folder), "still runs: {arguments}");
+    }
+}

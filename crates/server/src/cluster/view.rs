@@ -146,7 +146,7 @@ impl ReplicaRole {
 }
 
 /// A group as people know it.
-pub(super) fn name_of(group: u64) -> String {
+pub(crate) fn name_of(group: u64) -> String {
     match group.checked_sub(1) {
         None => "the control group".into(),
         Some(shard) => format!("shard {shard}"),
