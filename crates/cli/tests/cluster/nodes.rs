@@ -28,6 +28,8 @@ const ADVERTISED_PORT: u16 = 7402;
 const GUARD_PORT: u16 = 7399;
 /// How much of each log a failed test prints.
 const LOG_LINES_SHOWN: usize = 40;
+/// What nodes keep free of their disks.
+const RESERVE: &str = "1M";
 
 /// As many as a cluster needs to go on without one.
 pub(crate) const NODES: usize = 3;
@@ -49,6 +51,8 @@ pub(crate) struct Node {
     alone: bool,
     /// The size of the disk that its data is on, if that is one of its own.
     disk: Option<&'static str>,
+    /// What it keeps free of its disk.
+    reserve: &'static str,
     process: Option<Process>,
 }
 
@@ -67,7 +71,8 @@ impl Nodes {
             fs::create_dir(&folder).unwrap();
             let join = nodes.nodes.first().map(|first| first.at(ADVERTISED_PORT));
             let alone = count == 1;
-            let node = Node { ip, folder, join, alone, disk: None, process: None };
+            let node =
+                Node { ip, folder, join, alone, disk: None, reserve: RESERVE, process: None };
             if !alone {
                 let listener = TcpListener::bind(node.at(ADVERTISED_PORT)).unwrap();
                 nodes.links.serve(listener, place, node.at(PEER_PORT), guard.clone());
@@ -105,6 +110,11 @@ impl Nodes {
         fs::remove_dir_all(node.data()).unwrap();
         fs::create_dir(node.data()).unwrap();
         node.disk = disk;
+    }
+
+    /// What a node keeps free of its disk from its next start on; `None` for what is usual here.
+    pub(crate) fn set_reserve(&mut self, place: usize, reserve: Option<&'static str>) {
+        self.nodes[place].reserve = reserve.unwrap_or(RESERVE);
     }
 
     /// Has the cluster give up a node that does not run, as soon as the others know that it is down.
@@ -216,6 +226,13 @@ impl Node {
         SocketAddr::new(self.ip, port)
     }
 
+    /// The folder of its data as its process sees it: on the disk of its own, if it has one.
+    pub(crate) fn data_inside(&self) -> PathBuf {
+        let process = self.process.as_ref().expect("it runs").0.id();
+        let data = self.data();
+        Path::new(&format!("/proc/{process}/root")).join(data.strip_prefix("/").unwrap_or(&data))
+    }
+
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.join("data")
     }
@@ -235,7 +252,8 @@ impl Node {
             None => Command::new(BROKER),
             Some(size) => on_disk(size, &self.data()),
         };
-        command.args(["serve", "--json", "--log", "info", "--disk-reserve", "1M", "--shards"]);
+        command.args(["serve", "--json", "--log", "info", "--disk-reserve", self.reserve]);
+        command.arg("--shards");
         command.arg(SHARDS.to_string()).arg("--data").arg(self.data());
         command.arg("--listen").arg(self.at(CLIENT_PORT).to_string());
         if !self.alone {
