@@ -1,7 +1,7 @@
 //! Calls that go to other nodes. Each node here is a whole cluster of its own, and the routes of the
 //! first one say that others lead: what it is asked must be done by them. What they answer can be bent.
 
-mod reach;
+mod hearing;
 
 use super::*;
 use crate::{
