@@ -355,7 +355,7 @@ fn request(places: &Places, run: &Run, asked: &ClaimAsked, tasks_max: u32) -> Cl
         tasks_max,
         lease_ms: asked.lease_ms,
         session: asked.session,
-        sequence: None,
+        number: None,
         worker: asked.worker.clone(),
     }
 }
