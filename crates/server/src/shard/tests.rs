@@ -39,6 +39,10 @@ enum Bent {
     Refuses(Option<NodeId>),
     /// It does it, and its answer gets lost.
     Loses,
+    /// It does it and answers, as ever.
+    Serves,
+    /// It does nothing, and never says so.
+    Hangs,
 }
 
 /// A node, with all that it was asked.
@@ -75,7 +79,8 @@ impl PeerHandler for BentHandler {
         let served = self.inner.call(from, request);
         Box::pin(async move {
             match bent {
-                None => served.await,
+                None | Some(Bent::Serves) => served.await,
+                Some(Bent::Hangs) => std::future::pending().await,
                 Some(Bent::Refuses(leader)) => refusal(&call, leader).encode().into(),
                 Some(Bent::Loses) => {
                     served.await;

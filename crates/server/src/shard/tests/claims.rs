@@ -92,6 +92,52 @@ async fn a_caller_that_goes_away_leaves_no_claim_behind() {
     assert_eq!(handed.len(), 1);
 }
 
+/// One shard of a claim has answered, another has not, and then the caller goes away.
+#[tokio::test]
+async fn what_one_of_several_shards_has_given_goes_back_with_its_caller() {
+    let [here, there, hung] = three(&[2, 3]).await;
+    let shards = &here.shards;
+    let queues = [ShardId(0), ShardId(1)].map(|shard| queue_on(shards, shard));
+    here.leads(ShardId(0), Some(2));
+    here.leads(ShardId(1), Some(3));
+    let broker = Broker::new(shards.clone(), &Config::new(here._dir.path()));
+    let places = broker.places(&queues.each_ref().map(|queue| (queue.clone(), 1))).unwrap();
+    let asked =
+        ClaimAsked { tasks_max: 100, lease_ms: 600_000, session: None, worker: "test".into() };
+    let id = enqueue(shards, &queues[0], None).await.unwrap().id;
+    enqueue(shards, &queues[1], None).await.unwrap();
+    let is_claimed = async || {
+        let view = there.shards.ask(ShardId(0), ask::Task { task: id }).await.unwrap().unwrap();
+        view.state == TaskStateName::Claimed
+    };
+    let has_left_in_time = async || {
+        hung.bend(&[Bent::Serves, Bent::Hangs]);
+        let claiming = tokio::spawn({
+            let (broker, places, asked) = (broker.clone(), places.clone(), asked.clone());
+            async move { broker.claim(&places, &asked, Duration::ZERO).await }
+        });
+        eventually("one shard has given", &is_claimed).await;
+        // Answers come in order: the claim's is here when this one is.
+        enqueue(shards, &queues[0], None).await.unwrap();
+        claiming.abort();
+        match claiming.await {
+            Ok(handed) => {
+                // The other shard was given up before that.
+                shards.release_later(&handed.unwrap());
+                false
+            }
+            Err(gone) => gone.is_cancelled(),
+        }
+    };
+    loop {
+        let left_in_time = has_left_in_time().await;
+        eventually("it goes back", async || !is_claimed().await).await;
+        if left_in_time {
+            break;
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_shard_without_a_leader_keeps_no_work_of_others_from_a_claim() {
     let [here, there, _] = three(&[1, 2, 3]).await;
