@@ -10,7 +10,7 @@ use crate::{
     clock::real_now,
     cluster::call_kind,
     limits::PEER_FRAME_BYTES_MAX,
-    peer::{CallError, LateReply, PeerNetwork},
+    peer::{CallError, CallOptions, LateReply, PeerNetwork},
 };
 use bytes::Bytes;
 use std::time::{Duration, Instant};
@@ -35,13 +35,7 @@ impl Shards {
         wait: Duration,
         take: impl FnOnce(ShardReply) -> Option<Result<T, Error>>,
     ) -> Tried<Result<T, Error>> {
-        let shards = call.shards();
-        let call = match encode(call) {
-            Ok(call) => call,
-            Err(error) => return Tried::Answered(Err(error)),
-        };
-        let reply = self.unless_deposed(node, &shards, network.call(node, call, wait)).await;
-        answer(reply, node, take)
+        self.forward_with(network, node, call, wait, take, None).await
     }
 
     /// The same; an answer that comes when nobody waits any more goes to `late`.
@@ -54,12 +48,24 @@ impl Shards {
         take: impl FnOnce(ShardReply) -> Option<Result<T, Error>>,
         late: LateReply,
     ) -> Tried<Result<T, Error>> {
-        let shards = call.shards();
+        self.forward_with(network, node, call, wait, take, Some(late)).await
+    }
+
+    async fn forward_with<T>(
+        &self,
+        network: &PeerNetwork,
+        node: NodeId,
+        call: &ShardCall,
+        wait: Duration,
+        take: impl FnOnce(ShardReply) -> Option<Result<T, Error>>,
+        late: Option<LateReply>,
+    ) -> Tried<Result<T, Error>> {
+        let (shards, options) = (call.shards(), CallOptions { parks: call.parks(), late });
         let call = match encode(call) {
             Ok(call) => call,
             Err(error) => return Tried::Answered(Err(error)),
         };
-        let asked = network.call_minding(node, call, wait, late);
+        let asked = network.call_with(node, call, wait, options);
         answer(self.unless_deposed(node, &shards, asked).await, node, take)
     }
 }
@@ -118,7 +124,7 @@ impl Shards {
 }
 
 /// A call as it is sent.
-pub(super) fn encode(call: &ShardCall) -> Result<Bytes, Error> {
+fn encode(call: &ShardCall) -> Result<Bytes, Error> {
     let call = [&[call_kind::SHARD], &*call.encode()].concat();
     if call.len() > CALL_BYTES_MAX {
         return Err(Error::LimitExceeded(format!(
@@ -137,6 +143,12 @@ fn answer<T>(
     let reply = match reply {
         Ok(reply) => reply,
         Err(CallError::NotSent { .. }) => return Tried::Refused(None),
+        Err(CallError::TooManyParked { parked }) => {
+            return Tried::Answered(Err(Error::LimitExceeded(format!(
+                "{parked} calls of this node wait for the shards of node {node}; use another node, or ask \
+                 without waiting"
+            ))));
+        }
         Err(CallError::Lost | CallError::TimedOut) => return Tried::Unknown,
     };
     match ShardReply::decode(&reply) {

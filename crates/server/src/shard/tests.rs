@@ -1,16 +1,18 @@
 //! Calls that go to other nodes. Each node here is a whole cluster of its own, and the routes of the
 //! first one say that others lead: what it is asked must be done by them. What they answer can be bent.
 
+mod workers;
+
 use super::*;
 use crate::{
     Broker, Config,
     broker::ClaimAsked,
     cluster::{ClusterHandler, call_kind},
+    limits,
     peer::{PeerConfig, PeerHandler, PeerHello},
-    sessions::{Attached, Hello, Profile},
 };
 use futures_util::future::BoxFuture;
-use remote::ShardReply;
+use remote::{ShardCall, ShardReply};
 use std::{collections::VecDeque, sync::Mutex};
 use taskyard_machine::{
     Ack, Body, Cancel, Command, Enqueue, EnqueueMany, Enqueued, NewTask, Release, TaskStateName,
@@ -47,6 +49,7 @@ struct TestNode {
 #[derive(Default)]
 struct Line {
     calls: Mutex<Vec<ShardCall>>,
+    news: Mutex<Vec<SessionNews>>,
     bent: Mutex<VecDeque<Bent>>,
     changed: watch::Sender<u64>,
 }
@@ -58,6 +61,13 @@ struct BentHandler {
 
 impl PeerHandler for BentHandler {
     fn raft(&self, _: NodeId, _: u64, _: Bytes) {}
+
+    fn told(&self, from: NodeId, message: Bytes) {
+        let news = SessionNews::decode(&message).unwrap();
+        self.inner.told(from, message);
+        self.line.news.lock().unwrap().push(news);
+        self.line.changed.send_modify(|count| *count += 1);
+    }
 
     fn call(&self, from: NodeId, request: Bytes) -> BoxFuture<'static, Bytes> {
         assert_eq!(request[0], call_kind::SHARD);
@@ -103,14 +113,16 @@ fn refusal(call: &ShardCall, leader: Option<NodeId>) -> ShardReply {
         ShardCall::Ask { shard, .. } => ShardReply::Found(Box::new(Err(error(*shard)))),
         ShardCall::Bodies { tasks } => ShardReply::Bodies(Err(error(tasks[0].home))),
         ShardCall::Finished { task, .. } => ShardReply::Finished(Err(error(task.home))),
-        _ => ShardReply::Told,
+        ShardCall::Status | ShardCall::SetSpread(_) => panic!("{call:?} is asked of no leader"),
     }
 }
 
 impl TestNode {
-    async fn start(number: NodeId) -> TestNode {
+    /// With so many calls to each other node at once, and so many that wait there.
+    async fn start(number: NodeId, clock: Clock, calls_max: (usize, usize)) -> TestNode {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::new(dir.path());
+        config.clock = clock;
         (config.shards, config.disk_reserve_bytes) = (Some(SHARDS), 0);
         let engine = Engine::start(&config).unwrap();
         let shards = engine.shards();
@@ -126,7 +138,7 @@ impl TestNode {
             build: "test".into(),
             rules: 1,
         };
-        let network = PeerNetwork::start(&me, listener, Arc::new(handler), Clock::system());
+        let network = PeerNetwork::start_bounded(&me, listener, Arc::new(handler), calls_max);
         shards.connect(network.clone());
         TestNode { number, engine: Some(engine), shards, network, address, line, _dir: dir }
     }
@@ -140,14 +152,23 @@ impl TestNode {
         self.line.calls.lock().unwrap().clone()
     }
 
+    fn news(&self) -> Vec<SessionNews> {
+        self.line.news.lock().unwrap().clone()
+    }
+
     async fn until_asked(&self, wanted: impl Fn(&ShardCall) -> bool) {
+        self.until(|node| node.calls().iter().any(&wanted)).await;
+    }
+
+    /// Waits until what it was asked or told is as wanted.
+    async fn until(&self, wanted: impl Fn(&TestNode) -> bool) {
         let mut changes = self.line.changed.subscribe();
-        let asked = async {
-            while !self.calls().iter().any(&wanted) {
+        let heard = async {
+            while !wanted(self) {
                 changes.changed().await.unwrap();
             }
         };
-        timeout(WAIT, asked).await.expect("it is asked");
+        timeout(WAIT, heard).await.expect("it is asked or told");
     }
 
     fn leads(&self, shard: ShardId, node: Option<NodeId>) {
@@ -157,7 +178,13 @@ impl TestNode {
 
 /// The first of three nodes, connected to the others. By its map each shard has replicas on `holders`.
 async fn three(holders: &[NodeId]) -> [TestNode; 3] {
-    let nodes = [TestNode::start(1).await, TestNode::start(2).await, TestNode::start(3).await];
+    let calls_max = (limits::PEER_CALLS_MAX, limits::PEER_PARKED_CALLS_MAX);
+    three_with(holders, &Clock::system(), calls_max).await
+}
+
+async fn three_with(holders: &[NodeId], clock: &Clock, calls_max: (usize, usize)) -> [TestNode; 3] {
+    let start = |number| TestNode::start(number, clock.clone(), calls_max);
+    let nodes = [start(1).await, start(2).await, start(3).await];
     let addresses = nodes.iter().map(|node| (node.number, node.address.clone())).collect();
     nodes[0].network.set_peers(&addresses);
     let mut changes = nodes[0].line.changed.subscribe();
@@ -468,77 +495,10 @@ async fn a_shard_without_a_leader_keeps_no_work_of_others_from_a_claim() {
 }
 
 #[tokio::test]
-async fn what_is_told_of_sessions_reaches_every_node_in_order() {
-    let [here, there, other] = three(&[1, 2, 3]).await;
-    let session = SessionId(7);
-    let told = [
-        ShardCall::SessionsAlive(vec![session]),
-        ShardCall::SessionNotStarted(session, vec![]),
-        ShardCall::SessionCut(session),
-        ShardCall::SessionsAlive(vec![session]),
-    ];
-    here.shards.sessions_alive(vec![session]);
-    here.shards.session_not_started(session, vec![]);
-    here.shards.session_cut(session);
-    here.shards.sessions_alive(vec![session]);
-    for node in [&there, &other] {
-        let mut changes = node.line.changed.subscribe();
-        let all = async {
-            while node.calls().len() < told.len() {
-                changes.changed().await.unwrap();
-            }
-        };
-        timeout(WAIT, all).await.expect("it is told");
-        assert_eq!(node.calls(), told);
-    }
-}
-
-#[tokio::test]
 async fn metrics_show_what_this_node_leads_alone() {
     let [here, there, _] = three(&[2, 3]).await;
     here.leads(here.shards.home("mail"), Some(2));
     enqueue(&here.shards, "mail", None).await.unwrap();
     assert!(!here.shards.metrics().await.unwrap().contains("queue=\"mail\""));
     assert!(there.shards.metrics().await.unwrap().contains("queue=\"mail\""));
-}
-
-/// A worker's session goes on at another node when its own is gone: what it lists stays its own, what
-/// was handed to it and never arrived goes back.
-#[tokio::test]
-async fn a_session_is_resumed_on_a_node_that_never_saw_it() {
-    let [here, there, _] = three(&[2, 3]).await;
-    let home = here.shards.home("mail");
-    (0..SHARDS).for_each(|shard| here.leads(ShardId(shard), Some(2)));
-    let config = Config::new(here._dir.path());
-    let [first, second] = [0, 1].map(|_| Broker::new(here.shards.clone(), &config));
-    let hello = |resumed, held| Hello {
-        resumed,
-        held,
-        profile: Profile { slots: 5, ..Profile::default() },
-        queues: vec![("mail".into(), 1)],
-        lease_ms: 30_000,
-    };
-    let (attached, _) = Attached::open(&first, hello(None, vec![])).await.unwrap();
-    let session = attached.id();
-    for _ in 0..2 {
-        enqueue(&here.shards, "mail", None).await.unwrap();
-    }
-    let handed = attached.claim(5).await.unwrap();
-    let [kept, lost] = [0, 1].map(|n| (handed[n].task.id, handed[n].task.token));
-    attached.leave();
-
-    let gone = (TaskId { sequence: 999, ..kept.0 }, kept.1);
-    let resumed = hello(Some(session), vec![kept, gone]);
-    let (attached, orders) = Attached::open(&second, resumed).await.unwrap();
-    assert_eq!((attached.id(), orders.lost), (session, vec![gone]));
-    let state = async |task| {
-        let view = there.shards.ask(home, ask::Task { task }).await.unwrap().unwrap();
-        (view.state, view.attempt)
-    };
-    assert_eq!(state(kept.0).await, (TaskStateName::Claimed, 1));
-    assert_eq!(state(lost.0).await, (TaskStateName::Ready, 0));
-    let again = attached.claim(5).await.unwrap();
-    assert_eq!(again.iter().map(|handed| handed.task.id).collect::<Vec<_>>(), [lost.0]);
-    let ack = Ack { task: kept.0, token: kept.1, result: None, follow_ups: vec![] };
-    assert!(attached.finish(vec![Ok(Command::Ack(ack))]).await[0].is_ok());
 }
