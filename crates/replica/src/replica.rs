@@ -291,6 +291,11 @@ impl<M: StateMachine> Replica<M> {
         self.settle();
     }
 
+    /// Whether leadership is being handed over, so that proposals are refused. It may stay after all.
+    pub fn is_handing_over(&self) -> bool {
+        self.node.raft.lead_transferee.is_some()
+    }
+
     /// Tells that peer `to` can't be reached: appends to it are probed instead of streamed.
     pub fn unreachable(&mut self, to: u64) {
         self.node.report_unreachable(to);

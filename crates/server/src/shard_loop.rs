@@ -21,6 +21,8 @@ mod recover;
 mod replicas;
 mod settle;
 mod snapshots;
+#[cfg(test)]
+mod tests;
 mod turn;
 
 use crate::{
@@ -402,8 +404,9 @@ impl ShardLoop {
                 self.activate(number);
             }
             Role::Follower { .. } => {
-                shard.end_all(&not_leader);
-                self.sessions.forget(shard.id);
+                let (id, unproposed) = (shard.id, shard.end_all(&not_leader));
+                self.refuse(number, unproposed, Vec::new());
+                self.sessions.forget(id);
             }
         }
     }

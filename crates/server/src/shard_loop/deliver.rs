@@ -21,7 +21,7 @@ impl ShardLoop {
         let delivered = if is_held { BTreeMap::new() } else { shard.outbox.take_delivered() };
         for (to, up_to) in delivered {
             let command = EncodedCommand::new(&Command::Delivered(Delivered { to, up_to }));
-            shard.pending.push((command, Waiting::Delivered));
+            shard.pending.push((command, Waiting::Delivered { to, up_to }));
         }
         let mut away: BTreeMap<ShardId, Owed> = BTreeMap::new();
         for outgoing in shard.outbox.take_unsent(&shard.replica.machine().machine) {
