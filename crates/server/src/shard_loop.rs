@@ -414,8 +414,9 @@ impl ShardLoop {
                 self.activate(number);
             }
             Role::Follower { .. } => {
-                shard.end_all(&not_leader);
-                self.sessions.forget(shard.id);
+                let (id, unproposed) = (shard.id, shard.end_all(&not_leader));
+                self.refuse(number, unproposed, Vec::new());
+                self.sessions.forget(id);
             }
         }
     }

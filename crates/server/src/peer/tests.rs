@@ -29,6 +29,7 @@ struct Recorder {
 #[derive(Debug, Default)]
 struct Seen {
     raft: Vec<(NodeId, u64, Bytes)>,
+    told: Vec<Bytes>,
     /// How often each call was executed.
     executed: BTreeMap<Bytes, u64>,
     /// Calls that were dropped where they stood.
@@ -98,6 +99,10 @@ struct Handler(Arc<Recorder>);
 impl PeerHandler for Handler {
     fn raft(&self, from: NodeId, group: u64, message: Bytes) {
         self.0.note(|seen| seen.raft.push((from, group, message)));
+    }
+
+    fn told(&self, _: NodeId, message: Bytes) {
+        self.0.note(|seen| seen.told.push(message));
     }
 
     fn call(&self, from: NodeId, request: Bytes) -> BoxFuture<'static, Bytes> {
@@ -421,6 +426,25 @@ async fn calls_beyond_the_allowance_are_declined_and_not_executed() {
     // The cancellation is written before the next call.
     two.recorder.until("its end", |seen| (seen.dropped == 1).then_some(())).await;
     assert!(one.asks(2, "fourth").await.is_ok());
+}
+
+#[tokio::test]
+async fn what_is_told_arrives_in_order_however_many_calls_are_under_way() {
+    let tuning = Tuning { allowance: Allowance { calls_max: 2, ..ALLOWANCE }, ..TUNING };
+    let dialer = Tuning { calls_max: CallsMax { all: 2, parked: 1 }, ..TUNING };
+    let one = TestNode::with(config(1).identity(), dialer, Clock::system()).await;
+    let two = TestNode::with(config(2).identity(), tuning, Clock::system()).await;
+    one.network.tell(2, Bytes::from("to nobody yet"));
+    one.connects_to(&two).await;
+    let hang = |request| tokio::spawn(one.network.call(2, Bytes::from(request), WAIT));
+    let _hanging = [hang("hang 1"), hang("hang 2")];
+    two.recorder.until("both", |seen| (seen.executed.len() == 2).then_some(())).await;
+    assert!(is_not_sent(&one.asks(2, "third").await));
+    let words: Vec<Bytes> = (0..100).map(|number| Bytes::from(format!("{number}"))).collect();
+    words.iter().for_each(|word| one.network.tell(2, word.clone()));
+    one.network.tell(2, Bytes::from(vec![0; limits::PEER_FRAME_BYTES_MAX]));
+    let all = |seen: &Seen| (seen.told.len() == words.len()).then(|| seen.told.clone());
+    assert_eq!(two.recorder.until("all that was told", all).await, words);
 }
 
 #[tokio::test]

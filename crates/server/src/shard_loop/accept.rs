@@ -63,14 +63,8 @@ impl ShardLoop {
             Input::BodiesRead { waiter, tasks, bodies } => {
                 self.bodies_read(waiter, tasks, bodies);
             }
-            Input::SessionsAlive { from, sessions } => {
-                self.sessions.alive(from, &sessions, self.reading.monotonic);
-            }
-            Input::SessionCut { from, session } => {
-                self.sessions.cut(from, session, self.reading.monotonic);
-            }
-            Input::SessionNotStarted { from, session, tasks } => {
-                self.sessions.not_started(from, session, tasks);
+            Input::Sessions { from, news } => {
+                self.sessions.hear(from, news, self.reading.monotonic);
             }
             Input::Status(answer) => drop(answer.send(self.status())),
             Input::Groups(answer) => drop(answer.send(self.groups())),

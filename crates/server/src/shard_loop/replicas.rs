@@ -169,7 +169,7 @@ impl ShardLoop {
             let id = shard.replica.id();
             tracing::info!("replica {id} of shard {} is gone from this node", shard.id);
             let error = self.not_leader(shard.group);
-            shard.end_all(&error);
+            drop(shard.end_all(&error));
             self.sessions.forget(shard.id);
             self.memory.forget(&shard);
             self.active.retain(|other| *other != number);

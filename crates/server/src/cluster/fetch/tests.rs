@@ -44,6 +44,8 @@ struct Shown(Arc<Handler>);
 impl PeerHandler for Shown {
     fn raft(&self, _from: NodeId, _group: u64, _message: Bytes) {}
 
+    fn told(&self, _: NodeId, _: Bytes) {}
+
     fn call(&self, _from: NodeId, request: Bytes) -> BoxFuture<'static, Bytes> {
         let handler = Arc::clone(&self.0);
         Box::pin(async move {
