@@ -101,7 +101,7 @@ pub struct ClusterNode {
     /// What it fails together with; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub zone: String,
-    /// `up`, `down`, `draining`, `joining` or `removing`.
+    /// `up`, `down`, `draining`, `joining`, `stopping` or `removing`.
     pub state: String,
     /// It is being emptied, whether it is up or down.
     pub draining: bool,
@@ -117,6 +117,8 @@ pub struct ClusterNode {
     pub leads: u32,
     /// Shards that it has a replica of.
     pub replicas: u32,
+    /// Its disk has no room, or soon none: it gets neither leaders nor replicas.
+    pub disk_low: bool,
     /// Why it can't be reached; empty if it can.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub problem: String,
@@ -217,6 +219,7 @@ impl From<v1::ClusterNode> for ClusterNode {
             clock_skew_ms: wire.clock_skew_ms,
             leads: wire.leads,
             replicas: wire.replicas,
+            disk_low: wire.disk_low,
             problem: wire.problem,
         }
     }

@@ -63,7 +63,7 @@ impl Case {
                 tasks_max: 1,
                 lease_ms: 30_000,
                 session: None,
-                claim_sequence: None,
+                number: None,
                 worker: "w",
             })]));
         }

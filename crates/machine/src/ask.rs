@@ -311,7 +311,7 @@ impl Claimable {
             tasks_max: 1,
             lease_ms: limits::LEASE_MS_DEFAULT,
             session: None,
-            claim_sequence: None,
+            number: None,
             worker: "",
         }
     }

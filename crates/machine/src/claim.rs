@@ -19,7 +19,7 @@ use crate::{
 impl Turn<'_> {
     pub(crate) fn claim(&mut self, claim: &Claim<'_>) -> Result<Outcome, Rejection> {
         claim.check()?;
-        if let Some(answer) = self.replayed(claim) {
+        if let Some(answer) = self.repeated(claim)? {
             return Ok(Outcome::Claimed(answer));
         }
         let answer = match claim.weighted_seed {
@@ -79,8 +79,7 @@ impl Turn<'_> {
         let State::Ready { since } = self.task(slot).state else {
             panic!("task {} is in a ready lane and not ready", self.task(slot).id);
         };
-        let token = ClaimToken(self.shard.counters.next_token);
-        self.shard.counters.next_token += 1;
+        let token = self.next_token();
         let worker = self.shard.names.intern(claim.worker);
         let timeout_ms = self.shard.timeout_ms(slot);
         let mut state = ClaimState {
@@ -89,15 +88,15 @@ impl Turn<'_> {
             session: claim.session,
             claimed_at: self.now,
             lease_ms: claim.lease_ms,
-            lease_expires_at: self.now.plus_ms(claim.lease_ms),
-            timeout_at: timeout_ms.map(|ms| self.now.plus_ms(ms.saturating_add(TIMEOUT_GRACE_MS))),
+            lease_expires_at: self.now,
+            timeout_at: None,
             ends_at: self.now,
             ready_since: since,
             // Nobody reports for a claim without a session: that it was handed out is all there is.
             engaged: claim.session.is_none(),
             cancel_requested: false,
         };
-        state.set_end(self.shard.counters.lease_floor);
+        state.begin(self.now, timeout_ms, self.shard.counters.lease_floor);
         self.shard.serve(slot);
         self.shard.edit(slot, |task| task.attempt += 1);
         self.transition(slot, State::Claimed(Box::new(state)), Place::Back);
@@ -105,9 +104,29 @@ impl Turn<'_> {
         self.emit_task(slot, |task| EventKind::TaskClaimed(task, name));
         self.shard.claimed_task(slot)
     }
+
+    /// A token that no claim has had.
+    pub(crate) fn next_token(&mut self) -> ClaimToken {
+        let token = ClaimToken(self.shard.counters.next_token);
+        self.shard.counters.next_token += 1;
+        token
+    }
 }
 
 impl ClaimState {
+    /// Lets its times run from `now`, when its worker gets it.
+    pub(crate) fn begin(
+        &mut self,
+        now: Timestamp,
+        timeout_ms: Option<u64>,
+        lease_floor: Timestamp,
+    ) {
+        self.claimed_at = now;
+        self.lease_expires_at = now.plus_ms(self.lease_ms);
+        self.timeout_at = timeout_ms.map(|ms| now.plus_ms(ms.saturating_add(TIMEOUT_GRACE_MS)));
+        self.set_end(lease_floor);
+    }
+
     /// Sets when the claim ends by itself.
     pub(crate) fn set_end(&mut self, lease_floor: Timestamp) {
         let timeout_at = self.timeout_at.unwrap_or(self.lease_expires_at);
@@ -165,9 +184,7 @@ fn draw_by_weight(queues: &[&ClaimQueue<'_>], draw: &mut Draw) -> usize {
 impl Machine {
     /// Whether a claim would get something at `now`. Empty claims never enter the log.
     pub fn claimable(&self, claim: &Claim<'_>, now: Timestamp) -> Claimable {
-        let replays = claim.session.and_then(|session| self.replays.get(session));
-        let repeated = |sequence| replays.is_some_and(|replays| replays.find(sequence).is_some());
-        if claim.claim_sequence.is_some_and(repeated) {
+        if self.decided_before(claim).is_some() {
             return Claimable::Now(1);
         }
         let found = || claim.queues.iter().filter_map(|queue| self.queues.find(queue.name));

@@ -120,8 +120,9 @@ wire_struct!(EnqueueBatch<'a> { batch_id, queue, tasks });
 wire_struct!(StageBatch<'a> { batch_id, queue, part, tasks });
 wire_struct!(CommitBatch { batch_id, parts });
 wire_struct!(Claim<'a> {
-    queues, weighted_seed, tasks_max, lease_ms, session, claim_sequence, worker,
+    queues, weighted_seed, tasks_max, lease_ms, session, number, worker,
 });
+wire_struct!(ClaimNumber { sequence, sending });
 wire_struct!(ClaimQueue<'a> { name, weight });
 wire_struct!(Ack<'a> { task, token, result, follow_ups });
 wire_struct!(FollowUp<'a> { home, enqueue });
@@ -359,7 +360,7 @@ pub(crate) mod tests {
                 tasks_max: 10,
                 lease_ms: 30_000,
                 session: Some(SessionId(77)),
-                claim_sequence: Some(3),
+                number: Some(ClaimNumber { sequence: 3, sending: 1 }),
                 worker: "host-1",
             }),
             Command::Ack(Ack {

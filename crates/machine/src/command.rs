@@ -261,10 +261,20 @@ pub struct Claim<'a> {
     pub lease_ms: u64,
     /// The session that holds the claims; `None` leaves them to their lease alone.
     pub session: Option<SessionId>,
-    /// The session's number for this claim: its repetition gets the first answer again.
-    pub claim_sequence: Option<u64>,
+    /// The session's number for this claim, by which its repetition gets the same tasks.
+    pub number: Option<ClaimNumber>,
     /// Who claims, for people.
     pub worker: &'a str,
+}
+
+/// Names one claim of a session, and one sending of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClaimNumber {
+    /// Which claim: the session's own, never used for another.
+    pub sequence: u64,
+    /// Which sending of it, from 0. A later one takes over what an earlier one got, under new tokens;
+    /// an earlier one that comes after a later one gets nothing.
+    pub sending: u32,
 }
 
 /// A queue to claim from.

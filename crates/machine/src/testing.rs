@@ -214,7 +214,7 @@ pub(crate) fn claim(queue: &str) -> Claim<'_> {
         tasks_max: 1,
         lease_ms: 30_000,
         session: None,
-        claim_sequence: None,
+        number: None,
         worker: "ann",
     }
 }

@@ -53,6 +53,7 @@ struct Author {
     flows: VecDeque<TaskId>,
     claims: VecDeque<(TaskId, ClaimToken)>,
     claim_sequence: u64,
+    sending: u32,
     delivered: u64,
     deliveries: Vec<Box<[u8]>>,
 }
@@ -275,8 +276,11 @@ impl Author {
     fn claim(&mut self) -> Command<'static> {
         let session = self.random.chance(60).then(|| self.random.pick(&SESSIONS));
         if self.random.chance(90) {
-            self.claim_sequence += 1;
+            (self.claim_sequence, self.sending) = (self.claim_sequence + 1, 0);
+        } else {
+            self.sending += 1;
         }
+        let number = ClaimNumber { sequence: self.claim_sequence, sending: self.sending };
         Command::Claim(Claim {
             queues: (0..1 + self.random.below(3))
                 .map(|_| ClaimQueue { name: self.random.pick(&QUEUES), weight: 3 })
@@ -285,7 +289,7 @@ impl Author {
             tasks_max: 1 + self.random.below(5) as u32,
             lease_ms: 1_000 + self.random.below(20_000),
             session,
-            claim_sequence: self.random.chance(70).then_some(self.claim_sequence),
+            number: self.random.chance(70).then_some(number),
             worker: self.random.pick(&["ann", "ben"]),
         })
     }
@@ -431,7 +435,7 @@ fn messages_from_shard_2() -> Vec<Box<[u8]>> {
                 tasks_max: 1,
                 lease_ms: 30_000,
                 session: None,
-                claim_sequence: None,
+                number: None,
                 worker: "w",
             }),
         );
@@ -477,6 +481,7 @@ fn run(seed: u64, entries: usize) {
         flows: VecDeque::new(),
         claims: VecDeque::new(),
         claim_sequence: 0,
+        sending: 0,
         delivered: 0,
         deliveries: messages_from_shard_2(),
     };
@@ -560,7 +565,7 @@ fn drain_alike(live: &mut Machine, mut now: u64, seed: u64) {
             lease_ms: 1_000,
             // A lapse in a session is no loss, so that what is left is handed out again and again.
             session: Some(SESSIONS[0]),
-            claim_sequence: None,
+            number: None,
             worker: "ann",
         };
         let commands = vec![Command::ExpireDue, Command::Claim(claim)];

@@ -108,7 +108,7 @@ impl DiskGuard {
             self.is_short = true;
             tracing::warn!(
                 "the disk of {path} has {free} bytes left, its reserve is {reserve}: \
-                 enqueues are refused until there is more"
+                 enqueues are refused where this node leads, until there is more"
             );
         } else if self.is_short && free >= reserve.saturating_add(reserve / 20) {
             self.is_short = false;

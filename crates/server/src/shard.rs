@@ -52,8 +52,8 @@ use std::{
     time::Duration,
 };
 use taskyard_machine::{
-    Ask, Claim, ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome, QueueView,
-    SessionId, ShardId, TaskId, ask,
+    Ask, Claim, ClaimNumber, ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome,
+    QueueView, SessionId, ShardId, TaskId, ask,
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -94,8 +94,8 @@ pub struct ClaimRequest {
     pub lease_ms: u64,
     /// The session that will hold them.
     pub session: Option<SessionId>,
-    /// The session's number for this claim: sent again under it, it gets what it got before.
-    pub sequence: Option<u64>,
+    /// The session's number for this claim: sent again under it, it gets the tasks that it got before.
+    pub number: Option<ClaimNumber>,
     /// Who claims, for people.
     pub worker: String,
 }
@@ -114,7 +114,7 @@ impl ClaimRequest {
             tasks_max: self.tasks_max,
             lease_ms: self.lease_ms,
             session: self.session,
-            claim_sequence: self.sequence,
+            number: self.number,
             worker: &self.worker,
         }
     }

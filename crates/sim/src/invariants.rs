@@ -26,7 +26,7 @@ pub(crate) use schedules::Occurrence;
 use schedules::Schedules;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use taskyard_machine::{
-    ClaimedTask, Command, DeadAction, Entry, Event, EventKind, Machine, Outcome, Rejection,
+    Claim, ClaimedTask, Command, DeadAction, Entry, Event, EventKind, Machine, Outcome, Rejection,
     Selection, TaskId, TaskStateName, TaskView,
 };
 use words::{answer_word, word_for};
@@ -60,6 +60,13 @@ struct Task {
     runs_from: u64,
     /// The queue and unique key that it holds as long as it lives.
     key: Option<(String, String)>,
+}
+
+/// A task in the answer to a claim.
+struct HandedOut<'e> {
+    claim: &'e ClaimedTask,
+    /// The claim was sent before, and may have got it then.
+    is_repeated: bool,
 }
 
 #[derive(Debug, Default)]
@@ -215,7 +222,11 @@ impl Oracle {
                 account.judge_token(command, outcome, &applied.events)?;
             }
             if let Ok(Outcome::Claimed(tasks)) = outcome {
-                account.judge_claims(command, tasks, &mut claims)?;
+                let Command::Claim(Claim { number, .. }) = command else {
+                    return Err("only a claim hands out tasks".into());
+                };
+                let is_repeated = number.is_some_and(|number| number.sending > 0);
+                claims.extend(tasks.iter().map(|claim| HandedOut { claim, is_repeated }));
             }
         }
         self.claims += claims.len() as u64;
@@ -233,8 +244,8 @@ impl Oracle {
         for event in &applied.events {
             account.follow(event, &born, &revived, &mut claims, now)?;
         }
-        if let Some(claim) = claims.front() {
-            return Err(format!("task {} was handed out without an event", claim.id));
+        while !claims.is_empty() {
+            account.take_over(&mut claims)?;
         }
         account.judge_keys(&entry.commands, &applied.outcomes)?;
         account.limits.judge(&entry.commands, &applied.outcomes, &applied.events)?;
@@ -401,28 +412,22 @@ impl ShardAccount {
         }
     }
 
-    /// Each handed-out task is either new, which an event confirms, or the same answer once more.
-    fn judge_claims<'t>(
-        &self,
-        command: &Command<'_>,
-        tasks: &'t [ClaimedTask],
-        claims: &mut VecDeque<&'t ClaimedTask>,
-    ) -> Result<(), Violation> {
-        let Command::Claim(command) = command else {
-            return Err("only a claim hands out tasks".into());
-        };
-        for claim in tasks {
-            let token_last = self.tasks.get(&claim.id).map_or(0, |account| account.token_last);
-            let known = claim.token.0 <= token_last
-                || claims.iter().any(|other| (other.id, other.token) == (claim.id, claim.token));
-            if !known {
-                claims.push_back(claim);
-            } else if command.claim_sequence.is_none() {
-                return Err(format!(
-                    "token {} of {} was handed out twice",
-                    claim.token.0, claim.id
-                ));
-            }
+    /// The next task that was handed out is not confirmed by an event: it is one that the same claim got
+    /// before, and its sending anew takes it over.
+    fn take_over(&mut self, claims: &mut VecDeque<HandedOut<'_>>) -> Result<(), Violation> {
+        let Some(HandedOut { claim, is_repeated }) = claims.pop_front() else { return Ok(()) };
+        let (id, token) = (claim.id, claim.token.0);
+        if !is_repeated {
+            return Err(format!("task {id} was handed out without an event"));
+        }
+        let task = self.tasks.get_mut(&id).ok_or_else(|| format!("task {id} is unknown"))?;
+        if token <= task.token_last {
+            return Err(format!("token of {id} went from {} to {token}", task.token_last));
+        }
+        task.token_last = token;
+        // Unless a later command of the entry has ended it.
+        if let Phase::Claimed { token: live } = &mut task.phase {
+            *live = token;
         }
         Ok(())
     }
@@ -458,10 +463,15 @@ impl ShardAccount {
         event: &Event,
         born: &BTreeMap<TaskId, u64>,
         revived: &BTreeSet<TaskId>,
-        claims: &mut VecDeque<&ClaimedTask>,
+        claims: &mut VecDeque<HandedOut<'_>>,
         now: u64,
     ) -> Result<(), Violation> {
         let Some(id) = crate::shard::task_of(event) else { return Ok(()) };
+        if let EventKind::TaskClaimed(..) = event.kind {
+            while claims.front().is_some_and(|handed| handed.claim.id != id) {
+                self.take_over(claims)?;
+            }
+        }
         if let EventKind::TaskEnqueued(_) = event.kind {
             let runs_from = born.get(&id).copied().unwrap_or(0);
             let task = Task { phase: Phase::Waiting, token_last: 0, runs_from, key: None };
@@ -487,8 +497,9 @@ impl ShardAccount {
             EventKind::TaskReady(_) => (waiting || live || (finished && revived), Phase::Waiting),
             EventKind::TaskBlocked(_) => (finished && member, Phase::Waiting),
             EventKind::TaskClaimed(..) => {
-                let claim = claims.pop_front().filter(|claim| claim.id == id);
-                let claim = claim.ok_or_else(|| format!("{event:?} was not answered"))?;
+                let handed = claims.pop_front();
+                let HandedOut { claim, .. } =
+                    handed.ok_or_else(|| format!("{event:?} was not answered"))?;
                 if claim.token.0 <= task.token_last {
                     let last = task.token_last;
                     return Err(format!("token of {id} went from {last} to {}", claim.token.0));

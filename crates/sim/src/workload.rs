@@ -6,17 +6,17 @@ mod flow;
 mod new_task;
 mod operator;
 mod schedule;
+mod worker;
 
 use crate::clock::RUN_BEGINS_AT_MS;
 use crate::invariants::{Oracle, Violation};
 use crate::rng::Rng;
-use new_task::{KILLER, new_task, new_task_now};
+use new_task::{KILLER, new_task};
 use schedule::Drawn;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use taskyard_machine::{
-    Ack, Claim, ClaimQueue, ClaimToken, ClaimedTask, Command, CommitBatch, EncodedCommand, Enqueue,
-    EnqueueBatch, EnqueueMany, Extend, Fail, FollowUp, NewTask, Outcome, Progress, Rejection,
-    Release, Renew, SessionId, Snooze, StageBatch, TaskError, TaskId, TaskView, When, home_shard,
+    ClaimToken, ClaimedTask, Command, CommitBatch, EncodedCommand, Enqueue, EnqueueBatch,
+    EnqueueMany, NewTask, Outcome, Rejection, SessionId, StageBatch, TaskId, TaskView, home_shard,
 };
 
 /// What a client asks of a shard.
@@ -109,6 +109,8 @@ struct Client {
     leaders: Vec<usize>,
     session: u128,
     claim_sequence: u64,
+    /// Calls whose claims it has: their answer may come once more.
+    taken: BTreeSet<u64>,
     held: BTreeMap<TaskId, ClaimToken>,
     /// Calls that it has already decided on.
     script: VecDeque<(Request, Purpose, bool)>,
@@ -155,6 +157,7 @@ impl Workload {
             leaders: vec![0; usize::from(shards)],
             session: u128::from(rng.next()),
             claim_sequence: 0,
+            taken: BTreeSet::new(),
             held: BTreeMap::new(),
             script: VecDeque::new(),
         };
@@ -242,6 +245,11 @@ impl Workload {
         let leader = &mut this.leaders[usize::from(open.request.shard)];
         if unknown {
             *leader = this.rng.below(nodes) as usize;
+            if let Some(claim) = open.request.claimed_again() {
+                // The answer to an earlier sending is none to this one.
+                this.next_number += 1;
+                (open.request, open.number) = (claim, this.next_number);
+            }
         }
         Some(Call { client, number: open.number, to: *leader, request: open.request.clone() })
     }
@@ -271,7 +279,10 @@ impl Workload {
     ) -> Result<Option<Call>, Violation> {
         let nodes = self.nodes as u64;
         let this = &mut self.clients[client];
-        let Some(open) = this.open.take_if(|open| open.number == number) else { return Ok(None) };
+        let Some(open) = this.open.take_if(|open| open.number == number) else {
+            this.answered_late(number, &answer)?;
+            return Ok(None);
+        };
         let leader = &mut this.leaders[usize::from(open.request.shard)];
         match answer {
             Answer::NotLeader { leader: Some(node) } => {
@@ -303,6 +314,7 @@ impl Workload {
             }
             Answer::Decided(outcome) => {
                 self.answered += 1;
+                self.clients[client].taken.insert(number);
                 self.decided(client, open.purpose, *outcome, oracle)?;
                 Ok(None)
             }
@@ -445,118 +457,6 @@ impl Workload {
             Command::EnqueueMany(EnqueueMany { batch_id, items })
         };
         (ask(shard, &command), Purpose::Enqueue, identified)
-    }
-
-    fn work(&mut self, client: usize) -> Option<(Request, Purpose, bool)> {
-        let draining = self.draining;
-        let this = &mut self.clients[client];
-        let killed = this.held.keys().any(|task| self.killers.contains(task));
-        if killed || (!draining && this.rng.chance(15)) {
-            // The worker dies with what it holds; another takes its place.
-            this.held.clear();
-            let session = SessionId(this.session);
-            this.session = u128::from(this.rng.next());
-            let shards = 0..self.shards;
-            self.dead_sessions.extend(shards.map(|shard| (session, shard)));
-            return None;
-        }
-        let held = this.held.len();
-        let full = held >= 6 || (held > 0 && this.rng.chance(600));
-        if full { self.attend(client) } else { Some(self.claim(client)) }
-    }
-
-    fn claim(&mut self, client: usize) -> (Request, Purpose, bool) {
-        let mut rng = self.clients[client].rng.clone();
-        let shard = rng.below(u64::from(self.shards)) as u16;
-        let own: Vec<&String> =
-            self.queues.iter().filter(|queue| self.shard_of(queue) == shard).collect();
-        let this = &mut self.clients[client];
-        let draining = self.draining;
-        let mut queues: Vec<ClaimQueue<'_>> = own
-            .iter()
-            .filter(|_| draining || rng.chance(700))
-            .map(|queue| ClaimQueue { name: queue, weight: 1 + (queue.len() as u32 % 3) })
-            .collect();
-        if queues.is_empty() {
-            queues
-                .push(ClaimQueue { name: own.first().map_or("nowhere", |queue| queue), weight: 1 });
-        }
-        let in_session = rng.chance(800);
-        let command = Command::Claim(Claim {
-            queues,
-            weighted_seed: rng.chance(300).then(|| rng.next()),
-            tasks_max: rng.between(1, 5) as u32,
-            lease_ms: rng.between(1_000, 20_000),
-            session: in_session.then_some(SessionId(this.session)),
-            claim_sequence: in_session.then_some(this.claim_sequence),
-            worker: "worker",
-        });
-        this.rng = rng;
-        (ask(shard, &command), Purpose::Claim, in_session)
-    }
-
-    /// Does something with a held task.
-    fn attend(&mut self, client: usize) -> Option<(Request, Purpose, bool)> {
-        let mut rng = self.clients[client].rng.clone();
-        let held: Vec<(TaskId, ClaimToken)> =
-            self.clients[client].held.iter().map(|(task, token)| (*task, *token)).collect();
-        let &(task, token) = rng.pick(&held);
-        let draw = if self.draining { 0 } else { rng.below(100) };
-        let follow_queue = rng.pick(&self.queues).clone();
-        let error = TaskError { error_type: "Sim", message: "it failed", backtrace: "" };
-        let finish = Purpose::Finish(task);
-        let (command, purpose) = match draw {
-            0..50 => {
-                let follow_ups = (0..rng.below(3)).filter(|_| !self.draining && rng.chance(300));
-                let home = home_shard(&follow_queue, self.shards);
-                let follow_ups = follow_ups
-                    .map(|_| FollowUp {
-                        home,
-                        enqueue: Enqueue { queue: &follow_queue, task: new_task_now() },
-                    })
-                    .collect();
-                let result = Some(&b"\"done\""[..]);
-                (Command::Ack(Ack { task, token, result, follow_ups }), finish)
-            }
-            50..65 => {
-                let retry_at = rng.chance(300).then(|| When::After { ms: rng.below(2_000) });
-                let retryable = !rng.chance(150);
-                (Command::Fail(Fail { task, token, error, retry_at, retryable }), finish)
-            }
-            65..75 => {
-                let extend = Extend {
-                    task,
-                    token,
-                    lease_ms: rng.chance(500).then(|| rng.between(1_000, 20_000)),
-                    progress: rng
-                        .chance(500)
-                        .then(|| Progress { percent: rng.below(101) as u8, message: "on it" }),
-                    resume_state: rng.chance(300).then_some(&b"half"[..]),
-                };
-                (Command::Extend(extend), Purpose::Keep(task))
-            }
-            75..80 => {
-                let shard = task.home.0;
-                let claims =
-                    held.iter().copied().filter(|(task, _)| task.home.0 == shard).collect();
-                (Command::Renew(Renew { claims }), Purpose::Keep(task))
-            }
-            80..88 => (Command::Release(Release { task, token }), finish),
-            88..94 => {
-                let until = When::After { ms: rng.below(3_000) };
-                let hold_key = rng.chance(300);
-                (Command::Snooze(Snooze { task, token, until, hold_key }), finish)
-            }
-            _ => {
-                // Forgotten: its lease will lapse.
-                self.clients[client].held.remove(&task);
-                self.clients[client].rng = rng;
-                return None;
-            }
-        };
-        let request = ask(task.home.0, &command);
-        self.clients[client].rng = rng;
-        Some((request, purpose, true))
     }
 
     fn operate(&mut self, client: usize, oracle: &Oracle) -> Option<(Request, Purpose, bool)> {

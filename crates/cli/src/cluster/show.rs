@@ -99,6 +99,11 @@ fn troubles(cluster: &ClusterDetails) -> Vec<String> {
             )),
             state => lines.push(format!("node {id} is {state}")),
         }
+        if node.disk_low {
+            lines.push(format!(
+                "node {id} is low on disk: others lead, and it gets no more replicas; free some space"
+            ));
+        }
         if let Some(skew_ms) = node.clock_skew_ms.filter(|skew| skew.unsigned_abs() > SKEW_MS_MAX) {
             lines.push(format!(
                 "the clock of node {id} is {} that of node {}",
@@ -153,14 +158,19 @@ fn nodes(cluster: &ClusterDetails) -> Table {
 }
 
 fn state(node: &ClusterNode) -> String {
-    match node.draining && node.state == "down" {
-        true => "down, draining".to_owned(),
-        false => node.state.clone(),
+    let mut state = node.state.clone();
+    if node.draining && node.state == "down" {
+        state += ", draining";
     }
+    if node.disk_low {
+        state += ", low on disk";
+    }
+    state
 }
 
 fn state_colour(node: &ClusterNode) -> Colour {
     match node.state.as_str() {
+        "up" if node.disk_low => Colour::Yellow,
         "up" => Colour::Green,
         "down" => Colour::Red,
         _ => Colour::Yellow,
@@ -265,6 +275,7 @@ mod tests {
             vec![shard(0, &[1, 2, 3], Some(1)), moving, shard(5, &[1, 2, 3], None), receiving];
         let mut cluster = cluster(&[(1, "up"), (2, "up"), (3, "down")], shards);
         cluster.nodes[1].clock_skew_ms = Some(-12_345);
+        cluster.nodes[1].disk_low = true;
         let text = status(Output::plain(), &cluster, false);
         let joined: Vec<&str> = text.split_whitespace().collect();
         let joined = joined.join(" ");
@@ -273,6 +284,8 @@ mod tests {
             "shard 4 moves",
             "shard 6 has a replica that lags",
             "node 3 does not answer",
+            "node 2 is low on disk: others lead",
+            "2 up, low on disk 10.0.0.2:7400",
             "the clock of node 2 is 12 s behind that of node 1",
             "4 1 2 1,234 1, 2, 3 learner lags 12,000 1 2 3",
             "6 1 2 1,234 1, 2 receives 3.0 MiB, 3",

@@ -1,13 +1,17 @@
-//! Disks of a cluster of three: one is full, one is damaged. The node on it ends and says why, the others
-//! go on, and the node is rebuilt from them.
+//! Disks of a cluster of three. One is damaged or really full: the node on it ends and says why, the others
+//! go on, and the node is rebuilt from them. One is nearly full: the others lead, until all are.
 
 use crate::{
+    history::Answer,
     load::{QUEUES, queue},
     nodes::{NODES, Nodes, can_mount},
     plain::Plain,
+    yard::until,
 };
+use serde_json::Value;
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, File, OpenOptions},
+    io::Write,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     time::Duration,
@@ -18,6 +22,11 @@ use taskyard_proto::v1::{EnqueueRequest, NewTask};
 const DISK: &str = "24m";
 /// What fills it.
 const LARGE_BYTES: usize = 512 << 10;
+/// A disk that a node keeps a good part of free.
+const ROOMY: &str = "96m";
+const ROOMY_RESERVE: &str = "24M";
+/// A reserve that no disk has.
+const RESERVE_OF_ALL: &str = "1000000G";
 
 /// Writes to every queue, through a node, until each has taken a task.
 async fn write_everywhere(nodes: &Nodes, place: usize, name: &str) {
@@ -70,6 +79,88 @@ async fn nodes_with_a_damaged_log_or_a_full_disk_end_and_are_rebuilt_while_the_o
     write_everywhere(&nodes, 1, "full").await;
     rebuild(&mut nodes, 2, lost, None);
     write_everywhere(&nodes, 2, "rebuilt").await;
+}
+
+/// What a node says of the one at a place.
+fn node_of(nodes: &Nodes, asked: usize, place: usize) -> Value {
+    let (view, url) = (nodes.nodes[asked].view(), nodes.nodes[place].url());
+    let found = view["nodes"].as_array().cloned().unwrap_or_default();
+    let is_it = |node: &Value| node["address"].as_str().is_some_and(|at| url.ends_with(at));
+    found.into_iter().find(is_it).unwrap_or_default()
+}
+
+/// Waits until a node is known to be low on disk and leads nothing, or the other way round.
+fn until_low(nodes: &Nodes, place: usize, is_low: bool) {
+    until(
+        &format!("node {place} is {}low on disk", if is_low { "" } else { "no longer " }),
+        || {
+            let found = node_of(nodes, 0, place);
+            found["disk_low"] == is_low && (found["leads"] == 0) == is_low
+        },
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_whose_disk_fills_up_hands_over_and_leads_again_when_it_has_room() {
+    if !can_mount() {
+        return eprintln!("SKIPPED: no disk of its own can be mounted for a node here");
+    }
+    let mut nodes = Nodes::form(NODES);
+    let lost = number(&nodes, 2);
+    nodes.stop(2);
+    nodes.set_reserve(2, Some(ROOMY_RESERVE));
+    rebuild(&mut nodes, 2, lost, Some(ROOMY));
+    until_low(&nodes, 2, false);
+    let data = nodes.nodes[2].data_inside();
+    let mut filler = File::create(data.join("filler")).unwrap();
+    let free_bytes = || {
+        let found = rustix::fs::statvfs(&data).unwrap();
+        found.f_bavail * found.f_frsize
+    };
+    while free_bytes() > 20 << 20 {
+        filler.write_all(&[0; 1 << 16]).unwrap();
+    }
+    until_low(&nodes, 2, true);
+    for place in 0..nodes.len() {
+        write_everywhere(&nodes, place, &format!("low-{place}")).await;
+    }
+    assert_eq!(node_of(&nodes, 0, 2)["leads"], 0);
+    fs::remove_file(data.join("filler")).unwrap();
+    drop(filler);
+    until_low(&nodes, 2, false);
+    write_everywhere(&nodes, 2, "roomy").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_are_taken_while_one_node_has_room_and_refused_when_none_has() {
+    let mut nodes = Nodes::form(NODES);
+    for place in 0..nodes.len() {
+        nodes.stop(place);
+        nodes.set_reserve(place, Some(RESERVE_OF_ALL));
+        nodes.start(place);
+        nodes.until_settled();
+        if place + 1 < nodes.len() {
+            until_low(&nodes, place, true);
+            write_everywhere(&nodes, place, &format!("one-has-room-{place}")).await;
+        }
+    }
+    for place in 0..nodes.len() {
+        let node = Plain::to(&nodes.nodes[place].url());
+        for number in 0..QUEUES {
+            let answer = node.enqueue(&queue(number), &format!("none-{place}-{number}")).await;
+            assert_eq!(answer, Answer::Rejected("disk_full".into()), "queue {number}");
+            // What was taken before is still known.
+            let known = node.enqueue(&queue(number), &format!("one-has-room-0-{number}")).await;
+            assert!(known.known().is_some(), "{known:?}");
+        }
+    }
+    nodes.stop(1);
+    nodes.set_reserve(1, None);
+    nodes.start(1);
+    nodes.until_settled();
+    write_everywhere(&nodes, 0, "room-again").await;
+    let leads = |place| node_of(&nodes, 0, place)["leads"].clone();
+    assert_eq!([leads(0), leads(2)], [0, 0].map(Value::from));
 }
 
 /// The file of the log that is written to.

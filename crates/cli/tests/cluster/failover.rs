@@ -10,7 +10,9 @@ use crate::{
     nodes::{NODES, Nodes},
     outage::{Outages, Writers},
     plain::Plain,
+    yard::until,
 };
+use serde_json::Value;
 use std::{
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -209,6 +211,59 @@ pub(crate) async fn cut_off_one_way(nodes: &mut Nodes, history: &History) {
         nodes.until_settled();
         let answer = cut_off.enqueue(&format!("after-{way}"), 0).await;
         assert!(answer.known().is_some(), "{way}: {answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_last_of_three_refuses_writes_until_another_is_back() {
+    let mut nodes = Nodes::form(NODES);
+    let history = History::begin();
+    let last = Lonely { node: Plain::to(&nodes.nodes[0].url()), place: 0, history: &history };
+    let struck_at = Instant::now();
+    nodes.kill(1);
+    nodes.kill(2);
+    last.until_refused().await;
+    println!("alone: noticed after {:.1?}", struck_at.elapsed());
+    for number in 0..10 {
+        let answer = last.enqueue("vain", number).await;
+        assert_eq!(answer, Answer::Refused("no_quorum".into()), "queue {number}");
+    }
+    nodes.start(2);
+    nodes.until_ready(2);
+    nodes.until_ready(0);
+    let answer = last.enqueue("two-again", 0).await;
+    assert!(answer.known().is_some(), "{answer:?}");
+    nodes.start(1);
+    nodes.until_settled();
+}
+
+/// A paused process has heard nobody: it must not take that for the silence of the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_stood_still_takes_writes_again() {
+    let mut nodes = Nodes::form(NODES);
+    for place in 0..nodes.len() {
+        let (other, paused) = ((place + 1) % NODES, Plain::to(&nodes.nodes[place].url()));
+        let led = |view: Value| {
+            let shards = view["shards"].as_array().cloned().unwrap_or_default();
+            let me = view["nodes"][place]["id"].clone();
+            let is_led = |shard: &Value| shard["leader"].is_u64() && shard["leader"] != me;
+            !shards.is_empty() && shards.iter().all(is_led)
+        };
+        nodes.pause(place);
+        until("others lead", || led(nodes.nodes[other].view()));
+        nodes.resume(place);
+        let resumed_at = Instant::now();
+        let mut refused = 0;
+        for number in 0..QUEUES {
+            let request = format!("resumed-{place}-{number}");
+            while paused.enqueue(&queue(number), &request).await.known().is_none() {
+                refused += 1;
+                assert!(resumed_at.elapsed() < OUTAGE_MAX, "it takes nothing");
+            }
+        }
+        let took = resumed_at.elapsed();
+        println!("paused: all queues written after {took:.1?}, {refused} answers were none");
+        nodes.until_settled();
     }
 }
 

@@ -21,6 +21,8 @@ const BROKER: &str = env!("CARGO_BIN_EXE_taskyard");
 const SHARDS: usize = 4;
 /// How much of each log a failed test prints.
 const LOG_LINES_SHOWN: usize = 40;
+/// What nodes keep free of their disks.
+const RESERVE: &str = "1M";
 
 /// As many as a cluster needs to go on without one.
 pub(crate) const NODES: usize = 3;
@@ -40,6 +42,8 @@ pub(crate) struct Node {
     join: Option<SocketAddr>,
     /// The size of the disk that its data is on, if that is one of its own.
     disk: Option<&'static str>,
+    /// What it keeps free of its disk.
+    reserve: &'static str,
     process: Option<Process>,
 }
 
@@ -58,7 +62,8 @@ impl Nodes {
             let folder = nodes.folder.as_ref().unwrap().path().join(format!("node-{number}"));
             fs::create_dir(&folder).unwrap();
             let join = nodes.nodes.first().map(|first| first.place.advertised);
-            nodes.nodes.push(Node { place, folder, join, disk: None, process: None });
+            let (disk, reserve, process) = (None, RESERVE, None);
+            nodes.nodes.push(Node { place, folder, join, disk, reserve, process });
             nodes.start(number);
             nodes.until_ready(number);
         }
@@ -107,6 +112,11 @@ impl Nodes {
             self.operate(place, &["transfer", "0", &number.to_string()]);
             self.nodes[place].view()["shards"][0]["leader"] == number
         });
+    }
+
+    /// What a node keeps free of its disk from its next start on; `None` for what is usual here.
+    pub(crate) fn set_reserve(&mut self, place: usize, reserve: Option<&'static str>) {
+        self.nodes[place].reserve = reserve.unwrap_or(RESERVE);
     }
 
     /// Has the cluster give up a node that does not run, as soon as the others know that it is down.
@@ -204,6 +214,13 @@ impl Node {
         }
     }
 
+    /// The folder of its data as its process sees it: on the disk of its own, if it has one.
+    pub(crate) fn data_inside(&self) -> PathBuf {
+        let process = self.process.as_ref().expect("it runs").0.id();
+        let data = self.data();
+        Path::new(&format!("/proc/{process}/root")).join(data.strip_prefix("/").unwrap_or(&data))
+    }
+
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.join("data")
     }
@@ -226,7 +243,8 @@ impl Node {
         words.push(BROKER.to_owned());
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
-        command.args(["serve", "--json", "--log", "info", "--disk-reserve", "1M", "--shards"]);
+        command.args(["serve", "--json", "--log", "info", "--disk-reserve", self.reserve]);
+        command.arg("--shards");
         command.arg(SHARDS.to_string()).arg("--data").arg(self.data());
         let Place { clients, peers, advertised, .. } = self.place;
         command.args(["--listen", &clients.to_string(), "--peer", &peers.to_string()]);

@@ -202,7 +202,10 @@ impl<'a> Line<'a> {
             tasks_max: self.option("max").map_or(1, number),
             lease_ms: self.option("lease").map_or(30_000, ms),
             session: self.option("session").map(|session| SessionId(number(session))),
-            claim_sequence: self.option("number").map(number),
+            number: self.option("number").map(|sequence| ClaimNumber {
+                sequence: number(sequence),
+                sending: self.option("sending").map_or(0, number),
+            }),
             worker: self.option("worker").unwrap_or("ann"),
         })
     }

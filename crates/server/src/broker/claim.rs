@@ -313,7 +313,9 @@ impl Broker {
             let shares = draw(&runs, left, random_u64());
             let claims = runs.iter().zip(shares).filter(|(_, share)| *share > 0);
             let claims = claims.map(|(run, share)| self.claim_run(places, run, asked, share));
-            for claimed in join_all(claims).await {
+            // Each is held as soon as it comes: a caller that goes away meanwhile leaves nothing behind.
+            let mut claims: FuturesUnordered<_> = claims.collect();
+            while let Some(claimed) = claims.next().await {
                 take(&mut held, claimed);
             }
             left = left.saturating_sub(held.tasks.len() as u32);
@@ -355,7 +357,7 @@ fn request(places: &Places, run: &Run, asked: &ClaimAsked, tasks_max: u32) -> Cl
         tasks_max,
         lease_ms: asked.lease_ms,
         session: asked.session,
-        sequence: None,
+        number: None,
         worker: asked.worker.clone(),
     }
 }

@@ -91,7 +91,7 @@ impl PeerHandler for ClusterHandler {
 
     fn peer_up(&self, node: NodeId) {
         self.shards.peer(node, true);
-        self.shards.routes().note_reach();
+        self.shards.routes().note_hearing();
     }
 
     fn peer_down(&self, node: NodeId) {
@@ -99,6 +99,6 @@ impl PeerHandler for ClusterHandler {
     }
 
     fn peer_heard(&self, _node: NodeId, _is_heard: bool) {
-        self.shards.routes().note_reach();
+        self.shards.routes().note_hearing();
     }
 }

@@ -87,9 +87,15 @@ impl Cluster {
                 voters.join(", ")
             )));
         };
-        if !sight.reports.contains_key(&node) {
+        let Some(report) = sight.reports.get(&node).filter(|report| !report.leaving) else {
             return Err(Error::Refused(format!(
                 "node {node} is down; transfer shard {shard} when it is up again"
+            )));
+        };
+        if report.disk_low {
+            return Err(Error::Refused(format!(
+                "node {node} is low on disk and would hand shard {shard} on at once; free some space there \
+                 first"
             )));
         }
         if sight.control.drains(node) {

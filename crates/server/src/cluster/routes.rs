@@ -147,7 +147,7 @@ impl Routes {
     }
 
     /// A peer is heard again, or no longer: who waits for a leader looks again.
-    pub(crate) fn note_reach(&self) {
+    pub(crate) fn note_hearing(&self) {
         self.tell();
     }
 

@@ -55,6 +55,8 @@ pub struct NodeView {
     pub leads: usize,
     /// Shards that it has a replica of.
     pub replicas: usize,
+    /// Its disk has no room, or soon none: it gets neither leaders nor replicas.
+    pub disk_low: bool,
     /// Why it can't be reached.
     pub problem: Option<String>,
 }
@@ -70,6 +72,8 @@ pub enum NodeState {
     Draining,
     /// It was taken in, and does not follow the cluster yet.
     Joining,
+    /// It answers still, and stops: others lead what it led.
+    Stopping,
     /// It was given up, and goes when others have what it held.
     Removing,
 }
@@ -82,6 +86,7 @@ impl NodeState {
             NodeState::Down => "down",
             NodeState::Draining => "draining",
             NodeState::Joining => "joining",
+            NodeState::Stopping => "stopping",
             NodeState::Removing => "removing",
         }
     }
@@ -212,6 +217,7 @@ impl Cluster {
             clock_skew_ms: None,
             leads: 0,
             replicas: 0,
+            disk_low: false,
             problem: None,
         }
     }
@@ -237,6 +243,7 @@ impl Cluster {
         let state = match report {
             _ if sight.control.has_given_up(id) => NodeState::Removing,
             None => NodeState::Down,
+            Some(report) if report.leaving => NodeState::Stopping,
             Some(_) if sight.control.drains(id) => NodeState::Draining,
             Some(report) if !follows(report) => NodeState::Joining,
             Some(_) => NodeState::Up,
@@ -255,6 +262,7 @@ impl Cluster {
             clock_skew_ms: peer.and_then(|peer| peer.clock_skew_ms).or(here.then_some(0)),
             leads: view.shards.iter().filter(|shard| shard.leader == Some(id)).count(),
             replicas: view.shards.iter().filter(|shard| shard.is_on(id)).count(),
+            disk_low: report.is_some_and(|report| report.disk_low),
             problem: report.is_none().then(problem).flatten(),
         }
     }

@@ -2,8 +2,9 @@
 //! one for the rest of their wait.
 //!
 //! No claim is orphaned: a caller that goes away cancels its call, and what comes for it nevertheless
-//! goes back. A session's claim has a number; when its answer gets lost, it is asked for again under that
-//! number, and gets what it got before. What a claim without a session lost, its lease ends.
+//! goes back. A session's claim has a number; when its answer gets lost, it is sent again under that
+//! number, and gets the tasks that it got before under new tokens. So an answer to an earlier sending that
+//! comes late goes back in vain. What a claim without a session lost, its lease ends.
 
 use super::{
     ClaimRequest, HandedTask, Shards,
@@ -19,14 +20,23 @@ use crate::{
     random::random_u64,
 };
 use std::{sync::Arc, time::Duration};
-use taskyard_machine::{Command, EncodedCommand, Release, ShardId};
+use taskyard_machine::{ClaimNumber, Command, EncodedCommand, Release, ShardId};
 use taskyard_replica::NodeId;
 
 impl ClaimRequest {
     /// Makes it a claim of its own. Random, for a session may go on at another node, which does not know
     /// how far this one has counted.
-    fn number(&mut self) {
-        self.sequence = self.session.map(|_| random_u64());
+    fn begin(&mut self) {
+        let number = |_| ClaimNumber { sequence: random_u64(), sending: 0 };
+        self.number = self.session.map(number);
+    }
+
+    /// Makes it the same claim once more, if it can be: whatever came of it before is nobody's now.
+    fn repeat(&mut self) -> bool {
+        if let Some(number) = &mut self.number {
+            number.sending += 1;
+        }
+        self.number.is_some()
     }
 }
 
@@ -41,7 +51,7 @@ impl Shards {
         let (parks, until) = (!wait.is_zero(), real_now() + wait);
         let search_until = if parks { until } else { until + ANSWER_FOR_MAX };
         let mut search = Search::new(self, network, shard, search_until);
-        request.number();
+        request.begin();
         // The last answer got lost: it is asked for before anything new is.
         let mut repeats = false;
         loop {
@@ -61,7 +71,7 @@ impl Shards {
                     if repeats {
                         // It had got nothing, or gave it back. What comes now is another claim.
                         repeats = false;
-                        request.number();
+                        request.begin();
                     } else if search.left().is_zero() || node == self.routes().me() {
                         return Ok(tasks);
                     } else {
@@ -76,7 +86,7 @@ impl Shards {
                 Tried::Refused(leader) => search.refused(node, leader),
                 Tried::Unknown => {
                     search.lost(node);
-                    repeats = request.session.is_some();
+                    repeats = request.repeat();
                 }
             }
         }

@@ -355,7 +355,7 @@ mod tests {
             tasks_max: 1,
             lease_ms: 30_000,
             session: None,
-            sequence: None,
+            number: None,
             worker: "test".into(),
         };
         let claimed = shards.claim(home, request, Duration::from_secs(20)).await.unwrap();

@@ -137,7 +137,7 @@ mod tests {
             tasks_max: 1,
             lease_ms: limits::LEASE_MS_DEFAULT,
             session: None,
-            claim_sequence: None,
+            number: None,
             worker: "",
         };
         let Outcome::Claimed(held) = apply(&mut machine, &Command::Claim(claim)) else {

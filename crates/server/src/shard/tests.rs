@@ -1,14 +1,21 @@
 //! Calls that go to other nodes. Each node here is a whole cluster of its own, and the routes of the
 //! first one say that others lead: what it is asked must be done by them. What they answer can be bent.
 
-mod reach;
+mod claims;
+mod hearing;
+mod proposals;
+mod routes;
+mod sessions;
 
-use super::*;
+use super::{route, *};
 use crate::{
     Broker, Config,
     broker::ClaimAsked,
     cluster::{ClusterHandler, call_kind},
-    peer::{PeerConfig, PeerHandler, PeerHello},
+    peer::{
+        PeerConfig, PeerHandler, PeerHello,
+        tests::proxy::{self, Proxy},
+    },
     sessions::{Attached, Hello, Profile},
 };
 use futures_util::future::BoxFuture;
@@ -36,6 +43,10 @@ enum Bent {
     Refuses(Option<NodeId>),
     /// It does it, and its answer gets lost.
     Loses,
+    /// It does it and answers, as ever.
+    Serves,
+    /// It does nothing, and never says so.
+    Hangs,
 }
 
 /// A node, with all that it was asked.
@@ -73,7 +84,8 @@ impl PeerHandler for BentHandler {
         let served = self.inner.call(from, request);
         Box::pin(async move {
             match bent {
-                None => served.await,
+                None | Some(Bent::Serves) => served.await,
+                Some(Bent::Hangs) => std::future::pending().await,
                 Some(Bent::Refuses(leader)) => refusal(&call, leader).encode().into(),
                 Some(Bent::Loses) => {
                     served.await;
@@ -180,19 +192,28 @@ impl TestNode {
 async fn three(holders: &[NodeId]) -> [TestNode; 3] {
     let nodes = [TestNode::start(1).await, TestNode::start(2).await, TestNode::start(3).await];
     let addresses = nodes.iter().map(|node| (node.number, node.address.clone())).collect();
-    connect(nodes, &addresses, holders).await
+    connect(&nodes, &addresses, holders).await;
+    nodes
+}
+
+/// The same, with a line to the second one that can be held up.
+async fn three_by_proxy(holders: &[NodeId]) -> ([TestNode; 3], Proxy) {
+    let nodes = [TestNode::start(1).await, TestNode::start(2).await, TestNode::start(3).await];
+    let proxy = Proxy::to(nodes[1].address.parse().unwrap()).await;
+    let addresses = [(2, proxy.address.to_string()), (3, nodes[2].address.clone())].into();
+    connect(&nodes, &addresses, holders).await;
+    (nodes, proxy)
 }
 
 async fn connect(
-    nodes: [TestNode; 3],
+    nodes: &[TestNode; 3],
     addresses: &BTreeMap<NodeId, String>,
     holders: &[NodeId],
-) -> [TestNode; 3] {
+) {
     nodes[0].network.set_peers(addresses);
     nodes[0].until(|node| [2, 3].iter().all(|peer| node.network.is_reached(*peer))).await;
     nodes[0].shards.routes().set_control(Arc::new(control(holders)));
     (0..SHARDS).for_each(|shard| nodes[0].leads(ShardId(shard), None));
-    nodes
 }
 
 fn control(holders: &[NodeId]) -> Control {
@@ -238,7 +259,7 @@ fn request(queue: &str, session: Option<SessionId>) -> ClaimRequest {
         tasks_max: 10,
         lease_ms: 30_000,
         session,
-        sequence: None,
+        number: None,
         worker: "test".into(),
     }
 }
@@ -248,320 +269,16 @@ async fn count(shards: &Shards, queue: &str) -> usize {
     read.await.unwrap() as usize
 }
 
+async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
+    let poll = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(WAIT, poll).await.unwrap_or_else(|_| panic!("waited for: {what}"));
+}
+
 /// A queue for each shard.
 fn queue_on(shards: &Shards, shard: ShardId) -> String {
     (0..).map(|n| format!("q{n}")).find(|name| shards.home(name) == shard).unwrap()
-}
-
-#[tokio::test]
-async fn whatever_is_asked_is_done_by_the_leader() {
-    let [here, there, _] = three(&[2, 3]).await;
-    let (shards, home) = (&here.shards, here.shards.home("mail"));
-    here.leads(home, Some(2));
-    let id = enqueue(shards, "mail", None).await.unwrap().id;
-    assert_eq!((count(shards, "mail").await, count(&there.shards, "mail").await), (0, 1));
-
-    assert!(shards.claimable(home, vec!["mail".into()], WAIT).await.unwrap());
-    let handed = shards.claim(home, request("mail", None), WAIT).await.unwrap();
-    assert_eq!(Body::decode(&handed[0].body).unwrap().payload, b"letter");
-    let bodies = shards.bodies(vec![id, TaskId { sequence: 99, ..id }]).await.unwrap();
-    assert_eq!(bodies, [Some(handed[0].body.clone()), None]);
-    assert!(!shards.finished(id, Duration::from_millis(1)).await.unwrap());
-
-    let watching = tokio::spawn({
-        let shards = shards.clone();
-        async move { shards.finished(id, WAIT).await }
-    });
-    there.until_asked(|call| matches!(call, ShardCall::Finished { wait_ms: 1_000.., .. })).await;
-    let ack = Ack { task: id, token: handed[0].task.token, result: None, follow_ups: vec![] };
-    let ack = EncodedCommand::new(&Command::Ack(ack));
-    shards.propose(home, ack, false).await.unwrap();
-    assert!(watching.await.unwrap().unwrap());
-    let view = shards.ask(home, ask::Task { task: id }).await.unwrap().unwrap();
-    assert_eq!(view.state, TaskStateName::Succeeded);
-    // A "no" of the machine comes back as it was said there.
-    let cancel = EncodedCommand::new(&Command::Cancel(Cancel { task: id }));
-    let no = shards.propose(home, cancel, false).await.unwrap_err();
-    assert_eq!(no.code(), "already_finished");
-    let elsewhere = EncodedCommand::new(&Command::Cancel(Cancel { task: id }));
-    assert_eq!(
-        shards.propose(ShardId(99), elsewhere, false).await.unwrap_err().code(),
-        "not_found"
-    );
-}
-
-#[tokio::test]
-async fn a_stale_route_is_followed_to_the_leader_and_remembered() {
-    let [here, stale, leader] = three(&[2, 3]).await;
-    let home = here.shards.home("mail");
-    here.leads(home, Some(2));
-    stale.bend(&[Bent::Refuses(Some(3))]);
-    enqueue(&here.shards, "mail", None).await.unwrap();
-    assert_eq!(count(&leader.shards, "mail").await, 1);
-    assert_eq!(here.shards.routes().leader(home), Some(3));
-
-    // Nobody knows: whoever has a replica is asked.
-    here.leads(home, None);
-    stale.bend(&[Bent::Refuses(None)]);
-    enqueue(&here.shards, "mail", None).await.unwrap();
-    assert_eq!(count(&leader.shards, "mail").await, 2);
-    assert_eq!((stale.calls().len(), leader.calls().len()), (2, 2));
-}
-
-#[tokio::test]
-async fn a_call_waits_for_an_election_and_goes_on_with_its_end() {
-    let [here, _there, _] = three(&[1, 2, 3]).await;
-    let home = here.shards.home("mail");
-    let shards = here.shards.clone();
-    let waiting = tokio::spawn(async move { enqueue(&shards, "mail", None).await });
-    tokio::task::yield_now().await;
-    assert!(!waiting.is_finished());
-    here.leads(home, Some(2));
-    waiting.await.unwrap().unwrap();
-}
-
-#[tokio::test]
-async fn a_node_that_is_cut_off_says_so_at_once() {
-    let [here, there, other] = three(&[1, 2, 3]).await;
-    here.network.set_peers(&BTreeMap::new());
-    let begun = crate::clock::real_now();
-    let error = enqueue(&here.shards, "mail", None).await.unwrap_err();
-    assert_eq!(error, Error::NoQuorum { shard: here.shards.home("mail").0 });
-    let request = request("mail", None);
-    let claimed = here.shards.claim(here.shards.home("mail"), request, WAIT).await;
-    assert_eq!(claimed.unwrap_err().code(), "no_quorum");
-    assert!(begun.elapsed() < route::PATIENCE);
-    assert!(there.calls().is_empty() && other.calls().is_empty());
-}
-
-#[tokio::test]
-async fn a_lost_outcome_is_asked_for_again_only_by_an_identity() {
-    let [here, there, _] = three(&[2, 3]).await;
-    let (shards, home) = (&here.shards, here.shards.home("mail"));
-    here.leads(home, Some(2));
-    there.bend(&[Bent::Loses]);
-    assert_eq!(enqueue(shards, "mail", None).await.unwrap_err(), Error::OutcomeUnknown);
-    assert_eq!(count(&there.shards, "mail").await, 1);
-
-    there.bend(&[Bent::Loses]);
-    let enqueued = enqueue(shards, "mail", Some("r1")).await.unwrap();
-    assert!(enqueued.duplicate, "it was made the first time");
-    assert_eq!(count(&there.shards, "mail").await, 2);
-
-    let handed = shards.claim(home, request("mail", None), WAIT).await.unwrap();
-    assert_eq!(handed.len(), 2);
-    let (task, token) = (handed[0].task.id, handed[0].task.token);
-    there.bend(&[Bent::Loses]);
-    let ack = Ack { task, token, result: None, follow_ups: vec![] };
-    let ack = EncodedCommand::new(&Command::Ack(ack));
-    assert!(shards.propose(home, ack, false).await.is_ok(), "the same ack gets the same answer");
-
-    // It may be the first one that has given it back, or the claim was lost before: nobody knows.
-    let (task, token) = (handed[1].task.id, handed[1].task.token);
-    let release = EncodedCommand::new(&Command::Release(Release { task, token }));
-    there.bend(&[Bent::Loses]);
-    let released = shards.propose(home, release.clone(), false).await;
-    assert_eq!(released, Err(Error::OutcomeUnknown));
-    let released = shards.propose(home, release, false).await;
-    assert_eq!(released.unwrap_err().code(), "claim_lost");
-}
-
-#[tokio::test]
-async fn a_batch_goes_to_each_leader_once_and_only_what_was_refused_goes_on() {
-    let [here, there, other] = three(&[1, 2, 3]).await;
-    let shards = &here.shards;
-    let queues: Vec<String> = (0..SHARDS).map(|n| queue_on(shards, ShardId(n))).collect();
-    for (shard, leader) in [(0, 1), (1, 2), (2, 2), (3, 3)] {
-        here.leads(ShardId(shard), Some(leader));
-    }
-    // The leader of shard 1 and 2 has lost them to the third node.
-    there.bend(&[Bent::Refuses(Some(3))]);
-    let command = |number: usize| {
-        let queue = &queues[number % queues.len()];
-        let items = vec![Enqueue { queue, task: task(None) }; number + 1];
-        let command = Command::EnqueueMany(EnqueueMany { batch_id: None, items });
-        (shards.home(queue), EncodedCommand::new(&command))
-    };
-    let mut commands: Vec<_> = (0..8).map(command).collect();
-    commands.push((ShardId(99), commands[0].1.clone()));
-    let answers = shards.propose_all(commands, true).await;
-    for (number, answer) in answers[..8].iter().enumerate() {
-        match answer {
-            Ok(Outcome::EnqueuedMany(made)) => assert_eq!(made.len(), number + 1),
-            other => panic!("{other:?}"),
-        }
-    }
-    assert_eq!(answers[8].clone().unwrap_err().code(), "not_found");
-    let sizes = |node: &TestNode| {
-        let mut sizes = Vec::new();
-        for call in node.calls() {
-            match call {
-                ShardCall::Propose { commands, .. } => sizes.push(commands.len()),
-                other => panic!("{other:?}"),
-            }
-        }
-        sizes
-    };
-    assert_eq!(sizes(&there), [4], "one call for both shards");
-    assert_eq!(sizes(&other), [2, 2, 2], "its own, and those of each shard that came to it");
-    assert_eq!(count(shards, &queues[0]).await, 1 + 5);
-    assert_eq!(count(&other.shards, &queues[1]).await, 2 + 6);
-}
-
-#[tokio::test]
-async fn a_parked_claim_follows_its_shard_to_the_next_leader() {
-    let [here, mut first, second] = three(&[1, 2, 3]).await;
-    let home = here.shards.home("mail");
-    here.leads(home, Some(2));
-    let shards = here.shards.clone();
-    let parked = tokio::spawn(async move { shards.claim(home, request("mail", None), WAIT).await });
-    first.until_asked(|call| matches!(call, ShardCall::Claim { .. })).await;
-    // A node that stops ends what is parked there, and takes nothing more.
-    let engine = first.engine.take().unwrap();
-    tokio::task::spawn_blocking(move || engine.stop()).await.unwrap();
-    here.leads(home, Some(3));
-    second.until_asked(|call| matches!(call, ShardCall::Claim { .. })).await;
-    enqueue(&here.shards, "mail", None).await.unwrap();
-    assert_eq!(parked.await.unwrap().unwrap().len(), 1);
-}
-
-#[tokio::test]
-async fn a_session_gets_the_tasks_of_a_claim_whose_answer_was_lost() {
-    let [here, there, _] = three(&[2, 3]).await;
-    let (shards, home) = (&here.shards, here.shards.home("mail"));
-    here.leads(home, Some(2));
-    let id = enqueue(shards, "mail", None).await.unwrap().id;
-    there.bend(&[Bent::Loses]);
-    let session = Some(SessionId(7));
-    let handed = shards.claim(home, request("mail", session), WAIT).await.unwrap();
-    assert_eq!(handed.iter().map(|handed| handed.task.id).collect::<Vec<_>>(), [id]);
-    let view = there.shards.ask(home, ask::Task { task: id }).await.unwrap().unwrap();
-    assert_eq!((view.attempt, view.claim.unwrap().token), (1, handed[0].task.token));
-
-    // One that had got nothing goes on waiting.
-    there.bend(&[Bent::Loses]);
-    let none = shards.claim(home, request("mail", session), Duration::from_millis(300)).await;
-    assert!(none.unwrap().is_empty());
-}
-
-#[tokio::test]
-async fn a_caller_that_goes_away_leaves_no_claim_behind() {
-    let [here, there, _] = three(&[2, 3]).await;
-    let home = here.shards.home("mail");
-    here.leads(home, Some(2));
-    let shards = here.shards.clone();
-    let parked = tokio::spawn(async move { shards.claim(home, request("mail", None), WAIT).await });
-    there.until_asked(|call| matches!(call, ShardCall::Claim { .. })).await;
-    parked.abort();
-    assert!(parked.await.unwrap_err().is_cancelled());
-    enqueue(&here.shards, "mail", None).await.unwrap();
-    // Whether or not it was handed to the first one in the meantime.
-    let handed = here.shards.claim(home, request("mail", None), WAIT).await.unwrap();
-    assert_eq!(handed.len(), 1);
-}
-
-#[tokio::test]
-async fn a_shard_without_a_leader_keeps_no_work_of_others_from_a_claim() {
-    let [here, there, _] = three(&[1, 2, 3]).await;
-    let shards = &here.shards;
-    let [dead, live] = [ShardId(0), ShardId(1)].map(|shard| queue_on(shards, shard));
-    here.leads(ShardId(1), Some(2));
-    let config = Config::new(here._dir.path());
-    let broker = Broker::new(shards.clone(), &config);
-    let places = broker.places(&[(dead, 0), (live.clone(), 0)]).unwrap();
-    let asked = ClaimAsked { tasks_max: 5, lease_ms: 30_000, session: None, worker: "test".into() };
-    enqueue(shards, &live, None).await.unwrap();
-    for wait in [Duration::ZERO, WAIT] {
-        let handed = broker.claim(&places, &asked, wait).await.unwrap();
-        assert_eq!(handed.len(), 1, "what is there is handed out");
-        let release =
-            |handed: &HandedTask| Release { task: handed.task.id, token: handed.task.token };
-        let release = EncodedCommand::new(&Command::Release(release(&handed[0])));
-        shards.propose(ShardId(1), release, false).await.unwrap();
-    }
-    let handed = broker.claim(&places, &asked, Duration::ZERO).await.unwrap();
-    let parked = tokio::spawn({
-        let (broker, places, asked) = (broker.clone(), places.clone(), asked.clone());
-        async move { broker.claim(&places, &asked, WAIT).await }
-    });
-    there.until_asked(|call| matches!(call, ShardCall::Claimable { .. })).await;
-    enqueue(shards, &live, None).await.unwrap();
-    assert_eq!(parked.await.unwrap().unwrap().len(), 1, "what comes is handed out");
-    drop(handed);
-}
-
-#[tokio::test]
-async fn what_is_told_of_sessions_reaches_every_node_in_order() {
-    let [here, there, other] = three(&[1, 2, 3]).await;
-    let session = SessionId(7);
-    let told = [
-        ShardCall::SessionsAlive(vec![session]),
-        ShardCall::SessionNotStarted(session, vec![]),
-        ShardCall::SessionCut(session),
-        ShardCall::SessionsAlive(vec![session]),
-    ];
-    here.shards.sessions_alive(vec![session]);
-    here.shards.session_not_started(session, vec![]);
-    here.shards.session_cut(session);
-    here.shards.sessions_alive(vec![session]);
-    for node in [&there, &other] {
-        let mut changes = node.line.changed.subscribe();
-        let all = async {
-            while node.calls().len() < told.len() {
-                changes.changed().await.unwrap();
-            }
-        };
-        timeout(WAIT, all).await.expect("it is told");
-        assert_eq!(node.calls(), told);
-    }
-}
-
-#[tokio::test]
-async fn metrics_show_what_this_node_leads_alone() {
-    let [here, there, _] = three(&[2, 3]).await;
-    here.leads(here.shards.home("mail"), Some(2));
-    enqueue(&here.shards, "mail", None).await.unwrap();
-    assert!(!here.shards.metrics().await.unwrap().contains("queue=\"mail\""));
-    assert!(there.shards.metrics().await.unwrap().contains("queue=\"mail\""));
-}
-
-/// A worker's session goes on at another node when its own is gone: what it lists stays its own, what
-/// was handed to it and never arrived goes back.
-#[tokio::test]
-async fn a_session_is_resumed_on_a_node_that_never_saw_it() {
-    let [here, there, _] = three(&[2, 3]).await;
-    let home = here.shards.home("mail");
-    (0..SHARDS).for_each(|shard| here.leads(ShardId(shard), Some(2)));
-    let config = Config::new(here._dir.path());
-    let [first, second] = [0, 1].map(|_| Broker::new(here.shards.clone(), &config));
-    let hello = |resumed, held| Hello {
-        resumed,
-        held,
-        profile: Profile { slots: 5, ..Profile::default() },
-        queues: vec![("mail".into(), 1)],
-        lease_ms: 30_000,
-    };
-    let (attached, _) = Attached::open(&first, hello(None, vec![])).await.unwrap();
-    let session = attached.id();
-    for _ in 0..2 {
-        enqueue(&here.shards, "mail", None).await.unwrap();
-    }
-    let handed = attached.claim(5).await.unwrap();
-    let [kept, lost] = [0, 1].map(|n| (handed[n].task.id, handed[n].task.token));
-    attached.leave();
-
-    let gone = (TaskId { sequence: 999, ..kept.0 }, kept.1);
-    let resumed = hello(Some(session), vec![kept, gone]);
-    let (attached, orders) = Attached::open(&second, resumed).await.unwrap();
-    assert_eq!((attached.id(), orders.lost), (session, vec![gone]));
-    let state = async |task| {
-        let view = there.shards.ask(home, ask::Task { task }).await.unwrap().unwrap();
-        (view.state, view.attempt)
-    };
-    assert_eq!(state(kept.0).await, (TaskStateName::Claimed, 1));
-    assert_eq!(state(lost.0).await, (TaskStateName::Ready, 0));
-    let again = attached.claim(5).await.unwrap();
-    assert_eq!(again.iter().map(|handed| handed.task.id).collect::<Vec<_>>(), [lost.0]);
-    let ack = Ack { task: kept.0, token: kept.1, result: None, follow_ups: vec![] };
-    assert!(attached.finish(vec![Ok(Command::Ack(ack))]).await[0].is_ok());
 }

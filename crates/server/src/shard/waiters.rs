@@ -307,14 +307,14 @@ fn look(queue: &str) -> Claim<'_> {
         tasks_max: 1,
         lease_ms: taskyard_machine::limits::LEASE_MS_DEFAULT,
         session: None,
-        claim_sequence: None,
+        number: None,
         worker: "",
     }
 }
 
 /// Whether the shard has answered this very claim before.
 fn is_repeated(machine: &Machine, waiter: &Waiter, now: Timestamp) -> bool {
-    waiter.request.sequence.is_some()
+    waiter.request.number.is_some()
         && matches!(machine.claimable(&waiter.request.command(0), now), Claimable::Now(_))
 }
 
@@ -361,7 +361,7 @@ mod tests {
             tasks_max,
             lease_ms: 30_000,
             session: None,
-            sequence: None,
+            number: None,
             worker: String::new(),
         };
         (Waiter { ticket: TicketId(ticket), request, parks: true, answer }, answered)

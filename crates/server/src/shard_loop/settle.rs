@@ -362,7 +362,7 @@ impl ShardLoop {
     /// Hands over what was read. A task may have ended, and its body gone, in the meantime.
     pub(super) fn bodies_read(
         &mut self,
-        waiter: Waiter,
+        mut waiter: Waiter,
         tasks: Vec<ClaimedTask>,
         bodies: Vec<Option<Bytes>>,
     ) {
@@ -388,6 +388,8 @@ impl ShardLoop {
                     let _ = waiter.answer.send(Err(self.not_leader(group_of(shard_id))));
                     return;
                 };
+                // Its number stands for what is gone, and would bring nothing else.
+                waiter.request.number = None;
                 shard.waiters.park_again(waiter);
                 queues.iter().for_each(|(queue, _)| shard.waiters.wake(queue));
                 self.activate(number);

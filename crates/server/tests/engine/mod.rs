@@ -121,7 +121,7 @@ pub(crate) fn request(queue: &str, tasks_max: u32) -> ClaimRequest {
         tasks_max,
         lease_ms: 30_000,
         session: None,
-        sequence: None,
+        number: None,
         worker: "test".into(),
     }
 }

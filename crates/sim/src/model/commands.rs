@@ -158,7 +158,7 @@ pub(super) fn draw(
                 tasks_max: rng.between(1, 4) as u32,
                 lease_ms: rng.between(1_000, 8_000),
                 session: rng.chance(600).then_some(session),
-                claim_sequence: None,
+                number: None,
                 worker: "worker",
             })
         }

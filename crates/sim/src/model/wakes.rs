@@ -19,7 +19,7 @@ pub(super) fn claim_of(queue: &str) -> Claim<'_> {
         tasks_max: 1_000,
         lease_ms: 5_000,
         session: None,
-        claim_sequence: None,
+        number: None,
         worker: "worker",
     }
 }

@@ -2,8 +2,8 @@
 //! wire between two nodes.
 
 use taskyard_machine::{
-    Ack, Body, Claim, ClaimQueue, ClaimToken, Command, EncodedCommand, Enqueue, NewTask,
-    QueueSettings, SessionId, SetQueue, TaskId,
+    Ack, Body, Claim, ClaimNumber, ClaimQueue, ClaimToken, Command, EncodedCommand, Enqueue,
+    NewTask, QueueSettings, SessionId, SetQueue, TaskId,
 };
 
 /// The one queue of each shard.
@@ -54,14 +54,14 @@ impl Commands {
 }
 
 /// One worker's claim of one task; `None` is nobody's, to ask what there is.
-pub(crate) fn claim<'a>(worker: Option<(u32, u64)>) -> Claim<'a> {
+pub(crate) fn claim<'a>(worker: Option<(u32, ClaimNumber)>) -> Claim<'a> {
     Claim {
         queues: vec![ClaimQueue { name: QUEUE, weight: 1 }],
         weighted_seed: None,
         tasks_max: 1,
         lease_ms: LEASE_MS,
         session: worker.map(|(worker, _)| session(worker)),
-        claim_sequence: worker.map(|(_, sequence)| sequence),
+        number: worker.map(|(_, number)| number),
         worker: "worker",
     }
 }

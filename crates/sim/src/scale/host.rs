@@ -11,7 +11,8 @@ use crate::rng::mix;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use taskyard_machine::{
-    ClaimToken, Claimable, Command, EncodedCommand, EntryBuilder, Outcome, TaskId, Timestamp,
+    ClaimNumber, ClaimToken, Claimable, Command, EncodedCommand, EntryBuilder, Outcome, TaskId,
+    Timestamp,
 };
 use taskyard_replica::eraftpb::{ConfState, Entry};
 use taskyard_replica::{
@@ -32,9 +33,8 @@ pub(crate) enum Ask {
     Enqueue,
     Claim {
         worker: u32,
-        sequence: u64,
-        /// It may have been answered before, by a leader that is gone.
-        again: bool,
+        /// Sent again, it may have been answered before, by a leader that is gone.
+        number: ClaimNumber,
     },
     Ack {
         worker: u32,
@@ -174,14 +174,15 @@ impl Host {
                 let command = EncodedCommand::new(&Command::Ack(commands::ack(task, token)));
                 self.pending.push((command, Waiting::Call(call)));
             }
-            Ask::Claim { worker, sequence, again } => {
+            Ask::Claim { worker, number } => {
+                let again = number.sending > 0;
                 if again {
                     self.forget_waiter(worker);
                 }
-                let claim = commands::claim(Some((worker, sequence)));
+                let claim = commands::claim(Some((worker, number)));
                 let machine = self.replica.machine().machine().expect("shards are claimed from");
                 if again && matches!(machine.claimable(&claim, at(now)), Claimable::Now(_)) {
-                    self.push_claim(call, worker, sequence);
+                    self.push_claim(call, worker, number);
                 } else {
                     self.waiters.push_back(call);
                 }
@@ -196,8 +197,8 @@ impl Host {
             .retain(|call| !matches!(call.ask, Ask::Claim { worker, .. } if worker == gone));
     }
 
-    fn push_claim(&mut self, call: Call, worker: u32, sequence: u64) {
-        let command = Command::Claim(commands::claim(Some((worker, sequence))));
+    fn push_claim(&mut self, call: Call, worker: u32, number: ClaimNumber) {
+        let command = Command::Claim(commands::claim(Some((worker, number))));
         self.claims_under_way += 1;
         self.pending.push((EncodedCommand::new(&command), Waiting::Call(call)));
     }
@@ -213,8 +214,8 @@ impl Host {
         };
         for _ in self.claims_under_way..ready {
             let Some(call) = self.waiters.pop_front() else { return };
-            if let Ask::Claim { worker, sequence, .. } = call.ask {
-                self.push_claim(call, worker, sequence);
+            if let Ask::Claim { worker, number } = call.ask {
+                self.push_claim(call, worker, number);
             }
         }
     }
@@ -311,10 +312,12 @@ impl Host {
             Some(Outcome::Claimed(tasks)) if !tasks.is_empty() => {
                 Some(Answer::Claimed { call, task: tasks[0].id, token: tasks[0].token })
             }
-            _ => {
+            Some(_) => {
                 self.waiters.push_back(call);
                 None
             }
+            // It was sent again, and that was decided before.
+            None => None,
         }
     }
 

@@ -3,7 +3,7 @@
 
 use super::host::{Ask, Call};
 use super::params::{Micros, Params, SECOND};
-use taskyard_machine::{ClaimToken, TaskId};
+use taskyard_machine::{ClaimNumber, ClaimToken, TaskId};
 
 /// A worker tells its gateway that it lives once in so many seconds.
 const BEAT_SECONDS: u64 = 5;
@@ -12,8 +12,8 @@ const BEAT_SECONDS: u64 = 5;
 pub(crate) struct Worker {
     pub(crate) gateway: usize,
     pub(crate) group: u64,
-    /// Its last claim's number.
-    pub(crate) sequence: u64,
+    /// Its last claim, as it was last sent.
+    pub(crate) number: ClaimNumber,
     /// That claim is not answered.
     pub(crate) claims: bool,
     /// Acks that are not answered.
@@ -40,7 +40,8 @@ impl Workers {
                 of_group[shard + 1].push(number as u32);
                 of_gateway[gateway].push(number as u32);
                 let (group, acks) = (shard as u64 + 1, Vec::new());
-                Worker { gateway, group, sequence: 1, claims: true, acks, heard: true }
+                let number = ClaimNumber { sequence: 1, sending: 0 };
+                Worker { gateway, group, number, claims: true, acks, heard: true }
             })
             .collect();
         Workers { all, of_group, of_gateway }
@@ -58,17 +59,18 @@ impl Workers {
     pub(crate) fn finish(&mut self, worker: u32, task: TaskId, token: ClaimToken) {
         let worker = self.get(worker);
         worker.acks.push((task, token));
-        worker.sequence += 1;
+        worker.number = ClaimNumber { sequence: worker.number.sequence + 1, sending: 0 };
         worker.claims = true;
         worker.heard = true;
     }
 
-    /// What a worker waits for, to be asked of a leader.
-    pub(crate) fn calls(&self, worker: u32, since: Micros, again: bool) -> Vec<Call> {
-        let Worker { gateway, sequence, claims, ref acks, .. } = self.all[worker as usize];
+    /// What a worker waits for, to be asked of a leader; again, if one may have heard it before.
+    pub(crate) fn calls(&mut self, worker: u32, since: Micros, again: bool) -> Vec<Call> {
+        self.get(worker).number.sending += u32::from(again);
+        let Worker { gateway, number, claims, ref acks, .. } = self.all[worker as usize];
         let call = |ask| Call { gateway, since, ask };
         let acks = acks.iter().map(|&(task, token)| call(Ask::Ack { worker, task, token }));
-        let claim = claims.then(|| call(Ask::Claim { worker, sequence, again }));
+        let claim = claims.then(|| call(Ask::Claim { worker, number }));
         acks.chain(claim).collect()
     }
 
@@ -76,9 +78,9 @@ impl Workers {
     pub(crate) fn waits_for(&self, ask: Ask) -> bool {
         match ask {
             Ask::Enqueue => true,
-            Ask::Claim { worker, sequence, .. } => {
+            Ask::Claim { worker, number } => {
                 let worker = &self.all[worker as usize];
-                worker.claims && worker.sequence == sequence
+                worker.claims && worker.number == number
             }
             Ask::Ack { worker, task, token } => {
                 self.all[worker as usize].acks.contains(&(task, token))

@@ -433,20 +433,29 @@ fn a_node_that_stops_is_handed_nothing_and_what_others_lead_stays_until_it_is_go
 
 #[test]
 fn a_leader_that_leaves_its_group_hands_it_to_nobody_who_stops() {
-    let mut world = World::founded(1);
-    (2..=4).for_each(|id| world.join(id, ""));
-    world.settle();
-    let target = world.control.target(1).to_vec();
-    let [leaves, stops, stays] = target[..] else { panic!("{target:?}") };
-    let replica = world.control.replica_on(1, leaves).unwrap();
-    world.seen.groups.get_mut(&1).unwrap().leader = replica;
-    world.seen.away = [stops].into();
-    world.command(ControlCommand::Drain { id: leaves, drains: true }).unwrap();
-    for _ in 0..100 {
-        world.round();
-        assert_ne!(leader_of(&world, 1), stops);
+    for swapped in [false, true] {
+        let mut world = World::founded(1);
+        (2..=4).for_each(|id| world.join(id, ""));
+        world.settle();
+        let mut target = world.control.target(1).to_vec();
+        if swapped {
+            target.swap(1, 2);
+        }
+        let [leaves, stops, stays] = target[..] else { panic!("{target:?}") };
+        world.seen.away = [stops].into();
+        world.command(ControlCommand::Drain { id: leaves, drains: true }).unwrap();
+        while world.control.target(1).contains(&leaves) {
+            assert!(world.round());
+        }
+        // It is elected again while its group moves away from it.
+        let replica = world.control.replica_on(1, leaves).unwrap();
+        world.seen.groups.get_mut(&1).unwrap().leader = replica;
+        for _ in 0..100 {
+            world.round();
+            assert_ne!(leader_of(&world, 1), stops);
+        }
+        assert_eq!(leader_of(&world, 1), stays);
     }
-    assert_eq!(leader_of(&world, 1), stays);
 }
 
 #[test]

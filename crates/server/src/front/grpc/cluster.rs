@@ -29,6 +29,7 @@ fn node(view: NodeView) -> v1::ClusterNode {
         clock_skew_ms: view.clock_skew_ms,
         leads: count(view.leads),
         replicas: count(view.replicas),
+        disk_low: view.disk_low,
         problem: view.problem.unwrap_or_default(),
     }
 }

@@ -32,7 +32,7 @@ pub(in crate::front) struct ClusterNode {
     peer_address: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     zone: String,
-    /// `up`, `down`, `draining`, `joining` or `removing`.
+    /// `up`, `down`, `draining`, `joining`, `stopping` or `removing`.
     state: &'static str,
     /// It is being emptied, whether it is up or down.
     draining: bool,
@@ -48,6 +48,8 @@ pub(in crate::front) struct ClusterNode {
     leads: usize,
     /// Shards that it has a replica of.
     replicas: usize,
+    /// Its disk has no room, or soon none: it gets neither leaders nor replicas.
+    disk_low: bool,
     /// Why it can't be reached.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<String>,
@@ -122,6 +124,7 @@ impl From<NodeView> for ClusterNode {
             clock_skew_ms: view.clock_skew_ms,
             leads: view.leads,
             replicas: view.replicas,
+            disk_low: view.disk_low,
             problem: view.problem,
         }
     }

@@ -17,6 +17,8 @@ pub(crate) enum Line {
     Passes,
     /// Nothing is read: the sender's buffers fill.
     Stalls,
+    /// The same for what comes back from the target alone.
+    HoldsAnswers,
     /// All is read and nothing arrives. A connection that lost bytes stays so until it is cut.
     Swallows,
 }
@@ -72,8 +74,8 @@ async fn carry(near: TcpStream, target: SocketAddr, mut state: watch::Receiver<S
     let Ok(far) = TcpStream::connect(target).await else { return };
     let (near_reader, near_writer) = near.into_split();
     let (far_reader, far_writer) = far.into_split();
-    let there = pump(near_reader, far_writer, state.clone());
-    let back = pump(far_reader, near_writer, state.clone());
+    let there = pump(near_reader, far_writer, &[Line::Stalls], state.clone());
+    let back = pump(far_reader, near_writer, &[Line::Stalls, Line::HoldsAnswers], state.clone());
     tokio::select! {
         () = there => {}
         () = back => {}
@@ -81,14 +83,19 @@ async fn carry(near: TcpStream, target: SocketAddr, mut state: watch::Receiver<S
     }
 }
 
-async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut state: watch::Receiver<State>) {
+async fn pump(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    stalls: &[Line],
+    mut state: watch::Receiver<State>,
+) {
     let mut buffer = vec![0; 16 << 10];
     let mut swallowed = false;
     loop {
         let line = state.borrow_and_update().line;
         let moved = async {
             match line {
-                Line::Stalls if !swallowed => std::future::pending().await,
+                line if stalls.contains(&line) && !swallowed => std::future::pending().await,
                 _ => from.read(&mut buffer).await,
             }
         };

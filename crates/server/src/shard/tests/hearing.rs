@@ -99,7 +99,8 @@ async fn behind_lines() -> ([TestNode; 3], [Proxy; 2]) {
         Proxy::to(nodes[2].address.parse().unwrap()).await,
     ];
     let addresses = [(2, lines[0].address.to_string()), (3, lines[1].address.to_string())];
-    (connect(nodes, &addresses.into(), &[1, 2, 3]).await, lines)
+    connect(&nodes, &addresses.into(), &[1, 2, 3]).await;
+    (nodes, lines)
 }
 
 #[tokio::test]

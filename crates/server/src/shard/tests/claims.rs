@@ -1,0 +1,169 @@
+//! Claims: parked where their shard is led, and none of them orphaned or taken away.
+
+use super::*;
+
+#[tokio::test]
+async fn a_parked_claim_follows_its_shard_to_the_next_leader() {
+    let [here, mut first, second] = three(&[1, 2, 3]).await;
+    let home = here.shards.home("mail");
+    here.leads(home, Some(2));
+    let shards = here.shards.clone();
+    let parked = tokio::spawn(async move { shards.claim(home, request("mail", None), WAIT).await });
+    first.until_asked(|call| matches!(call, ShardCall::Claim { .. })).await;
+    // A node that stops ends what is parked there, and takes nothing more.
+    let engine = first.engine.take().unwrap();
+    tokio::task::spawn_blocking(move || engine.stop()).await.unwrap();
+    here.leads(home, Some(3));
+    second.until_asked(|call| matches!(call, ShardCall::Claim { .. })).await;
+    enqueue(&here.shards, "mail", None).await.unwrap();
+    assert_eq!(parked.await.unwrap().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_session_gets_the_tasks_of_a_claim_whose_answer_was_lost() {
+    let [here, there, _] = three(&[2, 3]).await;
+    let (shards, home) = (&here.shards, here.shards.home("mail"));
+    here.leads(home, Some(2));
+    let id = enqueue(shards, "mail", None).await.unwrap().id;
+    there.bend(&[Bent::Loses]);
+    let session = Some(SessionId(7));
+    let handed = shards.claim(home, request("mail", session), WAIT).await.unwrap();
+    assert_eq!(handed.iter().map(|handed| handed.task.id).collect::<Vec<_>>(), [id]);
+    let view = there.shards.ask(home, ask::Task { task: id }).await.unwrap().unwrap();
+    assert_eq!((view.attempt, view.claim.unwrap().token), (1, handed[0].task.token));
+
+    // One that had got nothing goes on waiting.
+    there.bend(&[Bent::Loses]);
+    let none = shards.claim(home, request("mail", session), Duration::from_millis(300)).await;
+    assert!(none.unwrap().is_empty());
+}
+
+/// The leader decides a claim, and its answer is held up on the way. Meanwhile another seems to lead, the
+/// claim is sent again, and its worker has the tasks: the first answer must not take them away.
+#[tokio::test]
+async fn a_late_answer_gives_nothing_back_that_its_repetition_has_handed_out() {
+    let ([here, there, other], line) = three_by_proxy(&[2, 3]).await;
+    let (shards, home) = (here.shards.clone(), here.shards.home("mail"));
+    here.leads(home, Some(2));
+    let id = enqueue(&shards, "mail", None).await.unwrap().id;
+    line.set(proxy::Line::HoldsAnswers);
+    let claiming = tokio::spawn({
+        let request = request("mail", Some(SessionId(7)));
+        async move { shards.claim(home, request, WAIT).await }
+    });
+    let claims = |node: &TestNode| {
+        node.calls().iter().filter(|call| matches!(call, ShardCall::Claim { .. })).count()
+    };
+    there.until_asked(|call| matches!(call, ShardCall::Claim { .. })).await;
+    let claim =
+        async || there.shards.ask(home, ask::Task { task: id }).await.unwrap().unwrap().claim;
+    eventually("it is claimed", async || claim().await.is_some()).await;
+    other.bend(&[Bent::Refuses(Some(2))]);
+    here.leads(home, Some(3));
+    eventually("it is claimed again", async || claims(&there) == 2).await;
+    line.set(proxy::Line::Passes);
+    let handed = claiming.await.unwrap().unwrap();
+    assert_eq!(handed.iter().map(|handed| handed.task.id).collect::<Vec<_>>(), [id]);
+
+    // What the late answer brings is given back, and that is decided before this is looked at.
+    let proposed = |call: &ShardCall| matches!(call, ShardCall::Propose { enqueue: false, .. });
+    eventually("the first claim is given back", async || {
+        there.calls().iter().chain(&other.calls()).any(proposed)
+    })
+    .await;
+    let nothing = EncodedCommand::new(&Command::ExpireDue);
+    there.shards.propose(home, nothing, false).await.unwrap();
+    assert_eq!(claim().await.map(|claim| claim.token), Some(handed[0].task.token));
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_leaves_no_claim_behind() {
+    let [here, there, _] = three(&[2, 3]).await;
+    let home = here.shards.home("mail");
+    here.leads(home, Some(2));
+    let shards = here.shards.clone();
+    let parked = tokio::spawn(async move { shards.claim(home, request("mail", None), WAIT).await });
+    there.until_asked(|call| matches!(call, ShardCall::Claim { .. })).await;
+    parked.abort();
+    assert!(parked.await.unwrap_err().is_cancelled());
+    enqueue(&here.shards, "mail", None).await.unwrap();
+    // Whether or not it was handed to the first one in the meantime.
+    let handed = here.shards.claim(home, request("mail", None), WAIT).await.unwrap();
+    assert_eq!(handed.len(), 1);
+}
+
+/// One shard of a claim has answered, another has not, and then the caller goes away.
+#[tokio::test]
+async fn what_one_of_several_shards_has_given_goes_back_with_its_caller() {
+    let [here, there, hung] = three(&[2, 3]).await;
+    let shards = &here.shards;
+    let queues = [ShardId(0), ShardId(1)].map(|shard| queue_on(shards, shard));
+    here.leads(ShardId(0), Some(2));
+    here.leads(ShardId(1), Some(3));
+    let broker = Broker::new(shards.clone(), &Config::new(here._dir.path()));
+    let places = broker.places(&queues.each_ref().map(|queue| (queue.clone(), 1))).unwrap();
+    let asked =
+        ClaimAsked { tasks_max: 100, lease_ms: 600_000, session: None, worker: "test".into() };
+    let id = enqueue(shards, &queues[0], None).await.unwrap().id;
+    enqueue(shards, &queues[1], None).await.unwrap();
+    let is_claimed = async || {
+        let view = there.shards.ask(ShardId(0), ask::Task { task: id }).await.unwrap().unwrap();
+        view.state == TaskStateName::Claimed
+    };
+    let has_left_in_time = async || {
+        hung.bend(&[Bent::Serves, Bent::Hangs]);
+        let claiming = tokio::spawn({
+            let (broker, places, asked) = (broker.clone(), places.clone(), asked.clone());
+            async move { broker.claim(&places, &asked, Duration::ZERO).await }
+        });
+        eventually("one shard has given", &is_claimed).await;
+        // Answers come in order: the claim's is here when this one is.
+        enqueue(shards, &queues[0], None).await.unwrap();
+        claiming.abort();
+        match claiming.await {
+            Ok(handed) => {
+                // The other shard was given up before that.
+                shards.release_later(&handed.unwrap());
+                false
+            }
+            Err(gone) => gone.is_cancelled(),
+        }
+    };
+    loop {
+        let left_in_time = has_left_in_time().await;
+        eventually("it goes back", async || !is_claimed().await).await;
+        if left_in_time {
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_shard_without_a_leader_keeps_no_work_of_others_from_a_claim() {
+    let [here, there, _] = three(&[1, 2, 3]).await;
+    let shards = &here.shards;
+    let [dead, live] = [ShardId(0), ShardId(1)].map(|shard| queue_on(shards, shard));
+    here.leads(ShardId(1), Some(2));
+    let config = Config::new(here._dir.path());
+    let broker = Broker::new(shards.clone(), &config);
+    let places = broker.places(&[(dead, 0), (live.clone(), 0)]).unwrap();
+    let asked = ClaimAsked { tasks_max: 5, lease_ms: 30_000, session: None, worker: "test".into() };
+    enqueue(shards, &live, None).await.unwrap();
+    for wait in [Duration::ZERO, WAIT] {
+        let handed = broker.claim(&places, &asked, wait).await.unwrap();
+        assert_eq!(handed.len(), 1, "what is there is handed out");
+        let release =
+            |handed: &HandedTask| Release { task: handed.task.id, token: handed.task.token };
+        let release = EncodedCommand::new(&Command::Release(release(&handed[0])));
+        shards.propose(ShardId(1), release, false).await.unwrap();
+    }
+    let handed = broker.claim(&places, &asked, Duration::ZERO).await.unwrap();
+    let parked = tokio::spawn({
+        let (broker, places, asked) = (broker.clone(), places.clone(), asked.clone());
+        async move { broker.claim(&places, &asked, WAIT).await }
+    });
+    there.until_asked(|call| matches!(call, ShardCall::Claimable { .. })).await;
+    enqueue(shards, &live, None).await.unwrap();
+    assert_eq!(parked.await.unwrap().unwrap().len(), 1, "what comes is handed out");
+    drop(handed);
+}
