@@ -238,6 +238,14 @@ impl Calls {
 
 /// A new leader that was asked too early sent everybody away, who came back when a pause was over.
 #[test]
+fn a_shard_that_has_nothing_to_do_rests() {
+    let mut node = ByHand::new();
+    node.inner.activate(0);
+    node.inner.turn().unwrap();
+    assert!(node.inner.active.is_empty(), "the loop would turn for nothing, and never end");
+}
+
+#[test]
 fn who_comes_to_a_leader_before_it_serves_is_served_once_it_does() {
     let mut node = ByHand::new();
     node.rises();

@@ -31,6 +31,8 @@ impl ShardLoop {
                 self.gather(number, &mut persisting)?;
             }
             if control.is_none() && persisting.is_empty() && self.batch.is_empty() {
+                // Nobody has anything to do, so that nobody is left for the next turn either.
+                round.clear();
                 break;
             }
             self.write()?;
