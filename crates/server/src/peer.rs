@@ -47,7 +47,7 @@ use serve::{ALLOWANCE, Allowance};
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
 use taskyard_replica::NodeId;
@@ -87,7 +87,7 @@ pub trait PeerHandler: Send + Sync + 'static {
     fn peer_down(&self, node: NodeId);
 
     /// The peer has been silent for a second, on all its connections and though it was pinged, or is
-    /// heard again. Told in turn, and not of one that was never heard.
+    /// heard again. Told in turn; one that was just named counts as heard.
     fn peer_heard(&self, _node: NodeId, _is_heard: bool) {}
 }
 
@@ -212,14 +212,19 @@ impl Core {
         self.hearing.read().unwrap_or_else(PoisonError::into_inner).get(&node).cloned()
     }
 
-    /// To be told of everything that arrives from a peer.
-    fn heard(&self, node: NodeId) -> Option<Heard> {
-        let (hearing, handler) = (self.hearing(node)?, self.handler.clone());
-        Some(Heard(Box::new(move || {
-            if hearing.heard() {
-                handler.peer_heard(node, true);
+    /// To be told of everything that arrives from a peer. It may have dialled before it was named here.
+    fn heard(self: &Arc<Core>, node: NodeId) -> Heard {
+        let (core, known) = (self.clone(), OnceLock::new());
+        Heard(Box::new(move || {
+            if known.get().is_none()
+                && let Some(hearing) = core.hearing(node)
+            {
+                let _ = known.set(hearing);
             }
-        })))
+            if known.get().is_some_and(|hearing: &Arc<Hearing>| hearing.heard()) {
+                core.handler.peer_heard(node, true);
+            }
+        }))
     }
 }
 
@@ -413,7 +418,7 @@ impl PeerNetwork {
     }
 
     /// Whether a peer was heard within about a second, on whichever connection, even one that has ended
-    /// since. Which others count on.
+    /// since, or was only just named: whether it is counted on.
     pub fn is_heard(&self, node: NodeId) -> bool {
         let hearing = || self.inner.core.hearing(node);
         self.link(node).is_some() && hearing().is_some_and(|hearing| hearing.is_heard())

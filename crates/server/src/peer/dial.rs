@@ -223,9 +223,7 @@ impl Link {
             }
         };
         *self.refusal() = None;
-        if let Some(heard) = core.heard(self.node) {
-            reader.tell(heard);
-        }
+        reader.tell(core.heard(self.node));
         let dialled = Arc::new(Dialled::new(peer, core.clock.clone(), core.tuning.calls_max));
         let opened_at = real_now();
         let _up = Up::new(self, core, dialled.clone());
