@@ -21,7 +21,8 @@ use futures_util::future::BoxFuture;
 use remote::ShardReply;
 use std::{collections::VecDeque, sync::Mutex};
 use taskyard_machine::{
-    Ack, Body, Cancel, Command, Enqueue, EnqueueMany, Enqueued, NewTask, Release, TaskStateName,
+    Ack, Body, Cancel, Command, Enqueue, EnqueueMany, Enqueued, NewTask, QueueSettings, Release,
+    SetQueue, TaskStateName,
 };
 use taskyard_replica::{
     Control, ControlCommand, Node as ClusterNode, NodeId, Placement, StateMachine,

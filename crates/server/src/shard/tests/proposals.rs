@@ -34,6 +34,27 @@ async fn a_lost_outcome_is_asked_for_again_only_by_an_identity() {
     assert_eq!(released.unwrap_err().code(), "claim_lost");
 }
 
+/// The queue's own window may be none at all: what the broker sends again must still be known again.
+#[tokio::test]
+async fn a_named_enqueue_is_one_task_whatever_its_queue_remembers() {
+    let [here, there, _] = three(&[2, 3]).await;
+    let (shards, home) = (&here.shards, here.shards.home("mail"));
+    here.leads(home, Some(2));
+    let settings = QueueSettings { dedup_window_ms: Some(0), ..QueueSettings::default() };
+    let set = Command::SetQueue(SetQueue { queue: "mail", settings });
+    shards.propose(home, EncodedCommand::new(&set), false).await.unwrap();
+    there.bend(&[Bent::Loses]);
+    assert!(enqueue(shards, "mail", Some("r1")).await.is_ok());
+    assert_eq!(count(&there.shards, "mail").await, 1);
+
+    let item = |request_id| Enqueue { queue: "mail", task: task(Some(request_id)) };
+    let many = EnqueueMany { batch_id: None, items: vec![item("r2"), item("r3")] };
+    let many = EncodedCommand::new(&Command::EnqueueMany(many));
+    there.bend(&[Bent::Loses]);
+    assert!(shards.propose(home, many, true).await.is_ok());
+    assert_eq!(count(&there.shards, "mail").await, 3);
+}
+
 #[tokio::test]
 async fn a_batch_goes_to_each_leader_once_and_only_what_was_refused_goes_on() {
     let [here, there, other] = three(&[1, 2, 3]).await;
