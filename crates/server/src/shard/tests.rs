@@ -26,7 +26,8 @@ use std::{
     sync::Mutex,
 };
 use taskyard_machine::{
-    Ack, Body, Cancel, Command, Enqueue, EnqueueMany, Enqueued, NewTask, Release, TaskStateName,
+    Ack, Body, Cancel, Command, Enqueue, EnqueueMany, Enqueued, NewTask, QueueSettings, Release,
+    SetQueue, TaskStateName,
 };
 use taskyard_replica::{
     Control, ControlCommand, Node as ClusterNode, NodeId, Placement, StateMachine,
@@ -48,6 +49,8 @@ enum Bent {
     Serves,
     /// It does nothing, and never says so.
     Hangs,
+    /// It takes no more commands just now.
+    IsFull,
 }
 
 /// A node, with all that it was asked.
@@ -95,6 +98,7 @@ impl PeerHandler for BentHandler {
             match bent {
                 None | Some(Bent::Serves) => served.await,
                 Some(Bent::Hangs) => std::future::pending().await,
+                Some(Bent::IsFull) => full(&call).encode().into(),
                 Some(Bent::Refuses(leader)) => refusal(&call, leader).encode().into(),
                 Some(Bent::Loses) => {
                     served.await;
@@ -136,6 +140,12 @@ fn refusal(call: &ShardCall, leader: Option<NodeId>) -> ShardReply {
         ShardCall::Finished { task, .. } => ShardReply::Finished(Err(error(task.home))),
         ShardCall::Status | ShardCall::SetSpread(_) => panic!("{call:?} is asked of no leader"),
     }
+}
+
+/// What a node answers to commands that it has no room for.
+fn full(call: &ShardCall) -> ShardReply {
+    let ShardCall::Propose { commands, .. } = call else { panic!("{call:?} is no proposal") };
+    ShardReply::Proposed(vec![Err(Error::LimitExceeded("full".into())); commands.len()])
 }
 
 impl TestNode {
