@@ -43,6 +43,7 @@ pub use handler::{Admit, AnswerCall, AnswerJoin, ClusterHandler};
 pub(crate) use member::Cluster;
 pub(crate) use routes::Routes;
 pub(crate) use snapshots::Snapshots;
+pub(crate) use view::name_of;
 pub use view::{ClusterView, GroupView, NodeState, NodeView, ReplicaRole, ReplicaView};
 
 /// The first byte of every call between nodes: who answers it.

@@ -65,3 +65,4 @@ pub use config::Config;
 pub use error::Error;
 pub use front::Front;
 pub use node::Node;
+pub use taskyard_machine::home_shard;

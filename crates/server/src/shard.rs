@@ -12,7 +12,7 @@
 //! ```
 
 mod claims;
-mod engine;
+pub(crate) mod engine;
 pub(crate) mod firing;
 mod forward;
 mod identity;
@@ -213,6 +213,11 @@ impl Shards {
         self.network().filter(|_| !self.routes().is_alone())
     }
 
+    /// Counts commands and claims by who leads their shard.
+    fn note_routed(&self, count: usize, is_here: bool) {
+        self.0.telemetry.note_routed(count, is_here);
+    }
+
     /// Proposes a command and awaits its outcome, durable by then. `enqueue` tells whether it adds
     /// tasks, and so is refused when disk or memory budgets are used up.
     pub async fn propose(
@@ -222,7 +227,10 @@ impl Shards {
         enqueue: bool,
     ) -> Result<Outcome, Error> {
         match self.others() {
-            None => self.local().propose(shard, command, enqueue).await.map_err(alone),
+            None => {
+                self.note_routed(1, true);
+                self.local().propose(shard, command, enqueue).await.map_err(alone)
+            }
             Some(network) => self.propose_routed(network, shard, command, enqueue).await,
         }
     }
@@ -235,6 +243,7 @@ impl Shards {
     ) -> Vec<Result<Outcome, Error>> {
         match self.others() {
             None => {
+                self.note_routed(commands.len(), true);
                 let mut answers = self.local().propose_all(commands, enqueue).await;
                 for answer in answers.iter_mut().filter_map(|answer| answer.as_mut().err()) {
                     *answer = alone(std::mem::replace(answer, Error::OutcomeUnknown));
@@ -255,7 +264,10 @@ impl Shards {
         wait: Duration,
     ) -> Result<Vec<HandedTask>, Error> {
         match self.others() {
-            None => self.local().claim(shard, request, wait).await.map_err(alone),
+            None => {
+                self.note_routed(1, true);
+                self.local().claim(shard, request, wait).await.map_err(alone)
+            }
             Some(network) => self.claim_routed(network, shard, request, wait).await,
         }
     }

@@ -83,6 +83,8 @@ pub(crate) struct Report {
     pub(crate) groups: Vec<GroupStatus>,
     /// It stops: it is to be given nothing to lead.
     pub(crate) leaving: bool,
+    /// Its disk has no room, or soon none, for new tasks: it is to be given neither leaders nor replicas.
+    pub(crate) disk_low: bool,
 }
 
 /// What a node says about itself: see `taskyard_replica::Node`.
@@ -249,7 +251,7 @@ wire_enum!(MemberChange {
     2 => AddLearner(replica),
     3 => Remove(replica),
 });
-wire_struct!(Report { build, groups, leaving });
+wire_struct!(Report { build, groups, leaving, disk_low });
 wire_struct!(About { address, serves, zone, rules_max });
 
 #[cfg(test)]
@@ -286,7 +288,12 @@ mod tests {
         }
         for reply in [
             ClusterReply::Unread("what?".into()),
-            ClusterReply::Report(Report { build: "1".into(), groups: vec![], leaving: true }),
+            ClusterReply::Report(Report {
+                build: "1".into(),
+                groups: vec![],
+                leaving: true,
+                disk_low: true,
+            }),
             ClusterReply::Joined(JoinAnswer::Later("soon".into())),
             ClusterReply::Frozen(vec![ShardId(2)]),
             ClusterReply::Copied(None),

@@ -159,7 +159,8 @@ impl Cluster {
 
     async fn report(&self) -> Result<Report, Error> {
         let (build, leaving) = (BUILD.to_owned(), self.routes().is_leaving());
-        Ok(Report { build, groups: self.shards().groups().await?, leaving })
+        let disk_low = self.routes().is_disk_low();
+        Ok(Report { build, groups: self.shards().groups().await?, leaving, disk_low })
     }
 
     /// Writes down what a node says about itself, if that is new.

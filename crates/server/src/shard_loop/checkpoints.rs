@@ -75,6 +75,14 @@ impl Checkpoint {
         self.due_at.filter(|_| self.stage == Stage::Idle && !self.held)
     }
 
+    /// Since when it is to begin, if it is.
+    fn due_since(&self, now: Instant) -> Option<Instant> {
+        let may_begin = self.stage == Stage::Idle && !self.held;
+        let is_due = self.wanted || self.due_at.is_some_and(|due_at| due_at <= now);
+        // What is wanted early counts from the change that made it dirty, as all others do.
+        (may_begin && is_due).then_some(self.due_at.unwrap_or(now))
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.stage == Stage::Idle
     }
@@ -223,7 +231,7 @@ impl Checkpoints {
         checkpointer: &Checkpointer,
         now: Instant,
     ) {
-        if self.frozen.is_empty() && is_due(shard, now) && freeze(shard) {
+        if self.frozen.is_empty() && shard.checkpoint.due_since(now).is_some() && freeze(shard) {
             self.frozen.push_back(usize::from(shard.id.0));
         }
         if !self.frozen.is_empty() {
@@ -267,7 +275,7 @@ impl Checkpoints {
         }
         while self.may_begin()
             && self.frozen.is_empty()
-            && let Some(shard) = shards.iter_mut().find(|shard| is_due(shard, now))
+            && let Some(shard) = longest_due(shards, now)
         {
             if freeze(shard) {
                 self.frozen.push_back(usize::from(shard.id.0));
@@ -298,11 +306,11 @@ impl Checkpoints {
     }
 }
 
-/// Whether a checkpoint is to begin.
-fn is_due(shard: &LocalShard, now: Instant) -> bool {
-    let checkpoint = &shard.checkpoint;
-    let may_begin = checkpoint.stage == Stage::Idle && !checkpoint.held;
-    may_begin && (checkpoint.wanted || checkpoint.due_at.is_some_and(|due| due <= now))
+/// The shard whose checkpoint is to begin next: whoever has waited longest, so that busy shards do not
+/// keep the others from ever getting one.
+fn longest_due(shards: &mut Held, now: Instant) -> Option<&mut LocalShard> {
+    let since = |shard: &LocalShard| shard.checkpoint.due_since(now);
+    shards.iter_mut().filter(|shard| since(shard).is_some()).min_by_key(|shard| since(shard))
 }
 
 /// Up to where the log is not needed after a checkpoint. Peers that are behind get what is kept of it: a
@@ -370,6 +378,26 @@ fn bite(shard: &mut LocalShard, checkpointer: &Checkpointer) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Shards that are due again before the last one has begun do not push in.
+    #[test]
+    fn every_shard_has_its_turn_however_busy_the_others_are() {
+        let mut now = crate::clock::real_now();
+        let mut checkpoints = [Checkpoint::new(0), Checkpoint::new(0), Checkpoint::new(0)];
+        let mut begun = Vec::new();
+        for _ in 0..6 {
+            for checkpoint in &mut checkpoints {
+                now += Duration::from_millis(1);
+                checkpoint.wanted = true;
+                checkpoint.due_at.get_or_insert(now + DIRTY_FOR_MAX);
+            }
+            let since = |number: &usize| checkpoints[*number].due_since(now);
+            let next = (0..3).filter(|number| since(number).is_some()).min_by_key(since).unwrap();
+            begun.push(next);
+            checkpoints[next] = Checkpoint::new(0);
+        }
+        assert_eq!(begun, [0, 1, 2, 0, 1, 2]);
+    }
 
     #[test]
     fn a_checkpoint_that_is_never_written_is_a_failure_and_a_pause_is_none() {
