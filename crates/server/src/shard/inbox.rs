@@ -175,6 +175,9 @@ pub(crate) enum Input {
     /// Checkpoint all shards at one moment and take a view of that.
     Backup(BackupOrder),
     Report(Report),
+    /// For the thread that writes checkpoints.
+    #[cfg(test)]
+    Job(crate::checkpoint::Job),
     /// Something to look at has changed outside: a manual clock.
     Look,
     /// End calls, checkpoint as far as there is time, then end the thread.

@@ -46,7 +46,7 @@ impl ShardLoop {
             self.order_snapshot(number, message);
             return;
         }
-        self.shards[number].replica.step(message);
+        self.shards[number].hear(message);
         self.activate(number);
     }
 
