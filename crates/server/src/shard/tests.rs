@@ -17,7 +17,6 @@ use crate::{
         PeerConfig, PeerHandler, PeerHello,
         tests::proxy::{self, Proxy},
     },
-    sessions::{Attached, Hello, Profile},
 };
 use futures_util::future::BoxFuture;
 use remote::{ShardCall, ShardReply};
@@ -237,11 +236,7 @@ async fn three_by_proxy(holders: &[NodeId]) -> ([TestNode; 3], Proxy) {
     (nodes, proxy)
 }
 
-async fn connect(
-    nodes: &[TestNode; 3],
-    addresses: &BTreeMap<NodeId, String>,
-    holders: &[NodeId],
-) {
+async fn connect(nodes: &[TestNode; 3], addresses: &BTreeMap<NodeId, String>, holders: &[NodeId]) {
     nodes[0].network.set_peers(addresses);
     nodes[0].until(|node| [2, 3].iter().all(|peer| node.network.is_reached(*peer))).await;
     nodes[0].shards.routes().set_control(Arc::new(control(holders)));
