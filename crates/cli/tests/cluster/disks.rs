@@ -106,7 +106,7 @@ async fn a_leader_whose_disk_fills_up_hands_over_and_leads_again_when_it_has_roo
         return eprintln!("SKIPPED: no disk of its own can be mounted for a node here");
     }
     let mut nodes = Nodes::form(NODES);
-    let lost = number(&nodes, 2);
+    let lost = nodes.number(2);
     nodes.stop(2);
     nodes.set_reserve(2, Some(ROOMY_RESERVE));
     rebuild(&mut nodes, 2, lost, Some(ROOMY));
