@@ -65,13 +65,11 @@ impl Turn<'_> {
     /// How many tasks a batch will really make: known and repeated request ids make none. Unique
     /// keys follow the same rules inside the batch as outside of it, in its order.
     fn count_new(&self, queue: &str, tasks: &[NewTask<'_>]) -> Result<u64, Rejection> {
-        let remembers = (self.shard.queues.find(queue))
-            .is_none_or(|number| self.shard.queues.get(number).dedup_window_ms() > 0);
         let mut requests = BTreeSet::new();
         let mut keys: BTreeMap<&str, u32> = BTreeMap::new();
         let mut new = 0;
         for (index, task) in (0..).zip(tasks) {
-            let repeated = task.request_id.is_some_and(|id| remembers && !requests.insert(id));
+            let repeated = task.request_id.is_some_and(|id| !requests.insert(id));
             if repeated || self.known_request(queue, task.request_id).is_some() {
                 continue;
             }

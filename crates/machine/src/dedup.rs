@@ -37,12 +37,9 @@ impl Turn<'_> {
     pub(crate) fn remember_request(&mut self, queue: Slot, request_id: Option<&str>, id: TaskId) {
         let Some(request_id) = request_id else { return };
         let queue = self.shard.queues.get(queue);
-        let window_ms = queue.dedup_window_ms();
-        if window_ms > 0 {
-            let key = request_key(queue.name.as_str(), request_id);
-            let record = DedupRecord { id, expires_at: self.now.plus_ms(window_ms) };
-            self.shard.dedup.insert(key, record);
-        }
+        let key = request_key(queue.name.as_str(), request_id);
+        let record = DedupRecord { id, expires_at: self.now.plus_ms(queue.dedup_window_ms()) };
+        self.shard.dedup.insert(key, record);
     }
 }
 
@@ -88,7 +85,8 @@ mod tests {
     use super::*;
     use crate::testing::{Yard, new_task};
     use crate::{
-        Enqueue, EnqueueBatch, EnqueueMany, NewTask, QueueSettings, limits::DEDUP_WINDOW_MS_DEFAULT,
+        Enqueue, EnqueueBatch, EnqueueMany, NewTask, QueueSettings,
+        limits::{DEDUP_WINDOW_MS_DEFAULT, DEDUP_WINDOW_MS_MIN},
     };
 
     fn request(request_id: &str) -> NewTask<'_> {
@@ -151,6 +149,21 @@ mod tests {
             all(Some(3), vec![request("a"), new_task()]),
         ] {
             assert!(!is_repetition(&yard, command.clone()), "{command:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_is_remembered_long_enough_to_be_sent_again_whatever_the_window() {
+        for window_ms in [0, 1, DEDUP_WINDOW_MS_MIN - 1] {
+            let mut yard = Yard::new();
+            let dedup_window_ms = Some(window_ms);
+            yard.set("mail", QueueSettings { dedup_window_ms, ..QueueSettings::default() });
+            let first = yard.enqueue_task("mail", request("r")).unwrap().id;
+            yard.wait_ms(DEDUP_WINDOW_MS_MIN - 1);
+            let again = yard.enqueue_task("mail", request("r")).unwrap();
+            assert_eq!((again.id, again.duplicate), (first, true), "a window of {window_ms} ms");
+            yard.wait_ms(1);
+            assert!(!yard.enqueue_task("mail", request("r")).unwrap().duplicate);
         }
     }
 

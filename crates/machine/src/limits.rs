@@ -158,6 +158,8 @@ limits! {
     PAGE_TASKS_MAX: usize = 1_000, "tasks";
     /// How long a request_id is remembered, unless its queue says otherwise.
     DEDUP_WINDOW_MS_DEFAULT: u64 = 86_400_000, "ms";
+    /// How long it is remembered at least, whatever its queue says: a broker whose answer got lost sends it again.
+    DEDUP_WINDOW_MS_MIN: u64 = 60_000, "ms";
     /// The longest dedup window that a queue may ask for: 30 days.
     DEDUP_WINDOW_MS_MAX: u64 = 2_592_000_000, "ms";
     /// Finished tasks kept per queue, unless the task or its queue says otherwise.

@@ -385,11 +385,19 @@ impl Machine {
     /// What the outbox owes, in order per target, about `limit` in all. Targets share the limit, so
     /// that one that is away does not hold up the others.
     pub fn outgoing(&self, limit: usize) -> Vec<Outgoing> {
+        self.outgoing_after(limit, |_| 0)
+    }
+
+    /// The same without what each target is known to have taken: up to this number.
+    pub fn outgoing_after(&self, limit: usize, taken: impl Fn(ShardId) -> u64) -> Vec<Outgoing> {
         let targets = || self.links.iter().map(|(shard, _)| shard);
         let share = limit.div_ceil(targets().count().max(1));
         let owed = targets().flat_map(|to| {
-            self.outbox.range((to, 0)..=(to, u64::MAX)).take(share).map(|((to, sequence), owed)| {
-                Outgoing { to, sequence, command: owed.message.clone() }
+            let owed = self.outbox.range((to, taken(to).saturating_add(1))..=(to, u64::MAX));
+            owed.take(share).map(|((to, sequence), owed)| Outgoing {
+                to,
+                sequence,
+                command: owed.message.clone(),
             })
         });
         owed.take(limit).collect()
@@ -452,6 +460,7 @@ mod tests {
         let left = source.machine.outgoing(10);
         assert_eq!(left.iter().map(|o| (o.to, o.sequence)).collect::<Vec<_>>(), [(SHARD, 3)]);
         assert!(source.machine.outgoing(0).is_empty());
+        assert!(source.machine.outgoing_after(10, |_| 3).is_empty(), "it is only not dropped yet");
     }
 
     #[test]

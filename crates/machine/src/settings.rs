@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 pub struct QueueSettings {
     /// Most waiting tasks (ready, scheduled, blocked); no bound by default.
     pub max_length: Option<u64>,
-    /// How long a request_id is remembered.
+    /// How long a request_id is remembered; `DEDUP_WINDOW_MS_MIN` at least.
     pub dedup_window_ms: Option<u64>,
     /// How long finished tasks are kept at most.
     pub retention_ms: Option<u64>,

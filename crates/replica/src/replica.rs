@@ -142,6 +142,8 @@ pub struct Replica<M: StateMachine> {
     outstanding: VecDeque<Outstanding>,
     /// The machines of snapshots that are being persisted, in their order.
     installed: VecDeque<M>,
+    /// The machine that the last snapshot took the place of.
+    pub(crate) replaced: Option<M>,
     /// The term in which this replica leads and has applied all before it.
     pub(crate) leading: Option<u64>,
     role_told: Role,
@@ -201,6 +203,7 @@ impl<M: StateMachine> Replica<M> {
             replay_until: hard_state.commit,
             outstanding: VecDeque::new(),
             installed: VecDeque::new(),
+            replaced: None,
             leading: None,
             role_told,
             members_changed: false,
@@ -368,7 +371,8 @@ impl<M: StateMachine> Replica<M> {
             persisted_up_to = Some(ready.number);
             if ready.snapshot.is_some() {
                 let machine = self.installed.pop_front();
-                self.machine = machine.expect("a snapshot is installed before it counts");
+                let machine = machine.expect("a snapshot is installed before it counts");
+                self.replaced = Some(std::mem::replace(&mut self.machine, machine));
                 snapshot = ready.snapshot;
             }
             messages.extend(ready.messages);

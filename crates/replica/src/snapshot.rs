@@ -10,6 +10,11 @@ impl<M: StateMachine> Replica<M> {
         index > log.committed && !log.match_term(index, term)
     }
 
+    /// The machine whose place a snapshot took: a large one is not dropped in no time.
+    pub fn take_replaced(&mut self) -> Option<M> {
+        self.replaced.take()
+    }
+
     /// The index of a snapshot that was taken from a message and is not persisted yet: a stale one is
     /// ignored.
     pub fn pending_snapshot(&self) -> Option<u64> {

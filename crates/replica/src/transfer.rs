@@ -21,6 +21,11 @@ impl<M: StateMachine> Replica<M> {
         self.node.raft.lead_transferee
     }
 
+    /// Whether leadership is being handed over, so that proposals are refused. It may stay after all.
+    pub fn is_handing_over(&self) -> bool {
+        self.heir().is_some()
+    }
+
     /// Whether it is elected and has not applied yet what was decided before: it will serve in a moment,
     /// or lose its leadership.
     pub fn is_rising(&self) -> bool {

@@ -125,8 +125,12 @@ taskyard_machine::limits! {
     PEER_RAFT_FRAMES_MAX: usize = 65_536, "messages";
     /// Bytes of the same.
     PEER_RAFT_BYTES_MAX: usize = 32 << 20, "bytes";
-    /// Calls under way to one peer, or from one; more are refused and surely not executed. Each worker that waits for tasks of a shard led there is one.
+    /// Bytes of what is told to one peer, above all which workers live, that wait for its connection. The oldest is dropped for the next: it is told again.
+    PEER_TELL_BYTES_MAX: usize = 8 << 20, "bytes";
+    /// Calls under way to one peer, or from one; more are refused and surely not executed.
     PEER_CALLS_MAX: usize = 100_000, "calls";
+    /// Those of them that wait there for something to happen: each worker that waits for tasks of a shard led there is one, and more are refused. The rest is kept for what must be done soon, as renewals.
+    PEER_PARKED_CALLS_MAX: usize = 80_000, "calls";
     /// Bytes of calls that wait for one peer's connection; a call beyond is refused.
     PEER_CALL_BYTES_MAX: usize = 64 << 20, "bytes";
     /// Bytes of one peer's calls that are being executed here; a call beyond is refused.

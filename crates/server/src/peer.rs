@@ -29,14 +29,14 @@ mod serve;
 pub(crate) mod tests;
 mod warnings;
 
-pub use calls::{CallError, LateReply};
+pub use calls::{CallError, CallOptions, LateReply};
 pub use dial::JoinError;
 pub use handshake::{PeerHello, Refusal, RefusalCode};
 
 use crate::{clock::Clock, limits, random::random_u128};
 use accept::Accepted;
 use bytes::Bytes;
-use calls::Dialled;
+use calls::{CALLS_MAX, CallsMax, Dialled};
 use connection::{Heard, PATIENCE, Patience};
 use dial::Link;
 use frame::{Frame, Kind};
@@ -47,7 +47,7 @@ use serve::{ALLOWANCE, Allowance};
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
 use taskyard_replica::NodeId;
@@ -62,6 +62,10 @@ use warnings::Warnings;
 pub trait PeerHandler: Send + Sync + 'static {
     /// A Raft message of a group. Messages may be lost, and come again in another order after a cut.
     fn raft(&self, from: NodeId, group: u64, message: Bytes);
+
+    /// Something that nobody answers. What one peer tells comes in the order in which it was told; it may
+    /// be lost.
+    fn told(&self, from: NodeId, message: Bytes);
 
     /// Executes a call. The future is dropped where it stands when the caller goes away.
     fn call(&self, from: NodeId, request: Bytes) -> BoxFuture<'static, Bytes>;
@@ -83,7 +87,7 @@ pub trait PeerHandler: Send + Sync + 'static {
     fn peer_down(&self, node: NodeId);
 
     /// The peer has been silent for a second, on all its connections and though it was pinged, or is
-    /// heard again. Told in turn, and not of one that was never heard.
+    /// heard again. Told in turn; one that was just named counts as heard.
     fn peer_heard(&self, _node: NodeId, _is_heard: bool) {}
 }
 
@@ -208,14 +212,19 @@ impl Core {
         self.hearing.read().unwrap_or_else(PoisonError::into_inner).get(&node).cloned()
     }
 
-    /// To be told of everything that arrives from a peer.
-    fn heard(&self, node: NodeId) -> Option<Heard> {
-        let (hearing, handler) = (self.hearing(node)?, self.handler.clone());
-        Some(Heard(Box::new(move || {
-            if hearing.heard() {
-                handler.peer_heard(node, true);
+    /// To be told of everything that arrives from a peer. It may have dialled before it was named here.
+    fn heard(self: &Arc<Core>, node: NodeId) -> Heard {
+        let (core, known) = (self.clone(), OnceLock::new());
+        Heard(Box::new(move || {
+            if known.get().is_none()
+                && let Some(hearing) = core.hearing(node)
+            {
+                let _ = known.set(hearing);
             }
-        })))
+            if known.get().is_some_and(|hearing: &Arc<Hearing>| hearing.heard()) {
+                core.handler.peer_heard(node, true);
+            }
+        }))
     }
 }
 
@@ -230,11 +239,16 @@ impl fmt::Debug for Core {
 struct Tuning {
     patience: Patience,
     allowance: Allowance,
+    calls_max: CallsMax,
     strangers_max: usize,
 }
 
-const TUNING: Tuning =
-    Tuning { patience: PATIENCE, allowance: ALLOWANCE, strangers_max: limits::PEER_STRANGERS_MAX };
+const TUNING: Tuning = Tuning {
+    patience: PATIENCE,
+    allowance: ALLOWANCE,
+    calls_max: CALLS_MAX,
+    strangers_max: limits::PEER_STRANGERS_MAX,
+};
 
 /// A task that ends when this is dropped.
 #[derive(Debug)]
@@ -267,6 +281,19 @@ impl PeerNetwork {
         assert!(me.hello.cluster != 0, "a node is a peer once it is in a cluster");
         assert!(me.hello.node != 0, "nodes are counted from 1");
         PeerNetwork::tuned(me, listener, handler, clock, TUNING)
+    }
+
+    /// The same, with few calls at once.
+    #[cfg(test)]
+    pub(crate) fn start_bounded(
+        config: &PeerConfig,
+        listener: TcpListener,
+        handler: Arc<dyn PeerHandler>,
+        (calls_max, parked_max): (usize, usize),
+    ) -> PeerNetwork {
+        let calls_max = CallsMax { all: calls_max, parked: parked_max };
+        let tuning = Tuning { calls_max, ..TUNING };
+        PeerNetwork::tuned(config.identity(), listener, handler, Clock::system(), tuning)
     }
 
     /// Listens while this node is in no cluster itself: others that are in none are answered by
@@ -353,30 +380,30 @@ impl PeerNetwork {
         request: Bytes,
         wait: Duration,
     ) -> impl Future<Output = Result<Bytes, CallError>> + Send + use<> {
-        let link = self.link(node);
-        async move { dialled(link.as_deref(), node)?.call(request, wait).await }
+        self.call_with(node, request, wait, CallOptions::default())
     }
 
-    /// The same. An answer that comes when nobody waits for it any more goes to `late`: what it hands
-    /// over must not get lost.
-    pub fn call_minding(
+    /// The same for a call that parks there, or whose answer is minded.
+    pub fn call_with(
         &self,
         node: NodeId,
         request: Bytes,
         wait: Duration,
-        late: LateReply,
+        options: CallOptions,
     ) -> impl Future<Output = Result<Bytes, CallError>> + Send + use<> {
         let link = self.link(node);
-        async move { dialled(link.as_deref(), node)?.call_minding(request, wait, late).await }
+        async move { dialled(link.as_deref(), node)?.call(request, wait, options).await }
     }
 
-    /// Tells a peer something whose answer nobody needs; what can't be sent is dropped. What is told
-    /// to one peer arrives in the order of these calls.
-    pub fn tell(&self, node: NodeId, request: Bytes) {
-        if let Ok(dialled) = dialled(self.link(node).as_deref(), node)
-            && let Ok(waiting) = dialled.begin(request)
-        {
-            self.inner.runtime.spawn(waiting.end());
+    /// Tells a peer something that it does not answer; what can't be sent is dropped. What is told to
+    /// one peer arrives in the order of these calls, and waits for none of its calls.
+    pub fn tell(&self, node: NodeId, message: Bytes) {
+        if !frame::fits(message.len()) {
+            tracing::error!(node, bytes = message.len(), "what is told does not fit a frame");
+            return;
+        }
+        if let Ok(dialled) = dialled(self.link(node).as_deref(), node) {
+            dialled.queue.push_tell(Frame::new(Kind::Tell, 0, message));
         }
     }
 
@@ -391,7 +418,7 @@ impl PeerNetwork {
     }
 
     /// Whether a peer was heard within about a second, on whichever connection, even one that has ended
-    /// since. Which others count on.
+    /// since, or was only just named: whether it is counted on.
     pub fn is_heard(&self, node: NodeId) -> bool {
         let hearing = || self.inner.core.hearing(node);
         self.link(node).is_some() && hearing().is_some_and(|hearing| hearing.is_heard())

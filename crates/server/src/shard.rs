@@ -8,6 +8,7 @@
 //! route.rs       whom to ask next, and for how long         forward.rs   one call to one node
 //! proposals.rs   commands      claims.rs   claims, hints    reads.rs     questions, bodies, waits
 //! identity.rs    what may be sent again when its outcome got lost
+//! session_news.rs   what nodes tell each other of workers
 //! spread.rs      where queues lie that are spread over shards
 //! ```
 
@@ -24,6 +25,7 @@ mod proposals;
 mod reads;
 pub mod remote;
 mod route;
+mod session_news;
 pub(crate) mod sessions;
 mod spread;
 #[cfg(test)]
@@ -34,6 +36,7 @@ pub(crate) mod watchers;
 
 pub use engine::Engine;
 pub use local::LocalShards;
+pub use session_news::SessionNews;
 
 use crate::{
     Clock, Error, backup,
@@ -45,7 +48,6 @@ use crate::{
 };
 use bytes::Bytes;
 use inbox::{BackupOrder, Inbox, Input};
-use remote::ShardCall;
 use std::{
     fmt,
     sync::{Arc, OnceLock, atomic::AtomicU64},
@@ -326,24 +328,21 @@ impl Shards {
     /// Tells all leaders which sessions live (once a second, from the gateway).
     pub fn sessions_alive(&self, sessions: Vec<SessionId>) {
         if !sessions.is_empty() {
-            self.tell_others(|| ShardCall::SessionsAlive(sessions.clone()));
+            self.spread_news(SessionNews::Alive(sessions));
         }
-        self.local().sessions_alive(self.routes().me(), sessions);
     }
 
     /// The connection of a session closed without a goodbye: its silence limit becomes 5 s from now,
     /// unless it is named alive again.
     pub fn session_cut(&self, session: SessionId) {
-        self.tell_others(|| ShardCall::SessionCut(session));
-        self.local().session_cut(self.routes().me(), session);
+        self.spread_news(SessionNews::Cut(session));
     }
 
     /// Claims that a session was handed and never reported started, as the gateway knows them when
     /// the session falls silent; replaces what was said before. They go into its `EndSession` as
     /// `not_started`: released, not lost. Forgotten when the session is named alive again.
     pub fn session_not_started(&self, session: SessionId, tasks: Vec<TaskId>) {
-        self.tell_others(|| ShardCall::SessionNotStarted(session, tasks.clone()));
-        self.local().session_not_started(self.routes().me(), session, tasks);
+        self.spread_news(SessionNews::NotStarted(session, tasks));
     }
 
     /// A consistent copy of every shard of a node that is alone, as the bytes of one file, in parts. A

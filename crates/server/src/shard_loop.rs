@@ -28,7 +28,7 @@ mod turn;
 
 use crate::{
     Clock, Error,
-    checkpoint::{Checkpointer, Failure, Store},
+    checkpoint::{Checkpointer, Failure},
     clock,
     cluster::{Fetcher, Routes, Snapshots},
     data_dir::Format,
@@ -88,7 +88,6 @@ pub(crate) struct Parts {
     pub runtime: Option<tokio::runtime::Handle>,
     pub inbox: Arc<Inbox>,
     pub log: Arc<Log>,
-    pub store: Arc<Store>,
     pub snapshots: Arc<Snapshots>,
     pub fetcher: Fetcher,
     pub checkpointer: Checkpointer,
@@ -131,6 +130,8 @@ pub(crate) struct ShardLoop {
     next_tick: Instant,
     /// Replicas that are to go.
     doomed: BTreeSet<usize>,
+    /// Shards whose replica has left, and of which something may be stored still.
+    leaving: BTreeSet<ShardId>,
     /// By group: the last replica that this node had and has no more.
     gone: BTreeMap<u64, u64>,
     hand_over: Option<HandOver>,
@@ -142,7 +143,6 @@ pub(crate) struct ShardLoop {
     active: Vec<usize>,
     inbox: Arc<Inbox>,
     log: Arc<Log>,
-    store: Arc<Store>,
     /// Offered to other nodes.
     snapshots: Arc<Snapshots>,
     /// Gets those that other nodes offer.
@@ -183,13 +183,13 @@ impl ShardLoop {
             rules: RULES_CURRENT,
             routes: parts.routes,
             network: parts.network,
-            store: parts.store,
             snapshots: parts.snapshots,
             fetcher: parts.fetcher,
             handle: parts.handle,
             runtime: parts.runtime,
             next_tick: real,
             doomed: BTreeSet::new(),
+            leaving: BTreeSet::new(),
             gone: recovered.gone,
             hand_over: None,
             held_bytes: 0,
@@ -234,10 +234,8 @@ impl ShardLoop {
             Course::Halted => clock::real_now() + HALT_FOR_MAX,
         };
         self.snapshots.close();
-        let ShardLoop {
-            shards, control, partial, checkpoints, checkpointer, fetcher, store, ..
-        } = self;
-        drop((shards, control, partial, checkpoints, fetcher, store));
+        let ShardLoop { shards, control, partial, checkpoints, checkpointer, fetcher, .. } = self;
+        drop((shards, control, partial, checkpoints, fetcher));
         checkpointer.finish(until)
     }
 
@@ -414,8 +412,9 @@ impl ShardLoop {
                 self.activate(number);
             }
             Role::Follower { .. } => {
-                shard.end_all(&not_leader);
-                self.sessions.forget(shard.id);
+                let (id, unproposed) = (shard.id, shard.end_all(&not_leader));
+                self.refuse(number, unproposed, Vec::new());
+                self.sessions.forget(id);
             }
         }
     }

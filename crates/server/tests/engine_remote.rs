@@ -13,7 +13,7 @@ use taskyard_machine::{
 use taskyard_server::{
     Error,
     shard::{
-        HandedTask, Shards,
+        HandedTask, SessionNews, Shards,
         remote::{ShardCall, ShardReply, serve, serve_bytes, wait_ms},
     },
 };
@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(20);
 
 /// Sends a call as another node would.
 async fn send(shards: &Shards, call: ShardCall) -> ShardReply {
-    ShardReply::decode(&serve_bytes(shards, 2, &call.encode()).await).unwrap()
+    ShardReply::decode(&serve_bytes(shards, &call.encode()).await).unwrap()
 }
 
 async fn propose(
@@ -164,10 +164,10 @@ async fn a_call_that_is_dropped_leaves_nothing_behind() {
     let engine = start(&config(dir.path()));
     let bench = Bench(engine.shards());
     let shards = &bench.0;
-    let mut parked = Box::pin(serve(shards, 2, claim(shards, "mail", 1, LONG)));
+    let mut parked = Box::pin(serve(shards, claim(shards, "mail", 1, LONG)));
     assert!(waits(&mut parked).await);
     drop(parked);
-    let mut leaving = Box::pin(serve(shards, 2, claim(shards, "mail", 1, LONG)));
+    let mut leaving = Box::pin(serve(shards, claim(shards, "mail", 1, LONG)));
     assert!(waits(&mut leaving).await);
     let id = bench.enqueue("mail", b"x").await;
     // The claim has been decided and handed over, and nobody has looked.
@@ -190,8 +190,11 @@ async fn sessions_are_told_of_over_bytes() {
     let shards = &bench.0;
     let session = SessionId(7);
     let ids = bench.enqueue_many("mail", 2, b"x").await;
-    let alive = || ShardCall::SessionsAlive(vec![session]);
-    assert_eq!(send(shards, alive()).await, ShardReply::Told);
+    let tell = |news: SessionNews| {
+        shards.take_news(2, SessionNews::decode(&news.encode()).unwrap());
+    };
+    let alive = || SessionNews::Alive(vec![session]);
+    tell(alive());
     let mut request = request("mail", 2);
     request.session = Some(session);
     request.lease_ms = 3_600_000;
@@ -200,12 +203,13 @@ async fn sessions_are_told_of_over_bytes() {
     // Named alive, it keeps its claims beyond the longest silence.
     for _ in 0..3 {
         clock.advance(Duration::from_secs(8));
-        assert_eq!(send(shards, alive()).await, ShardReply::Told);
+        tell(alive());
+        // It is heard before the clock moves on.
+        shards.status().await.unwrap();
     }
     assert_eq!(bench.task(ids[0]).await.unwrap().state, TaskStateName::Claimed);
-    assert_eq!(send(shards, ShardCall::SessionCut(session)).await, ShardReply::Told);
-    let not_started = ShardCall::SessionNotStarted(session, vec![ids[1]]);
-    assert_eq!(send(shards, not_started).await, ShardReply::Told);
+    tell(SessionNews::Cut(session));
+    tell(SessionNews::NotStarted(session, vec![ids[1]]));
     // All that was told is in the loop before this is answered; then five seconds of silence pass.
     shards.status().await.unwrap();
     clock.advance(Duration::from_millis(5_001));
@@ -252,7 +256,7 @@ async fn what_cannot_be_read_is_answered_with_words() {
         (&[], "1 bytes wanted, 0 left"),
         (b"GET / HTTP/1.1\r\n\r\n", "version 71 instead of 1"),
     ] {
-        match ShardReply::decode(&serve_bytes(&shards, 2, bytes).await).unwrap() {
+        match ShardReply::decode(&serve_bytes(&shards, bytes).await).unwrap() {
             ShardReply::Unread(told) => assert!(told.starts_with(words), "{told}"),
             other => panic!("{other:?}"),
         }

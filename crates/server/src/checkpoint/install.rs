@@ -40,8 +40,6 @@ pub(super) struct Install {
     pub id: SnapshotId,
     pub generation: Generation,
     pub arrived: Arrived,
-    /// The shard loop is about to switch to it: nothing else may take its place.
-    pub is_claimed: bool,
 }
 
 /// How far it has come.
@@ -70,14 +68,14 @@ impl Install {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let Install { id, generation, arrived, .. } = self.clone();
+        let Install { id, generation, arrived } = self.clone();
         encode_for_node(INSTALL_VERSION, &Stored { id, generation: generation as u8, arrived })
     }
 
     fn decode(bytes: &[u8]) -> Option<Install> {
         let Stored { id, generation, arrived } = decode_from_node(INSTALL_VERSION, bytes).ok()?;
         let generation = Generation::from_byte(generation)?;
-        Some(Install { id, generation, arrived, is_claimed: false })
+        Some(Install { id, generation, arrived })
     }
 }
 
@@ -129,9 +127,6 @@ impl Store {
     /// it is empty the disk knows of no install there.
     fn reserve(&self, shard: ShardId, id: SnapshotId) -> Result<Install, InstallError> {
         let mut moves = self.moves();
-        if moves.installing.get(&shard).is_some_and(|install| install.is_claimed) {
-            return Err(InstallError::GivenUp);
-        }
         let generation = self.current(shard).map_or(Generation::First, Generation::other);
         let stored = self.stored_install(shard)?;
         let known =
@@ -141,7 +136,7 @@ impl Store {
                 moves.take_back(shard, generation);
                 known.clone()
             }
-            None => Install { id, generation, arrived: Arrived::default(), is_claimed: false },
+            None => Install { id, generation, arrived: Arrived::default() },
         };
         if known.is_none() && stored.is_some() {
             let mut batch = self.db.batch().durability(Some(PersistMode::SyncAll));
@@ -177,32 +172,18 @@ impl Store {
         Ok(install.arrived.clone())
     }
 
-    /// Keeps an install that is whole for the switch; `false` if it is not there any more.
-    pub(crate) fn claim_install(&self, shard: ShardId, id: SnapshotId) -> bool {
-        let mut moves = self.moves();
-        let install = moves.installing.get_mut(&shard);
-        let install =
-            install.filter(|install| install.id == id && install.arrived.position.is_end());
-        install.map(|install| install.is_claimed = true).is_some()
-    }
-
-    /// Makes what was installed the state of its shard, synced. What was there before is garbage.
-    ///
-    /// # Panics
-    /// If it was not claimed.
-    pub(crate) fn switch(&self, shard: ShardId, cut: &Cut) -> Result<(), StoreError> {
+    /// Makes what was installed the state of its shard, synced. What was there before is garbage. `false`
+    /// if it is not there, or not whole: another snapshot or a checkpoint took its place.
+    pub(crate) fn switch(
+        &self,
+        shard: ShardId,
+        id: SnapshotId,
+        cut: &Cut,
+    ) -> Result<bool, StoreError> {
         let mut moves = self.moves();
         let install = moves.installing.get(&shard);
-        let whole = install.filter(|install| {
-            let is_cut = (install.id.index, install.id.term) == (cut.index, cut.term);
-            install.is_claimed && is_cut
-        });
-        let Some(&Install { generation, .. }) = whole else {
-            let index = cut.index;
-            panic!(
-                "shard {shard} switches to a snapshot at {index} that is not there: {install:?}"
-            );
-        };
+        let is_whole = |install: &&Install| install.id == id && install.arrived.position.is_end();
+        let Some(&Install { generation, .. }) = install.filter(is_whole) else { return Ok(false) };
         let slot = Slot { generation, cut: cut.clone(), is_installed: true };
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncAll));
         batch.insert(&self.rest, slot_key(shard), slot.encode());
@@ -213,14 +194,16 @@ impl Store {
             moves.discard(shard, old);
         }
         self.set_current(shard, Some(generation));
-        Ok(())
+        Ok(true)
     }
 
-    /// Gives up an install, if there is one. In memory alone: what it has left is removed as garbage.
-    pub(crate) fn discard_install(&self, shard: ShardId) {
+    /// Gives up an install, if it is there. In memory alone: what it has left is removed as garbage.
+    pub(crate) fn discard_install(&self, shard: ShardId, id: SnapshotId) {
         let mut moves = self.moves();
-        if let Some(install) = moves.installing.remove(&shard) {
-            moves.discard(shard, install.generation);
+        let install = moves.installing.get(&shard).filter(|install| install.id == id);
+        if let Some(&Install { generation, .. }) = install {
+            moves.installing.remove(&shard);
+            moves.discard(shard, generation);
         }
     }
 
@@ -228,7 +211,7 @@ impl Store {
     pub(super) fn discard_overtaken(&self, shard: ShardId, index: u64) {
         let mut moves = self.moves();
         let install = moves.installing.get(&shard);
-        let overtaken = install.filter(|install| install.id.index <= index && !install.is_claimed);
+        let overtaken = install.filter(|install| install.id.index <= index);
         if let Some(&Install { generation, .. }) = overtaken {
             moves.installing.remove(&shard);
             moves.discard(shard, generation);
@@ -250,6 +233,22 @@ impl Store {
         };
         self.empty(shard, generation)?;
         self.begin_install(shard, id)
+    }
+
+    /// Shards whose installs are whole, and not switched to yet.
+    #[cfg(test)]
+    pub(crate) fn whole_installs(&self) -> Vec<ShardId> {
+        let moves = self.moves();
+        let whole =
+            moves.installing.iter().filter(|(_, install)| install.arrived.position.is_end());
+        whole.map(|(shard, _)| *shard).collect()
+    }
+
+    /// Does something while the store lets nobody switch to a snapshot, as a long write of a checkpoint would.
+    #[cfg(test)]
+    pub(crate) fn while_held(&self, work: impl FnOnce()) {
+        let _moves = self.moves();
+        work();
     }
 
     /// Records of all installs under way, about.

@@ -1,10 +1,10 @@
 //! The threads beside the shard loop: one writes checkpoints, one reads bodies back, one frees space.
 //!
-//! None of them is ever waited for by the loop, nor for long at the end: fjall may wait for ever on a disk
+//! All that waits for the disk of checkpoints is done here: none of these threads is ever waited for by the loop, nor for long at the end: fjall may wait for ever on a disk
 //! that has failed. A failure of any of them is reported and stops the node: what it was about may be half
 //! done.
 
-use super::{Change, Cut, Store, StoreError};
+use super::{Change, Cut, SnapshotId, Store, StoreError};
 use crate::{clock, data_dir::DataDir, log::Log};
 use bytes::Bytes;
 use std::{
@@ -33,6 +33,14 @@ pub(crate) enum Job {
     Write(ShardId, Cut),
     /// Look at all that is written by now.
     Look(Look),
+    /// Make a snapshot that has come whole the state of its shard.
+    Switch(ShardId, SnapshotId, Cut),
+    /// Give up a snapshot that has come.
+    Discard(ShardId, SnapshotId),
+    /// Forget a shard whose replica is gone from this node, and from the log.
+    Remove(ShardId),
+    /// Drop something large.
+    Drop(Box<dyn Send>),
 }
 
 /// Bodies that are not in memory.
@@ -46,6 +54,10 @@ pub(crate) struct BodiesRequest {
 pub(crate) enum Report {
     /// A checkpoint is synced.
     Written(ShardId, Cut),
+    /// The store has switched to a snapshot, synced; or not, since it is not there any more.
+    Switched(ShardId, SnapshotId, bool),
+    /// Nothing is stored of the shard any more.
+    Removed(ShardId),
     /// The log's files can't be freed before these groups are checkpointed.
     Holding(Vec<u64>),
     /// The node must stop.
@@ -166,6 +178,17 @@ fn write_checkpoints(
                 report(Report::Written(shard, cut));
             }
             Job::Look(look) => look(store),
+            Job::Switch(shard, id, cut) => {
+                let switched = store.switch(shard, id, &cut).map_err(|error| stopped(&error))?;
+                report(Report::Switched(shard, id, switched));
+            }
+            Job::Discard(shard, id) => store.discard_install(shard, id),
+            Job::Remove(shard) => {
+                gathered.remove(&shard);
+                store.remove(shard).map_err(|error| stopped(&error))?;
+                report(Report::Removed(shard));
+            }
+            Job::Drop(large) => drop(large),
         }
     }
     Ok(())

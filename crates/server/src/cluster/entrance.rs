@@ -293,6 +293,8 @@ struct Waiting(Bytes);
 impl PeerHandler for Waiting {
     fn raft(&self, _from: NodeId, _group: u64, _message: Bytes) {}
 
+    fn told(&self, _: NodeId, _: Bytes) {}
+
     fn call(&self, _from: NodeId, _request: Bytes) -> BoxFuture<'static, Bytes> {
         Box::pin(std::future::ready(Bytes::new()))
     }

@@ -64,6 +64,12 @@ impl SnapshotOrder {
                 "a snapshot of shard {of} at {at} was sent for shard {shard} at {index}"
             ));
         }
+        // Raft would refuse it when the store has switched to it.
+        let (members, to) = (snapshot.get_metadata().get_conf_state(), message.to);
+        let lists = [&members.voters, &members.learners, &members.voters_outgoing];
+        if !lists.iter().any(|ids| ids.contains(&to)) {
+            return Err(format!("replica {to}, which it was sent to, is no member in it"));
+        }
         Ok(SnapshotOrder { shard, source: offer.source, message })
     }
 
@@ -332,10 +338,11 @@ impl Transfer {
         let format = self.shared.data.format();
         let (shard, incarnation, shards) = (self.shard, format.incarnation, format.shards);
         let identity = Identity { incarnation, shard, shards };
+        let id = self.id;
         let loaded = self.with_store(move |store| {
             let loaded = load(identity, store.view().installed_records(shard));
             if loaded.is_err() {
-                store.discard_install(shard);
+                store.discard_install(shard, id);
             }
             loaded
         });

@@ -6,7 +6,7 @@
 use super::call_kind;
 use crate::{
     peer::{PeerHandler, PeerHello},
-    shard::{Shards, remote},
+    shard::{SessionNews, Shards, remote},
 };
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -53,17 +53,21 @@ impl PeerHandler for ClusterHandler {
         self.shards.raft(from, group, message);
     }
 
+    fn told(&self, from: NodeId, message: Bytes) {
+        match SessionNews::decode(&message) {
+            Ok(news) => self.shards.take_news(from, news),
+            Err(error) => tracing::warn!(from, %error, "a node tells what can't be read here"),
+        }
+    }
+
     fn call(&self, from: NodeId, mut request: Bytes) -> BoxFuture<'static, Bytes> {
         let kind = if request.is_empty() { 0 } else { request.split_to(1)[0] };
         let plugged_in = match kind {
-            call_kind::SHARD if remote::take_told(&self.shards, from, &request) => {
-                return Box::pin(async { remote::ShardReply::Told.encode().into() });
-            }
             call_kind::SHARD => {
                 let shards = self.shards.clone();
-                return Box::pin(async move {
-                    remote::serve_bytes(&shards, from, &request).await.into()
-                });
+                return Box::pin(
+                    async move { remote::serve_bytes(&shards, &request).await.into() },
+                );
             }
             call_kind::CLUSTER => &self.cluster,
             call_kind::SNAPSHOT => &self.snapshot,

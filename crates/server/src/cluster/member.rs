@@ -236,7 +236,7 @@ impl Cluster {
                     error.what
                 ))),
             },
-            Err(CallError::NotSent { .. }) => {
+            Err(CallError::NotSent { .. } | CallError::TooManyParked { .. }) => {
                 Ok(ClusterReply::Failed(Error::NotLeader { shard: 0, leader: None }))
             }
             Err(CallError::Lost | CallError::TimedOut) => Err(Error::OutcomeUnknown),

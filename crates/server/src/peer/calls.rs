@@ -35,6 +35,13 @@ pub enum CallError {
         /// For people.
         why: Cow<'static, str>,
     },
+    /// It was not sent, for as many calls as may are parked at the peer already: asking again soon, or
+    /// somebody else, helps nothing.
+    #[error("the call was not sent: {parked} calls wait at the peer, which is the limit")]
+    TooManyParked {
+        /// How many.
+        parked: usize,
+    },
     /// The connection broke while it was under way: whether it was executed is unknown.
     #[error("the connection broke under the call; whether it was executed is unknown")]
     Lost,
@@ -53,10 +60,39 @@ impl CallError {
 /// block.
 pub type LateReply = Arc<dyn Fn(Bytes) + Send + Sync>;
 
+/// What a call may be beside one that is answered soon and that nobody misses the answer of.
+#[derive(Clone, Default)]
+pub struct CallOptions {
+    /// It waits on the other side until something happens there. Those are bounded by themselves, so that
+    /// however many wait, what must be done soon still gets through.
+    pub parks: bool,
+    /// Takes the answer if nobody waits for it when it comes: what it hands over must not get lost. The
+    /// call is counted as under way until then.
+    pub late: Option<LateReply>,
+}
+
+impl fmt::Debug for CallOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallOptions").field("parks", &self.parks).finish_non_exhaustive()
+    }
+}
+
+/// How many calls may be under way on one connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallsMax {
+    pub(super) all: usize,
+    /// Those of them that park.
+    pub(super) parked: usize,
+}
+
+pub(super) const CALLS_MAX: CallsMax =
+    CallsMax { all: limits::PEER_CALLS_MAX, parked: limits::PEER_PARKED_CALLS_MAX };
+
 /// What waits at most for a connection that this node dialled.
 pub(super) const BOUNDS: Bounds = Bounds {
     raft_frames_max: limits::PEER_RAFT_FRAMES_MAX,
     raft_bytes_max: limits::PEER_RAFT_BYTES_MAX,
+    tell_bytes_max: limits::PEER_TELL_BYTES_MAX,
     bulk_bytes_max: limits::PEER_CALL_BYTES_MAX,
 };
 
@@ -67,6 +103,7 @@ pub(super) struct Dialled {
     /// Wall time of the handshake.
     pub(super) since_ms: u64,
     pub(super) queue: SendQueue,
+    calls_max: CallsMax,
     calls: Mutex<Calls>,
     pings: Mutex<Pings>,
     clock: Clock,
@@ -77,11 +114,22 @@ struct Calls {
     ended: bool,
     next_stream: u64,
     under_way: HashMap<u64, UnderWay>,
+    /// Those under way that park.
+    parked: usize,
+}
+
+impl Calls {
+    fn remove(&mut self, stream: u64) -> Option<UnderWay> {
+        let removed = self.under_way.remove(&stream)?;
+        self.parked -= usize::from(removed.parks);
+        Some(removed)
+    }
 }
 
 struct UnderWay {
     ticket: Ticket,
     answer: oneshot::Sender<Result<Bytes, CallError>>,
+    parks: bool,
     late: Option<LateReply>,
 }
 
@@ -92,11 +140,12 @@ impl fmt::Debug for UnderWay {
 }
 
 impl Dialled {
-    pub(super) fn new(peer: PeerHello, clock: Clock, bounds: Bounds) -> Dialled {
+    pub(super) fn new(peer: PeerHello, clock: Clock, calls_max: CallsMax) -> Dialled {
         Dialled {
             peer,
             since_ms: clock.wall_ms(),
-            queue: SendQueue::new(bounds),
+            queue: SendQueue::new(BOUNDS),
+            calls_max,
             calls: Mutex::default(),
             pings: Mutex::default(),
             clock,
@@ -108,30 +157,16 @@ impl Dialled {
         self: Arc<Dialled>,
         request: Bytes,
         wait: Duration,
+        options: CallOptions,
     ) -> Result<Bytes, CallError> {
-        self.begin(request)?.answer_within(wait).await
-    }
-
-    /// The same. The answer goes to `late` if nobody waits for it when it comes; the call is counted as
-    /// under way until then.
-    pub(super) async fn call_minding(
-        self: Arc<Dialled>,
-        request: Bytes,
-        wait: Duration,
-        late: LateReply,
-    ) -> Result<Bytes, CallError> {
-        self.begin_minding(request, Some(late))?.answer_within(wait).await
+        self.begin(request, options)?.answer_within(wait).await
     }
 
     /// Sends a call. Dropping what this gives takes the call back, or cancels it on the other side.
-    pub(super) fn begin(self: Arc<Dialled>, request: Bytes) -> Result<Waiting, CallError> {
-        self.begin_minding(request, None)
-    }
-
-    fn begin_minding(
+    fn begin(
         self: Arc<Dialled>,
         request: Bytes,
-        late: Option<LateReply>,
+        CallOptions { parks, late }: CallOptions,
     ) -> Result<Waiting, CallError> {
         if !fits(request.len()) {
             let why = format!(
@@ -146,7 +181,10 @@ impl Dialled {
         if calls.ended {
             return Err(CallError::not_sent("the peer is not connected"));
         }
-        if calls.under_way.len() >= limits::PEER_CALLS_MAX {
+        if parks && calls.parked >= self.calls_max.parked {
+            return Err(CallError::TooManyParked { parked: calls.parked });
+        }
+        if calls.under_way.len() >= self.calls_max.all {
             return Err(CallError::not_sent("too many calls to the peer are under way"));
         }
         let stream = calls.next_stream + 1;
@@ -154,7 +192,9 @@ impl Dialled {
             return Err(CallError::not_sent("too much waits for the peer already"));
         };
         calls.next_stream = stream;
-        calls.under_way.insert(stream, UnderWay { ticket, answer: sender, late: late.clone() });
+        calls.parked += usize::from(parks);
+        let under_way = UnderWay { ticket, answer: sender, parks, late: late.clone() };
+        calls.under_way.insert(stream, under_way);
         drop(calls);
         Ok(Waiting { dialled: self, stream, answer, late, has_left: false })
     }
@@ -213,7 +253,7 @@ impl Dialled {
     }
 
     fn answer(&self, stream: u64, answer: Result<Bytes, CallError>) {
-        let under_way = self.calls().under_way.remove(&stream);
+        let under_way = self.calls().remove(stream);
         // Nobody waits for a call that was cancelled; what it brings may matter all the same.
         if let Some(UnderWay { answer: sender, late, .. }) = under_way
             && let (Err(Ok(reply)), Some(late)) = (sender.send(answer), late)
@@ -225,7 +265,7 @@ impl Dialled {
     /// Ends every call that is under way: those that were not written yet were surely not executed.
     pub(super) fn end(&self) {
         let mut calls = self.calls();
-        calls.ended = true;
+        (calls.ended, calls.parked) = (true, 0);
         for (_, under_way) in calls.under_way.drain() {
             let error = match self.queue.withdraw(under_way.ticket) {
                 true => CallError::not_sent("the connection broke before the call was written"),
@@ -266,11 +306,6 @@ impl Waiting {
         }
     }
 
-    /// Completes when the call is over, whatever came of it.
-    pub(super) async fn end(mut self) {
-        let _ = (&mut self.answer).await;
-    }
-
     /// The time is over.
     fn give_up(&mut self) -> Result<Bytes, CallError> {
         match self.leave() {
@@ -289,7 +324,7 @@ impl Waiting {
         let ticket = calls.under_way.get(&self.stream)?.ticket;
         let withdrawn = self.dialled.queue.withdraw(ticket);
         if withdrawn || self.late.is_none() {
-            calls.under_way.remove(&self.stream);
+            calls.remove(self.stream);
         }
         // Before anybody can answer: an answer must find nobody here, and go to who minds it.
         self.answer.close();
@@ -331,266 +366,4 @@ fn read_wall_clock(frame: &Frame) -> Result<u64, Ended> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{
-        super::connection::{PATIENCE, write_frame},
-        *,
-    };
-    use futures_util::FutureExt;
-    use tokio::{
-        io::{DuplexStream, ReadHalf, WriteHalf},
-        task::JoinHandle,
-    };
-
-    const WAIT: Duration = Duration::from_secs(30);
-
-    fn dialled(clock: &Clock) -> Arc<Dialled> {
-        let build = "test".to_string();
-        let peer = PeerHello { cluster: 1, node: 2, boot: 3, build, rules: 1 };
-        Arc::new(Dialled::new(peer, clock.clone(), BOUNDS))
-    }
-
-    /// The other side of a connection, played by hand.
-    struct Far {
-        reader: FrameReader<ReadHalf<DuplexStream>>,
-        writer: WriteHalf<DuplexStream>,
-    }
-
-    impl Far {
-        /// The next frame that is no sign of life.
-        async fn frame(&mut self) -> Frame {
-            loop {
-                let frame = self.reader.frame().await.unwrap();
-                if !matches!(frame.kind, Kind::Ping | Kind::Pong) {
-                    return frame;
-                }
-            }
-        }
-
-        async fn send(&mut self, kind: Kind, stream: u64, body: &'static [u8]) {
-            write_frame(&mut self.writer, &Frame::new(kind, stream, body)).await.unwrap();
-        }
-    }
-
-    /// Runs a connection in the background; its end is what the task gives.
-    fn connect(dialled: &Arc<Dialled>) -> (Far, tokio::task::JoinHandle<Ended>) {
-        let (near, far) = tokio::io::duplex(1 << 16);
-        let (reader, writer) = tokio::io::split(near);
-        let near = dialled.clone();
-        let running = tokio::spawn(async move {
-            let mut reader = FrameReader::new(reader);
-            reader.trust();
-            let ended = near.run(reader, writer, PATIENCE).await;
-            near.end();
-            ended
-        });
-        let (reader, writer) = tokio::io::split(far);
-        (Far { reader: FrameReader::new(reader), writer }, running)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn answers_find_their_calls_in_any_order() {
-        let dialled = dialled(&Clock::system());
-        let (mut far, _running) = connect(&dialled);
-        let first = tokio::spawn(dialled.clone().call(Bytes::from("one"), WAIT));
-        let one = far.frame().await;
-        let second = tokio::spawn(dialled.clone().call(Bytes::from("two"), WAIT));
-        let two = far.frame().await;
-        assert_eq!((&one.body[..], &two.body[..]), (&b"one"[..], &b"two"[..]));
-        far.send(Kind::Reply, two.stream, b"2").await;
-        far.send(Kind::Reply, 77, b"for nobody").await;
-        far.send(Kind::Reply, one.stream, b"1").await;
-        assert_eq!(second.await.unwrap(), Ok(Bytes::from("2")));
-        assert_eq!(first.await.unwrap(), Ok(Bytes::from("1")));
-        assert_eq!(dialled.calls_under_way(), 0);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_caller_that_goes_away_is_told_to_the_other_side() {
-        let dialled = dialled(&Clock::system());
-        let (mut far, _running) = connect(&dialled);
-        let caller = tokio::spawn(dialled.clone().call(Bytes::from("long"), WAIT));
-        let call = far.frame().await;
-        caller.abort();
-        assert_eq!(far.frame().await, Frame::new(Kind::Cancel, call.stream, Bytes::new()));
-        assert_eq!(dialled.calls_under_way(), 0);
-    }
-
-    /// Calls, gives up, and tells what the other side was asked and what came late.
-    fn minded(dialled: &Arc<Dialled>, wait: Duration) -> (JoinHandle<()>, Arc<Mutex<Vec<Bytes>>>) {
-        let came = Arc::new(Mutex::new(Vec::new()));
-        let late = {
-            let came = came.clone();
-            Arc::new(move |reply| came.lock().unwrap().push(reply))
-        };
-        let call = dialled.clone().call_minding(Bytes::from("claim"), wait, late);
-        (tokio::spawn(async move { drop(call.await) }), came)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_that_comes_too_late_goes_to_who_minds_it() {
-        let dialled = dialled(&Clock::system());
-        let (mut far, _running) = connect(&dialled);
-        // Its caller goes away, or its time is over.
-        for wait in [WAIT, PATIENCE.ping_every] {
-            let (caller, came) = minded(&dialled, wait);
-            let call = far.frame().await;
-            if wait == WAIT {
-                caller.abort();
-            }
-            assert_eq!(far.frame().await.kind, Kind::Cancel);
-            assert_eq!(dialled.calls_under_way(), 1);
-            far.send(Kind::Reply, call.stream, b"a task").await;
-            // Answers come in order, so the late one is there when this one is.
-            let after = tokio::spawn(dialled.clone().call(Bytes::new(), WAIT));
-            let call = far.frame().await;
-            far.send(Kind::Reply, call.stream, b"").await;
-            after.await.unwrap().unwrap();
-            assert_eq!(*came.lock().unwrap(), [Bytes::from("a task")]);
-            assert_eq!(dialled.calls_under_way(), 0);
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_that_nobody_looked_at_goes_to_who_minds_it() {
-        let dialled = dialled(&Clock::system());
-        let (mut far, _running) = connect(&dialled);
-        let came = Arc::new(Mutex::new(Vec::new()));
-        let late: LateReply = {
-            let came = came.clone();
-            Arc::new(move |reply| came.lock().unwrap().push(reply))
-        };
-        let waiting = dialled.clone().begin_minding(Bytes::from("claim"), Some(late)).unwrap();
-        let call = far.frame().await;
-        far.send(Kind::Reply, call.stream, b"a task").await;
-        let after = tokio::spawn(dialled.clone().call(Bytes::new(), WAIT));
-        let call = far.frame().await;
-        far.send(Kind::Reply, call.stream, b"").await;
-        after.await.unwrap().unwrap();
-        assert!(came.lock().unwrap().is_empty());
-        drop(waiting);
-        assert_eq!(*came.lock().unwrap(), [Bytes::from("a task")]);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_cancelled_call_is_forgotten_when_no_answer_will_come() {
-        let dialled = dialled(&Clock::system());
-        let (mut far, _running) = connect(&dialled);
-        let (caller, came) = minded(&dialled, WAIT);
-        let call = far.frame().await;
-        caller.abort();
-        far.frame().await;
-        far.send(Kind::Broken, call.stream, b"").await;
-        let after = tokio::spawn(dialled.clone().call(Bytes::new(), WAIT));
-        let call = far.frame().await;
-        far.send(Kind::Reply, call.stream, b"").await;
-        after.await.unwrap().unwrap();
-        assert_eq!((dialled.calls_under_way(), came.lock().unwrap().len()), (0, 0));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_was_declined_was_not_sent_and_what_broke_is_unknown() {
-        let dialled = dialled(&Clock::system());
-        let (mut far, _running) = connect(&dialled);
-        for (kind, expected) in
-            [(Kind::Declined, CallError::not_sent("too many")), (Kind::Broken, CallError::Lost)]
-        {
-            let caller = tokio::spawn(dialled.clone().call(Bytes::new(), WAIT));
-            let call = far.frame().await;
-            far.send(kind, call.stream, b"too many").await;
-            assert_eq!(caller.await.unwrap(), Err(expected));
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_call_whose_time_is_over_is_unknown_once_it_was_written() {
-        let dialled = dialled(&Clock::system());
-        let (mut far, running) = connect(&dialled);
-        // The other side keeps the connection alive, and answers nothing.
-        let caller = tokio::spawn(dialled.clone().call(Bytes::new(), PATIENCE.ping_every));
-        let call = far.frame().await;
-        assert_eq!(caller.await.unwrap(), Err(CallError::TimedOut));
-        assert_eq!(far.frame().await, Frame::new(Kind::Cancel, call.stream, Bytes::new()));
-        running.abort();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_call_that_was_never_written_was_surely_not_executed() {
-        let dialled = dialled(&Clock::system());
-        // Nothing runs the connection, so nothing is written.
-        let timed_out = dialled.clone().call(Bytes::new(), Duration::from_millis(10)).await;
-        assert!(matches!(timed_out, Err(CallError::NotSent { .. })), "{timed_out:?}");
-
-        let call = dialled.clone().call(Bytes::new(), WAIT);
-        tokio::pin!(call);
-        assert!((&mut call).now_or_never().is_none());
-        dialled.end();
-        let broken = call.await;
-        assert!(matches!(broken, Err(CallError::NotSent { .. })), "{broken:?}");
-        let late = dialled.clone().call(Bytes::new(), WAIT).await;
-        assert!(matches!(late, Err(CallError::NotSent { .. })), "{late:?}");
-        assert_eq!(dialled.queue.waiting(), (0, 0));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn calls_that_were_written_are_lost_with_their_connection() {
-        let dialled = dialled(&Clock::system());
-        let (mut far, running) = connect(&dialled);
-        let caller = tokio::spawn(dialled.clone().call(Bytes::new(), WAIT));
-        far.frame().await;
-        drop(far);
-        assert_eq!(caller.await.unwrap(), Err(CallError::Lost));
-        assert!(matches!(running.await.unwrap(), Ended::Closed | Ended::Broke(_)));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_number_and_the_size_of_calls_are_bounded() {
-        let dialled = dialled(&Clock::system());
-        let too_large = Bytes::from(vec![0; limits::PEER_FRAME_BYTES_MAX]);
-        let refused = dialled.clone().call(too_large, WAIT).await;
-        assert!(matches!(refused, Err(CallError::NotSent { .. })), "{refused:?}");
-
-        let waiting: Vec<Waiting> = (0..limits::PEER_CALLS_MAX)
-            .map(|_| dialled.clone().begin(Bytes::new()).unwrap())
-            .collect();
-        let refused = dialled.clone().call(Bytes::new(), WAIT).await;
-        assert!(matches!(refused, Err(CallError::NotSent { .. })), "{refused:?}");
-        drop(waiting);
-        assert_eq!((dialled.calls_under_way(), dialled.queue.waiting()), (0, (0, 0)));
-
-        let piece = Bytes::from(vec![0; 20 << 20]);
-        let waiting: Vec<_> = (0..4).map(|_| dialled.clone().begin(piece.clone())).collect();
-        assert_eq!(waiting.iter().filter(|begun| begun.is_ok()).count(), 3);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_peer_whose_clock_is_an_hour_ahead_is_found_out() {
-        let clock = Clock::manual(1_000_000);
-        let dialled = dialled(&clock);
-        let (mut far, _running) = connect(&dialled);
-        let ping = far.reader.frame().await.unwrap();
-        assert_eq!((ping.kind, &ping.body[..]), (Kind::Ping, &1_000_000u64.to_le_bytes()[..]));
-        clock.advance(Duration::from_millis(20));
-        let body = Bytes::copy_from_slice(&4_600_010u64.to_le_bytes());
-        let pong = Frame::new(Kind::Pong, ping.stream, body);
-        write_frame(&mut far.writer, &pong).await.unwrap();
-        // Answers come in order, so this one is behind the pong.
-        let caller = tokio::spawn(dialled.clone().call(Bytes::new(), WAIT));
-        let call = far.frame().await;
-        far.send(Kind::Reply, call.stream, b"").await;
-        caller.await.unwrap().unwrap();
-        assert_eq!(dialled.pings().clock_skew_ms(), Some(3_600_000));
-        assert_eq!(dialled.pings().round_trip(), Some(Duration::from_millis(20)));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn frames_that_only_a_dialer_sends_end_the_connection() {
-        for kind in [Kind::Call, Kind::Raft, Kind::Cancel, Kind::Hello, Kind::Welcome] {
-            let dialled = dialled(&Clock::system());
-            let (mut far, running) = connect(&dialled);
-            far.send(kind, 1, b"").await;
-            let ended = running.await.unwrap();
-            assert!(matches!(ended, Ended::OutOfTurn(_)), "{kind:?}: {ended}");
-        }
-    }
-}
+mod tests;

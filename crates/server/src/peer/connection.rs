@@ -207,8 +207,12 @@ mod tests {
     use super::{super::frame::Kind, super::queue::Bounds, *};
     use bytes::Bytes;
 
-    const BOUNDS: Bounds =
-        Bounds { raft_frames_max: 1_000, raft_bytes_max: 1 << 20, bulk_bytes_max: 1 << 20 };
+    const BOUNDS: Bounds = Bounds {
+        raft_frames_max: 1_000,
+        raft_bytes_max: 1 << 20,
+        tell_bytes_max: 1 << 20,
+        bulk_bytes_max: 1 << 20,
+    };
 
     fn ping() -> Frame {
         Frame::new(Kind::Ping, 1, Bytes::new())

@@ -6,7 +6,7 @@
 
 use super::{
     Core, PeerStatus,
-    calls::{BOUNDS, Dialled},
+    calls::Dialled,
     connection::{Ended, FrameReader, write_frame},
     frame::{Kind, PREFACE},
     handshake::{Dialing, HandshakeError, Identity, Nonce, PeerHello, Refusal},
@@ -223,10 +223,8 @@ impl Link {
             }
         };
         *self.refusal() = None;
-        if let Some(heard) = core.heard(self.node) {
-            reader.tell(heard);
-        }
-        let dialled = Arc::new(Dialled::new(peer, core.clock.clone(), BOUNDS));
+        reader.tell(core.heard(self.node));
+        let dialled = Arc::new(Dialled::new(peer, core.clock.clone(), core.tuning.calls_max));
         let opened_at = real_now();
         let _up = Up::new(self, core, dialled.clone());
         tracing::info!(node = self.node, address, "connected to a peer");

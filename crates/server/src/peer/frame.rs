@@ -41,6 +41,8 @@ pub(super) enum Kind {
     Declined = 7,
     /// The call was begun and has no answer: whether it was executed is unknown.
     Broken = 8,
+    /// Tells the peer something that nobody answers. Fire and forget.
+    Tell = 9,
     /// Who dials.
     Hello = 16,
     /// Who answers, and proof that it knows the secret.
@@ -64,6 +66,7 @@ impl Kind {
             6 => Kind::Pong,
             7 => Kind::Declined,
             8 => Kind::Broken,
+            9 => Kind::Tell,
             16 => Kind::Hello,
             17 => Kind::Challenge,
             18 => Kind::Proof,
@@ -78,7 +81,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) kind: Kind,
-    /// A call's number, a Raft group, or the number of a ping.
+    /// A call's number, a Raft group, or the number of a ping; 0 where none is needed.
     pub(super) stream: u64,
     pub(super) body: Bytes,
 }
@@ -208,7 +211,7 @@ mod tests {
                 known += 1;
             }
         }
-        assert_eq!(known, 13);
+        assert_eq!(known, 14);
     }
 
     #[test]

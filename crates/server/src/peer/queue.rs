@@ -1,8 +1,9 @@
 //! SendQueue: what waits to be written to one connection.
 //!
-//! Signs of life leave first, then Raft messages, then calls and answers, so that no large call makes a
-//! leader look dead. Invariant: every lane is bounded. A Raft message beyond takes the place of the
-//! oldest, since Raft sends again; a call beyond is refused; a ping replaces the one before.
+//! Signs of life leave first, then Raft messages, then what is told, then calls and answers, so that no
+//! large call makes a leader or a worker look dead. Invariant: every lane is bounded, and none keeps
+//! another from moving. A Raft message beyond takes the place of the oldest, since Raft sends again, and
+//! so does what is told; a call beyond is refused; a ping replaces the one before.
 
 use super::frame::{Frame, Kind};
 use bytes::{Bytes, BytesMut};
@@ -26,6 +27,7 @@ const WAITING_BYTES: usize = 96;
 pub(super) struct Bounds {
     pub(super) raft_frames_max: usize,
     pub(super) raft_bytes_max: usize,
+    pub(super) tell_bytes_max: usize,
     /// Calls and answers together.
     pub(super) bulk_bytes_max: usize,
 }
@@ -48,6 +50,8 @@ struct Lanes {
     cancels: VecDeque<u64>,
     raft: VecDeque<Frame>,
     raft_bytes: usize,
+    tells: VecDeque<Frame>,
+    tell_bytes: usize,
     /// In the order of their tickets.
     bulk: BTreeMap<u64, Frame>,
     bulk_bytes: usize,
@@ -83,6 +87,19 @@ impl SendQueue {
         drop(lanes);
         self.filled.notify_one();
         dropped
+    }
+
+    /// Adds what is told. The newest is always taken, whatever its size: older ones go for it.
+    pub(super) fn push_tell(&self, frame: Frame) {
+        let mut lanes = self.lanes();
+        lanes.tell_bytes += cost(&frame);
+        lanes.tells.push_back(frame);
+        while lanes.tell_bytes > self.bounds.tell_bytes_max && lanes.tells.len() > 1 {
+            let Some(oldest) = lanes.tells.pop_front() else { break };
+            lanes.tell_bytes -= cost(&oldest);
+        }
+        drop(lanes);
+        self.filled.notify_one();
     }
 
     /// Adds a call or an answer. One that is alone is always taken, whatever its size.
@@ -146,11 +163,12 @@ impl SendQueue {
     /// Frames and bytes that wait.
     pub(super) fn waiting(&self) -> (usize, usize) {
         let lanes = self.lanes();
-        (lanes.raft.len() + lanes.bulk.len(), lanes.raft_bytes + lanes.bulk_bytes)
+        let frames = lanes.raft.len() + lanes.tells.len() + lanes.bulk.len();
+        (frames, lanes.raft_bytes + lanes.tell_bytes + lanes.bulk_bytes)
     }
 
-    /// Moves about one write's worth out of the queue, most urgent first. At least one call or answer
-    /// goes with it if any waits: Raft alone must not starve them.
+    /// Moves about one write's worth out of the queue, most urgent first. At least one of what is told,
+    /// and one call or answer, goes with it if any waits: Raft alone must not starve them.
     pub(super) fn take(&self) -> Vec<Bytes> {
         let mut batch = Batch::default();
         let mut lanes = self.lanes();
@@ -163,6 +181,13 @@ impl SendQueue {
             let Some(frame) = lanes.raft.pop_front() else { break };
             lanes.raft_bytes -= cost(&frame);
             batch.push(&frame);
+        }
+        while let Some(frame) = lanes.tells.pop_front() {
+            lanes.tell_bytes -= cost(&frame);
+            batch.push(&frame);
+            if batch.bytes >= WRITE_BYTES {
+                break;
+            }
         }
         while let Some((_, frame)) = lanes.bulk.pop_first() {
             lanes.bulk_bytes -= cost(&frame);
@@ -218,8 +243,12 @@ mod tests {
     use super::{super::frame::Decoder, *};
     use futures_util::FutureExt;
 
-    const BOUNDS: Bounds =
-        Bounds { raft_frames_max: 1_000, raft_bytes_max: 1 << 20, bulk_bytes_max: 1 << 20 };
+    const BOUNDS: Bounds = Bounds {
+        raft_frames_max: 1_000,
+        raft_bytes_max: 1 << 20,
+        tell_bytes_max: 1 << 20,
+        bulk_bytes_max: 1 << 20,
+    };
 
     fn raft(group: u64, bytes: usize) -> Frame {
         Frame::new(Kind::Raft, group, vec![0; bytes])
@@ -279,6 +308,27 @@ mod tests {
         assert_eq!(dropped, 2);
         assert_eq!(taken(&queue), [(Kind::Raft, 2), (Kind::Raft, 3), (Kind::Raft, 4)]);
         assert_eq!(queue.waiting(), (0, 0));
+    }
+
+    #[test]
+    fn what_is_told_goes_with_every_write_and_the_oldest_goes_when_there_is_too_much() {
+        let tell = |number, bytes| Frame::new(Kind::Tell, number, vec![0; bytes]);
+        let queue = SendQueue::new(Bounds { tell_bytes_max: 3_500, ..BOUNDS });
+        for number in 0..30 {
+            queue.push_raft(raft(number, 10_000));
+        }
+        queue.push_bulk(call(1, 10)).unwrap();
+        (0..5).for_each(|number| queue.push_tell(tell(number, 1_000)));
+        let sent = |frames: Vec<(Kind, u64)>| -> Vec<u64> {
+            let told = frames.iter().filter(|(kind, _)| *kind == Kind::Tell);
+            told.map(|(_, number)| *number).collect()
+        };
+        // One at a time beside as much of Raft as fits a write.
+        assert_eq!(sent(taken(&queue)), [2]);
+        assert_eq!(sent(taken(&queue)), [3, 4]);
+        assert_eq!(queue.waiting(), (0, 0));
+        queue.push_tell(tell(9, 5_000));
+        assert_eq!(taken(&queue), [(Kind::Tell, 9)], "one alone is sent, whatever its size");
     }
 
     #[test]

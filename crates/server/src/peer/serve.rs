@@ -70,6 +70,7 @@ pub(super) async fn serve(
     let bounds = Bounds {
         raft_frames_max: 0,
         raft_bytes_max: 0,
+        tell_bytes_max: 0,
         bulk_bytes_max: allowance.answer_bytes_max,
     };
     let served = Arc::new(Served {
@@ -90,6 +91,7 @@ pub(super) async fn serve(
             while tasks.try_join_next().is_some() {}
             match frame.kind {
                 Kind::Raft => handler.raft(from, frame.stream, frame.body),
+                Kind::Tell => handler.told(from, frame.body),
                 Kind::Call => {
                     let begun =
                         served.begin(&mut tasks, &frame, || handler.call(from, frame.body.clone()));

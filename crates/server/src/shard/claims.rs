@@ -8,7 +8,7 @@
 
 use super::{
     ClaimRequest, HandedTask, Shards,
-    forward::{ANSWER_MARGIN, encode},
+    forward::ANSWER_MARGIN,
     proposals::ANSWER_FOR_MAX,
     remote::{ShardCall, ShardReply, wait_ms},
     route::{Search, Tried},
@@ -173,17 +173,6 @@ impl Shards {
         if let (false, Ok(runtime)) = (commands.is_empty(), tokio::runtime::Handle::try_current()) {
             let shards = self.clone();
             runtime.spawn(async move { shards.propose_all(commands, false).await });
-        }
-    }
-
-    /// Tells every other node something about sessions. What does not arrive is told again, or makes
-    /// up for itself in seconds: nobody waits for it.
-    pub(super) fn tell_others(&self, call: impl FnOnce() -> ShardCall) {
-        let Some(network) = self.others() else { return };
-        let Ok(call) = encode(&call()) else { return };
-        let me = self.routes().me();
-        for &node in self.routes().control().nodes().keys().filter(|node| **node != me) {
-            network.tell(node, call.clone());
         }
     }
 }

@@ -171,7 +171,6 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
         runtime: tokio::runtime::Handle::try_current().ok(),
         inbox,
         log,
-        store,
         snapshots,
         fetcher,
         checkpointer,

@@ -11,7 +11,7 @@ use crate::{
     cluster::call_kind,
     limits::PEER_FRAME_BYTES_MAX,
     log::group_of,
-    peer::{CallError, LateReply, PeerNetwork},
+    peer::{CallError, CallOptions, LateReply, PeerNetwork},
 };
 use bytes::Bytes;
 use std::time::{Duration, Instant};
@@ -36,14 +36,7 @@ impl Shards {
         wait: Duration,
         take: impl FnOnce(ShardReply) -> Option<Result<T, Error>>,
     ) -> Tried<Result<T, Error>> {
-        let shards = call.shards();
-        let call = match encode(call) {
-            Ok(call) => call,
-            Err(error) => return Tried::Answered(Err(error)),
-        };
-        let asked = network.call(node, call, wait);
-        let reply = self.unless_deposed(network, node, &shards, asked).await;
-        answer(reply, node, take)
+        self.forward_with(network, node, call, wait, take, None).await
     }
 
     /// The same; an answer that comes when nobody waits any more goes to `late`.
@@ -56,12 +49,24 @@ impl Shards {
         take: impl FnOnce(ShardReply) -> Option<Result<T, Error>>,
         late: LateReply,
     ) -> Tried<Result<T, Error>> {
-        let shards = call.shards();
+        self.forward_with(network, node, call, wait, take, Some(late)).await
+    }
+
+    async fn forward_with<T>(
+        &self,
+        network: &PeerNetwork,
+        node: NodeId,
+        call: &ShardCall,
+        wait: Duration,
+        take: impl FnOnce(ShardReply) -> Option<Result<T, Error>>,
+        late: Option<LateReply>,
+    ) -> Tried<Result<T, Error>> {
+        let (shards, options) = (call.shards(), CallOptions { parks: call.parks(), late });
         let call = match encode(call) {
             Ok(call) => call,
             Err(error) => return Tried::Answered(Err(error)),
         };
-        let asked = network.call_minding(node, call, wait, late);
+        let asked = network.call_with(node, call, wait, options);
         answer(self.unless_deposed(network, node, &shards, asked).await, node, take)
     }
 }
@@ -133,7 +138,7 @@ impl Shards {
 }
 
 /// A call as it is sent.
-pub(super) fn encode(call: &ShardCall) -> Result<Bytes, Error> {
+fn encode(call: &ShardCall) -> Result<Bytes, Error> {
     let call = [&[call_kind::SHARD], &*call.encode()].concat();
     if call.len() > CALL_BYTES_MAX {
         return Err(Error::LimitExceeded(format!(
@@ -152,6 +157,12 @@ fn answer<T>(
     let reply = match reply {
         Ok(reply) => reply,
         Err(CallError::NotSent { .. }) => return Tried::Refused(None),
+        Err(CallError::TooManyParked { parked }) => {
+            return Tried::Answered(Err(Error::LimitExceeded(format!(
+                "{parked} calls of this node wait for the shards of node {node}; use another node, or ask \
+                 without waiting"
+            ))));
+        }
         Err(CallError::Lost | CallError::TimedOut) => return Tried::Unknown,
     };
     match ShardReply::decode(&reply) {

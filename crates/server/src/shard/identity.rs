@@ -13,8 +13,8 @@ use taskyard_machine::{
 pub(super) enum Again {
     /// The first answer once more, or the same state set once more: it may be sent again.
     Same,
-    /// Nothing, for the claim that it ends is over. It may be sent again, but a "no" may come from its
-    /// own first "yes": such an answer tells nothing.
+    /// Nothing, for what it is about has ended, perhaps by itself. It may be sent again, but a "no" may
+    /// come from its own first "yes": such an answer tells nothing.
     Fenced,
     /// Its work once more: it may not be sent again.
     Twice,
@@ -53,19 +53,19 @@ fn judge(command: &Command<'_>) -> Again {
         Command::StageBatch(_) | Command::CommitBatch(_) => Again::Same,
         Command::SubmitFlow(submit) => by(submit.batch_id.is_some()),
         Command::StageFlow(_) | Command::CommitFlow(_) => Again::Same,
-        // By their names: one that the same node added before is the same task.
-        Command::AddFlowTasks(_) => Again::Same,
+        // By their names: one that the same node added before is the same task, while its flow is kept.
+        Command::AddFlowTasks(_) => Again::Fenced,
         // By the claim's token. The accepted one gets its first answer while that is remembered: an
         // ack while the task is kept, a failure until the next attempt, a release or snooze not at all.
         Command::Ack(_) | Command::Fail(_) | Command::Release(_) | Command::Snooze(_) => {
             Again::Fenced
         }
+        // What was taken back before is so still, while it is kept.
+        Command::Cancel(_) | Command::CancelFlow(_) => Again::Fenced,
         // They leave the claim as it is, so that their "no" is one.
         Command::Extend(_) | Command::Renew(_) => Again::Same,
         // They set a state: who sets it twice before the answer sets it once.
-        Command::Cancel(_)
-        | Command::CancelFlow(_)
-        | Command::PauseQueue(_)
+        Command::PauseQueue(_)
         | Command::ResumeQueue(_)
         | Command::SetQueue(_)
         | Command::TrimQueue(_) => Again::Same,
@@ -129,7 +129,7 @@ mod tests {
             ),
             (Command::Release(Release { task: TASK, token }), Again::Fenced),
             (Command::Extend(extend), Again::Same),
-            (Command::Cancel(Cancel { task: TASK }), Again::Same),
+            (Command::Cancel(Cancel { task: TASK }), Again::Fenced),
             (Command::Retry(Retry { task: TASK, body: None }), Again::Twice),
             (Command::PauseQueue(QueueCommand { queue: "mail" }), Again::Same),
             (

@@ -3,7 +3,7 @@
 //! Whoever pushes takes a lock for a moment; the loop takes all there is at once. While the loop syncs
 //! the log, the next batch gathers here: group commit without a timer.
 
-use super::{ClaimRequest, HandedTask, ShardStatus};
+use super::{ClaimRequest, HandedTask, ShardStatus, session_news::SessionNews};
 use crate::{
     Error,
     checkpoint::{Report, View},
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use taskyard_machine::{
-    ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, SessionId, ShardId, TaskId,
+    ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, ShardId, TaskId,
 };
 use taskyard_replica::{Change, ControlCommand, NodeId};
 use tokio::sync::oneshot;
@@ -105,18 +105,9 @@ pub(crate) enum Input {
         bodies: Vec<Option<Bytes>>,
     },
     /// What the node `from` tells of the sessions that it has.
-    SessionsAlive {
+    Sessions {
         from: NodeId,
-        sessions: Vec<SessionId>,
-    },
-    SessionCut {
-        from: NodeId,
-        session: SessionId,
-    },
-    SessionNotStarted {
-        from: NodeId,
-        session: SessionId,
-        tasks: Vec<TaskId>,
+        news: SessionNews,
     },
     Status(oneshot::Sender<Vec<ShardStatus>>),
     /// How every replica of this node stands.
@@ -184,6 +175,9 @@ pub(crate) enum Input {
     /// Checkpoint all shards at one moment and take a view of that.
     Backup(BackupOrder),
     Report(Report),
+    /// For the thread that writes checkpoints.
+    #[cfg(test)]
+    Job(crate::checkpoint::Job),
     /// Something to look at has changed outside: a manual clock.
     Look,
     /// End calls, checkpoint as far as there is time, then end the thread.

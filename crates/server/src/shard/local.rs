@@ -11,8 +11,7 @@ use super::{
 use crate::Error;
 use bytes::Bytes;
 use std::{sync::atomic::Ordering, time::Duration};
-use taskyard_machine::{Ask, EncodedCommand, Machine, Outcome, SessionId, ShardId, TaskId};
-use taskyard_replica::NodeId;
+use taskyard_machine::{Ask, EncodedCommand, Machine, Outcome, ShardId, TaskId};
 use tokio::sync::oneshot;
 
 /// The shards that this node leads.
@@ -127,21 +126,6 @@ impl LocalShards<'_> {
             Ok(answer) => answer.unwrap_or_else(|_| Err(gone())),
             Err(_) => Ok(false),
         }
-    }
-
-    /// See [`Shards::sessions_alive`]; they are on node `from`.
-    pub fn sessions_alive(self, from: NodeId, sessions: Vec<SessionId>) {
-        self.0.tell(Input::SessionsAlive { from, sessions });
-    }
-
-    /// See [`Shards::session_cut`]; it was on node `from`.
-    pub fn session_cut(self, from: NodeId, session: SessionId) {
-        self.0.tell(Input::SessionCut { from, session });
-    }
-
-    /// See [`Shards::session_not_started`]; it is on node `from`.
-    pub fn session_not_started(self, from: NodeId, session: SessionId, tasks: Vec<TaskId>) {
-        self.0.tell(Input::SessionNotStarted { from, session, tasks });
     }
 
     /// See [`Shards::status`].

@@ -25,8 +25,10 @@ pub(crate) struct Outbox {
     stirred: bool,
     /// Sent up to this number, by target.
     sent: BTreeMap<ShardId, u64>,
-    /// Taken up to this number, by target, and not yet told to the machine.
+    /// Taken up to this number, by target.
     taken: BTreeMap<ShardId, u64>,
+    /// Targets of which the machine is to be told what they have taken.
+    untold: BTreeSet<ShardId>,
     /// Targets that have refused something, and when they are tried again.
     refused: BTreeMap<ShardId, Instant>,
     /// Targets on other nodes that have something on its way: the next goes when it was answered, so
@@ -42,7 +44,7 @@ impl Outbox {
 
     /// Whether there is something to send or to tell.
     pub(crate) fn is_stirred(&self) -> bool {
-        self.stirred || !self.taken.is_empty()
+        self.stirred || !self.untold.is_empty()
     }
 
     /// What to deliver next.
@@ -50,7 +52,9 @@ impl Outbox {
         if !std::mem::take(&mut self.stirred) {
             return Vec::new();
         }
-        let mut unsent = machine.outgoing(IN_FLIGHT_MAX);
+        // What was taken counts no more, whenever the machine may drop it: it must not stand before the rest.
+        let taken = |to| self.taken.get(&to).copied().unwrap_or_default();
+        let mut unsent = machine.outgoing_after(IN_FLIGHT_MAX, taken);
         let mut bytes = 0;
         unsent.retain(|outgoing| {
             if self.refused.contains_key(&outgoing.to) || self.away.contains(&outgoing.to) {
@@ -82,6 +86,7 @@ impl Outbox {
     pub(crate) fn taken(&mut self, to: ShardId, sequence: u64) {
         let taken = self.taken.entry(to).or_default();
         *taken = sequence.max(*taken);
+        self.untold.insert(to);
     }
 
     /// The target has not taken it: all that it did not take is sent again, after a while.
@@ -106,7 +111,8 @@ impl Outbox {
 
     /// What the machine may drop: per target, all up to this number.
     pub(crate) fn take_delivered(&mut self) -> BTreeMap<ShardId, u64> {
-        std::mem::take(&mut self.taken)
+        let untold = std::mem::take(&mut self.untold);
+        untold.into_iter().filter_map(|to| Some((to, *self.taken.get(&to)?))).collect()
     }
 }
 
@@ -128,9 +134,15 @@ mod tests {
 
     /// A machine that owes one task to each of these shards.
     fn owing(targets: &[u16]) -> Machine {
-        let task = || NewTask { task_type: "t", ..NewTask::default() };
         let mut machine = Machine::new(Identity { incarnation: 1, shard: ShardId(0), shards: 8 });
-        apply(&mut machine, &Command::Enqueue(Enqueue { queue: "q", task: task() }));
+        owe(&mut machine, targets);
+        machine
+    }
+
+    /// The same for one that owes something already.
+    fn owe(machine: &mut Machine, targets: &[u16]) {
+        let task = || NewTask { task_type: "t", ..NewTask::default() };
+        apply(machine, &Command::Enqueue(Enqueue { queue: "q", task: task() }));
         let claim = Claim {
             queues: vec![ClaimQueue { name: "q", weight: 1 }],
             weighted_seed: None,
@@ -140,7 +152,7 @@ mod tests {
             number: None,
             worker: "",
         };
-        let Outcome::Claimed(held) = apply(&mut machine, &Command::Claim(claim)) else {
+        let Outcome::Claimed(held) = apply(machine, &Command::Claim(claim)) else {
             panic!("a claim is answered with tasks")
         };
         let follow_up = |&home| FollowUp {
@@ -149,8 +161,7 @@ mod tests {
         };
         let follow_ups = targets.iter().map(follow_up).collect();
         let ack = Ack { task: held[0].id, token: held[0].token, result: None, follow_ups };
-        apply(&mut machine, &Command::Ack(ack));
-        machine
+        apply(machine, &Command::Ack(ack));
     }
 
     #[test]
@@ -172,5 +183,35 @@ mod tests {
         assert!(outbox.wake_due(real + AGAIN_AFTER));
         assert_eq!(sent(&mut outbox), [1]);
         assert_eq!(outbox.next_look(), None);
+    }
+
+    /// A backup keeps what was delivered for a while; and what the machine is told may get lost.
+    #[test]
+    fn what_was_taken_and_not_dropped_yet_holds_up_nothing() {
+        let mut machine = owing(&[1]);
+        // More targets, so that each has a part of what is sent at once.
+        owe(&mut machine, &[2, 3, 4, 5, 6, 7]);
+        let share = IN_FLIGHT_MAX.div_ceil(7);
+        for _ in 0..2 * share {
+            owe(&mut machine, &[1]);
+        }
+        let mut outbox = Outbox::default();
+        let sent = |outbox: &mut Outbox| -> Vec<u64> {
+            outbox.stir();
+            let unsent = outbox.take_unsent(&machine).into_iter();
+            unsent.filter(|outgoing| outgoing.to == ShardId(1)).map(|o| o.sequence).collect()
+        };
+        let first = sent(&mut outbox);
+        assert_eq!(first, (1..=share as u64).collect::<Vec<_>>());
+        assert_eq!(sent(&mut outbox), [0; 0], "as much as may be on its way is");
+        first.iter().for_each(|&sequence| outbox.taken(ShardId(1), sequence));
+        let taken = BTreeMap::from([(ShardId(1), share as u64)]);
+        assert_eq!(outbox.take_delivered(), taken);
+        assert_eq!(sent(&mut outbox).first(), Some(&(share as u64 + 1)));
+        // It got lost: it is told again.
+        assert!(!outbox.is_stirred());
+        outbox.taken(ShardId(1), share as u64);
+        assert!(outbox.is_stirred());
+        assert_eq!(outbox.take_delivered(), taken);
     }
 }

@@ -234,14 +234,31 @@ fn take_answers(reply: ShardReply, count: usize) -> Option<Vec<Proposed>> {
     }
 }
 
-/// The answer as its caller gets it. A claim that is gone may be gone by the same command, sent before.
+/// The answer as its caller gets it. If the command may have been done when it was sent before, a node
+/// that does not do it now says nothing of that; and what is gone may be gone by that very command.
 fn settle(answer: Proposed, command: &EncodedCommand, was_lost: bool) -> Proposed {
     match answer {
-        Err(Error::Rejected(
-            Rejection::ClaimLost { .. }
-            | Rejection::TaskNotFound { .. }
-            | Rejection::AlreadyFinished { .. },
-        )) if was_lost && Again::of(command) == Again::Fenced => Err(Error::OutcomeUnknown),
-        answer => answer,
+        Err(Error::Rejected(rejection)) if was_lost && is_gone(&rejection) => {
+            match Again::of(command) {
+                Again::Fenced => Err(Error::OutcomeUnknown),
+                Again::Same | Again::Twice => Err(rejection.into()),
+            }
+        }
+        Ok(_) | Err(Error::Rejected(_)) => answer,
+        Err(_) if was_lost => Err(Error::OutcomeUnknown),
+        Err(_) => answer,
     }
+}
+
+/// What a command is about is not there any more, or has ended.
+fn is_gone(rejection: &Rejection) -> bool {
+    matches!(
+        rejection,
+        Rejection::ClaimLost { .. }
+            | Rejection::TaskNotFound { .. }
+            | Rejection::AlreadyRemoved { .. }
+            | Rejection::AlreadyFinished { .. }
+            | Rejection::FlowNotFound { .. }
+            | Rejection::FlowEnded { .. }
+    )
 }

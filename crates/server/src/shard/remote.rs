@@ -10,20 +10,16 @@ use crate::Error;
 use bytes::Bytes;
 use std::time::Duration;
 use taskyard_machine::{
-    Body, DecodeError, EncodedCommand, Found, Outcome, Query, SessionId, ShardId, TaskId, TaskPage,
+    Body, DecodeError, EncodedCommand, Found, Outcome, Query, ShardId, TaskId, TaskPage,
     limits::CLAIM_WAIT_MS_MAX,
     wire::{Reader, Wire, decode_from_node, encode_for_node, wire_enum, wire_struct},
 };
-use taskyard_replica::NodeId;
 
 /// The first byte of every call and reply: how the rest is laid out.
 const VERSION: u8 = 1;
 
 /// The second byte of [`ShardReply::Unread`], and its words after it: the same in every version.
 const UNREAD: u8 = 0;
-
-/// The second byte of calls that tell of sessions, see below.
-const TOLD: std::ops::RangeInclusive<u8> = 7..=9;
 
 /// About how long a reply gets. Larger ones are made smaller, as far as they can be: a frame between
 /// nodes has a bound, and one reply should not hold up all others behind it.
@@ -76,12 +72,6 @@ pub enum ShardCall {
         /// How long, see [`wait_ms`].
         wait_ms: u64,
     },
-    /// See [`Shards::sessions_alive`].
-    SessionsAlive(Vec<SessionId>),
-    /// See [`Shards::session_cut`].
-    SessionCut(SessionId),
-    /// See [`Shards::session_not_started`].
-    SessionNotStarted(SessionId, Vec<TaskId>),
     /// See [`Shards::status`].
     Status,
     /// Of the control group's leader: how far a queue lies, as a command of that group.
@@ -106,8 +96,6 @@ pub enum ShardReply {
     Bodies(Result<Vec<Option<KeptBody>>, Error>),
     /// Whether it has ended.
     Finished(Result<bool, Error>),
-    /// What was told of sessions is taken.
-    Told,
     /// How the shards stand on that node.
     Status(Result<Vec<ShardStatus>, Error>),
     /// Whether the control group has taken it.
@@ -140,15 +128,25 @@ impl ShardCall {
             | ShardCall::Ask { shard, .. } => vec![*shard],
             ShardCall::Bodies { tasks } => tasks.iter().map(|task| task.home).collect(),
             ShardCall::Finished { task, .. } => vec![task.home],
-            ShardCall::SessionsAlive(_)
-            | ShardCall::SessionCut(_)
-            | ShardCall::SessionNotStarted(..)
-            | ShardCall::SetSpread(_)
-            | ShardCall::Status => Vec::new(),
+            ShardCall::SetSpread(_) | ShardCall::Status => Vec::new(),
         };
         shards.sort_unstable();
         shards.dedup();
         shards
+    }
+
+    /// Whether it waits for something to happen.
+    pub(super) fn parks(&self) -> bool {
+        match self {
+            ShardCall::Claim { wait_ms, .. }
+            | ShardCall::Claimable { wait_ms, .. }
+            | ShardCall::Finished { wait_ms, .. } => *wait_ms > 0,
+            ShardCall::Propose { .. }
+            | ShardCall::Ask { .. }
+            | ShardCall::Bodies { .. }
+            | ShardCall::SetSpread(_)
+            | ShardCall::Status => false,
+        }
     }
 
     /// Its bytes.
@@ -180,9 +178,9 @@ impl ShardReply {
     }
 }
 
-/// Runs a call of node `from` on the shards that this node leads; of others it says that it does not. Dropping the future takes away what it parked, and gives
+/// Runs a call on the shards that this node leads; of others it says that it does not. Dropping the future takes away what it parked, and gives
 /// back what was claimed for it by then, as dropping the call itself would.
-pub async fn serve(shards: &Shards, from: NodeId, call: ShardCall) -> ShardReply {
+pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
     let (all, shards) = (shards, shards.local());
     match call {
         ShardCall::Propose { commands, enqueue } => {
@@ -206,46 +204,16 @@ pub async fn serve(shards: &Shards, from: NodeId, call: ShardCall) -> ShardReply
         ShardCall::Finished { task, wait_ms } => {
             ShardReply::Finished(shards.finished(task, wait_for(wait_ms)).await)
         }
-        ShardCall::SessionsAlive(sessions) => {
-            shards.sessions_alive(from, sessions);
-            ShardReply::Told
-        }
-        ShardCall::SessionCut(session) => {
-            shards.session_cut(from, session);
-            ShardReply::Told
-        }
-        ShardCall::SessionNotStarted(session, tasks) => {
-            shards.session_not_started(from, session, tasks);
-            ShardReply::Told
-        }
         ShardCall::Status => ShardReply::Status(shards.status().await),
         ShardCall::SetSpread(command) => ShardReply::SpreadSet(all.set_spread_here(&command).await),
     }
 }
 
-/// Takes what is told of sessions, at once: what one node tells comes in the order in which it was
-/// told. `false` if it is another call.
-pub(crate) fn take_told(shards: &Shards, from: NodeId, call: &[u8]) -> bool {
-    if !call.get(1).is_some_and(|number| TOLD.contains(number)) {
-        return false;
-    }
-    let shards = shards.local();
-    match ShardCall::decode(call) {
-        Ok(ShardCall::SessionsAlive(sessions)) => shards.sessions_alive(from, sessions),
-        Ok(ShardCall::SessionCut(session)) => shards.session_cut(from, session),
-        Ok(ShardCall::SessionNotStarted(session, tasks)) => {
-            shards.session_not_started(from, session, tasks);
-        }
-        _ => return false,
-    }
-    true
-}
-
 /// The same from bytes to bytes: a call that can't be read is answered with words, and a reply that
 /// is too long for one frame is made shorter.
-pub async fn serve_bytes(shards: &Shards, from: NodeId, call: &[u8]) -> Vec<u8> {
+pub async fn serve_bytes(shards: &Shards, call: &[u8]) -> Vec<u8> {
     match ShardCall::decode(call) {
-        Ok(call) => encode_bounded(shards, serve(shards, from, call).await, REPLY_BYTES_MAX),
+        Ok(call) => encode_bounded(shards, serve(shards, call).await, REPLY_BYTES_MAX),
         Err(error) => ShardReply::Unread(error.what).encode(),
     }
 }
@@ -297,9 +265,6 @@ wire_enum!(ShardCall {
     4 => Ask { shard, query },
     5 => Bodies { tasks },
     6 => Finished { task, wait_ms },
-    7 => SessionsAlive(sessions),
-    8 => SessionCut(session),
-    9 => SessionNotStarted(session, tasks),
     10 => Status,
     11 => SetSpread(command),
 });
@@ -311,7 +276,6 @@ wire_enum!(ShardReply {
     4 => Found(found),
     5 => Bodies(bodies),
     6 => Finished(finished),
-    7 => Told,
     8 => Status(shards),
     9 => SpreadSet(set),
 });

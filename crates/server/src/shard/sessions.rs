@@ -5,6 +5,7 @@
 //! that to 5 s, if it was the one of the node that was last heard to have the session: a worker may
 //! have gone on elsewhere long before its old node notices. A new leader gives everybody a fresh 15 s.
 
+use super::session_news::SessionNews;
 use crate::limits;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -58,8 +59,17 @@ impl Sessions {
         self.look_at(ends_at);
     }
 
+    /// What node `from` tells.
+    pub(crate) fn hear(&mut self, from: NodeId, news: SessionNews, now: Instant) {
+        match news {
+            SessionNews::Alive(sessions) => self.alive(from, &sessions, now),
+            SessionNews::Cut(session) => self.cut(from, session, now),
+            SessionNews::NotStarted(session, tasks) => self.not_started(from, session, tasks),
+        }
+    }
+
     /// These live, on node `from`.
-    pub(crate) fn alive(&mut self, from: NodeId, sessions: &[SessionId], now: Instant) {
+    fn alive(&mut self, from: NodeId, sessions: &[SessionId], now: Instant) {
         for session in sessions {
             if let Some(known) = self.sessions.get_mut(session) {
                 known.told_by = Some(from);
@@ -70,7 +80,7 @@ impl Sessions {
     }
 
     /// Its connection to node `from` closed without a goodbye.
-    pub(crate) fn cut(&mut self, from: NodeId, session: SessionId, now: Instant) {
+    fn cut(&mut self, from: NodeId, session: SessionId, now: Instant) {
         let ends_at = now + SILENCE_AFTER_CUT_MAX;
         if let Some(known) = self.known_of(from, session) {
             known.ends_at = known.ends_at.min(ends_at);
@@ -79,7 +89,7 @@ impl Sessions {
     }
 
     /// These claims of it never began, as far as node `from` knows.
-    pub(crate) fn not_started(&mut self, from: NodeId, session: SessionId, tasks: Vec<TaskId>) {
+    fn not_started(&mut self, from: NodeId, session: SessionId, tasks: Vec<TaskId>) {
         if let Some(known) = self.known_of(from, session) {
             known.not_started = tasks;
         }

@@ -12,6 +12,7 @@ use crate::{
     Broker, Config,
     broker::ClaimAsked,
     cluster::{ClusterHandler, call_kind},
+    limits,
     peer::{
         PeerConfig, PeerHandler, PeerHello,
         tests::proxy::{self, Proxy},
@@ -19,13 +20,14 @@ use crate::{
     sessions::{Attached, Hello, Profile},
 };
 use futures_util::future::BoxFuture;
-use remote::ShardReply;
+use remote::{ShardCall, ShardReply};
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::Mutex,
 };
 use taskyard_machine::{
-    Ack, Body, Cancel, Command, Enqueue, EnqueueMany, Enqueued, NewTask, Release, TaskStateName,
+    Ack, Body, Cancel, Command, Enqueue, EnqueueMany, Enqueued, NewTask, QueueSettings, Release,
+    SetQueue, TaskStateName,
 };
 use taskyard_replica::{
     Control, ControlCommand, Node as ClusterNode, NodeId, Placement, StateMachine,
@@ -47,6 +49,8 @@ enum Bent {
     Serves,
     /// It does nothing, and never says so.
     Hangs,
+    /// It takes no more commands just now.
+    IsFull,
 }
 
 /// A node, with all that it was asked.
@@ -63,6 +67,7 @@ struct TestNode {
 #[derive(Default)]
 struct Line {
     calls: Mutex<Vec<ShardCall>>,
+    news: Mutex<Vec<SessionNews>>,
     bent: Mutex<VecDeque<Bent>>,
     changed: watch::Sender<u64>,
 }
@@ -75,6 +80,13 @@ struct BentHandler {
 impl PeerHandler for BentHandler {
     fn raft(&self, _: NodeId, _: u64, _: Bytes) {}
 
+    fn told(&self, from: NodeId, message: Bytes) {
+        let news = SessionNews::decode(&message).unwrap();
+        self.inner.told(from, message);
+        self.line.news.lock().unwrap().push(news);
+        self.line.changed.send_modify(|count| *count += 1);
+    }
+
     fn call(&self, from: NodeId, request: Bytes) -> BoxFuture<'static, Bytes> {
         assert_eq!(request[0], call_kind::SHARD);
         let call = ShardCall::decode(&request[1..]).unwrap();
@@ -86,6 +98,7 @@ impl PeerHandler for BentHandler {
             match bent {
                 None | Some(Bent::Serves) => served.await,
                 Some(Bent::Hangs) => std::future::pending().await,
+                Some(Bent::IsFull) => full(&call).encode().into(),
                 Some(Bent::Refuses(leader)) => refusal(&call, leader).encode().into(),
                 Some(Bent::Loses) => {
                     served.await;
@@ -125,14 +138,22 @@ fn refusal(call: &ShardCall, leader: Option<NodeId>) -> ShardReply {
         ShardCall::Ask { shard, .. } => ShardReply::Found(Box::new(Err(error(*shard)))),
         ShardCall::Bodies { tasks } => ShardReply::Bodies(Err(error(tasks[0].home))),
         ShardCall::Finished { task, .. } => ShardReply::Finished(Err(error(task.home))),
-        _ => ShardReply::Told,
+        ShardCall::Status | ShardCall::SetSpread(_) => panic!("{call:?} is asked of no leader"),
     }
 }
 
+/// What a node answers to commands that it has no room for.
+fn full(call: &ShardCall) -> ShardReply {
+    let ShardCall::Propose { commands, .. } = call else { panic!("{call:?} is no proposal") };
+    ShardReply::Proposed(vec![Err(Error::LimitExceeded("full".into())); commands.len()])
+}
+
 impl TestNode {
-    async fn start(number: NodeId) -> TestNode {
+    /// With so many calls to each other node at once, and so many that wait there.
+    async fn start(number: NodeId, clock: Clock, calls_max: (usize, usize)) -> TestNode {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::new(dir.path());
+        config.clock = clock;
         (config.shards, config.disk_reserve_bytes) = (Some(SHARDS), 0);
         let engine = Engine::start(&config).unwrap();
         let shards = engine.shards();
@@ -148,7 +169,7 @@ impl TestNode {
             build: "test".into(),
             rules: 1,
         };
-        let network = PeerNetwork::start(&me, listener, Arc::new(handler), Clock::system());
+        let network = PeerNetwork::start_bounded(&me, listener, Arc::new(handler), calls_max);
         shards.connect(network.clone());
         TestNode { number, engine: Some(engine), shards, network, address, line, _dir: dir }
     }
@@ -162,25 +183,23 @@ impl TestNode {
         self.line.calls.lock().unwrap().clone()
     }
 
-    async fn until_asked(&self, wanted: impl Fn(&ShardCall) -> bool) {
-        let mut changes = self.line.changed.subscribe();
-        let asked = async {
-            while !self.calls().iter().any(&wanted) {
-                changes.changed().await.unwrap();
-            }
-        };
-        timeout(WAIT, asked).await.expect("it is asked");
+    fn news(&self) -> Vec<SessionNews> {
+        self.line.news.lock().unwrap().clone()
     }
 
-    /// Waits until something of its line has changed so that it holds.
-    async fn until(&self, holds: impl Fn(&TestNode) -> bool) {
+    async fn until_asked(&self, wanted: impl Fn(&ShardCall) -> bool) {
+        self.until(|node| node.calls().iter().any(&wanted)).await;
+    }
+
+    /// Waits until what it was asked or told is as wanted.
+    async fn until(&self, wanted: impl Fn(&TestNode) -> bool) {
         let mut changes = self.line.changed.subscribe();
-        let held = async {
-            while !holds(self) {
+        let heard = async {
+            while !wanted(self) {
                 changes.changed().await.unwrap();
             }
         };
-        timeout(WAIT, held).await.expect("it comes to hold");
+        timeout(WAIT, heard).await.expect("it is asked or told");
     }
 
     fn leads(&self, shard: ShardId, node: Option<NodeId>) {
@@ -190,7 +209,20 @@ impl TestNode {
 
 /// The first of three nodes, connected to the others. By its map each shard has replicas on `holders`.
 async fn three(holders: &[NodeId]) -> [TestNode; 3] {
-    let nodes = [TestNode::start(1).await, TestNode::start(2).await, TestNode::start(3).await];
+    among(started().await, holders).await
+}
+
+/// Three nodes that know nothing of each other.
+async fn started() -> [TestNode; 3] {
+    start(&Clock::system(), (limits::PEER_CALLS_MAX, limits::PEER_PARKED_CALLS_MAX)).await
+}
+
+async fn start(clock: &Clock, calls_max: (usize, usize)) -> [TestNode; 3] {
+    let start = |number| TestNode::start(number, clock.clone(), calls_max);
+    [start(1).await, start(2).await, start(3).await]
+}
+
+async fn among(nodes: [TestNode; 3], holders: &[NodeId]) -> [TestNode; 3] {
     let addresses = nodes.iter().map(|node| (node.number, node.address.clone())).collect();
     connect(&nodes, &addresses, holders).await;
     nodes
@@ -198,7 +230,7 @@ async fn three(holders: &[NodeId]) -> [TestNode; 3] {
 
 /// The same, with a line to the second one that can be held up.
 async fn three_by_proxy(holders: &[NodeId]) -> ([TestNode; 3], Proxy) {
-    let nodes = [TestNode::start(1).await, TestNode::start(2).await, TestNode::start(3).await];
+    let nodes = started().await;
     let proxy = Proxy::to(nodes[1].address.parse().unwrap()).await;
     let addresses = [(2, proxy.address.to_string()), (3, nodes[2].address.clone())].into();
     connect(&nodes, &addresses, holders).await;

@@ -63,14 +63,8 @@ impl ShardLoop {
             Input::BodiesRead { waiter, tasks, bodies } => {
                 self.bodies_read(waiter, tasks, bodies);
             }
-            Input::SessionsAlive { from, sessions } => {
-                self.sessions.alive(from, &sessions, self.reading.monotonic);
-            }
-            Input::SessionCut { from, session } => {
-                self.sessions.cut(from, session, self.reading.monotonic);
-            }
-            Input::SessionNotStarted { from, session, tasks } => {
-                self.sessions.not_started(from, session, tasks);
+            Input::Sessions { from, news } => {
+                self.sessions.hear(from, news, self.reading.monotonic);
             }
             Input::Status(answer) => drop(answer.send(self.status())),
             Input::Groups(answer) => drop(answer.send(self.groups())),
@@ -112,6 +106,8 @@ impl ShardLoop {
                 }
             },
             Input::Report(report) => self.accept_report(report)?,
+            #[cfg(test)]
+            Input::Job(job) => self.order(Some(job)),
             Input::Look => {}
             Input::Stop { until } => self.stop(until),
             Input::Halt => self.course = Course::Halted,
@@ -260,11 +256,16 @@ impl ShardLoop {
                 let number = usize::from(shard.0);
                 let Some(shard) = self.shards.get_mut(number) else { return Ok(()) };
                 self.checkpoints.written(shard, &cut);
-                shard.take_snapshot(&self.store);
+                let job = shard.order_switch();
+                self.order(job);
                 self.telemetry.note_checkpoint();
                 self.activate(number);
                 self.tidy();
             }
+            Report::Switched(shard, id, is_switched) => {
+                self.accept_switched(shard, id, is_switched);
+            }
+            Report::Removed(shard) => self.accept_removed(shard),
             Report::Holding(groups) => {
                 for shard in self.shards.iter_mut() {
                     if groups.contains(&shard.group) {

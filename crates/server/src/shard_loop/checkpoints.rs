@@ -87,8 +87,9 @@ impl Checkpoint {
         self.stage == Stage::Idle
     }
 
+    /// Whether one is to begin before the node ends. A state that a snapshot replaces is not worth it.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted
+        self.wanted && !self.held
     }
 
     /// Lets no new cut begin until `release`; one that is under way goes on.
@@ -113,6 +114,8 @@ pub(crate) struct Checkpoints {
     /// Shards that are frozen, in the order in which they are handed out.
     frozen: VecDeque<usize>,
     writing: usize,
+    /// Other things that the thread which writes them is to do, and has not reported done.
+    ordered: usize,
     /// When the thread that writes was last looked at, and how long it has not ended anything by then.
     looked_at: Option<Instant>,
     writing_for: Duration,
@@ -168,14 +171,15 @@ impl Checkpoints {
 
     /// How soon the writing thread is to be looked at again.
     pub(crate) fn look_in(&self) -> Option<Duration> {
-        (self.writing > 0 || self.quiet_until.is_some()).then_some(LOOK_EVERY)
+        let is_busy = self.writing > 0 || self.ordered > 0 || self.quiet_until.is_some();
+        is_busy.then_some(LOOK_EVERY)
     }
 
     /// Whether the writing thread gets on; `real` is no manual clock's time.
     pub(crate) fn look(&mut self, real: Instant) -> Result<(), Failure> {
         self.quiet_until = self.quiet_until.filter(|until| *until > real);
         let before = self.looked_at.replace(real);
-        if self.writing == 0 {
+        if self.writing == 0 && self.ordered == 0 {
             self.writing_for = Duration::ZERO;
         } else if let Some(before) = before {
             self.writing_for += real.saturating_duration_since(before).min(LOOK_EVERY);
@@ -187,6 +191,17 @@ impl Checkpoints {
         Err(Failure(format!(
             "a checkpoint is not on the disk after {seconds} s; check the disk, then start again"
         )))
+    }
+
+    /// The thread that writes was told to do something else, which it reports.
+    pub(crate) fn ordered(&mut self) {
+        self.ordered += 1;
+    }
+
+    /// It has done it.
+    pub(crate) fn done(&mut self) {
+        self.ordered -= 1;
+        self.writing_for = Duration::ZERO;
     }
 
     /// Something was applied on `shard`: is a checkpoint due, and by when?

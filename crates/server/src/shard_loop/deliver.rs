@@ -25,7 +25,7 @@ impl ShardLoop {
         let from = shard.id;
         for (to, up_to) in shard.outbox.take_delivered() {
             let command = EncodedCommand::new(&Command::Delivered(Delivered { to, up_to }));
-            shard.pending.push((command, Waiting::Delivered));
+            shard.pending.push((command, Waiting::Delivered { to, up_to }));
         }
         let mut away: BTreeMap<ShardId, Owed> = BTreeMap::new();
         for outgoing in shard.outbox.take_unsent(&shard.replica.machine().machine) {

@@ -1,37 +1,58 @@
 //! Install: a replica takes a snapshot that has come whole, in place of its state and its log.
 //!
-//! Raft sees its message only now, so that whatever it wants installed is there. The order matters: the
-//! store is switched first, then the log is reset, and only then may raft count on either. A crash between
-//! the two leaves a mark in the store, by which recovery knows that the log is void. While a checkpoint
-//! is being made of the old state the snapshot waits: both write the shard's cut.
+//! The order matters: the store is switched first, then raft sees its message, the log is reset, and only
+//! then may raft count on either. The switch waits for the disk, so that another thread does it while the
+//! replica goes on as it was; while a checkpoint is being made of the old state it is not even ordered,
+//! since both write the shard's cut. From the order on, the log takes no entry: a crash after the switch
+//! leaves a mark in the store, by which recovery knows that the log is void. Votes may be given meanwhile;
+//! recovery keeps them.
+//!
+//! Invariant: what the store switches to, raft takes. It was ahead of what is committed, and the log did not
+//! lead there, when the switch was ordered; without new entries both stay so, and the replica can't lead.
 
 use super::local::{LocalShard, State};
 use crate::{
-    checkpoint::{Failure, Store},
+    checkpoint::{Job, SnapshotId},
     cluster::{Fetched, SnapshotOrder},
     log::Batch,
 };
-use taskyard_replica::{Ready, Replica, Role, eraftpb::Message};
+use taskyard_replica::{
+    Ready, Replica, Role,
+    eraftpb::{Message, MessageType},
+};
 
 /// A snapshot that has come.
 pub(crate) enum Install {
     /// It waits for the checkpoint under way.
     Waits(Box<Fetched>),
+    /// The store is to switch to it.
+    Switches(Box<Fetched>),
+    /// The store has switched to it. Raft takes it as soon as it knows a leader.
+    Switched(Box<Fetched>),
     /// Raft has taken it; its next ready asks for it.
     Taken(Box<Fetched>),
 }
 
 impl LocalShard {
+    /// Takes a message of a peer, unless it would add to a log that a snapshot makes void.
+    pub(crate) fn hear(&mut self, message: Message) {
+        let is_void = matches!(self.install, Some(Install::Switches(_) | Install::Switched(_)));
+        if is_void && message.get_msg_type() == MessageType::MsgAppend {
+            return;
+        }
+        self.replica.step(message);
+    }
+
     /// Takes a message of the kind `MsgSnapshot`. What is to be fetched before raft may see it; `None` if
     /// raft has it already, which tells the leader where this replica stands, or if one is being installed:
     /// then the leader offers another one later.
     pub(crate) fn offered(&mut self, message: Message) -> Option<SnapshotOrder> {
+        if self.install.is_some() {
+            return None;
+        }
         let metadata = message.get_snapshot().get_metadata();
         if !self.replica.wants_snapshot(metadata.index, metadata.term) {
             self.replica.step(message);
-            return None;
-        }
-        if self.install.is_some() {
             return None;
         }
         let shard = self.id;
@@ -40,49 +61,91 @@ impl LocalShard {
         SnapshotOrder::read(shard, message).map_err(unread).ok()
     }
 
-    /// A snapshot is in the store, whole; unless another one has taken its place meanwhile.
-    pub(crate) fn fetched(&mut self, fetched: Box<Fetched>, store: &Store) {
-        if store.claim_install(self.id, fetched.order.id()) {
-            self.checkpoint.hold();
-            self.install = Some(Install::Waits(fetched));
-            self.take_snapshot(store);
+    /// A snapshot is in the store, whole; unless another one has taken its place meanwhile. What is to be
+    /// done about it.
+    pub(crate) fn fetched(&mut self, fetched: Box<Fetched>) -> Option<Job> {
+        if self.install.is_some() {
+            return Some(Job::Drop(fetched));
         }
+        self.checkpoint.hold();
+        self.install = Some(Install::Waits(fetched));
+        self.order_switch()
     }
 
-    /// Hands raft the message of a snapshot that has come, unless a checkpoint is under way: then again
-    /// when that is written. The shard has work afterwards: a snapshot to install, or an answer to send.
-    pub(crate) fn take_snapshot(&mut self, store: &Store) {
+    /// Has the store switch to a snapshot that has come, unless a checkpoint is under way: then again when
+    /// that is written. One that raft does not want any more is given up, and raft answers the leader.
+    pub(crate) fn order_switch(&mut self) -> Option<Job> {
         if !self.checkpoint.is_idle() {
-            return;
+            return None;
         }
-        let Some(Install::Waits(fetched)) =
-            self.install.take_if(|install| matches!(install, Install::Waits(_)))
+        let Install::Waits(fetched) =
+            self.install.take_if(|install| matches!(install, Install::Waits(_)))?
+        else {
+            return None;
+        };
+        let (shard, id, cut) = (self.id, fetched.order.id(), fetched.order.cut());
+        if self.replica.wants_snapshot(id.index, id.term) {
+            self.install = Some(Install::Switches(fetched));
+            return Some(Job::Switch(shard, id, cut));
+        }
+        // The log has come so far by itself meanwhile.
+        self.replica.step(of_this_term(fetched.order.message.clone(), &self.replica));
+        self.checkpoint.release();
+        Some(Job::Discard(shard, id))
+    }
+
+    /// The store has switched to a snapshot, or did not have it any more. The shard has work afterwards.
+    pub(crate) fn switched(&mut self, id: SnapshotId, is_switched: bool) -> Option<Job> {
+        let is_meant = |install: &mut Install| matches!(install, Install::Switches(fetched) if fetched.order.id() == id);
+        let Install::Switches(fetched) = self.install.take_if(is_meant)? else { return None };
+        if !is_switched {
+            self.checkpoint.release();
+            return Some(Job::Drop(fetched));
+        }
+        self.install = Some(Install::Switched(fetched));
+        self.take_switched();
+        None
+    }
+
+    /// Whether raft is yet to take what the store has switched to.
+    pub(crate) fn has_switched(&self) -> bool {
+        matches!(self.install, Some(Install::Switched(_)))
+    }
+
+    /// Hands raft the message of the snapshot that the store has switched to; without a leader of its term
+    /// raft would not take it, and hears of it again later.
+    ///
+    /// # Panics
+    /// If raft does not want it any more: its log is not what it was when the switch was ordered.
+    pub(crate) fn take_switched(&mut self) {
+        let Some(Install::Switched(fetched)) =
+            self.install.take_if(|install| matches!(install, Install::Switched(_)))
         else {
             return;
         };
-        let order = &fetched.order;
-        self.replica.step(of_this_term(order.message.clone(), &self.replica));
-        if self.replica.pending_snapshot() == Some(order.index()) {
-            self.install = Some(Install::Taken(fetched));
-        } else {
-            // The log has come so far by itself meanwhile, or the replica is no member any more.
-            store.discard_install(self.id);
-            self.checkpoint.release();
+        let (shard, id) = (self.id, fetched.order.id());
+        assert!(
+            self.replica.wants_snapshot(id.index, id.term),
+            "shard {shard} has switched to a snapshot at {} that its log, committed to {}, has overtaken",
+            id.index,
+            self.replica.commit()
+        );
+        let message = of_this_term(fetched.order.message.clone(), &self.replica);
+        if message.term >= self.replica.term() {
+            self.replica.step(message);
         }
+        let is_taken = self.replica.pending_snapshot() == Some(id.index);
+        self.install =
+            Some(if is_taken { Install::Taken(fetched) } else { Install::Switched(fetched) });
     }
 
     /// Installs the snapshot of a ready, if it has one: before its entries are added to the batch, and
     /// before it is reported persisted. What was waiting to be written of the old log is void.
     ///
     /// # Panics
-    /// If raft wants another snapshot than the one that was fetched.
-    pub(crate) fn install(
-        &mut self,
-        ready: &Ready,
-        store: &Store,
-        batch: &mut Batch,
-    ) -> Result<(), Failure> {
-        let Some(snapshot) = &ready.snapshot else { return Ok(()) };
+    /// If raft wants another snapshot than the one that the store has switched to.
+    pub(crate) fn install(&mut self, ready: &Ready, batch: &mut Batch) {
+        let Some(snapshot) = &ready.snapshot else { return };
         let (shard, wanted) = (self.id, snapshot.get_metadata().index);
         let (cut, machine) = match self.install.take() {
             Some(Install::Taken(fetched)) if fetched.order.index() == wanted => {
@@ -90,8 +153,6 @@ impl LocalShard {
             }
             _ => panic!("shard {shard} is to install a snapshot at {wanted} that never came"),
         };
-        let failed = |error| Failure(format!("{error}; check the disk, then start again"));
-        store.switch(shard, &cut).map_err(failed)?;
         let hard_state = ready.hard_state.as_ref();
         let hard_state = hard_state.expect("a snapshot raises the commit index, so it is told");
         batch.reset(self.group, self.replica.id(), cut.index, hard_state);
@@ -100,7 +161,6 @@ impl LocalShard {
         self.checkpoint.installed(cut.index);
         self.replica.install(State::new(machine));
         tracing::info!("shard {shard} was brought to {} by a snapshot", cut.index);
-        Ok(())
     }
 }
 
@@ -115,5 +175,7 @@ fn of_this_term(mut message: Message, replica: &Replica<State>) -> Message {
     message
 }
 
+#[cfg(test)]
+mod held_tests;
 #[cfg(test)]
 mod tests;

@@ -74,8 +74,30 @@ pub(crate) enum Waiting {
         from: ShardId,
         sequence: u64,
     },
-    Delivered,
+    /// The outbox of this shard forgets what a target has taken.
+    Delivered {
+        to: ShardId,
+        up_to: u64,
+    },
     Nobody,
+}
+
+impl Waiting {
+    /// Whether the loop itself wants it, and so nobody would ask for it again.
+    fn is_own(&self) -> bool {
+        match self {
+            Waiting::Expiry
+            | Waiting::Firing
+            | Waiting::SessionEnd(_)
+            | Waiting::Delivered { .. }
+            | Waiting::Nobody => true,
+            // Those are tried again by whoever waits for them.
+            Waiting::Call(_)
+            | Waiting::Part { .. }
+            | Waiting::Claim(_)
+            | Waiting::Deliver { .. } => false,
+        }
+    }
 }
 
 /// One shard of this node.
@@ -172,8 +194,13 @@ impl LocalShard {
     }
 
     /// Packs the pending commands into entries and appends them. Returns who will get no answer,
-    /// since this node does not lead: nothing was appended for them.
+    /// since this node does not lead: nothing was appended for them. While it hands leadership over, its
+    /// own commands stay pending: it may lead on.
     pub(crate) fn propose(&mut self, rules: u16, now: Timestamp) -> Vec<Waiting> {
+        if self.leading.is_some() && self.replica.is_handing_over() {
+            let others = self.pending.extract_if(.., |(_, waiting)| !waiting.is_own());
+            return others.map(|(_, waiting)| waiting).collect();
+        }
         let mut refused = Vec::new();
         let mut pending = self.pending.drain(..).peekable();
         while pending.peek().is_some() {
@@ -228,14 +255,16 @@ impl LocalShard {
         in_flight.flat_map(|(_, waiting)| waiting).collect()
     }
 
-    /// This node leads it no more: what only a leader has ends.
-    pub(crate) fn end_all(&mut self, why: &Error) {
+    /// This node leads it no more: what only a leader has ends. Returns who waits for what was not
+    /// proposed: the next time that it leads, nothing of it is to be left.
+    pub(crate) fn end_all(&mut self, why: &Error) -> Vec<Waiting> {
         self.leading = None;
         self.waiters.end(Some(why));
         self.watchers.end();
         self.timer = Timer::default();
         self.firing = Firing::default();
         self.outbox = Outbox::default();
+        self.pending.drain(..).map(|(_, waiting)| waiting).collect()
     }
 
     pub(crate) fn note_members(&mut self) {
@@ -247,3 +276,6 @@ fn take_number<T>(queue: &mut VecDeque<(u64, Vec<T>)>, number: u64) -> Vec<T> {
     let position = queue.iter().position(|(other, _)| *other == number);
     position.and_then(|position| queue.remove(position)).map(|(_, found)| found).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

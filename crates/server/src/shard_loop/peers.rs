@@ -46,7 +46,7 @@ impl ShardLoop {
             self.order_snapshot(number, message);
             return;
         }
-        self.shards[number].replica.step(message);
+        self.shards[number].hear(message);
         self.activate(number);
     }
 
@@ -149,7 +149,8 @@ impl ShardLoop {
             let shard = &mut self.shards[number];
             if shard.has_peers {
                 shard.replica.tick();
-                if shard.replica.has_ready() {
+                // What is pending waits for the end of a transfer, which only ticks can bring.
+                if shard.replica.has_ready() || !shard.pending.is_empty() {
                     self.activate(number);
                 }
             }

@@ -10,7 +10,7 @@ use super::{
     local::{LocalShard, State},
 };
 use crate::{
-    checkpoint::Failure,
+    checkpoint::{Failure, Job},
     log::{FIRST_REPLICA, group_of},
 };
 use std::sync::Arc;
@@ -124,7 +124,9 @@ impl ShardLoop {
             {
                 self.doomed.insert(number);
             }
-            if let (Some(id), None) = (wanted, held) {
+            if let (Some(id), None) = (wanted, held)
+                && !self.leaving.contains(&shard)
+            {
                 self.make_replica(shard, id);
             }
         }
@@ -169,26 +171,37 @@ impl ShardLoop {
             let id = shard.replica.id();
             tracing::info!("replica {id} of shard {} is gone from this node", shard.id);
             let error = self.not_leader(shard.group);
-            shard.end_all(&error);
+            drop(shard.end_all(&error));
             self.sessions.forget(shard.id);
             self.memory.forget(&shard);
             self.active.retain(|other| *other != number);
             self.batch.forget(shard.group, id);
             self.gone.insert(shard.group, id);
             leaving.push(shard.id);
+            // Its state may be large; who waits for something else of it hears that at once.
+            let LocalShard { replica, .. } = *shard;
+            self.order(Some(Job::Drop(Box::new(replica))));
         }
         if leaving.is_empty() {
             return Ok(());
         }
         self.write()?;
         for shard in leaving {
-            let group = group_of(shard);
-            self.remove_stored(shard)?;
-            self.routes.set_leader(group, None);
-            if let Some(id) = self.routes.control().replica_on(group, self.format.node) {
-                self.make_replica(shard, id);
-            }
+            self.leaving.insert(shard);
+            self.remove_stored(shard);
+            self.routes.set_leader(group_of(shard), None);
         }
         Ok(())
+    }
+
+    /// Nothing is stored of a shard any more whose replica has left: a newer one may come. Before, it
+    /// would have found the state of the one that left.
+    pub(super) fn accept_removed(&mut self, shard: ShardId) {
+        self.checkpoints.done();
+        self.leaving.remove(&shard);
+        let wanted = self.routes.control().replica_on(group_of(shard), self.format.node);
+        if let Some(id) = wanted {
+            self.make_replica(shard, id);
+        }
     }
 }

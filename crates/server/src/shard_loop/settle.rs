@@ -18,6 +18,7 @@ use bytes::Bytes;
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Duration,
 };
 use taskyard_machine::{
     BulkProgress, ClaimToken, ClaimedTask, Command, Event, EventKind, Fail, Machine, Outcome,
@@ -25,6 +26,9 @@ use taskyard_machine::{
 };
 use taskyard_replica::{Progress, StateMachine};
 use tokio::sync::oneshot;
+
+/// How soon the end of a session is asked for again that was refused.
+const END_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 type Outcomes = <State as StateMachine>::Outcome;
 
@@ -200,7 +204,7 @@ impl ShardLoop {
                 let to = self.shards[number].id;
                 self.settle_delivery(from, to, sequence, outcome);
             }
-            Waiting::Delivered => {
+            Waiting::Delivered { .. } => {
                 // There may have been more than is sent at once.
                 self.shards[number].outbox.stir();
                 self.activate(number);
@@ -277,7 +281,12 @@ impl ShardLoop {
                     source.outbox.refused(to, real);
                 }
             }
-            Waiting::SessionEnd(_) | Waiting::Delivered | Waiting::Nobody => {}
+            Waiting::SessionEnd(session) => {
+                let again_at = self.reading.monotonic + END_AGAIN_AFTER;
+                self.sessions.not_ended(session, shard.id, again_at);
+            }
+            Waiting::Delivered { to, up_to } => shard.outbox.taken(to, up_to),
+            Waiting::Nobody => {}
         }
     }
 

@@ -2,7 +2,10 @@
 //! that offers one, and taken when they are here. The parts themselves never pass the loop.
 
 use super::{Checkpoints, ShardLoop, local::LocalShard};
-use crate::{checkpoint::Failure, cluster::Fetched};
+use crate::{
+    checkpoint::{Job, SnapshotId},
+    cluster::Fetched,
+};
 use taskyard_machine::ShardId;
 use taskyard_replica::{CONTROL_GROUP, NodeId, eraftpb::Message};
 
@@ -22,15 +25,39 @@ impl ShardLoop {
 
     /// A snapshot is in the store, whole.
     pub(super) fn accept_fetched(&mut self, fetched: Box<Fetched>) {
-        let shard = fetched.order.shard;
+        let (shard, id) = (fetched.order.shard, fetched.order.id());
         let number = usize::from(shard.0);
         match self.shards.get_mut(number) {
             Some(local) if local.replica.id() == fetched.order.message.to => {
-                local.fetched(fetched, &self.store);
+                let job = local.fetched(fetched);
+                self.order(job);
                 self.activate(number);
             }
-            _ => self.store.discard_install(shard),
+            _ => {
+                self.order(Some(Job::Discard(shard, id)));
+                self.order(Some(Job::Drop(fetched)));
+            }
         }
+    }
+
+    /// The store has switched to a snapshot, or did not have it any more.
+    pub(super) fn accept_switched(&mut self, shard: ShardId, id: SnapshotId, is_switched: bool) {
+        self.checkpoints.done();
+        let number = usize::from(shard.0);
+        if let Some(local) = self.shards.get_mut(number) {
+            let job = local.switched(id, is_switched);
+            self.order(job);
+            self.activate(number);
+        }
+    }
+
+    /// Has the thread that writes checkpoints do something.
+    pub(super) fn order(&mut self, job: Option<Job>) {
+        let Some(job) = job else { return };
+        if matches!(job, Job::Switch(..) | Job::Remove(_)) {
+            self.checkpoints.ordered();
+        }
+        self.checkpointer.job(job);
     }
 
     /// Tells raft what came of a snapshot's message. That of a shard is only the offer: what comes of
@@ -55,6 +82,12 @@ impl ShardLoop {
                 Checkpoints::want(shard);
             }
         }
+        for number in self.shards.numbers() {
+            if self.shards[number].has_switched() {
+                self.shards[number].take_switched();
+                self.activate(number);
+            }
+        }
         for (shard, to) in self.snapshots.take_unused(self.real) {
             if let Some(shard) = self.shards.get_mut(usize::from(shard.0)) {
                 // It is asked where it stands before all is offered again.
@@ -73,11 +106,10 @@ impl ShardLoop {
         }
     }
 
-    /// This node has no replica of the shard any more.
-    pub(super) fn remove_stored(&self, shard: ShardId) -> Result<(), Failure> {
+    /// This node has no replica of the shard any more, and its log knows of none.
+    pub(super) fn remove_stored(&mut self, shard: ShardId) {
         self.fetcher.forget(shard);
-        let removed = self.store.remove(shard);
-        removed.map_err(|error| Failure(format!("{error}; check the disk, then start again")))
+        self.order(Some(Job::Remove(shard)));
     }
 
     /// Bytes that have come of a snapshot that is under way.

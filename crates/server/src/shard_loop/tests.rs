@@ -1,5 +1,7 @@
 //! One node's loop, turned by hand: its peers are the test, and no tick passes unless the test says so.
 
+mod own_commands;
+
 use super::*;
 use crate::{
     Config,
@@ -164,6 +166,8 @@ struct Silent;
 impl PeerHandler for Silent {
     fn raft(&self, _: NodeId, _: u64, _: Bytes) {}
 
+    fn told(&self, _: NodeId, _: Bytes) {}
+
     fn call(&self, _: NodeId, _: Bytes) -> BoxFuture<'static, Bytes> {
         Box::pin(std::future::pending())
     }
@@ -189,7 +193,7 @@ fn claim() -> ClaimRequest {
         tasks_max: 1,
         lease_ms: 30_000,
         session: None,
-        sequence: None,
+        number: None,
         worker: "test".into(),
     }
 }

@@ -3,7 +3,10 @@
 //! Invariant: what a replica sends after a write, and what is answered, comes after that write's sync.
 
 use super::{LocalShard, ShardLoop, Waiting};
-use crate::{checkpoint::Failure, telemetry::NodeGauges};
+use crate::{
+    checkpoint::{Failure, Job},
+    telemetry::NodeGauges,
+};
 use taskyard_machine::{Command, EncodedCommand};
 use taskyard_replica::CONTROL_GROUP;
 
@@ -28,7 +31,7 @@ impl ShardLoop {
         for _ in 0..WRITES_PER_TURN_MAX {
             let control = self.gather_control();
             for &number in &round {
-                self.gather(number, &mut persisting)?;
+                self.gather(number, &mut persisting);
             }
             if control.is_none() && persisting.is_empty() && self.batch.is_empty() {
                 // Nobody has anything to do, so that nobody is left for the next turn either.
@@ -39,7 +42,11 @@ impl ShardLoop {
             for (number, ready) in persisting.drain(..) {
                 let Some(shard) = self.shards.get(number) else { continue };
                 let was_leading = shard.leading.is_some();
-                let progress = self.shards[number].replica.persisted(ready);
+                let replica = &mut self.shards[number].replica;
+                let progress = replica.persisted(ready);
+                if let Some(replaced) = replica.take_replaced() {
+                    self.order(Some(Job::Drop(Box::new(replaced))));
+                }
                 self.settle(number, progress, was_leading);
             }
             // After the shards: it may throw some of them away.
@@ -126,30 +133,29 @@ impl ShardLoop {
     }
 
     /// Adds what one shard has to write to the batch.
-    fn gather(&mut self, number: usize, persisting: &mut Vec<(usize, u64)>) -> Result<(), Failure> {
-        let Some(shard) = self.shards.get_mut(number) else { return Ok(()) };
+    fn gather(&mut self, number: usize, persisting: &mut Vec<(usize, u64)>) {
+        let Some(shard) = self.shards.get_mut(number) else { return };
         if std::mem::take(&mut shard.is_new) {
             self.batch.replica(shard.group, shard.replica.id());
         }
         if let Some(index) = shard.log_cut.take() {
             self.batch.cut(shard.group, index);
         }
-        let Some(mut ready) = shard.replica.ready() else { return Ok(()) };
+        let Some(mut ready) = shard.replica.ready() else { return };
         let group = shard.group;
         self.send(group, std::mem::take(&mut ready.messages_now));
         let shard = &mut self.shards[number];
-        shard.install(&ready, &self.store, &mut self.batch)?;
+        shard.install(&ready, &mut self.batch);
         persisting.push((number, ready.number));
         shard.hard_state = ready.hard_state.or(shard.hard_state.take());
         if ready.entries.is_empty() && !ready.must_sync {
             // A new commit index alone rides in the next write: the log is what counts.
-            return Ok(());
+            return;
         }
         self.batch.append(shard.group, &ready.entries);
         if let Some(hard_state) = shard.hard_state.take() {
             self.batch.hard_state(shard.group, &hard_state);
         }
-        Ok(())
     }
 
     /// The same for the control group.

@@ -58,10 +58,9 @@ fn fetch(from: &Arc<Store>, to: &Store, parts_max: usize) -> bool {
     arrived.position.is_end()
 }
 
-/// Switches as the shard loop does.
+/// Switches as the shard loop has it done.
 fn switch(store: &Store, id: SnapshotId) {
-    assert!(store.claim_install(SHARD, id));
-    store.switch(SHARD, &cut(id.index)).unwrap();
+    assert!(store.switch(SHARD, id, &cut(id.index)).unwrap());
 }
 
 fn sweep_all(store: &Store) {
@@ -166,13 +165,21 @@ fn a_part_that_is_damaged_repeated_or_missing_is_refused() {
 }
 
 #[test]
-#[should_panic(expected = "that is not there")]
-fn half_a_snapshot_is_never_switched_to() {
+fn half_a_snapshot_or_another_one_is_never_switched_to() {
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (source, store) = (source(&here), behind(&there));
+    let old = state(&store);
+    let other = SnapshotId { index: 51, ..ID };
     assert!(!fetch(&source, &store, 3));
-    assert!(!store.claim_install(SHARD, ID));
-    let _ = store.switch(SHARD, &cut(ID.index));
+    assert!(!store.switch(SHARD, ID, &cut(ID.index)).unwrap(), "half of it");
+    assert!(fetch(&source, &store, usize::MAX));
+    assert!(!store.switch(SHARD, other, &cut(other.index)).unwrap(), "another one");
+    assert!(!store.switch(ShardId(3), ID, &cut(ID.index)).unwrap(), "another shard");
+    assert_eq!(state(&store), old);
+    assert_eq!(store.view().cut(SHARD).unwrap(), Some(cut(10)));
+    switch(&store, ID);
+    assert!(!store.switch(SHARD, ID, &cut(ID.index)).unwrap(), "once");
+    assert_eq!(state(&store), state(&source));
 }
 
 #[test]
@@ -181,30 +188,34 @@ fn an_install_that_was_given_up_leaves_nothing_and_may_be_taken_up_until_then() 
     let (source, store) = (source(&here), behind(&there));
     let before = keys_left(&store);
     assert!(fetch(&source, &store, usize::MAX));
-    store.discard_install(SHARD);
+    store.discard_install(SHARD, SnapshotId { index: 51, ..ID });
+    assert_eq!(store.whole_installs(), [SHARD], "another one was meant");
+    store.discard_install(SHARD, ID);
     assert!(fetch(&source, &store, 0), "nothing of it was removed yet");
-    store.discard_install(SHARD);
+    store.discard_install(SHARD, ID);
     sweep_all(&store);
     assert_eq!(keys_left(&store), before);
     assert!(!fetch(&source, &store, 0));
 }
 
 #[test]
-fn an_install_that_is_claimed_keeps_its_place_and_one_that_is_overtaken_does_not() {
+fn an_install_that_was_replaced_or_overtaken_is_not_switched_to() {
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (source, store) = (source(&here), behind(&there));
     assert!(fetch(&source, &store, usize::MAX));
-    assert!(store.claim_install(SHARD, ID));
     let newer = SnapshotId { index: 51, ..ID };
-    assert!(matches!(store.begin_install(SHARD, newer), Err(InstallError::GivenUp)));
+    assert_eq!(store.begin_install(SHARD, newer).unwrap(), Arrived::default());
+    assert!(!store.switch(SHARD, ID, &cut(ID.index)).unwrap(), "another one has its place");
+    assert!(fetch(&source, &store, usize::MAX));
     store.write(SHARD, &cut(49), vec![]).unwrap();
-    store.switch(SHARD, &cut(ID.index)).unwrap();
+    switch(&store, ID);
     assert_eq!(state(&store), state(&source));
 
     assert_eq!(store.begin_install(SHARD, newer).unwrap(), Arrived::default());
     store.write(SHARD, &cut(51), vec![]).unwrap();
     let part = source.view().part(SHARD, &Position::default(), PART_BYTES).unwrap();
     assert!(matches!(store.put_part(SHARD, newer, &part), Err(InstallError::GivenUp)));
+    assert!(!store.switch(SHARD, newer, &cut(newer.index)).unwrap(), "it was overtaken");
     sweep_all(&store);
     assert_eq!(state(&store), state(&source));
 }

@@ -44,6 +44,8 @@ struct Shown(Arc<Handler>);
 impl PeerHandler for Shown {
     fn raft(&self, _from: NodeId, _group: u64, _message: Bytes) {}
 
+    fn told(&self, _: NodeId, _: Bytes) {}
+
     fn call(&self, _from: NodeId, request: Bytes) -> BoxFuture<'static, Bytes> {
         let handler = Arc::clone(&self.0);
         Box::pin(async move {
@@ -160,8 +162,7 @@ impl Pair {
         };
         assert_eq!(self.fetcher.installing(SHARD), None);
         let (here, there) = (self.source.store.view(), &self.receiver.store);
-        assert!(there.claim_install(SHARD, fetched.order.id()));
-        there.switch(SHARD, &fetched.order.cut()).unwrap();
+        assert!(there.switch(SHARD, fetched.order.id(), &fetched.order.cut()).unwrap());
         let there = there.view();
         assert_eq!(there.cut(SHARD).unwrap(), here.cut(SHARD).unwrap());
         assert!(
@@ -286,6 +287,9 @@ async fn an_order_must_name_its_own_shard_and_index() {
     let mut other = pair.message.clone();
     other.mut_snapshot().mut_metadata().index = 41;
     assert!(SnapshotOrder::read(SHARD, other).is_err());
+    let mut stranger = pair.message.clone();
+    stranger.to = REPLICA + 1;
+    assert!(SnapshotOrder::read(SHARD, stranger).is_err());
     let mut empty = pair.message;
     empty.mut_snapshot().data = Bytes::new();
     assert!(SnapshotOrder::read(SHARD, empty).is_err());

@@ -159,8 +159,8 @@ fn check_outcomes(nodes: &[TestNode], outcomes: Vec<Outcome>) {
                 assert_eq!(answer, format!("{from}:{name}"), "{call}");
                 "answered"
             }
-            Err(CallError::NotSent { why }) => {
-                assert_eq!(times, 0, "{call} was not sent: {why}");
+            Err(error @ (CallError::NotSent { .. } | CallError::TooManyParked { .. })) => {
+                assert_eq!(times, 0, "{call}: {error}");
                 "not sent"
             }
             Err(CallError::Lost) => {

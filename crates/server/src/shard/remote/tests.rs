@@ -5,7 +5,7 @@ use crate::{Config, shard::Engine};
 use std::{collections::BTreeSet, fmt::Debug};
 use taskyard_machine::{
     Backoff, ClaimNumber, ClaimToken, ClaimedTask, Command, Enqueue, FlowMember, NewTask,
-    ParentResult, QueueName, Rejection, RetryPolicy, TaskStateName, Timestamp, ask,
+    ParentResult, QueueName, Rejection, RetryPolicy, SessionId, TaskStateName, Timestamp, ask,
 };
 
 const TASK: TaskId = TaskId { incarnation: 7, home: ShardId(1), origin: ShardId(2), sequence: 300 };
@@ -70,9 +70,6 @@ fn calls() -> Vec<ShardCall> {
         ShardCall::Ask { shard: ShardId(1), query: ask::Task { task: TASK }.into() },
         ShardCall::Bodies { tasks: vec![TASK, TASK] },
         ShardCall::Finished { task: TASK, wait_ms: 0 },
-        ShardCall::SessionsAlive(vec![SessionId(1), SessionId(2)]),
-        ShardCall::SessionCut(SessionId(1)),
-        ShardCall::SessionNotStarted(SessionId(1), vec![TASK]),
         ShardCall::Status,
         ShardCall::SetSpread([1, 13].into()),
     ];
@@ -85,9 +82,6 @@ fn calls() -> Vec<ShardCall> {
             | ShardCall::Ask { .. }
             | ShardCall::Bodies { .. }
             | ShardCall::Finished { .. }
-            | ShardCall::SessionsAlive(_)
-            | ShardCall::SessionCut(_)
-            | ShardCall::SessionNotStarted(..)
             | ShardCall::Status
             | ShardCall::SetSpread(_) => {}
         }
@@ -161,7 +155,6 @@ fn replies() -> Vec<ShardReply> {
         ShardReply::Bodies(Err(stopping())),
         ShardReply::Finished(Ok(false)),
         ShardReply::Finished(Err(stopping())),
-        ShardReply::Told,
         ShardReply::Status(Ok(vec![status, status])),
         ShardReply::Status(Err(stopping())),
         ShardReply::SpreadSet(Ok(())),
@@ -306,7 +299,7 @@ fn words_of_another_version_can_be_read() {
     bytes[0] = 9;
     let told = ShardReply::decode(&bytes).unwrap();
     assert_eq!(told, ShardReply::Unread("I know only version 9".into()));
-    let mut bytes = ShardReply::Told.encode();
+    let mut bytes = ShardReply::Finished(Ok(true)).encode();
     bytes[0] = 9;
     assert!(ShardReply::decode(&bytes).is_err());
 }
@@ -346,7 +339,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
         limit: 16,
     };
     let call = ShardCall::Ask { shard: home, query: tasks.clone().into() };
-    let reply = encode_bounded(&shards, serve(&shards, 2, call).await, 500);
+    let reply = encode_bounded(&shards, serve(&shards, call).await, 500);
     let ShardReply::Found(found) = ShardReply::decode(&reply).unwrap() else {
         panic!("another reply");
     };
@@ -358,7 +351,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
     assert_eq!(page.tasks.len() + rest.tasks.len(), 16);
 
     let call = ShardCall::Ask { shard: home, query: ask::Queues {}.into() };
-    let reply = encode_bounded(&shards, serve(&shards, 2, call).await, 10);
+    let reply = encode_bounded(&shards, serve(&shards, call).await, 10);
     let ShardReply::Found(found) = ShardReply::decode(&reply).unwrap() else {
         panic!("another reply");
     };
@@ -373,7 +366,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
         ..request()
     };
     let call = ShardCall::Claim { shard: home, request: request.clone(), wait_ms: 0 };
-    let reply = encode_bounded(&shards, serve(&shards, 2, call).await, 5_000);
+    let reply = encode_bounded(&shards, serve(&shards, call).await, 5_000);
     let ShardReply::Claimed(Ok(claimed)) = ShardReply::decode(&reply).unwrap() else {
         panic!("another reply");
     };

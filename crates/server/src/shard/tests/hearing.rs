@@ -93,7 +93,7 @@ async fn a_line_that_has_just_broken_is_waited_for() {
 
 /// Three nodes whose lines can be held up, and the lines.
 async fn behind_lines() -> ([TestNode; 3], [Proxy; 2]) {
-    let nodes = [TestNode::start(1).await, TestNode::start(2).await, TestNode::start(3).await];
+    let nodes = started().await;
     let lines = [
         Proxy::to(nodes[1].address.parse().unwrap()).await,
         Proxy::to(nodes[2].address.parse().unwrap()).await,

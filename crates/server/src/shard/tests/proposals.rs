@@ -34,6 +34,85 @@ async fn a_lost_outcome_is_asked_for_again_only_by_an_identity() {
     assert_eq!(released.unwrap_err().code(), "claim_lost");
 }
 
+/// Most codes say that nothing changed, and clients rely on it.
+#[tokio::test]
+async fn nothing_is_called_undone_that_may_have_been_done_before() {
+    let [mut here, there, _] = three(&[2, 3]).await;
+    let (shards, home) = (here.shards.clone(), here.shards.home("mail"));
+    here.leads(home, Some(2));
+    there.bend(&[Bent::IsFull]);
+    let error = enqueue(&shards, "mail", Some("r1")).await.unwrap_err();
+    assert_eq!(error.code(), "limit_exceeded", "it was sent once, and is surely not there");
+    there.bend(&[Bent::Loses, Bent::IsFull]);
+    let error = enqueue(&shards, "mail", Some("r1")).await.unwrap_err();
+    assert_eq!(error, Error::OutcomeUnknown);
+    assert_eq!(count(&there.shards, "mail").await, 1);
+    let command = Command::Enqueue(Enqueue { queue: "mail", task: task(Some("r2")) });
+    there.bend(&[Bent::Loses, Bent::IsFull]);
+    let answers = shards.propose_all(vec![(home, EncodedCommand::new(&command))], true).await;
+    assert_eq!(answers, [Err(Error::OutcomeUnknown)]);
+    assert_eq!(count(&there.shards, "mail").await, 2);
+
+    // The leader's answer gets lost, and then the shard comes to this node, which stops.
+    let engine = here.engine.take().unwrap();
+    tokio::task::spawn_blocking(move || engine.stop()).await.unwrap();
+    there.bend(&[Bent::Loses, Bent::Refuses(Some(1))]);
+    let error = enqueue(&shards, "mail", Some("r3")).await.unwrap_err();
+    assert_eq!(error, Error::OutcomeUnknown);
+}
+
+#[tokio::test]
+async fn a_task_that_the_lost_command_has_removed_tells_nothing() {
+    let [here, there, _] = three(&[2, 3]).await;
+    let (shards, home) = (&here.shards, here.shards.home("mail"));
+    here.leads(home, Some(2));
+    let settings = QueueSettings { retention_count: Some(0), ..QueueSettings::default() };
+    let set = Command::SetQueue(SetQueue { queue: "mail", settings });
+    shards.propose(home, EncodedCommand::new(&set), false).await.unwrap();
+    for _ in 0..2 {
+        enqueue(shards, "mail", None).await.unwrap();
+    }
+    let handed = shards.claim(home, request("mail", None), WAIT).await.unwrap();
+    let (task, token) = (handed[0].task.id, handed[0].task.token);
+    let ack = Command::Ack(Ack { task, token, result: None, follow_ups: vec![] });
+    shards.release_later(&handed[1..]);
+    let other = handed[1].task.id;
+    eventually("the other one waits", async || {
+        let view = there.shards.ask(home, ask::Task { task: other }).await.unwrap().unwrap();
+        view.state == TaskStateName::Ready
+    })
+    .await;
+    for command in [ack, Command::Cancel(Cancel { task: other })] {
+        there.bend(&[Bent::Loses]);
+        let command = EncodedCommand::new(&command);
+        let answer = shards.propose(home, command.clone(), false).await;
+        assert_eq!(answer, Err(Error::OutcomeUnknown));
+        let answer = shards.propose(home, command, false).await;
+        assert_eq!(answer.unwrap_err().code(), "already_finished", "not by this one");
+    }
+}
+
+/// The queue's own window may be none at all: what the broker sends again must still be known again.
+#[tokio::test]
+async fn a_named_enqueue_is_one_task_whatever_its_queue_remembers() {
+    let [here, there, _] = three(&[2, 3]).await;
+    let (shards, home) = (&here.shards, here.shards.home("mail"));
+    here.leads(home, Some(2));
+    let settings = QueueSettings { dedup_window_ms: Some(0), ..QueueSettings::default() };
+    let set = Command::SetQueue(SetQueue { queue: "mail", settings });
+    shards.propose(home, EncodedCommand::new(&set), false).await.unwrap();
+    there.bend(&[Bent::Loses]);
+    assert!(enqueue(shards, "mail", Some("r1")).await.is_ok());
+    assert_eq!(count(&there.shards, "mail").await, 1);
+
+    let item = |request_id| Enqueue { queue: "mail", task: task(Some(request_id)) };
+    let many = EnqueueMany { batch_id: None, items: vec![item("r2"), item("r3")] };
+    let many = EncodedCommand::new(&Command::EnqueueMany(many));
+    there.bend(&[Bent::Loses]);
+    assert!(shards.propose(home, many, true).await.is_ok());
+    assert_eq!(count(&there.shards, "mail").await, 3);
+}
+
 #[tokio::test]
 async fn a_batch_goes_to_each_leader_once_and_only_what_was_refused_goes_on() {
     let [here, there, other] = three(&[1, 2, 3]).await;

@@ -1,31 +1,76 @@
-//! What nodes tell each other of sessions, and sessions that go from node to node.
+//! Workers of one node whose tasks are on another.
 
 use super::*;
+use crate::sessions::{Attached, Beat, Hello, Profile};
 
 #[tokio::test]
 async fn what_is_told_of_sessions_reaches_every_node_in_order() {
     let [here, there, other] = three(&[1, 2, 3]).await;
     let session = SessionId(7);
     let told = [
-        ShardCall::SessionsAlive(vec![session]),
-        ShardCall::SessionNotStarted(session, vec![]),
-        ShardCall::SessionCut(session),
-        ShardCall::SessionsAlive(vec![session]),
+        SessionNews::Alive(vec![session]),
+        SessionNews::NotStarted(session, vec![]),
+        SessionNews::Cut(session),
+        SessionNews::Alive(vec![session]),
     ];
     here.shards.sessions_alive(vec![session]);
     here.shards.session_not_started(session, vec![]);
     here.shards.session_cut(session);
     here.shards.sessions_alive(vec![session]);
     for node in [&there, &other] {
-        let mut changes = node.line.changed.subscribe();
-        let all = async {
-            while node.calls().len() < told.len() {
-                changes.changed().await.unwrap();
-            }
-        };
-        timeout(WAIT, all).await.expect("it is told");
-        assert_eq!(node.calls(), told);
+        node.until(|node| node.news().len() >= told.len()).await;
+        assert_eq!(node.news(), told);
     }
+}
+
+/// What waits at a node must not keep others from saying there that workers live, nor from renewing what
+/// they hold: both would make healthy workers look dead.
+#[tokio::test]
+async fn a_worker_keeps_its_claim_however_many_others_wait_for_tasks() {
+    const PARKED_MAX: usize = 10;
+    let clock = Clock::manual(1_700_000_000_000);
+    let [here, there, _] = among(start(&clock, (PARKED_MAX + 1, PARKED_MAX)).await, &[2, 3]).await;
+    let (shards, home) = (&here.shards, here.shards.home("mail"));
+    here.leads(home, Some(2));
+    let mut config = Config::new(here._dir.path());
+    config.clock = clock.clone();
+    let broker = Broker::new(shards.clone(), &config);
+    let hello = Hello {
+        profile: Profile { slots: 1, ..Profile::default() },
+        queues: vec![("mail".into(), 1)],
+        lease_ms: 30_000,
+        ..Hello::default()
+    };
+    let (attached, _) = Attached::open(&broker, hello).await.unwrap();
+    let id = enqueue(shards, "mail", None).await.unwrap().id;
+    let token = attached.claim(1).await.unwrap()[0].task.token;
+    attached.started(&[(id, token)]);
+
+    let hint = || {
+        let shards = shards.clone();
+        tokio::spawn(async move { shards.claimable(home, vec!["mail".into()], WAIT).await })
+    };
+    let _parked: Vec<_> = (0..PARKED_MAX).map(|_| hint()).collect();
+    let is_hint = |call: &&ShardCall| matches!(call, ShardCall::Claimable { .. });
+    there.until(|node| node.calls().iter().filter(is_hint).count() == PARKED_MAX).await;
+    assert_eq!(hint().await.unwrap().unwrap_err().code(), "limit_exceeded");
+
+    // Well past the longest silence, and past the lease.
+    for _ in 0..10 {
+        let told = there.news().len();
+        clock.advance(Duration::from_secs(5));
+        attached.heard();
+        there.until(|node| node.news().len() > told).await;
+        let held = vec![(id, token)];
+        if let (_, Some(renewed)) = attached.beat(Beat { held, ..Beat::default() }) {
+            let orders = renewed.await;
+            assert_eq!(orders.lost, []);
+        }
+        there.shards.status().await.unwrap();
+    }
+    let view = there.shards.ask(home, ask::Task { task: id }).await.unwrap().unwrap();
+    assert_eq!((view.state, view.losses), (TaskStateName::Claimed, 0));
+    assert_eq!(view.claim.map(|claim| claim.token), Some(token));
 }
 
 /// A worker's session goes on at another node when its own is gone: what it lists stays its own, what

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    checkpoint::{Change, Checkpointer, Cut, Report},
+    checkpoint::{Change, Checkpointer, Cut, Report, Store},
     clock,
     cluster::Snapshots,
     data_dir::DataDir,
@@ -74,7 +74,7 @@ impl Node {
     fn drive(&mut self) -> Vec<Message> {
         let (mut batch, mut messages) = (Batch::default(), Vec::new());
         while let Some(ready) = self.shard.replica.ready() {
-            self.shard.install(&ready, &self.store, &mut batch).unwrap();
+            self.shard.install(&ready, &mut batch);
             batch.append(self.shard.group, &ready.entries);
             if let Some(hard_state) = &ready.hard_state {
                 batch.hard_state(self.shard.group, hard_state);
@@ -84,6 +84,26 @@ impl Node {
             messages.extend(self.shard.replica.persisted(ready.number).messages);
         }
         messages
+    }
+
+    /// A snapshot is here, and everything is done about it that can be.
+    fn take(&mut self, fetched: Box<Fetched>) {
+        let job = self.shard.fetched(fetched);
+        self.work(job);
+    }
+
+    /// Does what the thread beside the loop would.
+    fn work(&mut self, job: Option<Job>) {
+        match job {
+            None | Some(Job::Drop(_)) => {}
+            Some(Job::Discard(shard, id)) => self.store.discard_install(shard, id),
+            Some(Job::Switch(shard, id, cut)) => {
+                let is_switched = self.store.switch(shard, id, &cut).unwrap();
+                let next = self.shard.switched(id, is_switched);
+                self.work(next);
+            }
+            Some(_) => panic!("that is no job of a snapshot"),
+        }
     }
 
     fn enqueue(&mut self, count: u64) {
@@ -188,7 +208,7 @@ fn a_follower_takes_a_snapshot_and_goes_on_from_the_log() {
     let fetched = follower.fetch(&leader, offered.clone());
     let index = fetched.order.index();
     assert_eq!(follower.shard.replica.applied(), 0, "nothing counts yet");
-    follower.shard.fetched(fetched, &follower.store);
+    follower.take(fetched);
     for message in follower.drive() {
         leader.shard.replica.step(message);
     }
@@ -219,10 +239,10 @@ fn a_crash_between_the_switch_and_the_log_loses_nothing() {
     let offered = talk(&mut leader, &mut follower).unwrap();
     let fetched = follower.fetch(&leader, offered);
     let index = fetched.order.index();
-    follower.shard.fetched(fetched, &follower.store);
+    follower.take(fetched);
     let ready = follower.shard.replica.ready().unwrap();
     let mut never_written = Batch::default();
-    follower.shard.install(&ready, &follower.store, &mut never_written).unwrap();
+    follower.shard.install(&ready, &mut never_written);
     let mut follower = follower.restart();
     assert_eq!(follower.shard.replica.applied(), index);
     assert_eq!(follower.hash(), leader.hash());
@@ -239,7 +259,7 @@ fn a_second_snapshot_replaces_the_first_and_all_of_the_log() {
     for _ in 0..3 {
         if let Some(offered) = talk(&mut leader, &mut follower) {
             let fetched = follower.fetch(&leader, offered);
-            follower.shard.fetched(fetched, &follower.store);
+            follower.take(fetched);
             for message in follower.drive() {
                 leader.shard.replica.step(message);
             }
@@ -260,7 +280,7 @@ fn a_snapshot_waits_for_the_checkpoint_under_way() {
     let (mut leader, mut follower) = cluster();
     let offered = talk(&mut leader, &mut follower).unwrap();
     let fetched = follower.fetch(&leader, offered);
-    follower.shard.fetched(fetched, &follower.store);
+    follower.take(fetched);
     for message in follower.drive() {
         leader.shard.replica.step(message);
     }
@@ -284,7 +304,7 @@ fn a_snapshot_waits_for_the_checkpoint_under_way() {
     let offered = talk(&mut leader, &mut follower).unwrap();
     let newer = follower.fetch(&leader, offered);
     let index = newer.order.index();
-    follower.shard.fetched(newer, &follower.store);
+    follower.take(newer);
     assert!(follower.shard.replica.pending_snapshot().is_none(), "a cut is frozen");
     while checkpoints.has_bites() {
         checkpoints.step_alone(&mut follower.shard, &checkpointer, now);
@@ -294,7 +314,8 @@ fn a_snapshot_waits_for_the_checkpoint_under_way() {
     Checkpoints::want(&mut follower.shard);
     checkpoints.step_alone(&mut follower.shard, &checkpointer, now);
     assert!(follower.shard.checkpoint.is_idle(), "no new one begins");
-    follower.shard.take_snapshot(&follower.store);
+    let job = follower.shard.order_switch();
+    follower.work(job);
     follower.drive();
     assert_eq!(follower.shard.replica.applied(), index);
     assert_eq!(follower.hash(), leader.hash());
@@ -305,7 +326,7 @@ fn a_snapshot_that_the_log_has_overtaken_is_thrown_away() {
     let (mut leader, mut follower) = cluster();
     let offered = talk(&mut leader, &mut follower).unwrap();
     let fetched = follower.fetch(&leader, offered.clone());
-    follower.shard.fetched(fetched, &follower.store);
+    follower.take(fetched);
     for message in follower.drive() {
         leader.shard.replica.step(message);
     }
@@ -314,7 +335,7 @@ fn a_snapshot_that_the_log_has_overtaken_is_thrown_away() {
     let applied = follower.shard.replica.applied();
     let late = SnapshotOrder::read(SHARD, offered).unwrap();
     let late = follower.fetch_ordered(&leader, late);
-    follower.shard.fetched(late, &follower.store);
+    follower.take(late);
     follower.drive();
     assert_eq!(follower.shard.replica.applied(), applied);
     assert_eq!(follower.hash(), leader.hash());
@@ -334,10 +355,94 @@ fn a_snapshot_outlives_the_leader_that_offered_it() {
     heartbeat.set_msg_type(MessageType::MsgHeartbeat);
     follower.shard.replica.step(heartbeat);
     follower.drive();
-    follower.shard.fetched(fetched, &follower.store);
+    follower.take(fetched);
     let told = follower.drive();
     assert_eq!(follower.shard.replica.applied(), index);
     assert_eq!(follower.hash(), leader.hash());
     let told: Vec<_> = told.iter().map(|answer| (answer.to, answer.term, answer.index)).collect();
     assert_eq!(told, [(3, term, index)], "the new leader learns of it");
+}
+
+/// A candidate of a later term asks for a vote, as one does whom a leader hands over to.
+fn vote_request(follower: &Node, term: u64) -> Message {
+    let mut request = Message { from: 3, to: FOLLOWER, term, ..Default::default() };
+    request.set_msg_type(MessageType::MsgRequestVote);
+    request.context = (&b"CampaignTransfer"[..]).into();
+    (request.index, request.log_term) = (follower.shard.replica.last_index() + 1_000, term - 1);
+    request
+}
+
+/// While the store switches, the replica goes on without its log: what it is asked to append it does not
+/// confirm, and a vote that it gives is kept, whenever the process is killed.
+#[test]
+fn a_crash_between_the_switch_and_raft_keeps_the_vote_and_loses_nothing() {
+    let (mut leader, mut follower) = cluster();
+    let offered = talk(&mut leader, &mut follower).unwrap();
+    let fetched = follower.fetch(&leader, offered);
+    let index = fetched.order.index();
+    let Some(Job::Switch(shard, id, cut)) = follower.shard.fetched(fetched) else {
+        panic!("the store is to switch")
+    };
+    let term = follower.shard.replica.term() + 5;
+    follower.shard.hear(vote_request(&follower, term));
+    assert_eq!(follower.drive().len(), 1, "it votes meanwhile");
+    assert!(follower.store.switch(shard, id, &cut).unwrap());
+    // Nobody has told it yet that the store has switched.
+    let mut append = Message { from: LEADER, to: FOLLOWER, term, ..Default::default() };
+    append.set_msg_type(MessageType::MsgAppend);
+    follower.shard.hear(append);
+    assert!(follower.drive().is_empty(), "it says nothing of a log that is void");
+    let mut follower = follower.restart();
+    assert_eq!(follower.shard.replica.applied(), index);
+    assert_eq!(follower.hash(), leader.hash());
+    let held = follower.shard.replica.hard_state();
+    assert_eq!((held.term, held.vote, held.commit), (term, 3, index));
+    follower.drive();
+}
+
+#[test]
+fn a_snapshot_that_was_switched_to_without_a_leader_is_taken_when_there_is_one() {
+    let (mut leader, mut follower) = cluster();
+    let offered = talk(&mut leader, &mut follower).unwrap();
+    let fetched = follower.fetch(&leader, offered);
+    let index = fetched.order.index();
+    let term = follower.shard.replica.term() + 5;
+    follower.shard.hear(vote_request(&follower, term));
+    follower.drive();
+    follower.take(fetched);
+    follower.drive();
+    assert!(follower.shard.has_switched(), "nobody leads in its term");
+    assert_eq!(follower.shard.replica.applied(), 0);
+    let mut heartbeat = Message { from: 3, to: FOLLOWER, term, ..Default::default() };
+    heartbeat.set_msg_type(MessageType::MsgHeartbeat);
+    follower.shard.hear(heartbeat);
+    follower.shard.take_switched();
+    follower.drive();
+    assert_eq!(follower.shard.replica.applied(), index);
+    assert_eq!(follower.hash(), leader.hash());
+    assert!(follower.shard.replica.take_replaced().is_some(), "for somebody else to drop");
+}
+
+#[test]
+fn a_snapshot_whose_place_was_taken_is_not_switched_to_and_the_old_state_goes_on() {
+    let (mut leader, mut follower) = cluster();
+    let offered = talk(&mut leader, &mut follower).unwrap();
+    let fetched = follower.fetch(&leader, offered.clone());
+    let newer = SnapshotId { index: fetched.order.index() + 1, ..fetched.order.id() };
+    follower.store.begin_install(SHARD, newer).unwrap();
+    follower.take(fetched);
+    assert!(follower.shard.install.is_none());
+    follower.drive();
+    assert_eq!(follower.shard.replica.applied(), 0);
+    // It is offered again, and taken.
+    let fetched = follower.fetch(&leader, offered);
+    let second = Box::new(Fetched {
+        order: fetched.order.clone(),
+        machine: load(IDENTITY, follower.store.view().installed_records(SHARD)).unwrap(),
+    });
+    let job = follower.shard.fetched(fetched);
+    assert!(matches!(follower.shard.fetched(second), Some(Job::Drop(_))), "one is enough");
+    follower.work(job);
+    follower.drive();
+    assert_eq!(follower.hash(), leader.hash());
 }

@@ -1,0 +1,94 @@
+//! SessionNews: what a node tells the leaders on others about its workers' sessions, as bytes, and back.
+//!
+//! Nobody answers it and nobody waits for it: what does not arrive is told again, or makes up for itself
+//! in seconds. What one node tells is taken in the order in which it was told.
+
+use super::{Shards, inbox::Input};
+use crate::cluster::call_kind;
+use bytes::Bytes;
+use taskyard_machine::{
+    DecodeError, SessionId, TaskId,
+    wire::{decode_from_node, encode_for_node, wire_enum},
+};
+use taskyard_replica::NodeId;
+
+/// The byte after the kind: how the rest is laid out.
+const VERSION: u8 = 1;
+
+/// What a node says about sessions that are attached to it, or were.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionNews {
+    /// See [`Shards::sessions_alive`].
+    Alive(Vec<SessionId>),
+    /// See [`Shards::session_cut`].
+    Cut(SessionId),
+    /// See [`Shards::session_not_started`].
+    NotStarted(SessionId, Vec<TaskId>),
+}
+
+wire_enum!(SessionNews {
+    1 => Alive(sessions),
+    2 => Cut(session),
+    3 => NotStarted(session, tasks),
+});
+
+impl SessionNews {
+    /// Its bytes, after the one that says who it is for.
+    pub fn encode(&self) -> Bytes {
+        let mut bytes = vec![call_kind::SHARD];
+        bytes.extend(encode_for_node(VERSION, self));
+        bytes.into()
+    }
+
+    /// The reverse of [`SessionNews::encode`].
+    pub fn decode(bytes: &[u8]) -> Result<SessionNews, DecodeError> {
+        match bytes {
+            [call_kind::SHARD, news @ ..] => decode_from_node(VERSION, news),
+            _ => Err(DecodeError { what: "it is not for the shards".into() }),
+        }
+    }
+}
+
+impl Shards {
+    /// Takes what node `from` tells of its sessions.
+    pub fn take_news(&self, from: NodeId, news: SessionNews) {
+        self.tell(Input::Sessions { from, news });
+    }
+
+    /// Tells all leaders, wherever they are, something about the sessions of this node.
+    pub(super) fn spread_news(&self, news: SessionNews) {
+        let me = self.routes().me();
+        if let Some(network) = self.others() {
+            let bytes = news.encode();
+            for &node in self.routes().control().nodes().keys().filter(|node| **node != me) {
+                network.tell(node, bytes.clone());
+            }
+        }
+        self.take_news(me, news);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use taskyard_machine::ShardId;
+
+    #[test]
+    fn news_arrive_as_they_were_and_damage_is_an_error() {
+        let home = ShardId(1);
+        let task = TaskId { incarnation: 7, home, origin: home, sequence: 300 };
+        for news in [
+            SessionNews::Alive(vec![SessionId(1), SessionId(u128::MAX)]),
+            SessionNews::Cut(SessionId(1)),
+            SessionNews::NotStarted(SessionId(1), vec![task]),
+        ] {
+            let bytes = news.encode();
+            assert_eq!(SessionNews::decode(&bytes), Ok(news));
+            for end in 0..bytes.len() {
+                assert!(SessionNews::decode(&bytes[..end]).is_err(), "cut at {end}");
+            }
+        }
+        assert!(SessionNews::decode(&[call_kind::CLUSTER, 1, 2]).is_err());
+        assert!(SessionNews::decode(&[call_kind::SHARD, 1, 77]).is_err());
+    }
+}
