@@ -3,13 +3,14 @@
 use crate::{
     Config, Node,
     checkpoint::{Job, Store},
+    clock,
     shard::{Shards, inbox::Input},
 };
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::Path,
     sync::{Arc, mpsc},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use taskyard_machine::{Command, EncodedCommand, Enqueue, NewTask, ShardId, ask, home_shard};
 
@@ -47,7 +48,7 @@ async fn led(node: &Node) -> Vec<ShardId> {
 }
 
 async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
+    let begun = clock::real_now();
     loop {
         if let Some(found) = look().await {
             return found;
