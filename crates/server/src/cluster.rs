@@ -11,7 +11,7 @@
 //! join.rs      how a cluster takes a node in         announce.rs what a node keeps telling and hearing
 //! sight.rs     how all nodes stand, at one moment    mover.rs    the leader's hands: does what is planned
 //! operate.rs   what operators ask for                view.rs     what they are shown
-//! copy.rs      a backup of the whole cluster
+//! copy.rs      a backup of the whole cluster         workers.rs  the workers of all nodes
 //! ```
 //!
 //! Nothing here decides where a replica goes: that is `taskyard_replica::Control` and its plan.
@@ -33,6 +33,7 @@ mod snapshots;
 pub(crate) use fetch::{Fetched, Fetcher, SnapshotOrder};
 mod sight;
 mod view;
+mod workers;
 
 pub use call::Operation;
 pub(crate) use call::{About, ClusterCall, ClusterReply};
@@ -43,6 +44,8 @@ pub(crate) use member::Cluster;
 pub(crate) use routes::Routes;
 pub(crate) use snapshots::Snapshots;
 pub use view::{ClusterView, GroupView, NodeState, NodeView, ReplicaRole, ReplicaView};
+pub use workers::Workers;
+pub(crate) use workers::did_not_answer;
 
 /// The first byte of every call between nodes: who answers it.
 pub(crate) mod call_kind {

@@ -6,15 +6,17 @@
 //!
 //! ```text
 //! route.rs       whom to ask next, and for how long         forward.rs   one call to one node
-//! proposals.rs   commands      claims.rs   claims, hints    reads.rs     questions, bodies, waits
+//! proposals.rs   commands      claims.rs   claims           reads.rs     questions, bodies, hints, waits
 //! identity.rs    what may be sent again when its outcome got lost
 //! spread.rs      where queues lie that are spread over shards
+//! gateway.rs     what leaders tell the node that a worker is connected to
 //! ```
 
 mod claims;
 mod engine;
 pub(crate) mod firing;
 mod forward;
+mod gateway;
 mod identity;
 pub(crate) mod inbox;
 pub(crate) mod leader_clock;
@@ -33,6 +35,9 @@ pub(crate) mod waiters;
 pub(crate) mod watchers;
 
 pub use engine::Engine;
+pub use gateway::CancelledClaim;
+use gateway::Gateway;
+pub(crate) use gateway::News;
 pub use local::LocalShards;
 
 use crate::{
@@ -72,6 +77,8 @@ struct Handle {
     network: Arc<OnceLock<PeerNetwork>>,
     /// What other nodes may fetch of this one's shards.
     snapshots: Arc<Snapshots>,
+    /// The workers' side of this node, once there is one.
+    gateway: OnceLock<Gateway>,
 }
 
 impl fmt::Debug for Shards {

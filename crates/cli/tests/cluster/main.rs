@@ -23,3 +23,4 @@ mod outage;
 mod plain;
 mod proxy;
 mod task_spec;
+mod workers;

@@ -4,7 +4,11 @@
 //! words, and nothing panics. What only the control group's leader decides is sent to it by
 //! `Cluster::ask_leader`; the rest is answered by whoever is asked.
 
-use super::{GroupStatus, call_kind, join::Candidate, join::JoinAnswer};
+use super::{
+    GroupStatus, call_kind,
+    join::{Candidate, JoinAnswer},
+    workers::{WorkerCall, WorkerReply},
+};
 use crate::Error;
 use bytes::Bytes;
 use taskyard_machine::{
@@ -36,6 +40,8 @@ pub(crate) enum ClusterCall {
     Announce { node: NodeId, about: About },
     /// Of the control group's leader: what an operator wants.
     Operate(Operation),
+    /// About the workers that are connected to the node.
+    Worker(WorkerCall),
 }
 
 /// The answer to a [`ClusterCall`].
@@ -47,6 +53,8 @@ pub(crate) enum ClusterReply {
     Report(Report),
     /// To `Join`.
     Joined(JoinAnswer),
+    /// To `Worker`.
+    Worker(WorkerReply),
     /// To all others: it is done.
     Done,
     /// It is not done.
@@ -161,9 +169,10 @@ impl ClusterReply {
         match self {
             ClusterReply::Done => Ok(()),
             ClusterReply::Failed(error) => Err(error),
-            ClusterReply::Unread(_) | ClusterReply::Report(_) | ClusterReply::Joined(_) => {
-                Err(Error::OutcomeUnknown)
-            }
+            ClusterReply::Unread(_)
+            | ClusterReply::Report(_)
+            | ClusterReply::Joined(_)
+            | ClusterReply::Worker(_) => Err(Error::OutcomeUnknown),
         }
     }
 
@@ -190,6 +199,7 @@ wire_enum!(ClusterCall {
     4 => Join(candidate),
     5 => Announce { node, about },
     6 => Operate(operation),
+    8 => Worker(call),
 });
 wire_enum!(ClusterReply {
     0 => Unread(words),
@@ -197,6 +207,7 @@ wire_enum!(ClusterReply {
     2 => Joined(answer),
     3 => Done,
     4 => Failed(error),
+    5 => Worker(reply),
 });
 wire_enum!(Operation {
     1 => Drain { node, drains },

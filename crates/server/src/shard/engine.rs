@@ -85,6 +85,7 @@ impl Engine {
             routes: Arc::clone(&routes),
             network: Arc::clone(&network),
             snapshots: Arc::clone(&snapshots),
+            gateway: OnceLock::new(),
         }));
         let parts = Parts {
             format,

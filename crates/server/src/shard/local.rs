@@ -5,7 +5,7 @@
 //! served by these methods alone, so that no call goes round in circles.
 
 use super::{
-    ClaimRequest, HandedTask, ShardStatus, Shards, gone,
+    CancelledClaim, ClaimRequest, HandedTask, News, ShardStatus, Shards, gone,
     inbox::{Input, TicketId, Waiter},
 };
 use crate::Error;
@@ -131,6 +131,9 @@ impl LocalShards<'_> {
 
     /// See [`Shards::sessions_alive`]; they are on node `from`.
     pub fn sessions_alive(self, from: NodeId, sessions: Vec<SessionId>) {
+        if from != self.0.routes().me() {
+            self.0.tell_gateway(News::Elsewhere(&sessions));
+        }
         self.0.tell(Input::SessionsAlive { from, sessions });
     }
 
@@ -142,6 +145,11 @@ impl LocalShards<'_> {
     /// See [`Shards::session_not_started`]; it is on node `from`.
     pub fn session_not_started(self, from: NodeId, session: SessionId, tasks: Vec<TaskId>) {
         self.0.tell(Input::SessionNotStarted { from, session, tasks });
+    }
+
+    /// These claims of workers that may be connected here were cancelled.
+    pub fn cancelled(self, claims: &[CancelledClaim]) {
+        self.0.tell_gateway(News::Cancelled(claims));
     }
 
     /// See [`Shards::status`].

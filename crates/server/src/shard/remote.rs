@@ -5,7 +5,7 @@
 //! answered with words, nothing panics, and nothing gets into a log that can't be read back from it.
 //! Nothing here is on the way of calls that stay on this node.
 
-use super::{ClaimRequest, HandedTask, ShardStatus, Shards};
+use super::{CancelledClaim, ClaimRequest, HandedTask, ShardStatus, Shards};
 use crate::Error;
 use bytes::Bytes;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const VERSION: u8 = 1;
 const UNREAD: u8 = 0;
 
 /// The second byte of calls that tell of sessions, see below.
-const TOLD: std::ops::RangeInclusive<u8> = 7..=9;
+const TOLD: [u8; 4] = [7, 8, 9, 12];
 
 /// About how long a reply gets. Larger ones are made smaller, as far as they can be: a frame between
 /// nodes has a bound, and one reply should not hold up all others behind it.
@@ -86,6 +86,8 @@ pub enum ShardCall {
     Status,
     /// Of the control group's leader: how far a queue lies, as a command of that group.
     SetSpread(Box<[u8]>),
+    /// Of the node that has their workers: these claims were cancelled.
+    Cancelled(Vec<CancelledClaim>),
 }
 
 /// The answer to a [`ShardCall`], under the same name.
@@ -143,6 +145,7 @@ impl ShardCall {
             ShardCall::SessionsAlive(_)
             | ShardCall::SessionCut(_)
             | ShardCall::SessionNotStarted(..)
+            | ShardCall::Cancelled(_)
             | ShardCall::SetSpread(_)
             | ShardCall::Status => Vec::new(),
         };
@@ -218,6 +221,10 @@ pub async fn serve(shards: &Shards, from: NodeId, call: ShardCall) -> ShardReply
             shards.session_not_started(from, session, tasks);
             ShardReply::Told
         }
+        ShardCall::Cancelled(claims) => {
+            shards.cancelled(&claims);
+            ShardReply::Told
+        }
         ShardCall::Status => ShardReply::Status(shards.status().await),
         ShardCall::SetSpread(command) => ShardReply::SpreadSet(all.set_spread_here(&command).await),
     }
@@ -236,6 +243,7 @@ pub(crate) fn take_told(shards: &Shards, from: NodeId, call: &[u8]) -> bool {
         Ok(ShardCall::SessionNotStarted(session, tasks)) => {
             shards.session_not_started(from, session, tasks);
         }
+        Ok(ShardCall::Cancelled(claims)) => shards.cancelled(&claims),
         _ => return false,
     }
     true
@@ -302,6 +310,7 @@ wire_enum!(ShardCall {
     9 => SessionNotStarted(session, tasks),
     10 => Status,
     11 => SetSpread(command),
+    12 => Cancelled(claims),
 });
 wire_enum!(ShardReply {
     0 => Unread(words),

@@ -75,6 +75,11 @@ fn calls() -> Vec<ShardCall> {
         ShardCall::SessionNotStarted(SessionId(1), vec![TASK]),
         ShardCall::Status,
         ShardCall::SetSpread([1, 13].into()),
+        ShardCall::Cancelled(vec![CancelledClaim {
+            session: SessionId(1),
+            task: TASK,
+            token: ClaimToken(9),
+        }]),
     ];
     for call in &calls {
         // A new call needs a line above.
@@ -89,7 +94,8 @@ fn calls() -> Vec<ShardCall> {
             | ShardCall::SessionCut(_)
             | ShardCall::SessionNotStarted(..)
             | ShardCall::Status
-            | ShardCall::SetSpread(_) => {}
+            | ShardCall::SetSpread(_)
+            | ShardCall::Cancelled(_) => {}
         }
     }
     calls
