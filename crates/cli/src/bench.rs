@@ -1,55 +1,64 @@
 //! `taskyard bench`: what a broker does per second, how long it takes, and what it costs.
 //!
 //! The broker runs in a process of its own, so that its processor time and memory are its own; the
-//! load comes from this one, through the SDK, as any program's would.
+//! load comes from this one, through the SDK, as any program's would. With `--nodes` a cluster is measured
+//! beside one node (`beside`), or nodes are killed and stopped under load (`failover`).
 
+mod beside;
 mod broker;
+mod failover;
+mod figures;
 mod load;
+mod meter;
+mod metrics;
+mod outage;
+mod phases;
+mod writers;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use anyhow::Result;
-use hdrhistogram::Histogram;
+use anyhow::{Result, bail};
 use serde::Serialize;
+use tempfile::TempDir;
 
-use self::{
-    broker::{Broker, Usage},
-    load::Load,
-};
+use self::{broker::Broker, figures::Phase, load::Load};
 use crate::{
     args::{BenchArgs, Common},
-    output::{Output, Table, plain},
-    remote, values,
+    output::Output,
+    remote,
+    signals::Signals,
+    values,
 };
 
 /// A fixed rate, when none is given: this share of what the broker executes at its fastest.
 const RATE_SHARE: f64 = 0.5;
+/// Shards of a cluster that is measured: those of a new data directory, unless it is told otherwise.
+const SHARDS: u16 = 32;
 
 pub(crate) fn run(args: &BenchArgs, common: &Common, output: Output) -> Result<()> {
+    args.check()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(bench(args, common, output))
+    runtime.block_on(async {
+        let mut signals = Signals::listen()?;
+        tokio::select! {
+            done = bench(args, common, output) => done,
+            () = signals.next() => bail!("stopped before the end; what it started is stopped as well"),
+        }
+    })
 }
 
-/// What one phase did.
-#[derive(Serialize)]
-struct Phase {
-    name: &'static str,
-    tasks: u64,
-    seconds: f64,
-    per_second: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    p50_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    p99_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    p999_ms: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_ms: Option<f64>,
-    /// Processor time of the broker.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    broker_cpu_us_per_task: Option<f64>,
-    /// Processor time of this process.
-    load_cpu_us_per_task: f64,
+async fn bench(args: &BenchArgs, common: &Common, output: Output) -> Result<()> {
+    match args.nodes {
+        1 => one(args, common, output).await,
+        _ if args.kills() + args.stops() > 0 => failover::bench(args, output).await,
+        _ => beside::bench(args, output).await,
+    }
+}
+
+/// Where a broker that is measured keeps its data: beside the working directory, not in /tmp, which is
+/// memory on many machines.
+fn folder() -> Result<TempDir> {
+    Ok(tempfile::Builder::new().prefix(".taskyard-bench-").tempdir_in(".")?)
 }
 
 #[derive(Serialize)]
@@ -67,58 +76,38 @@ struct Figures {
     restart_ms: Option<u64>,
 }
 
-async fn bench(args: &BenchArgs, common: &Common, output: Output) -> Result<()> {
+async fn one(args: &BenchArgs, common: &Common, output: Output) -> Result<()> {
     let mut broker = match args.remote {
         true => None,
         false => Some(Broker::start().await?),
     };
-    let mut client = match &broker {
+    let client = match &broker {
         Some(broker) => broker.connect().await?,
         None => remote::connect(common).await?,
     };
-    let mut load = Arc::new(Load::new(client.clone(), args));
-    let limit = Duration::from_secs(args.seconds);
-    let mut phases = Vec::new();
+    let mut load = Arc::new(Load::new(vec![client], args));
+    let pids = |broker: &Option<Broker>| broker.iter().map(Broker::pid).collect::<Vec<u32>>();
 
     output.say("enqueueing, as fast as answers come");
-    let meter = Meter::start(broker.as_ref());
-    let (tasks, latency, took) = load::enqueue(&load, args.tasks, limit).await?;
-    let (used, memory) = meter.stop(broker.as_ref(), tasks);
-    phases.push(phase("enqueue", tasks, took, Some(&latency), used));
+    let enqueue = phases::enqueue(&load, args, &pids(&broker)).await?;
 
     let mut restart_ms = None;
     if args.restart
         && let Some(running) = broker.take()
     {
         output.say("killing the broker and starting it again");
-        let (again, took) = running.restart(tasks).await?;
+        let (again, took) = running.restart(enqueue.tasks).await?;
         restart_ms = Some(values::millis(took));
-        client = again.connect().await?;
-        load = Arc::new(Load::new(client.clone(), args));
+        load = Arc::new(Load::new(vec![again.connect().await?], args));
         broker = Some(again);
     }
 
     output.say("executing what waits");
-    let meter = Meter::start(broker.as_ref());
-    let (executed, took) = load::execute(&load, tasks, limit).await?;
-    let (used, _) = meter.stop(broker.as_ref(), executed);
-    let fastest = rate(executed, took);
-    phases.push(phase("execute", executed, took, None, used));
+    let execute = phases::execute(&load, enqueue.tasks, args, &pids(&broker)).await?;
 
-    let per_second = args.rate.unwrap_or((fastest * RATE_SHARE) as u64).max(1);
+    let per_second = args.rate.unwrap_or(steady_rate(execute.per_second()));
     output.say(format_args!("enqueueing {per_second} per second while workers execute them"));
-    let meter = Meter::start(broker.as_ref());
-    let steady = load::steady(&load, per_second, args.tasks, limit).await?;
-    let (used, _) = meter.stop(broker.as_ref(), steady.executed);
-    let acknowledged = Some(&steady.acknowledged);
-    phases.push(phase("steady: to acknowledged", steady.executed, steady.took, acknowledged, used));
-    phases.push(phase(
-        "steady: to executed",
-        steady.executed,
-        steady.took,
-        Some(&steady.end),
-        used,
-    ));
+    let [acknowledged, executed] = phases::steady(&load, per_second, args, &pids(&broker)).await?;
 
     if args.remote {
         load.purge().await?;
@@ -127,9 +116,9 @@ async fn bench(args: &BenchArgs, common: &Common, output: Output) -> Result<()> 
         payload_bytes: args.payload,
         clients: args.clients,
         slots: args.slots,
-        queues: args.queues,
-        phases,
-        memory_bytes_per_waiting_task: memory,
+        queues: args.queues(),
+        memory_bytes_per_waiting_task: enqueue.memory_bytes_per_task(),
+        phases: [enqueue, execute, acknowledged, executed].map(|phase| phase.phase()).into(),
         restart_ms,
     };
     output.value(&figures, |figures| show(figures, output))?;
@@ -139,98 +128,13 @@ async fn bench(args: &BenchArgs, common: &Common, output: Output) -> Result<()> 
     Ok(())
 }
 
-/// Processor time and memory between two moments.
-struct Meter {
-    broker: Option<Usage>,
-    load: Option<Usage>,
-}
-
-/// Processor time per task, in microseconds.
-#[derive(Clone, Copy)]
-struct Cost {
-    broker: Option<f64>,
-    load: f64,
-}
-
-impl Meter {
-    fn start(broker: Option<&Broker>) -> Meter {
-        Meter { broker: broker.and_then(Broker::usage), load: Usage::of("self") }
-    }
-
-    fn stop(self, broker: Option<&Broker>, tasks: u64) -> (Cost, Option<u64>) {
-        let tasks = tasks.max(1);
-        let each = |before: Option<Usage>, after: Option<Usage>| {
-            let spent = after?.cpu.saturating_sub(before?.cpu);
-            Some(spent.as_secs_f64() * 1e6 / tasks as f64)
-        };
-        let after = broker.and_then(Broker::usage);
-        let memory = self
-            .broker
-            .zip(after)
-            .map(|(before, after)| after.memory_bytes.saturating_sub(before.memory_bytes) / tasks);
-        let cost = Cost {
-            broker: each(self.broker, after),
-            load: each(self.load, Usage::of("self")).unwrap_or_default(),
-        };
-        (cost, memory)
-    }
-}
-
-fn rate(tasks: u64, took: Duration) -> f64 {
-    tasks as f64 / took.as_secs_f64().max(1e-6)
-}
-
-fn phase(
-    name: &'static str,
-    tasks: u64,
-    took: Duration,
-    latency: Option<&Histogram<u64>>,
-    cost: Cost,
-) -> Phase {
-    let ms = |quantile: f64| latency.map(|us| us.value_at_quantile(quantile) as f64 / 1_000.0);
-    Phase {
-        name,
-        tasks,
-        seconds: took.as_secs_f64(),
-        per_second: rate(tasks, took),
-        p50_ms: ms(0.5),
-        p99_ms: ms(0.99),
-        p999_ms: ms(0.999),
-        max_ms: ms(1.0),
-        broker_cpu_us_per_task: cost.broker,
-        load_cpu_us_per_task: cost.load,
-    }
+/// The fixed rate for a broker that executes so many per second at its fastest.
+fn steady_rate(fastest: f64) -> u64 {
+    ((fastest * RATE_SHARE) as u64).max(1)
 }
 
 fn show(figures: &Figures, output: Output) -> String {
-    let columns = [
-        "phase",
-        ">tasks",
-        ">per second",
-        ">p50 ms",
-        ">p99 ms",
-        ">p99.9 ms",
-        ">max ms",
-        ">broker us/task",
-        ">load us/task",
-    ];
-    let mut table = Table::new(&columns);
-    let one = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.1}"));
-    let two = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.2}"));
-    for phase in &figures.phases {
-        table.row(vec![
-            plain(phase.name),
-            plain(phase.tasks),
-            plain(format!("{:.0}", phase.per_second)),
-            plain(two(phase.p50_ms)),
-            plain(two(phase.p99_ms)),
-            plain(two(phase.p999_ms)),
-            plain(two(phase.max_ms)),
-            plain(one(phase.broker_cpu_us_per_task)),
-            plain(one(Some(phase.load_cpu_us_per_task))),
-        ]);
-    }
-    let mut text = table.render(output);
+    let mut text = figures::table(&figures.phases, output);
     text += &format!(
         "\n{} bytes of payload, {} enqueues in flight, {} slots, {} queues\n",
         figures.payload_bytes, figures.clients, figures.slots, figures.queues

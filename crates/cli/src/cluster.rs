@@ -1,6 +1,9 @@
 //! `taskyard cluster`: look at nodes and shards, drain and remove nodes, move leaders.
 
+mod node_name;
 mod show;
+
+pub(crate) use node_name::NodeName;
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -27,6 +30,7 @@ pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> 
     match command {
         ClusterCommand::Status(args) => status(remote, args).await?,
         ClusterCommand::Drain { node, wait } => {
+            let node = node.number(client).await?;
             client.drain_node(node).await?;
             if wait {
                 until_empty(remote, node).await?;
@@ -39,6 +43,7 @@ pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> 
             }
         }
         ClusterCommand::Undrain { node } => {
+            let node = node.number(client).await?;
             client.undrain_node(node).await?;
             output.done(
                 &Done { node, done: "in_use" },
@@ -46,6 +51,7 @@ pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> 
             )?;
         }
         ClusterCommand::Remove { node, force, yes } => {
+            let node = node.number(client).await?;
             if force {
                 let question = format!("Give up node {node} and all that it holds?");
                 confirm_removal(yes, &question)?;
@@ -59,6 +65,7 @@ pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> 
             output.done(&Done { node, done }, format_args!("node {node} {text}"))?;
         }
         ClusterCommand::Transfer { shard, node } => {
+            let node = node.number(client).await?;
             client.transfer_shard(shard, node).await?;
             let text = format_args!("shard {shard} is handed over to node {node}");
             output.done(&Transferred { shard, node }, text)?;

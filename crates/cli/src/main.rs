@@ -6,6 +6,7 @@
 mod args;
 mod backup;
 mod bench;
+mod book;
 mod cluster;
 mod confirm;
 mod dead;
@@ -13,6 +14,7 @@ mod demo;
 mod enqueue;
 mod flow;
 mod log;
+mod nodes;
 mod output;
 mod payload;
 mod queue;

@@ -5,7 +5,6 @@
 mod yard;
 
 use std::{
-    fs,
     io::{BufRead, BufReader},
     path::Path,
     process::{Command, Stdio},
@@ -13,7 +12,7 @@ use std::{
 
 use rustix::process::Signal;
 use serde_json::Value;
-use yard::{Process, Ran, taskyard};
+use yard::{Process, Ran, check_nothing_is_left, taskyard};
 
 /// The demo, with its folder inside `folder`.
 fn demo(folder: &Path, more: &[&str]) -> Command {
@@ -24,17 +23,6 @@ fn demo(folder: &Path, more: &[&str]) -> Command {
     command
 }
 
-/// No folder is left, and no process that was given one.
-fn check_nothing_is_left(folder: &Path) {
-    assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "it cleans up after itself");
-    let folder = folder.to_str().unwrap();
-    for process in fs::read_dir("/proc").unwrap().flatten() {
-        let arguments = fs::read(process.path().join("cmdline")).unwrap_or_default();
-        let arguments = String::from_utf8_lossy(&arguments).replace('\0', " ");
-        assert!(!arguments.contains(folder), "still runs: {arguments}");
-    }
-}
-
 #[test]
 fn a_killed_node_costs_no_confirmed_task() {
     let folder = tempfile::tempdir().unwrap();
@@ -43,6 +31,7 @@ fn a_killed_node_costs_no_confirmed_task() {
     let summary: Value = serde_json::from_str(&ran.stdout).unwrap();
     let number = |name: &str| summary[name].as_u64().unwrap_or_else(|| panic!("{name}: {summary}"));
     assert_eq!((number("nodes"), number("lost"), number("open")), (3, 0, 0), "{summary}");
+    assert_eq!(number("made_twice"), 0, "{summary}");
     assert!((1..=3).contains(&number("killed_node")), "{summary}");
     assert!(number("killed_led") > 0, "{summary}");
     assert!(number("confirmed") > 100, "{summary}");

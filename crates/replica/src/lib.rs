@@ -69,6 +69,7 @@ mod replica;
 mod restored;
 mod role;
 mod snapshot;
+mod transfer;
 
 pub use control::{
     Control, ControlCommand, ControlOutcome, ControlRejection, GroupSeen, InvalidControlBytes,

@@ -51,6 +51,8 @@ pub(crate) fn is_sound(message: &Message, id: u64, last_index: u64) -> bool {
             | MessageType::MsgHeartbeat
             | MessageType::MsgHeartbeatResponse
             | MessageType::MsgTimeoutNow => true,
+            // An heir refuses; see `transfer.rs`.
+            MessageType::MsgTransferLeader => message.reject,
             // Proposals, reads and transfers are asked of the leader by its own driver alone; the
             // rest never leaves a node.
             MessageType::MsgHup
@@ -59,7 +61,6 @@ pub(crate) fn is_sound(message: &Message, id: u64, last_index: u64) -> bool {
             | MessageType::MsgUnreachable
             | MessageType::MsgSnapStatus
             | MessageType::MsgCheckQuorum
-            | MessageType::MsgTransferLeader
             | MessageType::MsgReadIndex
             | MessageType::MsgReadIndexResp => false,
         }
@@ -140,6 +141,9 @@ mod tests {
                 "{kind:?} {from}->{to}"
             );
         }
+        let mut refusal = message(MsgTransferLeader, 2, 1, 5);
+        refusal.reject = true;
+        assert!(is_sound(&refusal, 1, 100), "an heir may refuse");
         let mut ahead = message(MsgAppendResponse, 2, 1, 5);
         ahead.index = 101;
         assert!(!is_sound(&ahead, 1, 100), "a peer claims entries that do not exist");

@@ -124,7 +124,9 @@ pub struct Replica<M: StateMachine> {
     pub(crate) node: RawNode<Log>,
     machine: M,
     seed: u64,
-    election_ticks: usize,
+    pub(crate) election_ticks: usize,
+    /// It is not to lead.
+    pub(crate) declines: bool,
     applied: u64,
     applied_term: u64,
     pub(crate) conf_state: eraftpb::ConfState,
@@ -141,7 +143,7 @@ pub struct Replica<M: StateMachine> {
     /// The machines of snapshots that are being persisted, in their order.
     installed: VecDeque<M>,
     /// The term in which this replica leads and has applied all before it.
-    leading: Option<u64>,
+    pub(crate) leading: Option<u64>,
     role_told: Role,
     pub(crate) members_changed: bool,
     proposals: VecDeque<Proposal>,
@@ -189,6 +191,7 @@ impl<M: StateMachine> Replica<M> {
             machine,
             seed: config.seed,
             election_ticks: config.election_ticks,
+            declines: false,
             applied: restored.applied,
             applied_term: restored.applied_term,
             conf_state: restored.conf_state,
@@ -252,20 +255,26 @@ impl<M: StateMachine> Replica<M> {
     /// # Panics
     /// If it proves that a committed entry differs or was lost here: going on would diverge.
     pub fn step(&mut self, message: eraftpb::Message) {
-        let sound = message::is_sound(&message, self.id(), self.last_index());
-        // Raft reads everything unapplied before it campaigns, which a snapshot has just replaced.
-        let campaign_now = message.get_msg_type() == MessageType::MsgTimeoutNow;
-        if sound && (!campaign_now || self.may_campaign()) {
-            // Errors say that the sender is no member any more: ignored as well.
-            let _ = self.node.step(message);
-            self.settle();
+        if !message::is_sound(&message, self.id(), self.last_index()) {
+            return;
         }
+        match message.get_msg_type() {
+            MessageType::MsgTimeoutNow => self.take_over(message),
+            MessageType::MsgTransferLeader => self.refused_by(&message),
+            // Errors say that the sender is no member any more: ignored as well.
+            _ => drop(self.node.step(message)),
+        }
+        self.settle();
     }
 
     /// One tick has passed.
     pub fn tick(&mut self) {
         let leads = self.node.raft.state == StateRole::Leader;
         if !leads && !self.may_campaign() {
+            return;
+        }
+        if !leads && self.declines {
+            self.let_time_pass();
             return;
         }
         // Raft has drawn a timeout from the thread's randomness; it looks at it here alone.
@@ -277,23 +286,11 @@ impl<M: StateMachine> Replica<M> {
 
     /// Tries to become leader now.
     pub fn campaign(&mut self) {
-        if self.may_campaign() {
+        if self.may_campaign() && !self.declines {
             // Refused only while membership changes are unapplied; then a later tick does it.
             let _ = self.node.campaign();
             self.settle();
         }
-    }
-
-    /// Hands leadership to `to` once it has the whole log; given up after an election timeout.
-    /// Proposals are refused meanwhile.
-    pub fn transfer_leader(&mut self, to: u64) {
-        self.node.transfer_leader(to);
-        self.settle();
-    }
-
-    /// Tells that peer `to` can't be reached: appends to it are probed instead of streamed.
-    pub fn unreachable(&mut self, to: u64) {
-        self.node.report_unreachable(to);
     }
 
     /// Tells what came of a snapshot message to `to`. Nothing else is sent to it before this is told.
@@ -514,7 +511,7 @@ impl<M: StateMachine> Replica<M> {
 
     /// Campaigning makes raft read all that is committed and not applied at once, and fails when a
     /// snapshot has replaced it; a lone voter wins on the spot, so its log must be on disk.
-    fn may_campaign(&self) -> bool {
+    pub(crate) fn may_campaign(&self) -> bool {
         let log = &self.node.raft.raft_log;
         self.applied >= self.replay_until
             && !self.installs()
@@ -535,7 +532,7 @@ impl<M: StateMachine> Replica<M> {
     }
 
     /// Follows raft's own state: what was promised as leader of a term ends with it.
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let raft = &self.node.raft;
         let elected = (raft.state == StateRole::Leader).then_some(raft.term);
         if self.leading.is_some() && self.leading != elected {

@@ -23,7 +23,7 @@ mod tests;
 mod worker;
 
 pub(crate) use install::{Arrived, InstallError, SnapshotId};
-pub(crate) use parts::{Part, Position};
+pub(crate) use parts::{Part, Position, RecordKind};
 pub(crate) use worker::{BodiesRequest, Checkpointer, Failure, Job, Report};
 
 use crate::{data_dir::Format, node::StartError, shard_loop::words_of};
@@ -340,6 +340,7 @@ impl View {
     }
 
     /// All bodies of a shard.
+    #[cfg(test)]
     pub(crate) fn bodies(
         &self,
         shard: ShardId,

@@ -11,7 +11,8 @@
 //! join.rs      how a cluster takes a node in         announce.rs what a node keeps telling and hearing
 //! sight.rs     how all nodes stand, at one moment    mover.rs    the leader's hands: does what is planned
 //! operate.rs   what operators ask for                view.rs     what they are shown
-//! copy.rs      a backup of the whole cluster         workers.rs  the workers of all nodes
+//! copy.rs      a backup of the whole cluster         kept.rs     what a node keeps of its shards for one
+//! workers.rs   the workers of all nodes
 //! ```
 //!
 //! Nothing here decides where a replica goes: that is `taskyard_replica::Control` and its plan.
@@ -24,6 +25,7 @@ mod fetch;
 mod groups;
 mod handler;
 mod join;
+mod kept;
 mod member;
 mod mover;
 mod operate;
@@ -43,6 +45,7 @@ pub use handler::{Admit, AnswerCall, AnswerJoin, ClusterHandler};
 pub(crate) use member::Cluster;
 pub(crate) use routes::Routes;
 pub(crate) use snapshots::Snapshots;
+pub(crate) use view::name_of;
 pub use view::{ClusterView, GroupView, NodeState, NodeView, ReplicaRole, ReplicaView};
 pub use workers::Workers;
 pub(crate) use workers::did_not_answer;

@@ -1,7 +1,8 @@
 //! DiskGuard: keeps a reserve of free disk space.
 //!
 //! Below the reserve enqueues are refused; reads, claims and acks go on, and they are what frees space.
-//! It recovers by itself.
+//! A little above it the disk is low: in a cluster others are to lead before anything is refused. Both end
+//! by themselves.
 
 use crate::{Error, clock};
 use std::{
@@ -21,6 +22,8 @@ pub(crate) struct DiskGuard {
     free_bytes: u64,
     /// It was below its reserve and has not had clearly more since: told once each way.
     is_short: bool,
+    /// It was near its reserve and has not had clearly more since: leaders should not come and go.
+    is_low: bool,
     checked_at: Instant,
     written: u64,
 }
@@ -32,6 +35,7 @@ impl DiskGuard {
             reserve_bytes,
             free_bytes: u64::MAX,
             is_short: false,
+            is_low: false,
             checked_at: clock::real_now(),
             written: 0,
         };
@@ -54,10 +58,16 @@ impl DiskGuard {
         self.free_bytes < self.reserve_bytes
     }
 
+    /// Whether it is full or nearly so: from a tenth above its reserve on, until there is a fifth more than
+    /// it.
+    pub(crate) fn is_low(&self) -> bool {
+        self.is_low
+    }
+
     /// When to look again without being asked: while it is short of space, so that its recovery is
     /// told even if nobody enqueues.
     pub(crate) fn next_look(&self) -> Option<Instant> {
-        self.is_short.then(|| self.checked_at + CHECK_AFTER)
+        (self.is_short || self.is_low).then(|| self.checked_at + CHECK_AFTER)
     }
 
     /// Asks for the free space if that was long ago.
@@ -91,6 +101,8 @@ impl DiskGuard {
     }
 
     fn tell(&mut self) {
+        let above = |share: u64| self.reserve_bytes.saturating_add(self.reserve_bytes / share);
+        self.is_low = self.free_bytes < if self.is_low { above(5) } else { above(10) };
         let (free, reserve, path) = (self.free_bytes, self.reserve_bytes, self.path.display());
         if !self.is_short && self.is_full() {
             self.is_short = true;
@@ -119,6 +131,27 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_is_low_before_it_is_full_and_until_there_is_clearly_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut guard = DiskGuard::new(dir.path(), 0);
+        assert!(!guard.is_low(), "without a reserve it never is");
+        guard.reserve_bytes = 1_000;
+        for (free_bytes, is_full, is_low) in [
+            (1_100, false, false),
+            (1_099, false, true),
+            (999, true, true),
+            (1_199, false, true),
+            (1_200, false, false),
+            (1_100, false, false),
+        ] {
+            guard.free_bytes = free_bytes;
+            guard.tell();
+            assert_eq!((guard.is_full(), guard.is_low()), (is_full, is_low), "{free_bytes}");
+            assert_eq!(guard.next_look().is_some(), is_low);
+        }
+    }
+
+    #[test]
     fn want_of_space_is_told_once_and_so_is_its_end() {
         let dir = tempfile::tempdir().unwrap();
         let mut guard = DiskGuard::new(dir.path(), 0);
@@ -134,7 +167,6 @@ mod tests {
             guard.free_bytes = free_bytes;
             guard.tell();
             assert_eq!((guard.is_full(), guard.is_short), (is_full, is_short), "{free_bytes}");
-            assert_eq!(guard.next_look().is_some(), is_short);
         }
     }
 }

@@ -23,7 +23,7 @@
 //! checkpoint.rs   checkpoints and spilled bodies (fjall), with the threads beside the loop
 //! cluster.rs      who leads what, how clusters form and move, what nodes ask besides tasks
 //! peer.rs         the connections between nodes: handshake, Raft messages, calls
-//! payloads.rs     bodies in memory           backup.rs    a copy of it all, and back
+//! payloads.rs     bodies in memory           backup.rs    a copy of it all, and back (backup/restore.rs)
 //! data_dir.rs     layout, lock and format    disk.rs      the reserve of free space
 //! descriptors.rs  the limit of open files, and what of it connections may take
 //! clock.rs        the time                   moment.rs    moments in words
@@ -65,3 +65,4 @@ pub use config::Config;
 pub use error::Error;
 pub use front::Front;
 pub use node::Node;
+pub use taskyard_machine::home_shard;

@@ -51,7 +51,7 @@ taskyard_machine::limits! {
     STREAM_BATCHES_MAX: usize = 16, "batches";
     /// Past occurrences that one call may run again; more are several calls.
     BACKFILL_MAX: usize = 10_000, "occurrences";
-    /// Backups at once: each holds a view of the disk and a thread.
+    /// Backups at once through one node: each holds a view of the disk, on other nodes too.
     BACKUPS_MAX: usize = 4, "backups";
     /// How long a backup waits for a client that reads nothing: the view it holds keeps files from being removed.
     BACKUP_STALL_MS_MAX: u64 = 60_000, "ms";
@@ -113,10 +113,12 @@ taskyard_machine::limits! {
     PEER_JOINS_MAX: usize = 16, "nodes";
     /// How long the cluster may take to answer a node that asks to join.
     PEER_JOIN_MS_MAX: u64 = 60_000, "ms";
-    /// How often two connected nodes tell each other that they live.
+    /// How often two connected nodes tell each other that they live, at least. One that is not heard otherwise is asked every quarter of a second.
     PEER_PING_EVERY_MS: u64 = 1_000, "ms";
     /// A peer that sends or takes nothing for this long is down.
     PEER_SILENCE_MS_MAX: u64 = 5_000, "ms";
+    /// A peer that was not heard for about this long is not counted on: it is missing in majorities, and is sent no calls until it is heard again.
+    PEER_QUIET_MS_MAX: u64 = 1_000, "ms";
     /// The longest pause between two attempts to reach a peer.
     PEER_REDIAL_MS_MAX: u64 = 2_000, "ms";
     /// Raft messages that wait for one peer's connection. The oldest is dropped for the next: Raft sends again.

@@ -58,9 +58,8 @@ impl MessageExt for Entries {
 pub(crate) struct Log {
     /// Shared with nobody, until a failed sync leaks it.
     engine: Arc<Engine<Files>>,
-    /// Stands in for a disk whose sync fails.
     #[cfg(test)]
-    pub sync_fails: Arc<std::sync::atomic::AtomicBool>,
+    faults: Arc<files::SyncFaults>,
 }
 
 /// What a group's log holds when it is opened.
@@ -189,7 +188,7 @@ impl Log {
         };
         let files = Files::default();
         #[cfg(test)]
-        let sync_fails = Arc::clone(&files.sync_fails);
+        let faults = Arc::clone(&files.faults);
         let opened = catch_unwind(|| Engine::open_with_file_system(config, Arc::new(files)));
         let engine = match opened {
             Ok(opened) => opened.map_err(|error| {
@@ -205,10 +204,16 @@ impl Log {
         let log = Log {
             engine: Arc::new(engine),
             #[cfg(test)]
-            sync_fails,
+            faults,
         };
         log.cut_again()?;
         Ok(log)
+    }
+
+    /// Lets a sync fail after so many that succeed.
+    #[cfg(test)]
+    pub(crate) fn fail_sync_after(&self, syncs: u64) {
+        self.faults.fail_after(syncs);
     }
 
     /// Cuts every group where it was cut before. raft-engine keeps the command that drops entries in the
@@ -390,10 +395,9 @@ mod tests {
         log.write(&mut batch).unwrap()
     }
 
-    fn newest_file(dir: &Path) -> PathBuf {
+    fn newest_file(dir: &Path, queue: &str) -> PathBuf {
         let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-        let logs = files.filter(|path| path.extension().is_some_and(|end| end == "raftlog"));
-        logs.max().unwrap()
+        files.filter(|path| path.extension().is_some_and(|end| end == queue)).max().unwrap()
     }
 
     pub(super) fn indexes(log: &Arc<Log>, group: u64) -> Vec<u64> {
@@ -425,6 +429,32 @@ mod tests {
         assert_eq!(one.len(), 1, "at least one, whatever the bound");
     }
 
+    /// What a quiet group has written lies in the files that others were moved to.
+    #[test]
+    fn damage_in_what_was_moved_is_refused_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = small(dir.path());
+        let (quiet, hot) = (1, 2);
+        for index in 2..=40 {
+            // Moved a few at a time: damage in the last move alone can't be told from a torn write.
+            write(&log, quiet, index..=index);
+            let mut batch = Batch::default();
+            batch.append(hot, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);
+            batch.cut(hot, index - 1);
+            log.write(&mut batch).unwrap();
+            log.purge().unwrap();
+        }
+        drop(log);
+        let moved = newest_file(dir.path(), "rewrite");
+        let file = OpenOptions::new().read(true).write(true).open(&moved).unwrap();
+        let mut byte = [0];
+        let position = 120;
+        file.read_exact_at(&mut byte, position).unwrap();
+        file.write_all_at(&[!byte[0]], position).unwrap();
+        let refused = Log::open(dir.path()).map(drop).unwrap_err().0;
+        assert!(refused.contains(".rewrite is damaged at byte 69"), "{refused}");
+    }
+
     #[test]
     fn a_log_of_another_directory_or_of_more_shards_is_refused() {
         let dir = tempfile::tempdir().unwrap();
@@ -453,7 +483,7 @@ mod tests {
         let log = Log::open(&original).unwrap();
         let sizes: Vec<usize> = (0..3).map(|i| write(&log, 1, 2 + i..=2 + i).bytes).collect();
         drop(log);
-        let file = newest_file(&original);
+        let file = newest_file(&original, "raftlog");
         let bytes = fs::read(&file).unwrap();
         let third = bytes.len() - sizes[2];
         let second = third - sizes[1];
@@ -479,7 +509,7 @@ mod tests {
         let log = Log::open(dir.path()).unwrap();
         let sizes: Vec<usize> = (0..3).map(|i| write(&log, 1, 2 + i..=2 + i).bytes).collect();
         drop(log);
-        let file = newest_file(dir.path());
+        let file = newest_file(dir.path(), "raftlog");
         let bytes = fs::read(&file).unwrap();
         let first = bytes.len() - sizes.iter().sum::<usize>();
         for offset in [3, first + 1, first + 9, first + 100, first + sizes[0] - 2] {
@@ -503,7 +533,7 @@ mod tests {
             batch.append(1, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);
             log.write(&mut batch).unwrap();
         }
-        let newest = newest_file(dir.path());
+        let newest = newest_file(dir.path(), "raftlog");
         let older = newest.with_file_name("0000000000000001.raftlog");
         assert!(older.exists() && older != newest);
         drop(log);

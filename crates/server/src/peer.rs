@@ -9,6 +9,7 @@
 //! calls.rs    calls on what we dialled         serve.rs    calls of who dialled us
 //! queue.rs    what waits to be written         connection.rs   reading, writing, silence
 //! pings.rs    distance and clock skew          warnings.rs     what is refused, once a minute
+//! hearing.rs  who was heard lately
 //! ```
 //!
 //! Invariants: everything is bounded, so that no peer, slow, dead or hostile, grows memory here; a call
@@ -20,6 +21,7 @@ mod connection;
 mod dial;
 mod frame;
 mod handshake;
+mod hearing;
 mod pings;
 mod queue;
 mod serve;
@@ -35,11 +37,12 @@ use crate::{clock::Clock, limits, random::random_u128};
 use accept::Accepted;
 use bytes::Bytes;
 use calls::Dialled;
-use connection::{PATIENCE, Patience};
+use connection::{Heard, PATIENCE, Patience};
 use dial::Link;
 use frame::{Frame, Kind};
 use futures_util::future::BoxFuture;
 use handshake::Identity;
+use hearing::Hearing;
 use serve::{ALLOWANCE, Allowance};
 use std::{
     collections::BTreeMap,
@@ -78,6 +81,10 @@ pub trait PeerHandler: Send + Sync + 'static {
 
     /// The peer can't be sent to any more.
     fn peer_down(&self, node: NodeId);
+
+    /// The peer has been silent for a second, on all its connections and though it was pinged, or is
+    /// heard again. Told in turn, and not of one that was never heard.
+    fn peer_heard(&self, _node: NodeId, _is_heard: bool) {}
 }
 
 /// Who a node is to its peers.
@@ -174,7 +181,7 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Links {
     stopped: bool,
-    by_node: BTreeMap<NodeId, (Arc<Link>, Running)>,
+    by_node: BTreeMap<NodeId, (Arc<Link>, [Running; 2])>,
 }
 
 /// What all connections of a node share.
@@ -182,9 +189,34 @@ struct Core {
     me: Identity,
     handler: Arc<dyn PeerHandler>,
     accepted: Accepted,
+    /// By node: whether it was heard lately.
+    hearing: RwLock<BTreeMap<NodeId, Arc<Hearing>>>,
     warnings: Warnings,
     clock: Clock,
     tuning: Tuning,
+}
+
+impl Core {
+    /// Begins to listen for a peer.
+    fn listen_for(&self, node: NodeId) -> Arc<Hearing> {
+        let mut hearing = self.hearing.write().unwrap_or_else(PoisonError::into_inner);
+        hearing.entry(node).or_insert_with(|| Arc::new(Hearing::new())).clone()
+    }
+
+    /// What is heard of a peer; nothing of one that nobody has named.
+    fn hearing(&self, node: NodeId) -> Option<Arc<Hearing>> {
+        self.hearing.read().unwrap_or_else(PoisonError::into_inner).get(&node).cloned()
+    }
+
+    /// To be told of everything that arrives from a peer.
+    fn heard(&self, node: NodeId) -> Option<Heard> {
+        let (hearing, handler) = (self.hearing(node)?, self.handler.clone());
+        Some(Heard(Box::new(move || {
+            if hearing.heard() {
+                handler.peer_heard(node, true);
+            }
+        })))
+    }
 }
 
 impl fmt::Debug for Core {
@@ -259,6 +291,7 @@ impl PeerNetwork {
             me,
             handler,
             accepted: Accepted::new(),
+            hearing: RwLock::default(),
             warnings: Warnings::new(clock.clone()),
             clock,
             tuning,
@@ -286,8 +319,11 @@ impl PeerNetwork {
         for (&node, address) in peers.iter().filter(|(node, _)| **node != me) {
             let (link, _) = links.by_node.entry(node).or_insert_with(|| {
                 let link = Arc::new(Link::new(node));
-                let keeping = link.clone().keep(self.inner.core.clone());
-                (link, self.inner.runtime.spawn(keeping).into())
+                let core = &self.inner.core;
+                core.listen_for(node);
+                let keeping = self.inner.runtime.spawn(link.clone().keep(core.clone()));
+                let listening = self.inner.runtime.spawn(link.clone().listen(core.clone()));
+                (link, [keeping.into(), listening.into()])
             });
             link.set_address(Some(address));
         }
@@ -352,6 +388,24 @@ impl PeerNetwork {
     /// Whether a peer can be sent to.
     pub fn is_connected(&self, node: NodeId) -> bool {
         self.link(node).is_some_and(|link| link.dialled().is_some())
+    }
+
+    /// Whether a peer was heard within about a second, on whichever connection, even one that has ended
+    /// since. Which others count on.
+    pub fn is_heard(&self, node: NodeId) -> bool {
+        let hearing = || self.inner.core.hearing(node);
+        self.link(node).is_some() && hearing().is_some_and(|hearing| hearing.is_heard())
+    }
+
+    /// Whether a peer can be sent to, and would probably answer.
+    pub fn is_reached(&self, node: NodeId) -> bool {
+        self.is_connected(node) && self.is_heard(node)
+    }
+
+    /// Takes a peer for silent, until it is heard again.
+    #[cfg(test)]
+    pub(crate) fn silence(&self, node: NodeId) {
+        self.inner.core.listen_for(node).silence();
     }
 
     /// How every known peer is doing, by node.

@@ -13,7 +13,7 @@
 //! ```
 
 mod claims;
-mod engine;
+pub(crate) mod engine;
 pub(crate) mod firing;
 mod forward;
 mod gateway;
@@ -42,13 +42,14 @@ pub use local::LocalShards;
 
 use crate::{
     Clock, Error, backup,
+    checkpoint::View,
     cluster::{Routes, Snapshots},
     data_dir::Format,
     peer::PeerNetwork,
     telemetry::Telemetry,
 };
 use bytes::Bytes;
-use inbox::{Inbox, Input};
+use inbox::{BackupOrder, Inbox, Input};
 use remote::ShardCall;
 use std::{
     fmt,
@@ -135,6 +136,16 @@ pub struct HandedTask {
     pub body: Bytes,
 }
 
+/// The shards of this node as of one moment, on their way to the disk.
+pub(crate) struct Frozen(oneshot::Receiver<Result<View, Error>>);
+
+impl Frozen {
+    /// A view of them, once all is written.
+    pub(crate) async fn written(self) -> Result<View, Error> {
+        self.0.await.unwrap_or_else(|_| Err(gone()))
+    }
+}
+
 /// The next bytes of a backup.
 #[derive(Clone, Debug)]
 pub struct BackupPart {
@@ -163,6 +174,10 @@ impl Shards {
     /// How many shards there are.
     pub fn count(&self) -> u16 {
         self.0.format.shards
+    }
+
+    pub(crate) fn format(&self) -> Format {
+        self.0.format
     }
 
     /// The cluster that this node belongs to: random, fixed when its data directory was made.
@@ -205,6 +220,11 @@ impl Shards {
         self.network().filter(|_| !self.routes().is_alone())
     }
 
+    /// Counts commands and claims by who leads their shard.
+    fn note_routed(&self, count: usize, is_here: bool) {
+        self.0.telemetry.note_routed(count, is_here);
+    }
+
     /// Proposes a command and awaits its outcome, durable by then. `enqueue` tells whether it adds
     /// tasks, and so is refused when disk or memory budgets are used up.
     pub async fn propose(
@@ -214,7 +234,10 @@ impl Shards {
         enqueue: bool,
     ) -> Result<Outcome, Error> {
         match self.others() {
-            None => self.local().propose(shard, command, enqueue).await.map_err(alone),
+            None => {
+                self.note_routed(1, true);
+                self.local().propose(shard, command, enqueue).await.map_err(alone)
+            }
             Some(network) => self.propose_routed(network, shard, command, enqueue).await,
         }
     }
@@ -227,6 +250,7 @@ impl Shards {
     ) -> Vec<Result<Outcome, Error>> {
         match self.others() {
             None => {
+                self.note_routed(commands.len(), true);
                 let mut answers = self.local().propose_all(commands, enqueue).await;
                 for answer in answers.iter_mut().filter_map(|answer| answer.as_mut().err()) {
                     *answer = alone(std::mem::replace(answer, Error::OutcomeUnknown));
@@ -247,7 +271,10 @@ impl Shards {
         wait: Duration,
     ) -> Result<Vec<HandedTask>, Error> {
         match self.others() {
-            None => self.local().claim(shard, request, wait).await.map_err(alone),
+            None => {
+                self.note_routed(1, true);
+                self.local().claim(shard, request, wait).await.map_err(alone)
+            }
             Some(network) => self.claim_routed(network, shard, request, wait).await,
         }
     }
@@ -326,13 +353,23 @@ impl Shards {
         self.local().session_not_started(self.routes().me(), session, tasks);
     }
 
-    /// A consistent copy of every shard, as the bytes of one file, in parts. A slow reader slows the
-    /// copy, not the shards; dropping the receiver ends it.
+    /// A consistent copy of every shard of a node that is alone, as the bytes of one file, in parts. A
+    /// slow reader slows the copy, not the shards; dropping the receiver ends it.
     pub async fn backup(&self) -> Result<mpsc::Receiver<Result<BackupPart, Error>>, Error> {
-        let (answer, answered) = oneshot::channel();
-        self.0.inbox.push(Input::Backup(answer))?;
-        let view = answered.await.unwrap_or_else(|_| Err(gone()))?;
-        Ok(backup::stream(view, self.0.format))
+        let view = self.freeze().await?.written().await?;
+        Ok(backup::stream(self.0.format, backup::Alone(Arc::new(view))))
+    }
+
+    /// Freezes all shards of this node at one moment, which has come when this returns.
+    pub(crate) async fn freeze(&self) -> Result<Frozen, Error> {
+        let (frozen, is_frozen) = oneshot::channel();
+        let (written, view) = oneshot::channel();
+        self.0.inbox.push(Input::Backup(BackupOrder { frozen, written }))?;
+        match is_frozen.await {
+            Ok(()) => Ok(Frozen(view)),
+            // It was not taken; the other one says why.
+            Err(_) => view.await.unwrap_or_else(|_| Err(gone())).and(Err(gone())),
+        }
     }
 
     /// How each shard stands on this node, in order.

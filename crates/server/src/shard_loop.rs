@@ -12,6 +12,7 @@ mod accept;
 mod checkpoints;
 mod control;
 mod deliver;
+mod hand_over;
 mod held;
 mod install;
 mod local;
@@ -21,6 +22,8 @@ mod recover;
 mod replicas;
 mod settle;
 mod snapshots;
+#[cfg(test)]
+mod tests;
 mod turn;
 
 use crate::{
@@ -43,10 +46,10 @@ use crate::{
 };
 use checkpoints::Checkpoints;
 use control::LocalControl;
+use hand_over::HandOver;
 use held::Held;
 use local::{LocalShard, Waiting};
 use memory::MemoryBudget;
-use peers::HandOver;
 use settle::PartialAnswers;
 use std::{
     any::Any,
@@ -131,8 +134,10 @@ pub(crate) struct ShardLoop {
     /// By group: the last replica that this node had and has no more.
     gone: BTreeMap<u64, u64>,
     hand_over: Option<HandOver>,
-    /// Until then nothing that was delivered is dropped.
-    hold_until: Instant,
+    /// Bytes of commands that wait for shards which this node is about to lead.
+    held_bytes: usize,
+    /// By backup: until then shards send each other nothing, and drop nothing that was taken.
+    holds: BTreeMap<u64, Instant>,
     /// Shards with work for the next turn, each once.
     active: Vec<usize>,
     inbox: Arc<Inbox>,
@@ -187,7 +192,8 @@ impl ShardLoop {
             doomed: BTreeSet::new(),
             gone: recovered.gone,
             hand_over: None,
-            hold_until: real,
+            held_bytes: 0,
+            holds: BTreeMap::new(),
             active: Vec::new(),
             inbox,
             log,
@@ -304,6 +310,9 @@ impl ShardLoop {
         if let Some(soon) = self.checkpoints.look_in() {
             until(soon, false);
         }
+        for end in self.holds.values() {
+            until(end.saturating_duration_since(self.real), false);
+        }
         let now = self.reading.monotonic;
         for shard in self.shards.iter() {
             if let (Some(clock), Some(due)) = (&shard.leading, shard.due) {
@@ -340,6 +349,7 @@ impl ShardLoop {
         for number in looked.collect::<Vec<_>>() {
             self.activate(number);
         }
+        self.end_holds();
         self.end_silent();
     }
 
@@ -378,6 +388,8 @@ impl ShardLoop {
     fn rise(&mut self, number: usize, role: Role) {
         let group = self.shards[number].group;
         self.publish_leader(group, role);
+        let leader = self.routes.leader_of(group);
+        tracing::debug!(shard = %self.shards[number].id, ?role, node = leader, "who leads a shard");
         let not_leader = self.not_leader(group);
         let shard = &mut self.shards[number];
         match role {

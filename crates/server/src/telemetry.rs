@@ -54,6 +54,8 @@ pub(crate) struct Telemetry {
     log_syncs: Histogram,
     log_writes: Histogram,
     checkpoints: AtomicU64,
+    routed_here: AtomicU64,
+    routed_elsewhere: AtomicU64,
     gauges: Gauges,
 }
 
@@ -99,6 +101,12 @@ impl Telemetry {
     /// Counts a checkpoint.
     pub(crate) fn note_checkpoint(&self) {
         self.checkpoints.fetch_add(1, Relaxed);
+    }
+
+    /// Counts commands and claims that this node was asked for, by who leads their shard.
+    pub(crate) fn note_routed(&self, count: usize, is_here: bool) {
+        let routed = if is_here { &self.routed_here } else { &self.routed_elsewhere };
+        routed.fetch_add(count as u64, Relaxed);
     }
 
     pub(crate) fn set_gauges(&self, node: NodeGauges) {
@@ -162,6 +170,16 @@ impl Telemetry {
             let name = format!("taskyard_{name}");
             text.about(&name, "counter", about);
             text.line(&name, &[], value.load(Relaxed));
+        }
+        text.about(
+            "taskyard_routed_total",
+            "counter",
+            "Commands and claims that this node was asked for, by who leads their shard.",
+        );
+        for (to, count) in
+            [("this_node", &self.routed_here), ("another_node", &self.routed_elsewhere)]
+        {
+            text.line("taskyard_routed_total", &[("to", to)], count.load(Relaxed));
         }
         text.histogram("taskyard_log_sync_seconds", "Syncs of the log.", &self.log_syncs);
         text.histogram(
@@ -333,6 +351,8 @@ mod tests {
             let (synced_in, took) = (Duration::from_micros(synced), Duration::from_micros(took));
             telemetry.note_write(&Written { bytes: 100, synced_in, took });
         }
+        telemetry.note_routed(3, true);
+        telemetry.note_routed(2, false);
         let queue = QueueView {
             name: QueueName::parse("mail").unwrap(),
             paused: false,
@@ -343,6 +363,8 @@ mod tests {
         for line in [
             "taskyard_events_total{kind=\"session_ended\"} 1",
             "taskyard_log_bytes_total 300",
+            "taskyard_routed_total{to=\"this_node\"} 3",
+            "taskyard_routed_total{to=\"another_node\"} 2",
             "taskyard_log_sync_seconds_bucket{le=\"0.000100\"} 1",
             "taskyard_log_sync_seconds_bucket{le=\"0.001000\"} 2",
             "taskyard_log_sync_seconds_bucket{le=\"+Inf\"} 3",

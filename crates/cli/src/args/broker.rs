@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use crate::values;
+use crate::{remote::usage, values};
 
 #[derive(Debug, Args)]
 #[command(after_help = SERVE_EXAMPLES)]
@@ -131,19 +131,25 @@ pub(crate) struct DemoArgs {
 
 /// As many nodes as can lose one and go on.
 fn demo_nodes(typed: &str) -> Result<u8, String> {
-    match typed {
-        "1" => Ok(1),
-        "3" => Ok(3),
-        "5" => Ok(5),
-        _ => Err("the demo's cluster has 3 or 5 nodes; 1 is the demo without a cluster".to_owned()),
-    }
+    let words = "the demo's cluster has 3 or 5 nodes; 1 is the demo without a cluster";
+    odd_nodes(typed).ok_or_else(|| words.to_owned())
+}
+
+/// The same for a benchmark.
+fn bench_nodes(typed: &str) -> Result<u8, String> {
+    let words = "the cluster to be measured has 3 or 5 nodes; 1 measures one broker alone";
+    odd_nodes(typed).ok_or_else(|| words.to_owned())
+}
+
+fn odd_nodes(typed: &str) -> Option<u8> {
+    typed.parse().ok().filter(|nodes| [1, 3, 5].contains(nodes))
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "Example:
   taskyard backup yard-monday.backup
-The file appears under its name only when it is whole. Tasks of each shard are copied as of one
-moment; the broker goes on meanwhile.")]
+The file appears under its name only when it is whole. All shards are copied so that they fit
+together, from whichever nodes have them; the broker goes on meanwhile.")]
 pub(crate) struct BackupArgs {
     /// Where to; - for stdout.
     #[arg(value_name = "FILE")]
@@ -171,15 +177,34 @@ pub(crate) struct RestoreArgs {
     after_help = "Three phases: enqueue as fast as answers come, execute what waits, then both at a fixed rate, timed
 from the moment each task was due.
 
+With --nodes 3, a cluster of three processes and one node go through them in turns, each with all
+others stopped, and what counts are the ratios. With --kills or --stops, nodes of a cluster go away
+and come back instead, one after the other under load: how long writes stand still, and whether
+every confirmed task is there once. If not, the exit code is 1.
+
 Examples:
   taskyard bench                              a broker of its own, in a folder beside you
   taskyard bench --tasks 1000000 --seconds 60 --restart --json
-  taskyard bench --remote --server http://10.0.0.5:7400 --rate 20000"
+  taskyard bench --remote --server http://10.0.0.5:7400 --rate 20000
+  taskyard bench --nodes 3 --rate 2000        three nodes beside one
+  taskyard bench --nodes 3 --kills 30 --stops 30"
 )]
 pub(crate) struct BenchArgs {
     /// Measure the broker at --server instead of starting one.
     #[arg(long)]
     pub(crate) remote: bool,
+    /// Measure a cluster of 3 or 5 nodes beside one node.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = bench_nodes)]
+    pub(crate) nodes: u8,
+    /// How often a cluster and one node take turns [default: 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    rounds: Option<u32>,
+    /// Kill nodes of a cluster, in turn, so many times, and time how long writes stand still.
+    #[arg(long, value_name = "N", conflicts_with_all = ["tasks", "seconds", "clients", "rounds"], value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    kills: Option<u32>,
+    /// The same with nodes that are asked to stop.
+    #[arg(long, value_name = "N", conflicts_with_all = ["tasks", "seconds", "clients", "rounds"], value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    stops: Option<u32>,
     /// Stop after this many tasks.
     #[arg(long, value_name = "N", default_value_t = 200_000)]
     pub(crate) tasks: u64,
@@ -195,13 +220,56 @@ pub(crate) struct BenchArgs {
     /// Tasks that workers run at once.
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) slots: u32,
-    /// Queues to spread the tasks over.
-    #[arg(long, value_name = "N", default_value_t = 8)]
-    pub(crate) queues: u32,
-    /// Tasks per second of the last phase [default: half of what was executed at the fastest]
+    /// Queues to spread the tasks over [default: 8, with --nodes 24]
+    #[arg(long, value_name = "N")]
+    queues: Option<u32>,
+    /// Tasks per second of the last phase [default: half of what was executed at the fastest], or of
+    /// all queues while nodes go away [default: 600]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rate: Option<u64>,
     /// Kill the broker while all tasks wait, and time its return.
     #[arg(long, conflicts_with = "remote")]
     pub(crate) restart: bool,
+}
+
+impl BenchArgs {
+    /// Queues to spread the tasks over. With more of them, each node of a cluster leads about as many.
+    pub(crate) fn queues(&self) -> u32 {
+        self.queues.unwrap_or(if self.nodes > 1 { 24 } else { 8 }).max(1)
+    }
+
+    /// How often nodes are killed.
+    pub(crate) fn kills(&self) -> u32 {
+        self.kills.unwrap_or(0)
+    }
+
+    /// How often nodes are asked to stop.
+    pub(crate) fn stops(&self) -> u32 {
+        self.stops.unwrap_or(0)
+    }
+
+    /// How often a cluster and one node take turns.
+    pub(crate) fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(2)
+    }
+
+    /// Refuses what can't be done together.
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
+        let words = match self.nodes {
+            1 if self.kills() + self.stops() > 0 => {
+                "nobody goes on when one node alone goes away; add --nodes 3, or use --restart"
+            }
+            1 if self.rounds.is_some() => {
+                "--rounds are turns of a cluster and one node; add --nodes 3"
+            }
+            2.. if self.remote => {
+                "--nodes starts a cluster of its own; leave out --remote or --nodes"
+            }
+            2.. if self.restart => {
+                "--restart times the return of one node; kill nodes of a cluster with --kills 10"
+            }
+            _ => return Ok(()),
+        };
+        Err(usage(words))
+    }
 }

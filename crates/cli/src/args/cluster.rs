@@ -1,5 +1,6 @@
 //! What is typed to look at a cluster and to change it.
 
+use crate::cluster::NodeName;
 use clap::{Args, Subcommand};
 
 #[derive(Debug, Subcommand)]
@@ -16,29 +17,29 @@ pub(crate) enum ClusterCommand {
   taskyard cluster drain 2 --wait && taskyard cluster remove 2
 A node that is drained still answers clients, and can be used again with undrain.")]
     Drain {
-        /// Its number, as cluster status prints it.
+        /// Its number, or one of its addresses, as cluster status prints them.
         #[arg(value_name = "NODE")]
-        node: u64,
+        node: NodeName,
         /// Return when it holds nothing any more.
         #[arg(long)]
         wait: bool,
     },
     /// Use a node again that was drained.
     Undrain {
-        /// Its number, as cluster status prints it.
+        /// Its number, or one of its addresses, as cluster status prints them.
         #[arg(value_name = "NODE")]
-        node: u64,
+        node: NodeName,
     },
     /// Forget a node that holds nothing any more.
     #[command(after_help = "Examples:
   taskyard cluster drain 2 --wait && taskyard cluster remove 2
-  taskyard cluster remove 3 --force --yes     its disk is lost
+  taskyard cluster remove 10.0.0.3:7401 --force --yes     its disk is lost
 With --force the node must be down. What it held is copied from the other replicas as soon as there is
 another node for it, and then it goes by itself; its address is free at once.")]
     Remove {
-        /// Its number, as cluster status prints it.
+        /// Its number, or one of its addresses, as cluster status prints them.
         #[arg(value_name = "NODE")]
-        node: u64,
+        node: NodeName,
         /// It is lost with all that it held, and never comes back.
         #[arg(long)]
         force: bool,
@@ -54,9 +55,9 @@ The leader stays there for ten minutes at least; then leaders are spread evenly 
         /// The shard's number, from 0.
         #[arg(value_name = "SHARD")]
         shard: u32,
-        /// The node's number.
+        /// The node's number, or one of its addresses.
         #[arg(value_name = "NODE")]
-        node: u64,
+        node: NodeName,
     },
     /// Say how many replicas each shard is to have: 1, 3 or 5.
     #[command(after_help = "Example:

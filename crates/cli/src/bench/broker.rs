@@ -1,7 +1,6 @@
 //! A broker in a process of its own, for as long as it is measured.
 
 use std::{
-    fs,
     process::Stdio,
     time::{Duration, Instant},
 };
@@ -33,9 +32,7 @@ struct Started {
 
 impl Broker {
     pub(super) async fn start() -> Result<Broker> {
-        // Beside the working directory, not in /tmp, which is memory on many machines.
-        let folder = tempfile::Builder::new().prefix(".taskyard-bench-").tempdir_in(".")?;
-        Broker::start_in(folder).await
+        Broker::start_in(super::folder()?).await
     }
 
     async fn start_in(folder: TempDir) -> Result<Broker> {
@@ -62,9 +59,8 @@ impl Broker {
         Ok(Client::connect(&self.url).await?)
     }
 
-    /// What it has used so far.
-    pub(super) fn usage(&self) -> Option<Usage> {
-        Usage::of(&self.pid.to_string())
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// Kills it, starts it again and waits until its queues hold `tasks` again.
@@ -86,42 +82,5 @@ impl Broker {
         }
         self.child.wait().await?;
         Ok(())
-    }
-}
-
-/// What a process has used.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Usage {
-    pub(super) cpu: Duration,
-    pub(super) memory_bytes: u64,
-}
-
-impl Usage {
-    /// Of the process with this id, or of `self`.
-    pub(super) fn of(pid: &str) -> Option<Usage> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let (_, after_name) = stat.rsplit_once(')')?;
-        // Counted from the state, which follows the name: 11 and 12 are user and system ticks, 21
-        // is the number of resident pages.
-        let fields: Vec<&str> = after_name.split_ascii_whitespace().collect();
-        let field = |index: usize| fields.get(index)?.parse::<u64>().ok();
-        let ticks = field(11)? + field(12)?;
-        let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
-        Some(Usage {
-            cpu: Duration::from_secs_f64(ticks as f64 / ticks_per_second as f64),
-            memory_bytes: field(21)? * rustix::param::page_size() as u64,
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_uses_something() {
-        let usage = Usage::of("self").unwrap();
-        assert!(usage.memory_bytes > 100_000, "{usage:?}");
-        assert!(Usage::of("none").is_none());
     }
 }

@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
-use taskyard::{Client, NewTask, RawPayload, Worker};
+use taskyard::{Client, NewTask, RawPayload, TaskContext, Worker};
 use tokio::{
     sync::{Notify, oneshot},
     task::JoinSet,
@@ -23,45 +23,61 @@ use crate::args::BenchArgs;
 
 /// Fixed-rate enqueues that may wait for an answer; more means that the broker can't keep up.
 const IN_FLIGHT_MAX: usize = 50_000;
-/// Each worker has one connection.
-const WORKERS: u32 = 2;
+/// Each worker has one connection. There are as many as clients, where those are more.
+const WORKERS: usize = 2;
+const KIND: &str = "bench";
 
+/// What enqueues and executes.
 pub(super) struct Load {
-    client: Client,
+    /// Enqueues go round them.
+    clients: Vec<Client>,
     payload: Vec<u8>,
-    clients: usize,
+    in_flight: usize,
     slots: u32,
     queues: Vec<String>,
 }
 
 impl Load {
-    pub(super) fn new(client: Client, args: &BenchArgs) -> Load {
-        // A JSON text of the size that was asked for, with room for the moment in front.
+    pub(super) fn new(clients: Vec<Client>, args: &BenchArgs) -> Load {
+        // A JSON text of the size that was asked for.
         let filling = usize::try_from(args.payload).unwrap_or(0).saturating_sub(2);
         Load {
-            client,
+            clients,
             payload: format!("\"{}\"", "x".repeat(filling)).into_bytes(),
-            clients: args.clients.max(1),
+            in_flight: args.clients.max(1),
             slots: args.slots.max(1),
-            queues: (0..args.queues.max(1)).map(|number| format!("bench-{number}")).collect(),
+            queues: (0..args.queues()).map(|number| format!("bench-{number}")).collect(),
         }
     }
 
-    fn task(&self, number: u64, header: Option<String>) -> NewTask {
-        let queue = &self.queues[usize::try_from(number).unwrap_or(0) % self.queues.len()];
-        let task = NewTask::raw("bench", self.payload.clone()).queue(queue);
-        match header {
-            Some(due) => task.header("due", due),
-            None => task,
-        }
+    pub(super) fn queues(&self) -> &[String] {
+        &self.queues
+    }
+
+    fn client(&self, number: usize) -> &Client {
+        &self.clients[number % self.clients.len()]
+    }
+
+    fn task(&self, number: u64) -> NewTask {
+        self.task_of(&self.queues[place(number, self.queues.len())])
+    }
+
+    /// A task of a queue.
+    pub(super) fn task_of(&self, queue: &str) -> NewTask {
+        NewTask::raw(KIND, self.payload.clone()).queue(queue)
     }
 
     pub(super) async fn purge(&self) -> Result<()> {
         for queue in &self.queues {
-            self.client.queue(queue).purge().await?;
+            self.clients[0].queue(queue).purge().await?;
         }
         Ok(())
     }
+}
+
+/// Goes round so many places.
+fn place(number: u64, places: usize) -> usize {
+    usize::try_from(number % places as u64).unwrap_or(0)
 }
 
 fn histogram() -> Histogram<u64> {
@@ -81,9 +97,10 @@ pub(super) async fn enqueue(
     let next = Arc::new(AtomicU64::new(0));
     let started = Instant::now();
     let mut clients = JoinSet::new();
-    for _ in 0..load.clients {
+    for number in 0..load.in_flight {
         let (load, next) = (Arc::clone(load), Arc::clone(&next));
         clients.spawn(async move {
+            let client = load.client(number);
             let mut latency = histogram();
             while started.elapsed() < limit {
                 let number = next.fetch_add(1, Ordering::Relaxed);
@@ -91,7 +108,7 @@ pub(super) async fn enqueue(
                     break;
                 }
                 let sent = Instant::now();
-                load.client.enqueue_new(load.task(number, None)).await?;
+                client.enqueue_new(load.task(number)).await?;
                 latency.saturating_record(micros(sent.elapsed()));
             }
             Ok::<_, taskyard::Error>(latency)
@@ -111,7 +128,7 @@ pub(super) async fn execute(
     limit: Duration,
 ) -> Result<(u64, Duration)> {
     let board = Arc::new(Board::new());
-    let workers = Workers::start(load, &board)?;
+    let workers = Workers::start(load, &board.watch())?;
     let started = Instant::now();
     board.wait_for(tasks, limit).await;
     let executed = board.executed.load(Ordering::Relaxed);
@@ -138,7 +155,7 @@ pub(super) async fn steady(
     limit: Duration,
 ) -> Result<Steady> {
     let board = Arc::new(Board::new());
-    let workers = Workers::start(load, &board)?;
+    let workers = Workers::start(load, &board.watch())?;
     let started = board.started;
     let mut acknowledged = histogram();
     let mut sending: JoinSet<Result<u64, taskyard::Error>> = JoinSet::new();
@@ -149,8 +166,8 @@ pub(super) async fn steady(
         let due_by_now = u128::from(per_second) * started.elapsed().as_micros() / 1_000_000;
         while u128::from(sent) < due_by_now && sent < tasks {
             let due_us = sent.saturating_mul(1_000_000) / per_second;
-            let task = load.task(sent, Some(due_us.to_string()));
-            let enqueue = load.client.enqueue_new(task);
+            let task = load.task(sent).header("due", due_us.to_string());
+            let enqueue = load.client(place(sent, load.clients.len())).enqueue_new(task);
             sending.spawn(async move {
                 enqueue.await?;
                 Ok(micros(started.elapsed()).saturating_sub(due_us))
@@ -196,6 +213,14 @@ impl Board {
         }
     }
 
+    /// What workers are to do: tell this.
+    fn watch(self: &Arc<Board>) -> Watch {
+        let board = Arc::clone(self);
+        Arc::new(move |context| {
+            board.execute(context.header("due").and_then(|due| due.parse().ok()));
+        })
+    }
+
     fn execute(&self, due_us: Option<u64>) {
         if let Some(due_us) = due_us {
             let late = micros(self.started.elapsed()).saturating_sub(due_us);
@@ -216,26 +241,29 @@ impl Board {
     }
 }
 
-/// Workers that do nothing but count.
-struct Workers {
+/// Is told of every task that runs.
+pub(super) type Watch = Arc<dyn Fn(&TaskContext) + Send + Sync>;
+
+/// Workers that do nothing but tell. Dropping them ends them at once.
+pub(super) struct Workers {
     running: JoinSet<Result<(), taskyard::Error>>,
     stops: Vec<oneshot::Sender<()>>,
 }
 
 impl Workers {
-    fn start(load: &Arc<Load>, board: &Arc<Board>) -> Result<Workers> {
+    pub(super) fn start(load: &Load, watch: &Watch) -> Result<Workers> {
         let mut workers = Workers { running: JoinSet::new(), stops: Vec::new() };
-        for _ in 0..WORKERS {
-            let board = Arc::clone(board);
-            let handler = move |_: RawPayload, context: taskyard::TaskContext| {
-                let due = context.header("due").and_then(|due| due.parse().ok());
-                board.execute(due);
+        let count = load.clients.len().max(WORKERS);
+        for number in 0..count {
+            let watch = Arc::clone(watch);
+            let handler = move |_: RawPayload, context: TaskContext| {
+                watch(&context);
                 async { Ok::<(), taskyard::Fail>(()) }
             };
-            let mut builder = Worker::builder(&load.client)
-                .name("bench")
-                .concurrency(load.slots.div_ceil(WORKERS) as usize)
-                .handler("bench", handler);
+            let mut builder = Worker::builder(load.client(number))
+                .name(KIND)
+                .concurrency((load.slots as usize).div_ceil(count))
+                .handler(KIND, handler);
             for queue in &load.queues {
                 // Weighted, or the first queue would be emptied before the next is looked at.
                 builder = builder.queue_weighted(queue, 1);
@@ -247,7 +275,7 @@ impl Workers {
         Ok(workers)
     }
 
-    async fn stop(mut self) -> Result<()> {
+    pub(super) async fn stop(mut self) -> Result<()> {
         self.stops.clear();
         while let Some(ended) = self.running.join_next().await {
             ended?.context("a worker of the load")?;

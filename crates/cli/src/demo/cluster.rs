@@ -4,7 +4,6 @@
 //! never executed makes the demo fail.
 
 mod load;
-mod nodes;
 mod screen;
 
 use std::{
@@ -16,12 +15,16 @@ use anyhow::{Context, Result, bail, ensure};
 use taskyard::{ClusterDetails, ShardDetails};
 
 use self::{
-    load::{Counts, Load, Pauses},
-    nodes::Nodes,
+    load::{Load, Pauses},
     screen::{Screen, Summary, milliseconds},
 };
 use crate::{
     args::DemoArgs,
+    book::Counts,
+    nodes::{
+        Nodes,
+        view::{formed, is_up, lags, leads},
+    },
     output::{Colour, Output},
     signals::Signals,
     values,
@@ -55,6 +58,7 @@ pub(super) async fn demo(args: &DemoArgs, output: Output) -> Result<()> {
         signals.next().await;
     }
     ensure!(summary.lost == 0, "{} confirmed but never executed", tasks(summary.lost));
+    ensure!(summary.made_twice == 0, "{} made twice of one enqueue", tasks(summary.made_twice));
     Ok(())
 }
 
@@ -105,8 +109,8 @@ impl Stage {
         let caught_up = self.bring_back(node, place).await?;
         self.pass(AFTER_FOR).await?;
         let open = self.finish().await?;
-        let book = self.load().book();
-        let counts = book.counts();
+        let seen = self.load().seen();
+        let counts = seen.book.counts();
         Ok(Summary {
             duration_ms: milliseconds(self.screen.elapsed()),
             nodes: self.view.nodes.len(),
@@ -114,15 +118,16 @@ impl Stage {
             confirmed: counts.confirmed,
             executed: counts.executed,
             lost: counts.missing,
+            made_twice: counts.doubled,
             executed_twice: counts.repeated,
             open,
-            unconfirmed: book.unconfirmed,
+            unconfirmed: seen.unconfirmed,
             killed_node: node,
             killed_led: led,
             led_again_ms: milliseconds(led_again),
-            longest_pause_ms: milliseconds(book.pauses.one),
+            longest_pause_ms: milliseconds(seen.pauses.one),
             longest_pause_before_ms: milliseconds(before.one),
-            longest_pause_all_ms: milliseconds(book.pauses.all),
+            longest_pause_all_ms: milliseconds(seen.pauses.all),
             missed_entries,
             caught_up_ms: milliseconds(caught_up),
         })
@@ -177,7 +182,7 @@ impl Stage {
         let held = lags(&self.view, node).count();
         while level.len() < held {
             self.look_until(started + PATIENCE, "the node did not catch up").await?;
-            if !self.view.nodes.iter().any(|found| found.id == node && found.state == "up") {
+            if !is_up(&self.view, node) {
                 continue;
             }
             let is_level = |&(_, lag): &(u32, Option<u64>)| lag == Some(0);
@@ -223,11 +228,11 @@ impl Stage {
     }
 
     fn take_pauses(&self) -> Pauses {
-        self.load().book().take_pauses()
+        self.load().seen().take_pauses()
     }
 
     fn tell_pauses(&mut self) -> Result<()> {
-        let Pauses { one, all, .. } = self.load().book().pauses;
+        let Pauses { one, all, .. } = self.load().seen().pauses;
         let (one, all) = (milliseconds(one), milliseconds(all));
         let text =
             format!("a queue waited {one} ms at most for its next enqueue, all together {all} ms");
@@ -268,34 +273,13 @@ impl Stage {
         let status = match &self.load {
             None => format!("{} of {SHARDS} shards have all voters", formed(&self.view)),
             Some(load) => {
-                let Counts { confirmed, executed, repeated, .. } = load.book().counts();
+                let Counts { confirmed, executed, repeated, .. } = load.seen().book.counts();
                 format!("confirmed {confirmed}, executed {executed}, executed twice {repeated}")
             }
         };
         self.screen.draw(&self.view, self.killed, &status)?;
         Ok(())
     }
-}
-
-/// Shards that are led and have all their voters.
-fn formed(view: &ClusterDetails) -> usize {
-    let is_formed = |shard: &&ShardDetails| {
-        let voters = shard.replicas.iter().filter(|replica| replica.role == "voter").count();
-        shard.leader.is_some() && shard.moving_to.is_empty() && voters == view.replication as usize
-    };
-    view.shards.iter().filter(is_formed).count()
-}
-
-fn leads(view: &ClusterDetails, node: u64) -> usize {
-    view.shards.iter().filter(|shard| shard.leader == Some(node)).count()
-}
-
-/// What a node's replicas lack, by shard.
-fn lags(view: &ClusterDetails, node: u64) -> impl Iterator<Item = (u32, Option<u64>)> {
-    view.shards.iter().flat_map(move |shard| {
-        let held = shard.replicas.iter().filter(move |replica| replica.node == node);
-        held.map(|replica| (shard.id, replica.lag))
-    })
 }
 
 /// The newest entries of the shards that a node has a replica of, added up.

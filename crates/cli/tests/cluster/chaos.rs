@@ -15,14 +15,18 @@ const SECONDS: u64 = 15;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_clients_were_told_adds_up_whatever_fails() {
+    run("chaos::", Nodes::form(NODES)).await;
+}
+
+/// Breaks what can be broken of these nodes, and checks everything. `test` is what this is found by.
+pub(crate) async fn run(test: &str, mut nodes: Nodes) {
     let seed = variable("CHAOS_SEED").unwrap_or(SEED);
     let seconds = variable("CHAOS_SECONDS").unwrap_or(SECONDS);
     println!(
         "again: CHAOS_SEED={seed} CHAOS_SECONDS={seconds} \
-         cargo nextest run -p taskyard-cli --test cluster chaos --no-capture"
+         cargo nextest run -p taskyard-cli --test cluster {test} --no-capture"
     );
-    let mut nodes = Nodes::form(NODES);
-    let plan = plan(seed, nodes.len(), Duration::from_secs(seconds));
+    let plan = plan(seed, &nodes, Duration::from_secs(seconds));
     let load = Load::start(nodes.urls(), seed).await;
     break_things(&mut nodes, &plan).await;
 

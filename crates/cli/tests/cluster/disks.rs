@@ -32,14 +32,6 @@ async fn write_everywhere(nodes: &Nodes, place: usize, name: &str) {
     }
 }
 
-/// The number of the node at a place, which runs.
-fn number(nodes: &Nodes, place: usize) -> u64 {
-    let (view, url) = (nodes.nodes[0].view(), nodes.nodes[place].url());
-    let found = view["nodes"].as_array().unwrap().iter();
-    let mut found = found.filter(|node| url.ends_with(node["address"].as_str().unwrap()));
-    found.next().unwrap()["id"].as_u64().unwrap()
-}
-
 /// Gives up the node at a place and starts one anew there.
 fn rebuild(nodes: &mut Nodes, place: usize, lost: u64, disk: Option<&'static str>) {
     nodes.give_up(0, lost);
@@ -53,7 +45,7 @@ async fn nodes_with_a_damaged_log_or_a_full_disk_end_and_are_rebuilt_while_the_o
     let mut nodes = Nodes::form(NODES);
     write_everywhere(&nodes, 1, "well").await;
 
-    let lost = number(&nodes, 2);
+    let lost = nodes.number(2);
     nodes.stop(2);
     damage(&newest_log(&nodes, 2));
     nodes.start(2);
@@ -69,7 +61,7 @@ async fn nodes_with_a_damaged_log_or_a_full_disk_end_and_are_rebuilt_while_the_o
     }
     rebuild(&mut nodes, 2, lost, Some(DISK));
 
-    let lost = number(&nodes, 2);
+    let lost = nodes.number(2);
     let full = tokio::spawn(fill(nodes.nodes[0].url()));
     let said = nodes.until_failed(2);
     full.abort();

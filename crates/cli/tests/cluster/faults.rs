@@ -1,6 +1,6 @@
 //! Faults: what is done to the nodes and their network, in an order that a seed decides.
 
-use crate::{dice::Dice, nodes::Nodes, proxy::Link};
+use crate::{dice::Dice, network::Link, nodes::Nodes};
 use std::{fmt, time::Duration};
 
 /// One thing that goes wrong, for a while.
@@ -36,13 +36,16 @@ impl fmt::Display for Planned {
 }
 
 /// What goes wrong within `time`. Mostly one thing at a time, so that the cluster can go on; now and
-/// then two, so that it can't.
-pub(crate) fn plan(seed: u64, nodes: usize, time: Duration) -> Vec<Planned> {
+/// then two, so that it can't. Links that can't be slow are cut instead.
+pub(crate) fn plan(seed: u64, nodes: &Nodes, time: Duration) -> Vec<Planned> {
     let mut dice = Dice::new(seed);
     let mut planned: Vec<Planned> = Vec::new();
     let mut at = dice.millis(300, 1_000);
     loop {
-        let fault = fault(&mut dice, nodes);
+        let fault = match fault(&mut dice, nodes.len()) {
+            Fault::Slow { link, .. } if !nodes.network.can_slow_down() => Fault::Cut { link },
+            fault => fault,
+        };
         let lasts = match fault {
             Fault::Kill { .. } | Fault::Stop { .. } => dice.millis(0, 2_000),
             // Some are over before anyone notices, some come back after an election.
@@ -66,13 +69,6 @@ pub(crate) fn plan(seed: u64, nodes: usize, time: Duration) -> Vec<Planned> {
 
 fn fault(dice: &mut Dice, nodes: usize) -> Fault {
     let node = dice.below(nodes);
-    if nodes == 1 {
-        return match dice.below(4) {
-            0 | 1 => Fault::Kill { node },
-            2 => Fault::Stop { node },
-            _ => Fault::Pause { node },
-        };
-    }
     let other = (node + 1 + dice.below(nodes - 1)) % nodes;
     match dice.below(8) {
         0 | 1 => Fault::Kill { node },
@@ -90,9 +86,9 @@ impl Fault {
             Fault::Kill { node } => nodes.kill(node),
             Fault::Stop { node } => nodes.stop(node),
             Fault::Pause { node } => nodes.pause(node),
-            Fault::Isolate { node } => nodes.isolate(node),
-            Fault::Cut { link } => nodes.links.cut(link),
-            Fault::Slow { link, delay } => nodes.links.slow_down(link, delay),
+            Fault::Isolate { node } => nodes.network.isolate(node),
+            Fault::Cut { link } => nodes.network.cut(link),
+            Fault::Slow { link, delay } => nodes.network.slow_down(link, delay),
         }
     }
 
@@ -100,8 +96,8 @@ impl Fault {
         match *self {
             Fault::Kill { node } | Fault::Stop { node } => nodes.start(node),
             Fault::Pause { node } => nodes.resume(node),
-            Fault::Isolate { node } => nodes.heal(node),
-            Fault::Cut { link } | Fault::Slow { link, .. } => nodes.links.heal(link),
+            Fault::Isolate { node } => nodes.network.rejoin(node),
+            Fault::Cut { link } | Fault::Slow { link, .. } => nodes.network.heal(link),
         }
     }
 

@@ -1,8 +1,9 @@
-//! Clusters of real processes on loopback: nodes are killed, paused and cut off from each other while
-//! clients work, and what clients were told is compared with what is promised.
+//! Clusters of real processes: nodes are killed, paused and cut off from each other while clients work, and
+//! what clients were told is compared with what is promised.
 //!
-//! `nodes.rs`, `proxy.rs` and `namespaces.rs` are the machines and their network, `load.rs` the clients, `history.rs`
-//! what they were told, `check.rs` and `task_spec.rs` what that must add up to. The other files are tests.
+//! `nodes.rs` is the machines, `network.rs` what lies between them, in `proxy.rs` on loopback and in
+//! `namespaces.rs` in networks of the kernel, `load.rs` the clients, `history.rs` what they were told,
+//! `check.rs` and `task_spec.rs` what that must add up to. The other files are tests.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
 
@@ -18,8 +19,11 @@ mod failover;
 mod faults;
 mod history;
 mod load;
+mod namespaces;
+mod network;
 mod nodes;
 mod outage;
+mod partitions;
 mod plain;
 mod proxy;
 mod task_spec;

@@ -1,8 +1,8 @@
-//! Nodes: real brokers on loopback, each with an address of its own, that form one cluster and are
-//! killed, paused, stopped and started again. Their logs are kept, and printed when a test fails.
+//! Nodes: real brokers, each with an address of its own, that form one cluster and are killed, paused, stopped and started again. Their logs are kept, and printed when a test fails.
 
 use crate::{
-    proxy::Links,
+    network::{Network, Place},
+    proxy::Proxies,
     yard::{Process, until},
 };
 use rustix::process::Signal;
@@ -10,22 +10,15 @@ use serde_json::Value;
 use std::{
     fs::{self, File, OpenOptions},
     io::{Read, Write},
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::Arc,
     time::Duration,
 };
 use tempfile::TempDir;
 
 const BROKER: &str = env!("CARGO_BIN_EXE_taskyard");
 const SHARDS: usize = 4;
-const CLIENT_PORT: u16 = 7400;
-const PEER_PORT: u16 = 7401;
-/// Where the proxy before the peer port is.
-const ADVERTISED_PORT: u16 = 7402;
-/// Held while a test uses a subnet, so that no other takes it.
-const GUARD_PORT: u16 = 7399;
 /// How much of each log a failed test prints.
 const LOG_LINES_SHOWN: usize = 40;
 
@@ -35,46 +28,39 @@ pub(crate) const NODES: usize = 3;
 /// The nodes of one cluster.
 pub(crate) struct Nodes {
     pub(crate) nodes: Vec<Node>,
-    pub(crate) links: Links,
+    pub(crate) network: Box<dyn Network>,
     folder: Option<TempDir>,
-    _guard: Arc<TcpListener>,
 }
 
 /// One node, whether it runs or not.
 pub(crate) struct Node {
-    ip: IpAddr,
+    place: Place,
     folder: PathBuf,
     /// The advertised address of a node of the cluster that it joins when it is new.
     join: Option<SocketAddr>,
-    alone: bool,
     /// The size of the disk that its data is on, if that is one of its own.
     disk: Option<&'static str>,
     process: Option<Process>,
 }
 
 impl Nodes {
-    /// Starts so many nodes and waits until they are one cluster in which every shard is led.
+    /// Starts so many nodes on loopback and waits until they are one cluster in which every shard is led.
     pub(crate) fn form(count: usize) -> Nodes {
-        let (subnet, guard) = free_subnet();
-        let guard = Arc::new(guard);
+        Nodes::form_over(Box::new(Proxies::new()), count)
+    }
+
+    /// The same, in another network.
+    pub(crate) fn form_over(network: Box<dyn Network>, count: usize) -> Nodes {
         let folder = tempfile::tempdir().unwrap();
-        let links = Links::default();
-        let mut nodes =
-            Nodes { nodes: Vec::new(), links, folder: Some(folder), _guard: guard.clone() };
-        for place in 0..count {
-            let ip = IpAddr::V4(Ipv4Addr::new(127, subnet[0], subnet[1], place as u8 + 1));
-            let folder = nodes.folder.as_ref().unwrap().path().join(format!("node-{place}"));
+        let mut nodes = Nodes { nodes: Vec::new(), network, folder: Some(folder) };
+        for number in 0..count {
+            let place = nodes.network.add_node();
+            let folder = nodes.folder.as_ref().unwrap().path().join(format!("node-{number}"));
             fs::create_dir(&folder).unwrap();
-            let join = nodes.nodes.first().map(|first| first.at(ADVERTISED_PORT));
-            let alone = count == 1;
-            let node = Node { ip, folder, join, alone, disk: None, process: None };
-            if !alone {
-                let listener = TcpListener::bind(node.at(ADVERTISED_PORT)).unwrap();
-                nodes.links.serve(listener, place, node.at(PEER_PORT), guard.clone());
-            }
-            nodes.nodes.push(node);
-            nodes.start(place);
-            nodes.until_ready(place);
+            let join = nodes.nodes.first().map(|first| first.place.advertised);
+            nodes.nodes.push(Node { place, folder, join, disk: None, process: None });
+            nodes.start(number);
+            nodes.until_ready(number);
         }
         nodes.until_settled();
         nodes
@@ -93,7 +79,7 @@ impl Nodes {
         let node = &mut self.nodes[place];
         assert!(node.process.is_none(), "node {place} runs");
         let process = Process(node.command().spawn().unwrap());
-        self.links.name_process(process.0.id(), place);
+        self.network.started(place, process.0.id());
         node.process = Some(process);
     }
 
@@ -107,14 +93,34 @@ impl Nodes {
         node.disk = disk;
     }
 
+    /// The number of the node at a place, as the first one knows it.
+    pub(crate) fn number(&self, place: usize) -> u64 {
+        let (view, address) = (self.nodes[0].view(), self.nodes[place].place.clients.to_string());
+        let mut found = view["nodes"].as_array().unwrap().iter();
+        found.find(|node| node["address"] == *address).unwrap()["id"].as_u64().unwrap()
+    }
+
+    /// Has a node lead the first shard.
+    pub(crate) fn lead(&self, place: usize) {
+        let number = self.number(place);
+        until(&format!("node {place} leads"), || {
+            self.operate(place, &["transfer", "0", &number.to_string()]);
+            self.nodes[place].view()["shards"][0]["leader"] == number
+        });
+    }
+
     /// Has the cluster give up a node that does not run, as soon as the others know that it is down.
     pub(crate) fn give_up(&self, asked: usize, lost: u64) {
         until(&format!("node {lost} is given up"), || {
-            let mut command = Command::new(BROKER);
-            command.args(["cluster", "remove", "--force", "--yes", &lost.to_string()]);
-            command.env("TASKYARD_URL", self.nodes[asked].url()).stderr(Stdio::null());
-            command.status().unwrap().success()
+            self.operate(asked, &["remove", "--force", "--yes", &lost.to_string()])
         });
+    }
+
+    /// Asks a node for `taskyard cluster ...`, and says whether that was done.
+    fn operate(&self, asked: usize, arguments: &[&str]) -> bool {
+        let mut command = Command::new(BROKER);
+        command.arg("cluster").args(arguments).env("TASKYARD_URL", self.nodes[asked].url());
+        command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
     }
 
     /// Waits until a node has ended by itself, and returns the end of its log.
@@ -129,11 +135,15 @@ impl Nodes {
         drop(self.nodes[place].process.take());
     }
 
-    /// SIGTERM, and waits for the end, which must be a good one.
+    /// SIGTERM, and waits for the end, which must be a good one. A node that was not up yet says so.
     pub(crate) fn stop(&mut self, place: usize) {
         let mut process = self.nodes[place].process.take().unwrap();
         process.signal(Signal::TERM);
-        assert_eq!(process.code(), Some(0), "node {place} was asked to stop");
+        match process.code() {
+            Some(0) => {}
+            Some(1) if self.nodes[place].log_end().contains("stopped before it was up") => {}
+            code => panic!("node {place} was asked to stop and ended with {code:?}"),
+        }
     }
 
     pub(crate) fn pause(&self, place: usize) {
@@ -144,26 +154,10 @@ impl Nodes {
         self.nodes[place].process.as_ref().unwrap().signal(Signal::CONT);
     }
 
-    /// Cuts a node off from all others, both ways.
-    pub(crate) fn isolate(&self, place: usize) {
-        for other in (0..self.len()).filter(|&other| other != place) {
-            self.links.cut((place, other));
-            self.links.cut((other, place));
-        }
-    }
-
-    /// Ends all that was done to the links of a node.
-    pub(crate) fn heal(&self, place: usize) {
-        for other in 0..self.len() {
-            self.links.heal((place, other));
-            self.links.heal((other, place));
-        }
-    }
-
     /// Waits until a node serves every shard. One that has ended instead fails the test.
     pub(crate) fn until_ready(&mut self, place: usize) {
         let node = &mut self.nodes[place];
-        let address = node.at(CLIENT_PORT);
+        let address = node.place.clients;
         let process = node.process.as_mut().unwrap();
         until(&format!("node {place} is ready"), || {
             let ended = process.0.try_wait().unwrap();
@@ -177,11 +171,9 @@ impl Nodes {
         for place in 0..self.len() {
             self.until_ready(place);
         }
-        if self.len() > 1 {
-            until("the cluster has settled", || {
-                self.nodes.iter().all(|node| is_settled(&node.view(), self.len()))
-            });
-        }
+        until("the cluster has settled", || {
+            self.nodes.iter().all(|node| is_settled(&node.view(), self.len()))
+        });
     }
 }
 
@@ -201,19 +193,15 @@ impl Drop for Nodes {
 
 impl Node {
     pub(crate) fn url(&self) -> String {
-        format!("http://{}", self.at(CLIENT_PORT))
+        format!("http://{}", self.place.clients)
     }
 
     /// What it says of the cluster; null if it does not answer.
     pub(crate) fn view(&self) -> Value {
-        match get(self.at(CLIENT_PORT), "/v1/cluster") {
+        match get(self.place.clients, "/v1/cluster") {
             Some((200, body)) => serde_json::from_str(&body).unwrap(),
             _ => Value::Null,
         }
-    }
-
-    fn at(&self, port: u16) -> SocketAddr {
-        SocketAddr::new(self.ip, port)
     }
 
     pub(crate) fn data(&self) -> PathBuf {
@@ -231,17 +219,18 @@ impl Node {
     }
 
     fn command(&self) -> Command {
-        let mut command = match self.disk {
-            None => Command::new(BROKER),
-            Some(size) => on_disk(size, &self.data()),
-        };
+        let mut words = self.place.enter.clone();
+        if let Some(size) = self.disk {
+            words.extend(on_disk(size, &self.data()));
+        }
+        words.push(BROKER.to_owned());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
         command.args(["serve", "--json", "--log", "info", "--disk-reserve", "1M", "--shards"]);
         command.arg(SHARDS.to_string()).arg("--data").arg(self.data());
-        command.arg("--listen").arg(self.at(CLIENT_PORT).to_string());
-        if !self.alone {
-            command.arg("--peer").arg(self.at(PEER_PORT).to_string());
-            command.arg("--advertise").arg(self.at(ADVERTISED_PORT).to_string());
-        }
+        let Place { clients, peers, advertised, .. } = self.place;
+        command.args(["--listen", &clients.to_string(), "--peer", &peers.to_string()]);
+        command.args(["--advertise", &advertised.to_string()]);
         if let Some(join) = self.join {
             command.arg("--join").arg(join.to_string());
         }
@@ -254,20 +243,20 @@ impl Node {
     }
 }
 
-/// The broker in a place of its own where `folder` is a small disk.
-fn on_disk(size: &str, folder: &Path) -> Command {
-    let mut command = Command::new("unshare");
+/// What a command begins with for which `folder` is a small disk.
+fn on_disk(size: &str, folder: &Path) -> Vec<String> {
     let script = "mount -t tmpfs -o size=$0 none $1 && shift && exec \"$@\"";
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, size]);
-    command.arg(folder).arg(BROKER);
-    command
+    let words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, size];
+    let folder = folder.to_str().unwrap();
+    words.into_iter().chain([folder]).map(str::to_owned).collect()
 }
 
 /// Whether nodes can have disks of their own here.
 pub(crate) fn can_mount() -> bool {
     let folder = tempfile::tempdir().unwrap();
-    let mut command = on_disk("1m", folder.path());
-    command.arg("--version").stdout(Stdio::null());
+    let words = on_disk("1m", folder.path());
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).arg("true");
     command.status().is_ok_and(|status| status.success())
 }
 
@@ -287,18 +276,6 @@ fn is_settled(view: &Value, nodes: usize) -> bool {
         && found.iter().all(|node| node["state"] == "up")
         && shards.len() == SHARDS
         && shards.iter().chain([&view["control"]]).all(is_settled)
-}
-
-/// A subnet of the loopback network that no other test has, and what keeps it so. With addresses of
-/// its own a node has fixed ports, which nobody else's connections take while it is down.
-fn free_subnet() -> ([u8; 2], TcpListener) {
-    let own = std::process::id();
-    let tries = (0..u32::from(u16::MAX)).map(|number| own.wrapping_add(number) as u16);
-    let mut tries = tries.map(u16::to_be_bytes).filter(|[high, low]| [*high, *low] != [0, 0]);
-    let guard = |[high, low]: [u8; 2]| {
-        TcpListener::bind((Ipv4Addr::new(127, high, low, 254), GUARD_PORT)).ok()
-    };
-    tries.find_map(|subnet| Some((subnet, guard(subnet)?))).expect("a subnet is free")
 }
 
 /// Status and body of a plain GET; `None` if there was no answer in time.

@@ -4,6 +4,10 @@
 //! What is cut is held, not refused, as by a network that drops packets: neither side hears that the
 //! connection is gone, and what was written goes on its way once the link is healed.
 
+use crate::{
+    network::{Link, Network, Place},
+    yard::subnet::Subnet,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -14,12 +18,75 @@ use std::{
     time::Duration,
 };
 
-/// From which node to which, by their places in the list of nodes.
-pub(crate) type Link = (usize, usize);
+const CLIENT_PORT: u16 = 7400;
+const PEER_PORT: u16 = 7401;
+/// Where the proxy before the peer port is.
+const ADVERTISED_PORT: u16 = 7402;
+
+/// Nodes on loopback, each with an address of its own.
+pub(crate) struct Proxies {
+    links: Links,
+    subnet: Arc<Subnet>,
+    nodes: usize,
+}
+
+impl Proxies {
+    pub(crate) fn new() -> Proxies {
+        Proxies { links: Links::default(), subnet: Arc::new(Subnet::free()), nodes: 0 }
+    }
+
+    /// Both directions between a node and each other one.
+    fn links_of(&self, node: usize) -> impl Iterator<Item = Link> {
+        let others = (0..self.nodes).filter(move |&other| other != node);
+        others.flat_map(move |other| [(node, other), (other, node)])
+    }
+}
+
+impl Network for Proxies {
+    fn add_node(&mut self) -> Place {
+        let node = self.nodes;
+        self.nodes += 1;
+        let ip = self.subnet.host(u8::try_from(node + 1).unwrap());
+        let [clients, peers, advertised] =
+            [CLIENT_PORT, PEER_PORT, ADVERTISED_PORT].map(|port| SocketAddr::from((ip, port)));
+        let listener = TcpListener::bind(advertised).unwrap();
+        self.links.serve(listener, node, peers, self.subnet.clone());
+        Place { clients, peers, advertised, enter: Vec::new() }
+    }
+
+    fn started(&self, node: usize, process: u32) {
+        self.links.lock().processes.insert(process, node);
+    }
+
+    fn cut(&self, link: Link) {
+        self.links.lock().cut.insert(link);
+    }
+
+    fn can_slow_down(&self) -> bool {
+        true
+    }
+
+    fn slow_down(&self, link: Link, delay: Duration) {
+        self.links.lock().slow.insert(link, delay);
+    }
+
+    /// What was held goes on its way too.
+    fn heal(&self, link: Link) {
+        self.links.heal(link);
+    }
+
+    fn isolate(&self, node: usize) {
+        self.links_of(node).for_each(|link| self.cut(link));
+    }
+
+    fn rejoin(&self, node: usize) {
+        self.links_of(node).for_each(|link| self.heal(link));
+    }
+}
 
 /// The state of all links. Cheap to clone; clones are the same.
 #[derive(Clone, Default)]
-pub(crate) struct Links(Arc<Shared>);
+struct Links(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
@@ -31,23 +98,12 @@ struct Shared {
 struct State {
     cut: BTreeSet<Link>,
     slow: BTreeMap<Link, Duration>,
-    /// Which process is which node.
+    /// Which process is which node, so that its connections are known as that node's.
     processes: BTreeMap<u32, usize>,
 }
 
 impl Links {
-    /// Lets nothing more through.
-    pub(crate) fn cut(&self, link: Link) {
-        self.lock().cut.insert(link);
-    }
-
-    /// Holds back everything that goes through for this long.
-    pub(crate) fn slow_down(&self, link: Link, delay: Duration) {
-        self.lock().slow.insert(link, delay);
-    }
-
-    /// Lets everything through at once, and what was held too.
-    pub(crate) fn heal(&self, link: Link) {
+    fn heal(&self, link: Link) {
         let mut state = self.lock();
         state.cut.remove(&link);
         state.slow.remove(&link);
@@ -55,23 +111,12 @@ impl Links {
         self.0.changed.notify_all();
     }
 
-    /// Says which node a process is, so that its connections are known as that node's.
-    pub(crate) fn name_process(&self, process: u32, node: usize) {
-        self.lock().processes.insert(process, node);
-    }
-
     /// Takes connections at `listener` for `node`, whose own port is `target`, until the process ends. For
-    /// so long nobody else may take the address, which `guard` sees to.
-    pub(crate) fn serve(
-        &self,
-        listener: TcpListener,
-        node: usize,
-        target: SocketAddr,
-        guard: Arc<TcpListener>,
-    ) {
+    /// so long nobody else may take the address, which its subnet sees to.
+    fn serve(&self, listener: TcpListener, node: usize, target: SocketAddr, subnet: Arc<Subnet>) {
         let links = self.clone();
         thread::spawn(move || {
-            let _guard = guard;
+            let _subnet = subnet;
             for dialled in listener.incoming().flatten() {
                 // Nobody knows whose it is any more when its process was killed meanwhile.
                 let Some(dialler) = links.dialler_of(&dialled) else { continue };

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
 #![allow(dead_code, reason = "each test file uses its own part of this")]
 
+pub(crate) mod subnet;
+
 use std::{
     fs,
     io::{BufRead, BufReader},
@@ -175,4 +177,15 @@ pub(crate) fn taskyard(arguments: &[&str]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
     command.args(arguments).stdin(Stdio::null()).env_remove("TASKYARD_URL");
     Ran::of(command, arguments)
+}
+
+/// Nothing is left in a folder, and no process that was given one inside it.
+pub(crate) fn check_nothing_is_left(folder: &Path) {
+    assert_eq!(fs::read_dir(folder).unwrap().count(), 0, "it cleans up after itself");
+    let folder = folder.to_str().unwrap();
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let arguments = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let arguments = String::from_utf8_lossy(&arguments).replace('\0', " ");
+        assert!(!arguments.contains(folder), "still runs: {arguments}");
+    }
 }

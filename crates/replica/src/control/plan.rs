@@ -6,7 +6,8 @@
 //! that leave in one joint change; then what was let go leaves the map.
 //!
 //! Invariants: one group at a time begins to move, so that a cluster is never all in motion; a voter is
-//! let go only in the change that brings its successors in, or when its group has voters enough.
+//! let go only in the change that brings its successors in, or when its group has voters enough; a node
+//! that stops is handed nothing to lead, and one without room on its disk neither that nor a replica.
 
 use super::{Control, ControlCommand, NodeId};
 use crate::{CONTROL_GROUP, Change, Members};
@@ -37,6 +38,12 @@ pub struct Seen {
     pub gone: BTreeSet<NodeId>,
     /// Groups whose leader somebody has just chosen: it stays, even if leaders are spread unevenly.
     pub held: BTreeSet<u64>,
+    /// Nodes that stop, or did not answer just now: they are handed nothing to lead, alive or not.
+    pub away: BTreeSet<NodeId>,
+    /// Nodes without room on their disks: they get no replicas, and lead nothing that another can.
+    pub full: BTreeSet<NodeId>,
+    /// Nodes have just come or gone, or stop: leaders are not evened out before that is over.
+    pub is_in_flux: bool,
 }
 
 /// One thing to do.
@@ -72,7 +79,8 @@ impl Control {
         let moving = self.moving(seen);
         steps.extend(moving.iter().filter_map(|&group| self.advance(group, seen)));
         if moving.is_empty() {
-            steps.extend(self.begin(seen).map(Step::Command));
+            let begins = |(group, nodes)| Step::Command(ControlCommand::SetTarget { group, nodes });
+            steps.extend(self.begin(seen).map(begins));
         }
         steps.extend(self.lead_elsewhere(&moving, seen));
         steps
@@ -81,6 +89,17 @@ impl Control {
     /// The groups whose replicas are not where they are to be, as far as is known.
     pub fn moving(&self, seen: &Seen) -> Vec<u64> {
         self.groups().filter(|&group| !self.is_settled(group, seen)).collect()
+    }
+
+    /// Where the voters are to be of the groups that move, or else of the one that will move next: groups
+    /// begin one after the other, and between two of them not all is done. Empty when everything is where
+    /// it belongs, as far as is known.
+    pub fn moves(&self, seen: &Seen) -> BTreeMap<u64, Vec<NodeId>> {
+        let moving = self.moving(seen);
+        if moving.is_empty() {
+            return self.begin(seen).into_iter().collect();
+        }
+        moving.into_iter().map(|group| (group, self.target(group).to_vec())).collect()
     }
 
     /// Removes the first node that was given up and that nothing is expected of any more.
@@ -145,6 +164,9 @@ impl Control {
         if let Some(target) = self.retarget(group, seen) {
             return Some(Step::Command(target));
         }
+        if self.target(group).iter().any(|&node| self.lacks_room(group, node, seen)) {
+            return None;
+        }
         let wanted = self.target(group).iter().copied().chain(self.followers(group));
         if let Some(node) = wanted.clone().find(|&node| self.replica_on(group, node).is_none()) {
             return Some(Step::Command(ControlCommand::Assign { group, node }));
@@ -156,13 +178,17 @@ impl Control {
         if let Some(&replica) = replicas.iter().find(|replica| !known(replica)) {
             return Some(Step::Change { group, changes: vec![Change::AddLearner(replica)] });
         }
-        self.swap(group, found).or_else(|| self.let_go(group, found))
+        self.swap(group, found, seen).or_else(|| self.let_go(group, found))
     }
 
-    /// Another target, if one of its nodes is gone before it had a vote.
+    /// Another target, if one of its nodes is gone or full before it had a vote.
     fn retarget(&self, group: u64, seen: &Seen) -> Option<ControlCommand> {
         let target = self.target(group);
-        let lost = |node: &NodeId| self.is_gone(*node, seen) || self.draining.contains(node);
+        let lost = |node: &NodeId| {
+            self.is_gone(*node, seen)
+                || self.draining.contains(node)
+                || self.lacks_room(group, *node, seen)
+        };
         if !target.is_empty() && !target.iter().any(lost) {
             return None;
         }
@@ -172,7 +198,7 @@ impl Control {
 
     /// Brings in all who have no vote yet and lets go all who are to leave, in one change, once the
     /// newcomers have caught up.
-    fn swap(&self, group: u64, found: &GroupSeen) -> Option<Step> {
+    fn swap(&self, group: u64, found: &GroupSeen, seen: &Seen) -> Option<Step> {
         let is_voter = |node: NodeId| self.target(group).contains(&node);
         let target = self.target(group).iter();
         let target: Vec<u64> = target.filter_map(|&node| self.replica_on(group, node)).collect();
@@ -191,9 +217,14 @@ impl Control {
         }
         if leaving.contains(&found.leader) {
             let stays = |replica: &&u64| !leaving.contains(*replica) && caught_up(replica);
+            let is_in = |nodes: &BTreeSet<NodeId>, replica: &u64| {
+                self.node_of(group, *replica).is_none_or(|node| nodes.contains(&node))
+            };
+            let away_or_full = |heir: &&u64| (is_in(&seen.away, heir), is_in(&seen.full, heir));
+            let heirs = found.members.voters.iter().filter(stays);
             // Where nobody stays, the change itself ends its leadership.
-            if let Some(&to) = found.members.voters.iter().find(stays) {
-                return Some(Step::Transfer { group, to });
+            if let Some(&to) = heirs.min_by_key(away_or_full) {
+                return (!is_in(&seen.away, &to)).then_some(Step::Transfer { group, to });
             }
         }
         let follows = |replica: u64| {
@@ -232,20 +263,19 @@ impl Control {
         Some(Step::Command(ControlCommand::Unassign { group, replica }))
     }
 
-    /// The next group to move, if one is not where it would be best.
-    fn begin(&self, seen: &Seen) -> Option<ControlCommand> {
+    /// The next group to move, if one is not where it would be best, and where to.
+    fn begin(&self, seen: &Seen) -> Option<(u64, Vec<NodeId>)> {
         // Counted once for all groups: a cluster at rest looks at every one of them.
         let loads = self.loads();
         self.groups().filter(|group| seen.groups.contains_key(group)).find_map(|group| {
             let nodes = self.goal(group, seen, &loads);
-            (!nodes.is_empty() && nodes != self.target(group))
-                .then_some(ControlCommand::SetTarget { group, nodes })
+            (!nodes.is_empty() && nodes != self.target(group)).then_some((group, nodes))
         })
     }
 
-    /// The nodes on which a group's voters would best be, in order. What is there stays, unless it
-    /// must go or the load is uneven by more than one. For the control group all nodes are alike, so
-    /// that it does not move with every shard.
+    /// The nodes on which a group's voters would best be, in order; none if there is no room for them now.
+    /// What is there stays, unless it must go or the load is uneven by more than one. For the control
+    /// group all nodes are alike, so that it does not move with every shard.
     fn goal(&self, group: u64, seen: &Seen, loads: &BTreeMap<NodeId, usize>) -> Vec<NodeId> {
         let candidates: Vec<NodeId> =
             self.nodes.keys().copied().filter(|node| !self.draining.contains(node)).collect();
@@ -255,17 +285,22 @@ impl Control {
             _ => loads.get(node).copied().unwrap_or(0),
         };
         let current = self.target(group);
-        let stays = |node: &NodeId| candidates.contains(node) && !self.is_gone(*node, seen);
+        let lacks_room = |node: &NodeId| self.lacks_room(group, *node, seen);
+        let stays = |node: &NodeId| {
+            candidates.contains(node) && !self.is_gone(*node, seen) && !lacks_room(node)
+        };
         let mut chosen: Vec<NodeId> = current.iter().copied().filter(stays).collect();
         while chosen.len() > count {
             let worst = (0..chosen.len()).max_by_key(|&at| {
                 let node = chosen[at];
-                (!seen.alive.contains(&node), self.shares_zone(node, &chosen), load(&node), node)
+                let (silent, full) = (!seen.alive.contains(&node), seen.full.contains(&node));
+                (silent, full, self.shares_zone(node, &chosen), load(&node), node)
             });
             chosen.remove(worst.expect("there is one"));
         }
         while chosen.len() < count {
-            let free = candidates.iter().filter(|node| !chosen.contains(node));
+            let is_free = |node: &&NodeId| !chosen.contains(node) && !lacks_room(node);
+            let free = candidates.iter().filter(is_free);
             // One that does not answer would only hold the move up. One that was here stays rather
             // than that the group becomes smaller.
             let best = free.min_by_key(|&node| {
@@ -273,7 +308,11 @@ impl Control {
                 let new = !current.contains(node);
                 (silent, silent && new, self.shares_zone(*node, &chosen), load(node), *node)
             });
-            chosen.push(*best.expect("there are as many candidates"));
+            match best {
+                Some(best) => chosen.push(*best),
+                // It waits for room: a smaller group would be worse.
+                None => return Vec::new(),
+            }
         }
         if let Some((out, into)) = self.better(&chosen, &candidates, seen, &load) {
             chosen.retain(|node| *node != out);
@@ -281,6 +320,16 @@ impl Control {
         }
         chosen.sort_unstable();
         chosen
+    }
+
+    /// Whether a group can't come to a node for want of room there. Where it has a vote already it stays,
+    /// and the map of the cluster itself needs next to none.
+    fn lacks_room(&self, group: u64, node: NodeId, seen: &Seen) -> bool {
+        let votes = || {
+            let replica = self.replica_on(group, node)?;
+            Some(seen.groups.get(&group)?.members.voters.contains(&replica))
+        };
+        group != CONTROL_GROUP && seen.full.contains(&node) && votes() != Some(true)
     }
 
     /// A swap that spreads voters over more zones, or evens out the load.
@@ -297,7 +346,7 @@ impl Control {
         let rest: Vec<NodeId> = chosen.iter().copied().filter(|node| node != out).collect();
         let free = candidates.iter().filter(|node| !chosen.contains(node));
         let into = free
-            .filter(|node| seen.alive.contains(node))
+            .filter(|node| seen.alive.contains(node) && !seen.full.contains(node))
             .min_by_key(|&node| (self.shares_zone(*node, &rest), load(node), *node))?;
         let (zone_out, zone_in) = (self.shares_zone(*out, chosen), self.shares_zone(*into, &rest));
         let spreads = zone_out && !zone_in;
@@ -323,11 +372,14 @@ impl Control {
         loads
     }
 
-    /// Hands over leadership from nodes that are to be emptied, or else one from the node that leads
-    /// most to the one that leads least.
+    /// Hands over leadership from nodes that are to be emptied or have no room, or else one from the node
+    /// that leads most to the one that leads least.
     fn lead_elsewhere(&self, moving: &[u64], seen: &Seen) -> Vec<Step> {
         let mut leads: BTreeMap<NodeId, usize> = BTreeMap::new();
-        for node in self.nodes.keys().filter(|node| seen.alive.contains(node)) {
+        let may_lead = |node: &&NodeId| {
+            seen.alive.contains(node) && !seen.away.contains(node) && !seen.full.contains(node)
+        };
+        for node in self.nodes.keys().filter(may_lead) {
             leads.insert(*node, 0);
         }
         let leader = |group: u64, found: &GroupSeen| self.node_of(group, found.leader);
@@ -339,14 +391,15 @@ impl Control {
         }
         let mut steps = Vec::new();
         for (&group, found) in settled() {
-            if leader(group, found).is_some_and(|node| self.draining.contains(&node))
+            let must_go = |node| self.draining.contains(&node) || seen.full.contains(&node);
+            if leader(group, found).is_some_and(must_go)
                 && let Some((to, node)) = self.successor(group, found, &leads)
             {
                 *leads.entry(node).or_default() += 1;
                 steps.push(Step::Transfer { group, to });
             }
         }
-        if steps.is_empty() {
+        if steps.is_empty() && !seen.is_in_flux {
             let mut free = settled().filter(|(group, _)| !seen.held.contains(group));
             let eased = free.find_map(|(&group, found)| {
                 let from = leader(group, found)?;

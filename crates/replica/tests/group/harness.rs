@@ -203,7 +203,12 @@ impl Group {
 
     /// Delivers everything that is on its way, and what follows from it.
     pub(crate) fn settle(&mut self) {
-        loop {
+        self.settle_while(|_| true);
+    }
+
+    /// The same, one message at a time, and no further than it holds.
+    pub(crate) fn settle_while(&mut self, holds: impl Fn(&mut Group) -> bool) {
+        while holds(self) {
             let ids: Vec<u64> = self.members.keys().copied().collect();
             let driven = ids.into_iter().fold(false, |driven, id| self.drive(id) | driven);
             let Some(message) = self.network.pop_front() else {

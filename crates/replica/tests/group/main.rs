@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
 mod harness;
+mod transfer;
 
 use harness::Group;
 use std::collections::{BTreeMap, BTreeSet};
@@ -232,18 +233,6 @@ fn a_restarted_leader_serves_peers_from_the_log_before_its_checkpoint() {
     group.tick(10);
     assert_eq!(group.words(behind).len(), 10);
     assert!(group.members[&behind].disk.0.lock().unwrap().checkpoint.is_none());
-}
-
-#[test]
-fn leadership_is_handed_over_on_request() {
-    let mut group = Group::new(11, &[1, 2, 3]);
-    let leader = group.elect();
-    let heir = leader % 3 + 1;
-    group.replica(leader).transfer_leader(heir);
-    assert_eq!(group.replica(leader).propose(b"x".to_vec(), 1), Err(NotLeader { leader: None }));
-    group.settle();
-    assert!(matches!(group.replica(heir).role(), Role::Leader { .. }));
-    assert!(matches!(group.replica(leader).role(), Role::Follower { .. }));
 }
 
 #[test]

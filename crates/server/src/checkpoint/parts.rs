@@ -56,15 +56,34 @@ pub(crate) struct Part {
 
 wire_struct!(Part { records, next, checksum });
 
+/// What a record of a part is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RecordKind {
+    /// A task, under its id.
+    Task,
+    /// Of the rest of the state.
+    Rest,
+    /// The body of a task, under its id.
+    Body,
+}
+
 /// One record of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PartRecord<'a> {
-    pub place: u8,
+pub(crate) struct PartRecord<'a> {
+    pub(super) place: u8,
     pub key: &'a [u8],
     pub value: &'a [u8],
 }
 
 impl<'a> PartRecord<'a> {
+    pub(crate) fn kind(&self) -> RecordKind {
+        match self.place {
+            0 => RecordKind::Task,
+            PLACE_REST => RecordKind::Rest,
+            _ => RecordKind::Body,
+        }
+    }
+
     fn read(reader: &mut Reader<'a>) -> Result<PartRecord<'a>, DecodeError> {
         let record =
             PartRecord { place: reader.read()?, key: reader.read()?, value: reader.read()? };
@@ -85,7 +104,7 @@ impl Part {
     }
 
     /// The records, if this is the part at `from` and came whole; otherwise what is wrong.
-    pub(super) fn records_at(&self, from: &Position) -> Result<Vec<PartRecord<'_>>, String> {
+    pub(crate) fn records_at(&self, from: &Position) -> Result<Vec<PartRecord<'_>>, String> {
         if checksum(&self.records, &self.next) != self.checksum {
             return Err("its checksum does not fit".into());
         }

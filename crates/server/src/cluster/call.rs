@@ -9,7 +9,10 @@ use super::{
     join::{Candidate, JoinAnswer},
     workers::{WorkerCall, WorkerReply},
 };
-use crate::Error;
+use crate::{
+    Error,
+    checkpoint::{Part, Position},
+};
 use bytes::Bytes;
 use taskyard_machine::{
     DecodeError, ShardId,
@@ -32,8 +35,20 @@ pub(crate) enum ClusterCall {
     Change { group: u64, fence: (u64, u64), changes: Vec<MemberChange> },
     /// A group that the node leads is to be led by another replica.
     Transfer { group: u64, to: u64 },
-    /// What shards have delivered is to be kept for so long, for a backup; 0 ends it.
-    Hold { hold_ms: u64 },
+    /// Shards are to send each other nothing for so long, for a backup, and to keep what they have
+    /// delivered; 0 ends it.
+    Hold { backup: u64, hold_ms: u64 },
+    /// No checkpoint is to begin for so long, or until a backup comes; answered when none is under way.
+    Quiet { quiet_ms: u64 },
+    /// All replicas of the node are to be frozen at one moment and kept for a backup, once these have come
+    /// as far as this; answered when they are.
+    Freeze { backup: u64, shards: Vec<(ShardId, u64)> },
+    /// Where the replicas stand that the node keeps for a backup. Whoever asks keeps them longer.
+    Copied { backup: u64 },
+    /// They are not needed any more.
+    LetGo { backup: u64 },
+    /// A part of one of them.
+    CopiedPart { backup: u64, shard: ShardId, from: Position },
     /// Of the control group's leader: a node asks for a place.
     Join(Candidate),
     /// Of the control group's leader: what a node says about itself.
@@ -53,6 +68,12 @@ pub(crate) enum ClusterReply {
     Report(Report),
     /// To `Join`.
     Joined(JoinAnswer),
+    /// To `Freeze`: shards that have come as far as was asked.
+    Frozen(Vec<ShardId>),
+    /// To `Copied`: the cut of each, encoded; `None` until they are on the disk.
+    Copied(Option<Vec<(ShardId, Vec<u8>)>>),
+    /// To `CopiedPart`.
+    Part(Part),
     /// To `Worker`.
     Worker(WorkerReply),
     /// To all others: it is done.
@@ -70,6 +91,8 @@ pub(crate) struct Report {
     pub(crate) groups: Vec<GroupStatus>,
     /// It stops: it is to be given nothing to lead.
     pub(crate) leaving: bool,
+    /// Its disk has no room, or soon none, for new tasks: it is to be given neither leaders nor replicas.
+    pub(crate) disk_low: bool,
 }
 
 /// What a node says about itself: see `taskyard_replica::Node`.
@@ -164,6 +187,14 @@ impl From<Result<(), Error>> for ClusterReply {
 }
 
 impl ClusterReply {
+    /// What was frozen, of an answer to `Freeze`.
+    pub(crate) fn frozen(self) -> Result<Vec<ShardId>, Error> {
+        match self {
+            ClusterReply::Frozen(shards) => Ok(shards),
+            other => other.done().and(Err(Error::OutcomeUnknown)),
+        }
+    }
+
     /// What became of something that has no other answer.
     pub(crate) fn done(self) -> Result<(), Error> {
         match self {
@@ -172,6 +203,9 @@ impl ClusterReply {
             ClusterReply::Unread(_)
             | ClusterReply::Report(_)
             | ClusterReply::Joined(_)
+            | ClusterReply::Frozen(_)
+            | ClusterReply::Copied(_)
+            | ClusterReply::Part(_)
             | ClusterReply::Worker(_) => Err(Error::OutcomeUnknown),
         }
     }
@@ -194,12 +228,17 @@ impl ClusterReply {
 wire_enum!(ClusterCall {
     1 => Report,
     2 => Change { group, fence, changes },
-    7 => Hold { hold_ms },
     3 => Transfer { group, to },
     4 => Join(candidate),
     5 => Announce { node, about },
     6 => Operate(operation),
-    8 => Worker(call),
+    7 => Hold { backup, hold_ms },
+    8 => Quiet { quiet_ms },
+    9 => Freeze { backup, shards },
+    10 => Copied { backup },
+    11 => CopiedPart { backup, shard, from },
+    12 => LetGo { backup },
+    13 => Worker(call),
 });
 wire_enum!(ClusterReply {
     0 => Unread(words),
@@ -207,7 +246,10 @@ wire_enum!(ClusterReply {
     2 => Joined(answer),
     3 => Done,
     4 => Failed(error),
-    5 => Worker(reply),
+    5 => Frozen(shards),
+    6 => Copied(cuts),
+    7 => Part(part),
+    8 => Worker(reply),
 });
 wire_enum!(Operation {
     1 => Drain { node, drains },
@@ -220,7 +262,7 @@ wire_enum!(MemberChange {
     2 => AddLearner(replica),
     3 => Remove(replica),
 });
-wire_struct!(Report { build, groups, leaving });
+wire_struct!(Report { build, groups, leaving, disk_low });
 wire_struct!(About { address, serves, zone, rules_max });
 
 #[cfg(test)]
@@ -238,7 +280,12 @@ mod tests {
                 changes: vec![Change::AddVoter(1).into(), Change::Remove(2).into()],
             },
             ClusterCall::Transfer { group: 1, to: 9 },
-            ClusterCall::Hold { hold_ms: 300 },
+            ClusterCall::Hold { backup: 7, hold_ms: 300 },
+            ClusterCall::Quiet { quiet_ms: 300 },
+            ClusterCall::Freeze { backup: 7, shards: vec![(ShardId(2), 40), (ShardId(3), 1)] },
+            ClusterCall::Copied { backup: u64::MAX },
+            ClusterCall::LetGo { backup: 7 },
+            ClusterCall::CopiedPart { backup: 1, shard: ShardId(2), from: Position::default() },
             ClusterCall::Join(Candidate::default()),
             ClusterCall::Announce { node: 2, about },
             ClusterCall::Operate(Operation::Remove { node: 3, force: true }),
@@ -252,8 +299,16 @@ mod tests {
         }
         for reply in [
             ClusterReply::Unread("what?".into()),
-            ClusterReply::Report(Report { build: "1".into(), groups: vec![], leaving: true }),
+            ClusterReply::Report(Report {
+                build: "1".into(),
+                groups: vec![],
+                leaving: true,
+                disk_low: true,
+            }),
             ClusterReply::Joined(JoinAnswer::Later("soon".into())),
+            ClusterReply::Frozen(vec![ShardId(2)]),
+            ClusterReply::Copied(None),
+            ClusterReply::Copied(Some(vec![(ShardId(2), vec![1, 2, 3])])),
             ClusterReply::Done,
             ClusterReply::Failed(Error::NoControl),
         ] {

@@ -1,26 +1,58 @@
-//! Copy: a backup of the whole cluster, taken from the replicas of the node that is asked.
+//! Copy: a backup of the whole cluster, written by the node that is asked from the replicas of any.
 //!
-//! A shard drops what it owed another when that one has it. In a copy of both, the other may be copied a
-//! moment before it had it, and then nobody has. So for as long as a copy is begun, no leader drops
-//! anything; and this node's replicas first come as far as their leaders were when that began. What is
-//! copied twice is taken once: shards know each other's messages by number.
+//! A shard drops what it owed another when that one has it, and sends it what it owes. So of two copies,
+//! taken at different moments, one may have forgotten what the other has not got yet, or have got what
+//! the other has not sent. Therefore, while replicas are frozen, no leader sends or drops anything; and each
+//! replica that is frozen has first come as far as its leader was when that began. Then all copies fit
+//! together, wherever they are taken: what is in two of them is taken once, by its number.
+//!
+//! Shards are frozen in memory, which takes no time; they are written to disk, and fetched from there,
+//! when messages flow again. A shard that is not here is fetched from one of the nodes that have it, and
+//! from another one if that node is lost.
 
-use super::{Cluster, ClusterCall, sight::Sight};
-use crate::{Error, clock::real_now, shard::BackupPart};
+use super::{Cluster, ClusterCall, ClusterReply, sight::Sight};
+use crate::{
+    Error,
+    backup::{self, Copies, ShardCopy},
+    checkpoint::{Part, Position, decode_cut},
+    clock::real_now,
+    random::random_u64,
+    shard::BackupPart,
+};
 use futures_util::future::join_all;
-use std::time::Duration;
-use taskyard_replica::CONTROL_GROUP;
-use tokio::sync::mpsc;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+use taskyard_machine::ShardId;
+use taskyard_replica::{CONTROL_GROUP, NodeId};
+use tokio::{
+    sync::{OnceCell, mpsc, oneshot},
+    time::timeout,
+};
 
-/// How long leaders keep what others have taken, at most: for as long as the slowest checkpoint takes.
-const HOLD_FOR: Duration = Duration::from_secs(300);
-/// How long this node's replicas may take to come as far as their leaders.
-const CATCH_UP_FOR: Duration = Duration::from_secs(60);
-/// How often that is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How long nodes may take for the checkpoints that are under way when a backup is asked for.
+const QUIET_WITHIN: Duration = Duration::from_secs(20);
+/// And how long they begin no others.
+const QUIET_FOR: Duration = Duration::from_secs(40);
+/// How long shards send each other nothing, at most.
+const HOLD_FOR: Duration = Duration::from_secs(30);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// How long a node may take to freeze its replicas, once they have come so far.
+const FREEZE_WITHIN: Duration = Duration::from_secs(10);
+/// A replica that lacks more entries than this is not waited for.
+const LAG_MAX: u64 = 10_000;
 /// Leaders that change meanwhile make it begin anew.
 const TRIES: usize = 3;
+/// No try begins later.
+const TRY_FOR: Duration = Duration::from_secs(40);
+/// How long nodes may take to have what was frozen on their disks.
+const WRITTEN_WITHIN: Duration = Duration::from_secs(600);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// A node that does not answer for so long is lost for this backup.
+const SILENT_FOR_MAX: Duration = Duration::from_secs(10);
+/// Copies that are not asked for are told so often that they are still needed.
+const KEEP_EVERY: Duration = Duration::from_secs(20);
 
 impl Cluster {
     /// A consistent copy of every shard, as the bytes of one file, in parts.
@@ -28,94 +60,284 @@ impl Cluster {
         if self.routes().is_alone() {
             return self.shards().backup().await;
         }
-        self.check_holds_all()?;
-        for _ in 0..TRIES {
-            self.hold(HOLD_FOR).await?;
-            let copied = self.copy().await;
-            let released = self.hold(Duration::ZERO).await;
-            if let Some(parts) = copied? {
-                released?;
-                return Ok(parts);
-            }
-        }
-        Err(Error::Unavailable(
-            "leaders have changed while the backup was begun; take it again when the cluster is calm"
-                .into(),
-        ))
+        let cluster = self.clone();
+        // On its own, so that what is held is let go even if nobody waits for it any more.
+        let begun = tokio::spawn(async move { cluster.begin_backup().await });
+        let begun = begun.await.unwrap_or_else(|_| Err(crate::shard::gone()))?;
+        Ok(backup::stream(self.shards().format(), ClusterCopies::of(self.clone(), begun)))
     }
 
-    /// `None` if somebody else began to lead a shard meanwhile, who knew nothing of the hold.
-    async fn copy(&self) -> Result<Option<mpsc::Receiver<Result<BackupPart, Error>>>, Error> {
+    async fn begin_backup(&self) -> Result<Begun, Error> {
+        let until = real_now() + TRY_FOR;
+        let mut tried = 0;
+        loop {
+            let nodes = self.copying_nodes(tried > 0);
+            tried += 1;
+            match self.freeze_all(nodes).await {
+                Err(error) if tried < TRIES && real_now() < until => {
+                    tracing::info!("a backup begins anew: {error}");
+                }
+                begun => return begun,
+            }
+        }
+    }
+
+    /// The nodes to copy from: this one, if it has all shards, else all that have what it lacks. `all`
+    /// takes more, should this one be of no use.
+    fn copying_nodes(&self, all: bool) -> BTreeSet<NodeId> {
+        let (control, me) = (self.routes().control(), self.me());
+        let mut nodes = BTreeSet::from([me]);
+        for group in control.groups().filter(|group| *group != CONTROL_GROUP) {
+            if all || control.replica_on(group, me).is_none() {
+                nodes.extend(control.replicas(group).iter().map(|placed| placed.node));
+            }
+        }
+        nodes
+    }
+
+    /// Freezes the replicas of these nodes so that they fit together.
+    async fn freeze_all(&self, nodes: BTreeSet<NodeId>) -> Result<Begun, Error> {
+        let backup = random_u64();
+        // Before anything is held: a checkpoint that is under way may take a while.
+        let quiet_ms = millis(QUIET_FOR);
+        let quiet = self.ask_all(&nodes, QUIET_WITHIN, |_| ClusterCall::Quiet { quiet_ms }).await;
+        let is_quiet = |(node, reply): (NodeId, Result<ClusterReply, Error>)| {
+            reply.and_then(ClusterReply::done).is_ok().then_some(node)
+        };
+        let nodes = quiet.into_iter().filter_map(is_quiet).collect();
+        let begun = self.freeze_held(backup, &nodes).await;
+        // Whoever is not reached now goes on by itself.
+        let _ = self.hold(backup, Duration::ZERO).await;
+        if begun.is_err() {
+            self.let_go(backup, &nodes).await;
+        }
+        begun
+    }
+
+    /// Tells nodes that their copies are not needed. What this does not reach is let go by itself.
+    async fn let_go(&self, backup: u64, nodes: &BTreeSet<NodeId>) {
+        self.ask_all(nodes, ANSWER_WITHIN, |_| ClusterCall::LetGo { backup }).await;
+    }
+
+    async fn freeze_held(&self, backup: u64, nodes: &BTreeSet<NodeId>) -> Result<Begun, Error> {
+        let held_until = real_now() + HOLD_FOR;
+        let holding = self.hold(backup, HOLD_FOR).await?;
         let before = self.look().await;
-        self.catch_up(&before).await?;
-        let parts = self.shards().backup().await?;
-        let after = self.look().await;
-        let led =
-            |sight: &Sight, group| sight.leader(group).map(|(node, status)| (node, status.term));
-        let mut groups = self.routes().control().groups();
-        let is_calm = groups.all(|group| led(&before, group) == led(&after, group));
-        Ok(is_calm.then_some(parts))
-    }
-
-    /// Waits until this node's replicas have applied all that was committed by then.
-    async fn catch_up(&self, sight: &Sight) -> Result<(), Error> {
-        let until = real_now() + CATCH_UP_FOR;
-        for group in self.routes().control().groups().filter(|group| *group != CONTROL_GROUP) {
-            let shard = u16::try_from(group - 1).unwrap_or(u16::MAX);
-            let Some((_, leader)) = sight.leader(group) else {
-                return Err(Error::NoQuorum { shard });
+        let mut least = BTreeMap::new();
+        for (shard, group) in shards(&before) {
+            let (node, leader) = before.leader(group).ok_or(Error::NoQuorum { shard: shard.0 })?;
+            if !holding.contains(&node) {
+                return Err(Error::Unavailable(format!(
+                    "node {node} leads shard {shard} and has not answered; take the backup again"
+                )));
+            }
+            least.insert(shard, leader.committed);
+        }
+        let freeze = |node| {
+            let near = |(shard, index): (&ShardId, &u64)| {
+                let replica = before.replica(u64::from(shard.0) + 1, node)?;
+                (replica.applied + LAG_MAX >= *index).then_some((*shard, *index))
             };
-            loop {
-                let groups = self.shards().groups().await?;
-                let own = groups.iter().find(|status| status.group == group);
-                if own.is_some_and(|own| own.applied >= leader.committed) {
-                    break;
-                }
-                if real_now() >= until {
-                    return Err(Error::Unavailable(format!(
-                        "this node's replica of shard {shard} lags behind; take the backup from another node"
-                    )));
-                }
-                tokio::time::sleep(LOOK_EVERY).await;
+            ClusterCall::Freeze { backup, shards: least.iter().filter_map(near).collect() }
+        };
+        let mut frozen = BTreeMap::new();
+        let mut why = String::new();
+        for (node, reply) in self.ask_all(nodes, FREEZE_WITHIN, freeze).await {
+            match reply.and_then(ClusterReply::frozen) {
+                Ok(shards) => drop(frozen.insert(node, shards)),
+                Err(error) => why = format!("{why}; node {node}: {error}"),
             }
         }
-        Ok(())
+        let is_there = |shard| frozen.values().any(|shards| shards.contains(shard));
+        if let Some(shard) = least.keys().find(|shard| !is_there(shard)) {
+            return Err(Error::Unavailable(format!(
+                "no replica of shard {shard} could be copied in time{why}; take the backup again"
+            )));
+        }
+        // Somebody else who began to lead a shard meanwhile may have known nothing of the hold.
+        let after = self.look().await;
+        let led = |sight: &Sight, group| sight.leader(group).map(|(node, led)| (node, led.term));
+        let is_calm = shards(&before).all(|(_, group)| led(&before, group) == led(&after, group));
+        if !is_calm || real_now() >= held_until {
+            return Err(Error::Unavailable(
+                "leaders have changed while the backup was begun; take it again when the cluster is calm"
+                    .into(),
+            ));
+        }
+        Ok(Begun { backup, nodes: frozen.into_keys().collect(), least })
     }
 
-    /// Has every node that answers keep what its shards have delivered, for so long. One that does not
-    /// answer leads nothing that could go on without it.
-    async fn hold(&self, hold: Duration) -> Result<(), Error> {
-        let hold_ms = u64::try_from(hold.as_millis()).unwrap_or(u64::MAX);
-        let control = self.routes().control();
-        let asked = control.nodes().keys().map(|&node| async move {
-            let reply = self.ask(node, ClusterCall::Hold { hold_ms }, ANSWER_WITHIN).await;
-            reply.and_then(|reply| reply.done())
-        });
-        for answer in join_all(asked).await {
-            match answer {
-                Ok(()) | Err(Error::NotLeader { .. } | Error::OutcomeUnknown) => {}
+    /// Has every node that answers send nothing between shards, for so long; which those are. One that
+    /// does not answer leads nothing that could go on without it, or is found to.
+    async fn hold(&self, backup: u64, hold: Duration) -> Result<BTreeSet<NodeId>, Error> {
+        let nodes = self.routes().control().nodes().keys().copied().collect();
+        let hold_ms = millis(hold);
+        let hold = |_| ClusterCall::Hold { backup, hold_ms };
+        let mut holding = BTreeSet::new();
+        for (node, reply) in self.ask_all(&nodes, ANSWER_WITHIN, hold).await {
+            match reply.and_then(ClusterReply::done) {
+                Ok(()) => drop(holding.insert(node)),
+                Err(Error::NotLeader { .. } | Error::OutcomeUnknown) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(holding)
     }
 
-    fn check_holds_all(&self) -> Result<(), Error> {
-        let (control, me) = (self.routes().control(), self.me());
-        let holds_all =
-            |node| control.groups().all(|group| control.replica_on(group, node).is_some());
-        if holds_all(me) {
-            return Ok(());
-        }
-        Err(Error::Refused(match control.nodes().keys().find(|node| holds_all(**node)) {
-            Some(node) => format!(
-                "node {me} has no replica of some shards; take the backup from node {node}, which has all"
-            ),
-            None => {
-                "no node has a replica of every shard, and a backup is taken from one; raise the \
-                     replication to the number of nodes, or drain nodes until one holds all"
-                    .into()
+    /// Asks several nodes at once.
+    async fn ask_all(
+        &self,
+        nodes: &BTreeSet<NodeId>,
+        wait: Duration,
+        call: impl Fn(NodeId) -> ClusterCall,
+    ) -> Vec<(NodeId, Result<ClusterReply, Error>)> {
+        let asked = nodes.iter().map(|&node| {
+            let call = call(node);
+            async move {
+                let reply = timeout(wait, self.ask(node, call, wait)).await;
+                (node, reply.unwrap_or(Err(Error::OutcomeUnknown)))
             }
-        }))
+        });
+        join_all(asked).await
     }
+
+    /// Asks a node for what only it can give, until it answers or is lost.
+    async fn ask_on(&self, node: NodeId, call: &ClusterCall) -> Result<ClusterReply, Error> {
+        let begun = real_now();
+        loop {
+            match self.ask(node, call.clone(), ANSWER_WITHIN).await {
+                Ok(ClusterReply::Failed(Error::NotLeader { .. })) | Err(Error::OutcomeUnknown) => {}
+                Ok(ClusterReply::Failed(error)) => return Err(error),
+                answered => return answered,
+            }
+            if begun.elapsed() >= SILENT_FOR_MAX {
+                return Err(Error::Unavailable(format!(
+                    "node {node} does not answer any more; take the backup again"
+                )));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+}
+
+/// The shards of a cluster and their groups.
+fn shards(sight: &Sight) -> impl Iterator<Item = (ShardId, u64)> {
+    let groups = sight.control.groups().filter(|group| *group != CONTROL_GROUP);
+    groups.filter_map(|group| Some((ShardId(u16::try_from(group - 1).ok()?), group)))
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A backup whose shards are frozen.
+#[derive(Debug)]
+struct Begun {
+    backup: u64,
+    /// The nodes that keep copies for it.
+    nodes: BTreeSet<NodeId>,
+    /// Where a copy of each shard must stand at least.
+    least: BTreeMap<ShardId, u64>,
+}
+
+/// The copies of all nodes for one backup. They are kept for as long as this is.
+struct ClusterCopies {
+    cluster: Cluster,
+    begun: Begun,
+    /// By shard, once they are written.
+    written: OnceCell<BTreeMap<ShardId, Vec<ShardCopy>>>,
+    /// Dropped with this, which ends the keeping.
+    _keeping: oneshot::Sender<()>,
+}
+
+impl ClusterCopies {
+    fn of(cluster: Cluster, begun: Begun) -> ClusterCopies {
+        let (keeping, ended) = oneshot::channel();
+        tokio::spawn(keep(cluster.clone(), begun.backup, begun.nodes.clone(), ended));
+        ClusterCopies { cluster, begun, written: OnceCell::new(), _keeping: keeping }
+    }
+
+    /// Waits until every node has written what it froze, or is lost.
+    async fn written(&self) -> BTreeMap<ShardId, Vec<ShardCopy>> {
+        let asked = self.begun.nodes.iter().map(|&node| async move {
+            match timeout(WRITTEN_WITHIN, self.written_on(node)).await {
+                Ok(Ok(copies)) => copies,
+                Ok(Err(error)) => {
+                    tracing::warn!("the copies of node {node} are lost: {error}");
+                    Vec::new()
+                }
+                Err(_elapsed) => {
+                    tracing::warn!("the copies of node {node} are not written in time");
+                    Vec::new()
+                }
+            }
+        });
+        let mut copies: BTreeMap<ShardId, Vec<ShardCopy>> = BTreeMap::new();
+        for (shard, copy) in join_all(asked).await.into_iter().flatten() {
+            // What was about to be replaced by a snapshot was not frozen, and may be older.
+            if self.begun.least.get(&shard).is_some_and(|least| copy.cut.index >= *least) {
+                copies.entry(shard).or_default().push(copy);
+            }
+        }
+        let (me, count) = (self.cluster.me(), self.begun.nodes.len() as u64);
+        for (shard, copies) in &mut copies {
+            // What is here needs no network; else each node gives about as many.
+            let turn = |node: NodeId| (node + u64::from(shard.0)) % count;
+            copies.sort_by_key(|copy| (copy.node != me, turn(copy.node), copy.node));
+        }
+        copies
+    }
+
+    async fn written_on(&self, node: NodeId) -> Result<Vec<(ShardId, ShardCopy)>, Error> {
+        let unread = || Error::Unavailable(format!("the answer of node {node} can't be read"));
+        let backup = self.begun.backup;
+        let cuts = loop {
+            match self.cluster.ask_on(node, &ClusterCall::Copied { backup }).await? {
+                ClusterReply::Copied(Some(cuts)) => break cuts,
+                ClusterReply::Copied(None) => tokio::time::sleep(LOOK_EVERY).await,
+                _ => return Err(unread()),
+            }
+        };
+        let copy = |(shard, cut): (ShardId, Vec<u8>)| {
+            let cut = decode_cut(&cut).ok_or_else(unread)?;
+            Ok((shard, ShardCopy { node, cut }))
+        };
+        cuts.into_iter().map(copy).collect()
+    }
+}
+
+impl Copies for ClusterCopies {
+    async fn of(&self, shard: ShardId) -> Result<Vec<ShardCopy>, Error> {
+        let written = self.written.get_or_init(|| self.written()).await;
+        written.get(&shard).cloned().ok_or_else(|| {
+            Error::Unavailable(format!(
+                "all nodes that kept a copy of shard {shard} are lost; take the backup again"
+            ))
+        })
+    }
+
+    async fn part(&self, shard: ShardId, copy: &ShardCopy, from: &Position) -> Result<Part, Error> {
+        let (backup, from) = (self.begun.backup, from.clone());
+        let call = ClusterCall::CopiedPart { backup, shard, from };
+        match self.cluster.ask_on(copy.node, &call).await? {
+            ClusterReply::Part(part) => Ok(part),
+            _ => {
+                let node = copy.node;
+                Err(Error::Unavailable(format!("the answer of node {node} can't be read")))
+            }
+        }
+    }
+}
+
+/// Tells all nodes now and then that their copies are still needed, and in the end that they are not.
+async fn keep(
+    cluster: Cluster,
+    backup: u64,
+    nodes: BTreeSet<NodeId>,
+    mut ended: oneshot::Receiver<()>,
+) {
+    while timeout(KEEP_EVERY, &mut ended).await.is_err() {
+        cluster.ask_all(&nodes, ANSWER_WITHIN, |_| ClusterCall::Copied { backup }).await;
+    }
+    cluster.let_go(backup, &nodes).await;
 }

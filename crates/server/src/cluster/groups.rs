@@ -14,8 +14,8 @@ use taskyard_machine::wire::wire_struct;
 use taskyard_replica::{Change, ControlCommand, NodeId};
 use tokio::sync::oneshot;
 
-/// Nobody keeps delivered messages for longer, whatever is asked.
-const HOLD_MS_MAX: u64 = 600_000;
+/// Nobody holds messages between shards, or checkpoints, for longer, whatever is asked.
+const HOLD_MS_MAX: u64 = 60_000;
 
 /// How one replica stands, as its node tells.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -110,12 +110,20 @@ impl Shards {
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
-    /// Keeps what shards that this node leads have delivered to others, for so long; 0 ends that. In force
-    /// when this returns.
-    pub(crate) async fn hold(&self, hold_ms: u64) -> Result<(), Error> {
+    /// Lets shards that this node leads send others nothing, and drop nothing that those have taken, for so
+    /// long, for a backup; 0 ends that. In force when this returns.
+    pub(crate) async fn hold(&self, backup: u64, hold_ms: u64) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         let until = real_now() + Duration::from_millis(hold_ms.min(HOLD_MS_MAX));
-        self.push(Input::Hold { until, answer })?;
+        self.push(Input::Hold { backup, until, answer })?;
+        answered.await.unwrap_or(Err(Error::OutcomeUnknown))
+    }
+
+    /// Lets no checkpoint begin for so long, or until a backup comes. Returns when none is under way.
+    pub(crate) async fn keep_quiet(&self, quiet_ms: u64) -> Result<(), Error> {
+        let (answer, answered) = oneshot::channel();
+        let until = real_now() + Duration::from_millis(quiet_ms.min(HOLD_MS_MAX));
+        self.push(Input::Quiet { until, answer })?;
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 

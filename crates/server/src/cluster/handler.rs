@@ -91,9 +91,14 @@ impl PeerHandler for ClusterHandler {
 
     fn peer_up(&self, node: NodeId) {
         self.shards.peer(node, true);
+        self.shards.routes().note_reach();
     }
 
     fn peer_down(&self, node: NodeId) {
         self.shards.peer(node, false);
+    }
+
+    fn peer_heard(&self, _node: NodeId, _is_heard: bool) {
+        self.shards.routes().note_reach();
     }
 }

@@ -110,8 +110,24 @@ impl Cluster {
                     let changes = changes.into_iter().map(Into::into).collect();
                     self.shards().change(group, fence, changes).await.map(|()| ClusterReply::Done)
                 }
-                ClusterCall::Hold { hold_ms } => {
-                    self.shards().hold(hold_ms).await.map(|()| ClusterReply::Done)
+                ClusterCall::Hold { backup, hold_ms } => {
+                    self.shards().hold(backup, hold_ms).await.map(|()| ClusterReply::Done)
+                }
+                ClusterCall::Quiet { quiet_ms } => {
+                    self.shards().keep_quiet(quiet_ms).await.map(|()| ClusterReply::Done)
+                }
+                ClusterCall::Freeze { backup, shards } => {
+                    self.freeze(backup, &shards).await.map(ClusterReply::Frozen)
+                }
+                ClusterCall::Copied { backup } => {
+                    self.copied(backup).await.map(ClusterReply::Copied)
+                }
+                ClusterCall::LetGo { backup } => {
+                    self.shards().snapshots().kept.let_go(backup);
+                    Ok(ClusterReply::Done)
+                }
+                ClusterCall::CopiedPart { backup, shard, from } => {
+                    self.copied_part(backup, shard, from).await.map(ClusterReply::Part)
                 }
                 ClusterCall::Transfer { group, to } => {
                     self.shards().transfer(group, to).await.map(|()| ClusterReply::Done)
@@ -136,6 +152,11 @@ impl Cluster {
             | ClusterCall::Change { .. }
             | ClusterCall::Hold { .. }
             | ClusterCall::Worker(_)
+            | ClusterCall::Quiet { .. }
+            | ClusterCall::Freeze { .. }
+            | ClusterCall::Copied { .. }
+            | ClusterCall::LetGo { .. }
+            | ClusterCall::CopiedPart { .. }
             | ClusterCall::Transfer { .. } => {
                 unreachable!("whoever is asked answers this")
             }
@@ -150,7 +171,8 @@ impl Cluster {
 
     async fn report(&self) -> Result<Report, Error> {
         let (build, leaving) = (BUILD.to_owned(), self.routes().is_leaving());
-        Ok(Report { build, groups: self.shards().groups().await?, leaving })
+        let disk_low = self.routes().is_disk_low();
+        Ok(Report { build, groups: self.shards().groups().await?, leaving, disk_low })
     }
 
     /// Writes down what a node says about itself, if that is new.

@@ -1,7 +1,7 @@
 //! Mover: the hands of the control group's leader: looks at all nodes, asks the plan what to do next,
 //! and does it, again and again.
 //!
-//! It remembers who was heard when, and nothing else: whoever leads next goes on from the control
+//! It remembers who was there and heard when, and nothing else: whoever leads next goes on from the control
 //! state. Steps that fail or are lost are planned again. Where nothing moves it looks once a second,
 //! and at once when something has changed.
 
@@ -25,6 +25,9 @@ const ALIVE_FOR: Duration = Duration::from_secs(3);
 /// A node that was silent for this long is replaced, where there is another for it. Shorter would copy
 /// all that it held for a machine that just starts again; longer leaves its shards a replica short.
 const GONE_AFTER: Duration = Duration::from_secs(600);
+/// For how long the same nodes must have been there before leaders are evened out. What a node that stops
+/// or dies has led is being taken over until then, and should not move twice.
+const EVEN_AFTER: Duration = Duration::from_secs(2);
 /// How long a leader may take to say that it has proposed a change.
 const STEP_WITHIN: Duration = Duration::from_secs(5);
 /// The least time between two warnings about one thing.
@@ -35,6 +38,8 @@ const WARN_EVERY: Duration = Duration::from_secs(60);
 struct Mover {
     /// When each node was last heard, or first expected to be.
     heard: BTreeMap<NodeId, Instant>,
+    /// Who was there at the last look, and since when just these were.
+    there: Option<(BTreeSet<NodeId>, Instant)>,
     /// Trouble that was logged, and when.
     warned: BTreeMap<String, Instant>,
 }
@@ -46,7 +51,7 @@ impl Cluster {
         let mut mover = None;
         loop {
             changes.borrow_and_update();
-            if self.routes().control_leader() != Some(self.me()) {
+            if self.routes().control_leader() != Some(self.me()) || self.routes().is_leaving() {
                 mover = None;
                 // The sender lives as long as the shards of this handle.
                 let _ = changes.changed().await;
@@ -101,6 +106,7 @@ impl Mover {
         seen.alive = since(&|silent| silent < ALIVE_FOR);
         seen.gone = since(&|silent| silent >= GONE_AFTER);
         seen.held = cluster.chosen_lately().into_iter().collect();
+        seen.is_in_flux = self.is_in_flux(&seen, now);
         for node in seen.gone.clone() {
             let words = format!(
                 "node {node} has not answered for {} minutes; its replicas move where there is another \
@@ -110,6 +116,16 @@ impl Mover {
             self.warn(cluster, &words);
         }
         seen
+    }
+
+    /// Whether other nodes are there than a little while ago.
+    fn is_in_flux(&mut self, seen: &Seen, now: Instant) -> bool {
+        let there: BTreeSet<NodeId> = seen.alive.difference(&seen.away).copied().collect();
+        let (known, since) = self.there.get_or_insert_with(|| (there.clone(), now));
+        if *known != there {
+            (*known, *since) = (there, now);
+        }
+        now.saturating_duration_since(*since) < EVEN_AFTER
     }
 
     fn warn(&mut self, cluster: &Cluster, words: &str) {
@@ -168,7 +184,12 @@ fn describe(step: &Step) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Config, clock::Clock, cluster::About, shard::Engine};
+    use crate::{
+        Config,
+        clock::Clock,
+        cluster::{About, call::Report},
+        shard::Engine,
+    };
     use taskyard_replica::{Control, Node, StateMachine};
 
     /// A cluster of which only this node answers.
@@ -180,7 +201,7 @@ mod tests {
             let node = Node { rules_max: 1, ..Node::default() };
             control.apply(2, &ControlCommand::AddNode { id, node }.encode()).unwrap();
         }
-        let reports = BTreeMap::from([(1, super::super::call::Report::default())]);
+        let reports = BTreeMap::from([(1, Report::default())]);
         Sight { control: control.into(), reports }
     }
 
@@ -209,5 +230,33 @@ mod tests {
         assert_eq!(mover.see(&cluster, &sight).held, BTreeSet::from([1]));
         clock.advance(GONE_AFTER);
         assert_eq!(mover.see(&cluster, &sight).held, BTreeSet::new(), "for a while only");
+    }
+    #[tokio::test]
+    async fn a_node_that_stops_is_away_at_once_and_leaders_rest_until_the_same_are_there_for_a_while()
+     {
+        let dir = tempfile::tempdir().unwrap();
+        let clock = Clock::manual(1_000);
+        let mut config = Config::new(dir.path());
+        (config.shards, config.disk_reserve_bytes) = (Some(1), 0);
+        let engine = Engine::start(&config).unwrap();
+        let cluster = Cluster::new(engine.shards(), About::default(), clock.clone());
+        let (mut mover, mut sight) = (Mover::default(), nodes(2));
+        sight.reports.insert(2, Report::default());
+        assert!(mover.see(&cluster, &sight).is_in_flux, "it has just begun to look");
+        clock.advance(EVEN_AFTER);
+        assert!(!mover.see(&cluster, &sight).is_in_flux);
+        sight.reports.insert(2, Report { leaving: true, ..Report::default() });
+        let seen = mover.see(&cluster, &sight);
+        // It answers still, and would be the one that leads least.
+        assert_eq!((seen.alive, seen.away), (BTreeSet::from([1, 2]), BTreeSet::from([2])));
+        assert!(seen.is_in_flux);
+        sight.reports.remove(&2);
+        clock.advance(EVEN_AFTER);
+        let seen = mover.see(&cluster, &sight);
+        assert_eq!((seen.alive, seen.away), (BTreeSet::from([1, 2]), BTreeSet::from([2])));
+        assert!(!seen.is_in_flux, "the same as before are there");
+        sight.reports.insert(2, Report::default());
+        let seen = mover.see(&cluster, &sight);
+        assert_eq!((seen.away, seen.is_in_flux), (BTreeSet::new(), true));
     }
 }

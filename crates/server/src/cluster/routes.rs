@@ -26,6 +26,8 @@ pub(crate) struct Routes {
     changed_at: Mutex<BTreeMap<u64, Instant>>,
     /// This node stops, and is to lead nothing any more.
     leaving: AtomicBool,
+    /// This node's disk is short of room, and others should lead.
+    disk_low: AtomicBool,
     control: RwLock<Arc<Control>>,
     /// The control state knows of no other node.
     is_alone: AtomicBool,
@@ -42,6 +44,7 @@ impl Routes {
             leaders: (0..=shards).map(|_| AtomicU64::new(0)).collect(),
             changed_at: Mutex::default(),
             leaving: AtomicBool::new(false),
+            disk_low: AtomicBool::new(false),
             control: RwLock::default(),
             is_alone: AtomicBool::new(false),
             has_spreads: AtomicBool::new(false),
@@ -104,6 +107,16 @@ impl Routes {
         self.leaving.load(Ordering::Acquire)
     }
 
+    /// Notes whether this node's disk is short of room.
+    pub(crate) fn set_disk_low(&self, is_low: bool) {
+        self.disk_low.store(is_low, Ordering::Release);
+    }
+
+    /// Whether it is.
+    pub(crate) fn is_disk_low(&self) -> bool {
+        self.disk_low.load(Ordering::Acquire)
+    }
+
     /// The control state as this node has applied it; not founded in a node that has just joined.
     pub(crate) fn control(&self) -> Arc<Control> {
         Arc::clone(&self.control.read().unwrap_or_else(PoisonError::into_inner))
@@ -133,7 +146,12 @@ impl Routes {
         self.is_alone.load(Ordering::Acquire)
     }
 
-    /// Told after every change of a leader or of the control state.
+    /// A peer is heard again, or no longer: who waits for a leader looks again.
+    pub(crate) fn note_reach(&self) {
+        self.tell();
+    }
+
+    /// Told after every change of a leader, of the control state, or of who is heard.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }

@@ -5,7 +5,11 @@
 
 use super::{Cluster, ClusterCall, ClusterReply, GroupStatus, MemberStatus, call::Report};
 use futures_util::future::join_all;
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 use taskyard_replica::{Control, GroupSeen, Members, NodeId, Seen};
 
 /// How long a node may take to say how it stands.
@@ -70,20 +74,30 @@ impl Sight {
             };
             Some((group, seen))
         });
-        // One that stops answers still, and would take what it hands over right back.
-        let alive = self.reports.iter().filter(|(_, report)| !report.leaving);
         Seen {
             groups: groups.collect(),
-            alive: alive.map(|(node, _)| *node).collect(),
+            alive: self.reports.keys().copied().collect(),
+            away: self.control.nodes().keys().copied().filter(|node| self.is_away(*node)).collect(),
+            full: self.that_are(|report| report.disk_low),
             ..Seen::default()
         }
+    }
+
+    /// Whether a node is to be given nothing to lead: it is not there, or will not be in a moment. One
+    /// that stops answers still, and would be given back what it has just handed over.
+    pub(super) fn is_away(&self, node: NodeId) -> bool {
+        self.reports.get(&node).is_none_or(|report| report.leaving)
+    }
+
+    fn that_are(&self, such: impl Fn(&Report) -> bool) -> BTreeSet<NodeId> {
+        let nodes = self.reports.iter().filter(|(_, report)| such(report));
+        nodes.map(|(node, _)| *node).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
     use taskyard_replica::{ControlCommand, Node, StateMachine};
 
     fn leads(group: u64, replica: u64, term: u64, members: &[(u64, u64)]) -> GroupStatus {
@@ -118,6 +132,19 @@ mod tests {
         let seen = sight.seen();
         assert_eq!(seen.groups.keys().copied().collect::<Vec<_>>(), [1]);
         assert_eq!(seen.alive, BTreeSet::from([1, 2, 3]));
+    }
+
+    #[test]
+    fn who_stops_or_does_not_answer_is_away_and_who_says_so_is_full() {
+        let mut sight = sight(vec![(2, vec![]), (3, vec![])]);
+        let seen = sight.seen();
+        assert_eq!((seen.away, seen.full), (BTreeSet::from([1]), BTreeSet::new()), "1 is silent");
+        sight.reports.insert(1, Report { leaving: true, ..Report::default() });
+        sight.reports.insert(3, Report { disk_low: true, ..Report::default() });
+        let seen = sight.seen();
+        assert_eq!((seen.away, seen.full), (BTreeSet::from([1]), BTreeSet::from([3])));
+        sight.reports.insert(1, Report::default());
+        assert_eq!(sight.seen().away, BTreeSet::new());
     }
 
     #[test]

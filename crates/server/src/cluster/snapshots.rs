@@ -5,7 +5,7 @@
 //! a position means the same in every view of one checkpoint, so that a transfer outlives its view: the
 //! checkpoint is registered again with raft's next message, and the transfer goes on.
 
-use super::call_kind;
+use super::{call_kind, kept::KeptCopies};
 use crate::{
     checkpoint::{Part, Position, Store, View},
     clock,
@@ -129,6 +129,8 @@ impl State {
 pub(crate) struct Snapshots {
     me: NodeId,
     state: Mutex<State>,
+    /// Of all shards, for backups.
+    pub(super) kept: KeptCopies,
 }
 
 impl Snapshots {
@@ -139,7 +141,7 @@ impl Snapshots {
             wanted: BTreeSet::new(),
             unused: Vec::new(),
         };
-        Arc::new(Snapshots { me, state: Mutex::new(state) })
+        Arc::new(Snapshots { me, state: Mutex::new(state), kept: KeptCopies::new() })
     }
 
     /// Lets go of the store: the node ends.
@@ -147,6 +149,7 @@ impl Snapshots {
         let mut state = self.lock();
         state.store = None;
         state.offered.clear();
+        self.kept.close();
     }
 
     /// What a replica of `shard` offers its peers.
@@ -162,6 +165,7 @@ impl Snapshots {
     /// Closes views that nobody uses. Returns to which replicas those were offered: the leader tells raft
     /// that the snapshot was not delivered, unless it was. Asked each tick.
     pub(crate) fn take_unused(&self, now: Instant) -> Vec<(ShardId, u64)> {
+        self.kept.close_unused(now);
         let mut state = self.lock();
         state.close_unused(now);
         std::mem::take(&mut state.unused)

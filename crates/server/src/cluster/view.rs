@@ -1,9 +1,15 @@
 //! What people are shown of a cluster: its nodes, who leads what, how far each replica is, what moves.
 
 use super::{Cluster, GroupStatus, call::About, member::BUILD, sight::Sight};
-use crate::peer::PeerStatus;
-use std::collections::BTreeMap;
+use crate::{clock::real_now, peer::PeerStatus};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use taskyard_replica::{CONTROL_GROUP, NodeId, Placement};
+use tokio::time::timeout;
+
+/// How long a view waits for what others know already; longer than news takes to a node that is well.
+const NEWEST_WITHIN: Duration = Duration::from_secs(1);
+/// Not all that makes a node as new as the others changes what it knows.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// A cluster, as one of its nodes sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +98,8 @@ pub struct GroupView {
     pub term: u64,
     /// Its replicas, by node.
     pub replicas: Vec<ReplicaView>,
-    /// The nodes that its voters are to be on, while they are not.
+    /// The nodes that its voters are to be on, while they are not. Of groups that wait for their turn to
+    /// move, the next has it.
     pub moves_to: Option<Vec<NodeId>>,
 }
 
@@ -139,7 +146,7 @@ impl ReplicaRole {
 }
 
 /// A group as people know it.
-pub(super) fn name_of(group: u64) -> String {
+pub(crate) fn name_of(group: u64) -> String {
     match group.checked_sub(1) {
         None => "the control group".into(),
         Some(shard) => format!("shard {shard}"),
@@ -149,12 +156,13 @@ pub(super) fn name_of(group: u64) -> String {
 impl Cluster {
     /// How the cluster stands, as far as can be seen from here.
     pub(crate) async fn view(&self) -> ClusterView {
-        let sight = self.look().await;
+        let sight = self.look_at_newest().await;
         let peers = self.shards().network().map(|network| network.status()).unwrap_or_default();
         let peers: BTreeMap<NodeId, PeerStatus> =
             peers.into_iter().map(|peer| (peer.node, peer)).collect();
-        let moving = sight.control.moving(&sight.seen());
-        let group = |group: u64| sight.group(group, moving.contains(&group));
+        let mut moves = sight.control.moves(&sight.seen());
+        let mut group = |group: u64| sight.group(group, moves.remove(&group));
+        let control = group(CONTROL_GROUP);
         let shards: Vec<GroupView> = sight.control.groups().skip(1).map(group).collect();
         let mut view = ClusterView {
             cluster_id: format!("{:032x}", self.shards().cluster()),
@@ -162,7 +170,7 @@ impl Cluster {
             replication: sight.control.factor(),
             rules: sight.control.rules(),
             nodes: Vec::new(),
-            control: group(CONTROL_GROUP),
+            control,
             shards,
         };
         let nodes = sight.control.nodes().keys();
@@ -172,6 +180,22 @@ impl Cluster {
             view.nodes.push(self.alone());
         }
         view
+    }
+
+    /// Looks until this node knows the map as well as anybody who answers: what an operator was told is
+    /// done must be seen, whoever did it and whoever is asked.
+    async fn look_at_newest(&self) -> Sight {
+        let until = real_now() + NEWEST_WITHIN;
+        let mut changes = self.routes().changes();
+        loop {
+            changes.borrow_and_update();
+            let sight = self.look().await;
+            let is_current = Arc::ptr_eq(&sight.control, &self.routes().control());
+            if is_current && sight.is_newest_on(self.me()) || real_now() >= until {
+                return sight;
+            }
+            let _ = timeout(LOOK_AGAIN_AFTER, changes.changed()).await;
+        }
     }
 
     fn alone(&self) -> NodeView {
@@ -243,7 +267,13 @@ impl GroupView {
 }
 
 impl Sight {
-    fn group(&self, group: u64, moves: bool) -> GroupView {
+    /// Whether nobody who answered has applied more of the map than a node has.
+    fn is_newest_on(&self, node: NodeId) -> bool {
+        let applied = |node| self.replica(CONTROL_GROUP, node).map(|status| status.applied);
+        self.reports.keys().all(|&other| applied(other) <= applied(node))
+    }
+
+    fn group(&self, group: u64, moves_to: Option<Vec<NodeId>>) -> GroupView {
         let leader = self.leader(group);
         let told = self.reports.values().flat_map(|report| &report.groups);
         let terms = told.filter(|status| status.group == group).map(|status| status.term);
@@ -255,7 +285,7 @@ impl Sight {
             replicas: replicas
                 .map(|at| self.placed(group, *at, leader.map(|(_, of)| of)))
                 .collect(),
-            moves_to: moves.then(|| self.control.target(group).to_vec()),
+            moves_to,
         }
     }
 

@@ -111,7 +111,7 @@ impl Cluster {
         let own = self.sessions().order(session, activity);
         let order = WorkerCall::Order { session, activity };
         let (mut answers, missing) = self
-            .ask_all(&others, &order, |reply| match reply {
+            .ask_all_about_workers(&others, &order, |reply| match reply {
                 WorkerReply::Ordered(ordered) => Some(ordered),
                 _ => None,
             })
@@ -143,7 +143,7 @@ impl Cluster {
         }
         let remember = WorkerCall::Remember { session, activity };
         // One that does not answer is as good as one that is down: the worker itself knows by then.
-        self.ask_all(&others, &remember, Some).await;
+        self.ask_all_about_workers(&others, &remember, Some).await;
     }
 
     /// If no worker and no waiting claim of any node that answers would take tasks of a queue: the nodes
@@ -158,7 +158,7 @@ impl Cluster {
             WorkerReply::Listens(listens) => Some(listens),
             _ => None,
         };
-        let (answers, missing) = self.ask_all(&others, &call, take).await;
+        let (answers, missing) = self.ask_all_about_workers(&others, &call, take).await;
         answers.iter().all(|(_, listens)| !listens).then_some(missing)
     }
 
@@ -192,7 +192,7 @@ impl Cluster {
     }
 
     /// Asks several nodes the same: what each said, and who said nothing of use.
-    async fn ask_all<T>(
+    async fn ask_all_about_workers<T>(
         &self,
         nodes: &[NodeId],
         call: &WorkerCall,

@@ -6,7 +6,7 @@
 
 use raft_engine::env::{DefaultFileSystem, FileSystem, Handle, Permission, WriteExt};
 #[cfg(test)]
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::{
     io::{self, Seek, SeekFrom, Write},
     panic::resume_unwind,
@@ -32,7 +32,32 @@ fn system_error(error: io::Error) -> io::Error {
 pub(super) struct Files {
     /// Stands in for a disk whose sync fails.
     #[cfg(test)]
-    pub(super) sync_fails: Arc<AtomicBool>,
+    pub(super) faults: Arc<SyncFaults>,
+}
+
+/// Syncs that succeed before one fails.
+#[cfg(test)]
+pub(super) struct SyncFaults {
+    syncs_left: AtomicU64,
+}
+
+#[cfg(test)]
+impl Default for SyncFaults {
+    fn default() -> SyncFaults {
+        SyncFaults { syncs_left: AtomicU64::new(u64::MAX) }
+    }
+}
+
+#[cfg(test)]
+impl SyncFaults {
+    pub(super) fn fail_after(&self, syncs: u64) {
+        self.syncs_left.store(syncs, Ordering::Relaxed);
+    }
+
+    fn fails(&self) -> bool {
+        let spend = |left: u64| left.checked_sub(1);
+        self.syncs_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_err()
+    }
 }
 
 impl Files {
@@ -40,7 +65,7 @@ impl Files {
         LogFile {
             fd: Arc::new(fd),
             #[cfg(test)]
-            sync_fails: Arc::clone(&self.sync_fails),
+            faults: Arc::clone(&self.faults),
         }
     }
 }
@@ -79,7 +104,7 @@ impl FileSystem for Files {
 pub(super) struct LogFile {
     fd: Arc<Fd>,
     #[cfg(test)]
-    sync_fails: Arc<AtomicBool>,
+    faults: Arc<SyncFaults>,
 }
 
 impl Handle for LogFile {
@@ -95,7 +120,7 @@ impl Handle for LogFile {
     fn sync(&self) -> io::Result<()> {
         let synced = self.fd.sync().map_err(system_error);
         #[cfg(test)]
-        let synced = if self.sync_fails.load(Ordering::Relaxed) {
+        let synced = if self.faults.fails() {
             const EIO: i32 = 5;
             Err(io::Error::from_raw_os_error(EIO))
         } else {

@@ -21,14 +21,21 @@ const RECORD_HEADER_BYTES: u64 = 16;
 const CHECKSUM_BYTES: usize = 4;
 const ZEROS: [u8; 8192] = [0; 8192];
 
+/// What is written, and what raft-engine has moved from old files that were nearly empty.
+const QUEUES: [&str; 2] = [".raftlog", ".rewrite"];
+
 /// Checks all files of the log in `dir`; what is wrong, in words.
 pub(super) fn check(dir: &Path) -> Result<(), String> {
-    let files = files(dir).map_err(|error| format!("{} can't be read: {error}", dir.display()))?;
-    let Some((newest, older)) = files.split_last() else { return Ok(()) };
-    for file in older {
-        check_closed(file).map_err(|error| describe(file, &error))?;
+    for queue in QUEUES {
+        let files = files(dir, queue)
+            .map_err(|error| format!("{} can't be read: {error}", dir.display()))?;
+        let Some((newest, older)) = files.split_last() else { continue };
+        for file in older {
+            check_closed(file).map_err(|error| describe(file, &error))?;
+        }
+        check_newest(newest).map_err(|error| describe(newest, &error))?;
     }
-    check_newest(newest).map_err(|error| describe(newest, &error))
+    Ok(())
 }
 
 struct LogFile {
@@ -57,13 +64,13 @@ fn describe(file: &LogFile, damage: &Damage) -> String {
     }
 }
 
-/// The files in use, oldest first. Those before a gap wait to be reused and hold nothing.
-fn files(dir: &Path) -> io::Result<Vec<LogFile>> {
+/// The files of a queue in use, oldest first. Those before a gap wait to be reused and hold nothing.
+fn files(dir: &Path, queue: &str) -> io::Result<Vec<LogFile>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str());
-        let number = name.and_then(|name| name.strip_suffix(".raftlog")?.parse().ok());
+        let number = name.and_then(|name| name.strip_suffix(queue)?.parse().ok());
         if let Some(number) = number {
             files.push(LogFile { number, path });
         }

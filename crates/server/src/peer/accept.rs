@@ -212,6 +212,9 @@ impl Listed {
             return take_in(&core, reader, writer, from, peer).await;
         }
         let node = peer.node;
+        if let Some(heard) = core.heard(node) {
+            reader.tell(heard);
+        }
         let bounds = (core.tuning.patience, core.tuning.allowance);
         let served =
             serve((reader, writer), node, core.handler.clone(), bounds, core.clock.clone());

@@ -177,14 +177,20 @@ impl Dialled {
                 }
             }
         };
-        let ping = || {
-            let number = self.pings().leave(self.clock.monotonic());
-            Frame::new(Kind::Ping, number, wall_clock(&self.clock))
-        };
         tokio::select! {
             ended = read => ended,
-            ended = write_frames(writer, &self.queue, patience, ping) => ended,
+            ended = write_frames(writer, &self.queue, patience, || self.next_ping()) => ended,
         }
+    }
+
+    /// Asks for a sign of life.
+    pub(super) fn ping(&self) {
+        self.queue.set_ping(self.next_ping());
+    }
+
+    fn next_ping(&self) -> Frame {
+        let number = self.pings().leave(self.clock.monotonic());
+        Frame::new(Kind::Ping, number, wall_clock(&self.clock))
     }
 
     fn take(&self, frame: Frame) -> Result<(), Ended> {

@@ -5,11 +5,12 @@
 
 use super::{
     frame::{Decoder, Frame, FrameError},
+    hearing::LOOKS_MAX,
     queue::SendQueue,
 };
 use crate::limits;
 use bytes::{Buf, BytesMut};
-use std::{io, time::Duration};
+use std::{fmt, io, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     time::{MissedTickBehavior, interval, timeout},
@@ -27,6 +28,8 @@ pub(super) struct Patience {
     pub(super) handshake: Duration,
     pub(super) ping_every: Duration,
     pub(super) silence: Duration,
+    /// How often it is noted who was heard: see `hearing.rs`.
+    pub(super) look_every: Duration,
     /// Between two attempts to reach a peer, at most.
     pub(super) redial_max: Duration,
 }
@@ -35,6 +38,7 @@ pub(super) const PATIENCE: Patience = Patience {
     handshake: Duration::from_millis(limits::PEER_HANDSHAKE_MS_MAX),
     ping_every: Duration::from_millis(limits::PEER_PING_EVERY_MS),
     silence: Duration::from_millis(limits::PEER_SILENCE_MS_MAX),
+    look_every: Duration::from_millis(limits::PEER_QUIET_MS_MAX / LOOKS_MAX as u64),
     redial_max: Duration::from_millis(limits::PEER_REDIAL_MS_MAX),
 };
 
@@ -63,18 +67,35 @@ pub(super) struct FrameReader<R> {
     reader: R,
     buffer: BytesMut,
     decoder: Decoder,
+    /// Told of everything that arrives, once it is known who sends it.
+    heard: Option<Heard>,
+}
+
+/// Is told that something has arrived.
+pub(super) struct Heard(pub(super) Box<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for Heard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Heard").finish_non_exhaustive()
+    }
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Takes the small frames of a handshake, until more is trusted.
     pub(super) fn new(reader: R) -> FrameReader<R> {
         let decoder = Decoder { frame_bytes_max: limits::PEER_HANDSHAKE_BYTES_MAX };
-        FrameReader { reader, buffer: BytesMut::new(), decoder }
+        FrameReader { reader, buffer: BytesMut::new(), decoder, heard: None }
     }
 
     /// The handshake is done.
     pub(super) fn trust(&mut self) {
         self.decoder = Decoder { frame_bytes_max: limits::PEER_FRAME_BYTES_MAX };
+    }
+
+    /// Tells of this and of everything that arrives from now on.
+    pub(super) fn tell(&mut self, heard: Heard) {
+        (heard.0)();
+        self.heard = Some(heard);
     }
 
     /// The next frame, however long it takes.
@@ -107,9 +128,14 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
         self.buffer.reserve(READ_BYTES.min(self.decoder.frame_bytes_max));
         match self.reader.read_buf(&mut self.buffer).await? {
-            0 => Err(Ended::Closed),
-            _ => Ok(()),
+            0 => return Err(Ended::Closed),
+            _ => {
+                if let Some(heard) = &self.heard {
+                    (heard.0)();
+                }
+            }
         }
+        Ok(())
     }
 
     /// The bytes before the first frame.

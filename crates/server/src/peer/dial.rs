@@ -10,6 +10,7 @@ use super::{
     connection::{Ended, FrameReader, write_frame},
     frame::{Kind, PREFACE},
     handshake::{Dialing, HandshakeError, Identity, Nonce, PeerHello, Refusal},
+    hearing::Look,
 };
 use crate::{clock::real_now, random::random_u64};
 use bytes::Bytes;
@@ -29,7 +30,7 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::watch,
-    time::{sleep, timeout},
+    time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
 /// The first pause after a connection that failed or ended.
@@ -180,10 +181,33 @@ impl Link {
         }
     }
 
+    /// Looks again and again whether the peer is heard, for ever. After a pause of the process one look
+    /// counts: what the peer has sent meanwhile is read first.
+    pub(super) async fn listen(self: Arc<Link>, core: Arc<Core>) {
+        let hearing = core.listen_for(self.node);
+        let mut looks = interval(core.tuning.patience.look_every);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            looks.tick().await;
+            match hearing.look() {
+                Look::Heard | Look::Silent => {}
+                Look::Waits => {
+                    if let Some(dialled) = self.dialled() {
+                        dialled.ping();
+                    }
+                }
+                Look::FellSilent => {
+                    tracing::debug!(node = self.node, "a peer is not heard any more");
+                    core.handler.peer_heard(self.node, false);
+                }
+            }
+        }
+    }
+
     /// Opens a connection and runs it to its end. Says how long it held.
     async fn connect(&self, core: &Arc<Core>, address: &str) -> Duration {
         let dialled = dial(address, &core.me, Some(self.node), core.tuning.patience.handshake);
-        let (reader, writer, peer) = match dialled.await {
+        let (mut reader, writer, peer) = match dialled.await {
             Ok(opened) => opened,
             Err(error) => {
                 match error.refusal() {
@@ -199,6 +223,9 @@ impl Link {
             }
         };
         *self.refusal() = None;
+        if let Some(heard) = core.heard(self.node) {
+            reader.tell(heard);
+        }
         let dialled = Arc::new(Dialled::new(peer, core.clock.clone(), BOUNDS));
         let opened_at = real_now();
         let _up = Up::new(self, core, dialled.clone());

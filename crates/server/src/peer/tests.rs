@@ -35,6 +35,8 @@ struct Seen {
     dropped: u64,
     /// Ups and downs, in order.
     turns: Vec<(NodeId, bool)>,
+    /// Who was heard, and no longer, in order.
+    heard: Vec<(NodeId, bool)>,
     removed: Vec<NodeId>,
 }
 
@@ -133,6 +135,10 @@ impl PeerHandler for Handler {
 
     fn peer_down(&self, node: NodeId) {
         self.0.note(|seen| seen.turns.push((node, false)));
+    }
+
+    fn peer_heard(&self, node: NodeId, is_heard: bool) {
+        self.0.note(|seen| seen.heard.push((node, is_heard)));
     }
 }
 
@@ -262,6 +268,50 @@ async fn a_peer_that_moves_is_dialled_at_its_new_address() {
     one.dials(&[(2, door.address)]);
     assert!(one.asks(2, "again").await.is_ok());
     assert_eq!(one.recorder.turns(2), [true, false, true]);
+}
+
+/// Its connection would be given up after five seconds; a leader is needed sooner.
+#[tokio::test]
+async fn a_peer_behind_a_dead_line_is_not_counted_on_and_heard_again_when_it_lives() {
+    let (one, two) = (TestNode::start(1).await, TestNode::start(2).await);
+    assert!(!one.network.is_heard(2), "nobody has named it");
+    let door = proxy::Proxy::to(two.address).await;
+    one.dials(&[(2, door.address)]);
+    one.recorder.until_up(2).await;
+    assert!(one.network.is_heard(2) && one.network.is_reached(2));
+    door.set(proxy::Line::Stalls);
+    let heard =
+        |wanted: Vec<(NodeId, bool)>| move |seen: &Seen| (seen.heard == wanted).then_some(());
+    one.recorder.until("it falls silent", heard(vec![(2, true), (2, false)])).await;
+    assert!(one.network.is_connected(2), "and nobody has hung up");
+    assert!(!one.network.is_heard(2) && !one.network.is_reached(2));
+    door.set(proxy::Line::Passes);
+    let again = vec![(2, true), (2, false), (2, true)];
+    one.recorder.until("it is heard again", heard(again)).await;
+    assert!(one.network.is_heard(2) && one.network.is_reached(2));
+    assert_eq!(one.recorder.turns(2), [true]);
+    // A line that was closed is no silence at first: it may be made again.
+    two.network.stop();
+    one.recorder.until_down(2).await;
+    assert!(!one.network.is_reached(2));
+    let gone = vec![(2, true), (2, false), (2, true), (2, false)];
+    one.recorder.until("it stays away", heard(gone)).await;
+    assert!(!one.network.is_heard(2));
+}
+
+/// What it sends on the connection that it has dialled counts as well.
+#[tokio::test]
+async fn a_peer_is_heard_on_either_connection() {
+    let (one, two) = (TestNode::start(1).await, TestNode::start(2).await);
+    let door = proxy::Proxy::to(two.address).await;
+    one.dials(&[(2, door.address)]);
+    one.recorder.until_up(2).await;
+    two.connects_to(&one).await;
+    door.set(proxy::Line::Stalls);
+    // Its own connection lives: longer than the silence that the other is allowed, and no shorter.
+    one.recorder.until_down(2).await;
+    let seen = one.recorder.seen.lock().unwrap().heard.clone();
+    assert_eq!(seen, [(2, true)], "it was heard all the time");
 }
 
 #[tokio::test]

@@ -90,7 +90,9 @@ impl Shards {
         request: ClaimRequest,
         wait: Duration,
     ) -> Tried<Result<Vec<HandedTask>, Error>> {
-        if node == self.routes().me() {
+        let is_here = node == self.routes().me();
+        self.note_routed(1, is_here);
+        if is_here {
             return Tried::here(self.local().claim(shard, request, wait).await);
         }
         let call = ShardCall::Claim { shard, request, wait_ms: wait_ms(wait) };

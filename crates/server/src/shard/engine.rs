@@ -46,67 +46,11 @@ impl Engine {
     /// Opens `config.data` and recovers its replicas. Blocks until all shards serve that this node leads
     /// alone; others need their peers, see `Shards::connect`.
     pub fn start(config: &Config) -> Result<Engine, StartError> {
-        let data = Arc::new(DataDir::open(&config.data, config.shards)?);
-        let format = data.format();
-        let unreadable = |error| how_to_rebuild(error, config, format.node);
-        let (store, log) = data.contents().map_err(unreadable)?;
-        data.seal()?;
-        let recovered = recover_all(format, &store, &log).map_err(unreadable)?;
+        let Opened { parts, data, serves } = open(config)?;
+        let (handle, inbox) = (parts.handle.clone(), Arc::clone(&parts.inbox));
         #[cfg(test)]
-        let log_seen = Arc::downgrade(&log);
-        let inbox = Arc::new(Inbox::default());
-        let report = {
-            let inbox = Arc::clone(&inbox);
-            move |report| drop(inbox.push(Input::Report(report)))
-        };
-        let thread_failed =
-            |error: std::io::Error| StartError(format!("a thread can't be started: {error}"));
-        let checkpointer =
-            Checkpointer::start(&data, &store, &log, report).map_err(thread_failed)?;
-        let events = broadcast::Sender::new(EVENT_BATCHES);
-        let telemetry = Arc::new(Telemetry::default());
-        let looking = Arc::downgrade(&inbox);
-        config.clock.on_move(move || {
-            let _ = looking.upgrade().map(|inbox| inbox.push(Input::Look));
-        });
-        let routes = Arc::new(Routes::new(format.node, format.shards));
-        let network = Arc::new(OnceLock::new());
-        let (up, serves) = mpsc::sync_channel(1);
+        let log_seen = Arc::downgrade(&parts.log);
         let (failure, failed) = watch::channel(None);
-        let snapshots = Snapshots::new(format.node, &store);
-        let fetcher = Fetcher::new(&data, &store, &network, &inbox);
-        let handle = Shards(Arc::new(Handle {
-            inbox: Arc::clone(&inbox),
-            format,
-            clock: config.clock.clone(),
-            tickets: AtomicU64::new(1),
-            events: events.clone(),
-            telemetry: Arc::clone(&telemetry),
-            routes: Arc::clone(&routes),
-            network: Arc::clone(&network),
-            snapshots: Arc::clone(&snapshots),
-            gateway: OnceLock::new(),
-        }));
-        let parts = Parts {
-            format,
-            recovered,
-            handle: handle.clone(),
-            runtime: tokio::runtime::Handle::try_current().ok(),
-            inbox: Arc::clone(&inbox),
-            log,
-            store,
-            snapshots,
-            fetcher,
-            checkpointer,
-            clock: config.clock.clone(),
-            disk: DiskGuard::new(data.path(), config.disk_reserve_bytes),
-            memory_bytes_max: config.memory_bytes_max,
-            events,
-            telemetry,
-            routes,
-            network,
-            up,
-        };
         let thread = std::thread::Builder::new()
             .name("shards".into())
             .spawn(move || run(parts, &inbox, data, &failure))
@@ -176,6 +120,78 @@ impl Drop for Engine {
     }
 }
 
+/// What a data directory holds, recovered and not yet driven.
+pub(crate) struct Opened {
+    pub(crate) parts: Parts,
+    pub(crate) data: Arc<DataDir>,
+    /// Told when all shards serve that this node leads alone.
+    pub(crate) serves: mpsc::Receiver<()>,
+}
+
+/// Opens `config.data` and recovers its replicas.
+pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
+    let data = Arc::new(DataDir::open(&config.data, config.shards)?);
+    let format = data.format();
+    let unreadable = |error| how_to_rebuild(error, config, format.node);
+    let (store, log) = data.contents().map_err(unreadable)?;
+    data.seal()?;
+    let recovered = recover_all(format, &store, &log).map_err(unreadable)?;
+    let inbox = Arc::new(Inbox::default());
+    let report = {
+        let inbox = Arc::clone(&inbox);
+        move |report| drop(inbox.push(Input::Report(report)))
+    };
+    let checkpointer = Checkpointer::start(&data, &store, &log, report).map_err(thread_failed)?;
+    let events = broadcast::Sender::new(EVENT_BATCHES);
+    let telemetry = Arc::new(Telemetry::default());
+    let looking = Arc::downgrade(&inbox);
+    config.clock.on_move(move || {
+        let _ = looking.upgrade().map(|inbox| inbox.push(Input::Look));
+    });
+    let routes = Arc::new(Routes::new(format.node, format.shards));
+    let network = Arc::new(OnceLock::new());
+    let (up, serves) = mpsc::sync_channel(1);
+    let snapshots = Snapshots::new(format.node, &store);
+    let fetcher = Fetcher::new(&data, &store, &network, &inbox);
+    let handle = Shards(Arc::new(Handle {
+        inbox: Arc::clone(&inbox),
+        format,
+        clock: config.clock.clone(),
+        tickets: AtomicU64::new(1),
+        events: events.clone(),
+        telemetry: Arc::clone(&telemetry),
+        routes: Arc::clone(&routes),
+        network: Arc::clone(&network),
+        snapshots: Arc::clone(&snapshots),
+        gateway: OnceLock::new(),
+    }));
+    let parts = Parts {
+        format,
+        recovered,
+        handle,
+        runtime: tokio::runtime::Handle::try_current().ok(),
+        inbox,
+        log,
+        store,
+        snapshots,
+        fetcher,
+        checkpointer,
+        clock: config.clock.clone(),
+        disk: DiskGuard::new(data.path(), config.disk_reserve_bytes),
+        memory_bytes_max: config.memory_bytes_max,
+        events,
+        telemetry,
+        routes,
+        network,
+        up,
+    };
+    Ok(Opened { parts, data, serves })
+}
+
+fn thread_failed(error: std::io::Error) -> StartError {
+    StartError(format!("a thread can't be started: {error}"))
+}
+
 /// Drives the shards until they end; whatever ends them, every call gets an answer.
 fn run(parts: Parts, inbox: &Inbox, data: Arc<DataDir>, failure: &watch::Sender<Option<String>>) {
     let mut shards = ShardLoop::new(parts);
@@ -220,13 +236,14 @@ mod tests {
     use super::*;
     use crate::{
         checkpoint::{Change, Store},
+        log::{FIRST_REPLICA, group_of},
         shard::ClaimRequest,
     };
-    use std::sync::atomic::Ordering;
     use taskyard_machine::{
-        Body, Command, EncodedCommand, Enqueue, NewTask, Outcome, QueueCommand, RecordKey, ShardId,
-        TaskId, TaskStateName, ask,
+        Body, Command, EncodedCommand, Enqueue, NewTask, Outcome, QueueCommand, RULES_CURRENT,
+        RecordKey, ShardId, TaskId, TaskStateName, ask,
     };
+    use taskyard_replica::{ControlCommand, Node};
 
     fn config(dir: &std::path::Path) -> Config {
         let mut config = Config::new(dir);
@@ -247,7 +264,7 @@ mod tests {
             _ = &mut parked => panic!("there is nothing to claim"),
             status = shards.status() => assert_eq!(status.unwrap().len(), 2),
         }
-        engine.log.upgrade().unwrap().sync_fails.store(true, Ordering::Relaxed);
+        engine.log.upgrade().unwrap().fail_sync_after(0);
         let pause = EncodedCommand::new(&Command::PauseQueue(QueueCommand { queue: "mail" }));
         let error = shards.propose(ShardId(0), pause.clone(), false).await.unwrap_err();
         assert_eq!(error.code(), "outcome_unknown");
@@ -261,6 +278,38 @@ mod tests {
         let error = shards.propose(ShardId(1), pause, false).await.unwrap_err();
         assert_eq!(error.code(), "unavailable");
         assert_eq!(error.to_string(), why);
+    }
+
+    /// A start finishes what was begun when the log says that a replica has left. A log that still says
+    /// that it is here, without its checkpoint, would be refused as damaged.
+    #[tokio::test]
+    async fn a_replica_leaves_the_log_before_its_checkpoint() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Engine::start(&config(dir.path())).unwrap();
+        let home = engine.shards().home("mail");
+        let task = NewTask { task_type: "test", ..NewTask::default() };
+        let enqueue = EncodedCommand::new(&Command::Enqueue(Enqueue { queue: "mail", task }));
+        engine.shards().propose(home, enqueue, true).await.unwrap();
+        engine.stop();
+
+        let engine = Engine::start(&config(dir.path())).unwrap();
+        let (shards, group, other) = (engine.shards(), group_of(home), 2);
+        let node = Node { rules_max: RULES_CURRENT, ..Node::default() };
+        for command in [
+            ControlCommand::SetNode { id: other, node },
+            ControlCommand::Assign { group, node: other },
+            ControlCommand::SetTarget { group, nodes: vec![other] },
+        ] {
+            shards.control(command).await.unwrap();
+        }
+        // The one that commits the order to leave; the next one is the leaving.
+        engine.log.upgrade().unwrap().fail_sync_after(1);
+        let replica = FIRST_REPLICA;
+        shards.control(ControlCommand::Unassign { group, replica }).await.unwrap();
+        assert!(engine.failed().await.contains("fdatasync of the log failed"));
+        drop(engine);
+        let store = Store::open(&dir.path().join("state")).unwrap();
+        assert!(store.view().cut(home).unwrap().is_some(), "it was removed too early");
     }
 
     /// Takes the bodies of tasks out of the checkpoint, as a damaged disk would.

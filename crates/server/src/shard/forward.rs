@@ -10,6 +10,7 @@ use crate::{
     clock::real_now,
     cluster::call_kind,
     limits::PEER_FRAME_BYTES_MAX,
+    log::group_of,
     peer::{CallError, LateReply, PeerNetwork},
 };
 use bytes::Bytes;
@@ -40,7 +41,8 @@ impl Shards {
             Ok(call) => call,
             Err(error) => return Tried::Answered(Err(error)),
         };
-        let reply = self.unless_deposed(node, &shards, network.call(node, call, wait)).await;
+        let asked = network.call(node, call, wait);
+        let reply = self.unless_deposed(network, node, &shards, asked).await;
         answer(reply, node, take)
     }
 
@@ -60,15 +62,16 @@ impl Shards {
             Err(error) => return Tried::Answered(Err(error)),
         };
         let asked = network.call_minding(node, call, wait, late);
-        answer(self.unless_deposed(node, &shards, asked).await, node, take)
+        answer(self.unless_deposed(network, node, &shards, asked).await, node, take)
     }
 }
 
 impl Shards {
-    /// Waits for an answer of a node, but not for one that leads no more and can't be heard, as one that
-    /// is cut off: it would not answer before its silence is noticed.
+    /// Waits for an answer of a node, but not for one that leads no more or can't be heard, as one that
+    /// is cut off, or that this node is cut off from: it would not answer before its connection is given up.
     async fn unless_deposed(
         &self,
+        network: &PeerNetwork,
         node: NodeId,
         shards: &[ShardId],
         asked: impl Future<Output = Result<Bytes, CallError>>,
@@ -77,7 +80,7 @@ impl Shards {
             let mut changes = self.routes().changes();
             loop {
                 changes.borrow_and_update();
-                let Some(until) = self.waits_until(node, shards) else {
+                let Some(until) = self.waits_until(network, node, shards) else {
                     // It leads, as far as is known.
                     if changes.changed().await.is_err() {
                         std::future::pending::<()>().await;
@@ -101,11 +104,23 @@ impl Shards {
 
 impl Shards {
     /// Until when an answer of a node is waited for that leads none of the shards any more; `None` while
-    /// it leads one, or no more is known.
-    fn waits_until(&self, node: NodeId, shards: &[ShardId]) -> Option<Instant> {
+    /// it leads one, or no more is known. One that is silent, so that nobody here would hear of its
+    /// successor, leads nothing.
+    fn waits_until(
+        &self,
+        network: &PeerNetwork,
+        node: NodeId,
+        shards: &[ShardId],
+    ) -> Option<Instant> {
         let routes = self.routes();
+        let is_silent = !network.is_heard(node);
         let until = |shard: &ShardId| {
-            let group = u64::from(shard.0) + 1;
+            let group = group_of(*shard);
+            let hears_of_others =
+                self.has_replica_here(*shard) && self.hears_majority(network, *shard);
+            if is_silent && !hears_of_others {
+                return Some(real_now());
+            }
             match routes.leader(*shard) {
                 Some(leader) if leader == node => None,
                 Some(_) => Some(routes.changed_at(group)? + DEPOSED_FOR),

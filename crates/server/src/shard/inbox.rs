@@ -40,6 +40,14 @@ pub(crate) struct Waiter {
     pub answer: Answer<Vec<HandedTask>>,
 }
 
+/// Somebody wants a view of all shards as of one moment.
+pub(crate) struct BackupOrder {
+    /// Told when that moment has come.
+    pub frozen: oneshot::Sender<()>,
+    /// Told when all of it is on the disk.
+    pub written: Answer<View>,
+}
+
 /// One thing for the loop to do.
 pub(crate) enum Input {
     Propose {
@@ -138,8 +146,9 @@ pub(crate) enum Input {
         until: Instant,
         answer: Answer<()>,
     },
-    /// What shards have delivered is kept until then.
+    /// Shards send each other nothing until then, for a backup, and keep what they have delivered.
     Hold {
+        backup: u64,
         until: Instant,
         answer: Answer<()>,
     },
@@ -167,8 +176,13 @@ pub(crate) enum Input {
         shard: ShardId,
         index: u64,
     },
+    /// No checkpoint begins until then, unless a backup asks for it; answered when none is under way.
+    Quiet {
+        until: Instant,
+        answer: Answer<()>,
+    },
     /// Checkpoint all shards at one moment and take a view of that.
-    Backup(Answer<View>),
+    Backup(BackupOrder),
     Report(Report),
     /// Something to look at has changed outside: a manual clock.
     Look,
@@ -210,6 +224,7 @@ impl Input {
                 | Input::Control { .. }
                 | Input::Change { .. }
                 | Input::Transfer { .. }
+                | Input::Quiet { .. }
                 | Input::Backup(_)
         )
     }

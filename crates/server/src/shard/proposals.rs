@@ -39,7 +39,9 @@ impl Shards {
             let node = search.next().await?;
             let left = search.left();
             let sent = command.clone();
-            let tried = if node == self.routes().me() {
+            let is_here = node == self.routes().me();
+            self.note_routed(1, is_here);
+            let tried = if is_here {
                 Tried::here(self.local().propose(shard, sent, enqueue).await)
             } else {
                 let call = ShardCall::Propose { commands: vec![(shard, sent)], enqueue };
@@ -128,8 +130,9 @@ impl Batch<'_> {
         let mut by_node: BTreeMap<NodeId, Vec<usize>> = BTreeMap::new();
         let routes = self.shards.routes();
         for (position, (shard, _)) in self.commands.iter().enumerate() {
+            let reaches = |node: &NodeId| *node == routes.me() || self.network.is_reached(*node);
             let leader = match shard.0 < self.shards.count() {
-                true => routes.leader(*shard),
+                true => routes.leader(*shard).filter(reaches),
                 // Of a shard that there is not, this node can say so.
                 false => Some(routes.me()),
             };
@@ -190,7 +193,9 @@ impl Batch<'_> {
     /// Proposes some of the commands at one node; one result for each, in order.
     async fn propose_at(&self, node: NodeId, positions: &[usize]) -> Vec<Tried<Proposed>> {
         let Batch { shards, commands, enqueue, .. } = self;
-        if node == shards.routes().me() {
+        let is_here = node == shards.routes().me();
+        shards.note_routed(positions.len(), is_here);
+        if is_here {
             let sent = positions.iter().map(|&position| commands[position].clone()).collect();
             let answers = shards.local().propose_all(sent, *enqueue).await;
             return answers.into_iter().map(Tried::here).collect();

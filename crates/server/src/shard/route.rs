@@ -2,13 +2,14 @@
 //!
 //! A call is asked of the leader that is known here. Whoever does not lead says so and names the leader
 //! if it knows one; then that one is asked, then whoever holds a replica, and when nobody is left the
-//! search waits for news. It ends when patience does.
+//! search waits for news. Nobody is asked who was not heard lately. It ends when patience does, and at once
+//! where too few are heard for a leader that could be found.
 //!
 //! Invariant: nothing here asks twice. It says whom to ask next; whether a call may be repeated is for
 //! those to know who make it.
 
 use super::Shards;
-use crate::{Error, clock::real_now, peer::PeerNetwork};
+use crate::{Error, clock::real_now, log::group_of, peer::PeerNetwork};
 use std::time::{Duration, Instant};
 use taskyard_machine::ShardId;
 use taskyard_replica::NodeId;
@@ -221,8 +222,9 @@ impl<'a> Search<'a> {
             self.refused.retain(|node| Some(*node) != leader);
             self.leader = leader;
         }
-        let is_open = |node: &NodeId| !self.refused.contains(node);
-        let named = self.hint.take().filter(is_open).or(leader.filter(is_open));
+        let hint = self.hint.take();
+        let is_open = |node: &NodeId| !self.refused.contains(node) && self.reaches(*node);
+        let named = hint.filter(is_open).or(leader.filter(is_open));
         if named.is_some() {
             return named;
         }
@@ -232,32 +234,47 @@ impl<'a> Search<'a> {
         }
         let control = routes.control();
         let holders = control.replicas(self.group()).iter().map(|at| at.node);
-        let mut others = holders.filter(|node| *node != routes.me()).filter(is_open);
-        others.find(|node| self.network.is_connected(*node))
+        holders.filter(|node| *node != routes.me()).find(is_open)
     }
 
-    /// This node has a replica without a leader, and too few of the others can be reached for one.
+    /// No leader is in sight, and too few of those who could elect one.
     fn is_cut_off(&self) -> bool {
-        let routes = self.shards.routes();
-        if routes.leader(self.shard).is_some() || !self.has_replica_here() {
-            return false;
-        }
-        let (me, control) = (routes.me(), routes.control());
-        let replicas = control.replicas(self.group());
-        let voters = match control.target(self.group()).len() {
-            0 => replicas.len(),
-            voters => voters,
-        };
-        let reached = |node: NodeId| node == me || self.network.is_connected(node);
-        replicas.iter().filter(|at| reached(at.node)).count() < voters / 2 + 1
+        let leader = self.shards.routes().leader(self.shard);
+        !leader.is_some_and(|leader| self.reaches(leader))
+            && !self.shards.hears_majority(self.network, self.shard)
+    }
+
+    /// Whether a node would probably answer.
+    fn reaches(&self, node: NodeId) -> bool {
+        node == self.shards.routes().me() || self.network.is_reached(node)
     }
 
     fn has_replica_here(&self) -> bool {
-        let routes = self.shards.routes();
-        routes.control().replica_on(self.group(), routes.me()).is_some()
+        self.shards.has_replica_here(self.shard)
     }
 
     fn group(&self) -> u64 {
-        u64::from(self.shard.0) + 1
+        group_of(self.shard)
+    }
+}
+
+impl Shards {
+    /// Whether enough nodes with a replica of a shard were heard lately, or are this one, to elect a
+    /// leader. They are where nobody knows yet who has one.
+    pub(super) fn hears_majority(&self, network: &PeerNetwork, shard: ShardId) -> bool {
+        let (me, control, group) = (self.routes().me(), self.routes().control(), group_of(shard));
+        let replicas = control.replicas(group);
+        let voters = match control.target(group).len() {
+            0 => replicas.len(),
+            voters => voters,
+        };
+        let is_heard = |node: NodeId| node == me || network.is_heard(node);
+        replicas.is_empty() || replicas.iter().filter(|at| is_heard(at.node)).count() > voters / 2
+    }
+
+    /// Whether this node has a replica of a shard, which hears of its leader as soon as anybody.
+    pub(super) fn has_replica_here(&self, shard: ShardId) -> bool {
+        let routes = self.routes();
+        routes.control().replica_on(group_of(shard), routes.me()).is_some()
     }
 }

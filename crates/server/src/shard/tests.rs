@@ -1,6 +1,8 @@
 //! Calls that go to other nodes. Each node here is a whole cluster of its own, and the routes of the
 //! first one say that others lead: what it is asked must be done by them. What they answer can be bent.
 
+mod reach;
+
 use super::*;
 use crate::{
     Broker, Config,
@@ -11,7 +13,10 @@ use crate::{
 };
 use futures_util::future::BoxFuture;
 use remote::ShardReply;
-use std::{collections::VecDeque, sync::Mutex};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Mutex,
+};
 use taskyard_machine::{
     Ack, Body, Cancel, Command, Enqueue, EnqueueMany, Enqueued, NewTask, Release, TaskStateName,
 };
@@ -89,6 +94,11 @@ impl PeerHandler for BentHandler {
     fn peer_down(&self, _: NodeId) {
         self.line.changed.send_modify(|count| *count += 1);
     }
+
+    fn peer_heard(&self, node: NodeId, is_heard: bool) {
+        self.inner.peer_heard(node, is_heard);
+        self.line.changed.send_modify(|count| *count += 1);
+    }
 }
 
 /// What a node that does not lead answers.
@@ -150,6 +160,17 @@ impl TestNode {
         timeout(WAIT, asked).await.expect("it is asked");
     }
 
+    /// Waits until something of its line has changed so that it holds.
+    async fn until(&self, holds: impl Fn(&TestNode) -> bool) {
+        let mut changes = self.line.changed.subscribe();
+        let held = async {
+            while !holds(self) {
+                changes.changed().await.unwrap();
+            }
+        };
+        timeout(WAIT, held).await.expect("it comes to hold");
+    }
+
     fn leads(&self, shard: ShardId, node: Option<NodeId>) {
         self.shards.routes().set_leader(u64::from(shard.0) + 1, node);
     }
@@ -159,14 +180,16 @@ impl TestNode {
 async fn three(holders: &[NodeId]) -> [TestNode; 3] {
     let nodes = [TestNode::start(1).await, TestNode::start(2).await, TestNode::start(3).await];
     let addresses = nodes.iter().map(|node| (node.number, node.address.clone())).collect();
-    nodes[0].network.set_peers(&addresses);
-    let mut changes = nodes[0].line.changed.subscribe();
-    let connected = async {
-        while ![2, 3].iter().all(|node| nodes[0].network.is_connected(*node)) {
-            changes.changed().await.unwrap();
-        }
-    };
-    timeout(WAIT, connected).await.expect("they connect");
+    connect(nodes, &addresses, holders).await
+}
+
+async fn connect(
+    nodes: [TestNode; 3],
+    addresses: &BTreeMap<NodeId, String>,
+    holders: &[NodeId],
+) -> [TestNode; 3] {
+    nodes[0].network.set_peers(addresses);
+    nodes[0].until(|node| [2, 3].iter().all(|peer| node.network.is_reached(*peer))).await;
     nodes[0].shards.routes().set_control(Arc::new(control(holders)));
     (0..SHARDS).for_each(|shard| nodes[0].leads(ShardId(shard), None));
     nodes
@@ -300,7 +323,7 @@ async fn a_call_waits_for_an_election_and_goes_on_with_its_end() {
 #[tokio::test]
 async fn a_node_that_is_cut_off_says_so_at_once() {
     let [here, there, other] = three(&[1, 2, 3]).await;
-    here.network.set_peers(&std::collections::BTreeMap::new());
+    here.network.set_peers(&BTreeMap::new());
     let begun = crate::clock::real_now();
     let error = enqueue(&here.shards, "mail", None).await.unwrap_err();
     assert_eq!(error, Error::NoQuorum { shard: here.shards.home("mail").0 });

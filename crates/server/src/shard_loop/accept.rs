@@ -1,9 +1,14 @@
 //! What comes in from the inbox.
 
-use super::{Checkpoints, Course, ShardLoop, control, local::Waiting, settle::PartialAnswers};
+use super::{
+    Checkpoints, Course, ShardLoop, control,
+    local::{LocalShard, Waiting},
+    settle::PartialAnswers,
+};
 use crate::{
     Error,
     checkpoint::{BodiesRequest, Failure, Report},
+    limits::TURN_LOG_BYTES_MAX,
     log::group_of,
     shard::{
         ShardStatus,
@@ -77,7 +82,7 @@ impl ShardLoop {
                 self.accept_change(group, fence, &changes, answer);
             }
             Input::Transfer { group, to, answer } => self.accept_transfer(group, to, answer),
-            Input::Hold { until, answer } => self.accept_hold(until, answer),
+            Input::Hold { backup, until, answer } => self.accept_hold(backup, until, answer),
             Input::HandOver { until, answer } => self.accept_hand_over(until, answer),
             Input::Raft { from, group, message } => self.accept_raft(from, group, &message),
             Input::Peer { node, is_up } => {
@@ -94,10 +99,16 @@ impl ShardLoop {
                     "the snapshot of shard {shard} at {index} did not come; its leader offers another"
                 );
             }
-            Input::Backup(answer) => match self.course {
-                Course::Going => self.checkpoints.backup(answer),
+            Input::Quiet { until, answer } => match self.course {
+                Course::Going => self.checkpoints.keep_quiet(until, answer),
                 Course::Stopping { .. } | Course::Halted => {
                     drop(answer.send(Err(ShardLoop::stopped_error())));
+                }
+            },
+            Input::Backup(order) => match self.course {
+                Course::Going => self.checkpoints.backup(order),
+                Course::Stopping { .. } | Course::Halted => {
+                    drop(order.written.send(Err(ShardLoop::stopped_error())));
                 }
             },
             Input::Report(report) => self.accept_report(report)?,
@@ -106,6 +117,19 @@ impl ShardLoop {
             Input::Halt => self.course = Course::Halted,
         }
         Ok(())
+    }
+
+    /// The place of a shard that this node leads or is about to lead: it is elected, and serves as soon as
+    /// its first entry is decided. Who came to it a moment too early waits for that here, rather than
+    /// look for another leader; if it comes to nothing, he is sent on.
+    fn number_soon(&self, shard: ShardId) -> Result<usize, Error> {
+        let number = usize::from(shard.0);
+        let rises = |shard: &LocalShard| shard.leading.is_none() && shard.replica.is_rising();
+        let has_room = self.held_bytes < TURN_LOG_BYTES_MAX;
+        match self.shards.get(number).is_some_and(rises) && has_room {
+            true => Ok(number),
+            false => self.number(shard),
+        }
     }
 
     /// The place of a shard that this node leads.
@@ -126,21 +150,29 @@ impl ShardLoop {
     /// Whether a command may be taken now. Without room for new tasks the repetition of an enqueue
     /// still is: whoever lost its answer must learn what became of it.
     fn admit(&mut self, shard: ShardId, enqueue: Option<&EncodedCommand>) -> Result<usize, Error> {
-        let number = self.number(shard)?;
+        let number = self.number_soon(shard)?;
         if self.course != Course::Going {
             return Err(ShardLoop::stopped_error());
         }
         if let Some(enqueue) = enqueue
             && let Err(full) = self.disk.admit().and_then(|()| self.memory.admit())
-            && !self.shards[number].machine().is_repetition(enqueue)
         {
-            return Err(full);
+            // What one that does not lead yet knows of repetitions may be old.
+            self.number(shard)?;
+            if !self.shards[number].machine().is_repetition(enqueue) {
+                return Err(full);
+            }
         }
         Ok(number)
     }
 
     fn add(&mut self, number: usize, command: EncodedCommand, waiting: Waiting) {
-        self.shards[number].pending.push((command, waiting));
+        let shard = &mut self.shards[number];
+        if shard.leading.is_none() {
+            shard.held_bytes += command.as_bytes().len();
+            self.held_bytes += command.as_bytes().len();
+        }
+        shard.pending.push((command, waiting));
         self.activate(number);
     }
 
@@ -167,7 +199,7 @@ impl ShardLoop {
     }
 
     fn accept_read(&mut self, shard: ShardId, read: ReadFn) {
-        match self.number(shard) {
+        match self.number_soon(shard) {
             Ok(number) => {
                 self.shards[number].reads.push(read);
                 self.activate(number);
@@ -258,6 +290,7 @@ impl ShardLoop {
     /// Ends what waits; what is on its way through the log is still answered.
     fn stop(&mut self, until: Instant) {
         self.course = Course::Stopping { until };
+        self.checkpoints.end_quiet();
         for shard in self.shards.iter_mut() {
             shard.waiters.end(None);
             shard.watchers.end();

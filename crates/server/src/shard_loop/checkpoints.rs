@@ -9,7 +9,7 @@ use super::{held::Held, local::LocalShard};
 use crate::{
     checkpoint::{Change, Checkpointer, Cut, Failure, Job, View},
     limits::{self, CHECKPOINT_LOG_BYTES_MAX, DIRTY_RECORDS_MAX},
-    shard::inbox::Answer,
+    shard::inbox::{Answer, BackupOrder},
 };
 use std::{
     collections::VecDeque,
@@ -75,6 +75,14 @@ impl Checkpoint {
         self.due_at.filter(|_| self.stage == Stage::Idle && !self.held)
     }
 
+    /// Since when it is to begin, if it is.
+    fn due_since(&self, now: Instant) -> Option<Instant> {
+        let may_begin = self.stage == Stage::Idle && !self.held;
+        let is_due = self.wanted || self.due_at.is_some_and(|due_at| due_at <= now);
+        // What is wanted early counts from the change that made it dirty, as all others do.
+        (may_begin && is_due).then_some(self.due_at.unwrap_or(now))
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         self.stage == Stage::Idle
     }
@@ -109,20 +117,38 @@ pub(crate) struct Checkpoints {
     looked_at: Option<Instant>,
     writing_for: Duration,
     /// Backups that wait for the checkpoints under way.
-    backups_asked: Vec<Answer<View>>,
+    backups_asked: Vec<BackupOrder>,
     /// Backups for which all shards were frozen in one turn.
     backups_frozen: Vec<Answer<View>>,
+    /// Until then none begins of itself: a backup is about to come, and is to find nothing under way.
+    quiet_until: Option<Instant>,
+    /// Told when nothing is.
+    quiet_asked: Vec<Answer<()>>,
 }
 
 impl Checkpoints {
     /// Asks for a view of all shards at one moment.
-    pub(crate) fn backup(&mut self, answer: Answer<View>) {
-        self.backups_asked.push(answer);
+    pub(crate) fn backup(&mut self, order: BackupOrder) {
+        self.quiet_until = None;
+        self.backups_asked.push(order);
+    }
+
+    /// Begins nothing until then, unless a backup comes; answers when nothing is under way.
+    pub(crate) fn keep_quiet(&mut self, until: Instant, answer: Answer<()>) {
+        self.quiet_until = self.quiet_until.max(Some(until));
+        self.quiet_asked.push(answer);
+    }
+
+    /// The node ends: that is no time to be quiet.
+    pub(crate) fn end_quiet(&mut self) {
+        self.quiet_until = None;
+        self.quiet_asked.clear();
     }
 
     /// Whether a turn without inputs has something to do here.
     pub(crate) fn has_bites(&self) -> bool {
-        !self.frozen.is_empty() || (self.writing == 0 && self.has_backups())
+        let is_asked = self.has_backups() || !self.quiet_asked.is_empty();
+        !self.frozen.is_empty() || (self.writing == 0 && is_asked)
     }
 
     fn has_backups(&self) -> bool {
@@ -132,7 +158,7 @@ impl Checkpoints {
     /// Whether one that is due can begin. One is written while the next one's bites are taken, not
     /// more: they wait in memory.
     pub(crate) fn may_begin(&self) -> bool {
-        self.writing < 2 && !self.has_backups()
+        self.writing < 2 && !self.has_backups() && self.quiet_until.is_none()
     }
 
     /// Whether nothing is under way.
@@ -142,11 +168,12 @@ impl Checkpoints {
 
     /// How soon the writing thread is to be looked at again.
     pub(crate) fn look_in(&self) -> Option<Duration> {
-        (self.writing > 0).then_some(LOOK_EVERY)
+        (self.writing > 0 || self.quiet_until.is_some()).then_some(LOOK_EVERY)
     }
 
     /// Whether the writing thread gets on; `real` is no manual clock's time.
     pub(crate) fn look(&mut self, real: Instant) -> Result<(), Failure> {
+        self.quiet_until = self.quiet_until.filter(|until| *until > real);
         let before = self.looked_at.replace(real);
         if self.writing == 0 {
             self.writing_for = Duration::ZERO;
@@ -186,6 +213,9 @@ impl Checkpoints {
     /// Begins what is due and takes one bite.
     pub(crate) fn step(&mut self, shards: &mut Held, checkpointer: &Checkpointer, now: Instant) {
         if self.frozen.is_empty() {
+            if self.writing == 0 && self.backups_frozen.is_empty() {
+                self.quiet_asked.drain(..).for_each(|answer| drop(answer.send(Ok(()))));
+            }
             self.begin(shards, checkpointer, now);
         }
         if let Some(&number) = self.frozen.front() {
@@ -201,7 +231,7 @@ impl Checkpoints {
         checkpointer: &Checkpointer,
         now: Instant,
     ) {
-        if self.frozen.is_empty() && is_due(shard, now) && freeze(shard) {
+        if self.frozen.is_empty() && shard.checkpoint.due_since(now).is_some() && freeze(shard) {
             self.frozen.push_back(usize::from(shard.id.0));
         }
         if !self.frozen.is_empty() {
@@ -245,7 +275,7 @@ impl Checkpoints {
         }
         while self.may_begin()
             && self.frozen.is_empty()
-            && let Some(shard) = shards.iter_mut().find(|shard| is_due(shard, now))
+            && let Some(shard) = longest_due(shards, now)
         {
             if freeze(shard) {
                 self.frozen.push_back(usize::from(shard.id.0));
@@ -269,15 +299,18 @@ impl Checkpoints {
                 self.frozen.push_back(usize::from(shard.id.0));
             }
         }
-        self.backups_frozen = std::mem::take(&mut self.backups_asked);
+        for BackupOrder { frozen, written } in self.backups_asked.drain(..) {
+            let _ = frozen.send(());
+            self.backups_frozen.push(written);
+        }
     }
 }
 
-/// Whether a checkpoint is to begin.
-fn is_due(shard: &LocalShard, now: Instant) -> bool {
-    let checkpoint = &shard.checkpoint;
-    let may_begin = checkpoint.stage == Stage::Idle && !checkpoint.held;
-    may_begin && (checkpoint.wanted || checkpoint.due_at.is_some_and(|due| due <= now))
+/// The shard whose checkpoint is to begin next: whoever has waited longest, so that busy shards do not
+/// keep the others from ever getting one.
+fn longest_due(shards: &mut Held, now: Instant) -> Option<&mut LocalShard> {
+    let since = |shard: &LocalShard| shard.checkpoint.due_since(now);
+    shards.iter_mut().filter(|shard| since(shard).is_some()).min_by_key(|shard| since(shard))
 }
 
 /// Up to where the log is not needed after a checkpoint. Peers that are behind get what is kept of it: a
@@ -345,6 +378,26 @@ fn bite(shard: &mut LocalShard, checkpointer: &Checkpointer) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Shards that are due again before the last one has begun do not push in.
+    #[test]
+    fn every_shard_has_its_turn_however_busy_the_others_are() {
+        let mut now = crate::clock::real_now();
+        let mut checkpoints = [Checkpoint::new(0), Checkpoint::new(0), Checkpoint::new(0)];
+        let mut begun = Vec::new();
+        for _ in 0..6 {
+            for checkpoint in &mut checkpoints {
+                now += Duration::from_millis(1);
+                checkpoint.wanted = true;
+                checkpoint.due_at.get_or_insert(now + DIRTY_FOR_MAX);
+            }
+            let since = |number: &usize| checkpoints[*number].due_since(now);
+            let next = (0..3).filter(|number| since(number).is_some()).min_by_key(since).unwrap();
+            begun.push(next);
+            checkpoints[next] = Checkpoint::new(0);
+        }
+        assert_eq!(begun, [0, 1, 2, 0, 1, 2]);
+    }
 
     #[test]
     fn a_checkpoint_that_is_never_written_is_a_failure_and_a_pause_is_none() {

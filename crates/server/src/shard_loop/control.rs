@@ -206,6 +206,8 @@ impl LocalControl {
             control: self.control().clone(),
         }));
         self.stored = applied;
+        // Elections move the log on without a command: an offer from before it begins helps nobody.
+        self.offer();
         if up_to >= self.replica.first_index() {
             self.replica.compact(up_to);
             batch.cut(CONTROL_GROUP, up_to);

@@ -1,5 +1,8 @@
 //! What a shard owes others: proposed here where this node leads the target, else sent to the node that
 //! does. The target dedups by number, so whatever has an unknown outcome is sent again.
+//!
+//! While a backup freezes the shards of all nodes, nothing is sent and nothing dropped: no copy of a shard
+//! may know of a message that its sender's copy does not, nor miss one that its sender's has forgotten.
 
 use super::{ShardLoop, local::Waiting};
 use crate::{
@@ -15,11 +18,12 @@ type Owed = Vec<(u64, EncodedCommand)>;
 impl ShardLoop {
     /// Delivers what this shard owes, and tells it what its targets have taken.
     pub(super) fn deliver(&mut self, number: usize) {
-        let is_held = self.real < self.hold_until;
+        if !self.holds.is_empty() {
+            return;
+        }
         let shard = &mut self.shards[number];
         let from = shard.id;
-        let delivered = if is_held { BTreeMap::new() } else { shard.outbox.take_delivered() };
-        for (to, up_to) in delivered {
+        for (to, up_to) in shard.outbox.take_delivered() {
             let command = EncodedCommand::new(&Command::Delivered(Delivered { to, up_to }));
             shard.pending.push((command, Waiting::Delivered));
         }
@@ -41,12 +45,23 @@ impl ShardLoop {
         }
     }
 
-    /// Keeps what was delivered until then. What is on its way to be dropped is on its way: whoever asks
-    /// waits for what is committed by now.
-    pub(super) fn accept_hold(&mut self, until: Instant, answer: Answer<()>) {
-        self.hold_until = until;
-        self.shards.numbers().into_iter().for_each(|number| self.activate(number));
+    /// Sends and drops nothing for a backup until then; a moment that is over ends it. What is on its way
+    /// is on its way: whoever asks waits for what is committed by now.
+    pub(super) fn accept_hold(&mut self, backup: u64, until: Instant, answer: Answer<()>) {
+        self.holds.insert(backup, until);
+        self.end_holds();
         let _ = answer.send(Ok(()));
+    }
+
+    /// Goes on with what was held, once nobody holds it any more.
+    pub(super) fn end_holds(&mut self) {
+        if self.holds.is_empty() {
+            return;
+        }
+        self.holds.retain(|_, until| *until > self.real);
+        if self.holds.is_empty() {
+            self.shards.numbers().into_iter().for_each(|number| self.activate(number));
+        }
     }
 
     fn send_away(&mut self, number: usize, to: ShardId, owed: Owed) {

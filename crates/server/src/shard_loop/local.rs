@@ -85,8 +85,10 @@ pub(crate) struct LocalShard {
     pub replica: Replica<State>,
     /// Its time, while this node leads it.
     pub leading: Option<LeaderClock>,
-    /// Commands to be proposed in this turn.
+    /// Commands to be proposed in this turn, or once it leads.
     pub pending: Vec<(EncodedCommand, Waiting)>,
+    /// Their bytes, as far as they came before it led.
+    pub held_bytes: usize,
     /// Reads to be confirmed in this turn.
     pub reads: Vec<ReadFn>,
     pub waiters: Waiters,
@@ -130,6 +132,7 @@ impl LocalShard {
             replica,
             leading: None,
             pending: Vec::new(),
+            held_bytes: 0,
             reads: Vec::new(),
             waiters: Waiters::default(),
             watchers: Watchers::default(),
@@ -217,6 +220,12 @@ impl LocalShard {
     /// Whether nothing is on its way through the log.
     pub(crate) fn is_quiet(&self) -> bool {
         self.in_flight.is_empty() && self.pending.is_empty()
+    }
+
+    /// Whoever waits for proposals that are under way.
+    pub(crate) fn take_in_flight(&mut self) -> Vec<Waiting> {
+        let in_flight = std::mem::take(&mut self.in_flight).into_iter();
+        in_flight.flat_map(|(_, waiting)| waiting).collect()
     }
 
     /// This node leads it no more: what only a leader has ends.

@@ -11,10 +11,7 @@ use crate::{
     shard::inbox::Answer,
 };
 use bytes::Bytes;
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 use taskyard_replica::{
     CONTROL_GROUP, Change, ChangeRefused, NodeId, Replica, Role, StateMachine, decode_message,
     encode_message,
@@ -23,17 +20,6 @@ use taskyard_replica::{
 
 /// One tick: a leader is heard of every second one, and given up after ten to twenty.
 pub(super) const TICK: Duration = Duration::from_millis(50);
-
-/// Leadership that is on its way to other nodes.
-pub(super) struct HandOver {
-    until: Instant,
-    /// What was not taken by then is offered again, perhaps to another.
-    again_at: Instant,
-    answer: Answer<()>,
-}
-
-/// A transfer that is not done by then is given up by raft.
-const HAND_OVER_AGAIN_AFTER: Duration = Duration::from_millis(600);
 
 impl ShardLoop {
     /// Takes a message of a peer's replica. One for a replica that is not here is ignored: it is not
@@ -56,9 +42,6 @@ impl ShardLoop {
             return;
         }
         shard.heard.insert(message.from, from);
-        if self.is_unwelcome(&message) {
-            return;
-        }
         if message.get_msg_type() == MessageType::MsgSnapshot {
             self.order_snapshot(number, message);
             return;
@@ -79,16 +62,7 @@ impl ShardLoop {
             return;
         }
         control.heard.insert(message.from, from);
-        if !self.is_unwelcome(&message)
-            && let Some(control) = &mut self.control
-        {
-            control.replica.step(message);
-        }
-    }
-
-    /// Whether a message asks a node that stops to lead.
-    fn is_unwelcome(&self, message: &Message) -> bool {
-        message.get_msg_type() == MessageType::MsgTimeoutNow && self.routes.is_leaving()
+        control.replica.step(message);
     }
 
     /// Sends messages of a group to the nodes of those that they are for.
@@ -236,7 +210,22 @@ impl ShardLoop {
 
     /// Begins to hand a group over.
     pub(super) fn accept_transfer(&mut self, group: u64, to: u64, answer: Answer<()>) {
-        let handed = match self.leader_of_group(group) {
+        let handed = self.transfer(group, to);
+        let _ = answer.send(handed);
+    }
+
+    fn transfer(&mut self, group: u64, to: u64) -> Result<(), Error> {
+        if self.routes.is_leaving() {
+            let what = "the node that leads it stops, and hands it over by itself";
+            return Err(Error::Unavailable(what.into()));
+        }
+        let node = self.node_of(group, to);
+        let is_reached = |node| self.network.get().is_some_and(|network| network.is_reached(node));
+        if let Some(node) = node.filter(|node| *node != self.format.node && !is_reached(*node)) {
+            let what = format!("node {node} can't be reached from the node that leads it");
+            return Err(Error::Unavailable(what));
+        }
+        match self.leader_of_group(group) {
             None => Err(self.not_leader(group)),
             Some(Led::Control(control)) => transfer(&mut control.replica, to),
             Some(Led::Shard(number)) => {
@@ -244,66 +233,6 @@ impl ShardLoop {
                 self.activate(number);
                 handed
             }
-        };
-        let _ = answer.send(handed);
-    }
-
-    /// Hands over all that this node leads and another could.
-    pub(super) fn accept_hand_over(&mut self, until: Instant, answer: Answer<()>) {
-        self.routes.leave();
-        let again_at = self.real + HAND_OVER_AGAIN_AFTER;
-        self.hand_over = Some(HandOver { until, again_at, answer });
-        self.hand_over_all();
-    }
-
-    fn hand_over_all(&mut self) {
-        // Each goes to the node that was given least so far.
-        let mut given: BTreeMap<NodeId, usize> = BTreeMap::new();
-        let groups = std::iter::once(CONTROL_GROUP).chain(self.shards.iter().map(|s| s.group));
-        for group in groups.collect::<Vec<_>>() {
-            let peers = match self.leader_of_group(group) {
-                None => continue,
-                Some(Led::Control(control)) => successors(&control.replica),
-                Some(Led::Shard(number)) => successors(&self.shards[number].replica),
-            };
-            let network = self.network.get();
-            let is_there = |node| network.is_some_and(|network| network.is_connected(node));
-            let nodes = peers.into_iter().filter_map(|to| Some((self.node_of(group, to)?, to)));
-            let nodes = nodes.filter(|(node, _)| is_there(*node));
-            let next = nodes.min_by_key(|(node, _)| given.get(node).copied().unwrap_or(0));
-            let Some((node, to)) = next else { continue };
-            *given.entry(node).or_default() += 1;
-            match self.leader_of_group(group) {
-                Some(Led::Control(control)) => control.replica.transfer_leader(to),
-                Some(Led::Shard(number)) => {
-                    self.shards[number].replica.transfer_leader(to);
-                    self.activate(number);
-                }
-                None => {}
-            }
-        }
-    }
-
-    /// Tells who waits for it that others lead now what this node led, or that it takes too long.
-    pub(super) fn look_at_hand_over(&mut self) {
-        let Some(hand_over) = &mut self.hand_over else { return };
-        let (until, is_late) = (hand_over.until, self.real >= hand_over.again_at);
-        if is_late {
-            hand_over.again_at = self.real + HAND_OVER_AGAIN_AFTER;
-        }
-        // Until another is heard to lead, its election may need this node's vote.
-        let is_led = |role: Role| matches!(role, Role::Follower { leader: Some(_), .. });
-        let leads = |has_peers: bool, role: Role| has_peers && !is_led(role);
-        let left = self.control.as_ref().is_some_and(|c| leads(c.has_peers, c.replica.role()))
-            || self.shards.iter().any(|shard| leads(shard.has_peers, shard.replica.role()));
-        if left && self.real < until {
-            if is_late {
-                self.hand_over_all();
-            }
-            return;
-        }
-        if let Some(HandOver { answer, .. }) = self.hand_over.take() {
-            let _ = answer.send(Ok(()));
         }
     }
 
@@ -318,7 +247,7 @@ impl ShardLoop {
         }
     }
 
-    fn leader_of_group(&mut self, group: u64) -> Option<Led<'_>> {
+    pub(super) fn leader_of_group(&mut self, group: u64) -> Option<Led<'_>> {
         match group.checked_sub(1) {
             None => {
                 let control = self.control.as_mut()?;
@@ -334,7 +263,7 @@ impl ShardLoop {
 }
 
 /// A group that this node leads.
-enum Led<'a> {
+pub(super) enum Led<'a> {
     Control(&'a mut control::LocalControl),
     Shard(usize),
 }
@@ -364,16 +293,6 @@ fn transfer<M: StateMachine>(replica: &mut Replica<M>, to: u64) -> Result<(), Er
     }
     replica.transfer_leader(to);
     Ok(())
-}
-
-/// Voters that could lead instead of this replica, those that lack least first. Raft forgets whom it has
-/// heard each time it looks for its majority, so one that is not active may be all the same.
-fn successors<M: StateMachine>(replica: &Replica<M>) -> Vec<u64> {
-    let voters = replica.members().voters;
-    let mut peers = replica.peers();
-    peers.retain(|peer| peer.id != replica.id() && voters.contains(&peer.id));
-    peers.sort_by_key(|peer| (!peer.active, peer.lag));
-    peers.into_iter().map(|peer| peer.id).collect()
 }
 
 fn status<M: StateMachine>(group: u64, replica: &Replica<M>) -> GroupStatus {

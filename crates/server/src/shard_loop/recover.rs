@@ -89,16 +89,21 @@ fn recover(
             "shard {shard} can't be recovered: {what}; restore a backup into a new directory"
         ))
     };
-    let Some(id) = log.group(group)?.replica else {
-        // It left, and the node may have ended before all of it was removed.
-        if store.view().cut(shard).map_err(|error| damaged(error.to_string()))?.is_some() {
-            store.remove(shard).map_err(|error| damaged(error.to_string()))?;
-        }
-        return Ok(None);
-    };
     let view = store.view();
     let unreadable = |error: StoreError| damaged(error.to_string());
     let cut = view.cut(shard).map_err(unreadable)?;
+    let held = log.group(group)?;
+    let Some(id) = held.replica else {
+        match cut {
+            Some(Cut { index, .. }) if held.gone == 0 => {
+                return Err(damaged(format!("its checkpoint is at {index}, but its log is gone")));
+            }
+            // It left, and the node ended before all of it was removed.
+            Some(_) => store.remove(shard).map_err(unreadable)?,
+            None => {}
+        }
+        return Ok(None);
+    };
     if let Some(cut) = &cut
         && view.is_installed(shard).map_err(unreadable)?
     {
@@ -240,6 +245,30 @@ mod tests {
             let refused = check(checkpoint, log_cut, entries).unwrap_err();
             assert!(refused.contains(words), "{refused}");
         }
+    }
+
+    /// A replica that left says so in the log. A log that says nothing has lost it: what is left of the
+    /// shard must not go the same way.
+    #[test]
+    fn a_checkpoint_whose_log_is_gone_is_refused_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let [state, files] = ["state", "log"].map(|folder| dir.path().join(folder));
+        std::fs::create_dir(&state).unwrap();
+        std::fs::create_dir(&files).unwrap();
+        let (store, log) = (Store::open(&state).unwrap(), Arc::new(Log::open(&files).unwrap()));
+        let format = Format { cluster: 7, incarnation: 1, shards: 2, node: 1 };
+        let shard = ShardId(1);
+        let cut = Cut { index: 30, term: 5, conf_state: eraftpb::ConfState::default() };
+        store.write(shard, &cut, Vec::new()).unwrap();
+        let refused = recover(shard, format, &store, &log).map(drop).unwrap_err().0;
+        assert!(refused.contains("its checkpoint is at 30, but its log is gone"), "{refused}");
+        assert!(store.view().cut(shard).unwrap().is_some(), "it was removed");
+
+        let mut batch = Batch::default();
+        batch.forget(group_of(shard), 3);
+        log.write(&mut batch).unwrap();
+        assert!(recover(shard, format, &store, &log).unwrap().is_none());
+        assert!(store.view().cut(shard).unwrap().is_none(), "it was kept");
     }
 
     /// A crash between the switch to a snapshot and the reset of the log, and one right after both.

@@ -154,14 +154,17 @@ impl ShardLoop {
     }
 
     /// Throws away replicas that this node is not to have any more, once no checkpoint of them is under
-    /// way; in their place may come newer ones.
+    /// way; in their place may come newer ones. The log forgets them first, synced: a start finishes the
+    /// rest, while a log whose checkpoint is gone would be taken for damaged.
     pub(super) fn remove_doomed(&mut self) -> Result<(), Failure> {
+        let mut leaving = Vec::new();
         for number in std::mem::take(&mut self.doomed) {
             let Some(shard) = self.shards.get(number) else { continue };
             if !shard.checkpoint.is_idle() {
                 self.doomed.insert(number);
                 continue;
             }
+            self.end_calls(number);
             let Some(mut shard) = self.shards.remove(number) else { continue };
             let id = shard.replica.id();
             tracing::info!("replica {id} of shard {} is gone from this node", shard.id);
@@ -172,10 +175,18 @@ impl ShardLoop {
             self.active.retain(|other| *other != number);
             self.batch.forget(shard.group, id);
             self.gone.insert(shard.group, id);
-            self.remove_stored(shard.id)?;
-            self.routes.set_leader(shard.group, None);
-            if let Some(id) = self.routes.control().replica_on(shard.group, self.format.node) {
-                self.make_replica(shard.id, id);
+            leaving.push(shard.id);
+        }
+        if leaving.is_empty() {
+            return Ok(());
+        }
+        self.write()?;
+        for shard in leaving {
+            let group = group_of(shard);
+            self.remove_stored(shard)?;
+            self.routes.set_leader(group, None);
+            if let Some(id) = self.routes.control().replica_on(group, self.format.node) {
+                self.make_replica(shard, id);
             }
         }
         Ok(())

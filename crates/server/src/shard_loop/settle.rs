@@ -309,6 +309,15 @@ impl ShardLoop {
         }
     }
 
+    /// The replica is about to go: whoever waits for what was proposed learns it.
+    pub(super) fn end_calls(&mut self, number: usize) {
+        self.send_on(number);
+        let Some(shard) = self.shards.get_mut(number) else { return };
+        for waiting in shard.take_in_flight() {
+            self.fail_one(number, waiting, &Error::OutcomeUnknown);
+        }
+    }
+
     /// Nothing was appended for these.
     pub(super) fn refuse(&mut self, number: usize, refused: Vec<Waiting>, reads: Vec<ReadFn>) {
         let Some(shard) = self.shards.get(number) else { return };
@@ -319,6 +328,15 @@ impl ShardLoop {
         for read in reads {
             read(Err(error.clone()));
         }
+    }
+
+    /// Refuses what waits for a shard that this node was about to lead.
+    pub(super) fn send_on(&mut self, number: usize) {
+        let Some(shard) = self.shards.get_mut(number) else { return };
+        let held = std::mem::take(&mut shard.pending).into_iter().map(|(_, waiting)| waiting);
+        let (held, reads) = (held.collect(), std::mem::take(&mut shard.reads));
+        self.held_bytes -= std::mem::take(&mut shard.held_bytes);
+        self.refuse(number, held, reads);
     }
 
     pub(super) fn answer_part(

@@ -4,11 +4,14 @@
 
 use super::{LocalShard, ShardLoop, Waiting};
 use crate::{checkpoint::Failure, telemetry::NodeGauges};
-use taskyard_machine::{Command, EncodedCommand, Timestamp};
+use taskyard_machine::{Command, EncodedCommand};
 use taskyard_replica::CONTROL_GROUP;
 
 /// After so many bytes of log, files that nothing needs any more are looked for.
 const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;
+/// A turn ends after so many writes, with work left for the next: a replica that has much to apply, as
+/// after a start, must not keep the others from hearing of time and of their peers.
+const WRITES_PER_TURN_MAX: usize = 16;
 
 impl ShardLoop {
     /// One round over the shards that have work.
@@ -22,7 +25,7 @@ impl ShardLoop {
         }
         let mut persisting: Vec<(usize, u64)> = Vec::new();
         let all = round.clone();
-        loop {
+        for _ in 0..WRITES_PER_TURN_MAX {
             let control = self.gather_control();
             for &number in &round {
                 self.gather(number, &mut persisting)?;
@@ -46,6 +49,9 @@ impl ShardLoop {
             let has_ready = |shard: &LocalShard| shard.replica.has_ready();
             round.retain(|&number| shards.get(number).is_some_and(has_ready));
         }
+        for number in round {
+            self.activate(number);
+        }
         for number in all {
             if let Some(shard) = self.shards.get_mut(number) {
                 shard.due = shard.next_due();
@@ -53,6 +59,7 @@ impl ShardLoop {
         }
         self.memory.enforce(&mut self.shards);
         self.disk.check();
+        self.routes.set_disk_low(self.disk.is_low());
         self.measure();
         Ok(())
     }
@@ -74,10 +81,20 @@ impl ShardLoop {
     fn prepare(&mut self, number: usize) {
         let rules = self.rules;
         let Some(shard) = self.shards.get_mut(number) else { return };
+        if shard.leading.is_none() && shard.replica.is_rising() {
+            // It serves in a moment: what came before waits for that.
+            return;
+        }
+        self.held_bytes -= std::mem::take(&mut shard.held_bytes);
         let Some(clock) = &mut shard.leading else {
-            let refused = shard.propose(rules, Timestamp(0));
-            let reads = shard.ask_reads();
-            self.refuse(number, refused, reads);
+            let (group, role) = (shard.group, shard.replica.role());
+            if shard.waiters.len() > 0 || !shard.pending.is_empty() || !shard.reads.is_empty() {
+                // Who waited for a leader that came to nothing should hear whom to ask instead.
+                self.publish_leader(group, role);
+                let error = self.not_leader(group);
+                self.shards[number].waiters.end(Some(&error));
+                self.send_on(number);
+            }
             return;
         };
         let now = clock.now(self.reading);
@@ -156,7 +173,8 @@ impl ShardLoop {
         Some(ready.number)
     }
 
-    fn write(&mut self) -> Result<(), Failure> {
+    /// Writes what was gathered, synced.
+    pub(super) fn write(&mut self) -> Result<(), Failure> {
         if self.batch.is_empty() {
             return Ok(());
         }

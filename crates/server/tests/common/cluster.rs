@@ -1,4 +1,4 @@
-//! A cluster of three nodes in one process.
+//! Clusters of three or five nodes in one process.
 
 use super::{Broker, eventually, http};
 use serde_json::Value;
@@ -20,29 +20,60 @@ pub(crate) async fn three_with(change: impl Fn(u64, &mut Config)) -> [Broker; 3]
     let first = founder(|config| change(1, config)).await;
     let second = joiner(&first, |config| change(2, config)).await;
     let third = joiner(&first, |config| change(3, config)).await;
-    let nodes = [first, second, third];
+    are_three([first, second, third]).await
+}
+
+/// Waits until three nodes are a cluster, and lets each lead some shards.
+pub(crate) async fn are_three(nodes: [Broker; 3]) -> [Broker; 3] {
     eventually("three voters of each shard", async || {
-        let cluster = http::get(nodes[0].address, "/v1/cluster").await.ok();
-        let shards = cluster["shards"].as_array()?;
-        let is_whole = |shard: &Value| {
-            let replicas = shard["replicas"].as_array().map_or(&[][..], Vec::as_slice);
-            let voters = replicas.iter().filter(|replica| replica["role"] == "voter");
-            shard["leader"].is_u64() && voters.count() == 3 && shard["moving_to"].is_null()
-        };
-        (shards.len() == SHARDS && shards.iter().all(is_whole)).then_some(())
+        voters(&nodes[0]).await?.iter().all(|nodes| nodes.len() == 3).then_some(())
     })
     .await;
     for shard in 0..SHARDS {
         transfer(&nodes[0], shard, shard as u64 % 3 + 1).await;
     }
-    for node in &nodes {
+    are_ready(&nodes).await;
+    nodes
+}
+
+/// Five nodes, each shard with a voter on three of them; no node has all shards.
+pub(crate) async fn five() -> Vec<Broker> {
+    let mut nodes = vec![founder(|_| ()).await];
+    for _ in 1..5 {
+        nodes.push(joiner(&nodes[0], |_| ()).await);
+    }
+    eventually("three voters of each shard, and no node with all of them", async || {
+        let voters = voters(&nodes[0]).await?;
+        let has_all = |node| voters.iter().all(|nodes| nodes.contains(&node));
+        let is_placed = voters.iter().all(|nodes| nodes.len() == 3) && !(1..=5).any(has_all);
+        is_placed.then_some(())
+    })
+    .await;
+    are_ready(&nodes).await;
+    nodes
+}
+
+/// The nodes with a vote, by shard; `None` while a shard moves or has no leader.
+pub(crate) async fn voters(broker: &Broker) -> Option<Vec<Vec<u64>>> {
+    let cluster = http::get(broker.address, "/v1/cluster").await.ok();
+    let shards = cluster["shards"].as_array().filter(|shards| shards.len() == SHARDS)?;
+    let voters = |shard: &Value| {
+        let replicas = shard["replicas"].as_array()?.iter();
+        let voters = replicas.filter(|replica| replica["role"] == "voter");
+        let is_calm = shard["leader"].is_u64() && shard["moving_to"].is_null();
+        is_calm.then(|| voters.filter_map(|replica| replica["node"].as_u64()).collect())
+    };
+    shards.iter().map(voters).collect()
+}
+
+async fn are_ready(nodes: &[Broker]) {
+    for node in nodes {
         eventually("every node knows all leaders", async || {
             let ready = http::get(node.address, "/readyz").await;
             (ready.status == 200).then_some(())
         })
         .await;
     }
-    nodes
 }
 
 /// A node that others can join.

@@ -3,6 +3,7 @@
 
 pub(crate) mod cluster;
 pub(crate) mod http;
+pub(crate) mod slow;
 pub(crate) mod worker;
 
 use std::{

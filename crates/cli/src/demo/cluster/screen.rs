@@ -10,9 +10,9 @@ use std::{
 use serde::Serialize;
 use taskyard::ClusterDetails;
 
-use super::{lags, leads};
 use crate::{
     demo::view::roomy,
+    nodes::view::{lags, leads},
     output::{Colour, Output, Table, plain},
     values::grouped,
 };
@@ -146,6 +146,8 @@ pub(super) struct Summary {
     pub(super) executed: u64,
     /// Confirmed and never executed.
     pub(super) lost: u64,
+    /// Enqueues that became more than one task.
+    pub(super) made_twice: u64,
     /// Tasks that ran more than once.
     pub(super) executed_twice: u64,
     /// Tasks whose end was not waited for any longer: they may run, or run again.

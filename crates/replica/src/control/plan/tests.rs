@@ -203,6 +203,31 @@ fn a_new_group_of_three_is_never_a_group_of_two() {
 }
 
 #[test]
+fn something_moves_until_everything_is_where_it_belongs() {
+    let mut world = World::founded(8);
+    world.settle();
+    assert_eq!(world.control.moves(&world.seen), BTreeMap::new());
+    for joins in [2..=3, 4..=5] {
+        joins.for_each(|id| world.join(id, ""));
+        for _ in 0..1_000 {
+            if world.control.moves(&world.seen).is_empty() {
+                break;
+            }
+            world.round();
+        }
+        let voters = |world: &World| -> Vec<(u64, Vec<u64>)> {
+            let groups = world.seen.groups.iter();
+            groups.map(|(group, found)| (*group, found.members.voters.clone())).collect()
+        };
+        let at_rest = voters(&world);
+        assert!(at_rest.iter().all(|(_, voters)| voters.len() == 3), "{at_rest:?}");
+        // Leaders may be spread still; no replica moves any more.
+        world.settle();
+        assert_eq!(voters(&world), at_rest);
+    }
+}
+
+#[test]
 fn a_node_is_emptied_and_leaves() {
     let mut world = World::founded(6);
     (2..=4).for_each(|id| world.join(id, ""));
@@ -372,4 +397,128 @@ fn whatever_comes_in_between_it_ends_evenly() {
             assert_eq!(found.members.voters.len(), voters, "seed {seed}, group {group}");
         }
     }
+}
+
+/// Who leads a group.
+fn leader_of(world: &World, group: u64) -> NodeId {
+    world.control.node_of(group, world.seen.groups[&group].leader).unwrap()
+}
+
+/// Has a node lead all groups.
+fn lead_all(world: &mut World, node: NodeId) {
+    for group in world.control.groups() {
+        let to = world.control.replica_on(group, node).unwrap();
+        world.seen.groups.get_mut(&group).unwrap().leader = to;
+    }
+}
+
+#[test]
+fn a_node_that_stops_is_handed_nothing_and_what_others_lead_stays_until_it_is_gone() {
+    let mut world = World::founded(6);
+    (2..=3).for_each(|id| world.join(id, ""));
+    world.settle();
+    lead_all(&mut world, 2);
+    // It still answers: it counts as alive for some seconds more.
+    world.seen.away = [3].into();
+    world.settle();
+    assert!(world.control.groups().all(|group| leader_of(&world, group) != 3));
+    world.seen.away.clear();
+    lead_all(&mut world, 2);
+    world.seen.is_in_flux = true;
+    assert_eq!(world.control.next_steps(&world.seen), [], "it can wait");
+    world.seen.is_in_flux = false;
+    world.settle();
+    world.check_even(3);
+}
+
+#[test]
+fn a_leader_that_leaves_its_group_hands_it_to_nobody_who_stops() {
+    let mut world = World::founded(1);
+    (2..=4).for_each(|id| world.join(id, ""));
+    world.settle();
+    let target = world.control.target(1).to_vec();
+    let [leaves, stops, stays] = target[..] else { panic!("{target:?}") };
+    let replica = world.control.replica_on(1, leaves).unwrap();
+    world.seen.groups.get_mut(&1).unwrap().leader = replica;
+    world.seen.away = [stops].into();
+    world.command(ControlCommand::Drain { id: leaves, drains: true }).unwrap();
+    for _ in 0..100 {
+        world.round();
+        assert_ne!(leader_of(&world, 1), stops);
+    }
+    assert_eq!(leader_of(&world, 1), stays);
+}
+
+#[test]
+fn a_node_without_room_leads_nothing_that_another_can() {
+    let mut world = World::founded(6);
+    (2..=3).for_each(|id| world.join(id, ""));
+    world.settle();
+    lead_all(&mut world, 2);
+    world.seen.held = (0..=6).collect();
+    world.seen.full = [2].into();
+    // Every group at once: each of them refuses tasks.
+    assert_eq!(world.control.next_steps(&world.seen).len(), 7);
+    world.seen.is_in_flux = true;
+    world.settle();
+    assert!(world.control.groups().all(|group| leader_of(&world, group) != 2));
+    lead_all(&mut world, 2);
+    world.seen.full = [1, 2, 3].into();
+    assert_eq!(world.control.next_steps(&world.seen), [], "nobody has room");
+    world.seen = Seen { full: BTreeSet::new(), held: BTreeSet::new(), ..world.seen };
+    world.seen.is_in_flux = false;
+    world.settle();
+    world.check_even(3);
+}
+
+/// The shards that have a voter or a learner on a node.
+fn shards_on(world: &World, node: NodeId) -> usize {
+    let has = |group: &u64| world.control.replica_on(*group, node).is_some();
+    world.control.groups().skip(1).filter(has).count()
+}
+
+#[test]
+fn a_node_without_room_gets_no_replica_and_keeps_what_it_has() {
+    let mut world = World::founded(6);
+    (2..=3).for_each(|id| world.join(id, ""));
+    world.settle();
+    world.seen.full = [3].into();
+    world.settle();
+    assert_eq!(shards_on(&world, 3), 6, "it has a copy of each, and keeps it");
+    world.join(4, "");
+    world.seen.full = [4].into();
+    world.settle();
+    assert_eq!(shards_on(&world, 4), 0);
+    assert_eq!(world.control.replicas(CONTROL_GROUP).len(), 4, "the map is small");
+    // A drain waits for room rather than that a group becomes smaller.
+    world.command(ControlCommand::Drain { id: 1, drains: true }).unwrap();
+    world.settle();
+    for group in world.control.groups().skip(1) {
+        assert_eq!(world.seen.groups[&group].members.voters.len(), 3);
+    }
+    assert_eq!((shards_on(&world, 1), shards_on(&world, 4)), (6, 0));
+    world.seen.full.clear();
+    world.settle();
+    assert_eq!((shards_on(&world, 1), shards_on(&world, 4)), (0, 6));
+}
+
+#[test]
+fn a_move_to_a_node_whose_disk_becomes_full_goes_elsewhere_or_waits() {
+    let mut world = World::founded(3);
+    (2..=3).for_each(|id| world.join(id, ""));
+    world.settle();
+    world.join(4, "");
+    world.command(ControlCommand::Drain { id: 1, drains: true }).unwrap();
+    while !world.control.target(1).contains(&4) {
+        assert!(world.round(), "shards move to the new node");
+    }
+    world.seen.full = [4].into();
+    let assigned = shards_on(&world, 4);
+    for _ in 0..20 {
+        world.round();
+    }
+    assert_eq!(shards_on(&world, 4), assigned, "it gets nothing more");
+    world.join(5, "");
+    world.settle();
+    assert_eq!((shards_on(&world, 1), shards_on(&world, 4), shards_on(&world, 5)), (0, 0, 3));
 }

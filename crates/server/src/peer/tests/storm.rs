@@ -12,6 +12,7 @@ const IMPATIENT: Tuning = Tuning {
         handshake: Duration::from_millis(1_000),
         ping_every: Duration::from_millis(50),
         silence: Duration::from_millis(400),
+        look_every: Duration::from_millis(20),
         redial_max: Duration::from_millis(200),
     },
     ..TUNING

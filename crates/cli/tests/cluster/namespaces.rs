@@ -1,0 +1,197 @@
+//! A network of the kernel: each node in a network namespace of its own, with one link to a bridge for
+//! nodes, which can be cut, and another to a bridge for clients, which never is.
+//!
+//! ```text
+//! test 10.0.1.254 ── clients ──┬── 10.0.1.1  node-1  10.0.2.1 ──┬── peers
+//!                              ├── 10.0.1.2  node-2  10.0.2.2 ──┤
+//!                              └── 10.0.1.3  node-3  10.0.2.3 ──┘
+//! ```
+//!
+//! What is cut loses packets, and says so to nobody: no connection is closed or refused, and what was
+//! written comes, if at all, when the kernel sends it again. All of it is made in namespaces that the test
+//! runs in alone, and is gone with its process, however that ends.
+
+use crate::{
+    network::{Link, Network, Place},
+    yard::Process,
+};
+use std::{
+    cell::RefCell,
+    collections::BTreeSet,
+    future::Future,
+    net::{Ipv4Addr, SocketAddr},
+    process::{Command, Stdio},
+};
+
+const CLIENT_PORT: u16 = 7400;
+const PEER_PORT: u16 = 7401;
+/// Of clients, which is the test itself.
+const CLIENTS_HOST: usize = 254;
+/// Nobody has it: frames to it are lost on the bridge.
+const NOBODY: &str = "02:00:00:00:00:fe";
+
+/// Set in the copy of a test that runs in namespaces of its own, to a file that it makes.
+const INSIDE: &str = "CLUSTER_TEST_INSIDE";
+/// New namespaces for networks, mounts and processes. With the last one nothing outlives the test.
+const NAMESPACES: [&str; 5] = ["--net", "--mount", "--pid", "--fork", "--kill-child"];
+/// Where users may be root in a namespace of users, and where root may do it at once.
+const RIGHTS: [&[&str]; 2] = [&["--user", "--map-root-user"], &[]];
+/// Whatever the test needs later.
+const PROBE: &str = "mount -t tmpfs none /run && ip netns add probe && \
+    ip link add probe-1 type veth peer name probe-2 netns probe && ip link add probe-3 type bridge && \
+    ip -n probe link set probe-2 up && nsenter --net=/run/netns/probe true";
+
+/// Runs a test, by its name in this binary, in namespaces of its own. Where those can't be made it says
+/// so, and the test is skipped.
+pub(crate) fn with_namespaces(name: &str, test: impl Future<Output = ()>) {
+    if let Some(file) = std::env::var_os(INSIDE) {
+        std::fs::File::create_new(file).unwrap();
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        return runtime.worker_threads(2).enable_all().build().unwrap().block_on(test);
+    }
+    let rights = match rights() {
+        Ok(rights) => rights,
+        Err(why) => return println!("SKIPPED: no network namespaces can be made here: {why}"),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let ran = folder.path().join("ran");
+    let mut command = Command::new("unshare");
+    command.args(rights).args(NAMESPACES).arg(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env(INSIDE, &ran);
+    let mut inside = Process(command.spawn().unwrap());
+    let status = inside.0.wait().unwrap();
+    assert!(ran.exists(), "there is no test {name}");
+    assert!(status.success(), "it failed in its namespaces: {status}");
+}
+
+/// How namespaces can be made here, or why not.
+fn rights() -> Result<&'static [&'static str], String> {
+    let mut problems = Vec::new();
+    for rights in RIGHTS {
+        let mut probe = Command::new("unshare");
+        probe.args(rights).args(NAMESPACES).args(["sh", "-c", PROBE]).stdin(Stdio::null());
+        match probe.output() {
+            Ok(probed) if probed.status.success() => return Ok(rights),
+            Ok(probed) => problems.push(String::from_utf8_lossy(&probed.stderr).trim().to_owned()),
+            Err(error) => problems.push(format!("unshare: {error}")),
+        }
+    }
+    Err(problems.join("; "))
+}
+
+/// The network, in namespaces that `with_namespaces` has made.
+pub(crate) struct Namespaces {
+    nodes: usize,
+    cut: RefCell<BTreeSet<Link>>,
+}
+
+impl Namespaces {
+    pub(crate) fn new() -> Namespaces {
+        assert!(std::env::var_os(INSIDE).is_some(), "this changes the network of the machine");
+        run("mount -t tmpfs none /run");
+        run("ip link set lo up");
+        for bridge in ["clients", "peers"] {
+            run(&format!("ip link add {bridge} type bridge"));
+            run(&format!("ip link set {bridge} up"));
+        }
+        run(&format!("ip addr add {}/24 dev clients", to_clients(CLIENTS_HOST)));
+        Namespaces { nodes: 0, cut: RefCell::default() }
+    }
+}
+
+impl Network for Namespaces {
+    fn add_node(&mut self) -> Place {
+        let node = self.nodes;
+        self.nodes += 1;
+        plug_in(node);
+        let peers = SocketAddr::from((to_peers(node), PEER_PORT));
+        Place {
+            clients: SocketAddr::from((to_clients(node + 1), CLIENT_PORT)),
+            peers,
+            advertised: peers,
+            enter: vec!["nsenter".into(), format!("--net=/run/netns/{}", namespace(node))],
+        }
+    }
+
+    /// Sends what is for the other node to nobody. What comes from it still arrives, and what the
+    /// kernel would confirm of that is lost too.
+    fn cut(&self, link: Link) {
+        let (from, to) = (namespace(link.0), to_peers(link.1));
+        run(&format!("ip -n {from} neigh replace {to} lladdr {NOBODY} nud permanent dev peers"));
+        self.cut.borrow_mut().insert(link);
+    }
+
+    /// That takes a part of the kernel which many are built without.
+    fn can_slow_down(&self) -> bool {
+        false
+    }
+
+    fn slow_down(&self, _link: Link, _delay: std::time::Duration) {
+        unreachable!("links of namespaces are not slowed down")
+    }
+
+    fn heal(&self, link: Link) {
+        if self.cut.borrow_mut().remove(&link) {
+            let (from, to) = (namespace(link.0), to_peers(link.1));
+            run(&format!("ip -n {from} neigh del {to} dev peers"));
+        }
+    }
+
+    fn isolate(&self, node: usize) {
+        run(&format!("ip link set peers-{} down", node + 1));
+    }
+
+    fn rejoin(&self, node: usize) {
+        run(&format!("ip link set peers-{} up", node + 1));
+        for other in 0..self.nodes {
+            self.heal((node, other));
+            self.heal((other, node));
+        }
+    }
+}
+
+/// Makes a machine for a node: its namespace and its links.
+pub(crate) fn plug_in(node: usize) {
+    let name = namespace(node);
+    run(&format!("ip netns add {name}"));
+    run(&format!("ip -n {name} link set lo up"));
+    for (bridge, own) in [("clients", to_clients(node + 1)), ("peers", to_peers(node))] {
+        let port = format!("{bridge}-{}", node + 1);
+        // A machine keeps its network card.
+        let [.., network, host] = own.octets();
+        let card = format!("address 02:00:00:00:{network:02x}:{host:02x}");
+        run(&format!("ip link add {port} type veth peer name {bridge} {card} netns {name}"));
+        run(&format!("ip link set {port} master {bridge} up"));
+        run(&format!("ip -n {name} addr add {own}/24 dev {bridge}"));
+        run(&format!("ip -n {name} link set {bridge} up"));
+    }
+}
+
+/// Ends a machine, with all its connections, of which nobody is told. Its process must end meanwhile.
+pub(crate) fn unplug(node: usize, end: impl FnOnce()) {
+    for bridge in ["clients", "peers"] {
+        run(&format!("ip link del {bridge}-{}", node + 1));
+    }
+    end();
+    run(&format!("ip netns del {}", namespace(node)));
+}
+
+fn namespace(node: usize) -> String {
+    format!("node-{}", node + 1)
+}
+
+fn to_clients(host: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 1, u8::try_from(host).unwrap())
+}
+
+fn to_peers(node: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 2, u8::try_from(node + 1).unwrap())
+}
+
+/// Runs a command of plain words, which must succeed.
+fn run(line: &str) {
+    let mut words = line.split(' ');
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {}, {said}", output.status);
+}

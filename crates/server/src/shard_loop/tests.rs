@@ -1,0 +1,344 @@
+//! One node's loop, turned by hand: its peers are the test, and no tick passes unless the test says so.
+
+use super::*;
+use crate::{
+    Config,
+    peer::{PeerConfig, PeerHandler, PeerHello},
+    shard::{
+        ClaimRequest,
+        engine::{Opened, open},
+        inbox::Input,
+    },
+};
+use bytes::Bytes;
+use futures_util::{FutureExt, future::BoxFuture};
+use taskyard_machine::{Enqueue, NewTask, ask};
+use taskyard_replica::{
+    Change, ControlCommand, Node, NodeId, encode_message,
+    eraftpb::{Message, MessageType},
+};
+use tokio::{net::TcpListener, sync::oneshot};
+
+const SHARD: ShardId = ShardId(0);
+const GROUP: u64 = 1;
+/// Replicas of the shard, each on the node of its number.
+const ME: u64 = 1;
+const PEERS: [u64; 2] = [2, 3];
+const WAIT: Duration = Duration::from_secs(60);
+
+/// A loop that leads a shard with two followers.
+struct ByHand {
+    inner: ShardLoop,
+    shards: Shards,
+    _dir: tempfile::TempDir,
+}
+
+impl ByHand {
+    fn new() -> ByHand {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = Config::new(dir.path());
+        (config.shards, config.disk_reserve_bytes) = (Some(1), 0);
+        let Opened { parts, .. } = open(&config).unwrap();
+        let shards = parts.handle.clone();
+        let mut inner = ShardLoop::new(parts);
+        inner.follow_control().unwrap();
+        let mut this = ByHand { inner, shards, _dir: dir };
+        this.turn();
+        for id in PEERS {
+            let node = Node { rules_max: RULES_CURRENT, ..Node::default() };
+            this.control(ControlCommand::AddNode { id, node });
+            this.control(ControlCommand::Assign { group: GROUP, node: id });
+        }
+        let (term, since) = (this.replica().term(), this.replica().members_since());
+        let changes = PEERS.map(Change::AddVoter).to_vec();
+        let (answer, mut answered) = oneshot::channel();
+        this.take(Input::Change { group: GROUP, fence: (term, since), changes, answer });
+        answered.try_recv().unwrap().unwrap();
+        while !this.replica().members().outgoing.is_empty()
+            || this.replica().members().voters.len() < 3
+        {
+            PEERS.iter().for_each(|peer| this.has_all(*peer));
+        }
+        assert!(this.leads());
+        this
+    }
+
+    fn control(&mut self, command: ControlCommand) {
+        let (answer, mut answered) = oneshot::channel();
+        self.take(Input::Control { command, answer });
+        answered.try_recv().unwrap().unwrap();
+    }
+
+    fn take(&mut self, input: Input) {
+        self.inner.accept(input).unwrap();
+        self.turn();
+    }
+
+    /// Takes what was pushed, and turns until there is nothing to do.
+    fn turn(&mut self) {
+        let mut inputs = Vec::new();
+        self.inner.inbox.take(&mut inputs, Some(Duration::ZERO));
+        inputs.into_iter().for_each(|input| self.inner.accept(input).unwrap());
+        for _ in 0..10 {
+            self.inner.turn().unwrap();
+            self.inner.look_at_hand_over();
+        }
+    }
+
+    fn replica(&mut self) -> &mut taskyard_replica::Replica<local::State> {
+        &mut self.inner.shards[usize::from(SHARD.0)].replica
+    }
+
+    fn leads(&self) -> bool {
+        self.inner.shards[usize::from(SHARD.0)].leading.is_some()
+    }
+
+    /// A peer sends a message in a term.
+    fn hear(&mut self, from: u64, kind: MessageType, term: u64, fill: impl FnOnce(&mut Message)) {
+        let mut message = Message { from, to: ME, term, ..Message::default() };
+        message.set_msg_type(kind);
+        fill(&mut message);
+        let message = Bytes::from(encode_message(&message));
+        self.take(Input::Raft { from, group: GROUP, message });
+    }
+
+    /// A follower says that it has the whole log.
+    fn has_all(&mut self, peer: u64) {
+        let (term, last) = (self.replica().term(), self.replica().last_index());
+        self.hear(peer, MessageType::MsgAppendResponse, term, |message| message.index = last);
+    }
+
+    /// Another leads in the next term.
+    fn is_deposed_by(&mut self, peer: u64) {
+        let term = self.replica().term() + 1;
+        self.hear(peer, MessageType::MsgHeartbeat, term, |_| ());
+        assert!(!self.leads());
+    }
+
+    /// Is elected again, and can't serve yet: nobody has its first entry.
+    fn rises(&mut self) {
+        self.is_deposed_by(2);
+        let term = self.replica().term();
+        self.hear(2, MessageType::MsgTimeoutNow, term, |_| ());
+        self.hear(2, MessageType::MsgRequestVoteResponse, term + 1, |_| ());
+        assert!(self.replica().is_rising() && !self.leads());
+    }
+
+    /// Connects it with peers that take everything and say nothing.
+    async fn connect(&self) -> Vec<PeerNetwork> {
+        let mut networks = Vec::new();
+        let mut addresses = BTreeMap::new();
+        for node in [&[ME][..], &PEERS].concat() {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            addresses.insert(node, listener.local_addr().unwrap().to_string());
+            let config = PeerConfig {
+                cluster: 1,
+                node,
+                secret: Vec::new(),
+                build: "test".into(),
+                rules: RULES_CURRENT,
+            };
+            let handler = Arc::new(Silent);
+            networks.push(PeerNetwork::start(&config, listener, handler, Clock::system()));
+        }
+        networks.iter().for_each(|network| network.set_peers(&addresses));
+        let deadline = clock::real_now() + WAIT;
+        while !PEERS.iter().all(|peer| networks[0].is_connected(*peer)) {
+            assert!(clock::real_now() < deadline, "they connect");
+            tokio::task::yield_now().await;
+        }
+        self.shards.connect(networks[0].clone());
+        networks
+    }
+
+    /// Begins to hand over, and says when that is done.
+    fn hand_over(&mut self) -> oneshot::Receiver<Result<(), Error>> {
+        let (answer, answered) = oneshot::channel();
+        self.take(Input::HandOver { until: clock::real_now() + WAIT, answer });
+        answered
+    }
+}
+
+struct Silent;
+
+impl PeerHandler for Silent {
+    fn raft(&self, _: NodeId, _: u64, _: Bytes) {}
+
+    fn call(&self, _: NodeId, _: Bytes) -> BoxFuture<'static, Bytes> {
+        Box::pin(std::future::pending())
+    }
+
+    fn joined(&self, _: PeerHello, _: Bytes) -> BoxFuture<'static, Bytes> {
+        Box::pin(std::future::pending())
+    }
+
+    fn peer_up(&self, _: NodeId) {}
+
+    fn peer_down(&self, _: NodeId) {}
+}
+
+fn enqueue() -> EncodedCommand {
+    let task = NewTask { task_type: "test", ..NewTask::default() };
+    EncodedCommand::new(&Command::Enqueue(Enqueue { queue: "mail", task }))
+}
+
+fn claim() -> ClaimRequest {
+    ClaimRequest {
+        queues: vec![("mail".into(), 1)],
+        weighted: false,
+        tasks_max: 1,
+        lease_ms: 30_000,
+        session: None,
+        sequence: None,
+        worker: "test".into(),
+    }
+}
+
+/// A call of each kind, and what came of it so far.
+struct Calls {
+    under_way: Vec<BoxFuture<'static, Result<(), Error>>>,
+    answers: Vec<Option<Result<(), Error>>>,
+}
+
+impl Calls {
+    fn begin(shards: &Shards) -> Calls {
+        let [one, many, claims, reads] = [(); 4].map(|()| shards.clone());
+        let one = async move { one.local().propose(SHARD, enqueue(), true).await.map(drop) };
+        let many = async move {
+            let mut answers = many.local().propose_all(vec![(SHARD, enqueue())], true).await;
+            answers.remove(0).map(drop)
+        };
+        let claim =
+            async move { claims.local().claim(SHARD, claim(), Duration::ZERO).await.map(drop) };
+        let read = async move { reads.local().ask(SHARD, ask::Queues {}).await.map(drop) };
+        let under_way = vec![one.boxed(), many.boxed(), claim.boxed(), read.boxed()];
+        let mut calls = Calls { answers: vec![None; under_way.len()], under_way };
+        calls.look();
+        calls
+    }
+
+    /// The answers that are there, by the kind of call.
+    fn look(&mut self) -> &[Option<Result<(), Error>>] {
+        for (call, answer) in self.under_way.iter_mut().zip(&mut self.answers) {
+            if answer.is_none() {
+                *answer = call.now_or_never();
+            }
+        }
+        &self.answers
+    }
+
+    fn all_are(&mut self, wanted: &Option<Result<(), Error>>) {
+        assert!(self.look().iter().all(|answer| answer == wanted), "{:?}", self.answers);
+    }
+}
+
+/// A new leader that was asked too early sent everybody away, who came back when a pause was over.
+#[test]
+fn who_comes_to_a_leader_before_it_serves_is_served_once_it_does() {
+    let mut node = ByHand::new();
+    node.rises();
+    let mut calls = Calls::begin(&node.shards);
+    node.turn();
+    calls.all_are(&None);
+    assert!(node.inner.held_bytes > 0);
+    node.has_all(2);
+    assert!(node.leads());
+    let term = node.replica().term();
+    // The read is confirmed by a heartbeat, the rest by the log.
+    node.hear(2, MessageType::MsgHeartbeatResponse, term, |message| {
+        message.context = 0_u64.to_be_bytes().to_vec().into();
+    });
+    node.has_all(2);
+    calls.all_are(&Some(Ok(())));
+    assert_eq!(node.inner.held_bytes, 0);
+}
+
+#[test]
+fn who_waits_for_a_leader_that_comes_to_nothing_is_sent_on() {
+    let mut node = ByHand::new();
+    node.rises();
+    let mut calls = Calls::begin(&node.shards);
+    node.turn();
+    calls.all_are(&None);
+    node.is_deposed_by(3);
+    calls.all_are(&Some(Err(Error::NotLeader { shard: 0, leader: Some(3) })));
+    // It steps down in its own term when it hears nobody: its role stays the same.
+    node.rises();
+    let mut calls = Calls::begin(&node.shards);
+    node.turn();
+    (0..20).for_each(|_| node.replica().tick());
+    node.inner.activate(0);
+    node.turn();
+    assert!(!node.replica().is_rising());
+    calls.all_are(&Some(Err(Error::NotLeader { shard: 0, leader: None })));
+    assert_eq!(node.inner.held_bytes, 0);
+}
+
+#[test]
+fn what_waits_for_a_replica_that_is_taken_away_is_sent_on() {
+    let mut node = ByHand::new();
+    node.rises();
+    let mut calls = Calls::begin(&node.shards);
+    node.turn();
+    node.control(ControlCommand::SetTarget { group: GROUP, nodes: PEERS.to_vec() });
+    node.control(ControlCommand::Unassign { group: GROUP, replica: ME });
+    assert!(node.inner.shards.get(0).is_none(), "the map has another place for it");
+    calls.all_are(&Some(Err(Error::NotLeader { shard: 0, leader: None })));
+    assert_eq!(node.inner.held_bytes, 0);
+}
+
+#[tokio::test]
+async fn a_shard_that_its_heir_does_not_take_is_offered_to_the_next_at_once() {
+    let mut node = ByHand::new();
+    let networks = node.connect().await;
+    let term = node.replica().term();
+    let mut done = node.hand_over();
+    let first = node.replica().heir().expect("one of them");
+    let second = 5 - first;
+    let refuse = |message: &mut Message| message.reject = true;
+    node.hear(first, MessageType::MsgTransferLeader, term, refuse);
+    assert_eq!(node.replica().heir(), Some(second));
+    // It goes away, and takes nothing over.
+    node.take(Input::Peer { node: second, is_up: false });
+    assert_eq!(node.replica().heir(), None, "both have had their chance");
+    node.inner.real += Duration::from_millis(100);
+    node.turn();
+    let heir = node.replica().heir().expect("they are asked again");
+    assert!(done.try_recv().is_err());
+    node.hear(heir, MessageType::MsgRequestVote, term + 1, |message| {
+        message.context = b"CampaignTransfer".to_vec().into();
+        (message.index, message.log_term) = (u64::MAX, term);
+    });
+    assert!(done.try_recv().is_err(), "its vote may be needed until another leads");
+    node.hear(heir, MessageType::MsgHeartbeat, term + 1, |_| ());
+    assert_eq!(done.try_recv().unwrap(), Ok(()));
+    drop(networks);
+}
+
+#[tokio::test]
+async fn a_node_that_stops_takes_nothing_over_and_is_asked_for_nothing() {
+    let mut node = ByHand::new();
+    let networks = node.connect().await;
+    let mut done = node.hand_over();
+    let (answer, mut answered) = oneshot::channel();
+    node.take(Input::Transfer { group: GROUP, to: 2, answer });
+    let refused = answered.try_recv().unwrap().unwrap_err();
+    assert_eq!(refused.to_string(), "the node that leads it stops, and hands it over by itself");
+    node.is_deposed_by(2);
+    assert_eq!(done.try_recv().unwrap(), Ok(()));
+    let term = node.replica().term();
+    node.hear(2, MessageType::MsgTimeoutNow, term, |_| ());
+    assert_eq!(node.replica().term(), term, "it does not campaign");
+    drop(networks);
+}
+
+#[test]
+fn a_leader_that_cannot_reach_a_node_hands_it_nothing() {
+    let mut node = ByHand::new();
+    let (answer, mut answered) = oneshot::channel();
+    node.take(Input::Transfer { group: GROUP, to: 2, answer });
+    let refused = answered.try_recv().unwrap().unwrap_err();
+    assert_eq!(refused.to_string(), "node 2 can't be reached from the node that leads it");
+    assert_eq!(node.replica().heir(), None);
+    assert!(node.leads());
+}

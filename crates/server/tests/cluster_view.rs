@@ -1,0 +1,61 @@
+//! What a node says of its cluster can be acted upon: nothing is left to move when it says so, and what an
+//! operator has done is in it, whichever node is asked.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::{
+    Broker,
+    cluster::{founder, joiner, three},
+    eventually, http,
+};
+use serde_json::Value;
+
+async fn view(broker: &Broker) -> Value {
+    http::get(broker.address, "/v1/cluster").await.ok()
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// Whether all of three nodes are up, and every group is led and does not move.
+fn rests(view: &Value) -> bool {
+    let rests = |group: &Value| group["leader"].is_u64() && group["moving_to"].is_null();
+    let nodes = list(view, "nodes");
+    nodes.len() == 3
+        && nodes.iter().all(|node| node["state"] == "up")
+        && list(view, "shards").iter().chain([&view["control"]]).all(rests)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_nothing_moves_everything_is_where_it_belongs() {
+    let first = founder(|_| ()).await;
+    let second = joiner(&first, |_| ()).await;
+    let third = joiner(&first, |_| ()).await;
+    for node in [&first, &second, &third] {
+        let at_rest =
+            eventually("nothing moves", async || Some(view(node).await).filter(rests)).await;
+        for shard in list(&at_rest, "shards") {
+            let voters = list(shard, "replicas").iter().filter(|found| found["role"] == "voter");
+            assert_eq!(voters.count(), 3, "{shard}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_operator_did_is_in_the_next_view_of_any_node() {
+    let nodes = three().await;
+    // With three nodes there are three replicas for either, so that nothing moves.
+    let mut factors = [5, 3].into_iter().cycle();
+    for round in 0..10 {
+        let asked = &nodes[round % nodes.len()];
+        let factor = factors.next().unwrap();
+        let body = format!("{{\"factor\": {factor}}}");
+        let answer = http::post(asked.address, "/v1/cluster/replication", &body).await;
+        assert_eq!(answer.status, 204, "{answer:?}");
+        for node in &nodes {
+            assert_eq!(view(node).await["replication"], factor, "round {round}");
+        }
+    }
+}

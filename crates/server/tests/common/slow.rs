@@ -1,0 +1,71 @@
+//! A way to a node on which every second connection is slow: what one peer sends comes late, what another
+//! sends does not.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, copy},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
+
+/// The way, open for as long as the test's runtime.
+pub(crate) struct SlowWay {
+    pub(crate) address: SocketAddr,
+    target: Arc<OnceLock<SocketAddr>>,
+}
+
+impl SlowWay {
+    /// One on which what comes late comes this late.
+    pub(crate) async fn open(delay: Duration) -> SlowWay {
+        let listener = TcpListener::bind(super::cluster::ANY_PORT).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let target: Arc<OnceLock<SocketAddr>> = Arc::default();
+        let to = Arc::clone(&target);
+        tokio::spawn(async move {
+            let mut delays = [Duration::ZERO, delay].into_iter().cycle();
+            loop {
+                let (from, _) = listener.accept().await.unwrap();
+                // Who dials before the node is there dials again.
+                let Some(&to) = to.get() else { continue };
+                let Ok(to) = TcpStream::connect(to).await else { continue };
+                let (from_read, mut from_write) = from.into_split();
+                let (mut to_read, to_write) = to.into_split();
+                let delay = delays.next().unwrap_or_default();
+                tokio::spawn(carry_late(from_read, to_write, delay));
+                tokio::spawn(async move { copy(&mut to_read, &mut from_write).await });
+            }
+        });
+        SlowWay { address, target }
+    }
+
+    /// Says where it leads.
+    pub(crate) fn leads_to(&self, target: SocketAddr) {
+        self.target.set(target).unwrap();
+    }
+}
+
+async fn carry_late(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: Duration) {
+    let (late, mut due) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
+    tokio::spawn(async move {
+        while let Some((at, bytes)) = due.recv().await {
+            sleep_until(at).await;
+            if to.write_all(&bytes).await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(read) = from.read(&mut buffer).await {
+        if read == 0 || late.send((Instant::now() + delay, buffer[..read].to_vec())).is_err() {
+            return;
+        }
+    }
+}
