@@ -117,7 +117,7 @@ impl Complaint {
             return Complaint { code: "failed".to_owned(), text, exit_code: 1 };
         };
         let text = match refused.code() {
-            "unavailable" => format!(
+            "unavailable" if !was_answered(refused) => format!(
                 "no broker answers at {servers}: start one with `taskyard serve`, or say where it \
                  is with --server or TASKYARD_URL ({text})"
             ),
@@ -129,6 +129,11 @@ impl Complaint {
         let exit_code = if refused.code() == "invalid_argument" { 2 } else { 1 };
         Complaint { code: refused.code().to_owned(), text, exit_code }
     }
+}
+
+/// A broker is there, and said that it can't do it now.
+fn was_answered(error: &taskyard::Error) -> bool {
+    matches!(error, taskyard::Error::Unavailable { answered: true, .. })
 }
 
 #[cfg(test)]
@@ -167,11 +172,21 @@ mod tests {
         let error = taskyard::Error::Unavailable {
             code: "unavailable".to_owned(),
             message: "connection refused".to_owned(),
+            answered: false,
         };
         let complaint = complaint(&Err::<(), _>(error).context("task 1").unwrap_err());
         assert_eq!(complaint.exit_code, 1);
         for part in ["http://here:7400", "taskyard serve", "--server", "connection refused"] {
             assert!(complaint.text.contains(part), "{}", complaint.text);
         }
+    }
+
+    #[test]
+    fn a_broker_that_answers_is_not_said_to_be_silent() {
+        let message = "node 3 did not answer".to_owned();
+        let code = "unavailable".to_owned();
+        let error = taskyard::Error::Unavailable { code, message, answered: true };
+        let complaint = complaint(&error.into());
+        assert_eq!((complaint.exit_code, &*complaint.text), (1, "node 3 did not answer"));
     }
 }

@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use taskyard::WorkerDetails;
+use taskyard::{WorkerDetails, WorkerList};
 
 use crate::{
     args::WorkerCommand,
-    output::{Colour, Table, now, plain, relative, shorten},
+    output::{Colour, Output, Table, now, plain, relative, shorten},
     remote::Remote,
     values,
 };
@@ -15,27 +15,35 @@ pub(crate) async fn run(remote: &Remote, command: WorkerCommand) -> Result<()> {
     let Remote { client, output, .. } = remote;
     match command {
         WorkerCommand::List => {
-            let workers = client.workers().await?;
+            let WorkerList { workers, missing_nodes, .. } = client.workers().await?;
+            if !missing_nodes.is_empty() {
+                note_missing(*output, &missing_nodes);
+            }
             if output.is_json() {
                 for worker in &workers {
                     output.json_line(worker)?;
                 }
             } else if workers.is_empty() {
-                output.say("no workers are connected");
+                output.say(match missing_nodes.is_empty() {
+                    true => "no workers are connected",
+                    false => "no workers are connected to the other nodes",
+                });
             } else {
                 output.value(&(), |()| table(&workers).render(*output))?;
             }
         }
         WorkerCommand::Quiet { ids } => {
             for id in ids {
-                client.quiet_worker(&id).await.with_context(|| format!("worker {id}"))?;
+                let asked = remote.patiently(client.quiet_worker(&id)).await;
+                asked.with_context(|| format!("worker {id}"))?;
                 let text = format!("{id} finishes what it has and claims nothing more");
                 output.done(&Asked { id: &id, state: "quiet" }, text)?;
             }
         }
         WorkerCommand::Stop { ids } => {
             for id in ids {
-                client.stop_worker(&id).await.with_context(|| format!("worker {id}"))?;
+                let asked = remote.patiently(client.stop_worker(&id)).await;
+                asked.with_context(|| format!("worker {id}"))?;
                 let text = format!("{id} was asked to shut down");
                 output.done(&Asked { id: &id, state: "stopping" }, text)?;
             }
@@ -50,10 +58,35 @@ struct Asked<'a> {
     state: &'static str,
 }
 
+/// Says on stderr, to scripts as well, that the list is not all there is.
+fn note_missing(output: Output, nodes: &[u64]) {
+    if output.is_json() {
+        eprintln!("{}", serde_json::json!({ "missing_nodes": nodes }));
+        return;
+    }
+    let names: Vec<String> = nodes.iter().map(u64::to_string).collect();
+    let (nodes, their) = match names.as_slice() {
+        [one] => (format!("node {one}"), "its"),
+        several => (format!("nodes {}", several.join(", ")), "their"),
+    };
+    output.say(format_args!("{nodes} did not answer: {their} workers are not listed"));
+}
+
 fn table(workers: &[WorkerDetails]) -> Table {
     let now = now();
-    let columns =
-        ["id", "name", "state", ">busy", "queues", "host", ">pid", ">memory", "connected", "beat"];
+    let columns = [
+        "id",
+        "name",
+        "state",
+        ">busy",
+        "queues",
+        "node",
+        "host",
+        ">pid",
+        ">memory",
+        "connected",
+        "beat",
+    ];
     let mut table = Table::new(&columns);
     for worker in workers {
         let colour = match worker.state.as_str() {
@@ -67,6 +100,7 @@ fn table(workers: &[WorkerDetails]) -> Table {
             (colour, worker.state.clone()),
             plain(format!("{}/{}", worker.busy, worker.slots)),
             plain(shorten(&worker.queues.join(" "), 40)),
+            plain(worker.node),
             plain(&worker.host),
             plain(worker.pid),
             plain(values::show_size(worker.rss_bytes)),

@@ -44,6 +44,8 @@ pub enum Error {
         code: String,
         /// Which servers were tried and what each said last.
         message: String,
+        /// A broker said so itself; otherwise none was heard.
+        answered: bool,
     },
     /// The call was sent and no answer came back: it may or may not have happened.
     #[error("the outcome is unknown: {message}; look before sending it again")]
@@ -147,7 +149,7 @@ impl Error {
                 let holder = (!holder.is_empty()).then(|| TaskId::from(holder.to_string()));
                 Error::NotUnique { holder, message }
             }
-            "unavailable" | "no_quorum" => Error::Unavailable { code, message },
+            "unavailable" | "no_quorum" => Error::Unavailable { code, message, answered: true },
             "outcome_unknown" => Error::OutcomeUnknown { message },
             _ => Error::Rejected { code, message },
         }
@@ -201,7 +203,8 @@ impl Error {
     }
 
     pub(crate) fn unavailable(message: impl Into<String>) -> Error {
-        Error::Unavailable { code: "unavailable".to_string(), message: message.into() }
+        let (code, message) = ("unavailable".to_string(), message.into());
+        Error::Unavailable { code, message, answered: false }
     }
 
     /// What a call ends with whose last try got this error. If the answer of an earlier try was lost

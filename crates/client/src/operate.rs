@@ -7,17 +7,20 @@ use taskyard_proto::v1;
 use tonic::Streaming;
 
 impl Client {
-    /// All workers that have a session, and those lost a short while ago.
-    pub async fn workers(&self) -> Result<Vec<WorkerDetails>, Error> {
+    /// The workers of all nodes that answer: those that have a session, and those lost within a day.
+    pub async fn workers(&self) -> Result<WorkerList, Error> {
         let reply = self
             .call(v1::ListWorkersRequest {}, Repeat::Read, |mut wire, request| async move {
                 wire.list_workers(request).await
             })
             .await?;
-        Ok(reply.workers.into_iter().map(WorkerDetails::from).collect())
+        let workers = reply.workers.into_iter().map(WorkerDetails::from).collect();
+        Ok(WorkerList { workers, missing_nodes: reply.missing_nodes })
     }
 
-    /// Asks a worker to finish what it has and claim nothing more.
+    /// Asks a worker to finish what it has and claim nothing more, whichever node it is connected to.
+    /// `not_found` if it is connected nowhere; `unavailable`, after the client's timeout, if it may be
+    /// connected to a node that does not answer.
     pub async fn quiet_worker(&self, id: impl Into<String>) -> Result<(), Error> {
         let request = v1::WorkerRequest { id: id.into() };
         self.call(request, Repeat::Always, |mut wire, request| async move {
@@ -27,7 +30,7 @@ impl Client {
         Ok(())
     }
 
-    /// Asks a worker to shut down gracefully.
+    /// Asks a worker to shut down gracefully. It is found as [`Client::quiet_worker`] finds it.
     pub async fn stop_worker(&self, id: impl Into<String>) -> Result<(), Error> {
         let request = v1::WorkerRequest { id: id.into() };
         self.call(request, Repeat::Always, |mut wire, request| async move {
@@ -63,6 +66,17 @@ impl Client {
     }
 }
 
+/// The workers of a cluster. Serialized as on the HTTP front.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct WorkerList {
+    /// Those connected longest first.
+    pub workers: Vec<WorkerDetails>,
+    /// Nodes that did not answer in time: their workers are not in the list.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing_nodes: Vec<u64>,
+}
+
 /// A worker as the broker sees it. Serialized as on the HTTP front.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -89,6 +103,8 @@ pub struct WorkerDetails {
     pub busy: u32,
     /// `running`, `quiet`, `stopping` or `lost`.
     pub state: String,
+    /// The node that it is connected to, or was last.
+    pub node: u64,
     /// Since when it is there.
     pub connected_at: Timestamp,
     /// When it was last heard of.
@@ -115,6 +131,7 @@ impl From<v1::Worker> for WorkerDetails {
             slots: wire.slots,
             busy: wire.busy,
             state: wire.state,
+            node: wire.node,
             connected_at: Timestamp::from_millis(wire.connected_at),
             beat_at: Timestamp::from_millis(wire.beat_at),
             rss_bytes: wire.rss_bytes,

@@ -118,7 +118,9 @@ impl Session {
         self.undecided.clear();
         self.unsent = self.owed.keys().copied().collect();
         self.started = self.claims(|held| !held.ended);
-        let hello = v1::Hello { held: self.claims(|_| true), ..self.hello.clone() };
+        // What it was told to do it does wherever it goes on.
+        let state = self.state().into();
+        let hello = v1::Hello { held: self.claims(|_| true), state, ..self.hello.clone() };
         message(worker_message::Message::Hello(hello))
     }
 
@@ -255,13 +257,8 @@ impl Session {
             return Some(message(Message::Credits(credits)));
         }
         if mem::take(&mut self.beat) {
-            let state = match self.phase {
-                Phase::Running => v1::WorkerState::Running,
-                Phase::Quiet => v1::WorkerState::Quiet,
-                Phase::Stopping => v1::WorkerState::Stopping,
-            };
             let (held, rss_bytes) = (self.claims(|_| true), rss_bytes());
-            let beat = v1::Beat { held, rss_bytes, state: state.into() };
+            let beat = v1::Beat { held, rss_bytes, state: self.state().into() };
             return Some(message(Message::Beat(beat)));
         }
         None
@@ -272,6 +269,14 @@ impl Session {
             || !self.unsent.is_empty()
             || self.budget() != self.granted
             || self.beat
+    }
+
+    fn state(&self) -> v1::WorkerState {
+        match self.phase {
+            Phase::Running => v1::WorkerState::Running,
+            Phase::Quiet => v1::WorkerState::Quiet,
+            Phase::Stopping => v1::WorkerState::Stopping,
+        }
     }
 
     fn free(&self) -> u32 {

@@ -169,7 +169,7 @@ impl TestBroker {
             return Ok(false);
         }
         let started = self.workers().iter().filter(|worker| !worker.is_finished()).count();
-        let connected = client.workers().await?;
+        let connected = client.workers().await?.workers;
         if connected.iter().filter(|worker| worker.state != "lost").count() < started {
             return Ok(false);
         }

@@ -361,7 +361,14 @@ async fn a_stopping_worker_gives_the_rest_back_unharmed() {
     let details = broker.client().get(task.id()).await.unwrap();
     assert_eq!((details.state, details.losses), (TaskState::Ready, 0));
     assert!(
-        broker.client().workers().await.unwrap().iter().all(|worker| worker.state != "running")
+        broker
+            .client()
+            .workers()
+            .await
+            .unwrap()
+            .workers
+            .iter()
+            .all(|worker| worker.state != "running")
     );
     // Its only attempt is not spent: the next worker takes it on where it was.
     let resumed = |context: TaskContext| async move { context.resume_state::<u8>() };
@@ -391,7 +398,7 @@ async fn a_stopping_worker_lets_handlers_finish() {
     began.acquire_many(2).await.unwrap().forget();
     worker.handle().stop();
     // It is on its way out, and claims nothing more.
-    let stopping = async || client.workers().await.unwrap()[0].state == "stopping";
+    let stopping = async || client.workers().await.unwrap().workers[0].state == "stopping";
     let deadline = tokio::time::Instant::now() + PATIENCE;
     while !stopping().await {
         assert!(tokio::time::Instant::now() < deadline, "the worker should say that it stops");
@@ -543,7 +550,7 @@ async fn an_operator_sees_and_stops_workers() {
     let client = broker.client();
     let deadline = tokio::time::Instant::now() + PATIENCE;
     let listed = loop {
-        let workers = client.workers().await.unwrap();
+        let workers = client.workers().await.unwrap().workers;
         if let Some(worker) = workers.into_iter().find(|worker| worker.name == "mailer") {
             break worker;
         }

@@ -53,10 +53,8 @@ pub struct Broker(Arc<Inner>);
 struct Inner {
     cluster: Cluster,
     shards: Shards,
-    sessions: Sessions,
     clock: Clock,
     payload_bytes_max: usize,
-    listeners: why::Listeners,
     stopping: watch::Sender<bool>,
     /// Counts tasks that may go to any shard of their queue.
     turns: AtomicU64,
@@ -74,11 +72,9 @@ impl Broker {
         let shards = cluster.shards().clone();
         Broker(Arc::new(Inner {
             cluster,
-            sessions: Sessions::new(shards.clone(), config.clock.clone()),
             shards,
             clock: config.clock.clone(),
             payload_bytes_max: config.payload_bytes_max,
-            listeners: why::Listeners::default(),
             stopping: watch::Sender::new(false),
             turns: AtomicU64::new(random_u64()),
         }))
@@ -91,12 +87,7 @@ impl Broker {
 
     /// The workers' sessions on this node.
     pub(crate) fn sessions(&self) -> &Sessions {
-        &self.0.sessions
-    }
-
-    /// Claims without a session that wait here.
-    fn listeners(&self) -> &why::Listeners {
-        &self.0.listeners
+        self.0.cluster.sessions()
     }
 
     /// Where this node's time comes from.

@@ -12,6 +12,7 @@
 //! sight.rs     how all nodes stand, at one moment    mover.rs    the leader's hands: does what is planned
 //! operate.rs   what operators ask for                view.rs     what they are shown
 //! copy.rs      a backup of the whole cluster         kept.rs     what a node keeps of its shards for one
+//! workers.rs   the workers of all nodes
 //! ```
 //!
 //! Nothing here decides where a replica goes: that is `taskyard_replica::Control` and its plan.
@@ -34,6 +35,7 @@ mod snapshots;
 pub(crate) use fetch::{Fetched, Fetcher, SnapshotOrder};
 mod sight;
 mod view;
+mod workers;
 
 pub use call::Operation;
 pub(crate) use call::{About, ClusterCall, ClusterReply};
@@ -45,6 +47,8 @@ pub(crate) use routes::Routes;
 pub(crate) use snapshots::Snapshots;
 pub(crate) use view::name_of;
 pub use view::{ClusterView, GroupView, NodeState, NodeView, ReplicaRole, ReplicaView};
+pub use workers::Workers;
+pub(crate) use workers::did_not_answer;
 
 /// The first byte of every call between nodes: who answers it.
 pub(crate) mod call_kind {

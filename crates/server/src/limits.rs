@@ -75,9 +75,9 @@ taskyard_machine::limits! {
     ANSWERS_UNDER_WAY_MAX: usize = 64, "batches";
     /// Orders that wait for a worker's stream; a cancellation beyond comes with the next renewal.
     ORDERS_WAITING_MAX: usize = 1_000, "orders";
-    /// Lost workers stay listed this long, so that somebody can look for them.
+    /// Lost workers stay listed this long, so that somebody can look for them. Orders to workers of other nodes are remembered as long.
     LOST_KEPT_FOR_MS: u64 = 86_400_000, "ms";
-    /// Lost workers listed at most; the longest lost go first.
+    /// Lost workers that a node lists at most, the longest lost go first; and orders to workers of other nodes that it remembers.
     LOST_KEPT_MAX: usize = 10_000, "workers";
     /// Claims and hints that one shard parks. Each is a worker that waits: more workers than this for one shard's queues are a mistake in somebody's loop.
     PARKED_MAX: usize = 100_000, "claims";

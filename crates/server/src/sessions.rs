@@ -3,26 +3,43 @@
 //! A session is not a connection: it is known by its random id, outlives a cut stream, and ends by
 //! a goodbye or by silence. Who ends it on silence are the shards' leaders; this registry tells
 //! them once a second whom it has heard, and keeps what is shown of workers.
+//!
+//! ```text
+//! attached.rs    a session with its live stream    orders.rs      what operators ask of workers
+//! view.rs        what is shown of workers          listeners.rs   claims without a session that wait
+//! ```
+//!
+//! A worker may go on at another node. Then that one has the session, says so to all, and what is left of
+//! it here is forgotten. Locks are taken in the order registry, session.
 
 mod attached;
+mod listeners;
+mod orders;
+mod view;
 
 pub use attached::{Attached, Beat, Hello, Orders};
+pub(crate) use orders::Ordered;
+pub use view::{Profile, WorkerState, WorkerView};
 
 use crate::{
     Clock, Error,
     limits::{self, LOST_KEPT_MAX, SESSIONS_MAX},
     random::random_u128,
-    shard::Shards,
+    shard::{CancelledClaim, News, Shards},
 };
+use listeners::Listeners;
+use orders::Remembered;
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
+    ops::Bound,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
-use taskyard_machine::{ClaimToken, SessionId, TaskId, Timestamp};
+use taskyard_machine::{ClaimToken, SessionId, TaskId, Timestamp, wire::wire_enum};
+use taskyard_replica::NodeId;
 use tokio::sync::{Notify, mpsc};
 
 /// A session that is not heard for this long is over.
@@ -37,6 +54,8 @@ const SILENT_AFTER: Duration = Duration::from_secs(7);
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Lost workers stay listed this long, so that somebody can look for them.
 const LOST_KEPT_FOR: Duration = Duration::from_millis(limits::LOST_KEPT_FOR_MS);
+/// Cancellations that are kept until the claim that they are about has arrived: it is milliseconds behind.
+const CANCELLED_EARLY_MAX: usize = 100;
 
 /// What a worker says it does, or is asked to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,41 +69,7 @@ pub enum Activity {
     Stopping,
 }
 
-/// Who a worker says it is.
-#[derive(Clone, Debug, Default)]
-pub struct Profile {
-    /// For people.
-    pub name: String,
-    /// Its machine.
-    pub host: String,
-    /// Its process.
-    pub pid: u32,
-    /// Its SDK's version.
-    pub version: String,
-    /// The queues it claims from.
-    pub queues: Vec<String>,
-    /// How many tasks it runs at once.
-    pub slots: u32,
-}
-
-/// A worker as it is shown.
-#[derive(Clone, Debug)]
-pub struct WorkerView {
-    /// Its session.
-    pub id: SessionId,
-    /// Who it says it is.
-    pub profile: Profile,
-    /// Claims it holds.
-    pub busy: u32,
-    /// `running`, `quiet`, `stopping` or `lost`.
-    pub state: &'static str,
-    /// When its session was opened here.
-    pub connected_at: Timestamp,
-    /// When it was last heard.
-    pub beat_at: Timestamp,
-    /// Its memory.
-    pub rss_bytes: u64,
-}
+wire_enum!(Activity { 1 => Running, 2 => Quiet, 3 => Stopping });
 
 /// All sessions of this node. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -94,7 +79,9 @@ pub struct Sessions(Arc<Registry>);
 struct Registry {
     shards: Shards,
     clock: Clock,
-    by_id: Mutex<HashMap<SessionId, Arc<Session>>>,
+    by_id: Mutex<BTreeMap<SessionId, Arc<Session>>>,
+    remembered: Remembered,
+    listeners: Listeners,
 }
 
 /// One session, whether or not a stream is attached to it.
@@ -125,6 +112,10 @@ struct State {
     is_silent: bool,
     /// The shards know which of its claims never started.
     not_started_told: bool,
+    /// Another node has it, as far as is known: its stream here is a ghost.
+    is_elsewhere: bool,
+    /// Cancelled before this node had heard of the claims, the last few of them.
+    cancelled_early: Vec<(TaskId, ClaimToken)>,
 }
 
 /// How a session is reached.
@@ -158,41 +149,95 @@ enum Order {
 
 impl Sessions {
     pub(crate) fn new(shards: Shards, clock: Clock) -> Sessions {
-        Sessions(Arc::new(Registry { shards, clock, by_id: Mutex::default() }))
+        let registry = Arc::new_cyclic(|registry: &Weak<Registry>| {
+            let registry = registry.clone();
+            shards.set_gateway(move |news| {
+                if let Some(registry) = registry.upgrade() {
+                    Sessions(registry).hear(news);
+                }
+            });
+            Registry {
+                shards,
+                clock,
+                by_id: Mutex::default(),
+                remembered: Remembered::default(),
+                listeners: Listeners::default(),
+            }
+        });
+        Sessions(registry)
     }
 
-    /// All workers, those connected longest first.
-    pub fn workers(&self) -> Vec<WorkerView> {
+    /// Up to `count` workers whose ids come after `after`, by id; and whether there are more. Those that
+    /// another node has are its to show.
+    pub(crate) fn workers(
+        &self,
+        after: Option<SessionId>,
+        count: usize,
+    ) -> (Vec<WorkerView>, bool) {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let sessions: Vec<_> =
+            self.by_id().range((from, Bound::Unbounded)).map(|(_, found)| found.clone()).collect();
+        let (node, now) = (self.0.shards.routes().me(), self.0.clock.monotonic());
+        let mut views = sessions.iter().filter_map(|session| session.view(node, now));
+        let workers = views.by_ref().take(count).collect();
+        (workers, views.next().is_some())
+    }
+
+    /// Whether a worker or a waiting claim would take tasks of a queue.
+    pub(crate) fn listens(&self, queue: &str) -> bool {
+        if self.listeners().has(queue) {
+            return true;
+        }
         let sessions: Vec<_> = self.by_id().values().cloned().collect();
         let now = self.0.clock.monotonic();
-        let mut workers: Vec<_> = sessions.iter().map(|session| session.view(now)).collect();
-        workers.sort_by_key(|worker| (worker.connected_at, worker.id));
-        workers
+        sessions.iter().any(|session| session.state().listens(queue, now))
     }
 
-    /// Asks a worker to be quiet or to stop; it is told at once and with every beat.
-    pub fn order(&self, id: &str, activity: Activity) -> Result<(), Error> {
-        let unknown = || Error::NotFound(format!("worker {id:?} is not connected here"));
-        let parsed = u128::from_str_radix(id, 16).ok().filter(|_| id.len() == 32);
-        let session = parsed.and_then(|id| self.by_id().get(&SessionId(id)).cloned());
-        let session = session.ok_or_else(unknown)?;
-        let mut state = session.state();
-        match &state.link {
-            Link::Lost { .. } => return Err(unknown()),
-            Link::Cut { .. } => {}
-            // A full channel already holds orders, and the next beat is answered with this one.
-            Link::Attached { orders, .. } => drop(orders.try_send(Order::Activity)),
+    /// Claims without a session that wait here.
+    pub(crate) fn listeners(&self) -> &Listeners {
+        &self.0.listeners
+    }
+
+    fn hear(&self, news: News<'_>) {
+        match news {
+            News::Cancelled(claims) => claims.iter().for_each(|claim| self.cancel(claim)),
+            News::Elsewhere(sessions) => self.gone_elsewhere(sessions),
         }
-        state.ordered = activity;
-        Ok(())
     }
 
-    /// Tells a session that a task it holds was cancelled.
-    pub(crate) fn cancel(&self, session: SessionId, task: TaskId, token: ClaimToken) {
-        let Some(session) = self.by_id().get(&session).cloned() else { return };
-        if let Link::Attached { orders, .. } = &session.state().link {
+    /// Tells a session that a task it holds was cancelled. Its claim may still be on its way here: then
+    /// the worker is told again after it got the task.
+    fn cancel(&self, claim: &CancelledClaim) {
+        let CancelledClaim { session, task, token } = *claim;
+        let Some(session) = self.session(session) else { return };
+        let mut state = session.state();
+        if let Link::Attached { orders, .. } = &state.link {
             // When it is full, the answer to the next renewal says it again.
             let _ = orders.try_send(Order::Cancel(task, token));
+        }
+        if state.claims.get(&task).is_none_or(|held| held.token != token) {
+            if state.cancelled_early.len() >= CANCELLED_EARLY_MAX {
+                state.cancelled_early.remove(0);
+            }
+            state.cancelled_early.push((task, token));
+        }
+    }
+
+    /// Another node has these: what is left of them here is forgotten, but for a stream that has not
+    /// noticed yet that its worker is gone.
+    fn gone_elsewhere(&self, sessions: &[SessionId]) {
+        let mut by_id = self.by_id();
+        for id in sessions {
+            let Some(session) = by_id.get(id) else { continue };
+            let mut state = session.state();
+            state.is_elsewhere = true;
+            // What was heard before it left is no news any more.
+            session.heard.store(false, Ordering::Relaxed);
+            let is_attached = matches!(state.link, Link::Attached { .. });
+            drop(state);
+            if !is_attached {
+                by_id.remove(id);
+            }
         }
     }
 
@@ -215,7 +260,7 @@ impl Sessions {
         for session in sessions {
             let mut state = session.state();
             // Nobody beats by a clock that a test moves.
-            let attached = matches!(state.link, Link::Attached { .. });
+            let attached = matches!(state.link, Link::Attached { .. }) && !state.is_elsewhere;
             let heard = session.heard.swap(false, Ordering::Relaxed);
             if heard || (attached && registry.clock.is_manual()) {
                 drop(state);
@@ -240,31 +285,39 @@ impl Sessions {
             }
         }
         self.forget(lost, now);
+        registry.remembered.forget(now);
     }
 
     /// Forgets those lost too long ago, and the longest lost of too many.
     fn forget(&self, mut lost: Vec<(Instant, SessionId)>, now: Instant) {
         lost.sort();
         let too_many = lost.len().saturating_sub(LOST_KEPT_MAX);
-        let mut by_id = self.by_id();
         for (index, (at, id)) in lost.into_iter().enumerate() {
             if index < too_many || now.saturating_duration_since(at) > LOST_KEPT_FOR {
-                by_id.remove(&id);
+                // It may have come back since it was looked at.
+                self.remove_if(id, |link| matches!(link, Link::Lost { .. }));
             }
         }
     }
 
-    /// The session of that id, made if it is not known here, or a new one; and whether it was known.
-    /// A new one has its profile from the first moment that it is listed.
-    fn open(
+    /// Attaches a stream to the session of that id, made if it is not known here, or to a new one.
+    /// `attach` is told whether it was known. Under the lock of the registry: a session that is attached
+    /// stays known, and a new one has its profile from the first moment that it is listed.
+    fn open<T>(
         &self,
         resumed: Option<SessionId>,
-        profile: &Profile,
-    ) -> Result<(Arc<Session>, bool), Error> {
+        attach: impl FnOnce(&mut State, bool) -> T,
+    ) -> Result<(Arc<Session>, T), Error> {
         let id = resumed.unwrap_or_else(|| SessionId(random_u128()));
+        let ordered = self.0.remembered.of(id);
         let mut by_id = self.by_id();
         if let Some(session) = by_id.get(&id) {
-            return Ok((session.clone(), true));
+            let mut state = session.state();
+            state.ordered = ordered.unwrap_or(state.ordered);
+            let known = !matches!(state.link, Link::Lost { .. }) && !state.is_elsewhere;
+            let attached = attach(&mut state, known);
+            drop(state);
+            return Ok((session.clone(), attached));
         }
         if by_id.len() >= SESSIONS_MAX {
             let text = format!("this node has its limit of {SESSIONS_MAX} workers; use another");
@@ -272,11 +325,11 @@ impl Sessions {
         }
         let now = self.0.clock.monotonic();
         let wall = Timestamp(self.0.clock.wall_ms());
-        let state = State {
-            profile: profile.clone(),
+        let mut state = State {
+            profile: Profile::default(),
             link: Link::Cut { at: now },
             activity: Activity::Running,
-            ordered: Activity::Running,
+            ordered: ordered.unwrap_or_default(),
             claims: HashMap::new(),
             connected_at: wall,
             beat_at: wall,
@@ -284,7 +337,10 @@ impl Sessions {
             rss_bytes: 0,
             is_silent: false,
             not_started_told: false,
+            is_elsewhere: false,
+            cancelled_early: Vec::new(),
         };
+        let attached = attach(&mut state, false);
         let session = Arc::new(Session {
             id,
             heard: AtomicBool::new(true),
@@ -292,14 +348,24 @@ impl Sessions {
             state: Mutex::new(state),
         });
         by_id.insert(id, session.clone());
-        Ok((session, false))
+        Ok((session, attached))
     }
 
-    fn remove(&self, id: SessionId) {
-        self.by_id().remove(&id);
+    /// Forgets a session if it is reached as `is_so` says; whether it was.
+    fn remove_if(&self, id: SessionId, is_so: impl FnOnce(&Link) -> bool) -> bool {
+        let mut by_id = self.by_id();
+        let removes = by_id.get(&id).is_some_and(|session| is_so(&session.state().link));
+        if removes {
+            by_id.remove(&id);
+        }
+        removes
     }
 
-    fn by_id(&self) -> MutexGuard<'_, HashMap<SessionId, Arc<Session>>> {
+    fn session(&self, id: SessionId) -> Option<Arc<Session>> {
+        self.by_id().get(&id).cloned()
+    }
+
+    fn by_id(&self) -> MutexGuard<'_, BTreeMap<SessionId, Arc<Session>>> {
         self.0.by_id.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -309,17 +375,21 @@ impl Session {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn view(&self, now: Instant) -> WorkerView {
+    /// As it is shown, unless another node has it.
+    fn view(&self, node: NodeId, now: Instant) -> Option<WorkerView> {
         let state = self.state();
-        WorkerView {
+        let silence = now.saturating_duration_since(state.heard_at);
+        (!state.is_elsewhere).then(|| WorkerView {
             id: self.id,
+            node,
             profile: state.profile.clone(),
             busy: state.claims.len() as u32,
-            state: state.word(now),
+            state: state.shown(now),
             connected_at: state.connected_at,
             beat_at: state.beat_at,
+            silent_ms: u64::try_from(silence.as_millis()).unwrap_or(u64::MAX),
             rss_bytes: state.rss_bytes,
-        }
+        })
     }
 
     /// Says that its stream was cut, and no longer that it was heard before.
@@ -368,70 +438,25 @@ impl State {
         }
     }
 
-    fn word(&self, now: Instant) -> &'static str {
+    fn shown(&self, now: Instant) -> WorkerState {
         if now.saturating_duration_since(self.heard_at) > SILENCE_MAX {
-            return "lost";
+            return WorkerState::Lost;
         }
         let activity = if self.ordered == Activity::Running { self.activity } else { self.ordered };
         match (&self.link, activity) {
-            (Link::Lost { .. }, _) => "lost",
-            (_, Activity::Running) => "running",
-            (_, Activity::Quiet) => "quiet",
-            (_, Activity::Stopping) => "stopping",
+            (Link::Lost { .. }, _) => WorkerState::Lost,
+            (_, Activity::Running) => WorkerState::Running,
+            (_, Activity::Quiet) => WorkerState::Quiet,
+            (_, Activity::Stopping) => WorkerState::Stopping,
         }
+    }
+
+    /// Whether it would take tasks of a queue.
+    fn listens(&self, queue: &str, now: Instant) -> bool {
+        let takes = !self.is_elsewhere && self.shown(now) == WorkerState::Running;
+        takes && self.profile.queues.iter().any(|name| name == queue)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Broker, Config, shard::Engine};
-    use taskyard_machine::{Enqueue, NewTask};
-
-    /// Lets more than one beat pass unheard.
-    fn fall_silent(attached: &Attached, sessions: &Sessions) {
-        let session = attached.session();
-        let mut state = session.state();
-        let long_ago = state.heard_at.checked_sub(SILENT_AFTER + TELL_EVERY);
-        state.heard_at = long_ago.expect("this machine is up for seconds");
-        session.heard.store(false, Ordering::Relaxed);
-        drop(state);
-        sessions.tell();
-    }
-
-    #[tokio::test]
-    async fn a_silent_worker_is_handed_nothing_until_it_is_heard() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut config = Config::new(dir.path());
-        (config.listen, config.shards, config.disk_reserve_bytes) = (None, Some(2), 0);
-        let engine = Engine::start(&config).unwrap();
-        let broker = Broker::new(engine.shards(), &config);
-        let enqueue = async || {
-            let task = NewTask { task_type: "test", ..NewTask::default() };
-            broker.enqueue(Enqueue { queue: "mail", task }).await.unwrap();
-        };
-        let profile = Profile { slots: 5, ..Profile::default() };
-        let queues = vec![("mail".to_owned(), 1)];
-        let hello = Hello { profile, queues, lease_ms: 30_000, ..Hello::default() };
-        let (attached, _) = Attached::open(&broker, hello).await.unwrap();
-
-        let parked = tokio::spawn(attached.claim(1));
-        fall_silent(&attached, broker.sessions());
-        assert!(parked.await.unwrap().unwrap().is_empty());
-        assert!(!attached.wants_tasks());
-        enqueue().await;
-        assert!(attached.claim(1).await.unwrap().is_empty());
-
-        attached.heard();
-        assert!(attached.wants_tasks());
-        assert_eq!(attached.claim(1).await.unwrap().len(), 1);
-        fall_silent(&attached, broker.sessions());
-        assert!(attached.session().state().not_started_told);
-        // Handed over while it fell silent: the leaders are told again.
-        attached.session().state().is_silent = false;
-        enqueue().await;
-        assert_eq!(attached.claim(1).await.unwrap().len(), 1);
-        assert!(!attached.session().state().not_started_told);
-        engine.stop();
-    }
-}
+mod tests;

@@ -6,16 +6,18 @@
 //!
 //! ```text
 //! route.rs       whom to ask next, and for how long         forward.rs   one call to one node
-//! proposals.rs   commands      claims.rs   claims, hints    reads.rs     questions, bodies, waits
+//! proposals.rs   commands      claims.rs   claims           reads.rs     questions, bodies, hints, waits
 //! identity.rs    what may be sent again when its outcome got lost
 //! session_news.rs   what nodes tell each other of workers
 //! spread.rs      where queues lie that are spread over shards
+//! gateway.rs     what leaders tell the node that a worker is connected to
 //! ```
 
 mod claims;
 pub(crate) mod engine;
 pub(crate) mod firing;
 mod forward;
+mod gateway;
 mod identity;
 pub(crate) mod inbox;
 pub(crate) mod leader_clock;
@@ -35,6 +37,9 @@ pub(crate) mod waiters;
 pub(crate) mod watchers;
 
 pub use engine::Engine;
+pub use gateway::CancelledClaim;
+use gateway::Gateway;
+pub(crate) use gateway::News;
 pub use local::LocalShards;
 pub use session_news::SessionNews;
 
@@ -75,6 +80,8 @@ struct Handle {
     network: Arc<OnceLock<PeerNetwork>>,
     /// What other nodes may fetch of this one's shards.
     snapshots: Arc<Snapshots>,
+    /// The workers' side of this node, once there is one.
+    gateway: OnceLock<Gateway>,
 }
 
 impl fmt::Debug for Shards {

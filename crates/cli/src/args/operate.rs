@@ -273,15 +273,17 @@ pub(crate) enum DeadCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum WorkerCommand {
-    /// Workers that are connected, or were a moment ago.
+    /// Workers that are connected to any node, or were lost within a day.
+    ///
+    /// A node that does not answer within a second is named on stderr: its workers are not listed.
     List,
-    /// Let workers finish what they have and claim nothing more.
+    /// Let workers finish what they have and claim nothing more, whichever node they are connected to.
     Quiet {
         /// Their ids, as worker list prints them.
         #[arg(value_name = "ID", required = true)]
         ids: Vec<String>,
     },
-    /// Let workers shut down.
+    /// Let workers shut down, whichever node they are connected to.
     Stop {
         /// Their ids, as worker list prints them.
         #[arg(value_name = "ID", required = true)]

@@ -27,3 +27,4 @@ mod partitions;
 mod plain;
 mod proxy;
 mod task_spec;
+mod workers;

@@ -211,6 +211,20 @@ fn a_stopping_session_gives_back_what_still_arrives() {
 }
 
 #[test]
+fn what_it_was_told_it_says_to_whoever_it_goes_on_with() {
+    let mut session = session(2);
+    let said = |session: &mut Session| match session.hello().message {
+        Some(FromWorker::Hello(hello)) => hello.state(),
+        other => panic!("not a hello: {other:?}"),
+    };
+    assert_eq!(said(&mut session), v1::WorkerState::Running);
+    session.enter(Phase::Quiet);
+    assert_eq!(said(&mut session), v1::WorkerState::Quiet);
+    session.enter(Phase::Stopping);
+    assert_eq!(said(&mut session), v1::WorkerState::Stopping);
+}
+
+#[test]
 fn a_quiet_session_still_runs_what_crossed_on_the_wire() {
     let mut session = session(2);
     said(&mut session);

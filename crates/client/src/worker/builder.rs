@@ -219,7 +219,6 @@ impl WorkerBuilder {
         let innermost = TaskService::new(routed.map_err(BoxError::from));
         let service = self.layers.into_iter().rev().fold(innermost, |inner, wrap| wrap(inner));
         let hello = v1::Hello {
-            session_id: Vec::new(),
             name: self.name.unwrap_or_else(program),
             host: host(),
             pid: std::process::id(),
@@ -227,7 +226,7 @@ impl WorkerBuilder {
             queues: self.queues,
             slots: u32::try_from(self.concurrency).unwrap_or(u32::MAX),
             lease_ms: self.lease.map_or(0, millis),
-            held: Vec::new(),
+            ..v1::Hello::default()
         };
         let (reports, inbox) = Reports::new();
         let attempts = Attempts {

@@ -36,7 +36,7 @@ pub struct Places {
 
 impl Places {
     /// The names of all its queues.
-    pub(super) fn queues(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn queues(&self) -> impl Iterator<Item = &str> {
         self.queues.iter().map(|(name, _)| name.as_str())
     }
 }
@@ -173,7 +173,8 @@ impl Broker {
             return self.claim_laid(places, asked, wait).await;
         }
         // Whoever has a session is known to listen anyway.
-        let _listening = asked.session.is_none().then(|| self.listeners().listen(places));
+        let _listening =
+            asked.session.is_none().then(|| self.sessions().listeners().listen(places));
         let until = real_now() + wait;
         let mut left = wait;
         loop {

@@ -1,9 +1,10 @@
-//! The cluster: how it stands, and what operators ask of it.
+//! The cluster: how it stands, its workers, and what operators ask of it and of them.
 
 use super::Broker;
 use crate::{
     Error,
-    cluster::{ClusterView, Operation},
+    cluster::{ClusterView, Operation, Workers},
+    sessions::Activity,
     shard::BackupPart,
 };
 use taskyard_machine::{ShardId, ask};
@@ -23,6 +24,16 @@ impl Broker {
     /// Does what an operator asks for; goes to the control group's leader.
     pub async fn operate(&self, operation: Operation) -> Result<(), Error> {
         self.0.cluster.operate(operation).await
+    }
+
+    /// The workers of all nodes that answer.
+    pub async fn workers(&self) -> Result<Workers, Error> {
+        self.0.cluster.workers().await
+    }
+
+    /// Asks a worker to be quiet or to stop, whichever node it is connected to.
+    pub async fn order_worker(&self, id: &str, activity: Activity) -> Result<(), Error> {
+        self.0.cluster.order_worker(id, activity).await
     }
 
     /// Whether this node can pass every request on to somebody who answers it.

@@ -2,9 +2,7 @@
 
 use super::{Broker, unexpected};
 use crate::Error;
-use taskyard_machine::{
-    Body, Cancel, Command, Outcome, Rejection, Retry, TaskId, TaskStateName, ask,
-};
+use taskyard_machine::{Body, Cancel, Command, Outcome, Rejection, Retry, TaskId, TaskStateName};
 
 /// What a retry changes in the task's body; what is `None` stays.
 #[derive(Clone, Debug, Default)]
@@ -16,21 +14,14 @@ pub struct Edit<'a> {
 }
 
 impl Broker {
-    /// Takes a task back: `Cancelled`, or `Claimed` while its worker is still to yield. The worker
-    /// is told at once if its session is on this node, else with its next renewal.
+    /// Takes a task back: `Cancelled`, or `Claimed` while its worker is still to yield. A worker with a
+    /// session is told by the shard's leader, see `shard/gateway.rs`; any other when it renews its lease.
     pub async fn cancel(&self, task: TaskId) -> Result<TaskStateName, Error> {
         let shard = self.shard_of_task(task)?;
-        let state = match self.propose(shard, &Command::Cancel(Cancel { task })).await? {
-            Outcome::CancelRequested { state } => state,
+        match self.propose(shard, &Command::Cancel(Cancel { task })).await? {
+            Outcome::CancelRequested { state } => Ok(state),
             other => unexpected(&other),
-        };
-        if state == TaskStateName::Claimed {
-            let claim = self.shards().ask(shard, ask::Holder { task }).await?;
-            if let Some((session, token)) = claim.and_then(|c| Some((c.session?, c.token))) {
-                self.sessions().cancel(session, task, token);
-            }
         }
-        Ok(state)
     }
 
     /// Makes a finished or waiting task ready now, perhaps with another body.

@@ -1,13 +1,10 @@
 //! Why a task waits: what its shard knows, and whether anybody listens on its queue.
 
-use super::{Broker, Places};
-use crate::{Error, moment::InWords};
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use super::Broker;
+use crate::{Error, cluster::did_not_answer, moment::InWords};
+use std::fmt;
 use taskyard_machine::{Reason, Rejection, ScheduledFor, TaskId, Timestamp, WhyView, ask};
+use taskyard_replica::NodeId;
 
 /// One thing that a task waits for, as fronts tell it. What does not belong to its code is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,48 +32,6 @@ pub struct WaitReason {
 /// Parents that are told by name; the others are counted.
 const PARENTS_NAMED: u32 = 10;
 
-/// Which queues claims without a session wait on.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Listeners(Arc<Mutex<HashMap<String, usize>>>);
-
-/// A claim that waits; it listens until this is dropped.
-pub(crate) struct Listening<'a> {
-    listeners: &'a Listeners,
-    places: &'a Places,
-}
-
-impl Listeners {
-    pub(crate) fn listen<'a>(&'a self, places: &'a Places) -> Listening<'a> {
-        let mut waiting = self.waiting();
-        for queue in places.queues() {
-            *waiting.entry(queue.to_owned()).or_default() += 1;
-        }
-        Listening { listeners: self, places }
-    }
-
-    fn has(&self, queue: &str) -> bool {
-        self.waiting().contains_key(queue)
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, HashMap<String, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Listening<'_> {
-    fn drop(&mut self) {
-        let mut waiting = self.listeners.waiting();
-        for queue in self.places.queues() {
-            if let Some(count) = waiting.get_mut(queue) {
-                *count -= 1;
-                if *count == 0 {
-                    waiting.remove(queue);
-                }
-            }
-        }
-    }
-}
-
 impl Broker {
     /// What a task waits for, the first to overcome first.
     pub async fn why(&self, task: TaskId) -> Result<Vec<WaitReason>, Error> {
@@ -90,12 +45,8 @@ impl Broker {
                 continue;
             }
             let ready = matches!(reason, Reason::Ahead { .. });
-            if ready && !self.somebody_listens(queue.as_str()) {
-                told.push(WaitReason {
-                    code: "no_worker",
-                    message: format!("no worker listens on queue {queue} now"),
-                    ..WaitReason::default()
-                });
+            if ready && let Some(missing) = self.0.cluster.nobody_listens(queue.as_str()).await {
+                told.push(tell_no_worker(queue.as_str(), &missing));
             }
             let is_next = told.is_empty();
             told.push(match reason {
@@ -121,14 +72,6 @@ impl Broker {
             more => format!("it waits for its parents: {names} and {more} more"),
         };
         Ok(WaitReason { code: "parents", message, parents, ..WaitReason::default() })
-    }
-
-    /// Whether a worker or a waiting claim would take tasks of a queue.
-    fn somebody_listens(&self, queue: &str) -> bool {
-        self.listeners().has(queue)
-            || self.sessions().workers().iter().any(|worker| {
-                worker.state == "running" && worker.profile.queues.iter().any(|name| name == queue)
-            })
     }
 }
 
@@ -164,6 +107,17 @@ fn tell(reason: Reason, queue: &str, now: Timestamp) -> WaitReason {
         }
         Reason::Finished { state } => plain("finished", format!("it does not wait: it is {state}")),
     }
+}
+
+fn tell_no_worker(queue: &str, missing: &[NodeId]) -> WaitReason {
+    let message = match missing {
+        [] => format!("no worker listens on queue {queue} now"),
+        missing => format!(
+            "no worker listens on queue {queue} now, as far as is known: {}",
+            did_not_answer(missing)
+        ),
+    };
+    WaitReason { code: "no_worker", message, ..WaitReason::default() }
 }
 
 fn tell_scheduled(until: Timestamp, reason: ScheduledFor, now: Timestamp) -> WaitReason {

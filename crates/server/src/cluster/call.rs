@@ -4,7 +4,11 @@
 //! words, and nothing panics. What only the control group's leader decides is sent to it by
 //! `Cluster::ask_leader`; the rest is answered by whoever is asked.
 
-use super::{GroupStatus, call_kind, join::Candidate, join::JoinAnswer};
+use super::{
+    GroupStatus, call_kind,
+    join::{Candidate, JoinAnswer},
+    workers::{WorkerCall, WorkerReply},
+};
 use crate::{
     Error,
     checkpoint::{Part, Position},
@@ -51,6 +55,8 @@ pub(crate) enum ClusterCall {
     Announce { node: NodeId, about: About },
     /// Of the control group's leader: what an operator wants.
     Operate(Operation),
+    /// About the workers that are connected to the node.
+    Worker(WorkerCall),
 }
 
 /// The answer to a [`ClusterCall`].
@@ -68,6 +74,8 @@ pub(crate) enum ClusterReply {
     Copied(Option<Vec<(ShardId, Vec<u8>)>>),
     /// To `CopiedPart`.
     Part(Part),
+    /// To `Worker`.
+    Worker(WorkerReply),
     /// To all others: it is done.
     Done,
     /// It is not done.
@@ -197,7 +205,8 @@ impl ClusterReply {
             | ClusterReply::Joined(_)
             | ClusterReply::Frozen(_)
             | ClusterReply::Copied(_)
-            | ClusterReply::Part(_) => Err(Error::OutcomeUnknown),
+            | ClusterReply::Part(_)
+            | ClusterReply::Worker(_) => Err(Error::OutcomeUnknown),
         }
     }
 
@@ -229,6 +238,7 @@ wire_enum!(ClusterCall {
     10 => Copied { backup },
     11 => CopiedPart { backup, shard, from },
     12 => LetGo { backup },
+    13 => Worker(call),
 });
 wire_enum!(ClusterReply {
     0 => Unread(words),
@@ -239,6 +249,7 @@ wire_enum!(ClusterReply {
     5 => Frozen(shards),
     6 => Copied(cuts),
     7 => Part(part),
+    8 => Worker(reply),
 });
 wire_enum!(Operation {
     1 => Drain { node, drains },

@@ -7,6 +7,7 @@ use crate::{
     Clock, Error,
     clock::real_now,
     peer::{CallError, PeerHello},
+    sessions::Sessions,
     shard::Shards,
 };
 use bytes::Bytes;
@@ -33,6 +34,8 @@ pub(crate) struct Cluster(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     shards: Shards,
+    /// The workers that are connected to this node.
+    sessions: Sessions,
     about: About,
     clock: Clock,
     /// Groups whose leader an operator has chosen, and when.
@@ -41,11 +44,16 @@ struct Inner {
 
 impl Cluster {
     pub(crate) fn new(shards: Shards, about: About, clock: Clock) -> Cluster {
-        Cluster(Arc::new(Inner { shards, about, clock, chosen: Mutex::default() }))
+        let sessions = Sessions::new(shards.clone(), clock.clone());
+        Cluster(Arc::new(Inner { shards, sessions, about, clock, chosen: Mutex::default() }))
     }
 
     pub(crate) fn shards(&self) -> &Shards {
         &self.0.shards
+    }
+
+    pub(crate) fn sessions(&self) -> &Sessions {
+        &self.0.sessions
     }
 
     pub(super) fn routes(&self) -> &Routes {
@@ -124,6 +132,9 @@ impl Cluster {
                 ClusterCall::Transfer { group, to } => {
                     self.shards().transfer(group, to).await.map(|()| ClusterReply::Done)
                 }
+                ClusterCall::Worker(call) => {
+                    Ok(ClusterReply::Worker(self.answer_about_workers(call)))
+                }
                 call => self.decide(call).await,
             };
             answered.unwrap_or_else(ClusterReply::Failed)
@@ -140,6 +151,7 @@ impl Cluster {
             ClusterCall::Report
             | ClusterCall::Change { .. }
             | ClusterCall::Hold { .. }
+            | ClusterCall::Worker(_)
             | ClusterCall::Quiet { .. }
             | ClusterCall::Freeze { .. }
             | ClusterCall::Copied { .. }

@@ -12,7 +12,7 @@ pub(super) use wire::{CODE_KEY, grpc_code};
 use crate::{
     Broker, Error,
     broker::{BulkJob, ClaimAsked, Edit, FlowsAsked, ListAsked, check_wait},
-    cluster::Operation,
+    cluster::{Operation, Workers},
     front::edge,
     limits::{self, STREAM_BATCHES_MAX},
     sessions::Activity,
@@ -517,15 +517,16 @@ impl Taskyard for Grpc {
         &self,
         _: Request<v1::ListWorkersRequest>,
     ) -> Result<Response<v1::ListWorkersReply>, Status> {
-        let workers = self.broker.sessions().workers().into_iter().map(wire::worker).collect();
-        Ok(Response::new(v1::ListWorkersReply { workers }))
+        let Workers { workers, missing } = self.broker.workers().await?;
+        let workers = workers.into_iter().map(wire::worker).collect();
+        Ok(Response::new(v1::ListWorkersReply { workers, missing_nodes: missing }))
     }
 
     async fn quiet_worker(
         &self,
         request: Request<v1::WorkerRequest>,
     ) -> Result<Response<v1::WorkerReply>, Status> {
-        self.broker.sessions().order(&request.get_ref().id, Activity::Quiet)?;
+        self.broker.order_worker(&request.get_ref().id, Activity::Quiet).await?;
         Ok(Response::new(v1::WorkerReply {}))
     }
 
@@ -533,7 +534,7 @@ impl Taskyard for Grpc {
         &self,
         request: Request<v1::WorkerRequest>,
     ) -> Result<Response<v1::WorkerReply>, Status> {
-        self.broker.sessions().order(&request.get_ref().id, Activity::Stopping)?;
+        self.broker.order_worker(&request.get_ref().id, Activity::Stopping).await?;
         Ok(Response::new(v1::WorkerReply {}))
     }
 

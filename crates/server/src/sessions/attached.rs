@@ -40,6 +40,8 @@ pub struct Hello {
     pub lease_ms: u64,
     /// On resume: what it still holds. Other claims of the session are released.
     pub held: Vec<Claim>,
+    /// What it does: one that was told to be quiet stays so, wherever it goes on.
+    pub activity: Activity,
 }
 
 /// What a worker tells of itself every few seconds.
@@ -80,7 +82,7 @@ impl Attached {
     /// Opens or resumes a session. On resume, claims that the worker does not list are released, and
     /// the orders say which of those it lists are not its own any more.
     pub async fn open(broker: &Broker, hello: Hello) -> Result<(Attached, Orders), Error> {
-        let Hello { resumed, mut profile, queues, lease_ms, held } = hello;
+        let Hello { resumed, mut profile, queues, lease_ms, held, activity } = hello;
         profile.queues = queues.iter().map(|(name, _)| name.clone()).collect();
         let places = broker.places(&queues)?;
         let worker = profile.name.clone();
@@ -88,18 +90,18 @@ impl Attached {
         asked.check().map_err(name_slots)?;
         check_profile(&profile)?;
 
-        let (session, known) = broker.sessions().open(resumed, &profile)?;
-        asked.session = Some(session.id);
         let (sender, orders) = mpsc::channel(ORDERS_WAITING_MAX);
         let stream = random_u64();
-        let unlisted = {
-            let mut state = session.state();
-            let lost = matches!(state.link, Link::Lost { .. });
+        let (session, unlisted) = broker.sessions().open(resumed, |state, known| {
             state.link = Link::Attached { stream, orders: sender };
             state.profile = profile;
-            state.activity = Activity::Running;
-            (known && !lost).then(|| state.keep_only(&held, broker))
-        };
+            state.activity = activity;
+            if !known {
+                state.claims.clear();
+            }
+            known.then(|| state.keep_only(&held, broker))
+        })?;
+        asked.session = Some(session.id);
         let attached = Attached {
             broker: broker.clone(),
             session,
@@ -110,13 +112,19 @@ impl Attached {
             said_goodbye: false,
         };
         attached.heard();
+        if resumed.is_some() {
+            // At once, so that leaders know where to tell of what happens after the renewal below, and the
+            // node that had it forgets it.
+            broker.shards().sessions_alive(vec![attached.id()]);
+        }
         match unlisted {
             Some(unlisted) => attached.release(unlisted),
             // Another node, or this one before it was started anew, may have handed out more.
             None if resumed.is_some() => attached.end_unlisted(&held).await,
             None => {}
         }
-        let orders = attached.renew(held).await;
+        let mut orders = attached.renew(held).await;
+        orders.activity = attached.session.state().ordered;
         Ok((attached, orders))
     }
 
@@ -146,6 +154,7 @@ impl Attached {
         let mut state = self.session.state();
         state.heard_at = clock.monotonic();
         state.is_silent = false;
+        state.is_elsewhere = false;
         state.not_started_told = false;
         // Under the lock, so that the leaders never learn of a silence after they learn of its end.
         self.session.heard.store(true, Ordering::Relaxed);
@@ -183,6 +192,7 @@ impl Attached {
             };
             let mut state = session.state();
             state.claims.extend(tasks.iter().map(held));
+            state.tell_of_early(&tasks);
             // If it is silent by now, the leaders must know of these as well.
             state.not_started_told = false;
             drop(state);
@@ -288,8 +298,7 @@ impl Attached {
     /// Ends the session: what it still holds is released.
     pub async fn goodbye(mut self) {
         self.said_goodbye = true;
-        if self.is_current() {
-            self.broker.sessions().remove(self.session.id);
+        if self.broker.sessions().remove_if(self.session.id, |link| self.is_stream_of(link)) {
             self.end_known().await;
         }
     }
@@ -401,8 +410,8 @@ impl Attached {
     }
 
     /// No other stream took this session over.
-    fn is_current(&self) -> bool {
-        match &self.session.state().link {
+    fn is_stream_of(&self, link: &Link) -> bool {
+        match link {
             Link::Attached { stream, .. } => *stream == self.stream,
             Link::Cut { .. } | Link::Lost { .. } => false,
         }
@@ -415,8 +424,16 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        if !self.said_goodbye && self.is_current() {
-            let mut state = self.session.state();
+        if self.said_goodbye {
+            return;
+        }
+        let is_ghost = self.session.state().is_elsewhere;
+        let is_own = |link: &Link| self.is_stream_of(link);
+        if is_ghost && self.broker.sessions().remove_if(self.session.id, is_own) {
+            return;
+        }
+        let mut state = self.session.state();
+        if self.is_stream_of(&state.link) {
             state.link = Link::Cut { at: self.broker.clock().monotonic() };
             self.session.tell_cut(&mut state, self.broker.shards());
         }
@@ -424,6 +441,22 @@ impl Drop for Attached {
 }
 
 impl super::State {
+    /// Tells of tasks that were cancelled before they came here. The worker gets them first.
+    pub(super) fn tell_of_early(&mut self, tasks: &[HandedTask]) {
+        if self.cancelled_early.is_empty() {
+            return;
+        }
+        for handed in tasks {
+            let claim = (handed.task.id, handed.task.token);
+            let before = self.cancelled_early.len();
+            self.cancelled_early.retain(|early| *early != claim);
+            let was_early = self.cancelled_early.len() < before;
+            if let (true, Link::Attached { orders, .. }) = (was_early, &self.link) {
+                let _ = orders.try_send(Order::Cancel(claim.0, claim.1));
+            }
+        }
+    }
+
     /// Takes over what a resuming worker lists; what it does not list any more.
     fn keep_only(&mut self, listed: &[Claim], broker: &Broker) -> Vec<Claim> {
         let renewed_at = broker.clock().monotonic();

@@ -1,5 +1,5 @@
-//! Claims and hints, wherever their shards are led: parked at the leader, and parked again at the next
-//! one for the rest of their wait.
+//! Claims, wherever their shards are led: parked at the leader, and parked again at the next one for the
+//! rest of their wait.
 //!
 //! No claim is orphaned: a caller that goes away cancels its call, and what comes for it nevertheless
 //! goes back. A session's claim has a number; when its answer gets lost, it is sent again under that
@@ -117,48 +117,6 @@ impl Shards {
             _ => None,
         };
         self.forward_minding(network, node, &call, wait + ANSWER_MARGIN, take, late).await
-    }
-
-    pub(super) async fn claimable_routed(
-        &self,
-        network: &PeerNetwork,
-        shard: ShardId,
-        queues: Vec<String>,
-        wait: Duration,
-    ) -> Result<bool, Error> {
-        let mut search = Search::new(self, network, shard, real_now() + wait);
-        loop {
-            let node = match search.next().await {
-                Ok(node) => node,
-                Err(_) if search.has_waited && search.left().is_zero() => return Ok(false),
-                Err(error) => return Err(error),
-            };
-            let (queues, left) = (queues.clone(), search.left());
-            let is_here = node == self.routes().me();
-            let tried = if is_here {
-                Tried::here(self.local().claimable(shard, queues, left).await)
-            } else {
-                let call = ShardCall::Claimable { shard, queues, wait_ms: wait_ms(left) };
-                let take = |reply| match reply {
-                    ShardReply::Claimable(claimable) => Some(claimable),
-                    _ => None,
-                };
-                self.forward(network, node, &call, left + ANSWER_MARGIN, take).await
-            };
-            match tried {
-                // A node that stops sends home who waits there.
-                Tried::Answered(Ok(false)) if !is_here && !search.left().is_zero() => {
-                    search.refused(node, None);
-                }
-                Tried::Answered(answer) => {
-                    search.answered(node);
-                    return answer;
-                }
-                Tried::Refused(leader) => search.refused(node, leader),
-                // A hint takes nothing: it may be asked for as often as one likes.
-                Tried::Unknown => search.refused(node, None),
-            }
-        }
     }
 
     /// Gives back what was claimed for somebody who went away. Not waited for: if it fails, the

@@ -163,6 +163,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
         routes: Arc::clone(&routes),
         network: Arc::clone(&network),
         snapshots: Arc::clone(&snapshots),
+        gateway: OnceLock::new(),
     }));
     let parts = Parts {
         format,

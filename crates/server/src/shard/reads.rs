@@ -1,5 +1,5 @@
-//! Questions, bodies and waits for an end, wherever their shards are led. They change nothing, so that
-//! they are asked again whatever became of the last time.
+//! Questions, bodies, hints and waits for an end, wherever their shards are led. They change nothing, so
+//! that they are asked again whatever became of the last time.
 
 use super::{
     Shards,
@@ -13,8 +13,69 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use taskyard_machine::{Ask, Query, Rejection, ShardId, TaskId, ask};
+use taskyard_replica::NodeId;
 
 impl Shards {
+    /// Asks whoever leads a shard until one has answered. `ask` asks one node, for so long.
+    async fn read_routed<T, F>(
+        &self,
+        network: &PeerNetwork,
+        shard: ShardId,
+        ask: impl Fn(NodeId, Duration) -> F,
+    ) -> Result<T, Error>
+    where
+        F: Future<Output = Tried<Result<T, Error>>>,
+    {
+        let mut search = Search::new(self, network, shard, real_now() + ANSWER_FOR_MAX);
+        loop {
+            let node = search.next().await?;
+            match ask(node, search.left()).await {
+                Tried::Answered(answer) => {
+                    search.answered(node);
+                    return answer;
+                }
+                Tried::Refused(leader) => search.refused(node, leader),
+                Tried::Unknown => search.refused(node, None),
+            }
+        }
+    }
+
+    /// Waits at whoever leads a shard until something is so; `false` when the wait is over. `ask` waits at
+    /// one node, for so long.
+    async fn wait_routed<F>(
+        &self,
+        network: &PeerNetwork,
+        shard: ShardId,
+        wait: Duration,
+        ask: impl Fn(NodeId, Duration) -> F,
+    ) -> Result<bool, Error>
+    where
+        F: Future<Output = Tried<Result<bool, Error>>>,
+    {
+        let mut search = Search::new(self, network, shard, real_now() + wait);
+        loop {
+            let node = match search.next().await {
+                Ok(node) => node,
+                // Its wait is over, and it was spent waiting.
+                Err(_) if search.has_waited && search.left().is_zero() => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            let is_here = node == self.routes().me();
+            match ask(node, search.left()).await {
+                // A node that stops sends home who waits there: it is not so by that.
+                Tried::Answered(Ok(false)) if !is_here && !search.left().is_zero() => {
+                    search.refused(node, None);
+                }
+                Tried::Answered(answer) => {
+                    search.answered(node);
+                    return answer;
+                }
+                Tried::Refused(leader) => search.refused(node, leader),
+                Tried::Unknown => search.refused(node, None),
+            }
+        }
+    }
+
     pub(super) async fn ask_routed<Q: Ask>(
         &self,
         network: &PeerNetwork,
@@ -22,32 +83,25 @@ impl Shards {
         question: Q,
     ) -> Result<Q::Answer, Error> {
         let query: Arc<Query> = Arc::new(question.into());
-        let mut search = Search::new(self, network, shard, real_now() + ANSWER_FOR_MAX);
-        loop {
-            let node = search.next().await?;
-            let tried = if node == self.routes().me() {
-                let query = Arc::clone(&query);
-                let read = self.local().read(shard, move |machine| machine.ask(&query));
-                Tried::here(read.await)
-            } else {
-                let call = ShardCall::Ask { shard, query: Query::clone(&query) };
-                let take = |reply| match reply {
-                    ShardReply::Found(found) => Some(*found),
-                    _ => None,
+        let ask = |node, left| {
+            let query = Arc::clone(&query);
+            async move {
+                let tried = if node == self.routes().me() {
+                    let read = self.local().read(shard, move |machine| machine.ask(&query));
+                    Tried::here(read.await)
+                } else {
+                    let call = ShardCall::Ask { shard, query: Query::clone(&query) };
+                    let take = |reply| match reply {
+                        ShardReply::Found(found) => Some(*found),
+                        _ => None,
+                    };
+                    self.forward(network, node, &call, left, take).await
                 };
-                self.forward(network, node, &call, search.left(), take).await
-            };
-            match tried {
-                Tried::Answered(found) => {
-                    search.answered(node);
-                    let other =
-                        || Error::Unavailable(format!("node {node} answered another question"));
-                    return Q::answer(found?).ok_or_else(other);
-                }
-                Tried::Refused(leader) => search.refused(node, leader),
-                Tried::Unknown => search.refused(node, None),
+                let other = || Error::Unavailable(format!("node {node} answered another question"));
+                tried.map(|found| Q::answer(found).ok_or_else(other))
             }
-        }
+        };
+        self.read_routed(network, shard, ask).await?
     }
 
     pub(super) async fn bodies_routed(
@@ -80,31 +134,48 @@ impl Shards {
         shard: ShardId,
         tasks: Vec<TaskId>,
     ) -> Result<Vec<Option<Bytes>>, Error> {
-        let mut search = Search::new(self, network, shard, real_now() + ANSWER_FOR_MAX);
-        loop {
-            let node = search.next().await?;
-            let tried = if node == self.routes().me() {
-                Tried::here(self.local().bodies(tasks.clone()).await)
-            } else {
-                let call = ShardCall::Bodies { tasks: tasks.clone() };
+        let ask = |node, left| {
+            let tasks = tasks.clone();
+            async move {
+                if node == self.routes().me() {
+                    return Tried::here(self.local().bodies(tasks).await);
+                }
+                let count = tasks.len();
                 let take = |reply| match reply {
-                    ShardReply::Bodies(Ok(bodies)) if bodies.len() != tasks.len() => None,
+                    ShardReply::Bodies(Ok(bodies)) if bodies.len() != count => None,
                     ShardReply::Bodies(bodies) => Some(bodies),
                     _ => None,
                 };
-                self.forward(network, node, &call, search.left(), take)
+                self.forward(network, node, &ShardCall::Bodies { tasks }, left, take)
                     .await
                     .map(|bodies| bodies.into_iter().map(|body| body.map(|body| body.0)).collect())
-            };
-            match tried {
-                Tried::Answered(bodies) => {
-                    search.answered(node);
-                    return bodies;
-                }
-                Tried::Refused(leader) => search.refused(node, leader),
-                Tried::Unknown => search.refused(node, None),
             }
-        }
+        };
+        self.read_routed(network, shard, ask).await
+    }
+
+    pub(super) async fn claimable_routed(
+        &self,
+        network: &PeerNetwork,
+        shard: ShardId,
+        queues: Vec<String>,
+        wait: Duration,
+    ) -> Result<bool, Error> {
+        let ask = |node, left| {
+            let queues = queues.clone();
+            async move {
+                if node == self.routes().me() {
+                    return Tried::here(self.local().claimable(shard, queues, left).await);
+                }
+                let call = ShardCall::Claimable { shard, queues, wait_ms: wait_ms(left) };
+                let take = |reply| match reply {
+                    ShardReply::Claimable(claimable) => Some(claimable),
+                    _ => None,
+                };
+                self.forward(network, node, &call, left + ANSWER_MARGIN, take).await
+            }
+        };
+        self.wait_routed(network, shard, wait, ask).await
     }
 
     pub(super) async fn finished_routed(
@@ -113,16 +184,8 @@ impl Shards {
         task: TaskId,
         wait: Duration,
     ) -> Result<bool, Error> {
-        let mut search = Search::new(self, network, task.home, real_now() + wait);
-        loop {
-            let node = match search.next().await {
-                Ok(node) => node,
-                Err(_) if search.has_waited && search.left().is_zero() => return Ok(false),
-                Err(error) => return Err(error),
-            };
-            let left = search.left();
-            let is_here = node == self.routes().me();
-            let tried = if is_here {
+        let ask = |node, left| async move {
+            let tried = if node == self.routes().me() {
                 Tried::here(self.local().finished(task, left).await)
             } else {
                 let call = ShardCall::Finished { task, wait_ms: wait_ms(left) };
@@ -132,25 +195,17 @@ impl Shards {
                 };
                 self.forward(network, node, &call, left + ANSWER_MARGIN, take).await
             };
-            match tried {
-                // A node that stops sends home who waits there: its task has not ended by that.
-                Tried::Answered(Ok(false)) if !is_here && !search.left().is_zero() => {
-                    search.refused(node, None);
-                }
+            if let Tried::Answered(Err(Error::Rejected(Rejection::TaskNotFound { .. }))) = tried {
                 // Watching confirms no leadership: one that was deposed may not know the task yet.
-                Tried::Answered(Err(Error::Rejected(Rejection::TaskNotFound { .. })))
-                    if self.is_there(network, task).await? =>
-                {
-                    search.refused(node, None);
+                match self.is_there(network, task).await {
+                    Ok(true) => return Tried::Refused(None),
+                    Ok(false) => {}
+                    Err(error) => return Tried::Answered(Err(error)),
                 }
-                Tried::Answered(answer) => {
-                    search.answered(node);
-                    return answer;
-                }
-                Tried::Refused(leader) => search.refused(node, leader),
-                Tried::Unknown => search.refused(node, None),
             }
-        }
+            tried
+        };
+        self.wait_routed(network, task.home, wait, ask).await
     }
 
     /// Whether there is such a task or flow, by its leader.

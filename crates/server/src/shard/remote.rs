@@ -5,7 +5,7 @@
 //! answered with words, nothing panics, and nothing gets into a log that can't be read back from it.
 //! Nothing here is on the way of calls that stay on this node.
 
-use super::{ClaimRequest, HandedTask, ShardStatus, Shards};
+use super::{CancelledClaim, ClaimRequest, HandedTask, ShardStatus, Shards};
 use crate::Error;
 use bytes::Bytes;
 use std::time::Duration;

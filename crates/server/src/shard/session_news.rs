@@ -1,9 +1,10 @@
-//! SessionNews: what a node tells the leaders on others about its workers' sessions, as bytes, and back.
+//! SessionNews: what a node tells the leaders on others about its workers' sessions, and what they tell it,
+//! as bytes and back.
 //!
 //! Nobody answers it and nobody waits for it: what does not arrive is told again, or makes up for itself
 //! in seconds. What one node tells is taken in the order in which it was told.
 
-use super::{Shards, inbox::Input};
+use super::{CancelledClaim, Shards, gateway::News, inbox::Input};
 use crate::cluster::call_kind;
 use bytes::Bytes;
 use taskyard_machine::{
@@ -24,12 +25,15 @@ pub enum SessionNews {
     Cut(SessionId),
     /// See [`Shards::session_not_started`].
     NotStarted(SessionId, Vec<TaskId>),
+    /// See [`Shards::cancelled`]: for the node that has the sessions, not for leaders.
+    Cancelled(Vec<CancelledClaim>),
 }
 
 wire_enum!(SessionNews {
     1 => Alive(sessions),
     2 => Cut(session),
     3 => NotStarted(session, tasks),
+    4 => Cancelled(claims),
 });
 
 impl SessionNews {
@@ -50,28 +54,38 @@ impl SessionNews {
 }
 
 impl Shards {
-    /// Takes what node `from` tells of its sessions.
+    /// Takes what node `from` tells of sessions.
     pub fn take_news(&self, from: NodeId, news: SessionNews) {
+        match &news {
+            SessionNews::Alive(sessions) if from != self.routes().me() => {
+                self.tell_gateway(News::Elsewhere(sessions));
+            }
+            SessionNews::Cancelled(claims) => return self.tell_gateway(News::Cancelled(claims)),
+            _ => {}
+        }
         self.tell(Input::Sessions { from, news });
     }
 
     /// Tells all leaders, wherever they are, something about the sessions of this node.
     pub(super) fn spread_news(&self, news: SessionNews) {
-        let me = self.routes().me();
-        if let Some(network) = self.others() {
-            let bytes = news.encode();
-            for &node in self.routes().control().nodes().keys().filter(|node| **node != me) {
-                network.tell(node, bytes.clone());
-            }
+        self.tell_others(&news);
+        self.take_news(self.routes().me(), news);
+    }
+
+    /// Tells all other nodes.
+    pub(super) fn tell_others(&self, news: &SessionNews) {
+        let Some(network) = self.others() else { return };
+        let (me, bytes) = (self.routes().me(), news.encode());
+        for &node in self.routes().control().nodes().keys().filter(|node| **node != me) {
+            network.tell(node, bytes.clone());
         }
-        self.take_news(me, news);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use taskyard_machine::ShardId;
+    use taskyard_machine::{ClaimToken, ShardId};
 
     #[test]
     fn news_arrive_as_they_were_and_damage_is_an_error() {
@@ -81,6 +95,11 @@ mod tests {
             SessionNews::Alive(vec![SessionId(1), SessionId(u128::MAX)]),
             SessionNews::Cut(SessionId(1)),
             SessionNews::NotStarted(SessionId(1), vec![task]),
+            SessionNews::Cancelled(vec![CancelledClaim {
+                session: SessionId(1),
+                task,
+                token: ClaimToken(9),
+            }]),
         ] {
             let bytes = news.encode();
             assert_eq!(SessionNews::decode(&bytes), Ok(news));

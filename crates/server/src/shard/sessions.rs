@@ -23,6 +23,8 @@ struct Session {
     ends_at: Instant,
     /// The node that last named it alive.
     told_by: Option<NodeId>,
+    /// The one before, if it was another: either may be late.
+    told_before_by: Option<NodeId>,
     /// Where it holds claims, or held some lately.
     shards: BTreeSet<ShardId>,
     /// Where its end is on its way through the log.
@@ -47,6 +49,7 @@ impl Sessions {
         let known = self.sessions.entry(session).or_insert_with(|| Session {
             ends_at,
             told_by: None,
+            told_before_by: None,
             shards: BTreeSet::new(),
             ending: BTreeSet::new(),
             not_started: Vec::new(),
@@ -72,7 +75,9 @@ impl Sessions {
     fn alive(&mut self, from: NodeId, sessions: &[SessionId], now: Instant) {
         for session in sessions {
             if let Some(known) = self.sessions.get_mut(session) {
-                known.told_by = Some(from);
+                if known.told_by != Some(from) {
+                    known.told_before_by = known.told_by.replace(from);
+                }
                 known.ends_at = now + SILENCE_MAX;
                 known.not_started.clear();
             }
@@ -86,6 +91,14 @@ impl Sessions {
             known.ends_at = known.ends_at.min(ends_at);
             self.look_at(ends_at);
         }
+    }
+
+    /// The nodes that may have it: the last two that named it alive. None if nobody has since this node
+    /// leads.
+    pub(crate) fn nodes_of(&self, session: SessionId) -> impl Iterator<Item = NodeId> {
+        let known = self.sessions.get(&session);
+        let nodes = known.map(|known| [known.told_by, known.told_before_by]);
+        nodes.into_iter().flatten().flatten()
     }
 
     /// These claims of it never began, as far as node `from` knows.
@@ -242,6 +255,22 @@ mod tests {
         assert_eq!(silent_at(&mut sessions, start + seconds(19)), []);
         sessions.cut(2, S, start + seconds(10));
         assert_eq!(silent_at(&mut sessions, start + seconds(15)), [ShardId(1)]);
+    }
+
+    #[test]
+    fn a_word_of_the_node_that_a_worker_has_left_does_not_hide_where_it_is() {
+        let now = Instant::now();
+        let mut sessions = Sessions::default();
+        sessions.holds(S, ShardId(1), now);
+        let mut nodes_after = |named_by: &[NodeId]| {
+            named_by.iter().for_each(|&node| sessions.alive(node, &[S], now));
+            sessions.nodes_of(S).collect::<Vec<_>>()
+        };
+        assert!(nodes_after(&[]).is_empty());
+        assert_eq!(nodes_after(&[1, 1]), [1]);
+        assert_eq!(nodes_after(&[2]), [2, 1]);
+        assert_eq!(nodes_after(&[1]), [1, 2], "it was late");
+        assert_eq!(nodes_after(&[2, 3]), [3, 2]);
     }
 
     #[test]

@@ -9,13 +9,14 @@ use crate::{
     checkpoint::BodiesRequest,
     log::group_of,
     shard::{
-        HandedTask,
+        CancelledClaim, HandedTask,
         inbox::{Input, ReadFn, Waiter},
         watchers::ended,
     },
 };
 use bytes::Bytes;
 use std::{
+    collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::Duration,
@@ -24,7 +25,7 @@ use taskyard_machine::{
     BulkProgress, ClaimToken, ClaimedTask, Command, Event, EventKind, Fail, Machine, Outcome,
     Rejection, Release, SessionId, ShardId, TaskError, TaskId,
 };
-use taskyard_replica::{Progress, StateMachine};
+use taskyard_replica::{NodeId, Progress, StateMachine};
 use tokio::sync::oneshot;
 
 /// How soon the end of a session is asked for again that was refused.
@@ -123,6 +124,7 @@ impl ShardLoop {
 
     fn observe(&mut self, number: usize, events: Vec<Event>) {
         let shard = &mut self.shards[number];
+        let mut cancelled = Vec::new();
         for event in &events {
             if let Some(task) = ended(&event.kind) {
                 shard.watchers.task_ended(task);
@@ -138,6 +140,7 @@ impl ShardLoop {
                 | EventKind::QueueSet(queue) => {
                     shard.waiters.wake(queue.as_str());
                 }
+                EventKind::TaskCancelRequested(task) => cancelled.push(task.id),
                 EventKind::OutgoingQueued(_) => shard.outbox.stir(),
                 EventKind::ScheduleMissed(name, count) => {
                     tracing::warn!(
@@ -157,7 +160,32 @@ impl ShardLoop {
         if shard.waiters.is_woken() || shard.outbox.is_stirred() {
             self.activate(number);
         }
+        self.tell_cancelled(number, &cancelled);
         self.turn_events.extend(events);
+    }
+
+    /// Tells the nodes that have their workers which claims are to end. One without a session learns it
+    /// when its lease is renewed.
+    fn tell_cancelled(&self, number: usize, tasks: &[TaskId]) {
+        let machine = self.shards[number].machine();
+        let mut by_node: BTreeMap<Option<NodeId>, Vec<CancelledClaim>> = BTreeMap::new();
+        for &task in tasks {
+            let claim = machine.task(task).and_then(|view| view.claim);
+            // It may have ended in the same turn.
+            let Some(claim) = claim.filter(|claim| claim.cancel_requested) else { continue };
+            let Some(session) = claim.session else { continue };
+            let cancelled = CancelledClaim { session, task, token: claim.token };
+            let mut nodes: Vec<_> = self.sessions.nodes_of(session).map(Some).collect();
+            if nodes.is_empty() {
+                nodes.push(None);
+            }
+            for node in nodes {
+                by_node.entry(node).or_default().push(cancelled);
+            }
+        }
+        for (node, claims) in by_node {
+            self.handle.cancelled(node, claims);
+        }
     }
 
     fn settle_one(&mut self, number: usize, waiting: Waiting, outcome: Result<Outcome, Rejection>) {

@@ -284,6 +284,7 @@ pub(super) fn snooze(request: &v1::SnoozeRequest) -> Result<Snooze, Error> {
 // ---- a worker's session
 
 pub(super) fn hello(hello: v1::Hello) -> Result<Hello, Error> {
+    let activity = activity(hello.state());
     Ok(Hello {
         resumed: session_id(&hello.session_id)?,
         profile: Profile {
@@ -297,7 +298,17 @@ pub(super) fn hello(hello: v1::Hello) -> Result<Hello, Error> {
         queues: queue_weights(hello.queues),
         lease_ms: lease_ms(hello.lease_ms),
         held: held(&hello.held)?,
+        activity,
     })
+}
+
+/// What a worker says it does.
+fn activity(state: v1::WorkerState) -> Activity {
+    match state {
+        v1::WorkerState::Running | v1::WorkerState::Lost => Activity::Running,
+        v1::WorkerState::Quiet => Activity::Quiet,
+        v1::WorkerState::Stopping => Activity::Stopping,
+    }
 }
 
 fn session_id(bytes: &[u8]) -> Result<Option<SessionId>, Error> {
@@ -320,11 +331,7 @@ pub(super) fn beat(beat: &v1::Beat) -> Result<Beat, Error> {
     Ok(Beat {
         held: held(&beat.held)?,
         rss_bytes: beat.rss_bytes,
-        activity: match beat.state() {
-            v1::WorkerState::Running | v1::WorkerState::Lost => Activity::Running,
-            v1::WorkerState::Quiet => Activity::Quiet,
-            v1::WorkerState::Stopping => Activity::Stopping,
-        },
+        activity: activity(beat.state()),
     })
 }
 
@@ -548,10 +555,11 @@ pub(super) fn worker(view: WorkerView) -> v1::Worker {
         queues,
         slots,
         busy: view.busy,
-        state: view.state.to_owned(),
+        state: view.state.as_str().to_owned(),
         connected_at: view.connected_at.0,
         beat_at: view.beat_at.0,
         rss_bytes: view.rss_bytes,
+        node: view.node,
     }
 }
 

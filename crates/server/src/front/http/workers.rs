@@ -11,20 +11,19 @@ use crate::{
 };
 use axum::{extract::State, http::StatusCode, response::Response};
 
-/// Workers with a session, and those lost within a day.
+/// The workers of all nodes: those with a session, and those lost within a day.
 #[utoipa::path(
     get, path = "/v1/workers", operation_id = "list_workers", tag = "workers",
     responses(
-        (status = 200, body = json::WorkerList, description = "all of them"),
+        (status = 200, body = json::WorkerList, description = "all of them, but for those of nodes that did not answer"),
         Problem,
     ),
 )]
-pub(super) async fn list(State(http): State<Http>) -> Response {
-    let workers = http.broker.sessions().workers().into_iter().map(Into::into).collect();
-    ok(&json::WorkerList { workers })
+pub(super) async fn list(State(http): State<Http>) -> Result<Response, Problem> {
+    Ok(ok(&json::WorkerList::from(http.broker.workers().await?)))
 }
 
-/// Asks a worker to finish what it has and claim nothing more.
+/// Asks a worker, whichever node it is connected to, to finish what it has and claim nothing more.
 #[utoipa::path(
     post, path = "/v1/workers/{id}/quiet", operation_id = "quiet_worker", tag = "workers",
     params(("id" = String, Path)),
@@ -38,11 +37,11 @@ pub(super) async fn quiet(
     NamePath(id): NamePath,
     _: NoFields,
 ) -> Result<Response, Problem> {
-    http.broker.sessions().order(&id, Activity::Quiet)?;
+    http.broker.order_worker(&id, Activity::Quiet).await?;
     Ok(reply(StatusCode::ACCEPTED, &json::Asked { asked: "quiet" }))
 }
 
-/// Asks a worker to shut down.
+/// Asks a worker, whichever node it is connected to, to shut down.
 #[utoipa::path(
     post, path = "/v1/workers/{id}/stop", operation_id = "stop_worker", tag = "workers",
     params(("id" = String, Path)),
@@ -56,6 +55,6 @@ pub(super) async fn stop(
     NamePath(id): NamePath,
     _: NoFields,
 ) -> Result<Response, Problem> {
-    http.broker.sessions().order(&id, Activity::Stopping)?;
+    http.broker.order_worker(&id, Activity::Stopping).await?;
     Ok(reply(StatusCode::ACCEPTED, &json::Asked { asked: "stopping" }))
 }

@@ -1,7 +1,7 @@
 //! What answers about queues, workers and the node hold.
 
 use super::Moment;
-use crate::{broker::BulkReport, sessions::WorkerView};
+use crate::{broker::BulkReport, cluster::Workers, sessions::WorkerView};
 use serde::Serialize;
 use taskyard_machine::{QueueView, Timestamp};
 use utoipa::ToSchema;
@@ -98,6 +98,8 @@ pub(in crate::front) struct Worker {
     busy: u32,
     /// `running`, `quiet`, `stopping` or `lost`.
     state: &'static str,
+    /// The node that it is connected to, or was last.
+    node: u64,
     connected_at: Moment,
     beat_at: Moment,
     /// Its memory, once it told.
@@ -117,7 +119,8 @@ impl From<WorkerView> for Worker {
             queues: profile.queues,
             slots: profile.slots,
             busy: view.busy,
-            state: view.state,
+            state: view.state.as_str(),
+            node: view.node,
             connected_at: view.connected_at.into(),
             beat_at: view.beat_at.into(),
             rss_bytes: Some(view.rss_bytes).filter(|bytes| *bytes > 0),
@@ -125,10 +128,20 @@ impl From<WorkerView> for Worker {
     }
 }
 
-/// Workers with a session, and those lost within a day.
+/// The workers of all nodes: those with a session, and those lost within a day.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct WorkerList {
-    pub(in crate::front) workers: Vec<Worker>,
+    workers: Vec<Worker>,
+    /// Nodes that did not answer in time: their workers are not in the list. Absent if all did.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    missing_nodes: Vec<u64>,
+}
+
+impl From<Workers> for WorkerList {
+    fn from(found: Workers) -> WorkerList {
+        let workers = found.workers.into_iter().map(Into::into).collect();
+        WorkerList { workers, missing_nodes: found.missing }
+    }
 }
 
 /// What a worker was asked to do.

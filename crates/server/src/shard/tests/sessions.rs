@@ -88,6 +88,7 @@ async fn a_session_is_resumed_on_a_node_that_never_saw_it() {
         profile: Profile { slots: 5, ..Profile::default() },
         queues: vec![("mail".into(), 1)],
         lease_ms: 30_000,
+        ..Hello::default()
     };
     let (attached, _) = Attached::open(&first, hello(None, vec![])).await.unwrap();
     let session = attached.id();

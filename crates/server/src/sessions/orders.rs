@@ -1,0 +1,85 @@
+//! Orders: what operators ask of workers, told at once and with every beat.
+//!
+//! The node that has the worker keeps the order with its session. The others remember it, for the worker may
+//! go on at any of them before it was told. Once it was, it says so itself in its next hello: that is
+//! what outlives every node. What is remembered is bounded, and gone when this process ends.
+
+use super::{Activity, LOST_KEPT_FOR, Link, Order, Sessions};
+use crate::limits::LOST_KEPT_MAX;
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+use taskyard_machine::{SessionId, wire::wire_enum};
+
+/// What came of an order on one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Ordered {
+    /// It does not have that worker.
+    Unknown,
+    /// It had it a moment ago: the worker is told when it is back.
+    Waits,
+    /// The worker is told.
+    Told,
+}
+
+wire_enum!(Ordered { 1 => Unknown, 2 => Waits, 3 => Told });
+
+/// Orders to workers that other nodes have.
+#[derive(Debug, Default)]
+pub(super) struct Remembered(Mutex<HashMap<SessionId, (Activity, Instant)>>);
+
+impl Sessions {
+    /// Asks a worker to be quiet or to stop, if this node has it.
+    pub(crate) fn order(&self, id: SessionId, activity: Activity) -> Ordered {
+        let Some(session) = self.session(id) else { return Ordered::Unknown };
+        let mut state = session.state();
+        let ordered = match &state.link {
+            Link::Lost { .. } => return Ordered::Unknown,
+            Link::Cut { .. } => Ordered::Waits,
+            Link::Attached { orders, .. } => {
+                // A full channel already holds orders, and the next beat is answered with this one.
+                let _ = orders.try_send(Order::Activity);
+                let is_heard = !state.is_silent && !state.is_elsewhere;
+                if is_heard { Ordered::Told } else { Ordered::Waits }
+            }
+        };
+        state.ordered = activity;
+        self.0.remembered.drop(id);
+        ordered
+    }
+
+    /// Remembers an order to a worker that another node has: it may come here.
+    pub(crate) fn remember(&self, id: SessionId, activity: Activity) {
+        self.0.remembered.keep(id, activity, self.0.clock.monotonic());
+    }
+}
+
+impl Remembered {
+    pub(super) fn of(&self, id: SessionId) -> Option<Activity> {
+        self.orders().get(&id).map(|(activity, _)| *activity)
+    }
+
+    /// Forgets what was remembered too long ago: whoever has not come back by then is lost.
+    pub(super) fn forget(&self, now: Instant) {
+        self.orders().retain(|_, (_, at)| now.saturating_duration_since(*at) <= LOST_KEPT_FOR);
+    }
+
+    fn keep(&self, id: SessionId, activity: Activity, now: Instant) {
+        let mut orders = self.orders();
+        if orders.len() >= LOST_KEPT_MAX && !orders.contains_key(&id) {
+            let oldest = orders.iter().min_by_key(|(_, (_, at))| *at).map(|(id, _)| *id);
+            oldest.and_then(|oldest| orders.remove(&oldest));
+        }
+        orders.insert(id, (activity, now));
+    }
+
+    fn drop(&self, id: SessionId) {
+        self.orders().remove(&id);
+    }
+
+    fn orders(&self) -> MutexGuard<'_, HashMap<SessionId, (Activity, Instant)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
