@@ -135,8 +135,10 @@ taskyard_machine::limits! {
     PEER_CALL_BYTES_MAX: usize = 64 << 20, "bytes";
     /// Bytes of one peer's calls that are being executed here; a call beyond is refused.
     PEER_SERVED_BYTES_MAX: usize = 256 << 20, "bytes";
-    /// Bytes of answers that wait for a peer to read them, after which none of its calls are taken.
+    /// Bytes of answers that wait for a peer to read them, after which none of its calls are begun; its Raft messages are heard all the same.
     PEER_ANSWER_BYTES_SOFT_MAX: usize = 16 << 20, "bytes";
-    /// The same, after which its connection is cut: what it asked for and does not read is too much.
+    /// The same, after which further answers wait for room. A peer that reads nothing at all is down, see above.
     PEER_ANSWER_BYTES_MAX: usize = 128 << 20, "bytes";
+    /// Tasks that one claim of another node's worker is answered with, in bytes, or one task: many claims are answered at once when a queue is resumed, and the rest goes to the next claim.
+    PEER_CLAIM_BYTES_MAX: usize = 1 << 20, "bytes";
 }

@@ -93,6 +93,7 @@ pub(super) const BOUNDS: Bounds = Bounds {
     raft_frames_max: limits::PEER_RAFT_FRAMES_MAX,
     raft_bytes_max: limits::PEER_RAFT_BYTES_MAX,
     tell_bytes_max: limits::PEER_TELL_BYTES_MAX,
+    notice_bytes_max: 0,
     bulk_bytes_max: limits::PEER_CALL_BYTES_MAX,
 };
 

@@ -211,6 +211,7 @@ mod tests {
         raft_frames_max: 1_000,
         raft_bytes_max: 1 << 20,
         tell_bytes_max: 1 << 20,
+        notice_bytes_max: 1 << 20,
         bulk_bytes_max: 1 << 20,
     };
 

@@ -3,7 +3,7 @@
 //! Signs of life leave first, then Raft messages, then what is told, then calls and answers, so that no
 //! large call makes a leader or a worker look dead. Invariant: every lane is bounded, and none keeps
 //! another from moving. A Raft message beyond takes the place of the oldest, since Raft sends again, and
-//! so does what is told; a call beyond is refused; a ping replaces the one before.
+//! so does what is told; a call beyond is refused, an answer waits; a ping replaces the one before.
 
 use super::frame::{Frame, Kind};
 use bytes::{Bytes, BytesMut};
@@ -11,7 +11,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Mutex, MutexGuard, PoisonError},
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 /// About what one write hands to the kernel.
 const WRITE_BYTES: usize = 256 << 10;
@@ -28,6 +28,7 @@ pub(super) struct Bounds {
     pub(super) raft_frames_max: usize,
     pub(super) raft_bytes_max: usize,
     pub(super) tell_bytes_max: usize,
+    pub(super) notice_bytes_max: usize,
     /// Calls and answers together.
     pub(super) bulk_bytes_max: usize,
 }
@@ -36,6 +37,8 @@ pub(super) struct Bounds {
 pub(super) struct SendQueue {
     bounds: Bounds,
     lanes: Mutex<Lanes>,
+    /// Bytes of calls and answers that there is room for. Who waits for some gets it in turn.
+    room: Semaphore,
     /// Something is there to write.
     filled: Notify,
     /// Calls and answers were taken out.
@@ -52,6 +55,8 @@ struct Lanes {
     raft_bytes: usize,
     tells: VecDeque<Frame>,
     tell_bytes: usize,
+    notices: VecDeque<Frame>,
+    notice_bytes: usize,
     /// In the order of their tickets.
     bulk: BTreeMap<u64, Frame>,
     bulk_bytes: usize,
@@ -68,7 +73,13 @@ pub(super) struct Full;
 
 impl SendQueue {
     pub(super) fn new(bounds: Bounds) -> SendQueue {
-        SendQueue { bounds, lanes: Mutex::default(), filled: Notify::new(), drained: Notify::new() }
+        SendQueue {
+            bounds,
+            lanes: Mutex::default(),
+            room: Semaphore::new(bounds.bulk_bytes_max),
+            filled: Notify::new(),
+            drained: Notify::new(),
+        }
     }
 
     /// Adds a Raft message; says how many older ones went for it.
@@ -102,28 +113,62 @@ impl SendQueue {
         self.filled.notify_one();
     }
 
-    /// Adds a call or an answer. One that is alone is always taken, whatever its size.
-    pub(super) fn push_bulk(&self, frame: Frame) -> Result<Ticket, Full> {
+    /// Adds a few words about a call that has no answer: it may not have to wait for room.
+    pub(super) fn push_notice(&self, frame: Frame) -> Result<(), Full> {
         let mut lanes = self.lanes();
-        let bytes = lanes.bulk_bytes + cost(&frame);
-        if bytes > self.bounds.bulk_bytes_max && !lanes.bulk.is_empty() {
+        let bytes = lanes.notice_bytes + cost(&frame);
+        if bytes > self.bounds.notice_bytes_max {
             return Err(Full);
         }
+        lanes.notice_bytes = bytes;
+        lanes.notices.push_back(frame);
+        drop(lanes);
+        self.filled.notify_one();
+        Ok(())
+    }
+
+    /// Adds a call. One that is alone is always taken, whatever its size.
+    pub(super) fn push_bulk(&self, frame: Frame) -> Result<Ticket, Full> {
+        let room = self.room.try_acquire_many(self.share(&frame)).map_err(|_full| Full)?;
+        room.forget();
+        Ok(self.push(frame))
+    }
+
+    /// Adds an answer as soon as there is room for it, in turn with others that wait.
+    pub(super) async fn push_bulk_in_turn(&self, frame: Frame) {
+        let room = self.room.acquire_many(self.share(&frame)).await;
+        room.expect("nobody closes it").forget();
+        self.push(frame);
+    }
+
+    fn push(&self, frame: Frame) -> Ticket {
+        let mut lanes = self.lanes();
         let ticket = lanes.next_ticket;
         lanes.next_ticket += 1;
-        lanes.bulk_bytes = bytes;
+        lanes.bulk_bytes += cost(&frame);
         lanes.bulk.insert(ticket, frame);
         drop(lanes);
         self.filled.notify_one();
-        Ok(Ticket(ticket))
+        Ticket(ticket)
     }
 
     /// Takes a call back; `false` if it may have been written.
     pub(super) fn withdraw(&self, ticket: Ticket) -> bool {
         let mut lanes = self.lanes();
         let Some(frame) = lanes.bulk.remove(&ticket.0) else { return false };
-        lanes.bulk_bytes -= cost(&frame);
+        self.leave(&mut lanes, &frame);
         true
+    }
+
+    /// A call or an answer is out.
+    fn leave(&self, lanes: &mut Lanes, frame: &Frame) {
+        lanes.bulk_bytes -= cost(frame);
+        self.room.add_permits(self.share(frame) as usize);
+    }
+
+    /// What a frame takes of the room; all of it if it is larger.
+    fn share(&self, frame: &Frame) -> u32 {
+        u32::try_from(cost(frame).min(self.bounds.bulk_bytes_max)).unwrap_or(u32::MAX)
     }
 
     /// Tells that the caller of a call that was written has gone.
@@ -163,8 +208,9 @@ impl SendQueue {
     /// Frames and bytes that wait.
     pub(super) fn waiting(&self) -> (usize, usize) {
         let lanes = self.lanes();
-        let frames = lanes.raft.len() + lanes.tells.len() + lanes.bulk.len();
-        (frames, lanes.raft_bytes + lanes.tell_bytes + lanes.bulk_bytes)
+        let frames = lanes.raft.len() + lanes.tells.len() + lanes.notices.len() + lanes.bulk.len();
+        let bytes = lanes.raft_bytes + lanes.tell_bytes + lanes.notice_bytes + lanes.bulk_bytes;
+        (frames, bytes)
     }
 
     /// Moves about one write's worth out of the queue, most urgent first. At least one of what is told,
@@ -189,8 +235,12 @@ impl SendQueue {
                 break;
             }
         }
+        while let Some(frame) = lanes.notices.pop_front() {
+            lanes.notice_bytes -= cost(&frame);
+            batch.push(&frame);
+        }
         while let Some((_, frame)) = lanes.bulk.pop_first() {
-            lanes.bulk_bytes -= cost(&frame);
+            self.leave(&mut lanes, &frame);
             batch.push(&frame);
             if batch.bytes >= WRITE_BYTES {
                 break;
@@ -247,6 +297,7 @@ mod tests {
         raft_frames_max: 1_000,
         raft_bytes_max: 1 << 20,
         tell_bytes_max: 1 << 20,
+        notice_bytes_max: 1 << 20,
         bulk_bytes_max: 1 << 20,
     };
 
@@ -369,6 +420,28 @@ mod tests {
         let calls = |write: &[(Kind, u64)]| write.iter().filter(|(k, _)| *k == Kind::Call).count();
         assert_eq!(writes.iter().map(|write| calls(write)).collect::<Vec<_>>(), [1, 1, 1, 0]);
         assert!(writes[..3].iter().all(|write| write.len() == 28), "{writes:?}");
+    }
+
+    #[tokio::test]
+    async fn answers_wait_for_room_in_turn_and_words_about_calls_do_not() {
+        let queue = SendQueue::new(Bounds { bulk_bytes_max: 1_000, ..BOUNDS });
+        queue.push_bulk_in_turn(call(1, 5_000)).now_or_never().expect("alone it is taken");
+        let mut second = std::pin::pin!(queue.push_bulk_in_turn(call(2, 500)));
+        let mut third = std::pin::pin!(queue.push_bulk_in_turn(call(3, 500)));
+        assert!(second.as_mut().now_or_never().is_none());
+        assert!(third.as_mut().now_or_never().is_none());
+        queue.push_notice(Frame::new(Kind::Broken, 9, Bytes::new())).unwrap();
+        assert_eq!(taken(&queue), [(Kind::Broken, 9), (Kind::Call, 1)]);
+        second.await;
+        assert!(third.as_mut().now_or_never().is_none(), "there is room for one");
+        assert_eq!(taken(&queue), [(Kind::Call, 2)]);
+        third.await;
+        assert_eq!(taken(&queue), [(Kind::Call, 3)]);
+        assert_eq!(queue.waiting(), (0, 0));
+
+        let queue = SendQueue::new(Bounds { notice_bytes_max: 200, ..BOUNDS });
+        queue.push_notice(Frame::new(Kind::Broken, 1, Bytes::new())).unwrap();
+        assert_eq!(queue.push_notice(Frame::new(Kind::Broken, 2, Bytes::new())), Err(Full));
     }
 
     #[tokio::test]

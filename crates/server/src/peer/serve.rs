@@ -1,7 +1,10 @@
 //! The calls of a peer that dialled this node: taken, executed, answered.
 //!
 //! Invariants: a call is executed once, or declined and not begun; a call that is cancelled, or whose
-//! connection ends, is dropped where it stands; what a peer asks for and does not read stays bounded.
+//! connection ends, is dropped where it stands. Answers that a peer has not read keep its further calls
+//! from being begun, and nothing else of what it sends: its Raft messages and what it tells are heard. A
+//! burst of answers waits for room, each with its call; a peer that reads none of them is cut off by its
+//! silence.
 
 use super::{
     PeerHandler,
@@ -30,9 +33,9 @@ use tokio::{
 pub(super) struct Allowance {
     pub(super) calls_max: usize,
     pub(super) request_bytes_max: usize,
-    /// Answers that wait, after which no frame of the peer is taken.
+    /// Answers that wait, after which no call of the peer is begun.
     pub(super) answer_bytes_soft_max: usize,
-    /// The same, after which its connection is cut.
+    /// The same, after which further answers wait for room.
     pub(super) answer_bytes_max: usize,
 }
 
@@ -49,7 +52,9 @@ struct Served {
     allowance: Allowance,
     queue: SendQueue,
     under_way: Mutex<UnderWay>,
-    /// There was no room for an answer.
+    /// Whose turn it is to wait until answers are read, before a call is begun.
+    turn: tokio::sync::Mutex<()>,
+    /// There was no room even for words about calls.
     overflowed: Notify,
 }
 
@@ -57,6 +62,8 @@ struct Served {
 struct UnderWay {
     calls: HashMap<u64, (AbortHandle, usize)>,
     request_bytes: usize,
+    /// Calls that are done, and whose answers wait for room.
+    answering: usize,
 }
 
 /// Serves a peer until its connection ends, and says why it did.
@@ -71,19 +78,20 @@ pub(super) async fn serve(
         raft_frames_max: 0,
         raft_bytes_max: 0,
         tell_bytes_max: 0,
+        notice_bytes_max: allowance.answer_bytes_soft_max,
         bulk_bytes_max: allowance.answer_bytes_max,
     };
     let served = Arc::new(Served {
         allowance,
         queue: SendQueue::new(bounds),
         under_way: Mutex::default(),
+        turn: tokio::sync::Mutex::default(),
         overflowed: Notify::new(),
     });
     // Dropped with the connection, and with it every call that is under way.
     let mut tasks = JoinSet::new();
     let read = async {
         loop {
-            served.queue.drained_to(allowance.answer_bytes_soft_max).await;
             let frame = match reader.frame_within(patience.silence).await {
                 Ok(frame) => frame,
                 Err(ended) => return ended,
@@ -93,9 +101,10 @@ pub(super) async fn serve(
                 Kind::Raft => handler.raft(from, frame.stream, frame.body),
                 Kind::Tell => handler.told(from, frame.body),
                 Kind::Call => {
-                    let begun =
-                        served.begin(&mut tasks, &frame, || handler.call(from, frame.body.clone()));
-                    if let Err(ended) = begun {
+                    let (handler, request) = (handler.clone(), frame.body);
+                    let (stream, bytes) = (frame.stream, request.len());
+                    let call = move || handler.call(from, request);
+                    if let Err(ended) = served.begin(&mut tasks, stream, bytes, call) {
                         return ended;
                     }
                 }
@@ -119,39 +128,43 @@ impl Served {
     fn begin<F>(
         self: &Arc<Served>,
         tasks: &mut JoinSet<()>,
-        frame: &Frame,
-        call: impl FnOnce() -> F,
+        stream: u64,
+        bytes: usize,
+        call: impl FnOnce() -> F + Send + 'static,
     ) -> Result<(), Ended>
     where
         F: Future<Output = Bytes> + Send + 'static,
     {
-        let (stream, bytes) = (frame.stream, frame.body.len());
         if self.under_way().calls.contains_key(&stream) {
             return Err(Ended::OutOfTurn(format!("call {stream} twice")));
         }
         // Calls are begun one after the other, so what there is room for now stays so.
         if self.is_full(bytes) {
             let why = "too many calls are under way on the other side";
-            self.answer(Frame::new(Kind::Declined, stream, why));
+            self.notice(Frame::new(Kind::Declined, stream, why));
             return Ok(());
         }
-        let (served, call) = (self.clone(), call());
+        let served = self.clone();
         let mut under_way = self.under_way();
         // The task can't be over before it is listed: its end takes the same lock.
         let task = tasks.spawn(async move {
+            served.until_read().await;
             // A handler that panics says so in the log; its caller must not wait for nothing.
-            let answer = AssertUnwindSafe(call).catch_unwind().await;
-            if served.under_way().remove(stream).is_none() {
+            let answer = AssertUnwindSafe(async { call().await }).catch_unwind().await;
+            if !served.under_way().answers(stream) {
                 return;
             }
-            served.answer(match answer {
+            let answer = match answer {
                 Ok(body) if fits(body.len()) => Frame::new(Kind::Reply, stream, body),
                 Ok(body) => {
                     tracing::error!(bytes = body.len(), "an answer to a peer does not fit a frame");
                     Frame::new(Kind::Broken, stream, Bytes::new())
                 }
                 Err(_panic) => Frame::new(Kind::Broken, stream, Bytes::new()),
-            });
+            };
+            // From here on no cancellation stops it: what it hands over must arrive.
+            served.queue.push_bulk_in_turn(answer).await;
+            served.under_way().answering -= 1;
         });
         under_way.request_bytes += bytes;
         under_way.calls.insert(stream, (task, bytes));
@@ -160,7 +173,7 @@ impl Served {
 
     fn is_full(&self, bytes: usize) -> bool {
         let under_way = self.under_way();
-        under_way.calls.len() >= self.allowance.calls_max
+        under_way.calls.len() + under_way.answering >= self.allowance.calls_max
             || under_way.request_bytes + bytes > self.allowance.request_bytes_max
     }
 
@@ -170,12 +183,20 @@ impl Served {
         let task = self.under_way().remove(stream);
         if let Some(task) = task {
             task.abort();
-            self.answer(Frame::new(Kind::Broken, stream, Bytes::new()));
+            self.notice(Frame::new(Kind::Broken, stream, Bytes::new()));
         }
     }
 
-    fn answer(&self, frame: Frame) {
-        if self.queue.push_bulk(frame).is_err() {
+    /// Returns when so much was read of the answers that a call may be begun. Calls wait one after the other.
+    async fn until_read(&self) {
+        let _turn = self.turn.lock().await;
+        self.queue.drained_to(self.allowance.answer_bytes_soft_max).await;
+    }
+
+    /// Says something about a call that has no answer. A peer that keeps to its bounds, and reads, never
+    /// has too many of them.
+    fn notice(&self, frame: Frame) {
+        if self.queue.push_notice(frame).is_err() {
             self.overflowed.notify_one();
         }
     }
@@ -190,5 +211,12 @@ impl UnderWay {
         let (task, bytes) = self.calls.remove(&stream)?;
         self.request_bytes -= bytes;
         Some(task)
+    }
+
+    /// A call is done, and its answer goes out; `false` if it was cancelled.
+    fn answers(&mut self, stream: u64) -> bool {
+        let is_wanted = self.remove(stream).is_some();
+        self.answering += usize::from(is_wanted);
+        is_wanted
     }
 }

@@ -39,6 +39,8 @@ struct Seen {
     /// Who was heard, and no longer, in order.
     heard: Vec<(NodeId, bool)>,
     removed: Vec<NodeId>,
+    /// Calls that wait at the gate may be answered.
+    is_open: bool,
 }
 
 impl Recorder {
@@ -113,6 +115,11 @@ impl PeerHandler for Handler {
                 Some(b"hang") => {
                     let _unfinished = Unfinished(recorder);
                     std::future::pending().await
+                }
+                Some(b"gate") => {
+                    let opened = |seen: &Seen| seen.is_open.then_some(());
+                    recorder.until("the gate", opened).await;
+                    Bytes::from(vec![b'x'; 1 << 20])
                 }
                 Some(b"panic") => panic!("a handler that panics, as the test wants"),
                 Some(b"large") => Bytes::from(vec![b'x'; 1 << 20]),
@@ -444,6 +451,28 @@ async fn calls_beyond_the_allowance_are_declined_and_not_executed() {
     // The cancellation is written before the next call.
     two.recorder.until("its end", |seen| (seen.dropped == 1).then_some(())).await;
     assert!(one.asks(2, "fourth").await.is_ok());
+}
+
+/// As when a queue is resumed, and every worker that waits gets its fill.
+#[tokio::test]
+async fn a_burst_of_answers_waits_for_its_reader() {
+    const CALLS: usize = 30;
+    let allowance =
+        Allowance { answer_bytes_soft_max: 1 << 20, answer_bytes_max: 4 << 20, ..ALLOWANCE };
+    let one = TestNode::start(1).await;
+    let tuning = Tuning { allowance, ..TUNING };
+    let two = TestNode::with(config(2).identity(), tuning, Clock::system()).await;
+    one.connects_to(&two).await;
+    let call = |number| tokio::spawn(one.network.call(2, format!("gate {number}").into(), WAIT));
+    let calls: Vec<_> = (0..CALLS).map(call).collect();
+    two.recorder.until("all wait", |seen| (seen.executed.len() == CALLS).then_some(())).await;
+    two.recorder.note(|seen| seen.is_open = true);
+    for call in calls {
+        let answer = within("an answer", call).await.unwrap();
+        assert_eq!(answer.map(|answer| answer.len()), Ok(1 << 20));
+    }
+    assert_eq!(one.recorder.turns(2), [true], "the connection holds");
+    assert!(one.asks(2, "hello").await.is_ok());
 }
 
 #[tokio::test]

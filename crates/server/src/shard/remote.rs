@@ -5,12 +5,13 @@
 //! answered with words, nothing panics, and nothing gets into a log that can't be read back from it.
 //! Nothing here is on the way of calls that stay on this node.
 
-use super::{CancelledClaim, ClaimRequest, HandedTask, ShardStatus, Shards};
-use crate::Error;
+use super::{ClaimRequest, HandedTask, ShardStatus, Shards};
+use crate::{Error, limits::PEER_CLAIM_BYTES_MAX};
 use bytes::Bytes;
 use std::time::Duration;
 use taskyard_machine::{
-    Body, DecodeError, EncodedCommand, Found, Outcome, Query, ShardId, TaskId, TaskPage,
+    Body, ClaimedTask, DecodeError, EncodedCommand, Found, Outcome, ParentResult, Query, ShardId,
+    TaskId, TaskPage,
     limits::CLAIM_WAIT_MS_MAX,
     wire::{Reader, Wire, decode_from_node, encode_for_node, wire_enum, wire_struct},
 };
@@ -213,25 +214,37 @@ pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
 /// is too long for one frame is made shorter.
 pub async fn serve_bytes(shards: &Shards, call: &[u8]) -> Vec<u8> {
     match ShardCall::decode(call) {
-        Ok(call) => encode_bounded(shards, serve(shards, call).await, REPLY_BYTES_MAX),
+        Ok(call) => {
+            let reply = cut_claim(shards, serve(shards, call).await, PEER_CLAIM_BYTES_MAX);
+            encode_bounded(reply, REPLY_BYTES_MAX)
+        }
         Err(error) => ShardReply::Unread(error.what).encode(),
     }
 }
 
-/// The bytes of a reply, about `bytes_max` at most. Claimed tasks that do not fit go back; a page of
-/// tasks ends earlier, as any page may; what has no shorter form is refused.
-fn encode_bounded(shards: &Shards, mut reply: ShardReply, bytes_max: usize) -> Vec<u8> {
+/// The same reply with claimed tasks of about `bytes_max` at most, or one; those that do not fit go back.
+fn cut_claim(shards: &Shards, mut reply: ShardReply, bytes_max: usize) -> ShardReply {
+    if let ShardReply::Claimed(Ok(tasks)) = &mut reply {
+        let mut bytes = 0;
+        let mut fits = |handed: &HandedTask| {
+            bytes += handed.bytes();
+            bytes <= bytes_max
+        };
+        let fitting = tasks.iter().take_while(|handed| fits(handed)).count();
+        shards.local().undelivered(&tasks.split_off(fitting.max(1).min(tasks.len())));
+    }
+    reply
+}
+
+/// The bytes of a reply, about `bytes_max` at most. A page of tasks ends earlier, as any page may; what has
+/// no shorter form is refused.
+fn encode_bounded(mut reply: ShardReply, bytes_max: usize) -> Vec<u8> {
     loop {
         let encoded = reply.encode();
         if encoded.len() <= bytes_max {
             return encoded;
         }
         reply = match reply {
-            ShardReply::Claimed(Ok(mut tasks)) if tasks.len() > 1 => {
-                let left = tasks.split_off(tasks.len() / 2);
-                shards.local().undelivered(&left);
-                ShardReply::Claimed(Ok(tasks))
-            }
             ShardReply::Found(found) if found.is_ok() => {
                 ShardReply::Found(Box::new(match *found {
                     Ok(Found::Tasks(page)) if page.tasks.len() > 1 => Ok(Found::Tasks(half(page))),
@@ -239,8 +252,8 @@ fn encode_bounded(shards: &Shards, mut reply: ShardReply, bytes_max: usize) -> V
                 }))
             }
             ShardReply::Bodies(Ok(_)) => ShardReply::Bodies(Err(too_long(encoded.len()))),
-            // What was decided must be told, a single claim is far below the bound of a frame, and
-            // all others are short.
+            // What was decided must be told, a claim was cut far below the bound of a frame, and all
+            // others are short.
             _ => return encoded,
         };
     }
@@ -309,6 +322,19 @@ impl<'a> Wire<'a> for KeptBody {
         let bytes: &[u8] = reader.read()?;
         Body::decode(bytes).map_err(|error| reader.error(error.what))?;
         Ok(KeptBody(Bytes::copy_from_slice(bytes)))
+    }
+}
+
+impl HandedTask {
+    /// About what it takes in a reply.
+    fn bytes(&self) -> usize {
+        const FIELDS_BYTES: usize = 128;
+        let ClaimedTask { resume_state, parents, .. } = &self.task;
+        let result =
+            |parent: &ParentResult| parent.result.as_ref().map_or(0, |result| result.len());
+        let parents: usize = parents.iter().map(|parent| FIELDS_BYTES + result(parent)).sum();
+        let resume_state = resume_state.as_ref().map_or(0, |state| state.len());
+        FIELDS_BYTES + self.body.len() + resume_state + parents
     }
 }
 

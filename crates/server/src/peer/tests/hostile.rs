@@ -346,6 +346,27 @@ async fn a_peer_that_reads_no_answers_is_cut_off_and_costs_a_bounded_amount() {
 }
 
 #[tokio::test]
+async fn a_peer_that_reads_no_answers_is_heard_until_it_is_cut_off() {
+    let allowance =
+        Allowance { answer_bytes_soft_max: 1 << 20, answer_bytes_max: 4 << 20, ..ALLOWANCE };
+    let besieged = Besieged::tuned(Tuning { allowance, ..TUNING }).await;
+    let (_reader, mut writer) = besieged.insider().await;
+    for stream in 1..=100 {
+        let call = Frame::new(Kind::Call, stream, &b"large"[..]);
+        write_frame(&mut writer, &call).await.unwrap();
+    }
+    // More than the system's buffers and the bound hold: the rest is not begun.
+    let executed = |seen: &Seen| seen.executed.get(&b"large"[..]).copied().unwrap_or_default();
+    besieged.node.recorder.until("calls", |seen| (executed(seen) > 1).then_some(())).await;
+    for frame in [Frame::new(Kind::Raft, 3, &b"vote"[..]), Frame::new(Kind::Tell, 0, "alive")] {
+        write_frame(&mut writer, &frame).await.unwrap();
+    }
+    let heard = |seen: &Seen| (seen.raft.len() == 1 && seen.told.len() == 1).then_some(());
+    besieged.node.recorder.until("what it sends", heard).await;
+    assert!(executed(&besieged.node.recorder.seen.lock().unwrap()) < 100);
+}
+
+#[tokio::test]
 async fn a_node_that_talks_on_while_it_asks_to_join_is_cut_off() {
     let besieged = Besieged::start().await;
     let mut config = config(0);

@@ -339,7 +339,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
         limit: 16,
     };
     let call = ShardCall::Ask { shard: home, query: tasks.clone().into() };
-    let reply = encode_bounded(&shards, serve(&shards, call).await, 500);
+    let reply = encode_bounded(serve(&shards, call).await, 500);
     let ShardReply::Found(found) = ShardReply::decode(&reply).unwrap() else {
         panic!("another reply");
     };
@@ -351,7 +351,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
     assert_eq!(page.tasks.len() + rest.tasks.len(), 16);
 
     let call = ShardCall::Ask { shard: home, query: ask::Queues {}.into() };
-    let reply = encode_bounded(&shards, serve(&shards, call).await, 10);
+    let reply = encode_bounded(serve(&shards, call).await, 10);
     let ShardReply::Found(found) = ShardReply::decode(&reply).unwrap() else {
         panic!("another reply");
     };
@@ -366,10 +366,10 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
         ..request()
     };
     let call = ShardCall::Claim { shard: home, request: request.clone(), wait_ms: 0 };
-    let reply = encode_bounded(&shards, serve(&shards, call).await, 5_000);
-    let ShardReply::Claimed(Ok(claimed)) = ShardReply::decode(&reply).unwrap() else {
-        panic!("another reply");
-    };
+    let reply = cut_claim(&shards, serve(&shards, call).await, 5_000);
+    let encoded = reply.encode().len();
+    assert!((4_000..=5_000).contains(&encoded), "{encoded}");
+    let ShardReply::Claimed(Ok(claimed)) = reply else { panic!("another reply") };
     assert_eq!(claimed.len(), 4);
     // What did not fit is on its way back, for others.
     let mut seen: BTreeSet<TaskId> = claimed.iter().map(|handed| handed.task.id).collect();
@@ -379,4 +379,8 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
         assert!(!rest.is_empty(), "only {} came back", seen.len());
         assert!(rest.iter().all(|handed| seen.insert(handed.task.id)), "no task twice");
     }
+    let one = ShardReply::Claimed(Ok(vec![handed()]));
+    assert_eq!(cut_claim(&shards, one.clone(), 1), one, "at least one");
+    let none = ShardReply::Claimed(Ok(Vec::new()));
+    assert_eq!(cut_claim(&shards, none.clone(), 1), none);
 }
