@@ -55,7 +55,9 @@ fn three_nodes_are_measured_beside_one() {
         }
         assert_eq!(ratios["name"], *name);
         let speed = |place: usize| phases[place]["per_second"].as_f64().unwrap();
-        assert_eq!(ratios["per_second"], speed(1) / speed(0), "{ratios}");
+        // Written as text and read again, the last digit may differ.
+        let (told, is) = (ratios["per_second"].as_f64().unwrap(), speed(1) / speed(0));
+        assert!((told - is).abs() < is * 1e-9, "{ratios}");
         assert_eq!(ratios["per_second_by_round"].as_array().unwrap().len(), 1);
     }
 }

@@ -171,3 +171,35 @@ fn is_sound(block: &[u8], signature: u32) -> bool {
     let stored = u32::from_le_bytes(block[end..].try_into().expect("4 bytes"));
     crc32fast::hash(&block[..end]) == stored ^ signature
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Batch, Log, tests::*};
+    use std::{fs::OpenOptions, os::unix::fs::FileExt};
+
+    /// What a quiet group has written lies in the files that others were moved to.
+    #[test]
+    fn damage_in_what_was_moved_is_refused_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = small(dir.path());
+        let (quiet, hot) = (1, 2);
+        for index in 2..=40 {
+            // Moved a few at a time: damage in the last move alone can't be told from a torn write.
+            write(&log, quiet, index..=index);
+            let mut batch = Batch::default();
+            batch.append(hot, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);
+            batch.cut(hot, index - 1);
+            log.write(&mut batch).unwrap();
+            log.purge().unwrap();
+        }
+        drop(log);
+        let moved = newest_file(dir.path(), "rewrite");
+        let file = OpenOptions::new().read(true).write(true).open(&moved).unwrap();
+        let mut byte = [0];
+        let position = 120;
+        file.read_exact_at(&mut byte, position).unwrap();
+        file.write_all_at(&[!byte[0]], position).unwrap();
+        let refused = Log::open(dir.path()).map(drop).unwrap_err().0;
+        assert!(refused.contains(".rewrite is damaged at byte 69"), "{refused}");
+    }
+}

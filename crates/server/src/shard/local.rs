@@ -5,7 +5,7 @@
 //! served by these methods alone, so that no call goes round in circles.
 
 use super::{
-    CancelledClaim, ClaimRequest, HandedTask, News, ShardStatus, Shards, gone,
+    ClaimRequest, HandedTask, ShardStatus, Shards, gone,
     inbox::{Input, TicketId, Waiter},
 };
 use crate::Error;

@@ -68,6 +68,8 @@ impl Sessions {
             SessionNews::Alive(sessions) => self.alive(from, &sessions, now),
             SessionNews::Cut(session) => self.cut(from, session, now),
             SessionNews::NotStarted(session, tasks) => self.not_started(from, session, tasks),
+            // It is for the workers' side, which has it by now.
+            SessionNews::Cancelled(_) => {}
         }
     }
 
