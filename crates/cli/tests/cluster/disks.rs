@@ -81,12 +81,13 @@ async fn nodes_with_a_damaged_log_or_a_full_disk_end_and_are_rebuilt_while_the_o
     write_everywhere(&nodes, 2, "rebuilt").await;
 }
 
-/// What a node says of the one at a place.
-fn node_of(nodes: &Nodes, asked: usize, place: usize) -> Value {
-    let (view, url) = (nodes.nodes[asked].view(), nodes.nodes[place].url());
-    let found = view["nodes"].as_array().cloned().unwrap_or_default();
-    let is_it = |node: &Value| node["address"].as_str().is_some_and(|at| url.ends_with(at));
-    found.into_iter().find(is_it).unwrap_or_default()
+/// Whether the node at a place is low on disk, and how many groups it leads, as the first one says.
+fn low_and_leads(nodes: &Nodes, place: usize) -> Option<(bool, u64)> {
+    let (view, url) = (nodes.nodes[0].view(), nodes.nodes[place].url());
+    let is_it = |node: &&Value| node["address"].as_str().is_some_and(|at| url.ends_with(at));
+    let found = view["nodes"].as_array()?.iter().find(is_it)?;
+    let leads_control = view["control"]["leader"] == found["id"];
+    Some((found["disk_low"].as_bool()?, found["leads"].as_u64()? + u64::from(leads_control)))
 }
 
 /// Waits until a node is known to be low on disk and leads nothing, or the other way round.
@@ -94,8 +95,8 @@ fn until_low(nodes: &Nodes, place: usize, is_low: bool) {
     until(
         &format!("node {place} is {}low on disk", if is_low { "" } else { "no longer " }),
         || {
-            let found = node_of(nodes, 0, place);
-            found["disk_low"] == is_low && (found["leads"] == 0) == is_low
+            let found = low_and_leads(nodes, place);
+            found.is_some_and(|(low, leads)| low == is_low && (leads == 0) == is_low)
         },
     );
 }
@@ -124,7 +125,7 @@ async fn a_leader_whose_disk_fills_up_hands_over_and_leads_again_when_it_has_roo
     for place in 0..nodes.len() {
         write_everywhere(&nodes, place, &format!("low-{place}")).await;
     }
-    assert_eq!(node_of(&nodes, 0, 2)["leads"], 0);
+    assert_eq!(low_and_leads(&nodes, 2), Some((true, 0)));
     fs::remove_file(data.join("filler")).unwrap();
     drop(filler);
     until_low(&nodes, 2, false);
@@ -159,8 +160,9 @@ async fn tasks_are_taken_while_one_node_has_room_and_refused_when_none_has() {
     nodes.start(1);
     nodes.until_settled();
     write_everywhere(&nodes, 0, "room-again").await;
-    let leads = |place| node_of(&nodes, 0, place)["leads"].clone();
-    assert_eq!([leads(0), leads(2)], [0, 0].map(Value::from));
+    for place in [0, 2] {
+        until_low(&nodes, place, true);
+    }
 }
 
 /// The file of the log that is written to.

@@ -304,7 +304,7 @@ impl Control {
             // One that does not answer would only hold the move up. One that was here stays rather
             // than that the group becomes smaller.
             let best = free.min_by_key(|&node| {
-                let silent = !seen.alive.contains(node);
+                let silent = !seen.alive.contains(node) || self.is_gone(*node, seen);
                 let new = !current.contains(node);
                 (silent, silent && new, self.shares_zone(*node, &chosen), load(node), *node)
             });
@@ -346,7 +346,8 @@ impl Control {
         let rest: Vec<NodeId> = chosen.iter().copied().filter(|node| node != out).collect();
         let free = candidates.iter().filter(|node| !chosen.contains(node));
         let into = free
-            .filter(|node| seen.alive.contains(node) && !seen.full.contains(node))
+            .filter(|node| seen.alive.contains(node) && !self.is_gone(**node, seen))
+            .filter(|node| !seen.away.contains(node) && !seen.full.contains(node))
             .min_by_key(|&node| (self.shares_zone(*node, &rest), load(node), *node))?;
         let (zone_out, zone_in) = (self.shares_zone(*out, chosen), self.shares_zone(*into, &rest));
         let spreads = zone_out && !zone_in;

@@ -308,6 +308,40 @@ fn a_node_that_is_given_up_is_replaced_and_then_removed() {
     world.check_even(3);
 }
 
+/// It was heard a moment ago, and would be the one with the fewest replicas.
+#[test]
+fn nothing_moves_to_a_node_that_is_given_up_or_stops_while_it_counts_as_alive() {
+    let mut world = World::founded(5);
+    (2..=3).for_each(|id| world.join(id, ""));
+    world.settle();
+    world.command(ControlCommand::GiveUp { id: 3 }).unwrap();
+    world.seen.away = [3].into();
+    world.join(4, "");
+    let mut left = BTreeSet::new();
+    for _ in 0..2_000 {
+        if !world.round() {
+            break;
+        }
+        for group in world.control.groups().skip(1) {
+            match world.control.target(group).contains(&3) {
+                true => assert!(!left.contains(&group), "group {group} moves back to node 3"),
+                false => drop(left.insert(group)),
+            }
+        }
+    }
+    assert_eq!(left.len(), 5);
+    assert!(world.control.was_removed(3));
+    world.seen.away = [5].into();
+    world.join(5, "");
+    for _ in 0..50 {
+        world.round();
+    }
+    assert_eq!(shards_on(&world, 5), 0, "it stops");
+    world.seen.away.clear();
+    world.settle();
+    world.check_even(3);
+}
+
 #[test]
 fn a_leader_that_somebody_chose_stays() {
     let mut world = World::founded(6);
