@@ -180,7 +180,7 @@ mod tests {
             let found = pauses.between(at(from), at(to));
             found.iter().map(Duration::as_millis).collect::<Vec<_>>()
         };
-        assert_eq!(between(15, 705), [680, 500]);
+        assert_eq!(between(15, 515), [680, 500]);
         assert_eq!(between(500, 600), [680, 1_480]);
         assert_eq!(between(2_000, 3_000), [0, 0]);
     }

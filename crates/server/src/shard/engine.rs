@@ -54,7 +54,7 @@ impl Engine {
         let thread = std::thread::Builder::new()
             .name("shards".into())
             .spawn(move || run(parts, &inbox, data, &failure))
-            .map_err(thread_failed)?;
+            .map_err(|error| thread_failed(&error))?;
         let engine = Engine {
             shards: handle,
             failed,
@@ -141,7 +141,8 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
         let inbox = Arc::clone(&inbox);
         move |report| drop(inbox.push(Input::Report(report)))
     };
-    let checkpointer = Checkpointer::start(&data, &store, &log, report).map_err(thread_failed)?;
+    let checkpointer =
+        Checkpointer::start(&data, &store, &log, report).map_err(|error| thread_failed(&error))?;
     let events = broadcast::Sender::new(EVENT_BATCHES);
     let telemetry = Arc::new(Telemetry::default());
     let looking = Arc::downgrade(&inbox);
@@ -187,7 +188,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
     Ok(Opened { parts, data, serves })
 }
 
-fn thread_failed(error: std::io::Error) -> StartError {
+fn thread_failed(error: &std::io::Error) -> StartError {
     StartError(format!("a thread can't be started: {error}"))
 }
 

@@ -25,7 +25,7 @@ pub enum SessionNews {
     Cut(SessionId),
     /// See [`Shards::session_not_started`].
     NotStarted(SessionId, Vec<TaskId>),
-    /// See [`Shards::cancelled`]: for the node that has the sessions, not for leaders.
+    /// These are to stop: for the node that has their sessions, not for leaders.
     Cancelled(Vec<CancelledClaim>),
 }
 
