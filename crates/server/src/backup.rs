@@ -97,17 +97,40 @@ pub(crate) fn stream(
     copies: impl Copies,
 ) -> mpsc::Receiver<Result<BackupPart, Error>> {
     let (parts, received) = mpsc::channel(FRAMES_AHEAD);
-    tokio::spawn(async move {
-        let mut writer = Writer { parts, frame: Vec::new(), shards_done: 0 };
-        match writer.write_all(format, &copies).await {
-            Ok(()) | Err(Stopped::ReaderGone) => {}
-            Err(Stopped::Lost(error)) => {
-                let error = Error::Unavailable(format!("the backup is incomplete: {error}"));
-                let _ = writer.parts.send(Err(error)).await;
-            }
-        }
-    });
+    tokio::spawn(write(parts, format, copies));
     received
+}
+
+/// The same of a node that is alone, on a thread of its own: when its reader goes away it ends and lets
+/// go of the disk, whatever the reader's own thread waits for. Where no thread can be had the receiver is
+/// closed at once: a file without its last frame.
+pub(crate) fn stream_alone(
+    format: Format,
+    view: View,
+) -> mpsc::Receiver<Result<BackupPart, Error>> {
+    let (parts, received) = mpsc::channel(FRAMES_AHEAD);
+    let run = move || {
+        if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() {
+            runtime.block_on(write(parts, format, Alone(Arc::new(view))));
+        }
+    };
+    let _ = std::thread::Builder::new().name("backup".into()).spawn(run);
+    received
+}
+
+async fn write(
+    parts: mpsc::Sender<Result<BackupPart, Error>>,
+    format: Format,
+    copies: impl Copies,
+) {
+    let mut writer = Writer { parts, frame: Vec::new(), shards_done: 0 };
+    match writer.write_all(format, &copies).await {
+        Ok(()) | Err(Stopped::ReaderGone) => {}
+        Err(Stopped::Lost(error)) => {
+            let error = Error::Unavailable(format!("the backup is incomplete: {error}"));
+            let _ = writer.parts.send(Err(error)).await;
+        }
+    }
 }
 
 enum Stopped {

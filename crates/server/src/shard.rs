@@ -356,7 +356,7 @@ impl Shards {
     /// slow reader slows the copy, not the shards; dropping the receiver ends it.
     pub async fn backup(&self) -> Result<mpsc::Receiver<Result<BackupPart, Error>>, Error> {
         let view = self.freeze().await?.written().await?;
-        Ok(backup::stream(self.0.format, backup::Alone(Arc::new(view))))
+        Ok(backup::stream_alone(self.0.format, view))
     }
 
     /// Freezes all shards of this node at one moment, which has come when this returns.
