@@ -26,6 +26,7 @@ const WORKERS: usize = 4;
 const KILLS: u32 = 6;
 /// Longer than anything here takes on a busy machine; only a failing test waits for it.
 const DEADLINE: Duration = Duration::from_secs(180);
+const CALL_FOR_MAX: Duration = Duration::from_secs(20);
 
 type Client = TaskyardClient<Channel>;
 
@@ -210,7 +211,9 @@ fn serve(folder: &Path, address: SocketAddr) -> Child {
 async fn connect(address: SocketAddr) -> Client {
     let deadline = Instant::now() + DEADLINE;
     loop {
+        // A call on a connection that a kill broke may never hear of it: no call here waits as long.
         let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+        let endpoint = endpoint.connect_timeout(CALL_FOR_MAX).timeout(CALL_FOR_MAX);
         if let Ok(channel) = endpoint.connect().await {
             return TaskyardClient::new(channel).max_decoding_message_size(64 << 20);
         }
