@@ -224,6 +224,11 @@ async fn rules_do_not_rise_while_one_node_does_not_know_them() {
     until_down(&two, 1).await;
     assert_eq!(status(&two).await["rules"], 1, "it may come back as it was");
     let one = Broker::on(directory, again).await;
+    // Until it has heard of a leader for every shard it may say that there is none.
+    eventually("it is ready", async || {
+        (http::get(one.address, "/readyz").await.status == 200).then_some(())
+    })
+    .await;
     enqueue_everywhere(&one).await;
     // How they rise is the control group's own test: entries under rules 2 are beyond this build.
 }
