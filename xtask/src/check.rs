@@ -5,8 +5,12 @@
 //! first. Every cargo step selects the whole workspace with all features, so that dependencies are
 //! built once for checking and once for running, never once per step.
 
-use crate::{step::Step, tidy};
-use anyhow::{Result, bail};
+use crate::{
+    needs::{self, Need},
+    step::Step,
+    tidy,
+};
+use anyhow::{Error, Result, bail};
 use std::{path::Path, time::Instant};
 
 /// Seeds and steps of the bounded simulation: enough to catch what a change broke, seconds to run.
@@ -40,6 +44,9 @@ pub(crate) fn step_names() -> Vec<&'static str> {
 pub(crate) fn check(root: &Path, names: &[&str]) -> Result<bool> {
     if let Some(unknown) = names.iter().find(|name| !step_names().contains(name)) {
         bail!("check has no step {unknown:?}; its steps are {}", step_names().join(" "));
+    }
+    if names.is_empty() || names.contains(&"test") {
+        say_what_tests_find()?;
     }
     let (mut passed, mut skipped) = (0, Vec::new());
     for (name, part) in PARTS.iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {
@@ -124,6 +131,21 @@ fn test(root: &Path) -> Result<Outcome> {
     outcome_of(&Step::new(line), root)
 }
 
+/// Says which tests will be skipped on this machine, and stops where they are required.
+fn say_what_tests_find() -> Result<()> {
+    for (need, met) in
+        [(Need::Namespaces, needs::namespaces().map(drop)), (Need::Disks, needs::disks())]
+    {
+        let is_required = need.is_required().map_err(Error::msg)?;
+        match met {
+            Ok(()) => println!("tests with {need} can run here"),
+            Err(why) if is_required => bail!("{} has {need}, but {why}", needs::REQUIRE),
+            Err(why) => println!("tests with {need} will be skipped: {why}"),
+        }
+    }
+    Ok(())
+}
+
 fn doctest(root: &Path) -> Result<Outcome> {
     outcome_of(&Step::new("cargo test --workspace --all-features --locked --doc"), root)
 }
@@ -161,4 +183,18 @@ fn need(root: &Path, probe: &str, install: &str) -> Result<()> {
         bail!("{probe} does not run; install it with: {install}");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_need_is_required_by_its_word_and_other_words_are_refused() {
+        assert_eq!(Need::Disks.is_in(""), Ok(false));
+        assert_eq!(Need::Disks.is_in("namespaces"), Ok(false));
+        assert_eq!(Need::Disks.is_in("namespaces, disks"), Ok(true));
+        let problem = Need::Disks.is_in("disks,nodes").unwrap_err();
+        assert!(problem.contains("has \"nodes\"; the words that it knows are namespaces, disks"));
+    }
 }

@@ -4,6 +4,8 @@
 //! rules that a linter cannot know; `release` builds the binary that is shipped.
 
 mod check;
+#[path = "../../crates/cli/tests/yard/needs.rs"]
+mod needs;
 mod release;
 mod step;
 mod tidy;

@@ -2,6 +2,7 @@
 
 mod node_name;
 mod show;
+mod waiting;
 
 pub(crate) use node_name::NodeName;
 
@@ -14,6 +15,8 @@ use anyhow::Result;
 use serde::Serialize;
 use taskyard::ClusterDetails;
 
+use waiting::Waiting;
+
 use crate::{
     args::{ClusterCommand, ClusterStatusArgs},
     confirm::confirm_removal,
@@ -22,18 +25,16 @@ use crate::{
 
 /// How often `--watch` looks.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
-/// How often `--wait` looks.
-const WAIT_EVERY: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> {
     let Remote { client, output, .. } = remote;
     match command {
         ClusterCommand::Status(args) => status(remote, args).await?,
-        ClusterCommand::Drain { node, wait } => {
+        ClusterCommand::Drain { node, wait, timeout } => {
             let node = node.number(client).await?;
             client.drain_node(node).await?;
             if wait {
-                until_empty(remote, node).await?;
+                until_empty(remote, node, timeout).await?;
                 output
                     .done(&Done { node, done: "drained" }, format_args!("node {node} is empty"))?;
             } else {
@@ -60,7 +61,10 @@ pub(crate) async fn run(remote: &Remote, command: ClusterCommand) -> Result<()> 
             let (done, text) = if force {
                 ("given_up", "is given up; it goes when others have what it held")
             } else {
-                ("removed", "is removed; its process can be stopped and its data deleted")
+                (
+                    "removed",
+                    "is removed; its process ends by itself, then its data directory can be deleted",
+                )
             };
             output.done(&Done { node, done }, format_args!("node {node} {text}"))?;
         }
@@ -104,15 +108,28 @@ async fn status(remote: &Remote, args: ClusterStatusArgs) -> Result<()> {
         return watch(remote, args).await;
     }
     let mut cluster = client.cluster().await?;
-    let is_well = |cluster: &ClusterDetails| {
-        show::is_well(cluster) && args.nodes.is_none_or(|nodes| cluster.nodes.len() == nodes)
-    };
-    while args.wait && !is_well(&cluster) {
-        tokio::time::sleep(WAIT_EVERY).await;
-        cluster = remote.patiently(client.cluster()).await?;
+    let mut troubles = troubles(&cluster, args.nodes);
+    if args.wait {
+        let mut waiting = Waiting::new(*output, args.timeout);
+        while !troubles.is_empty() {
+            waiting.go_on(troubles.join("; ")).await?;
+            cluster = waiting.look(remote.patiently(client.cluster())).await?;
+            troubles = self::troubles(&cluster, args.nodes);
+        }
     }
     output.value(&cluster, |cluster| show::status(*output, cluster, args.shards))?;
+    if args.check && !troubles.is_empty() {
+        anyhow::bail!("the cluster is not well: {}", troubles.join("; "));
+    }
     Ok(())
+}
+
+/// What is not as it should be, in words; also another number of nodes than was asked for.
+fn troubles(cluster: &ClusterDetails, nodes: Option<usize>) -> Vec<String> {
+    let found = cluster.nodes.len();
+    let number = nodes.filter(|nodes| *nodes != found);
+    let number = number.map(|nodes| format!("there are {found} nodes, not {nodes}"));
+    number.into_iter().chain(show::troubles(cluster)).collect()
 }
 
 /// Draws it over itself on a terminal; elsewhere one after the other.
@@ -145,10 +162,12 @@ async fn watch(remote: &Remote, args: ClusterStatusArgs) -> Result<()> {
 }
 
 /// Whoever answers may be behind: only one who knows of the drain can say that it is over.
-async fn until_empty(remote: &Remote, node: u64) -> Result<()> {
+async fn until_empty(remote: &Remote, node: u64, timeout: Option<Duration>) -> Result<()> {
     let mut is_known = false;
+    let mut waiting = Waiting::new(remote.output, timeout);
     loop {
-        let cluster: ClusterDetails = remote.patiently(remote.client.cluster()).await?;
+        let look = remote.patiently(remote.client.cluster());
+        let cluster: ClusterDetails = waiting.look(look).await?;
         let found = cluster.nodes.iter().find(|found| found.id == node);
         let holds = |found: &taskyard::ClusterNode| {
             let votes = cluster.control.replicas.iter();
@@ -160,8 +179,25 @@ async fn until_empty(remote: &Remote, node: u64) -> Result<()> {
             Some(found) if drains && !holds(found) => return Ok(()),
             None if is_known => return Ok(()),
             Some(_) if is_known && !drains => anyhow::bail!("node {node} is not drained any more"),
-            Some(_) | None => tokio::time::sleep(WAIT_EVERY).await,
+            Some(found) if drains => waiting.go_on(still_held(&cluster, found)).await?,
+            Some(_) | None => {
+                let seen_by = cluster.seen_by;
+                waiting.go_on(format!("node {seen_by} has not heard of the drain yet")).await?;
+            }
         }
         is_known |= drains;
     }
+}
+
+/// What a node that is drained holds, and what may be in the way.
+fn still_held(cluster: &ClusterDetails, node: &taskyard::ClusterNode) -> String {
+    let held = match node.replicas {
+        0 => "a vote in the control group".to_owned(),
+        1 => "1 shard".to_owned(),
+        shards => format!("{shards} shards"),
+    };
+    let down: Vec<String> = (cluster.nodes.iter().filter(|found| found.state == "down"))
+        .map(|found| format!("; node {} does not answer", found.id))
+        .collect();
+    format!("node {} still holds {held}{}", node.id, down.concat())
 }

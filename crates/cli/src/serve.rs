@@ -4,15 +4,25 @@ mod settings;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use std::time::Duration;
 use taskyard_server::{Config, Node};
 
 use crate::{args::ServeArgs, log, output::Output, signals::Signals};
 
+/// How long other threads are waited for in the end.
+const END_FOR_MAX: Duration = Duration::from_millis(200);
+
 pub(crate) fn run(args: &ServeArgs, output: Output) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    // First of all: from here on a signal is answered in order.
+    let signals = runtime.block_on(async { Signals::listen() })?;
     log::start(&args.log)?;
     let config = settings::config(args)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(config, output))
+    let ended = runtime.block_on(serve(config, signals, output));
+    // A broker that has stopped has closed everything. What one was doing that had not come up, as to read a
+    // long log, can be left anywhere, as by a kill: the next start takes it up.
+    runtime.shutdown_timeout(END_FOR_MAX);
+    ended
 }
 
 /// The first line of `serve --json`: where the broker is.
@@ -28,14 +38,18 @@ struct Started {
     peer: String,
 }
 
-async fn serve(config: Config, output: Output) -> Result<()> {
-    let mut signals = Signals::listen()?;
+async fn serve(config: Config, mut signals: Signals, output: Output) -> Result<()> {
     let data = config.data.clone();
     let has_secret = !config.cluster_secret.0.is_empty();
     let shown = data.display();
+    // A task of its own: to drop it here would wait for what it has begun.
+    let starting = tokio::spawn(Node::start(config));
     let node = tokio::select! {
-        node = Node::start(config) => node.with_context(|| format!("cannot start on {shown}"))?,
-        () = signals.next() => anyhow::bail!("stopped before it was up"),
+        node = starting => node?.with_context(|| format!("cannot start on {shown}"))?,
+        () = signals.next() => {
+            tracing::info!("stopped before it was up");
+            return Ok(());
+        }
     };
     let address = node.address().map(|address| address.to_string()).unwrap_or_default();
     let url = format!("http://{address}");

@@ -42,13 +42,15 @@ fn three_nodes_are_measured_beside_one() {
     let figures = figures(folder.path(), &more);
     let names = ["enqueue", "execute", "steady: to acknowledged", "steady: to executed"];
     assert_eq!((list(&figures["phases"]).len(), list(&figures["ratios"]).len()), (8, 4));
+    // The kernel counts it in hundredths of a second, which may be more than a short phase takes.
+    let cpu = |phase: &Value| phase["broker_cpu_us_per_task"].as_f64().unwrap();
+    assert!(list(&figures["phases"]).iter().map(cpu).sum::<f64>() > 0.0, "{figures}");
     for (phases, (name, ratios)) in
         list(&figures["phases"]).chunks(2).zip(names.iter().zip(list(&figures["ratios"])))
     {
         for (phase, nodes) in phases.iter().zip([1, 3]) {
             assert_eq!((&phase["name"], &phase["nodes"]), (&Value::from(*name), &nodes.into()));
             assert_eq!(phase["tasks"], 300, "{phase}");
-            assert!(phase["broker_cpu_us_per_task"].as_f64().unwrap() > 0.0, "{phase}");
             let forwarded = phase["forwarded_share"].as_f64().unwrap();
             // Each client begins with another node, and a third of all is led there.
             assert_eq!(forwarded > 0.0, nodes == 3, "{phase}");

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
 
+#[path = "yard/needs.rs"]
+mod needs;
+
 use std::{
     fs::{self, File},
     future::{Future, pending},
@@ -17,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use needs::Need;
 use rustix::fs::{FlockOperation, flock};
 use taskyard_cli::exec::{Cgroups, Ending, Job, Limits, Report, Runner, Verdict};
 
@@ -28,7 +32,7 @@ static CGROUPS: LazyLock<Option<Cgroups>> =
     LazyLock::new(|| match Cgroups::find(PROGRAM.as_ref()) {
         Ok(cgroups) => Some(cgroups),
         Err(why) => {
-            eprintln!("SKIPPED: what needs cgroups, because there are none: {why}");
+            Need::Cgroups.skip(format!("there are no cgroups: {why}"));
             None
         }
     });
@@ -434,13 +438,11 @@ async fn a_full_machine_is_a_reason_to_try_later_and_no_panic() {
 async fn without_a_cgroup_the_kernel_bounds_another_user_than_root() {
     const NOBODY: &str = "setpriv --reuid=65533 --regid=65533 --clear-groups";
     if !rustix::process::getuid().is_root() {
-        eprintln!("SKIPPED: only root can become a user that has no other processes");
-        return;
+        return Need::Users.skip("only root can become a user that has no other processes");
     }
     let can = Command::new("sh").args(["-c", &format!("{NOBODY} {PROGRAM} --version")]).output();
     if !can.is_ok_and(|ran| ran.status.success()) {
-        eprintln!("SKIPPED: another user can't run {PROGRAM} by setpriv");
-        return;
+        return Need::Users.skip(format!("another user can't run {PROGRAM} by setpriv"));
     }
     let files = tempfile::tempdir_in("/tmp").unwrap();
     fs::set_permissions(files.path(), fs::Permissions::from_mode(0o755)).unwrap();

@@ -18,7 +18,7 @@ use std::{
 };
 
 use taskyard::Client;
-use yard::{Process, Ran, Yard, serve, until};
+use yard::{Process, Ran, Yard, needs::Need, serve, until};
 
 const SHIM: &str = r#"
 #define _GNU_SOURCE
@@ -74,7 +74,7 @@ impl FailingDisk {
                 Some(FailingDisk { library, when: folder.join("fail-now") })
             }
             Err(error) => {
-                eprintln!("SKIPPED: no C compiler to make a failing disk with: {error}");
+                Need::Compiler.skip(format!("there is no cc to make a failing disk: {error}"));
                 None
             }
         }

@@ -7,11 +7,13 @@ mod yard;
 use std::{
     fs,
     io::{BufRead, BufReader},
+    net::TcpListener,
     process::{Command, Stdio},
 };
 
 use rustix::process::Signal;
-use yard::{Process, Ran, Yard, serve, serve_at, taskyard};
+use serde_json::Value;
+use yard::{Process, Ran, Yard, serve, serve_at, taskyard, until};
 
 #[test]
 fn what_was_acknowledged_survives_kill_9() {
@@ -33,6 +35,70 @@ fn a_broker_stops_when_asked_and_at_once_when_asked_twice() {
     yard.broker.signal(Signal::TERM);
     // Either the graceful stop was quicker or the second signal was: both end it.
     assert!(matches!(yard.broker.code(), Some(0 | 1)));
+}
+
+/// Whether a process has something to do on SIGTERM, other than to end at once.
+fn minds_its_end(process: &Process) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.0.id())).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    let caught = u64::from_str_radix(caught.trim(), 16).unwrap();
+    caught & (1 << (Signal::TERM.as_raw() - 1)) != 0
+}
+
+#[test]
+fn a_broker_that_is_asked_to_stop_while_it_starts_ends_well_and_keeps_everything() {
+    let yard = Yard::start();
+    let id = yard.ok(&["enqueue", "a", "41"]);
+    yard.broker.signal(Signal::KILL);
+    let Yard { broker, folder, .. } = yard;
+    drop(broker);
+    for data in ["data", "new"] {
+        for _ in 0..5 {
+            let mut broker = Process(serve(&folder.path().join(data)).spawn().unwrap());
+            until("it has begun", || minds_its_end(&broker));
+            broker.signal(Signal::TERM);
+            assert_eq!(broker.code(), Some(0), "{data}");
+        }
+    }
+    let mut new = serve(&folder.path().join("new"));
+    let mut new = Process(new.stdout(Stdio::piped()).spawn().unwrap());
+    assert!(first_line(&mut new).contains("\"url\""), "what was begun is taken up");
+    assert_eq!(Yard::start_in(folder).task(&id)["payload"], 41);
+}
+
+#[test]
+fn a_node_that_is_asked_to_stop_while_it_waits_for_its_cluster_ends_well_and_joins_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, data) = (folder.path().join("log"), folder.path().join("data"));
+    let join = |address: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+        command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--peer", "127.0.0.1:0"]);
+        command.args(["--log", "info", "--join", address, "--data"]).arg(&data);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+    };
+    // Bound and not listened to: nobody answers there.
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let mut waiting =
+        Process(join(&nobody).stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
+    let has_said = |words: &str| fs::read_to_string(&log).unwrap().contains(words);
+    until("it waits", || has_said("waits for a cluster to join"));
+    waiting.signal(Signal::TERM);
+    assert_eq!(waiting.code(), Some(0));
+    assert!(has_said("stopped before it was up"));
+
+    let mut founder =
+        Process(serve(&folder.path().join("founder")).stdout(Stdio::piped()).spawn().unwrap());
+    let started: Value = serde_json::from_str(&first_line(&mut founder)).unwrap();
+    let mut joined = Process(join(started["peer"].as_str().unwrap()).spawn().unwrap());
+    let joined: Value = serde_json::from_str(&first_line(&mut joined)).unwrap();
+    assert_eq!(joined["node"], 2);
+}
+
+fn first_line(process: &mut Process) -> String {
+    let mut line = String::new();
+    BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    line
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::{fs, path::Path, time::Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use taskyard_cli::exec::Cgroups;
-use yard::{LONG, Yard, processes_of, until};
+use yard::{LONG, Yard, needs::Need, processes_of, until};
 
 #[test]
 fn a_command_gets_the_task_and_its_output_is_the_result() {
@@ -108,7 +108,7 @@ fn killing_a_worker_kills_its_tasks_and_they_run_elsewhere() {
 /// Where tasks get cgroups on this machine, if they can have any.
 fn cgroups() -> Option<Cgroups> {
     let found = Cgroups::find(Path::new(env!("CARGO_BIN_EXE_taskyard")));
-    found.map_err(|why| eprintln!("SKIPPED, because there are no cgroups: {why}")).ok()
+    found.map_err(|why| Need::Cgroups.skip(format!("there are no cgroups: {why}"))).ok()
 }
 
 #[test]

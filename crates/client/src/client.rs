@@ -5,7 +5,7 @@
 
 use crate::{
     Batch, Enqueue, Error, NewTask, Task,
-    connection::{Connection, Repeat, Server, Wire},
+    connection::{Connection, RETURN_AFTER, Repeat, Server, Wire},
     gather::Gather,
 };
 use bytes::Bytes;
@@ -51,6 +51,7 @@ pub struct ClientBuilder {
     token: Option<String>,
     timeout: Duration,
     connect_timeout: Duration,
+    return_after: Duration,
 }
 
 impl Client {
@@ -59,13 +60,17 @@ impl Client {
         Client::builder([server]).connect().await
     }
 
-    /// Starts with the servers of one cluster, in the order in which they are to be tried.
+    /// Starts with the servers of one cluster, in the order in which they are to be tried. One that gives no
+    /// answer is left for the next; once the first is ready again, the client goes back to it, and so do
+    /// workers. So name the nodes in a different order in each program, and they are spread over the
+    /// cluster again after every restart of a node.
     pub fn builder(servers: impl IntoIterator<Item = impl Into<String>>) -> ClientBuilder {
         ClientBuilder {
             servers: servers.into_iter().map(Into::into).collect(),
             token: None,
             timeout: TIMEOUT,
             connect_timeout: CONNECT_TIMEOUT,
+            return_after: RETURN_AFTER,
         }
     }
 
@@ -165,6 +170,13 @@ impl ClientBuilder {
         self
     }
 
+    /// How long a client that had to leave its first server lets pass before it looks whether that one
+    /// is ready again, each time; a minute if not said. No call waits for it, or fails by it.
+    pub fn return_after(mut self, pause: Duration) -> ClientBuilder {
+        self.return_after = pause;
+        self
+    }
+
     /// A client that connects when it is first used.
     pub fn build(self) -> Result<Client, Error> {
         if self.timeout.is_zero() || self.timeout > TIMEOUT_MAX {
@@ -174,7 +186,7 @@ impl ClientBuilder {
         }
         let servers = self.servers.iter().map(|url| Server::at(url, self.connect_timeout));
         let servers = servers.collect::<Result<Vec<_>, _>>()?;
-        let connection = Connection::new(servers, self.token.as_deref())?;
+        let connection = Connection::new(servers, self.token.as_deref(), self.return_after)?;
         Ok(Client::with(connection, self.timeout))
     }
 

@@ -4,6 +4,10 @@
 //! moves everyone to the next server, and waits longer each time around. The server that failed is
 //! dialled anew when its turn comes again: a channel repairs itself only as long as its own task
 //! lives, and that ends for good when there is no thread left to look up a name.
+//!
+//! The first server is the one that a client prefers. While it uses another, it looks now and then whether
+//! the first is ready again, and goes back to it: else all clients would end up on whichever node was
+//! restarted first. Nobody waits for that look, and calls under way end where they are.
 
 use crate::{Error, random};
 use std::{
@@ -19,9 +23,12 @@ use taskyard_proto::v1::taskyard_client::TaskyardClient;
 use tokio::time::Instant;
 use tonic::{
     Request, Response, Status,
+    body::Body,
+    codegen::http,
     metadata::{Ascii, MetadataValue},
     transport::{Channel, Endpoint},
 };
+use tower::ServiceExt;
 
 /// What generated calls are made on.
 pub(crate) type Wire = TaskyardClient<Channel>;
@@ -34,6 +41,10 @@ const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 /// A server that is back is found within this.
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// How often a client that is not at its first server looks whether that one is back: half as long at least.
+pub(crate) const RETURN_AFTER: Duration = Duration::from_secs(60);
+/// A first server that takes longer to answer is not back.
+const BACK_WITHIN: Duration = Duration::from_secs(5);
 
 /// The servers of one cluster. Cheap to clone; clones share channels and the choice of server.
 #[derive(Clone)]
@@ -45,6 +56,9 @@ struct Shared {
     /// Which server is in use. Only ever grows; taken modulo the number of servers.
     current: AtomicUsize,
     channels: Mutex<Vec<Option<Channel>>>,
+    return_after: Duration,
+    /// When to look next whether the first server is back, while another is in use.
+    look_back_at: Mutex<Instant>,
 }
 
 /// One server, and how to reach it.
@@ -104,38 +118,95 @@ pub(crate) fn tuned(endpoint: Endpoint) -> Endpoint {
 }
 
 impl Connection {
-    pub(crate) fn new(servers: Vec<Server>, token: Option<&str>) -> Result<Connection, Error> {
+    pub(crate) fn new(
+        servers: Vec<Server>,
+        token: Option<&str>,
+        return_after: Duration,
+    ) -> Result<Connection, Error> {
         if servers.is_empty() {
             return Err(Error::Invalid("no server address given; say at least one".to_string()));
         }
         let token = token.map(bearer).transpose()?;
+        Ok(Connection::with(servers, token, 0, return_after))
+    }
+
+    fn with(
+        servers: Vec<Server>,
+        token: Option<MetadataValue<Ascii>>,
+        turn: usize,
+        return_after: Duration,
+    ) -> Connection {
         let channels = Mutex::new(vec![None; servers.len()]);
-        Ok(Connection(Arc::new(Shared { servers, token, current: AtomicUsize::new(0), channels })))
+        let look_back_at = Mutex::new(Instant::now() + random::jittered(return_after));
+        let current = AtomicUsize::new(turn);
+        Connection(Arc::new(Shared {
+            servers,
+            token,
+            current,
+            channels,
+            return_after,
+            look_back_at,
+        }))
     }
 
     /// The same servers with channels of their own, for a runtime of their own.
     pub(crate) fn separate(&self) -> Connection {
-        let shared = &*self.0;
-        Connection(Arc::new(Shared {
-            servers: shared.servers.clone(),
-            token: shared.token.clone(),
-            current: AtomicUsize::new(shared.current.load(Ordering::Relaxed)),
-            channels: Mutex::new(vec![None; shared.servers.len()]),
-        }))
+        let Shared { servers, token, current, return_after, .. } = &*self.0;
+        let turn = current.load(Ordering::Relaxed);
+        Connection::with(servers.clone(), token.clone(), turn, *return_after)
+    }
+
+    /// Looks whether the first server is back, if it is time: then everyone moves there. Nobody waits for it.
+    pub(crate) fn look_back(&self) {
+        let Shared { servers, current, look_back_at, return_after, .. } = &*self.0;
+        let turn = current.load(Ordering::Relaxed);
+        if turn.is_multiple_of(servers.len()) {
+            return;
+        }
+        let mut look_back_at = look_back_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if now >= *look_back_at {
+            // One look at a time.
+            *look_back_at = now + BACK_WITHIN + random::jittered(*return_after);
+            tokio::spawn(self.clone().go_back(turn));
+        }
+    }
+
+    fn look_back_later(&self) {
+        let Shared { look_back_at, return_after, .. } = &*self.0;
+        let mut look_back_at = look_back_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *look_back_at = Instant::now() + random::jittered(*return_after);
+    }
+
+    /// Moves everyone back to the first server if it answers, and nobody has moved on meanwhile.
+    async fn go_back(self, turn: usize) {
+        let Shared { servers, current, channels, .. } = &*self.0;
+        let channel = (servers[0].dial)();
+        // One that answers and knows no leaders is cut off: no use to anybody.
+        let ready =
+            http::Request::get("/readyz").body(Body::empty()).expect("a path and nothing else");
+        let asked = tokio::time::timeout(BACK_WITHIN, channel.clone().oneshot(ready)).await;
+        if !matches!(asked, Ok(Ok(answer)) if answer.status().is_success()) {
+            return self.look_back_later();
+        }
+        let mut channels = channels.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = turn.next_multiple_of(servers.len());
+        if current.compare_exchange(turn, first, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            channels[0] = Some(channel);
+            tracing::info!(server = servers[0].name, "the first server is back and in use");
+        }
     }
 
     /// The server in use now. `failed` on it moves on to the next.
     pub(crate) fn current(&self) -> Attempt {
+        self.look_back();
         let mut channels = self.0.channels.lock().unwrap_or_else(PoisonError::into_inner);
         // Under the lock, so that it belongs to the channel.
         let turn = self.0.current.load(Ordering::Relaxed);
         let index = turn % self.0.servers.len();
         let server = &self.0.servers[index];
         let channel = channels[index].get_or_insert_with(|| (server.dial)()).clone();
-        let wire = TaskyardClient::new(channel)
-            .max_decoding_message_size(ANSWER_BYTES_MAX)
-            .max_encoding_message_size(ANSWER_BYTES_MAX);
-        Attempt { connection: self.clone(), turn, index, wire }
+        Attempt { connection: self.clone(), turn, index, wire: wire_on(channel) }
     }
 
     /// Wraps a message into a request that says who is asking.
@@ -171,8 +242,13 @@ impl Connection {
             let error = match answer {
                 Ok(Ok(response)) => return Ok(response.into_inner()),
                 Ok(Err(status)) => Error::from_status(attempt.server(), &status),
-                Err(_) if repeat == Repeat::Read => return Err(attempt.timed_out().of_a_read()),
-                Err(_) => return Err(attempt.timed_out()),
+                Err(_elapsed) => {
+                    // The next call should not wait for the same silence: a server that was killed may
+                    // leave a channel behind on which nothing ends, not even with an error.
+                    attempt.failed();
+                    let error = attempt.timed_out();
+                    return Err(if repeat == Repeat::Read { error.of_a_read() } else { error });
+                }
             };
             if error.is_undecided() {
                 attempt.failed();
@@ -193,6 +269,12 @@ impl Connection {
             }
         }
     }
+}
+
+fn wire_on(channel: Channel) -> Wire {
+    TaskyardClient::new(channel)
+        .max_decoding_message_size(ANSWER_BYTES_MAX)
+        .max_encoding_message_size(ANSWER_BYTES_MAX)
 }
 
 impl fmt::Debug for Connection {
@@ -223,7 +305,15 @@ impl Attempt {
         let turn = self.turn;
         if current.compare_exchange(turn, turn + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             channels[self.index] = None;
+            if self.index == 0 {
+                self.connection.look_back_later();
+            }
         }
+    }
+
+    /// Whether this server is still the one in use.
+    pub(crate) fn is_current(&self) -> bool {
+        self.connection.0.current.load(Ordering::Relaxed) == self.turn
     }
 
     pub(crate) fn timed_out(&self) -> Error {
@@ -295,7 +385,7 @@ mod tests {
             let server = Server::at(url, Duration::from_secs(1));
             assert_eq!(server.is_ok(), good, "{url}");
         }
-        assert!(Connection::new(Vec::new(), None).is_err());
+        assert!(Connection::new(Vec::new(), None, RETURN_AFTER).is_err());
     }
 
     #[test]
@@ -316,11 +406,34 @@ mod tests {
     async fn two_failures_of_one_server_move_on_once() {
         let server = |url| Server::at(url, Duration::from_secs(1)).unwrap();
         let servers = vec![server("http://127.0.0.1:1"), server("http://127.0.0.1:2")];
-        let connection = Connection::new(servers, None).unwrap();
+        let connection = Connection::new(servers, None, RETURN_AFTER).unwrap();
         let (first, second) = (connection.current(), connection.current());
         first.failed();
         second.failed();
         assert_eq!(connection.current().server(), "http://127.0.0.1:2");
+    }
+
+    #[tokio::test]
+    async fn a_call_that_got_no_answer_in_time_moves_on() {
+        // It takes connections and says nothing on them.
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let silent = format!("http://{}", silent.local_addr().unwrap());
+        let servers = [silent.as_str(), "http://127.0.0.1:1"]
+            .map(|url| Server::at(url, Duration::from_secs(60)).unwrap());
+        let connection = Connection::new(servers.to_vec(), None, RETURN_AFTER).unwrap();
+        for repeat in [Repeat::IfNotTaken, Repeat::Read] {
+            while connection.current().server() != silent {
+                connection.current().failed();
+            }
+            let deadline = Instant::now() + Duration::from_millis(50);
+            let request = taskyard_proto::v1::QueueRequest { queue: "mail".to_string() };
+            let call = connection.call(request, repeat, deadline, |mut wire, request| async move {
+                wire.get_queue(request).await
+            });
+            let error = call.await.unwrap_err();
+            assert!(error.to_string().contains("gave no answer in time"), "{error}");
+            assert_eq!(connection.current().server(), "http://127.0.0.1:1", "{repeat:?}");
+        }
     }
 
     #[tokio::test]
@@ -332,7 +445,7 @@ mod tests {
             Endpoint::from_static("http://127.0.0.1:1").connect_lazy()
         };
         let server = Server { name: "one".to_string(), dial: Arc::new(dial) };
-        let connection = Connection::new(vec![server], None).unwrap();
+        let connection = Connection::new(vec![server], None, RETURN_AFTER).unwrap();
         let (first, second) = (connection.current(), connection.current());
         assert_eq!(dials.load(Ordering::Relaxed), 1, "they share it");
         first.failed();

@@ -6,7 +6,7 @@
 use crate::{
     Client, Error, Worker, WorkerBuilder,
     client::TIMEOUT,
-    connection::{Connection, Server, tuned},
+    connection::{Connection, RETURN_AFTER, Server, tuned},
 };
 use hyper_util::rt::TokioIo;
 use std::{
@@ -155,5 +155,5 @@ fn in_process(node: &Arc<Running>, runtime: Handle) -> Result<Connection, Error>
         endpoint.connect_with_connector_lazy(connector)
     };
     let server = Server { name: "the embedded broker".to_string(), dial: Arc::new(dial) };
-    Connection::new(vec![server], None)
+    Connection::new(vec![server], None, RETURN_AFTER)
 }

@@ -168,6 +168,11 @@ impl Error {
             let message = format!("cannot reach {server}: {why}; see that a broker listens there");
             return Error::unavailable(message);
         }
+        if never_sent(status) {
+            let message =
+                format!("{server} closed the connection before the call was sent; send it again");
+            return Error::unavailable(message);
+        }
         let message = match status.message() {
             "" => status.code().description(),
             message => message,
@@ -248,21 +253,30 @@ impl Error {
 }
 
 fn never_connected(status: &Status) -> bool {
+    causes(status).any(|error| error.is::<ConnectError>())
+}
+
+/// The call waited for its turn on a connection that ended, as those to a broker that stops do: nothing of
+/// it was written.
+fn never_sent(status: &Status) -> bool {
+    let error = causes(status).find_map(|error| error.downcast_ref::<hyper::Error>());
+    error.is_some_and(hyper::Error::is_canceled)
+}
+
+fn causes(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
     std::iter::successors(status.source(), |error| (*error).source())
-        .any(|error| error.is::<ConnectError>())
 }
 
 /// The last error of a chain: "connection refused" rather than "transport error".
 fn innermost(status: &Status) -> String {
-    std::iter::successors(status.source(), |error| (*error).source())
-        .last()
-        .map_or_else(|| status.message().to_string(), ToString::to_string)
+    causes(status).last().map_or_else(|| status.message().to_string(), ToString::to_string)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tonic::metadata::MetadataMap;
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    use tonic::{codegen::http, metadata::MetadataMap};
 
     fn status(code: Code, own_code: Option<&str>) -> Status {
         let mut metadata = MetadataMap::new();
@@ -315,6 +329,24 @@ mod tests {
         assert_eq!(
             refused.to_string(),
             "cannot reach here: connection refused; see that a broker listens there"
+        );
+    }
+    #[tokio::test]
+    async fn what_never_left_for_a_broker_that_stops_is_safe_to_repeat() {
+        let (ours, _theirs) = tokio::io::duplex(1 << 16);
+        let (mut requests, connection) =
+            hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+                .handshake(TokioIo::new(ours))
+                .await
+                .unwrap();
+        drop(connection);
+        let request = http::Request::new(tonic::body::Body::empty());
+        let canceled = requests.send_request(request).await.unwrap_err();
+        let error = Error::from_status("here", &Status::from_error(Box::new(canceled)));
+        assert!(error.is_retryable(), "{error:?}");
+        assert_eq!(
+            error.to_string(),
+            "here closed the connection before the call was sent; send it again"
         );
     }
 }

@@ -46,6 +46,9 @@
 //! twice by that. Give it a `request_id` to make your own repetitions safe as well, and a [`Unique`] key
 //! where only one of several tasks should wait or run at a time.
 //!
+//! A client that knows several servers goes back to the first of them once that one is ready again, see
+//! [`Client::builder`].
+//!
 //! Tasks that depend on each other are a [`Flow`]; tasks that come again by cron or at an interval are set
 //! once with [`Client::schedule`].
 //!

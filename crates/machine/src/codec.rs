@@ -48,6 +48,7 @@ macro_rules! wire_command {
                     })+
                     Command::ExpireDue => out.push(TAG_EXPIRE_DUE),
                     Command::BeginTerm => out.push(TAG_BEGIN_TERM),
+                    Command::Mark => out.push(TAG_MARK),
                 }
             }
 
@@ -56,6 +57,7 @@ macro_rules! wire_command {
                     $($tag => reader.read().map(Command::$variant),)+
                     TAG_EXPIRE_DUE => Ok(Command::ExpireDue),
                     TAG_BEGIN_TERM => Ok(Command::BeginTerm),
+                    TAG_MARK => Ok(Command::Mark),
                     other => Err(reader.error(format_args!("unknown command {other}"))),
                 }
             }
@@ -65,6 +67,7 @@ macro_rules! wire_command {
 
 const TAG_EXPIRE_DUE: u8 = 21;
 const TAG_BEGIN_TERM: u8 = 22;
+const TAG_MARK: u8 = 34;
 // Retired, never to be given away: 31, a backfill that did not say which rules it follows.
 
 wire_command! {
@@ -104,6 +107,8 @@ wire_command! {
     30 => TriggerSchedule,
     32 => BackfillSchedule,
     33 => TrimQueue,
+    35 => Attest,
+    36 => Unstage,
 }
 
 wire_struct!(Body<'a> { content_type, headers, payload });
@@ -119,6 +124,7 @@ wire_struct!(EnqueueMany<'a> { batch_id, items });
 wire_struct!(EnqueueBatch<'a> { batch_id, queue, tasks });
 wire_struct!(StageBatch<'a> { batch_id, queue, part, tasks });
 wire_struct!(CommitBatch { batch_id, parts });
+wire_struct!(Unstage { batch_id });
 wire_struct!(Claim<'a> {
     queues, weighted_seed, tasks_max, lease_ms, session, number, worker,
 });
@@ -147,6 +153,7 @@ wire_words!(SessionEnd { 1 => Goodbye, 2 => Silence });
 wire_struct!(EndSession { session, reason, not_started, keep });
 wire_struct!(Deliver<'a> { from, sequence, command });
 wire_struct!(Delivered { to, up_to });
+wire_struct!(Attest { mark, replica, digest });
 wire_struct!(Dependency<'a> { name, on_failure });
 wire_struct!(FlowNode<'a> { name, home, enqueue, depends_on, on_failure });
 wire_struct!(SubmitFlow<'a> { batch_id, name, retention_ms, nodes });
@@ -351,6 +358,7 @@ pub(crate) mod tests {
                 tasks: vec![new_task("a")],
             }),
             Command::CommitBatch(CommitBatch { batch_id: 1, parts: 3 }),
+            Command::Unstage(Unstage { batch_id: u128::MAX }),
             Command::Claim(Claim {
                 queues: vec![
                     ClaimQueue { name: "mail", weight: 1 },
@@ -438,6 +446,8 @@ pub(crate) mod tests {
             Command::BeginTerm,
             Command::Deliver(Deliver { from: ShardId(3), sequence: 9, command: b"\x01\x02" }),
             Command::Delivered(Delivered { to: ShardId(3), up_to: 9 }),
+            Command::Mark,
+            Command::Attest(Attest { mark: 3, replica: 2, digest: u64::MAX }),
             Command::SubmitFlow(SubmitFlow {
                 batch_id: Some(3),
                 name: "nightly",

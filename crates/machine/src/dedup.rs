@@ -70,6 +70,9 @@ impl Machine {
             }
             Ok(Command::StageBatch(part)) => batch(Some(part.batch_id)).is_some(),
             Ok(Command::CommitBatch(commit)) => batch(Some(commit.batch_id)).is_some(),
+            Ok(Command::SubmitFlow(submit)) => batch(submit.batch_id).is_some(),
+            Ok(Command::StageFlow(part)) => batch(Some(part.batch_id)).is_some(),
+            Ok(Command::CommitFlow(commit)) => batch(Some(commit.batch_id)).is_some(),
             _ => false,
         }
     }
@@ -85,7 +88,8 @@ mod tests {
     use super::*;
     use crate::testing::{Yard, new_task};
     use crate::{
-        Enqueue, EnqueueBatch, EnqueueMany, NewTask, QueueSettings,
+        CommitFlow, Enqueue, EnqueueBatch, EnqueueMany, FlowNode, NewTask, OnFailure,
+        QueueSettings, ShardId, StageFlow, SubmitFlow,
         limits::{DEDUP_WINDOW_MS_DEFAULT, DEDUP_WINDOW_MS_MIN},
     };
 
@@ -177,5 +181,34 @@ mod tests {
         let second = yard.enqueue_task("mail", request("r")).unwrap();
         assert!(!second.duplicate, "even before ExpireDue has removed the record");
         assert_eq!(yard.enqueue_task("mail", request("r")).unwrap().id, second.id);
+    }
+
+    /// Without room for new tasks, whoever lost the answer to a flow that was made must still get it.
+    #[test]
+    fn a_flow_that_was_made_is_known_as_a_repetition_and_no_other() {
+        let mut yard = Yard::new();
+        let nodes = || {
+            let enqueue = Enqueue { queue: "mail", task: new_task() };
+            let (name, home, on_failure) = ("a", ShardId(0), OnFailure::Fail);
+            vec![FlowNode { name, home, enqueue, depends_on: Vec::new(), on_failure }]
+        };
+        let submit = |batch_id| {
+            let submit = SubmitFlow { batch_id, name: "flow", retention_ms: None, nodes: nodes() };
+            Command::SubmitFlow(submit)
+        };
+        let stage = |batch_id| Command::StageFlow(StageFlow { batch_id, part: 0, nodes: nodes() });
+        let commit = |batch_id| {
+            Command::CommitFlow(CommitFlow { batch_id, parts: 1, name: "flow", retention_ms: None })
+        };
+        for command in [submit(Some(1)), stage(2), commit(2)] {
+            yard.send(command).unwrap();
+        }
+        let is_repetition = |command| yard.machine.is_repetition(&EncodedCommand::new(&command));
+        for id in [1, 2, 3] {
+            for command in [submit(Some(id)), stage(id), commit(id)] {
+                assert_eq!(is_repetition(command.clone()), id < 3, "{command:?}");
+            }
+        }
+        assert!(!is_repetition(submit(None)));
     }
 }

@@ -10,6 +10,11 @@ use crate::{Command, Timestamp};
 /// The version of the machine's behaviour that this build proposes.
 pub const RULES_CURRENT: u16 = 1;
 
+/// The same behaviour under a number that no version gets: with it one build stands for two versions in
+/// tests. A node proposes under it only if all nodes were told to know it.
+#[doc(hidden)]
+pub const RULES_CURRENT_AGAIN: u16 = u16::MAX;
+
 /// The first byte of every entry: how the rest is laid out.
 const ENTRY_VERSION: u8 = 1;
 

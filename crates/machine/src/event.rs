@@ -2,7 +2,7 @@
 //!
 //! Events feed waiters, metrics and watchers. Losing them must never lose a task.
 
-use crate::{FlowState, QueueName, SessionId, ShardId, TaskId, Timestamp};
+use crate::{Attest, FlowState, QueueName, SessionId, ShardId, TaskId, Timestamp};
 use std::sync::Arc;
 
 /// One fact about one task, queue or session.
@@ -114,4 +114,18 @@ pub enum EventKind {
     ScheduleMissed(Arc<str>, u64),
     /// The outbox holds something for that shard.
     OutgoingQueued(ShardId),
+    /// The digest of the state was kept, for replicas to compare.
+    DigestMarked {
+        /// Which mark.
+        mark: u64,
+        /// What this replica has there.
+        digest: u64,
+    },
+    /// A replica has said what it had at a mark.
+    DigestAttested {
+        /// What it said.
+        attest: Attest,
+        /// What this replica had there; `None` if that is too long ago.
+        own: Option<u64>,
+    },
 }

@@ -274,6 +274,7 @@ impl Machine {
         let before = key.heap_bytes() as u64;
         let result = change(key);
         self.keys.heap_bytes = self.keys.heap_bytes - before + key.heap_bytes() as u64;
+        self.counters.digest.key(key);
         result
     }
 

@@ -51,8 +51,8 @@ impl From<DecodeError> for ImageError {
 }
 
 // The first byte of the other keys; the rest are the `KIND`s of what is `Kept`. A record whose
-// format changes gets a new one; 1 were counters without the number of records.
-const KIND_COUNTERS: u8 = 0;
+// format changes gets a new one; 0 and 1 were counters without the digest, and without the number of records.
+const KIND_COUNTERS: u8 = 26;
 const KIND_QUEUE: u8 = 2;
 const KIND_KEY: u8 = 21;
 
@@ -239,7 +239,7 @@ impl Machine {
     }
 
     /// How many records there are beside the tasks and the counters.
-    fn other_records(&self) -> u64 {
+    pub(crate) fn other_records(&self) -> u64 {
         let others = self.queues.by_name.len()
             + self.keys.by_id.len()
             + self.dedup.len()

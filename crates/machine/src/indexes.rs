@@ -18,6 +18,7 @@ impl Machine {
         let before = task.heap_bytes() as u64;
         let result = change(task);
         self.task_heap_bytes = self.task_heap_bytes - before + task.heap_bytes() as u64;
+        self.counters.digest.task(task);
         result
     }
 
@@ -44,7 +45,10 @@ impl Machine {
             self.queues.slab.thaw(number);
         }
         self.queues.slab.mark_dirty(number);
-        change(self.queues.slab.get_mut(number))
+        let queue = self.queues.slab.get_mut(number);
+        let result = change(queue);
+        self.counters.digest.queue(number, queue);
+        result
     }
 
     /// Before a change to a task of the frozen cut, its image is taken.

@@ -3,6 +3,7 @@
 //! It knows which records have changed since the last cut, and when each expires. A record that came
 //! and went between two cuts leaves no trace in the later one.
 
+use crate::digest::{Digest, Word};
 use crate::image::{Record, RecordKey, rest_key};
 use crate::wire::{Reader, Wire, decode, encode};
 use crate::{DecodeError, Timestamp};
@@ -11,7 +12,7 @@ use std::fmt::Debug;
 
 /// A record's value.
 pub(crate) trait Keep: for<'a> Wire<'a> + Debug {
-    type Key: for<'a> Wire<'a> + Ord + Copy + Debug;
+    type Key: for<'a> Wire<'a> + Word + Ord + Copy + Debug;
 
     /// The first byte of its record keys; never given to another kind.
     const KIND: u8;
@@ -38,6 +39,8 @@ pub(crate) struct Kept<V: Keep> {
     /// Records of the last cut that had to be encoded before they changed.
     early: Vec<Record>,
     heap_bytes: u64,
+    /// What was done since it was last asked.
+    changes: Digest,
 }
 
 impl<V: Keep> Kept<V> {
@@ -49,6 +52,7 @@ impl<V: Keep> Kept<V> {
             frozen: BTreeMap::new(),
             early: Vec::new(),
             heap_bytes: 0,
+            changes: Digest::default(),
         }
     }
 
@@ -75,6 +79,7 @@ impl<V: Keep> Kept<V> {
     /// Puts a value under a key, in place of an earlier one.
     pub(crate) fn insert(&mut self, key: V::Key, value: V) {
         self.note_change(key);
+        self.changes.put(key, value.expires_at());
         self.put(key, value);
     }
 
@@ -86,6 +91,7 @@ impl<V: Keep> Kept<V> {
         if self.dirty.get(&key) == Some(&false) {
             self.dirty.remove(&key);
         }
+        self.changes.took(key);
         self.take(key)
     }
 
@@ -94,8 +100,14 @@ impl<V: Keep> Kept<V> {
         self.note_change(key);
         let mut value = self.take(key).unwrap_or_else(|| panic!("no record under {key:?}"));
         let result = change(&mut value);
+        self.changes.put(key, value.expires_at());
         self.put(key, value);
         result
+    }
+
+    /// The digest of what was done since the last call.
+    pub(crate) fn take_changes(&mut self) -> Digest {
+        std::mem::take(&mut self.changes)
     }
 
     /// When the first record expires.

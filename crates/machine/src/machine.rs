@@ -3,6 +3,7 @@
 use crate::batch_memory::BatchMemory;
 use crate::deadlines::Deadlines;
 use crate::dedup::DedupRecord;
+use crate::digest::{Digest, Marks};
 use crate::flow::{Flow, Node, NodeNames, StagedFlow};
 use crate::ids::Ids;
 use crate::image::Cut;
@@ -20,8 +21,8 @@ use crate::turn::Turn;
 use crate::unique::Window;
 use crate::wire::wire_struct;
 use crate::{
-    EnqueueCut, Entry, Event, Outcome, Payloads, RULES_CURRENT, Rejection, SessionId, ShardId,
-    TaskId, Timestamp,
+    EnqueueCut, Entry, Event, Outcome, Payloads, RULES_CURRENT, RULES_CURRENT_AGAIN, Rejection,
+    SessionId, ShardId, TaskId, Timestamp,
 };
 use std::collections::BTreeMap;
 
@@ -97,9 +98,22 @@ pub(crate) struct Counters {
     pub(crate) next_back: u64,
     /// The order of the next task at the front of a lane; it counts down.
     pub(crate) next_front: u64,
+    /// What entries did so far.
+    pub(crate) digest: Digest,
+    /// What they had done at the last marks.
+    pub(crate) marks: Marks,
 }
 
-wire_struct!(Counters { now, lease_floor, next_sequence, next_token, next_back, next_front });
+wire_struct!(Counters {
+    now,
+    lease_floor,
+    next_sequence,
+    next_token,
+    next_back,
+    next_front,
+    digest,
+    marks,
+});
 
 impl Default for Counters {
     fn default() -> Counters {
@@ -111,6 +125,8 @@ impl Default for Counters {
             next_token: 1,
             next_back: MIDDLE,
             next_front: MIDDLE - 1,
+            digest: Digest::default(),
+            marks: Marks::default(),
         }
     }
 }
@@ -167,8 +183,8 @@ impl Machine {
         payloads: &mut dyn Payloads,
         events: &mut Vec<Event>,
     ) -> Vec<Result<Outcome, Rejection>> {
-        assert_eq!(
-            entry.rules, RULES_CURRENT,
+        assert!(
+            [RULES_CURRENT, RULES_CURRENT_AGAIN].contains(&entry.rules),
             "an entry follows rules {} and this build knows {RULES_CURRENT}; upgrade this node",
             entry.rules
         );
@@ -176,6 +192,7 @@ impl Machine {
         let mut turn = Turn::new(self, payloads, events);
         let answers = entry.commands.iter().map(|command| turn.apply(command)).collect();
         turn.store_owed();
+        self.fold_kept();
         answers
     }
 

@@ -125,6 +125,7 @@ impl Turn<'_> {
             }
             queue.settings = settings.clone();
         });
+        self.shard.digest_settings(number);
         self.shard.sweep_keys(number, EXPIRIES_PER_ENTRY_MAX);
         self.shard.refresh_queue_due(number);
         for lane in LaneId::RETAINED {

@@ -7,7 +7,7 @@ use crate::limits::{BATCH_BYTES_MAX, BATCH_STAGED_FOR_MS, BATCH_TASKS_MAX, BATCH
 use crate::rejection::at_most;
 use crate::turn::Turn;
 use crate::wire::{Wire, decode, wire_struct};
-use crate::{CommitBatch, NewTask, Outcome, Rejection, StageBatch, Timestamp};
+use crate::{CommitBatch, NewTask, Outcome, Rejection, StageBatch, Timestamp, Unstage};
 
 /// A batch whose parts are still coming.
 #[derive(Debug, PartialEq)]
@@ -128,13 +128,20 @@ impl Turn<'_> {
         }
         outcome
     }
+
+    /// Drops what was staged under an id, of a batch or of a flow, so that it keeps no other one waiting.
+    pub(crate) fn unstage(&mut self, unstage: Unstage) -> Outcome {
+        self.shard.staged.remove(unstage.batch_id);
+        self.shard.staged_flows.remove(unstage.batch_id);
+        Outcome::Done
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{Yard, new_task};
-    use crate::{Command, QueueSettings, TaskId};
+    use crate::{Command, QueueSettings, StageFlow, TaskId};
 
     fn ids(outcome: Result<Outcome, Rejection>) -> Vec<TaskId> {
         match outcome {
@@ -183,6 +190,32 @@ mod tests {
         yard.wait_ms(BATCH_STAGED_FOR_MS);
         let answer = yard.send(commit(1));
         assert_eq!(answer, Err(Rejection::BatchNotFound { batch: 5 }));
+    }
+
+    #[test]
+    fn a_batch_that_is_unstaged_is_gone_unless_it_was_committed() {
+        let mut yard = Yard::new();
+        let unstage = || Command::Unstage(Unstage { batch_id: 5 });
+        assert_eq!(yard.send(unstage()), Ok(Outcome::Done), "nothing is there");
+        yard.send(stage(0, vec![new_task()])).unwrap();
+        assert_eq!(yard.send(unstage()), Ok(Outcome::Done));
+        assert_eq!(yard.send(commit(1)), Err(Rejection::BatchNotFound { batch: 5 }));
+        yard.send(stage(0, vec![new_task()])).unwrap();
+        let made = ids(yard.send(commit(1)));
+        assert_eq!(yard.send(unstage()), Ok(Outcome::Done));
+        assert_eq!(ids(yard.send(commit(1))), made, "what is committed is remembered");
+        assert_eq!(yard.machine.task_count(), 1);
+    }
+
+    #[test]
+    fn a_flow_that_is_unstaged_begins_anew() {
+        let mut yard = Yard::new();
+        let part = |part| Command::StageFlow(StageFlow { batch_id: 5, part, nodes: Vec::new() });
+        assert_eq!(yard.send(part(0)), Ok(Outcome::Staged));
+        yard.send(Command::Unstage(Unstage { batch_id: 5 })).unwrap();
+        assert!(yard.send(part(1)).is_err(), "the first part is gone");
+        assert_eq!(yard.send(part(0)), Ok(Outcome::Staged));
+        assert_eq!(yard.send(part(1)), Ok(Outcome::Staged));
     }
 
     #[test]

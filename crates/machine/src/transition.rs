@@ -144,6 +144,7 @@ impl Turn<'_> {
         }
         let slot = self.shard.tasks.insert(task);
         self.shard.ids.insert(id, slot);
+        self.shard.digest_new_task(slot);
         self.take_key(slot);
         self.shard.link(slot, Place::Back);
         self.shard.edit_queue(queue, |queue| queue.totals.enqueued += 1);
@@ -163,6 +164,7 @@ impl Turn<'_> {
         }
         self.shard.keep_image(slot);
         let (task, stored) = self.shard.tasks.remove(slot);
+        self.shard.digest_removed_task(task.id);
         self.shard.ids.remove(task.id);
         self.shard.names.release(task.task_type);
         self.shard.task_heap_bytes -= task.heap_bytes() as u64;

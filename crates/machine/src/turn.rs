@@ -51,6 +51,7 @@ impl<'m> Turn<'m> {
             Command::EnqueueBatch(batch) => self.enqueue_batch(batch),
             Command::StageBatch(part) => self.stage_batch(part),
             Command::CommitBatch(commit) => self.commit_batch(*commit),
+            Command::Unstage(unstage) => Ok(self.unstage(*unstage)),
             Command::Claim(claim) => self.claim(claim),
             Command::Ack(ack) => self.ack(ack),
             Command::Fail(fail) => self.fail(fail),
@@ -84,6 +85,8 @@ impl<'m> Turn<'m> {
             Command::BeginTerm => Ok(self.begin_term()),
             Command::Deliver(deliver) => self.deliver(*deliver),
             Command::Delivered(delivered) => Ok(self.delivered(*delivered)),
+            Command::Mark => Ok(self.mark()),
+            Command::Attest(attest) => Ok(self.attest(*attest)),
         }
     }
 

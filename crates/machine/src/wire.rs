@@ -5,6 +5,7 @@
 //! borrows from the input. Any input gives a value or a `DecodeError`: lengths are checked against
 //! what is left before anything is allocated, values inside values are bounded, and nothing panics.
 
+use crate::digest::Digest;
 use crate::{
     ClaimToken, DecodeError, QueueName, SessionId, ShardId, TaskId, TaskStateName, Timestamp,
 };
@@ -453,7 +454,7 @@ macro_rules! wire_newtype {
     )+};
 }
 
-wire_newtype!(Timestamp, ShardId, ClaimToken, SessionId);
+wire_newtype!(Timestamp, ShardId, ClaimToken, SessionId, Digest);
 
 impl<'a> Wire<'a> for TaskId {
     fn write(&self, out: &mut Vec<u8>) {

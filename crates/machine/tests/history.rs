@@ -139,6 +139,7 @@ impl Author {
                 part: self.random.below(2) as u32,
                 tasks: self.tasks(),
             }),
+            31 if self.random.chance(20) => Command::Unstage(Unstage { batch_id: self.batch_id() }),
             31 => Command::CommitBatch(CommitBatch {
                 batch_id: self.batch_id(),
                 parts: 1 + self.random.below(2) as u32,
@@ -208,6 +209,7 @@ impl Author {
                 keep: if self.random.chance(20) { vec![self.any()] } else { vec![] },
             }),
             91 if self.random.chance(10) => Command::BeginTerm,
+            91 => Command::Mark,
             92 => Command::Delivered(Delivered { to: ShardId(0), up_to: self.random.below(20) }),
             93..=94 => self.deliver(),
             95..=97 => self.flow(),

@@ -12,11 +12,13 @@ mod nodes;
 mod plan;
 mod rejection;
 mod spread;
+mod starts;
 
 pub use command::ControlCommand;
 pub use plan::{GroupSeen, Seen, Step};
 pub use rejection::ControlRejection;
 pub use spread::{SetSpread, Spread, SpreadBefore};
+pub use starts::Start;
 
 use crate::{CONTROL_GROUP, StateMachine};
 use codec::{Reader, Writer};
@@ -84,6 +86,8 @@ pub struct Control {
     placements: BTreeMap<u64, GroupPlacement>,
     /// Queues that lie on several shards.
     spreads: BTreeMap<String, Spread>,
+    /// The last start of each node.
+    starts: BTreeMap<NodeId, Start>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -192,6 +196,18 @@ impl Control {
         self.placements.get(&group).map_or(1, |placement| placement.replica_last + 1)
     }
 
+    /// How many voters each group is to have with the nodes that are in use.
+    pub fn voters_wanted(&self) -> usize {
+        self.voters_on(self.in_use().count())
+    }
+
+    /// The nodes that are to hold replicas.
+    pub fn in_use(&self) -> impl Iterator<Item = NodeId> {
+        let is_in_use =
+            |node: &NodeId| !self.draining.contains(node) && !self.given_up.contains(node);
+        self.nodes.keys().copied().filter(is_in_use)
+    }
+
     /// How many voters a group can have on so many nodes: an odd number.
     fn voters_on(&self, nodes: usize) -> usize {
         let voters = nodes.min(self.factor().into());
@@ -216,6 +232,7 @@ impl Control {
             ControlCommand::SetReplication { factor } => self.set_replication(factor),
             ControlCommand::RaiseRules { rules } => self.raise_rules(rules),
             ControlCommand::SetSpread(set) => self.set_spread(set),
+            ControlCommand::Start { id, start } => self.start(id, start),
         }
     }
 
@@ -362,6 +379,7 @@ impl Control {
             out.placements(&placement.replicas);
         }
         self.write_spreads(&mut out);
+        self.write_starts(&mut out);
         out.0
     }
 
@@ -391,6 +409,7 @@ impl Control {
             control.placements.insert(group, GroupPlacement { replicas, target, replica_last });
         }
         control.read_spreads(&mut input)?;
+        control.read_starts(&mut input)?;
         input.end()?;
         Ok(control)
     }

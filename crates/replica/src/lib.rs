@@ -61,6 +61,7 @@
 
 mod control;
 mod election;
+mod jury;
 mod log;
 mod membership;
 mod message;
@@ -73,8 +74,9 @@ mod transfer;
 
 pub use control::{
     Control, ControlCommand, ControlOutcome, ControlRejection, GroupSeen, InvalidControlBytes,
-    Node, NodeId, Placement, Seen, SetSpread, Spread, SpreadBefore, Step,
+    Node, NodeId, Placement, Seen, SetSpread, Spread, SpreadBefore, Start, Step,
 };
+pub use jury::{Jury, Statement, Verdict};
 pub use log::{LogReader, SnapshotSource, SnapshotState};
 pub use membership::{Change, ChangeRefused, Members, PeerProgress};
 pub use message::{InvalidMessage, decode_message, encode_message, message_bytes};

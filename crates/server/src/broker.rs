@@ -17,6 +17,7 @@ mod retry;
 mod schedules;
 mod shares;
 mod spread;
+mod staging;
 mod why;
 
 pub use bulk::{BulkJob, BulkReport, DeadSelection};

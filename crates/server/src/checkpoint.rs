@@ -94,6 +94,9 @@ pub(crate) struct Store {
     compacted: [AtomicU64; 3],
     /// Views that are open: what they see can't be freed.
     views: AtomicUsize,
+    /// Where switches to snapshots wait for a test.
+    #[cfg(test)]
+    pub(crate) gate: install::Gate,
 }
 
 impl Store {
@@ -130,7 +133,18 @@ impl Store {
         let views = AtomicUsize::new(0);
         let path = dir.to_path_buf();
         let generations = Generations::default();
-        let store = Store { path, tasks, bodies, rest, db, generations, compacted, views };
+        let store = Store {
+            path,
+            tasks,
+            bodies,
+            rest,
+            db,
+            generations,
+            compacted,
+            views,
+            #[cfg(test)]
+            gate: install::Gate::default(),
+        };
         store.find_generations().map_err(|error| error.error)?;
         Ok(store)
     }

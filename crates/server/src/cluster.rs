@@ -12,7 +12,7 @@
 //! sight.rs     how all nodes stand, at one moment    mover.rs    the leader's hands: does what is planned
 //! operate.rs   what operators ask for                view.rs     what they are shown
 //! copy.rs      a backup of the whole cluster         kept.rs     what a node keeps of its shards for one
-//! workers.rs   the workers of all nodes
+//! workers.rs   the workers of all nodes              gauges.rs   what metrics say of the cluster
 //! ```
 //!
 //! Nothing here decides where a replica goes: that is `taskyard_replica::Control` and its plan.
@@ -22,6 +22,7 @@ mod call;
 mod copy;
 mod entrance;
 mod fetch;
+mod gauges;
 mod groups;
 mod handler;
 mod join;
@@ -41,7 +42,7 @@ pub use call::Operation;
 pub(crate) use call::{About, ClusterCall, ClusterReply};
 pub(crate) use entrance::{Entrance, enter};
 pub use groups::{GroupStatus, MemberStatus};
-pub use handler::{Admit, AnswerCall, AnswerJoin, ClusterHandler};
+pub use handler::{Admit, AnswerCall, AnswerJoin, ClusterHandler, Seated};
 pub(crate) use member::Cluster;
 pub(crate) use routes::Routes;
 pub(crate) use snapshots::Snapshots;

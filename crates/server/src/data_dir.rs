@@ -7,6 +7,7 @@
 //! state/    checkpoints and bodies
 //! JOINING   before FORMAT: names a directory that asks for a place in a cluster
 //! PEERS     where the nodes of that cluster were when it got one
+//! STARTS    how often it was started
 //! ```
 //! Invariant: where `FORMAT` exists, log and checkpoints exist too, marked with what it says: it gets its
 //! name last. So a log or a state that was emptied, exchanged or left behind is never taken for a new one.
@@ -14,9 +15,11 @@
 
 mod format;
 mod joining;
+mod starts;
 
 pub(crate) use format::{FORMAT_VERSION, Format};
 pub(crate) use joining::{Joining, known_peers};
+pub(crate) use starts::Starts;
 
 use crate::{checkpoint::Store, log::Log, node::StartError};
 use format::FormatError;
@@ -35,6 +38,7 @@ const FORMAT_FILE_RESTORED: &str = "FORMAT.restored";
 const LOCK_FILE: &str = "LOCK";
 const JOINING_FILE: &str = "JOINING";
 const PEERS_FILE: &str = "PEERS";
+const STARTS_FILE: &str = "STARTS";
 const FOLDERS: [&str; 2] = ["log", "state"];
 /// Shards of a new directory, if nobody says how many.
 const SHARDS_DEFAULT: u16 = 32;
@@ -168,6 +172,11 @@ impl DataDir {
             sync_dir(parent(path))
         };
         write().map_err(|error: io::Error| unusable(path, &error))
+    }
+
+    /// Counts a start. It is a data directory by now.
+    pub(crate) fn begin_start(&self) -> Result<Starts, StartError> {
+        Starts::begin(&self.path)
     }
 
     /// What it was made as.
@@ -420,9 +429,9 @@ mod tests {
         let file = dir.path().join(FORMAT_FILE);
         let good = fs::read_to_string(&file).unwrap();
         for (from, to, expected) in [
-            ("format = 4", "format = 7", "has format 7, this taskyard reads up to 4"),
-            ("format = 4", "format = 1", "has format 1, from before the first release"),
-            ("format = 4", "format = ?", "is damaged: format is \"?\""),
+            ("format = 5", "format = 7", "has format 7, this taskyard reads up to 5"),
+            ("format = 5", "format = 1", "has format 1, from before the first release"),
+            ("format = 5", "format = ?", "is damaged: format is \"?\""),
             ("shards = 4", "shards = 0", "is damaged: its checksum does not fit"),
             ("shards = 4", "shards = 2", "is damaged: its checksum does not fit"),
             ("checksum", "checksun", "it has no line \"checksum = ...\""),

@@ -99,6 +99,7 @@ impl From<ControlRejection> for Error {
             ControlRejection::UnknownNode { node } => Error::NotFound(format!(
                 "there is no node {node}; `taskyard cluster status` lists them"
             )),
+            ControlRejection::Invalid { what } => Error::Invalid(what),
             other => Error::Refused(other.to_string()),
         }
     }
@@ -140,7 +141,8 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Error::Rejected(rejection) => rejection.code(),
-            Error::Invalid(_) | Error::Refused(_) => "invalid_argument",
+            Error::Invalid(_) => "invalid_argument",
+            Error::Refused(_) => "conflict",
             Error::NotFound(_) => "not_found",
             Error::PayloadTooLarge { .. } => "payload_too_large",
             Error::Element { error, .. } | Error::Node { error, .. } => error.code(),

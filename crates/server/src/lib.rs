@@ -49,6 +49,7 @@ pub mod limits;
 mod log;
 mod moment;
 pub mod node;
+mod pauses;
 mod payloads;
 pub mod peer;
 mod random;

@@ -81,13 +81,17 @@ taskyard_machine::limits! {
     LOST_KEPT_MAX: usize = 10_000, "workers";
     /// Claims and hints that one shard parks. Each is a worker that waits: more workers than this for one shard's queues are a mistake in somebody's loop.
     PARKED_MAX: usize = 100_000, "claims";
-    /// Calls that wait for the shards of a node. More than this is a disk that stands still.
+    /// Calls that wait for the shards of a node. More than this is a disk that stands still: a call beyond is refused with `unavailable`.
     INPUTS_MAX: usize = 1_000_000, "calls";
+    /// What those calls add to the log. The same holds beyond.
+    INPUT_BYTES_MAX: usize = 256 << 20, "bytes";
+    /// Raft messages of other nodes that wait for the shards of a node. A large one beyond is dropped: Raft sends it again.
+    RAFT_INPUT_BYTES_MAX: usize = 64 << 20, "bytes";
     /// More shards cost memory and checkpoints, and bring nothing on one node.
     SHARDS_MAX: u16 = 4_096, "shards";
     /// Less memory would not hold the batches in flight.
     MEMORY_BYTES_MIN: u64 = 16 << 20, "bytes";
-    /// What one turn takes for the log, about: it is written and synced as one record.
+    /// What one turn takes for the log, of calls and of Raft messages each, about: it is written and synced as one record.
     TURN_LOG_BYTES_MAX: usize = 16 << 20, "bytes";
     /// Log of a shard after which it is checkpointed: bounds the replay at the next start.
     CHECKPOINT_LOG_BYTES_MAX: u64 = 64 << 20, "bytes";

@@ -180,6 +180,7 @@ fn connect(
         secret: config.cluster_secret.0.clone(),
         build: env!("CARGO_PKG_VERSION").to_owned(),
         rules: config.rules_max,
+        start: Some(shards.starts().start()),
     };
     let mut handler = ClusterHandler::new(shards.clone());
     let of = cluster.clone();
@@ -196,6 +197,8 @@ fn connect(
     }));
     let of = cluster.clone();
     handler.admit = Some(Arc::new(move |hello| of.admit(hello)));
+    let of = cluster.clone();
+    handler.seated = Some(Arc::new(move |hello| of.note_start(hello)));
     let network = PeerNetwork::start(&me, listener, Arc::new(handler), config.clock.clone());
     shards.connect(network.clone());
     Ok(network)
@@ -203,11 +206,13 @@ fn connect(
 
 /// Starts what a node does for its cluster all the time.
 fn keep_up(config: &Config, cluster: &Cluster) -> JoinSet<()> {
-    let joined_with = known_peers(&config.data);
     let mut tasks = JoinSet::new();
     tasks.spawn(cluster.clone().keep_telling());
     tasks.spawn(cluster.clone().keep_moving());
+    tasks.spawn(cluster.clone().keep_counting());
     if config.peer.is_some() {
+        let joined_with = known_peers(&config.data);
+        cluster.name_peers(&joined_with);
         tasks.spawn(cluster.clone().keep_peers(joined_with));
         tasks.spawn(cluster.clone().keep_routes());
         tasks.spawn(cluster.clone().keep_comparing_clocks());
@@ -240,3 +245,39 @@ async fn set_replication(
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct StartError(pub String);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    async fn node(dir: &std::path::Path, change: impl FnOnce(&mut Config)) -> Node {
+        let mut config = Config::new(dir);
+        config.peer = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        (config.listen, config.disk_reserve_bytes) = (None, 0);
+        change(&mut config);
+        Node::start(config).await.unwrap()
+    }
+
+    /// On one thread nothing else has run when a start returns: what it names later is too late for
+    /// whoever asks it first.
+    #[tokio::test]
+    async fn a_node_that_has_started_waits_for_its_peers_before_it_says_that_they_are_gone() {
+        let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let one = node(dirs[0].path(), |config| config.shards = Some(2)).await;
+        let join = vec![one.peer_address().unwrap().to_string()];
+        let two = node(dirs[1].path(), |config| config.join = join).await;
+        let begun = clock::real_now();
+        while !one.shards().routes().control().nodes().contains_key(&2) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it did not hear of node 2");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        two.stop().await;
+        one.stop().await;
+
+        let one = node(dirs[0].path(), |_| ()).await;
+        let network = &one.network.as_ref().unwrap().0;
+        assert!(network.is_heard(2), "it was not given a moment");
+        drop(one);
+    }
+}

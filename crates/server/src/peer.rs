@@ -50,7 +50,7 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
-use taskyard_replica::NodeId;
+use taskyard_replica::{NodeId, Start};
 use tokio::{
     net::TcpListener,
     runtime::Handle,
@@ -80,6 +80,9 @@ pub trait PeerHandler: Send + Sync + 'static {
         Ok(())
     }
 
+    /// The node has its place here, until its connection ends: no other live process has its number.
+    fn seated(&self, _hello: &PeerHello) {}
+
     /// The peer can be sent to. Told in turn with `peer_down`.
     fn peer_up(&self, node: NodeId);
 
@@ -105,6 +108,8 @@ pub struct PeerConfig {
     pub build: String,
     /// The newest rules of the machine that it knows.
     pub rules: u16,
+    /// Which start of its data directory this is; `None` for a process without one.
+    pub start: Option<Start>,
 }
 
 impl fmt::Debug for PeerConfig {
@@ -120,8 +125,8 @@ impl fmt::Debug for PeerConfig {
 impl PeerConfig {
     fn identity(&self) -> Identity {
         let PeerConfig { cluster, node, rules, .. } = *self;
-        let hello =
-            PeerHello { cluster, node, boot: random_u128(), build: self.build.clone(), rules };
+        let start = self.start.unwrap_or_else(|| Start { count: 0, boot: random_u128() });
+        let hello = PeerHello { cluster, node, start, build: self.build.clone(), rules };
         Identity { hello, secret: self.secret.clone() }
     }
 
@@ -163,8 +168,9 @@ pub struct PeerStatus {
     pub raft_dropped: u64,
     /// Why the last connection or attempt ended.
     pub last_error: Option<String>,
-    /// What it, or this node, had against the last attempt to connect.
-    pub refusal: Option<Refusal>,
+    /// What it had against the last attempt to connect, after it had proved that it knows the secret and
+    /// is the node that was dialled. Of what others say at its address, `last_error` has the words.
+    pub verdict: Option<Refusal>,
 }
 
 /// The connections of a node to its peers. Cheap to clone; ends with its last clone, or by

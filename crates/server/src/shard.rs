@@ -7,6 +7,7 @@
 //! ```text
 //! route.rs       whom to ask next, and for how long         forward.rs   one call to one node
 //! proposals.rs   commands      claims.rs   claims           reads.rs     questions, bodies, hints, waits
+//! hints.rs       which shards have something for a claim over several
 //! identity.rs    what may be sent again when its outcome got lost
 //! session_news.rs   what nodes tell each other of workers
 //! spread.rs      where queues lie that are spread over shards
@@ -14,10 +15,12 @@
 //! ```
 
 mod claims;
+pub(crate) mod comparison;
 pub(crate) mod engine;
 pub(crate) mod firing;
 mod forward;
 mod gateway;
+mod hints;
 mod identity;
 pub(crate) mod inbox;
 pub(crate) mod leader_clock;
@@ -40,23 +43,26 @@ pub use engine::Engine;
 pub use gateway::CancelledClaim;
 use gateway::Gateway;
 pub(crate) use gateway::News;
+pub use hints::{Hint, Hints, Look};
 pub use local::LocalShards;
 pub use session_news::SessionNews;
 
 use crate::{
     Clock, Error, backup,
     checkpoint::View,
+    clock::real_now,
     cluster::{Routes, Snapshots},
-    data_dir::Format,
+    data_dir::{Format, Starts},
     peer::PeerNetwork,
     telemetry::Telemetry,
 };
 use bytes::Bytes;
 use inbox::{BackupOrder, Inbox, Input};
+use proposals::ANSWER_FOR_MAX;
 use std::{
     fmt,
     sync::{Arc, OnceLock, atomic::AtomicU64},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use taskyard_machine::{
     Ask, Claim, ClaimNumber, ClaimQueue, ClaimedTask, EncodedCommand, Event, Machine, Outcome,
@@ -82,6 +88,8 @@ struct Handle {
     snapshots: Arc<Snapshots>,
     /// The workers' side of this node, once there is one.
     gateway: OnceLock<Gateway>,
+    /// How often its data directory was started.
+    starts: Starts,
 }
 
 impl fmt::Debug for Shards {
@@ -187,6 +195,11 @@ impl Shards {
         self.0.format.cluster
     }
 
+    /// How often this data directory was started.
+    pub(crate) fn starts(&self) -> &Starts {
+        &self.0.starts
+    }
+
     /// Who leads what, as far as this node knows.
     pub(crate) fn routes(&self) -> &Arc<Routes> {
         &self.0.routes
@@ -250,6 +263,15 @@ impl Shards {
         commands: Vec<(ShardId, EncodedCommand)>,
         enqueue: bool,
     ) -> Vec<Result<Outcome, Error>> {
+        self.propose_all_until(commands, enqueue, real_now() + ANSWER_FOR_MAX).await
+    }
+
+    async fn propose_all_until(
+        &self,
+        commands: Vec<(ShardId, EncodedCommand)>,
+        enqueue: bool,
+        until: Instant,
+    ) -> Vec<Result<Outcome, Error>> {
         match self.others() {
             None => {
                 self.note_routed(commands.len(), true);
@@ -259,7 +281,7 @@ impl Shards {
                 }
                 answers
             }
-            Some(network) => self.propose_all_routed(network, commands, enqueue).await,
+            Some(network) => self.propose_all_routed(network, commands, enqueue, until).await,
         }
     }
 
@@ -292,7 +314,7 @@ impl Shards {
         wait: Duration,
     ) -> Result<bool, Error> {
         match self.others() {
-            None => self.local().claimable(shard, queues, wait).await.map_err(alone),
+            None => self.local().claimable_one(shard, queues, wait).await.map_err(alone),
             Some(network) => self.claimable_routed(network, shard, queues, wait).await,
         }
     }
@@ -316,7 +338,8 @@ impl Shards {
         self.local().read(shard, read).await
     }
 
-    /// The encoded bodies of tasks, from memory or disk; `None` for one that is gone.
+    /// The encoded bodies of tasks, from memory or disk; `None` for one that is gone. A strong read, as a
+    /// question is.
     pub async fn bodies(&self, tasks: Vec<TaskId>) -> Result<Vec<Option<Bytes>>, Error> {
         match self.others() {
             None => self.local().bodies(tasks).await.map_err(alone),
@@ -402,7 +425,8 @@ impl Shards {
                 Err(error) => return Err(error),
             }
         }
-        Ok(self.0.telemetry.render(&merge_by_name(led), self.0.clock.wall_ms()))
+        let cluster = self.cluster_gauges().await?;
+        Ok(self.0.telemetry.render(&merge_by_name(led), &cluster, self.0.clock.wall_ms()))
     }
 
     /// All events of all shards from now on, batched per loop turn. A slow reader misses some and is told how many.

@@ -10,6 +10,7 @@
 
 mod accept;
 mod checkpoints;
+mod compare;
 mod control;
 mod deliver;
 mod hand_over;
@@ -38,7 +39,7 @@ use crate::{
     peer::PeerNetwork,
     shard::{
         Shards,
-        inbox::Inbox,
+        inbox::{Inbox, Taken},
         leader_clock::{LeaderClock, Reading},
         sessions::Sessions,
     },
@@ -53,7 +54,7 @@ use memory::MemoryBudget;
 use settle::PartialAnswers;
 use std::{
     any::Any,
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, OnceLock, mpsc},
     time::{Duration, Instant},
 };
@@ -242,21 +243,13 @@ impl ShardLoop {
     /// Runs until it is stopped, or can't go on.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
         self.follow_control()?;
-        let mut inputs = Vec::new();
-        // What did not fit into the last turn comes first.
-        let mut backlog = VecDeque::new();
+        let mut inputs = Taken::default();
         loop {
-            let wait = if backlog.is_empty() { self.wait() } else { Some(Duration::ZERO) };
-            self.inbox.take(&mut inputs, wait);
+            self.inbox.take(&mut inputs, self.wait(), TURN_LOG_BYTES_MAX);
             self.reading =
                 Reading { wall_ms: self.clock.wall_ms(), monotonic: self.clock.monotonic() };
             self.real = clock::real_now();
-            backlog.extend(inputs.drain(..));
-            let mut log_bytes = 0;
-            while log_bytes < TURN_LOG_BYTES_MAX
-                && let Some(input) = backlog.pop_front()
-            {
-                log_bytes += input.log_bytes();
+            while let Some(input) = inputs.next() {
                 self.accept(input)?;
             }
             if self.course == Course::Halted {
@@ -319,6 +312,9 @@ impl ShardLoop {
             for at in [shard.waiters.next_look(), shard.outbox.next_look()].into_iter().flatten() {
                 until(at.saturating_duration_since(self.real), false);
             }
+            if let Some(at) = shard.compares_at() {
+                until(at.saturating_duration_since(now), true);
+            }
             if self.checkpoints.may_begin()
                 && let Some(at) = shard.checkpoint.due_at()
             {
@@ -338,11 +334,12 @@ impl ShardLoop {
     fn look_at_time(&mut self) {
         let (reading, real) = (self.reading, self.real);
         let looked = self.shards.iter_mut().filter_map(|shard| {
+            let compares = shard.compares_at().is_some_and(|at| at <= reading.monotonic);
             let clock = shard.leading.as_mut()?;
             let is_due = shard.due.is_some_and(|due| due <= clock.now(reading));
             let hints = shard.waiters.next_look().is_some_and(|at| at <= real);
             let sends = shard.outbox.wake_due(real);
-            (is_due || hints || sends).then_some(usize::from(shard.id.0))
+            (is_due || hints || sends || compares).then_some(usize::from(shard.id.0))
         });
         for number in looked.collect::<Vec<_>>() {
             self.activate(number);

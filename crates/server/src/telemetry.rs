@@ -3,6 +3,10 @@
 //! Counts of tasks come from the state itself, where they are exact; what the state does not know
 //! (events, disk, memory, syncs) is counted here by the loop, with a few relaxed atomics per turn.
 
+mod cluster;
+
+pub(crate) use cluster::{ClusterGauges, PeerGauges};
+
 use crate::{limits::METRIC_QUEUES_MAX, log::Written};
 use std::{
     fmt::{Display, Write},
@@ -16,7 +20,7 @@ const BUCKETS_US: [u64; 13] = [
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000,
     1_000_000,
 ];
-const KINDS: [&str; 27] = [
+const KINDS: [&str; 29] = [
     "task_enqueued",
     "task_ready",
     "task_claimed",
@@ -44,6 +48,8 @@ const KINDS: [&str; 27] = [
     "schedule_skipped",
     "schedule_missed",
     "task_blocked",
+    "digest_marked",
+    "digest_attested",
 ];
 
 /// The node's counters.
@@ -69,6 +75,7 @@ struct Gauges {
     disk_full: AtomicU64,
     claims_parked: AtomicU64,
     shards_serving: AtomicU64,
+    snapshot_bytes_fetched: AtomicU64,
 }
 
 /// What the loop knows about this node.
@@ -81,6 +88,7 @@ pub(crate) struct NodeGauges {
     pub disk_full: bool,
     pub claims_parked: u64,
     pub shards_serving: u64,
+    pub snapshot_bytes_fetched: u64,
 }
 
 impl Telemetry {
@@ -118,10 +126,16 @@ impl Telemetry {
         gauges.disk_full.store(node.disk_full.into(), Relaxed);
         gauges.claims_parked.store(node.claims_parked, Relaxed);
         gauges.shards_serving.store(node.shards_serving, Relaxed);
+        gauges.snapshot_bytes_fetched.store(node.snapshot_bytes_fetched, Relaxed);
     }
 
-    /// All metrics. `queues` are those of all shards, `now_ms` is the wall clock.
-    pub(crate) fn render(&self, queues: &[QueueView], now_ms: u64) -> String {
+    /// All metrics. `queues` are those of all shards that this node leads, `now_ms` is the wall clock.
+    pub(crate) fn render(
+        &self,
+        queues: &[QueueView],
+        cluster: &ClusterGauges,
+        now_ms: u64,
+    ) -> String {
         let mut text = Text::default();
         text.about(
             "taskyard_events_total",
@@ -132,6 +146,7 @@ impl Telemetry {
             text.line("taskyard_events_total", &[("kind", kind)], count.load(Relaxed));
         }
         self.render_node(&mut text);
+        cluster.render(&mut text, self.gauges.snapshot_bytes_fetched.load(Relaxed));
         render_queues(&mut text, queues, now_ms);
         text.0
     }
@@ -334,6 +349,8 @@ fn kind_of(event: &EventKind) -> usize {
         EventKind::ScheduleSkipped(..) => 24,
         EventKind::ScheduleMissed(..) => 25,
         EventKind::TaskBlocked(_) => 26,
+        EventKind::DigestMarked { .. } => 27,
+        EventKind::DigestAttested { .. } => 28,
     }
 }
 
@@ -359,7 +376,21 @@ mod tests {
             counts: QueueCounts { ready: 3, enqueued_total: 7, ..QueueCounts::default() },
             oldest_ready_at: Some(Timestamp(1_000)),
         };
-        let text = telemetry.render(&[queue], 3_500);
+        let peer = PeerGauges {
+            node: 2,
+            connected: true,
+            clock_skew_ms: Some(-1_250),
+            round_trip_us: Some(340),
+            ..PeerGauges::default()
+        };
+        let cluster = ClusterGauges {
+            shards_without_leader: 4,
+            lags: [(2, 70)].into(),
+            peers: vec![peer, PeerGauges { node: 3, heard: true, ..PeerGauges::default() }],
+            snapshot_bytes_sent: 9,
+            ..ClusterGauges::default()
+        };
+        let text = telemetry.render(&[queue], &cluster, 3_500);
         for line in [
             "taskyard_events_total{kind=\"session_ended\"} 1",
             "taskyard_log_bytes_total 300",
@@ -370,6 +401,14 @@ mod tests {
             "taskyard_log_sync_seconds_bucket{le=\"+Inf\"} 3",
             "taskyard_log_sync_seconds_sum 3.000790",
             "taskyard_log_sync_seconds_count 3",
+            "taskyard_shards_without_leader 4",
+            "taskyard_replica_lag_entries{node=\"2\"} 70",
+            "taskyard_peer_connected{node=\"2\"} 1",
+            "taskyard_peer_connected{node=\"3\"} 0",
+            "taskyard_peer_heard{node=\"3\"} 1",
+            "taskyard_peer_clock_skew_seconds{node=\"2\"} -1.250000",
+            "taskyard_peer_round_trip_seconds{node=\"2\"} 0.000340",
+            "taskyard_snapshot_bytes_total{way=\"sent\"} 9",
             "taskyard_queue_tasks{queue=\"mail\",state=\"ready\"} 3",
             "taskyard_queue_enqueued_total{queue=\"mail\"} 7",
             "taskyard_queue_oldest_ready_seconds{queue=\"mail\"} 2.500000",

@@ -5,7 +5,9 @@ mod common;
 
 use common::{
     Broker, DEADLINE,
-    cluster::{ANY_PORT, SHARDS, founder, joiner, queues, three, three_with, transfer},
+    cluster::{
+        ANY_PORT, SHARDS, founder, joiner, joining, queues, three, three_with, transfer, voters,
+    },
     eventually, http,
 };
 use serde_json::Value;
@@ -14,7 +16,8 @@ use std::{
     path::Path,
     time::{Duration, Instant},
 };
-use taskyard_server::{Clock, Config, limits};
+use taskyard_machine::{RULES_CURRENT, RULES_CURRENT_AGAIN};
+use taskyard_server::{Clock, Config, Node, limits};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -48,8 +51,8 @@ async fn enqueue(broker: &Broker, queue: &str, delay: Duration) -> Value {
 /// What an operator is told who asks for what can't be.
 async fn refused(broker: &Broker, path: &str, body: &str) -> String {
     let path = format!("/v1/cluster/{path}");
-    let (code, _, detail) = http::post(broker.address, &path, body).await.problem();
-    assert_eq!(code, 409, "{detail}");
+    let (status, code, detail) = http::post(broker.address, &path, body).await.problem();
+    assert_eq!((status, code.as_str()), (409, "conflict"), "{detail}");
     detail
 }
 
@@ -108,18 +111,79 @@ async fn three_nodes_stand_scanners_an_impossible_drain_and_a_copied_directory()
     }
     let copy = Broker::on(copied, again).await;
     assert_eq!(copy.node.id(), 3);
-    let mut failed = std::pin::pin!(copy.node.failed());
-    let started = Instant::now();
-    let why = loop {
-        assert!(started.elapsed() < DEADLINE, "the copy goes on");
-        enqueue_everywhere(&three).await;
-        if let Ok(why) = timeout(Duration::from_millis(100), &mut failed).await {
-            break why.to_string();
-        }
-    };
+    let why = until_ended(&copy, &three).await;
+    let other = "node 3 was last started with another copy of this data directory (start 2 here, start 2 is known)";
+    assert!(why.starts_with(other), "{why}");
+    // Started once more it has as many starts as if it were the newest; the original is still there.
+    let copy = Broker::on(copy.stop().await, again).await;
+    let why = until_ended(&copy, &three).await;
     assert!(why.contains("node 3 is connected from another live process"), "{why}");
     assert!(why.contains("never start a node from a copy of another's data"), "{why}");
     assert!(is_back(&one).await && is_back(&two).await);
+}
+
+/// Why a node ends. Tasks are taken by another one meanwhile.
+async fn until_ended(node: &Broker, works: &Broker) -> String {
+    let mut failed = std::pin::pin!(node.node.failed());
+    let started = Instant::now();
+    loop {
+        assert!(started.elapsed() < DEADLINE, "it goes on");
+        enqueue_everywhere(works).await;
+        if let Ok(why) = timeout(Duration::from_millis(100), &mut failed).await {
+            return why.to_string();
+        }
+    }
+}
+
+/// It has forgotten what its node has acknowledged since, and whom it has voted for.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_older_copy_of_a_node_that_is_down_is_turned_away() {
+    let [one, two, three] = three().await;
+    let mut original = three.stop().await;
+    let older = tempfile::tempdir().unwrap();
+    copy_all(original.path(), older.path());
+    for _ in 0..2 {
+        let three = Broker::on(original, again).await;
+        until_back(&one, &three).await;
+        enqueue_everywhere(&three).await;
+        original = three.stop().await;
+        until_down(&one, 3).await;
+    }
+    // Who saw the last start may have been started anew itself: the control group has it.
+    // At the same address: with node 3 down too, nobody can be told of another.
+    let at = two.node.peer_address();
+    let two =
+        Broker::on(two.stop().await, |config| (config.peer, config.shards) = (at, None)).await;
+    until_back(&one, &two).await;
+    eventually("node 2 is ready", async || {
+        (http::get(two.address, "/readyz").await.status == 200).then_some(())
+    })
+    .await;
+    let copy = Broker::on(older, again).await;
+    let why = until_ended(&copy, &two).await;
+    let words = "this data directory is older than the one that node 3 was last started with (start 2 here, \
+                 start 3 is known): ";
+    assert!(why.starts_with(words), "{why}");
+    assert!(
+        why.contains("`taskyard cluster remove 3 --force`, then start it with a new data"),
+        "{why}"
+    );
+    drop(copy);
+    let three = Broker::on(original, again).await;
+    until_back(&one, &three).await;
+}
+
+/// Waits until others know where a node is that has started again.
+async fn until_back(seen_by: &Broker, node: &Broker) {
+    let at = node.node.peer_address().unwrap().to_string();
+    eventually("it is back", async || {
+        let status = status(seen_by).await;
+        let found =
+            status["nodes"].as_array().unwrap().iter().find(|found| found["id"] == node.node.id());
+        let found = found?;
+        (found["state"] == "up" && found["peer_address"] == at).then_some(())
+    })
+    .await;
 }
 
 /// Sends what scanners send to the peer ports, and frames longer than any: each is hung up on.
@@ -171,6 +235,41 @@ async fn shard_time_goes_on_with_clocks_an_hour_apart() {
     }
 }
 
+/// A drain that is begun could never end if what the node holds has nowhere to go.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_counts_only_nodes_that_can_take_what_is_moved() {
+    let [one, two, _three] = three().await;
+    let four = joiner(&one, |_| ()).await;
+    eventually("the fourth node is up", async || {
+        (status(&one).await["nodes"][3]["state"] == "up").then_some(())
+    })
+    .await;
+    let directory = four.stop().await;
+    until_down(&one, 4).await;
+    for node in [&one, &two] {
+        let words = refused(node, "nodes/3/drain", "{}").await;
+        let why = "node 3 can't be drained: node 4 is down, so 2 nodes are left that could take what it \
+                   holds, and each shard has 3 replicas; start node 4 again, give it up with `taskyard \
+                   cluster remove 4 --force`, or add a node first";
+        assert_eq!(words, why);
+    }
+    assert_eq!(status(&one).await["nodes"][2]["state"], "up", "nothing was begun");
+    // The one that is down can be emptied: the others have what it holds.
+    for done in ["drain", "undrain"] {
+        let path = format!("/v1/cluster/nodes/4/{done}");
+        assert_eq!(http::post(one.address, &path, "{}").await.status, 204, "{done}");
+    }
+    let _four = Broker::on(directory, again).await;
+    eventually("it can be drained with four nodes that are up", async || {
+        let drained = http::post(one.address, "/v1/cluster/nodes/3/drain", "{}").await;
+        (drained.status == 204).then_some(())
+    })
+    .await;
+    let lone = founder(|_| ()).await;
+    let words = refused(&lone, "nodes/1/drain", "{}").await;
+    assert_eq!(words, "node 1 can't be drained: it is the only node in use; add a node first");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_replica_of_a_shard_is_not_given_up() {
     let one = founder(|_| ()).await;
@@ -202,33 +301,82 @@ async fn the_last_replica_of_a_shard_is_not_given_up() {
 
 /// One build stands for two versions here, of which the newer one knows newer rules.
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_do_not_rise_while_one_node_does_not_know_them() {
-    let older = |config: &mut Config| config.rules_max = 1;
-    let newer = |config: &mut Config| config.rules_max = 2;
-    let one = founder(older).await;
-    let two = joiner(&one, newer).await;
-    let three = joiner(&one, newer).await;
-    // The leader has looked at all nodes, and planned, when all have their replicas.
-    eventually("the cluster has settled", async || {
-        let status = status(&one).await;
-        let of_three = |shard: &Value| shard["replicas"].as_array().unwrap().len() == 3;
-        let settled = status["shards"].as_array().unwrap().iter().all(of_three);
-        let known: Vec<_> = (0..3).map(|node| status["nodes"][node]["rules_max"].clone()).collect();
-        (settled && known == [1, 2, 2]).then_some(())
-    })
-    .await;
-    assert_eq!(status(&two).await["rules"], 1, "node 1 knows no newer ones");
+async fn rules_rise_when_the_last_node_knows_them_and_older_nodes_are_refused_then() {
+    let older = |config: &mut Config| config.rules_max = RULES_CURRENT;
+    let newer = |config: &mut Config| config.rules_max = RULES_CURRENT_AGAIN;
+    let restart = async |node: Broker, seen_by: &Broker, change: fn(&mut Config)| {
+        let number = node.node.id() as usize;
+        let directory = node.stop().await;
+        until_down(seen_by, number).await;
+        let node = Broker::on(directory, |config| {
+            again(config);
+            change(config);
+        })
+        .await;
+        until_back(seen_by, &node).await;
+        eventually("it is ready", async || {
+            (http::get(node.address, "/readyz").await.status == 200).then_some(())
+        })
+        .await;
+        node
+    };
+    let [one, two, three] = three_with(|_, config| older(config)).await;
+    let three = restart(three, &one, newer).await;
+    let two = restart(two, &one, newer).await;
+    let known = async |seen_by: &Broker| -> Vec<Value> {
+        let nodes = status(seen_by).await["nodes"].as_array().unwrap().clone();
+        nodes.into_iter().map(|node| node["rules_max"].clone()).collect()
+    };
+    assert_eq!(known(&one).await, [RULES_CURRENT, RULES_CURRENT_AGAIN, RULES_CURRENT_AGAIN]);
+    // Whoever plans has looked at all nodes many times when it has moved all shards.
+    for factor in [1, 3] {
+        let body = format!("{{\"factor\": {factor}}}");
+        let set = http::post(one.address, "/v1/cluster/replication", &body).await;
+        assert_eq!(set.status, 204);
+        eventually("all shards have as many voters", async || {
+            voters(&one).await?.iter().all(|nodes| nodes.len() == factor).then_some(())
+        })
+        .await;
+    }
+    for node in [&one, &two, &three] {
+        assert_eq!(status(node).await["rules"], RULES_CURRENT, "node 1 knows no newer ones");
+    }
     enqueue_everywhere(&three).await;
 
-    let directory = one.stop().await;
-    until_down(&two, 1).await;
-    assert_eq!(status(&two).await["rules"], 1, "it may come back as it was");
-    let one = Broker::on(directory, again).await;
-    // Until it has heard of a leader for every shard it may say that there is none.
-    eventually("it is ready", async || {
-        (http::get(one.address, "/readyz").await.status == 200).then_some(())
+    let one = restart(one, &two, newer).await;
+    for node in [&one, &two, &three] {
+        eventually("the rules have risen", async || {
+            (status(node).await["rules"] == RULES_CURRENT_AGAIN).then_some(())
+        })
+        .await;
+        enqueue_everywhere(node).await;
+    }
+    let words =
+        format!("knows rules up to {RULES_CURRENT}, the cluster runs on {RULES_CURRENT_AGAIN}; ");
+    // The older version is started again on data that it can't go on with.
+    let directory = three.stop().await;
+    until_down(&one, 3).await;
+    let three = Broker::on(directory, |config| {
+        again(config);
+        older(config);
     })
     .await;
-    enqueue_everywhere(&one).await;
-    // How they rise is the control group's own test: entries under rules 2 are beyond this build.
+    let why = until_ended(&three, &one).await;
+    let expected = format!("node 3 {words}start it with the version of the others");
+    assert_eq!(why, expected);
+    let directory = three.stop().await;
+    let three = Broker::on(directory, |config| {
+        again(config);
+        newer(config);
+    })
+    .await;
+    until_back(&one, &three).await;
+    // Nor is it taken in anew.
+    let empty = tempfile::tempdir().unwrap();
+    let mut config = Config::new(empty.path());
+    joining(&one, &mut config);
+    (config.listen, config.disk_reserve_bytes) = (None, 0);
+    older(&mut config);
+    let refused = Node::start(config).await.unwrap_err().to_string();
+    assert!(refused.ends_with(&format!("this node {words}upgrade it")), "{refused}");
 }

@@ -195,22 +195,31 @@ fn copy(from: &Path, to: &Path) {
 async fn a_node_that_asks_twice_has_one_place() {
     let yard = Yard::new();
     let one = yard.found("one").await;
-    // Nobody is there: it waits, and leaves what it is known by.
-    let nobody = free_port();
-    let waiting =
-        timeout(std::time::Duration::from_millis(300), Node::start(yard.config("two", &[nobody])));
-    assert!(waiting.await.is_err(), "it goes on trying");
+    let address = free_port();
+    let joining = |name: &str| {
+        let mut config = yard.config(name, &[peer(&one)]);
+        config.peer = Some(address);
+        config
+    };
+    // It gets a place, and can't write that down.
+    let in_the_way = yard.path("two").join("PEERS");
+    std::fs::create_dir_all(&in_the_way).unwrap();
+    refused(joining("two")).await;
+    assert_eq!(status(&one).await["nodes"].as_array().unwrap().len(), 2);
+    std::fs::remove_dir(&in_the_way).unwrap();
     copy(&yard.path("two"), &yard.path("again"));
-    let two = yard.join("two", &one).await;
-    assert_eq!(two.id(), 2);
-    let address = peer(&two);
-    two.stop().await;
-    let mut again = yard.config("again", &[peer(&one)]);
-    again.peer = Some(address);
-    let again = start(again).await;
-    assert_eq!(again.id(), 2, "the same one, as far as anybody can tell");
+    let two = start(joining("two")).await;
+    assert_eq!(two.id(), 2, "the same one");
     until_state(&one, 2, "up").await;
     assert_eq!(status(&one).await["nodes"].as_array().unwrap().len(), 2);
+
+    // Once it has started, an empty directory that is known by the same name is not what it was.
+    two.stop().await;
+    until_state(&one, 2, "down").await;
+    let again = start(joining("again")).await;
+    assert_eq!(again.id(), 2);
+    let why = timeout(DEADLINE, again.failed()).await.unwrap().to_string();
+    assert!(why.contains("was last started with another copy of this data directory"), "{why}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

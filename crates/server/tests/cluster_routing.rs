@@ -79,6 +79,34 @@ async fn a_worker_and_its_claims_outlive_a_change_of_leaders() {
     worker.goodbye().await;
 }
 
+/// Whichever node the wait came to, the one that leads, the one that is to lead or neither.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_for_a_result_follows_its_shard_to_the_next_leader() {
+    let nodes = three().await;
+    let queue = &queues(&nodes[0])[0];
+    let id = enqueue(&nodes[0], queue).await;
+    let path = format!("/v1/tasks/{id}/result?wait_ms=30000");
+    let wait = |broker: &Broker| {
+        let (address, path) = (broker.address, path.clone());
+        tokio::spawn(async move { http::get(address, &path).await.ok() })
+    };
+    let waits = nodes.each_ref().map(wait);
+    for _ in 0..3 {
+        let from = leader(&nodes[0], 0).await.unwrap();
+        transfer(&nodes[2], 0, from % 3 + 1).await;
+    }
+    assert!(waits.iter().all(|wait| !wait.is_finished()), "nobody was sent home");
+    let claim = format!("{{\"queues\": [\"{queue}\"], \"wait_ms\": 10000}}");
+    let claimed = http::post(nodes[1].address, "/v1/claims", &claim).await.ok();
+    let token = &claimed["tasks"][0]["claim_token"];
+    let ack = format!("{{\"claim_token\": {token}, \"result\": 42}}");
+    http::post(nodes[1].address, &format!("/v1/tasks/{id}/ack"), &ack).await.ok();
+    for wait in waits {
+        let result = timeout(DEADLINE, wait).await.unwrap().unwrap();
+        assert_eq!(result["result"], 42, "{result}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_stops_is_noticed_by_nobody_who_uses_the_others() {
     let [first, second, third] = three().await;

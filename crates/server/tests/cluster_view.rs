@@ -6,7 +6,7 @@ mod common;
 
 use common::{
     Broker,
-    cluster::{founder, joiner, three},
+    cluster::{founder, joiner, three, voters},
     eventually, http,
 };
 use serde_json::Value;
@@ -58,4 +58,23 @@ async fn what_an_operator_did_is_in_the_next_view_of_any_node() {
             assert_eq!(view(node).await["replication"], factor, "round {round}");
         }
     }
+}
+
+/// Two nodes share a zone: no shard may have replicas on both, though that would be more even.
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_of_a_shard_are_in_different_zones() {
+    let first = founder(|config| config.zone = "a".into()).await;
+    let mut others = Vec::new();
+    for zone in ["a", "b", "c"] {
+        others.push(joiner(&first, |config| config.zone = zone.into()).await);
+    }
+    eventually("a voter of each shard in each zone", async || {
+        let in_all =
+            |nodes: &Vec<u64>| nodes.len() == 3 && [3, 4].iter().all(|n| nodes.contains(n));
+        voters(&first).await?.iter().all(in_all).then_some(())
+    })
+    .await;
+    let view = view(&first).await;
+    let zones: Vec<_> = list(&view, "nodes").iter().map(|node| node["zone"].clone()).collect();
+    assert_eq!(zones, ["a", "a", "b", "c"]);
 }

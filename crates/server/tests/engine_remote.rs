@@ -137,18 +137,21 @@ async fn a_parked_claim_and_a_hint_are_woken_over_bytes() {
     let bench = Bench(engine.shards());
     let (shards, home) = (&bench.0, bench.0.home("mail"));
     let hint = |wait| ShardCall::Claimable {
-        shard: home,
-        queues: vec!["mail".into()],
+        looks: vec![(home, vec!["mail".into()])],
         wait_ms: wait_ms(wait),
     };
+    let probed = send(shards, hint(Duration::ZERO)).await;
+    assert_eq!(probed, ShardReply::Claimable(Ok(vec![(home, Ok(0))])));
     let early = send(shards, hint(Duration::from_millis(1))).await;
-    assert_eq!(early, ShardReply::Claimable(Ok(false)));
+    assert_eq!(early, ShardReply::Claimable(Ok(Vec::new())));
     let over = send(shards, claim(shards, "mail", 1, Duration::from_millis(1))).await;
     assert!(claimed(over).is_empty());
     let mut hinted = Box::pin(send(shards, hint(LONG)));
     assert!(waits(&mut hinted).await);
     let first = bench.enqueue("mail", b"x").await;
-    assert_eq!(hinted.await, ShardReply::Claimable(Ok(true)));
+    assert_eq!(hinted.await, ShardReply::Claimable(Ok(vec![(home, Ok(1))])));
+    let probed = send(shards, hint(Duration::ZERO)).await;
+    assert_eq!(probed, ShardReply::Claimable(Ok(vec![(home, Ok(1))])));
     let handed = claimed(send(shards, claim(shards, "mail", 1, LONG)).await);
     assert_eq!(handed[0].task.id, first);
     let mut parked = Box::pin(send(shards, claim(shards, "mail", 1, LONG)));

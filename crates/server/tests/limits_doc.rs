@@ -11,9 +11,9 @@ const INTRODUCTION: &str = "\
 
 Everything in Taskyard has a bound, and reaching one is a named answer, never an accident. An
 argument outside its bounds is refused with `invalid_argument` (a payload with
-`payload_too_large`), a full queue with `queue_full`, any other bound that is reached with
-`limit_exceeded`; [protocol.md](protocol.md#error-codes) lists the codes. What is refused changes
-nothing.
+`payload_too_large`), a full queue with `queue_full`, what a node has no time for with `unavailable`, any
+other bound that is reached with `limit_exceeded`; [protocol.md](protocol.md#error-codes) lists the
+codes. What is refused changes nothing.
 
 A queue's length has no bound unless its settings give it one (`max_length`). The memory and disk
 budgets belong to the node; `taskyard serve --help` names them.

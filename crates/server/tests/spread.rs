@@ -428,3 +428,20 @@ async fn a_spread_survives_a_restart() {
     assert_eq!(work_off(&mut client).await.len(), 9);
     broker.stop().await;
 }
+
+/// Both have more than anybody takes: a claim that always looked at the first one first would never come
+/// to the other.
+#[tokio::test]
+async fn no_shard_of_a_spread_queue_comes_last_each_time() {
+    let broker = Broker::start().await;
+    let mut client = broker.grpc().await;
+    spread(&broker, 2).await;
+    enqueue_plain(&mut client, 200).await;
+    let mut claimed = Vec::new();
+    for _ in 0..100 {
+        claimed.extend(claim(&mut client, &[QUEUE], 1, 0).await.into_iter().map(|task| task.id));
+    }
+    let taken = by_shard(&claimed);
+    assert_eq!(claimed.len(), 100);
+    assert!(taken.len() == 2 && taken.values().all(|count| *count >= 20), "{taken:?}");
+}

@@ -19,7 +19,7 @@ use crate::workload::{Answer, Call, Workload};
 use std::collections::BTreeMap;
 use std::fmt;
 use taskyard_replica::eraftpb::MessageType;
-use taskyard_replica::{ControlCommand, Members, Role};
+use taskyard_replica::{ControlCommand, Members, NodeId, Role};
 
 /// What a run is made of; equal options make equal runs.
 #[derive(Clone, Debug)]
@@ -59,6 +59,12 @@ pub(crate) struct Report {
     pub(crate) removed: usize,
     /// Disks that were lost for good.
     pub(crate) losses: u64,
+    /// Nodes that were given up.
+    pub(crate) given_up: usize,
+    /// The rules that the cluster has come to.
+    pub(crate) rules: u16,
+    /// Nodes that stopped because they had another state than the rest.
+    pub(crate) stopped: u64,
     /// How often each kind of thing happened to tasks.
     pub(crate) seen: BTreeMap<&'static str, u64>,
     /// A hash over everything that happened.
@@ -148,6 +154,7 @@ struct World {
     /// Nodes whose disk is lost for good.
     lost: Vec<bool>,
     losses: u64,
+    stopped: u64,
     /// When groups were last to have a single voter.
     single_at: u64,
     /// Who is in each group.
@@ -183,12 +190,13 @@ impl World {
             nodes: Vec::new(),
             lost: Vec::new(),
             losses: 0,
+            stopped: 0,
             single_at: 0,
             groups: (0..=options.shards).map(|_| Group::new()).collect(),
             network,
             workload,
             wakes,
-            oracle: Oracle::new(options.shards),
+            oracle: Oracle::new(options.shards, options.sabotage),
             healing: false,
             crashes: 0,
             trace: options.seed,
@@ -240,6 +248,9 @@ impl World {
             nodes: self.nodes.len(),
             removed: self.nodes.iter().filter(|node| node.retired).count(),
             losses: self.losses,
+            given_up: self.oracle.control.given_up.len(),
+            rules: self.oracle.control.newest().rules(),
+            stopped: self.stopped,
             seen: self.oracle.seen.clone(),
             trace: self.trace,
         })
@@ -361,7 +372,14 @@ impl World {
 
     fn deliver(&mut self, from: usize, to: usize, peer: Peer) -> Result<(), Violation> {
         self.note("peer", [from as u64, to as u64, peer.kind()]);
-        let arrived = self.nodes[to].is_up();
+        let refused = self.refused(from, to);
+        if let Some(node) = refused {
+            for delay in self.network.send(Party::Node(to), Party::Node(from)) {
+                let peer = Box::new(Peer::Removed { node });
+                self.at(delay, Happening::Peer { from: to, to: from, peer });
+            }
+        }
+        let arrived = self.nodes[to].is_up() && refused.is_none();
         if let Some((group, replica)) = peer.snapshot_of() {
             self.report_snapshot(from, replica, group, arrived);
         }
@@ -370,6 +388,12 @@ impl World {
             self.turn(to)?;
         }
         Ok(())
+    }
+
+    /// The number of a node that the receiver knows to be given up: it is heard no more, and told so.
+    fn refused(&self, from: usize, to: usize) -> Option<NodeId> {
+        let node = self.nodes[from].disk.node()?;
+        self.nodes[to].control()?.has_given_up(node).then_some(node)
     }
 
     /// The sender of a snapshot learns what became of it.
@@ -383,6 +407,9 @@ impl World {
     fn turn(&mut self, node: usize) -> Result<(), Violation> {
         let output = self.nodes[node].turn(self.now)?;
         self.judge(node, &output)?;
+        if let Some(why) = output.stopped {
+            return self.stopped(node, &why);
+        }
         let boot = self.nodes[node].boot;
         for (after_ms, effect) in output.effects {
             self.at(after_ms, Happening::Effect { node, boot, effect: Box::new(effect) });
@@ -522,7 +549,8 @@ impl Peer {
                 shape.into_iter().fold(kind, |hash, number| mix(hash ^ number))
             }
             Peer::Owed { sequence, .. } | Peer::Taken { sequence, .. } => *sequence,
-            Peer::Join { place } => *place as u64,
+            Peer::Attest { shard, .. } => mix(u64::from(*shard)),
+            Peer::Join { place, .. } => *place as u64,
             Peer::Welcome { node, replica } => mix(*node) ^ replica,
             Peer::Status(status) => mix(status.node) ^ status.at,
             Peer::Removed { node } => *node,

@@ -44,6 +44,8 @@ pub(crate) struct ControlHost {
     pub(crate) checkpointed: u64,
     pub(crate) wants_checkpoint: bool,
     shards: u16,
+    /// The newest rules that this node knows.
+    rules_max: u16,
     sabotage: Sabotage,
     watch: Watch,
     plans_at: u64,
@@ -51,12 +53,18 @@ pub(crate) struct ControlHost {
 }
 
 impl ControlHost {
-    pub(crate) fn new(replica: Replica<Directory>, shards: u16, sabotage: Sabotage) -> ControlHost {
+    pub(crate) fn new(
+        replica: Replica<Directory>,
+        shards: u16,
+        rules_max: u16,
+        sabotage: Sabotage,
+    ) -> ControlHost {
         ControlHost {
             checkpointed: replica.applied(),
             wants_checkpoint: false,
             replica,
             shards,
+            rules_max,
             sabotage,
             watch: Watch::new(0),
             plans_at: 0,
@@ -92,7 +100,18 @@ impl ControlHost {
 
     pub(crate) fn hear(&mut self, status: Status, now: u64) {
         if self.leads() {
+            self.note_rules(&status);
             self.watch.hear(status, now);
+        }
+    }
+
+    /// A node that runs another build than before is known by it from here on.
+    fn note_rules(&mut self, status: &Status) {
+        let known = self.state().nodes().get(&status.node);
+        let changed = known.filter(|node| node.rules_max != status.rules_max).cloned();
+        if let Some(known) = changed {
+            let node = Node { rules_max: status.rules_max, ..known };
+            self.propose(&ControlCommand::SetNode { id: status.node, node });
         }
     }
 
@@ -104,7 +123,7 @@ impl ControlHost {
 
     /// A node asks to be let in. The leader gives it a number, once, and tells it its replica of this
     /// group when it has one.
-    pub(crate) fn let_in(&mut self, at: usize, output: &mut Output) {
+    pub(crate) fn let_in(&mut self, at: usize, rules_max: u16, output: &mut Output) {
         if self.next_of_founding().is_some() {
             return;
         }
@@ -112,7 +131,8 @@ impl ControlHost {
         match known.map(|(&node, _)| node) {
             None => {
                 let id = self.state().node_next();
-                self.propose(&ControlCommand::AddNode { id, node: node_at(at) });
+                let node = node_at(at, rules_max);
+                self.propose(&ControlCommand::AddNode { id, node });
             }
             Some(node) => {
                 let replica = self.state().replica_on(0, node);
@@ -134,6 +154,7 @@ impl ControlHost {
             self.propose(&command);
             return;
         }
+        self.note_rules(&status);
         self.watch.hear(status, now);
         let mut seen = self.watch.seen(self.state(), now);
         self.sabotage.of_sight(&mut seen);
@@ -146,11 +167,12 @@ impl ControlHost {
     fn next_of_founding(&self) -> Option<ControlCommand> {
         let state = self.state();
         if state.cluster().is_none() {
-            let shards = self.shards;
-            return Some(ControlCommand::Found { cluster: 1, incarnation: 7, shards, rules: 1 });
+            let (shards, rules) = (self.shards, self.rules_max);
+            return Some(ControlCommand::Found { cluster: 1, incarnation: 7, shards, rules });
         }
         if state.node_next() == 1 {
-            return Some(ControlCommand::AddNode { id: 1, node: node_at(0) });
+            let node = node_at(0, self.rules_max);
+            return Some(ControlCommand::AddNode { id: 1, node });
         }
         let group = state.groups().find(|&group| state.replica_next(group) == 1)?;
         let replicas = vec![Placement { node: 1, replica: 1 }];
@@ -197,9 +219,9 @@ impl ControlHost {
     }
 }
 
-fn node_at(place: usize) -> Node {
+fn node_at(place: usize, rules_max: u16) -> Node {
     let zone = ["", "a", "b", "c"][place % 4].to_owned();
-    Node { address: place.to_string(), zone, rules_max: 1, ..Node::default() }
+    Node { address: place.to_string(), zone, rules_max, ..Node::default() }
 }
 
 fn place(node: &Node) -> Option<usize> {

@@ -14,16 +14,19 @@ use crate::shard::{Applied, Shard};
 use crate::workload::Answer;
 use std::collections::{BTreeMap, VecDeque};
 use taskyard_machine::{
-    Claimable, Command, Delivered, EncodedCommand, Entry, EntryBuilder, Outcome, Rejection,
-    ShardId, Timestamp,
+    Attest, Claimable, Command, Delivered, EncodedCommand, Entry, EntryBuilder, Event, EventKind,
+    Outcome, Rejection, ShardId, Timestamp,
 };
-use taskyard_replica::{Progress, Replica, Role};
+use taskyard_replica::{Jury, Progress, Replica, Role, Statement, Verdict};
 
 /// How long an outbox waits for an answer.
 const OWED_MS_MAX: u64 = 400;
 
 /// How many of its fires a leader may say once more.
 const FIRES_KEPT_MAX: usize = 6;
+
+/// Entries after which replicas compare their states; far fewer than on a real node.
+const COMPARE_ENTRIES: u64 = 12;
 
 /// Who waits for a command's outcome.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +35,7 @@ pub(crate) enum Waiting {
     Outbox { node: usize, from: u16, sequence: u64 },
     Expiry,
     Firing,
+    Mark,
     Nobody,
 }
 
@@ -54,6 +58,9 @@ pub(crate) struct Host {
     pub(crate) checkpointing: Option<Checkpointing>,
     pub(crate) checkpointed: u64,
     pub(crate) wants_checkpoint: bool,
+    /// What replicas say of their states.
+    pub(crate) jury: Jury,
+    pub(crate) marking: bool,
 }
 
 impl Host {
@@ -72,6 +79,8 @@ impl Host {
             fires: VecDeque::new(),
             owed: BTreeMap::new(),
             checkpointing: None,
+            jury: Jury::default(),
+            marking: false,
         }
     }
 
@@ -86,6 +95,10 @@ impl Host {
             Role::Leader { .. } => None,
             Role::Follower { leader, .. } => Some(leader),
         }
+    }
+
+    pub(crate) fn leads(&self) -> bool {
+        self.not_leading().is_none()
     }
 
     pub(crate) fn expire(&mut self, stamp: u64) {
@@ -120,6 +133,54 @@ impl Host {
         while self.fires.len() > FIRES_KEPT_MAX {
             self.fires.pop_front();
         }
+    }
+
+    /// Lets the replicas compare their states now and then.
+    pub(crate) fn mark(&mut self) {
+        let members = self.replica.members();
+        let alone = members.voters.len() + members.learners.len() == 1;
+        if !alone && !self.marking && self.replica.machine().unmarked >= COMPARE_ENTRIES {
+            self.marking = true;
+            self.inbox.push_back((EncodedCommand::new(&Command::Mark), Waiting::Mark));
+        }
+    }
+
+    /// What this replica says of its state, and what it makes of what others say of theirs.
+    fn compare(&mut self, shard: u16, events: Vec<Event>, output: &mut Output) {
+        for event in events {
+            let (mark, digest) = match event.kind {
+                EventKind::DigestMarked { mark, digest } if self.not_leading().is_none() => {
+                    (mark, digest)
+                }
+                EventKind::DigestAttested { attest, own: Some(own) } => {
+                    match self.hear(attest, own) {
+                        Verdict::Agreed => continue,
+                        Verdict::Speak => (attest.mark, own),
+                        Verdict::Wrong { others, .. } => {
+                            let me = self.replica.id();
+                            let mark = attest.mark;
+                            output.stopped = Some(format!(
+                                "shard {shard}: at mark {mark} replicas {others:?} agree on what {me} has not"
+                            ));
+                            continue;
+                        }
+                    }
+                }
+                _ => continue,
+            };
+            let replica = self.replica.id();
+            let command = EncodedCommand::new(&Command::Attest(Attest { mark, replica, digest }));
+            match self.not_leading() {
+                None => self.inbox.push_back((command, Waiting::Nobody)),
+                Some(leader) => output.attests.extend(leader.map(|to| (shard, to, command))),
+            }
+        }
+    }
+
+    fn hear(&mut self, attest: Attest, own: u64) -> Verdict {
+        let Attest { mark, replica, digest } = attest;
+        let (me, members) = (self.replica.id(), self.replica.members());
+        self.jury.hear(me, own, Statement { mark, replica, digest }, &members)
     }
 
     /// Asks the targets of the outbox to take what is first in line for them.
@@ -172,9 +233,15 @@ impl Host {
     }
 
     /// Packs what waits into entries. A claim that would get nothing is answered without one.
-    pub(crate) fn propose(&mut self, stamp: u64, commands_max: u64, output: &mut Output) {
+    pub(crate) fn propose(
+        &mut self,
+        rules: u16,
+        stamp: u64,
+        commands_max: u64,
+        output: &mut Output,
+    ) {
         while !self.inbox.is_empty() {
-            let mut builder = EntryBuilder::new(Timestamp(stamp));
+            let mut builder = EntryBuilder::under(rules, Timestamp(stamp));
             let mut waiting = Vec::new();
             while let Some((command, who)) = self.inbox.pop_front() {
                 if let (true, Waiting::Client { client, number }) =
@@ -232,6 +299,7 @@ impl Host {
             }
             Waiting::Expiry => self.expiring = false,
             Waiting::Firing => self.firing = self.firing.saturating_sub(1),
+            Waiting::Mark => self.marking = false,
             Waiting::Nobody => {}
         }
     }
@@ -244,7 +312,13 @@ impl Host {
         now: u64,
         output: &mut Output,
     ) -> Result<(), Violation> {
+        let mut compared = Vec::new();
         for applied in progress.applied {
+            let is_compared = |event: &&Event| {
+                use EventKind::{DigestAttested, DigestMarked};
+                matches!(event.kind, DigestMarked { .. } | DigestAttested { .. })
+            };
+            compared.extend(applied.outcome.events.iter().filter(is_compared).cloned());
             let (index, term) = (applied.index, applied.term);
             let waiting = applied.proposal.and_then(|number| self.proposals.remove(&number));
             if let Some(waiting) = waiting {
@@ -284,6 +358,7 @@ impl Host {
             self.took_role(role, wall, now, output);
             output.roles.push((group_of(shard), self.replica.id(), role));
         }
+        self.compare(shard, compared, output);
         Ok(())
     }
 
@@ -292,6 +367,7 @@ impl Host {
         self.answer_all(&waiting, &Answer::NotLeader { leader: None }, output);
         self.expiring = false;
         self.firing = 0;
+        self.marking = false;
         self.owed.clear();
         if let Role::Leader { .. } = role {
             let state_now = self.replica.machine().machine.now().0;

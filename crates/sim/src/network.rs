@@ -44,21 +44,51 @@ impl Network {
         if late { self.rng.between(20, 800) } else { self.rng.between(1, 8) }
     }
 
-    /// Cuts a node off from the others: both ways, only what it sends, or only what it receives.
-    /// Clients stay with it now and then, so that a cut-off leader is still asked.
-    pub(crate) fn cut_off(&mut self, node: usize, nodes: usize, clients: usize) {
-        let directions = self.rng.below(3);
+    /// Cuts something: one node off from all others, the nodes into two sides, or the link between two
+    /// nodes that both still reach the rest. Half of the time beside the cuts that there are.
+    pub(crate) fn cut(&mut self, nodes: usize, clients: usize) {
+        if self.rng.chance(500) {
+            self.heal_cuts();
+        }
+        let node = self.rng.below(nodes as u64) as usize;
+        match self.rng.below(10) {
+            0..4 => self.cut_off(node, nodes, clients),
+            4..7 => self.split(nodes, clients),
+            _ => {
+                let other = self.rng.below(nodes as u64) as usize;
+                self.between(&[Party::Node(node)], &[Party::Node(other)]);
+            }
+        }
+    }
+
+    /// Clients stay with the node now and then, so that a cut-off leader is still asked.
+    fn cut_off(&mut self, node: usize, nodes: usize, clients: usize) {
         let mut others: Vec<Party> =
             (0..nodes).filter(|&other| other != node).map(Party::Node).collect();
         if self.rng.chance(500) {
             others.extend((0..clients).map(Party::Client));
         }
-        for other in others {
+        self.between(&[Party::Node(node)], &others);
+    }
+
+    /// Everybody is on one of two sides.
+    fn split(&mut self, nodes: usize, clients: usize) {
+        let everybody = (0..nodes).map(Party::Node).chain((0..clients).map(Party::Client));
+        let (left, right): (Vec<_>, Vec<_>) = everybody.partition(|_| self.rng.chance(500));
+        self.between(&left, &right);
+    }
+
+    /// Cuts what these send to those, what those send to these, or both.
+    fn between(&mut self, these: &[Party], those: &[Party]) {
+        let directions = self.rng.below(3);
+        for (&one, &other) in
+            these.iter().flat_map(|one| those.iter().map(move |other| (one, other)))
+        {
             if directions != 1 {
-                self.cut.insert((Party::Node(node), other));
+                self.cut.insert((one, other));
             }
             if directions != 2 {
-                self.cut.insert((other, Party::Node(node)));
+                self.cut.insert((other, one));
             }
         }
     }
@@ -100,5 +130,30 @@ mod tests {
             seen.insert((out, back));
         }
         assert_eq!(seen, BTreeSet::from([(true, true), (true, false), (false, true)]));
+    }
+
+    /// Of five nodes: how many pairs are cut both ways, and who is cut off from everybody.
+    #[test]
+    fn cuts_come_in_all_shapes() {
+        let (mut splits, mut links, mut several) = (0, 0, 0);
+        for seed in 0..200 {
+            let mut network = Network::new(Rng::new(seed), false);
+            network.cut(5, 0);
+            let is_cut = |one: usize, other: usize| {
+                let (one, other) = (Party::Node(one), Party::Node(other));
+                network.cut.contains(&(one, other)) || network.cut.contains(&(other, one))
+            };
+            let pairs = (0..5).flat_map(|one| (0..one).map(move |other| (one, other)));
+            match pairs.filter(|&(one, other)| is_cut(one, other)).count() {
+                // Two against three.
+                6 => splits += 1,
+                1 => links += 1,
+                _ => {}
+            }
+            let before = network.cut.clone();
+            network.cut(5, 0);
+            several += usize::from(network.cut.is_superset(&before) && network.cut != before);
+        }
+        assert!(splits > 10 && links > 10 && several > 10, "{splits} {links} {several}");
     }
 }

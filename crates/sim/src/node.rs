@@ -19,7 +19,7 @@ use crate::sabotage::Sabotage;
 use crate::shard::{Applied, Records};
 use crate::workload::{Answer, Asked, Call};
 use std::collections::{BTreeMap, VecDeque};
-use taskyard_machine::{Command, Deliver, EncodedCommand, Machine, ShardId};
+use taskyard_machine::{Command, Deliver, EncodedCommand, Machine, RULES_CURRENT, ShardId};
 use taskyard_replica::eraftpb::Message;
 use taskyard_replica::{Change, ControlCommand, Members, NodeId, Role};
 
@@ -62,9 +62,15 @@ pub(crate) enum Peer {
         sequence: u64,
         answer: Answer,
     },
+    /// What a replica says of its state, for the leader of its shard to propose.
+    Attest {
+        shard: u16,
+        command: EncodedCommand,
+    },
     /// A new node asks to be let in.
     Join {
         place: usize,
+        rules_max: u16,
     },
     /// It is: under this number, with this replica of the control group.
     Welcome {
@@ -134,6 +140,10 @@ pub(crate) struct Output {
     /// Entries (shard, index, term) whose outcome is told to somebody.
     pub(crate) told: Vec<(u16, u64, u64)>,
     pub(crate) effects: Vec<(u64, Effect)>,
+    /// What replicas here say of their states: shard, the replica that leads it, what.
+    pub(crate) attests: Vec<(u16, u64, EncodedCommand)>,
+    /// Why this node must not go on: it has another state than the rest.
+    pub(crate) stopped: Option<String>,
     pub(crate) peers: Vec<(usize, Peer)>,
     pub(crate) answers: Vec<(usize, u64, Answer)>,
 }
@@ -158,6 +168,8 @@ pub(crate) struct Node {
     process: Option<Process>,
     /// Raised by every start and crash: events of earlier lives are void.
     pub(crate) boot: u64,
+    /// The newest rules that the build on it knows; another one is started, never put under a process.
+    pub(crate) rules_max: u16,
     pub(crate) wall_offset: i64,
     pub(crate) tick_ms: u64,
     /// Whether it goes on while a write is being synced.
@@ -198,6 +210,7 @@ impl Node {
             disk,
             process: None,
             boot: 0,
+            rules_max: RULES_CURRENT,
             wall_offset: rng.between(0, 4_000) as i64 - 2_000,
             tick_ms: rng.between(47, 53),
             pipelined: rng.chance(500),
@@ -378,7 +391,12 @@ impl Node {
                     host.owed_answered(to, sequence, &answer, now, from);
                 }
             }
-            Peer::Join { place } => self.let_in(place),
+            Peer::Attest { shard, command } => {
+                if let Some(host) = process.hosts.get_mut(&shard).filter(|it| it.leads()) {
+                    host.inbox.push_back((command, Waiting::Nobody));
+                }
+            }
+            Peer::Join { place, rules_max } => self.let_in(place, rules_max),
             Peer::Welcome { node, replica } => self.welcome(node, replica)?,
             Peer::Status(status) => self.hear(from, *status, now),
             Peer::Removed { node } if self.disk.node() == Some(node) => self.retire(),
@@ -474,14 +492,18 @@ impl Node {
         if let (Some(control), Some(status)) = (&mut process.control, status) {
             control.plan(status, now, &mut self.rng, &mut self.output);
         }
+        // What the whole cluster knows, as far as is known here.
+        let rules = process.control.as_ref().map_or(0, |control| control.state().rules());
+        let rules = rules.max(RULES_CURRENT);
         for (&shard, host) in &mut process.hosts {
             let Role::Leader { term } = host.replica.role() else { continue };
             let stamp = host.clock.stamp(wall, now);
             self.output.stamped.push((shard, term, stamp));
             host.expire(stamp);
             host.fire(stamp, &mut self.rng);
+            host.mark();
             host.deliver(shard, now, &places, &mut self.rng, &mut self.output);
-            host.propose(stamp, self.commands_max, &mut self.output);
+            host.propose(rules, stamp, self.commands_max, &mut self.output);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Sabotage: bugs put in on purpose. A check that finds none of them shows nothing.
 
-use taskyard_machine::{Command, SetQueue};
+use taskyard_machine::limits::RETENTION_COUNT_DEFAULT;
+use taskyard_machine::{Command, Delivered, SetQueue, ShardId};
 use taskyard_replica::Seen;
 
 /// A bug put in on purpose, to see that the checks find it.
@@ -16,6 +17,12 @@ pub(crate) enum Sabotage {
     ForgetfulCheckpoint,
     /// One replica passes over an entry now and then.
     DeafReplica,
+    /// One replica makes a queue now and then that nobody asked for: nobody can see it from outside.
+    SecretQueue,
+    /// One replica misses what the first entry of each term does.
+    MissedTerm,
+    /// One replica keeps one ended task more than each queue is set to.
+    OneKeptMore,
     /// Every machine allows each queue one claim more than its concurrency.
     OneClaimMore,
     /// Every machine allows each key one claim more than its concurrency.
@@ -26,14 +33,31 @@ pub(crate) enum Sabotage {
     KeyRateIgnored,
     /// A node does not remember which replicas have lived on it, and starts with an old map.
     ReplicaIdsReused,
+    /// Nodes say that they know newer rules than they do, so that rules are raised too early.
+    RulesTooEarly,
     /// The planner takes every member for one that has caught up.
     NobodyLags,
 }
 
+/// The node whose replicas have a bug that others have not.
+pub(crate) const ASTRAY: usize = 1;
+
 impl Sabotage {
     /// What is wrong with the replicas of a node.
     pub(crate) fn of_replica(self, node: usize) -> Sabotage {
-        if self == Sabotage::DeafReplica && node != 1 { Sabotage::None } else { self }
+        let of_one = self == Sabotage::DeafReplica || self.leads_astray();
+        if of_one && node != ASTRAY { Sabotage::None } else { self }
+    }
+
+    /// Whether one replica comes to another state without a sign, which the others must find out.
+    pub(crate) fn leads_astray(self) -> bool {
+        use Sabotage::*;
+        matches!(self, SecretQueue | MissedTerm | OneKeptMore)
+    }
+
+    /// What a node says that it knows.
+    pub(crate) fn of_told_rules(self, rules_max: u16) -> u16 {
+        rules_max + u16::from(self == Sabotage::RulesTooEarly)
     }
 
     /// Changes what the planner sees.
@@ -48,9 +72,16 @@ impl Sabotage {
 
     /// Changes what a machine takes a command for; the oracle sees what was asked.
     pub(crate) fn mishear(self, command: &mut Command<'_>) {
+        if let (Sabotage::MissedTerm, Command::BeginTerm) = (self, &command) {
+            *command = Command::Delivered(Delivered { to: ShardId(0), up_to: 0 });
+        }
         let Command::SetQueue(SetQueue { settings, .. }) = command else { return };
         let per_key = settings.per_key.as_mut();
         match self {
+            Sabotage::OneKeptMore => {
+                let kept = settings.retention_count.unwrap_or(RETENTION_COUNT_DEFAULT);
+                settings.retention_count = Some(kept + 1);
+            }
             Sabotage::OneClaimMore => {
                 settings.concurrency = settings.concurrency.map(|max| max + 1)
             }
@@ -70,7 +101,10 @@ impl Sabotage {
             | Sabotage::LyingDisks
             | Sabotage::ForgetfulCheckpoint
             | Sabotage::DeafReplica
+            | Sabotage::SecretQueue
+            | Sabotage::MissedTerm
             | Sabotage::ReplicaIdsReused
+            | Sabotage::RulesTooEarly
             | Sabotage::NobodyLags => {}
         }
     }

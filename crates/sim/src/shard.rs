@@ -7,13 +7,18 @@ use crate::rng::hash;
 use crate::sabotage::Sabotage;
 use std::collections::{BTreeMap, BTreeSet};
 use taskyard_machine::{
-    Body, Entry, Event, EventKind, Identity, ImageError, Machine, Outcome, Payloads, RecordKey,
-    Rejection, SCHEDULE_HEADERS, TaskId, TaskView,
+    Body, Command, Entry, Event, EventKind, Identity, ImageError, Machine, Outcome, Payloads,
+    QueueSettings, RULES_CURRENT, RecordKey, Rejection, SCHEDULE_HEADERS, SetQueue, TaskId,
+    TaskView,
 };
 use taskyard_replica::StateMachine;
 
 /// Replicas compare their state's hash at every such index.
 const STATE_HASH_EVERY: u64 = 8;
+
+/// A replica that goes astray does so at every such index: late enough for its group to have three voters,
+/// without which nobody can say who is right.
+const ASTRAY_EVERY: u64 = 150;
 
 /// All records of a state, in order.
 pub(crate) type Records = Vec<(RecordKey, Box<[u8]>)>;
@@ -25,8 +30,12 @@ pub(crate) struct Shard {
     pub(crate) bodies: Bodies,
     /// The index of the last entry that reached the machine, 0 before the first.
     pub(crate) last_index: u64,
+    /// Entries since replicas last compared their states.
+    pub(crate) unmarked: u64,
     /// The state that this replica had before a crash: the reloaded one must come by it.
     pub(crate) before_crash: Option<(u64, Records)>,
+    /// The newest rules that this node's build knows.
+    pub(crate) rules_max: u16,
     /// A bug put in on purpose.
     pub(crate) sabotage: Sabotage,
 }
@@ -96,7 +105,11 @@ impl StateMachine for Shard {
 
     fn apply(&mut self, index: u64, data: &[u8]) -> Applied {
         let mut entry = Entry::decode(data).expect("entries are written by this build");
+        let unknown = self.unknown_rules(&entry);
+        // One build stands for several versions, whose rules are all the same.
+        entry.rules = RULES_CURRENT;
         let mut events = Vec::new();
+        self.unmarked = entry.unmarked_after(self.unmarked);
         entry.commands.iter_mut().for_each(|command| self.sabotage.mishear(command));
         let deaf = self.sabotage == Sabotage::DeafReplica;
         let outcomes = if deaf && index.is_multiple_of(50) {
@@ -104,6 +117,12 @@ impl StateMachine for Shard {
         } else {
             self.machine.apply(&entry, &mut self.bodies, &mut events)
         };
+        if self.sabotage == Sabotage::SecretQueue && index.is_multiple_of(ASTRAY_EVERY) {
+            let set = SetQueue { queue: "secret", settings: QueueSettings::default() };
+            let commands = vec![Command::SetQueue(set)];
+            let secret = Entry { commands, ..entry };
+            self.machine.apply(&secret, &mut self.bodies, &mut Vec::new());
+        }
         self.last_index = index;
         let touched: BTreeSet<TaskId> = events.iter().filter_map(task_of).collect();
         let views = touched.into_iter().map(|task| (task, self.machine.task(task))).collect();
@@ -116,7 +135,7 @@ impl StateMachine for Shard {
             views,
             runs,
             state_hash: hashed.then(|| self.machine.state_hash()),
-            fault: self.compare_before_crash(index),
+            fault: unknown.or_else(|| self.compare_before_crash(index)),
         }
     }
 }
@@ -127,7 +146,9 @@ impl Shard {
             machine: Machine::new(identity),
             bodies: Bodies::default(),
             last_index: 0,
+            unmarked: 0,
             before_crash: None,
+            rules_max: RULES_CURRENT,
             sabotage: Sabotage::None,
         }
     }
@@ -138,9 +159,17 @@ impl Shard {
             machine: Machine::load(identity, records)?,
             bodies: Bodies(checkpoint.bodies.clone()),
             last_index: checkpoint.index,
+            unmarked: 0,
             before_crash: None,
+            rules_max: RULES_CURRENT,
             sabotage: Sabotage::None,
         })
+    }
+
+    /// A replica is never handed what its build can't know.
+    fn unknown_rules(&self, entry: &Entry<'_>) -> Option<String> {
+        let (rules, known) = (entry.rules, self.rules_max);
+        (rules > known).then(|| format!("it follows rules {rules} and this node knows {known}"))
     }
 
     /// A reload and replay must make the state that was there, byte for byte.
@@ -194,7 +223,9 @@ pub(crate) fn task_of(event: &Event) -> Option<TaskId> {
         | EventKind::ScheduleFired { .. }
         | EventKind::ScheduleSkipped(..)
         | EventKind::ScheduleMissed(..)
-        | EventKind::OutgoingQueued(_) => None,
+        | EventKind::OutgoingQueued(_)
+        | EventKind::DigestMarked { .. }
+        | EventKind::DigestAttested { .. } => None,
     }
 }
 

@@ -1,7 +1,8 @@
 //! What is typed to look at a cluster and to change it.
 
-use crate::cluster::NodeName;
+use crate::{cluster::NodeName, values};
 use clap::{Args, Subcommand};
+use std::time::Duration;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
@@ -10,6 +11,7 @@ pub(crate) enum ClusterCommand {
   taskyard cluster status
   taskyard cluster status --watch       redrawn every second, until Ctrl-C
   taskyard cluster status --wait        returns when everything is where it belongs
+  taskyard cluster status --check       exit code 1 if something is not, for scripts and monitoring
   taskyard cluster status --shards      every shard, not only those that are not well")]
     Status(ClusterStatusArgs),
     /// Empty a node: its replicas and leaders move to others.
@@ -23,6 +25,9 @@ A node that is drained still answers clients, and can be used again with undrain
         /// Return when it holds nothing any more.
         #[arg(long)]
         wait: bool,
+        /// With --wait: give up after this long, with exit code 1 [default: 10m].
+        #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, requires = "wait")]
+        timeout: Option<Duration>,
     },
     /// Use a node again that was drained.
     Undrain {
@@ -78,6 +83,13 @@ pub(crate) struct ClusterStatusArgs {
     /// Return when all nodes are up and everything is where it belongs.
     #[arg(long)]
     pub(crate) wait: bool,
+    /// With --wait: give up after this long, with exit code 1 [default: 10m].
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, requires = "wait")]
+    pub(crate) timeout: Option<Duration>,
+    /// Exit with 1 if a shard has no leader or too few replicas, a node is down, or anything else is not
+    /// where it belongs.
+    #[arg(long, conflicts_with_all = ["watch", "wait"])]
+    pub(crate) check: bool,
     /// With --wait: and there are so many nodes.
     #[arg(long, value_name = "N", requires = "wait")]
     pub(crate) nodes: Option<usize>,

@@ -1,6 +1,7 @@
 //! Promises 1 to 3, 6 and 11 on a cluster of real processes: nodes are killed, stopped, paused and cut off in
-//! an order that a seed decides, while producers, workers, flows and a schedule go on. In the end all
-//! faults are over, everything must drain, and what clients were told must add up.
+//! an order that a seed decides, while producers, workers, flows and a schedule go on and queues are spread
+//! over more and fewer shards. In the end all faults are over, everything must drain, and what clients were
+//! told must add up.
 
 use crate::{
     faults::{Planned, plan},
@@ -9,9 +10,10 @@ use crate::{
 };
 use std::time::Duration;
 
-/// `CHAOS_SEED` and `CHAOS_SECONDS` ask for others.
-const SEED: u64 = 1;
-const SECONDS: u64 = 15;
+/// The plan of these has every kind of fault, as a test in `faults.rs` sees. `CHAOS_SEED` and
+/// `CHAOS_SECONDS` ask for others.
+pub(crate) const SEED: u64 = 299;
+pub(crate) const SECONDS: u64 = 15;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_clients_were_told_adds_up_whatever_fails() {
@@ -26,8 +28,9 @@ pub(crate) async fn run(test: &str, mut nodes: Nodes) {
         "again: CHAOS_SEED={seed} CHAOS_SECONDS={seconds} \
          cargo nextest run -p taskyard-cli --test cluster {test} --no-capture"
     );
-    let plan = plan(seed, &nodes, Duration::from_secs(seconds));
-    let load = Load::start(nodes.urls(), seed).await;
+    let plan = plan(seed, nodes.len(), nodes.network.can_slow_down(), Duration::from_secs(seconds));
+    let mut load = Load::start(nodes.urls(), seed).await;
+    load.change_spreads(seed);
     break_things(&mut nodes, &plan).await;
 
     nodes.until_settled();

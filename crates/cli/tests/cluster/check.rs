@@ -16,6 +16,8 @@ use std::{
 const SLACK: Duration = Duration::from_millis(200);
 /// A session that was heard of does not end before this.
 const SESSION_LEAST: Duration = Duration::from_secs(1);
+/// So many workers of a task must fall silent until it is given up.
+const LOSSES: usize = 3;
 
 /// Every promise that was broken, in words.
 pub(crate) fn broken(calls: &[Call], ending: &Ending) -> Vec<String> {
@@ -48,9 +50,10 @@ pub(crate) fn summary(calls: &[Call], ending: &Ending) -> String {
         }
     }
     let again = ending.tasks.iter().filter(|task| task.workers.len() > 1).count();
+    let given_up = ending.tasks.iter().filter(|task| is_quarantined(task)).count();
     format!(
         "{} calls, {unknown} without an answer, {refused} refused, {stale} stale acks; {} tasks, \
-         {again} of them handed out more than once; {} flows, {} ticks",
+         {again} of them handed out more than once, {given_up} given up; {} flows, {} ticks",
         calls.len(),
         ending.tasks.len(),
         ending.flows.len(),
@@ -64,6 +67,8 @@ struct Account<'a> {
     by_task: BTreeMap<&'a str, Vec<&'a Call>>,
     by_request: BTreeMap<&'a str, Vec<&'a Call>>,
     submissions: BTreeMap<&'a str, &'a Call>,
+    /// The workers of claims that were not answered.
+    unanswered: BTreeSet<&'a str>,
     /// When the history was over.
     end: At,
 }
@@ -75,6 +80,7 @@ impl<'a> Account<'a> {
             by_task: BTreeMap::new(),
             by_request: BTreeMap::new(),
             submissions: BTreeMap::new(),
+            unanswered: BTreeSet::new(),
             end: calls.iter().map(|call| call.end).max().unwrap_or_default(),
         };
         for call in calls {
@@ -83,6 +89,9 @@ impl<'a> Account<'a> {
                     account.by_request.entry(request).or_default().push(call);
                 }
                 What::Submit { flow, .. } => drop(account.submissions.insert(flow, call)),
+                What::Claim { worker, answer: Answer::Unknown, .. } => {
+                    account.unanswered.insert(worker);
+                }
                 What::Claim { answer, .. } => {
                     for claimed in answer.known().into_iter().flatten() {
                         account.by_task.entry(&claimed.id).or_default().push(call);
@@ -168,12 +177,25 @@ impl<'a> Account<'a> {
                 }
             }
             // Three workers fell silent: it is kept for people to look at, and may never have run.
-            ("dead", _) if task.death_reason == "its workers died" && accepted.is_empty() => {}
+            ("dead", _) if is_quarantined(task) && accepted.is_empty() => {
+                let silent = claimed.len() + self.unanswered(task);
+                if silent < LOSSES {
+                    broken.push(format!(
+                        "task {id} was given up after {LOSSES} losses, and clients know of {silent}"
+                    ));
+                }
+            }
             (state, token) => {
                 broken.push(format!("task {id} ended as {state} with {token:?}: {task:?}"));
             }
         }
         broken
+    }
+
+    /// How many claims by lease, of which nobody heard an answer, the task says that it was given to.
+    fn unanswered(&self, task: &Left) -> usize {
+        let unheard = |worker: &&String| self.unanswered.contains(worker.as_str());
+        task.workers.iter().filter(unheard).count()
     }
 
     /// All that clients were told of it fits into one order.
@@ -209,6 +231,11 @@ impl<'a> Account<'a> {
         steps.push(Timed { begin: self.end, end: Some(self.end), step: Step::Look(found) });
         steps
     }
+}
+
+/// It is among the dead letters because its workers fell silent.
+fn is_quarantined(task: &Left) -> bool {
+    task.state == "dead" && task.death_reason == "its workers died"
 }
 
 fn maybe(begin: At, step: Step) -> Timed {

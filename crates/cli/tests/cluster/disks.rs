@@ -4,9 +4,12 @@
 use crate::{
     history::Answer,
     load::{QUEUES, queue},
-    nodes::{NODES, Nodes, can_mount},
+    nodes::{NODES, Nodes},
     plain::Plain,
-    yard::until,
+    yard::{
+        needs::{self, Need},
+        until,
+    },
 };
 use serde_json::Value;
 use std::{
@@ -64,8 +67,8 @@ async fn nodes_with_a_damaged_log_or_a_full_disk_end_and_are_rebuilt_while_the_o
         format!("`taskyard cluster remove {lost} --force`, then start this one with a new data");
     assert!(said.contains(&how) && said.contains("--join"), "{said}");
     write_everywhere(&nodes, 1, "damaged").await;
-    if !can_mount() {
-        eprintln!("SKIPPED: a full disk, since no small one can be mounted here");
+    if let Err(why) = needs::disks() {
+        Need::Disks.skip(why);
         return rebuild(&mut nodes, 2, lost, None);
     }
     rebuild(&mut nodes, 2, lost, Some(DISK));
@@ -103,8 +106,8 @@ fn until_low(nodes: &Nodes, place: usize, is_low: bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_whose_disk_fills_up_hands_over_and_leads_again_when_it_has_room() {
-    if !can_mount() {
-        return eprintln!("SKIPPED: no disk of its own can be mounted for a node here");
+    if let Err(why) = needs::disks() {
+        return Need::Disks.skip(why);
     }
     let mut nodes = Nodes::form(NODES);
     let lost = nodes.number(2);

@@ -1,6 +1,6 @@
 //! Ending: what the cluster holds when everything has come to rest, read through the SDK.
 
-use crate::load::TICKS;
+use crate::load::{self, TICKS};
 use taskyard::{Client, ScheduleDetails, TaskDetails, flow::FlowDetails};
 
 /// More than a test ever makes.
@@ -49,6 +49,7 @@ pub(crate) struct TicksLeft {
 }
 
 impl Ending {
+    /// Of the load. What else a test has done is its own business.
     pub(crate) async fn read(client: &Client) -> Ending {
         let tasks = client.tasks().page_size(500).with_payload().collect(MANY).await.unwrap();
         let mut pages = client.flows();
@@ -56,8 +57,11 @@ impl Ending {
         while let Some(flow) = pages.next().await.unwrap() {
             flows.push(flow_left(&flow));
         }
+        flows.retain(|flow| flow.name.starts_with(load::FLOW));
+        let queues = load::all_queues();
         let ticks = client.schedule(TICKS).details().await.unwrap();
-        Ending { tasks: tasks.iter().map(left).collect(), flows, ticks: ticks_left(&ticks) }
+        let tasks = tasks.iter().filter(|task| queues.contains(&task.queue)).map(left).collect();
+        Ending { tasks, flows, ticks: ticks_left(&ticks) }
     }
 }
 

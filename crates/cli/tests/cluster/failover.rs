@@ -1,8 +1,9 @@
-//! What a cluster of three goes through when one of its nodes goes away: by `kill -9`, by a stop, by a
-//! restart of all of them in turn, by a network that lets nothing through. Nothing that was acknowledged
+//! What a cluster of three goes through when one of its nodes goes away: by `kill -9`, by a stop,
+//! by a network that lets nothing through. Nothing that was acknowledged
 //! is lost, nothing that was acked runs again, and writes go on.
 //!
-//! The bounds are wide: they find what is broken, not what is slow. How long it took is printed.
+//! The bounds are wide enough for a busy machine: they find what is broken, not what is slow. How long it
+//! took is printed.
 
 use crate::{
     history::{Answer, History, Made, What},
@@ -13,20 +14,19 @@ use crate::{
     yard::until,
 };
 use serde_json::Value;
-use std::{
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
-use taskyard::{Client, Fail, TaskContext, Worker};
-use tokio::sync::watch;
+use std::time::{Duration, Instant};
 
 /// `FAILOVER_ROUNDS` asks for more, to measure: each round is one kill or stop of each node.
 const ROUNDS: usize = 1;
-/// Far beyond what is promised, so that a busy machine is no reason to fail.
-const OUTAGE_MAX: Duration = Duration::from_secs(10);
-
-/// How often the SDK is used by each of its users for each restart.
-const USES_LEAST: u32 = 5;
+/// What is promised of a kill. A machine that is busy with other tests may miss it now and then, so that the
+/// best of all kills of a test counts; `taskyard bench --kills` measures it.
+const OUTAGE_PROMISED: Duration = Duration::from_secs(2);
+/// No outage is longer, however busy the machine. What goes on only when the others are back takes for ever
+/// here: nobody is mended before writes have resumed.
+const OUTAGE_MAX: Duration = Duration::from_secs(5);
+/// A node that knows that it is cut off waits for nothing, and an election takes five times as long. The
+/// fastest of several refusals counts.
+const REFUSED_WITHIN: Duration = Duration::from_millis(100);
 
 /// Does something to each node in turn, under load, and measures how long writes stand still.
 pub(crate) async fn outages_of(
@@ -56,6 +56,7 @@ pub(crate) async fn outages_of(
     println!("{name}: by queue: {all}");
     println!("{name}: until the last queue was back: {worst}");
     assert!(worst.longest() < OUTAGE_MAX, "{worst}");
+    assert!(worst.shortest() < OUTAGE_PROMISED, "{worst}");
     load.finish_and_check().await;
 }
 
@@ -66,85 +67,33 @@ async fn writes_resume_after_kill_9_of_any_node_and_nothing_is_lost() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_asked_to_stop_hands_over_first() {
-    outages_of("stop", Nodes::form(NODES), Nodes::stop, Nodes::start).await;
+    outages_of("stop", Nodes::form(NODES), stop_and_see_it_hand_over, Nodes::start).await;
 }
 
-/// Everything that a program does through the SDK, again and again; counts it, and returns what failed.
-async fn use_sdk(
-    client: Client,
-    name: String,
-    until: watch::Receiver<bool>,
-    counted: watch::Sender<u32>,
-) -> Vec<String> {
-    let mut failed = Vec::new();
-    while *until.borrow() {
-        let count = *counted.borrow();
-        let went = async {
-            let task = client.task("roll", &count).queue(format!("{name}-results")).await?;
-            client.get(task.id().clone()).await?;
-            task.result().await?;
-            let by_hand = client.task("hand", &count).queue(format!("{name}-hand")).await?;
-            let queue = [format!("{name}-hand")];
-            for claimed in client.claim(queue).wait(Duration::from_secs(30)).await? {
-                claimed.ack(&1).await?;
-            }
-            client.get(by_hand.id().clone()).await.map(drop)
-        };
-        if let Err(error) = went.await {
-            let error: taskyard::Error = error;
-            failed.push(format!("{name}, round {count}: {error}"));
-        }
-        counted.send_modify(|count| *count += 1);
-    }
-    failed
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rolling_restart_fails_no_request_of_the_sdk() {
-    let mut nodes = Nodes::form(NODES);
-    let (using, used) = watch::channel(true);
-    let (working, worked) = watch::channel(true);
-    let (mut users, mut counts, mut workers) = (Vec::new(), Vec::new(), Vec::new());
-    let ran = Arc::new(Mutex::new(0));
-    for number in 0..nodes.len() {
-        let mut urls = nodes.urls();
-        urls.rotate_left(number);
-        let client = Client::builder(urls).build().unwrap();
-        let ran = ran.clone();
-        let handler = move |_: TaskContext| {
-            *ran.lock().unwrap() += 1;
-            std::future::ready(Ok::<_, Fail>(1))
-        };
-        let name = format!("user-{number}");
-        let worker = Worker::builder(&client).queue(format!("{name}-results")).concurrency(4);
-        let worker = worker.handler("roll", handler).build().unwrap();
-        let mut stop = worked.clone();
-        let stop = async move { stop.wait_for(|working| !working).await.map(drop) };
-        workers.push(tokio::spawn(worker.run_until(stop)));
-        let (counted, count) = watch::channel(0);
-        users.push(tokio::spawn(use_sdk(client, name, used.clone(), counted)));
-        counts.push(count);
-    }
-    for place in 0..nodes.len() {
-        let before: Vec<u32> = counts.iter().map(|count| *count.borrow()).collect();
-        nodes.stop(place);
-        nodes.start(place);
-        nodes.until_settled();
-        for (count, before) in counts.iter_mut().zip(before) {
-            count.wait_for(|count| *count >= before + USES_LEAST).await.unwrap();
-        }
-    }
-    using.send_replace(false);
-    let mut failed = Vec::new();
-    for user in users {
-        failed.extend(user.await.unwrap());
-    }
-    working.send_replace(false);
-    for worker in workers {
-        worker.await.unwrap().unwrap();
-    }
-    println!("{} tasks ran meanwhile", ran.lock().unwrap());
-    assert!(failed.is_empty(), "{} failed:\n{}", failed.len(), failed.join("\n"));
+/// Stops a node that leads, and sees that the others lead what it led before it ended. How long that takes
+/// shows nothing: an election can be as fast. So the node's own word counts, which it gives when it has
+/// heard of all new leaders, and the terms, which say that there are new ones.
+fn stop_and_see_it_hand_over(nodes: &mut Nodes, place: usize) {
+    nodes.lead(place);
+    let (number, other) = (nodes.number(place), (place + 1) % nodes.len());
+    let shards = |view: &Value| view["shards"].as_array().cloned().unwrap_or_default();
+    let before = shards(&nodes.nodes[place].view());
+    let led: Vec<&Value> = before.iter().filter(|shard| shard["leader"] == number).collect();
+    assert!(!led.is_empty(), "{before:?}");
+    let said = |nodes: &Nodes| nodes.nodes[place].said("others lead all that this node led");
+    let said_before = said(nodes);
+    nodes.stop(place);
+    assert_eq!(said(nodes), said_before + 1, "node {place} ended without a word of its heirs");
+    until("all that it led is led", || {
+        let now = shards(&nodes.nodes[other].view());
+        led.iter().all(|was| {
+            let is = now.iter().find(|shard| shard["id"] == was["id"]);
+            is.is_some_and(|is| {
+                let is_newer = is["term"].as_u64() > was["term"].as_u64();
+                is["leader"].is_u64() && is["leader"] != number && is_newer
+            })
+        })
+    });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -163,17 +112,18 @@ pub(crate) async fn cut_off_each(nodes: &mut Nodes, history: &History) {
         // It takes an election until it knows; until then it does not know, and says that.
         cut_off.until_refused().await;
         let noticed = cut_at.elapsed();
-        let asked = Instant::now();
+        let mut refused = Duration::MAX;
         for number in 0..10 {
+            let asked = Instant::now();
             let answer = cut_off.enqueue("vain", number).await;
             assert_eq!(answer, Answer::Refused("no_quorum".into()), "queue {number}");
+            refused = refused.min(asked.elapsed());
         }
-        let refused = asked.elapsed() / 10;
         let outage = Outages(writers.outage_at(cut_at).await);
         println!(
             "cut off: noticed after {noticed:.1?}, then refused in {refused:.1?}; others: {outage}"
         );
-        assert!(refused < Duration::from_millis(500), "{refused:?}");
+        assert!(refused < REFUSED_WITHIN, "{refused:?}");
         assert!(outage.longest() < OUTAGE_MAX, "{outage}");
         nodes.network.rejoin(place);
         nodes.until_settled();

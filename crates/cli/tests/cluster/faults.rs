@@ -37,13 +37,13 @@ impl fmt::Display for Planned {
 
 /// What goes wrong within `time`. Mostly one thing at a time, so that the cluster can go on; now and
 /// then two, so that it can't. Links that can't be slow are cut instead.
-pub(crate) fn plan(seed: u64, nodes: &Nodes, time: Duration) -> Vec<Planned> {
+pub(crate) fn plan(seed: u64, nodes: usize, can_slow_down: bool, time: Duration) -> Vec<Planned> {
     let mut dice = Dice::new(seed);
     let mut planned: Vec<Planned> = Vec::new();
     let mut at = dice.millis(300, 1_000);
     loop {
-        let fault = match fault(&mut dice, nodes.len()) {
-            Fault::Slow { link, .. } if !nodes.network.can_slow_down() => Fault::Cut { link },
+        let fault = match fault(&mut dice, nodes) {
+            Fault::Slow { link, .. } if !can_slow_down => Fault::Cut { link },
             fault => fault,
         };
         let lasts = match fault {
@@ -114,6 +114,31 @@ impl Fault {
         match *self {
             Fault::Kill { node } | Fault::Stop { node } | Fault::Pause { node } => Some(node),
             Fault::Isolate { .. } | Fault::Cut { .. } | Fault::Slow { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        chaos::{SECONDS, SEED},
+        nodes::NODES,
+    };
+
+    /// What the usual plan leaves out is never seen to go well.
+    #[test]
+    fn the_usual_plan_has_every_kind_of_fault_and_two_at_once_in_either_network() {
+        for can_slow_down in [true, false] {
+            let plan = plan(SEED, NODES, can_slow_down, Duration::from_secs(SECONDS));
+            let has = |is_it: fn(&Fault) -> bool| plan.iter().any(|planned| is_it(&planned.fault));
+            assert!(has(|fault| matches!(fault, Fault::Kill { .. })), "{plan:#?}");
+            assert!(has(|fault| matches!(fault, Fault::Stop { .. })), "{plan:#?}");
+            assert!(has(|fault| matches!(fault, Fault::Pause { .. })), "{plan:#?}");
+            assert!(has(|fault| matches!(fault, Fault::Isolate { .. })), "{plan:#?}");
+            assert!(has(|fault| matches!(fault, Fault::Cut { .. })), "{plan:#?}");
+            assert_eq!(has(|fault| matches!(fault, Fault::Slow { .. })), can_slow_down);
+            assert!(plan.windows(2).any(|pair| pair[1].begin < pair[0].end), "{plan:#?}");
         }
     }
 }

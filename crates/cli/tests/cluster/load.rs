@@ -1,30 +1,38 @@
-//! Load: producers, workers, readers, flows and a schedule, on all nodes at once. Everything that they
-//! are told goes into the history; what they ask next does not depend on whether it was good.
+//! Load: producers, workers, readers, flows and a schedule, on all nodes at once. Two of the queues are
+//! spread over several shards. Everything that clients are told goes into the history; what they ask next
+//! does not depend on whether it was good.
 
 use crate::{
     check,
     dice::Dice,
     ending::Ending,
     history::{Answer, At, Claimed, History, Made, Seen, What},
+    nodes::SHARDS,
     plain::Plain,
+    yard::LONG,
 };
 use std::{
+    collections::VecDeque,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 use taskyard::{
-    Client, Fail, Flow, NewTask, TaskContext, Worker,
+    Client, Fail, Flow, NewTask, QueueSettings, TaskContext, Worker,
     schedule::{CatchUp, Overlap},
 };
 use tokio::{sync::watch, task::JoinHandle, time::MissedTickBehavior};
 
 /// Enough that every shard has some.
 pub(crate) const QUEUES: usize = 8;
+/// Over how many shards the first queues lie.
+const SPREAD: [u32; 2] = [2, 4];
 /// The queue of flows' last nodes.
 pub(crate) const CALLBACKS: &str = "callbacks";
 /// The queue of the schedule's runs, and its name.
 pub(crate) const TICKS: &str = "ticks";
 pub(crate) const TICK_EVERY: Duration = Duration::from_secs(1);
+/// What the names of flows begin with.
+pub(crate) const FLOW: &str = "flow-";
 /// Children of each flow.
 pub(crate) const CHILDREN: usize = 4;
 
@@ -33,6 +41,7 @@ const WORKERS: usize = 2;
 const ENQUEUE_EVERY: Duration = Duration::from_millis(40);
 const LOOK_EVERY: Duration = Duration::from_millis(15);
 const SUBMIT_EVERY: Duration = Duration::from_millis(700);
+const CHANGE_SPREAD_EVERY: Duration = Duration::from_millis(900);
 /// Claims without a session. Short, so that abandoned tasks come back within a test.
 const LEASE: Duration = Duration::from_secs(2);
 /// What the SDK may take for one call. Longer than any fault of a test.
@@ -46,6 +55,8 @@ const TASKS_LEAST: usize = 100;
 /// All clients, while they work.
 pub(crate) struct Load {
     pub(crate) history: History,
+    /// Tasks that were confirmed.
+    known: Arc<Mutex<Vec<String>>>,
     client: Client,
     producing: watch::Sender<bool>,
     working: watch::Sender<bool>,
@@ -68,6 +79,9 @@ impl Load {
         let desk = Desk { history: History::begin(), urls, known: Arc::default() };
         let client = desk.sdk(0);
         let ticks = NewTask::new("chaos", &"tick").queue(TICKS);
+        for (number, shards) in SPREAD.into_iter().enumerate() {
+            spread(&client, number, shards).await.unwrap();
+        }
         let schedule = client.schedule(TICKS).every(TICK_EVERY, ticks);
         schedule.overlap(Overlap::Allow).catch_up(CatchUp::All).await.unwrap();
         let (producing, until) = watch::channel(true);
@@ -87,8 +101,36 @@ impl Load {
             let sdk = desk.clone().work(number, until.clone());
             workers.extend([tokio::spawn(plain), tokio::spawn(sdk)]);
         }
-        let history = desk.history;
-        Load { history, client, producing, working, producers, workers }
+        let Desk { history, known, .. } = desk;
+        Load { history, known, client, producing, working, producers, workers }
+    }
+
+    /// Lays the queues that are spread over more and fewer shards, again and again. What comes of it is
+    /// not written down: a request must make one task wherever its queue lies.
+    pub(crate) fn change_spreads(&mut self, seed: u64) {
+        let (client, until) = (self.client.clone(), self.producing.subscribe());
+        let mut dice = Dice::new(seed);
+        self.producers.push(tokio::spawn(async move {
+            let (mut pace, mut changes) = (pace(CHANGE_SPREAD_EVERY), 0);
+            while *until.borrow() {
+                pace.tick().await;
+                let (number, shards) = (dice.below(SPREAD.len()), dice.below(SHARDS) + 1);
+                let changed = spread(&client, number, u32::try_from(shards).unwrap()).await;
+                changes += usize::from(changed.is_ok());
+            }
+            println!("{changes} changes of spread");
+            assert!(changes > 0, "no spread was ever changed");
+        }));
+    }
+
+    /// Waits until so many more tasks were confirmed.
+    pub(crate) async fn until_confirmed(&self, more: usize) {
+        let confirmed = || self.known.lock().unwrap().len();
+        let (wanted, since) = (confirmed() + more, Instant::now());
+        while confirmed() < wanted {
+            assert!(since.elapsed() < LONG, "{} of {wanted} tasks were confirmed", confirmed());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Ends producing, waits until everything has drained, and compares all that clients were told with
@@ -208,7 +250,7 @@ impl Desk {
                 return;
             }
             pace.tick().await;
-            let name = format!("flow-{count}");
+            let name = format!("{FLOW}{count}");
             let flow = Flow::new(&name);
             let task = |queue: String| NewTask::new("chaos", &name).queue(queue);
             let children: Vec<_> = (0..CHILDREN)
@@ -244,9 +286,17 @@ impl Desk {
     async fn work_plainly(self, number: usize, mut dice: Dice, until: watch::Receiver<bool>) {
         let nodes = self.plain();
         let mut node = number;
+        let mut late: VecDeque<(At, String, u64)> = VecDeque::new();
         for count in 0.. {
             if !*until.borrow() {
                 return;
+            }
+            let now = self.history.now();
+            let due = late.iter().take_while(|(at, ..)| *at <= now).count();
+            for (_, id, token) in late.drain(..due) {
+                let begin = self.history.now();
+                let answer = nodes[node % nodes.len()].ack(&id, token).await;
+                self.history.record(begin, What::Ack { id, token, answer });
             }
             let worker = format!("lease-{number}-{count}");
             let begin = self.history.now();
@@ -255,8 +305,12 @@ impl Desk {
             let failed = answer.known().is_none();
             self.history.record(begin, What::Claim { worker, lease: LEASE, answer });
             for Claimed { id, token, .. } in taken {
-                // Not so often that a task is abandoned three times and put into quarantine.
+                // Not so often that a task is abandoned three times and put into quarantine. Some of these
+                // workers were only slow: they ack when another has it, and must change nothing.
                 if dice.once_in(40) {
+                    if dice.once_in(2) {
+                        late.push_back((self.history.now() + LEASE * 2, id, token));
+                    }
                     continue;
                 }
                 let mut times = if dice.once_in(5) { 2 } else { 1 };
@@ -314,6 +368,11 @@ async fn handle(history: &History, worker: String, context: &TaskContext) -> Res
     Ok(token)
 }
 
+async fn spread(client: &Client, number: usize, shards: u32) -> Result<(), taskyard::Error> {
+    let settings = QueueSettings { spread: Some(shards), ..QueueSettings::default() };
+    client.queue(queue(number)).set(settings).await.map(drop)
+}
+
 fn pace(every: Duration) -> tokio::time::Interval {
     let mut pace = tokio::time::interval(every);
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -325,7 +384,7 @@ pub(crate) fn queue(number: usize) -> String {
 }
 
 /// Callbacks first: they are what a flow waits for.
-fn all_queues() -> Vec<String> {
+pub(crate) fn all_queues() -> Vec<String> {
     let named = [CALLBACKS, TICKS].map(str::to_owned);
     named.into_iter().chain((0..QUEUES).map(queue)).collect()
 }

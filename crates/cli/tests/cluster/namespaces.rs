@@ -13,14 +13,17 @@
 
 use crate::{
     network::{Link, Network, Place},
-    yard::Process,
+    yard::{
+        Process,
+        needs::{self, Need},
+    },
 };
 use std::{
     cell::RefCell,
     collections::BTreeSet,
     future::Future,
     net::{Ipv4Addr, SocketAddr},
-    process::{Command, Stdio},
+    process::Command,
 };
 
 const CLIENT_PORT: u16 = 7400;
@@ -32,15 +35,6 @@ const NOBODY: &str = "02:00:00:00:00:fe";
 
 /// Set in the copy of a test that runs in namespaces of its own, to a file that it makes.
 const INSIDE: &str = "CLUSTER_TEST_INSIDE";
-/// New namespaces for networks, mounts and processes. With the last one nothing outlives the test.
-const NAMESPACES: [&str; 5] = ["--net", "--mount", "--pid", "--fork", "--kill-child"];
-/// Where users may be root in a namespace of users, and where root may do it at once.
-const RIGHTS: [&[&str]; 2] = [&["--user", "--map-root-user"], &[]];
-/// Whatever the test needs later.
-const PROBE: &str = "mount -t tmpfs none /run && ip netns add probe && \
-    ip link add probe-1 type veth peer name probe-2 netns probe && ip link add probe-3 type bridge && \
-    ip -n probe link set probe-2 up && nsenter --net=/run/netns/probe true";
-
 /// Runs a test, by its name in this binary, in namespaces of its own. Where those can't be made it says
 /// so, and the test is skipped.
 pub(crate) fn with_namespaces(name: &str, test: impl Future<Output = ()>) {
@@ -49,34 +43,19 @@ pub(crate) fn with_namespaces(name: &str, test: impl Future<Output = ()>) {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         return runtime.worker_threads(2).enable_all().build().unwrap().block_on(test);
     }
-    let rights = match rights() {
+    let rights = match needs::namespaces() {
         Ok(rights) => rights,
-        Err(why) => return println!("SKIPPED: no network namespaces can be made here: {why}"),
+        Err(why) => return Need::Namespaces.skip(why),
     };
     let folder = tempfile::tempdir().unwrap();
     let ran = folder.path().join("ran");
     let mut command = Command::new("unshare");
-    command.args(rights).args(NAMESPACES).arg(std::env::current_exe().unwrap());
+    command.args(rights).args(needs::NAMESPACES).arg(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--nocapture"]).env(INSIDE, &ran);
     let mut inside = Process(command.spawn().unwrap());
     let status = inside.0.wait().unwrap();
     assert!(ran.exists(), "there is no test {name}");
     assert!(status.success(), "it failed in its namespaces: {status}");
-}
-
-/// How namespaces can be made here, or why not.
-fn rights() -> Result<&'static [&'static str], String> {
-    let mut problems = Vec::new();
-    for rights in RIGHTS {
-        let mut probe = Command::new("unshare");
-        probe.args(rights).args(NAMESPACES).args(["sh", "-c", PROBE]).stdin(Stdio::null());
-        match probe.output() {
-            Ok(probed) if probed.status.success() => return Ok(rights),
-            Ok(probed) => problems.push(String::from_utf8_lossy(&probed.stderr).trim().to_owned()),
-            Err(error) => problems.push(format!("unshare: {error}")),
-        }
-    }
-    Err(problems.join("; "))
 }
 
 /// The network, in namespaces that `with_namespaces` has made.

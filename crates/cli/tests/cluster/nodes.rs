@@ -3,7 +3,7 @@
 use crate::{
     network::{Network, Place},
     proxy::Proxies,
-    yard::{Process, until},
+    yard::{Process, needs::on_disk, until},
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -17,8 +17,13 @@ use std::{
 };
 use tempfile::TempDir;
 
-const BROKER: &str = env!("CARGO_BIN_EXE_taskyard");
-const SHARDS: usize = 4;
+/// `TASKYARD_BROKER` names another build, as one for release.
+fn broker() -> String {
+    let built = || env!("CARGO_BIN_EXE_taskyard").to_owned();
+    std::env::var("TASKYARD_BROKER").unwrap_or_else(|_| built())
+}
+
+pub(crate) const SHARDS: usize = 4;
 /// How much of each log a failed test prints.
 const LOG_LINES_SHOWN: usize = 40;
 /// What nodes keep free of their disks.
@@ -44,6 +49,8 @@ pub(crate) struct Node {
     disk: Option<&'static str>,
     /// What it keeps free of its disk.
     reserve: &'static str,
+    /// What else it is started with.
+    more: &'static [&'static str],
     process: Option<Process>,
 }
 
@@ -55,6 +62,30 @@ impl Nodes {
 
     /// The same, in another network.
     pub(crate) fn form_over(network: Box<dyn Network>, count: usize) -> Nodes {
+        Nodes::form_with(network, count, &[])
+    }
+
+    /// The same, with more arguments.
+    pub(crate) fn form_with(
+        network: Box<dyn Network>,
+        count: usize,
+        more: &'static [&'static str],
+    ) -> Nodes {
+        let mut nodes = Nodes::placed_in(network, count, more);
+        for place in 0..count {
+            nodes.start(place);
+            nodes.until_ready(place);
+        }
+        nodes.until_settled();
+        nodes
+    }
+
+    /// So many nodes on loopback, none of which runs yet. The first one founds, the others join it.
+    pub(crate) fn placed(count: usize) -> Nodes {
+        Nodes::placed_in(Box::new(Proxies::new()), count, &[])
+    }
+
+    fn placed_in(network: Box<dyn Network>, count: usize, more: &'static [&'static str]) -> Nodes {
         let folder = tempfile::tempdir().unwrap();
         let mut nodes = Nodes { nodes: Vec::new(), network, folder: Some(folder) };
         for number in 0..count {
@@ -63,11 +94,8 @@ impl Nodes {
             fs::create_dir(&folder).unwrap();
             let join = nodes.nodes.first().map(|first| first.place.advertised);
             let (disk, reserve, process) = (None, RESERVE, None);
-            nodes.nodes.push(Node { place, folder, join, disk, reserve, process });
-            nodes.start(number);
-            nodes.until_ready(number);
+            nodes.nodes.push(Node { place, folder, join, disk, reserve, more, process });
         }
-        nodes.until_settled();
         nodes
     }
 
@@ -126,9 +154,20 @@ impl Nodes {
         });
     }
 
+    /// Empties the last node and takes it out of the cluster, as operators do. Its process ends by itself.
+    pub(crate) fn drain_last(&mut self) {
+        let place = self.len() - 1;
+        let number = self.number(place).to_string();
+        assert!(self.operate(0, &["drain", "--wait", &number]), "node {number} is not drained");
+        assert!(self.operate(0, &["remove", "--yes", &number]), "node {number} is not removed");
+        let said = self.until_failed(place);
+        assert!(said.contains("was removed"), "{said}");
+        self.nodes.pop();
+    }
+
     /// Asks a node for `taskyard cluster ...`, and says whether that was done.
     fn operate(&self, asked: usize, arguments: &[&str]) -> bool {
-        let mut command = Command::new(BROKER);
+        let mut command = Command::new(broker());
         command.arg("cluster").args(arguments).env("TASKYARD_URL", self.nodes[asked].url());
         command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
     }
@@ -145,15 +184,11 @@ impl Nodes {
         drop(self.nodes[place].process.take());
     }
 
-    /// SIGTERM, and waits for the end, which must be a good one. A node that was not up yet says so.
+    /// SIGTERM, and waits for the end, which must be a good one, whether it was up already or not.
     pub(crate) fn stop(&mut self, place: usize) {
         let mut process = self.nodes[place].process.take().unwrap();
         process.signal(Signal::TERM);
-        match process.code() {
-            Some(0) => {}
-            Some(1) if self.nodes[place].log_end().contains("stopped before it was up") => {}
-            code => panic!("node {place} was asked to stop and ended with {code:?}"),
-        }
+        assert_eq!(process.code(), Some(0), "node {place} was asked to stop");
     }
 
     pub(crate) fn pause(&self, place: usize) {
@@ -176,7 +211,7 @@ impl Nodes {
         });
     }
 
-    /// Waits until every node is ready, and sees every group led and with a voter on each node.
+    /// Waits until every node is ready, and sees every group led and with all voters that it is to have.
     pub(crate) fn until_settled(&mut self) {
         for place in 0..self.len() {
             self.until_ready(place);
@@ -225,8 +260,27 @@ impl Node {
         self.folder.join("data")
     }
 
+    /// How much memory it has taken at most, as its kernel says.
+    pub(crate) fn memory_peak_bytes(&self) -> u64 {
+        let process = self.process.as_ref().expect("it runs").0.id();
+        let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kilobytes = peak.and_then(|peak| peak.trim().trim_end_matches(" kB").parse().ok());
+        kilobytes.map_or(0, |kilobytes: u64| kilobytes << 10)
+    }
+
+    /// How often its log says something.
+    pub(crate) fn has_said(&self, words: &str) -> usize {
+        fs::read_to_string(self.log()).unwrap_or_default().matches(words).count()
+    }
+
     fn log(&self) -> PathBuf {
         self.folder.join("log")
+    }
+
+    /// How often it has said this, since it first started.
+    pub(crate) fn said(&self, what: &str) -> usize {
+        fs::read_to_string(self.log()).unwrap_or_default().matches(what).count()
     }
 
     fn log_end(&self) -> String {
@@ -240,7 +294,7 @@ impl Node {
         if let Some(size) = self.disk {
             words.extend(on_disk(size, &self.data()));
         }
-        words.push(BROKER.to_owned());
+        words.push(broker());
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
         command.args(["serve", "--json", "--log", "info", "--disk-reserve", self.reserve]);
@@ -248,7 +302,7 @@ impl Node {
         command.arg(SHARDS.to_string()).arg("--data").arg(self.data());
         let Place { clients, peers, advertised, .. } = self.place;
         command.args(["--listen", &clients.to_string(), "--peer", &peers.to_string()]);
-        command.args(["--advertise", &advertised.to_string()]);
+        command.args(["--advertise", &advertised.to_string()]).args(self.more);
         if let Some(join) = self.join {
             command.arg("--join").arg(join.to_string());
         }
@@ -261,39 +315,26 @@ impl Node {
     }
 }
 
-/// What a command begins with for which `folder` is a small disk.
-fn on_disk(size: &str, folder: &Path) -> Vec<String> {
-    let script = "mount -t tmpfs -o size=$0 none $1 && shift && exec \"$@\"";
-    let words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, size];
-    let folder = folder.to_str().unwrap();
-    words.into_iter().chain([folder]).map(str::to_owned).collect()
-}
-
-/// Whether nodes can have disks of their own here.
-pub(crate) fn can_mount() -> bool {
-    let folder = tempfile::tempdir().unwrap();
-    let words = on_disk("1m", folder.path());
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).arg("true");
-    command.status().is_ok_and(|status| status.success())
-}
-
-/// Whether a view of the cluster shows all nodes up, and every group led and with a voter on each node.
+/// Whether a view of the cluster shows all nodes up, and every group led and with all its voters.
 fn is_settled(view: &Value, nodes: usize) -> bool {
+    // Two nodes have one replica of each shard: with two, the loss of either would stop it.
+    let replicas_each = if nodes < NODES { 1 } else { NODES };
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    let is_settled = |group: &Value| {
+    let is_settled = |group: &Value, others: usize| {
         let replicas = list(&group["replicas"]);
-        let votes = |replica: &Value| replica["role"] == "voter";
+        let voters = replicas.iter().filter(|replica| replica["role"] == "voter").count();
         group["leader"].is_u64()
             && group["moving_to"].is_null()
-            && replicas.len() == nodes
-            && replicas.iter().all(votes)
+            && voters == replicas_each
+            && replicas.len() == voters + others
     };
     let (found, shards) = (list(&view["nodes"]), list(&view["shards"]));
     found.len() == nodes
         && found.iter().all(|node| node["state"] == "up")
         && shards.len() == SHARDS
-        && shards.iter().chain([&view["control"]]).all(is_settled)
+        && shards.iter().all(|shard| is_settled(shard, 0))
+        // All nodes follow the control group.
+        && is_settled(&view["control"], nodes - replicas_each)
 }
 
 /// Status and body of a plain GET; `None` if there was no answer in time.

@@ -5,13 +5,18 @@ use crate::{
     history::{History, What},
     load::{QUEUES, queue},
     plain::Plain,
+    yard::LONG,
 };
 use std::{
     fmt,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
-use tokio::{sync::watch, task::JoinHandle, time::MissedTickBehavior};
+use tokio::{
+    sync::watch,
+    task::JoinHandle,
+    time::{MissedTickBehavior, timeout},
+};
 
 const WRITE_EVERY: Duration = Duration::from_millis(10);
 /// Writes of each writer before something is done, so that all of it stands in the middle of load.
@@ -77,9 +82,12 @@ impl Writers {
 
     async fn until(&mut self, holds: impl Fn(&[Instant]) -> bool) {
         let confirmed = self.confirmed.clone();
-        while !confirmed.lock().unwrap().iter().all(|confirmed| holds(confirmed)) {
-            self.changed.changed().await.unwrap();
-        }
+        let all_hold = async {
+            while !confirmed.lock().unwrap().iter().all(|confirmed| holds(confirmed)) {
+                self.changed.changed().await.unwrap();
+            }
+        };
+        timeout(LONG, all_hold).await.expect("some queue takes no writes");
     }
 }
 
@@ -108,6 +116,10 @@ async fn write(
 pub(crate) struct Outages(pub(crate) Vec<Duration>);
 
 impl Outages {
+    pub(crate) fn shortest(&self) -> Duration {
+        self.0.iter().min().copied().unwrap_or_default()
+    }
+
     pub(crate) fn longest(&self) -> Duration {
         self.0.iter().max().copied().unwrap_or_default()
     }

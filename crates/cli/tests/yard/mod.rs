@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
 #![allow(dead_code, reason = "each test file uses its own part of this")]
 
+pub(crate) mod needs;
 pub(crate) mod subnet;
 
 use std::{

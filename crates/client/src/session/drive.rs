@@ -299,7 +299,7 @@ impl Drive {
         }
     }
 
-    /// Does what is due by the clock: beat, catch up, notice silence.
+    /// Does what is due by the clock: beat, catch up, go back, notice silence.
     fn keep_time(&mut self) -> Result<(), Error> {
         let now = Instant::now();
         if now >= self.catch_up_at {
@@ -307,6 +307,16 @@ impl Drive {
             self.session.catch_up();
         }
         let Line::Up(stream) = &mut self.line else { return Ok(()) };
+        self.connection.look_back();
+        if self.leaving == Leaving::No && !stream.attempt.is_current() {
+            // It is resumed there, as after a loss; what was on its way is said again.
+            tracing::info!(
+                from = stream.attempt.server(),
+                "the worker goes back to its first server"
+            );
+            self.line = Line::Opening(open(&self.connection, &mut self.session, Duration::ZERO));
+            return Ok(());
+        }
         if now >= stream.beat_at {
             stream.beat_at = now + stream.beat_every;
             self.session.beat();

@@ -62,7 +62,30 @@ impl FakeBroker {
         + Sync
         + 'static,
     ) -> FakeBroker {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        FakeBroker::bound(std::net::TcpListener::bind("127.0.0.1:0").unwrap(), answer)
+    }
+
+    /// A broker where another one was before.
+    pub(crate) async fn at(address: SocketAddr) -> FakeBroker {
+        let bind = async {
+            loop {
+                match std::net::TcpListener::bind(address) {
+                    Ok(listener) => return listener,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                }
+            }
+        };
+        let listener = tokio::time::timeout(PATIENCE, bind).await.unwrap();
+        FakeBroker::bound(listener, |_, request| Ok(ids(request)))
+    }
+
+    fn bound(
+        listener: std::net::TcpListener,
+        answer: impl Fn(usize, &v1::EnqueueManyRequest) -> Result<v1::EnqueueManyReply, Status>
+        + Send
+        + Sync
+        + 'static,
+    ) -> FakeBroker {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let (streams, incoming) = mpsc::unbounded_channel();
@@ -104,6 +127,11 @@ impl FakeBroker {
         let arrived = arrived.wait_for(|arrived| *arrived >= count);
         tokio::time::timeout(PATIENCE, arrived).await.unwrap().unwrap();
         self.state.many.lock().unwrap().clone()
+    }
+
+    /// How many enqueue requests there were so far.
+    pub(crate) fn count(&self) -> usize {
+        self.state.many.lock().unwrap().len()
     }
 
     /// The next stream that a worker opens.

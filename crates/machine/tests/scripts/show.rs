@@ -157,6 +157,10 @@ pub(crate) fn event(event: &Event) -> String {
         EventKind::ScheduleSkipped(name, at) => format!("{name} skipped {}", time(*at)),
         EventKind::ScheduleMissed(name, count) => format!("{name} missed {count}"),
         EventKind::OutgoingQueued(shard) => format!("owes shard {shard}"),
+        EventKind::DigestMarked { mark, .. } => format!("mark {mark}"),
+        EventKind::DigestAttested { attest: Attest { mark, replica, .. }, .. } => {
+            format!("replica {replica} attests mark {mark}")
+        }
     }
 }
 

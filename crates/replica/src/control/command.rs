@@ -1,7 +1,7 @@
 //! ControlCommand: what is asked of the control group, and how it is written into its log.
 
 use super::codec::{Reader, Writer};
-use super::{InvalidControlBytes, Node, NodeId, Placement, SetSpread};
+use super::{InvalidControlBytes, Node, NodeId, Placement, SetSpread, Start};
 
 /// What is asked of the control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,6 +90,13 @@ pub enum ControlCommand {
     },
     /// Says how far a queue lies.
     SetSpread(SetSpread),
+    /// Says that a node has started, or counts on.
+    Start {
+        /// Its number.
+        id: NodeId,
+        /// Which start it is.
+        start: Start,
+    },
 }
 
 impl ControlCommand {
@@ -159,6 +166,11 @@ impl ControlCommand {
                 out.u8(13);
                 set.write(&mut out);
             }
+            ControlCommand::Start { id, start } => {
+                out.u8(14);
+                out.u64(*id);
+                start.write(&mut out);
+            }
         }
         out.0
     }
@@ -185,6 +197,7 @@ impl ControlCommand {
             11 => ControlCommand::SetReplication { factor: input.u8()? },
             12 => ControlCommand::GiveUp { id: input.u64()? },
             13 => ControlCommand::SetSpread(SetSpread::read(&mut input)?),
+            14 => ControlCommand::Start { id: input.u64()?, start: Start::read(&mut input)? },
             _ => return Err(input.invalid("unknown command")),
         };
         input.end()?;

@@ -72,6 +72,7 @@ impl Control {
         self.draining.remove(&id);
         self.leaving.remove(&id);
         self.given_up.remove(&id);
+        self.starts.remove(&id);
         self.nodes.remove(&id);
     }
 
@@ -103,11 +104,8 @@ impl Control {
             self.leaving.remove(&id);
             return Ok(());
         }
-        let in_use =
-            |node: &&NodeId| !self.draining.contains(node) && !self.given_up.contains(node);
-        let in_use = self.nodes.keys().filter(in_use).count();
-        let left = in_use - usize::from(!self.draining.contains(&id));
-        let replicas = self.voters_on(in_use);
+        let left = self.in_use().filter(|node| *node != id).count();
+        let replicas = self.voters_wanted();
         if left < replicas || left == 0 {
             return Err(ControlRejection::TooFewNodes { node: id, left, replicas });
         }

@@ -1,6 +1,6 @@
 //! ControlRejection: every "no" of the control group, with what to do next.
 
-use super::NodeId;
+use super::{NodeId, Start};
 
 /// The control group says no; every replica says the same.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,10 +73,7 @@ pub enum ControlRejection {
         group: u64,
     },
     /// Without the node there were fewer replicas than there are now.
-    #[error(
-        "node {node} can't be drained: without it {left} nodes are left in use, and each shard has \
-         {replicas} replicas; add a node first, or lower the replication"
-    )]
+    #[error("node {node} can't be drained: {}", too_few(*left, *replicas))]
     TooFewNodes {
         /// The node.
         node: NodeId,
@@ -85,12 +82,34 @@ pub enum ControlRejection {
         /// Voters of each group now.
         replicas: usize,
     },
+    /// The node's data is older than what is known of it.
+    #[error("{}", start.is_outdated(*node, *known))]
+    Outdated {
+        /// The node.
+        node: NodeId,
+        /// The start that it tells of.
+        start: Start,
+        /// The last one that is known.
+        known: Start,
+    },
     /// A value is outside its bounds.
     #[error("{what}")]
     Invalid {
         /// Lower case, no full stop: the value and what is allowed.
         what: String,
     },
+}
+
+/// Why a node is needed where it is. Replication can't be lowered below 1.
+fn too_few(left: usize, replicas: usize) -> String {
+    let (nodes, are) = if left == 1 { ("node", "is") } else { ("nodes", "are") };
+    match (left, replicas) {
+        (0, _) => "it is the only node in use; add a node first".into(),
+        _ => format!(
+            "without it {left} {nodes} {are} left in use, and each shard has {replicas} replicas; add a \
+             node first, or lower the replication"
+        ),
+    }
 }
 
 /// A group as people know it.

@@ -163,6 +163,13 @@ fn a_node_is_not_drained_if_too_few_are_left() {
     let drain = |id, drains| ControlCommand::Drain { id, drains };
     let rejection = check(&mut control, drain(1, true)).unwrap_err();
     assert!(rejection.contains("2 nodes are left in use, and each shard has 3"), "{rejection}");
+    let mut lone = Control::default();
+    let found = ControlCommand::Found { cluster: 1, incarnation: 1, shards: 1, rules: 1 };
+    assert_eq!(check(&mut lone, found), Ok(()));
+    assert_eq!(check(&mut lone, ControlCommand::AddNode { id: 1, node: node(1) }), Ok(()));
+    let rejection = check(&mut lone, drain(1, true)).unwrap_err();
+    let why = "node 1 can't be drained: it is the only node in use; add a node first";
+    assert_eq!(rejection, why, "there is nothing lower than 1 replica");
     let add = ControlCommand::AddNode { id: 4, node: node(2) };
     assert_eq!(check(&mut control, add), Ok(()));
     assert_eq!(check(&mut control, drain(1, true)), Ok(()));
@@ -276,4 +283,133 @@ fn a_queue_lies_as_its_newest_version_says() {
         let refused = check(&mut control, set(9, spread, reach, 2_000)).unwrap_err();
         assert!(refused.contains("at most 2 are allowed"), "{refused}");
     }
+}
+
+#[test]
+fn only_newer_data_of_a_node_follows_what_is_known_of_it() {
+    let mut control = founded();
+    let start = |id, count, boot| ControlCommand::Start { id, start: Start { count, boot } };
+    for (count, boot, known) in [
+        (1, 10, (1, 10)),
+        (1, 10, (1, 10)),
+        // It crashed before anybody heard of its second start.
+        (3, 30, (3, 30)),
+        // It counts on while it runs; what was under way when it did comes late.
+        (4, 30, (4, 30)),
+        (3, 30, (4, 30)),
+    ] {
+        assert_eq!(check(&mut control, start(2, count, boot)), Ok(()), "start {count}");
+        assert_eq!(control.started(2).map(|known| (known.count, known.boot)), Some(known));
+    }
+    for (count, boot, words) in [
+        (
+            2,
+            20,
+            "this data directory is older than the one that node 2 was last started with (start 2",
+        ),
+        (3, 31, "this data directory is older than"),
+        (
+            4,
+            40,
+            "node 2 was last started with another copy of this data directory (start 4 here, start 4",
+        ),
+    ] {
+        let refused = check(&mut control, start(2, count, boot)).unwrap_err();
+        assert!(refused.starts_with(words), "{refused}");
+        assert!(refused.len() <= 512, "a handshake cuts it");
+    }
+    assert_eq!(Control::decode(&control.encode()), Ok(control.clone()));
+    assert_eq!(check(&mut control, start(1, 1, 11)), Ok(()), "another node");
+    assert!(check(&mut control, start(9, 1, 11)).is_err(), "nobody knows it");
+    assert_eq!(check(&mut control, ControlCommand::RemoveNode { id: 2 }), Ok(()));
+    assert_eq!(control.started(2), None);
+}
+
+/// What is in a log or on its way from a node of another version: what is here never changes.
+#[test]
+fn the_layout_of_format_1_stays() {
+    let hex = |bytes: Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let known = Node {
+        instance: 0x1122,
+        address: "a:1".into(),
+        serves: "b:2".into(),
+        zone: "z".into(),
+        rules_max: 3,
+    };
+    let set = SetSpread {
+        queue: "mail".into(),
+        version: 4,
+        spread: 2,
+        reach: 3,
+        now_ms: 5,
+        requests_until_ms: 6,
+    };
+    let (id, group) = (7, 2);
+    for (command, expected) in [
+        (
+            ControlCommand::Found { cluster: 1, incarnation: 2, shards: 3, rules: 4 },
+            "0101010000000000000000000000000000000200000003000400",
+        ),
+        (
+            ControlCommand::SetNode { id, node: known.clone() },
+            "010207000000000000002211000000000000000000000000000003000000613a31030000\
+                 00623a32010000007a0300",
+        ),
+        (ControlCommand::RemoveNode { id }, "01030700000000000000"),
+        (
+            ControlCommand::Place { group, replicas: vec![at(1, 8), at(2, 9)] },
+            "010402000000000000000200000001000000000000000800000000000000020000000000\
+                 00000900000000000000",
+        ),
+        (ControlCommand::RaiseRules { rules: 5 }, "01050500"),
+        (
+            ControlCommand::AddNode { id, node: known },
+            "010607000000000000002211000000000000000000000000000003000000613a31030000\
+                 00623a32010000007a0300",
+        ),
+        (ControlCommand::Drain { id, drains: true }, "0107070000000000000001"),
+        (
+            ControlCommand::SetTarget { group, nodes: vec![1, 2, 3] },
+            "010802000000000000000300000001000000000000000200000000000000030000000000\
+                 0000",
+        ),
+        (ControlCommand::Assign { group, node: 7 }, "010902000000000000000700000000000000"),
+        (ControlCommand::Unassign { group, replica: 9 }, "010a02000000000000000900000000000000"),
+        (ControlCommand::SetReplication { factor: 5 }, "010b05"),
+        (ControlCommand::GiveUp { id }, "010c0700000000000000"),
+        (
+            ControlCommand::SetSpread(set),
+            "010d040000006d61696c0400000000000000020003000500000000000000060000000000\
+                 0000",
+        ),
+        (
+            ControlCommand::Start { id, start: Start { count: 3, boot: 0x44 } },
+            "010e0700000000000000030000000000000044000000000000000000000000000000",
+        ),
+    ] {
+        assert_eq!(hex(command.encode()), expected, "{command:?}");
+        assert_eq!(ControlCommand::decode(&command.encode()), Ok(command));
+    }
+    let mut control = founded();
+    for command in [
+        ControlCommand::Place { group: 1, replicas: vec![at(1, 1), at(2, 2)] },
+        ControlCommand::SetReplication { factor: 1 },
+        ControlCommand::Drain { id: 3, drains: true },
+        ControlCommand::Start { id: 2, start: Start { count: 3, boot: 0x44 } },
+    ] {
+        assert_eq!(check(&mut control, command), Ok(()));
+    }
+    assert_eq!(
+        hex(control.encode()),
+        "01bc0a000000000000000000000000000007000000020001000103000000000000000300\
+                 0000010000000000000000000000000000000000000000000000000000000d0000003130\
+                 2e302e302e313a3734303001000000610200020000000000000000000000000000000000\
+                 000000000000000000000d00000031302e302e302e313a37343030010000006102000300\
+                 00000000000000000000000000000000000000000000000000000d00000031302e302e30\
+                 2e313a373430300100000061020001000000030000000000000000000000000000000100\
+                 000001000000000000000200000000000000020000000100000000000000020000000000\
+                 000002000000010000000000000001000000000000000200000000000000020000000000\
+                 000000000000010000000200000000000000030000000000000044000000000000000000\
+                 000000000000"
+    );
 }

@@ -1,8 +1,8 @@
 //! Claims: from queues of one shard, parked there; or of several, parked as hints on each. A queue that
 //! is spread lies on several; when it comes to lie elsewhere, whoever waits looks there too.
 //!
-//! A claim over several shards asks each which of them has something, then claims from those one
-//! at a time (strict) or by shares drawn from the weights. When nothing is there it leaves a hint on
+//! A claim over several shards asks the nodes that lead them which have something, then claims from those
+//! one at a time (strict) or by shares drawn from the weights. When nothing is there it leaves a hint on
 //! every shard and sleeps. Nothing claimed is lost when the caller goes away: `Holding` releases it.
 
 use super::{Broker, check_queue};
@@ -10,9 +10,9 @@ use crate::{
     Error,
     clock::real_now,
     random::random_u64,
-    shard::{ClaimRequest, HandedTask},
+    shard::{ClaimRequest, HandedTask, Hint, Look},
 };
-use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use std::{collections::BTreeMap, time::Duration};
 use taskyard_machine::{SessionId, ShardId, ask, limits};
 use tokio::time::timeout;
@@ -199,11 +199,35 @@ impl Broker {
     ) -> Result<Vec<HandedTask>, Error> {
         let runs = self.runs(places);
         match runs.as_slice() {
+            [run] if wait.is_zero() => self.claim_strictly(places, run, asked).await,
             [run] => {
                 let request = request(places, run, asked, asked.tasks_max);
                 self.shards().claim(run.shard, request, wait).await
             }
             runs => self.claim_from_several(places, runs, asked, wait).await,
+        }
+    }
+
+    /// Claims without waiting from one shard. That there is nothing is said by a leader that has confirmed
+    /// that it still is one: a deposed one does not know what has come since.
+    async fn claim_strictly(
+        &self,
+        places: &Places,
+        run: &Run,
+        asked: &ClaimAsked,
+    ) -> Result<Vec<HandedTask>, Error> {
+        let claim = || {
+            let request = request(places, run, asked, asked.tasks_max);
+            self.shards().claim(run.shard, request, Duration::ZERO)
+        };
+        let claimed = claim().await?;
+        if !claimed.is_empty() {
+            return Ok(claimed);
+        }
+        let queues = run.queues.iter().map(|(name, _)| name.clone()).collect();
+        match self.shards().ask(run.shard, ask::Claimable { queues }).await? {
+            true => claim().await,
+            false => Ok(claimed),
         }
     }
 
@@ -214,12 +238,13 @@ impl Broker {
         asked: &ClaimAsked,
         wait: Duration,
     ) -> Result<Vec<HandedTask>, Error> {
-        let mut queues: BTreeMap<ShardId, Vec<String>> = BTreeMap::new();
-        for run in runs {
-            let names = run.queues.iter().map(|(name, _)| name.clone());
-            queues.entry(run.shard).or_default().extend(names);
-        }
-        let ready = self.ready_shards(&queues).await;
+        let looks = looks(runs);
+        // That there is nothing is an answer only where nobody waits for more.
+        let hints = match wait.is_zero() {
+            true => self.shards().probe_strictly(&looks, PROBE_FOR_MAX).await,
+            false => self.shards().probe(&looks, PROBE_FOR_MAX).await,
+        };
+        let ready = ready_shards(hints);
         let claimed = match &ready {
             Ok(ready) => self.claim_from(places, runs, asked, ready).await,
             Err(error) => Err(error.clone()),
@@ -227,69 +252,39 @@ impl Broker {
         if wait.is_zero() || claimed.as_ref().is_ok_and(|tasks| !tasks.is_empty()) {
             return claimed;
         }
-        let hint = |shard: ShardId, pause: Duration| {
-            let names = queues[&shard].clone();
-            async move {
-                tokio::time::sleep(pause).await;
-                (shard, self.shards().claimable(shard, names, wait).await)
-            }
-        };
-        let mut hints: FuturesUnordered<_> =
-            queues.keys().map(|&shard| hint(shard, Duration::ZERO)).collect();
+        let count = looks.len();
+        let mut hints = self.shards().hints(looks, wait);
         // Shards that did not answer when they were last asked.
         let mut failed: BTreeMap<ShardId, Error> = BTreeMap::new();
         let mut over = std::pin::pin!(tokio::time::sleep(wait));
         loop {
-            let (shard, claimable) = tokio::select! {
-                Some(hint) = hints.next() => hint,
-                () = &mut over => return Ok(Vec::new()),
+            let hint = tokio::select! {
+                hint = hints.next() => hint,
+                () = &mut over => None,
             };
-            let claimed = match claimable {
-                Ok(false) => return Ok(Vec::new()),
-                Ok(true) => self.claim_from(places, runs, asked, &[shard]).await,
-                Err(error) => Err(error),
+            let (shard, claimed) = match hint {
+                None | Some((_, Ok(0))) => return Ok(Vec::new()),
+                Some((shard, Ok(count))) => {
+                    (shard, self.claim_from(places, runs, asked, &[(shard, count)]).await)
+                }
+                Some((shard, Err(error))) => (shard, Err(error)),
             };
             match claimed {
                 Ok(tasks) if tasks.is_empty() => {
                     // Somebody else was quicker.
                     failed.remove(&shard);
-                    hints.push(hint(shard, Duration::ZERO));
+                    hints.again(shard);
                 }
                 Ok(tasks) => return Ok(tasks),
                 Err(error) => {
                     failed.insert(shard, error.clone());
-                    if failed.len() == queues.len() {
+                    if failed.len() == count {
                         return Err(error);
                     }
                     // The others may have work, whatever became of this one.
-                    hints.push(hint(shard, ASK_AGAIN_AFTER));
+                    hints.search(shard, ASK_AGAIN_AFTER);
                 }
             }
-        }
-    }
-
-    /// The shards that have something for a claim now. One that does not answer at once counts as empty:
-    /// its hint will tell. An error if none answers.
-    async fn ready_shards(
-        &self,
-        queues: &BTreeMap<ShardId, Vec<String>>,
-    ) -> Result<Vec<ShardId>, Error> {
-        let probes = queues.iter().map(|(&shard, names)| {
-            let probe = self.shards().ask(shard, ask::Claimable { queues: names.clone() });
-            async move { (shard, timeout(PROBE_FOR_MAX, probe).await) }
-        });
-        let (mut ready, mut failed) = (Vec::new(), Vec::new());
-        for (shard, has_something) in join_all(probes).await {
-            match has_something {
-                Ok(Ok(true)) => ready.push(shard),
-                Ok(Ok(false)) => {}
-                Ok(Err(error)) => failed.push(error),
-                Err(_elapsed) => failed.push(Error::NoQuorum { shard: shard.0 }),
-            }
-        }
-        match failed.pop() {
-            Some(error) if failed.len() + 1 == queues.len() => Err(error),
-            _ => Ok(ready),
         }
     }
 
@@ -300,9 +295,13 @@ impl Broker {
         places: &Places,
         runs: &[Run],
         asked: &ClaimAsked,
-        shards: &[ShardId],
+        ready: &[(ShardId, u64)],
     ) -> Result<Vec<HandedTask>, Error> {
-        let runs: Vec<&Run> = runs.iter().filter(|run| shards.contains(&run.shard)).collect();
+        let count = |run: &Run| {
+            let found = ready.iter().find(|(shard, _)| *shard == run.shard);
+            found.map_or(0, |(_, count)| *count)
+        };
+        let runs: Vec<&Run> = runs.iter().filter(|run| count(run) > 0).collect();
         let mut held = Holding { broker: self, tasks: Vec::new() };
         let mut failed = None;
         let mut take = |held: &mut Holding<'_>, claimed| match claimed {
@@ -320,6 +319,18 @@ impl Broker {
                 take(&mut held, claimed);
             }
             left = left.saturating_sub(held.tasks.len() as u32);
+        }
+        let all = runs.iter().fold(0u64, |all, run| all.saturating_add(count(run)));
+        if !places.weighted && runs.len() > 1 && all <= u64::from(left) {
+            // There is room for all that there is: no shard needs to wait for what another leaves. Each
+            // gives what it said at most, though it may have more by now.
+            let claims =
+                runs.iter().map(|run| self.claim_run(places, run, asked, count(run) as u32));
+            let mut claims: FuturesUnordered<_> = claims.collect();
+            while let Some(claimed) = claims.next().await {
+                take(&mut held, claimed);
+            }
+            left = 0;
         }
         // What one shard could not fill, the next may.
         for run in runs {
@@ -349,6 +360,34 @@ impl Broker {
         let elapsed = |_| Err(Error::NoQuorum { shard: run.shard.0 });
         timeout(CLAIM_FOR_MAX, claim).await.unwrap_or_else(elapsed)
     }
+}
+
+/// The shards that have something for a claim now, and how much. One that does not answer at once counts as empty:
+/// its hint will tell. An error if none answers.
+fn ready_shards(hints: Vec<Hint>) -> Result<Vec<(ShardId, u64)>, Error> {
+    let asked = hints.len();
+    let (mut ready, mut failed) = (Vec::new(), Vec::new());
+    for (shard, has_something) in hints {
+        match has_something {
+            Ok(0) => {}
+            Ok(count) => ready.push((shard, count)),
+            Err(error) => failed.push(error),
+        }
+    }
+    match failed.pop() {
+        Some(error) if failed.len() + 1 == asked => Err(error),
+        _ => Ok(ready),
+    }
+}
+
+/// All queues of a claim, by shard.
+fn looks(runs: &[Run]) -> Vec<Look> {
+    let mut queues: BTreeMap<ShardId, Vec<String>> = BTreeMap::new();
+    for run in runs {
+        let names = run.queues.iter().map(|(name, _)| name.clone());
+        queues.entry(run.shard).or_default().extend(names);
+    }
+    queues.into_iter().collect()
 }
 
 fn request(places: &Places, run: &Run, asked: &ClaimAsked, tasks_max: u32) -> ClaimRequest {

@@ -7,13 +7,14 @@ use super::{
     Broker, check_queue,
     place::{Look, Placing, is_moved},
     shares::Shares,
+    staging::Staging,
     unexpected,
 };
-use crate::{Error, random::random_u128};
+use crate::Error;
 use std::{collections::BTreeMap, future::Future};
 use taskyard_machine::{
     Command, CommitBatch, EncodedCommand, Enqueue, EnqueueBatch, Enqueued, FollowUp, NewTask,
-    Outcome, Rejection, ShardId, StageBatch, TaskId, When, limits,
+    Outcome, Rejection, StageBatch, TaskId, When, limits,
 };
 
 /// Where a task goes that names no queue.
@@ -116,9 +117,10 @@ impl Broker {
         let version = self.shards().spread(queue).map_or(0, |lies| lies.version);
         let (shard, looks) = self.place_batch(queue, &tasks, batch_id)?;
         let count = tasks.len();
+        let mut staging = None;
         let commands = if bytes <= limits::ENTRY_BYTES_MAX {
             let batch = EnqueueBatch { batch_id, queue, tasks };
-            vec![(shard, EncodedCommand::new(&Command::EnqueueBatch(batch)))]
+            vec![EncodedCommand::new(&Command::EnqueueBatch(batch))]
         } else {
             // Parts of a batch that is refused later would be kept for a while.
             for (index, task) in (0..).zip(&tasks) {
@@ -127,25 +129,27 @@ impl Broker {
                     rejection: Box::new(rejection),
                 })?;
             }
-            staged(shard, queue, tasks, batch_id.unwrap_or_else(random_u128))
+            let under = staging.insert(Staging::new(self.shards(), shard, batch_id));
+            staged(queue, tasks, under.batch_id)
         };
         let (broker, queue) = (self.clone(), queue.to_owned());
         Ok(async move {
             if let Some(known) = broker.known_batch(&queue, looks, count).await? {
                 return Ok(known);
             }
-            let mut last = None;
-            for outcome in broker.shards().propose_all(commands, true).await {
-                if outcome.as_ref().is_err_and(is_moved) {
-                    // Sent again, it goes to where the queue lies now.
-                    broker.await_spread(&queue, version).await?;
-                }
-                last = Some(outcome?);
+            let outcome = broker.shards().propose_in_turn(shard, commands, true).await;
+            if outcome.as_ref().is_err_and(is_moved) {
+                // Sent again, it goes to where the queue lies now.
+                broker.await_spread(&queue, version).await?;
             }
-            match last {
-                Some(Outcome::EnqueuedBatch(enqueued)) => Ok(enqueued),
-                Some(other) => unexpected(&other),
-                None => Err(Error::OutcomeUnknown),
+            match outcome? {
+                Outcome::EnqueuedBatch(enqueued) => {
+                    if let Some(staging) = staging {
+                        staging.committed();
+                    }
+                    Ok(enqueued)
+                }
+                other => unexpected(&other),
             }
         })
     }
@@ -227,19 +231,14 @@ pub(super) fn task_bytes(task: &NewTask<'_>) -> usize {
 }
 
 /// The parts of a batch and their commit, in the order in which they must be applied.
-fn staged(
-    shard: ShardId,
-    queue: &str,
-    tasks: Vec<NewTask<'_>>,
-    batch_id: u128,
-) -> Vec<(ShardId, EncodedCommand)> {
+fn staged(queue: &str, tasks: Vec<NewTask<'_>>, batch_id: u128) -> Vec<EncodedCommand> {
     let mut commands = Vec::new();
     let mut parts = 0;
     let mut part_tasks = Vec::new();
     let mut part_bytes = 0;
     let mut stage = |tasks: Vec<NewTask<'_>>, parts: &mut u32| {
         let part = StageBatch { batch_id, queue, part: *parts, tasks };
-        commands.push((shard, EncodedCommand::new(&Command::StageBatch(part))));
+        commands.push(EncodedCommand::new(&Command::StageBatch(part)));
         *parts += 1;
     };
     for task in tasks {
@@ -252,7 +251,6 @@ fn staged(
         part_tasks.push(task);
     }
     stage(part_tasks, &mut parts);
-    commands
-        .push((shard, EncodedCommand::new(&Command::CommitBatch(CommitBatch { batch_id, parts }))));
+    commands.push(EncodedCommand::new(&Command::CommitBatch(CommitBatch { batch_id, parts })));
     commands
 }

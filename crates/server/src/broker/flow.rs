@@ -3,7 +3,7 @@
 //! A flow lives on the shard that its id names, drawn when it is submitted; its tasks live on the
 //! shards of their queues. What a look shows is put together from all of them.
 
-use super::{Broker, cursor::Cursor, unexpected};
+use super::{Broker, cursor::Cursor, staging::Staging, unexpected};
 use crate::{Error, random::random_u128};
 use futures_util::future::try_join_all;
 use std::{collections::BTreeMap, future::Future, time::Duration};
@@ -82,25 +82,25 @@ impl Broker {
         let names: Vec<String> = nodes.iter().map(|node| node.name.to_owned()).collect();
         let identity = batch_id.unwrap_or_else(random_u128);
         let shard = ShardId((identity % u128::from(self.shards().count())) as u16);
+        let mut staging = None;
         let commands = if bytes <= limits::ENTRY_BYTES_MAX {
             let submit = SubmitFlow { batch_id, name, retention_ms, nodes };
-            vec![(shard, EncodedCommand::new(&Command::SubmitFlow(submit)))]
+            vec![EncodedCommand::new(&Command::SubmitFlow(submit))]
         } else {
-            staged(shard, identity, name, retention_ms, nodes)
+            let under = staging.insert(Staging::new(self.shards(), shard, batch_id));
+            staged(under.batch_id, name, retention_ms, nodes)
         };
         let shards = self.shards().clone();
         Ok(async move {
-            let mut last = None;
-            for outcome in shards.propose_all(commands, true).await {
-                last = Some(outcome?);
-            }
-            match last {
-                Some(Outcome::FlowSubmitted { flow, tasks, duplicate }) => {
+            match shards.propose_in_turn(shard, commands, true).await? {
+                Outcome::FlowSubmitted { flow, tasks, duplicate } => {
+                    if let Some(staging) = staging {
+                        staging.committed();
+                    }
                     let tasks = names.into_iter().zip(tasks).collect();
                     Ok(SubmittedFlow { id: flow, tasks, duplicate })
                 }
-                Some(other) => unexpected(&other),
-                None => Err(Error::OutcomeUnknown),
+                other => unexpected(&other),
             }
         })
     }
@@ -290,12 +290,11 @@ fn node_bytes(node: &FlowNode<'_>) -> usize {
 
 /// The parts of a flow and their commit, in the order in which they must be applied.
 fn staged(
-    shard: ShardId,
     batch_id: u128,
     name: &str,
     retention_ms: Option<u64>,
     nodes: Vec<FlowNode<'_>>,
-) -> Vec<(ShardId, EncodedCommand)> {
+) -> Vec<EncodedCommand> {
     let mut parts: Vec<Vec<FlowNode<'_>>> = vec![Vec::new()];
     let mut part_bytes = 0;
     for node in nodes {
@@ -311,5 +310,5 @@ fn staged(
     let stage = |(part, nodes)| Command::StageFlow(StageFlow { batch_id, part, nodes });
     let commit = CommitFlow { batch_id, parts: count, name, retention_ms };
     let commands = (0..).zip(parts).map(stage).chain([Command::CommitFlow(commit)]);
-    commands.map(|command| (shard, EncodedCommand::new(&command))).collect()
+    commands.map(|command| EncodedCommand::new(&command)).collect()
 }

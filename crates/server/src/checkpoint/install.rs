@@ -19,9 +19,10 @@ use taskyard_machine::{
 use taskyard_replica::NodeId;
 
 /// Version of the record that says how far an install has come.
-const INSTALL_VERSION: u8 = 1;
+const INSTALL_VERSION: u8 = 2;
 
-/// Which snapshot of a shard.
+/// Which snapshot of a shard, and for whom: what is late of a replica that is gone never meets what its successor
+/// on this node gets, though that may be the same snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotId {
     /// The node that it is fetched from.
@@ -30,9 +31,11 @@ pub(crate) struct SnapshotId {
     pub index: u64,
     /// That entry's term.
     pub term: u64,
+    /// The replica that it is for; no other ever has its number.
+    pub replica: u64,
 }
 
-wire_struct!(SnapshotId { source, index, term });
+wire_struct!(SnapshotId { source, index, term, replica });
 
 /// An install under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -180,6 +183,8 @@ impl Store {
         id: SnapshotId,
         cut: &Cut,
     ) -> Result<bool, StoreError> {
+        #[cfg(test)]
+        self.gate.pass();
         let mut moves = self.moves();
         let install = moves.installing.get(&shard);
         let is_whole = |install: &&Install| install.id == id && install.arrived.position.is_end();
@@ -244,17 +249,42 @@ impl Store {
         whole.map(|(shard, _)| *shard).collect()
     }
 
-    /// Does something while the store lets nobody switch to a snapshot, as a long write of a checkpoint would.
-    #[cfg(test)]
-    pub(crate) fn while_held(&self, work: impl FnOnce()) {
-        let _moves = self.moves();
-        work();
-    }
-
     /// Records of all installs under way, about.
     pub(super) fn records_arrived(&self) -> u64 {
         let moves = self.moves();
         moves.installing.values().map(|install| install.arrived.position.records).sum()
+    }
+}
+
+/// Holds up whoever switches to a snapshot, as a disk that does not get on would.
+#[cfg(test)]
+#[derive(Default)]
+pub(crate) struct Gate {
+    /// Whether it is shut, and how many wait at it.
+    state: std::sync::Mutex<(bool, usize)>,
+    opened: std::sync::Condvar,
+}
+
+#[cfg(test)]
+impl Gate {
+    pub(crate) fn shut(&self) {
+        self.state.lock().unwrap().0 = true;
+    }
+
+    pub(crate) fn open(&self) {
+        self.state.lock().unwrap().0 = false;
+        self.opened.notify_all();
+    }
+
+    pub(crate) fn is_waited_at(&self) -> bool {
+        self.state.lock().unwrap().1 > 0
+    }
+
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.1 += 1;
+        state = self.opened.wait_while(state, |state| state.0).unwrap();
+        state.1 -= 1;
     }
 }
 

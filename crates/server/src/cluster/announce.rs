@@ -3,21 +3,24 @@
 //! Invariant: the peers of a node are the nodes of the control state as it has applied it; until it has
 //! one, those that it was told of when it joined.
 
-use super::{Cluster, ClusterCall, ClusterReply, join::addresses};
-use crate::{clock::real_now, limits::PEER_SILENCE_MS_MAX, peer::RefusalCode};
+use super::{Cluster, ClusterCall, ClusterReply, Routes, join::addresses};
+use crate::{clock::real_now, limits::PEER_SILENCE_MS_MAX, pauses::Pauses, peer::RefusalCode};
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
-use taskyard_replica::NodeId;
+use taskyard_replica::{Node, NodeId};
 use tokio::time::timeout;
 
 /// How often it looks where nothing has changed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The pause between two looks for leaders that are not known.
-const ROUTES_AGAIN_AFTER: Duration = Duration::from_millis(250);
+/// The first pause between two looks for leaders that are not known, and the longest: each look asks all
+/// nodes about all that they hold, and calls look for a leader by themselves.
+const ROUTES_AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(5)];
 /// How long before it tries again to tell where it is.
 const TELL_AGAIN_AFTER: Duration = Duration::from_secs(2);
+/// How long the data of a running node counts as the same.
+const COUNT_EVERY: Duration = Duration::from_secs(60 * 60);
 /// How long another process may have this node's number before this one ends. An earlier process of the
 /// node itself, whose machine lost its power, is forgotten sooner: when its connections are silent.
 const IN_USE_FOR_MAX: Duration = Duration::from_millis(2 * PEER_SILENCE_MS_MAX);
@@ -32,15 +35,21 @@ impl Cluster {
         let mut changes = self.routes().changes();
         loop {
             changes.borrow_and_update();
-            let control = self.routes().control();
-            if let Some(network) = self.shards().network() {
-                match control.cluster() {
-                    Some(_) => network.set_peers(&addresses(&control)),
-                    None => network.set_peers(&joined_with),
-                }
-            }
+            self.name_peers(&joined_with);
             // The sender lives as long as the shards of this handle.
             let _ = changes.changed().await;
+        }
+    }
+
+    /// Names them once. A node does before it answers anybody: who is not named is not heard, and what
+    /// needs him would be refused.
+    pub(crate) fn name_peers(&self, joined_with: &BTreeMap<NodeId, String>) {
+        let control = self.routes().control();
+        if let Some(network) = self.shards().network() {
+            match control.cluster() {
+                Some(_) => network.set_peers(&addresses(&control)),
+                None => network.set_peers(joined_with),
+            }
         }
     }
 
@@ -49,12 +58,16 @@ impl Cluster {
         let mut changes = self.routes().changes();
         loop {
             changes.borrow_and_update();
-            let known = self.routes().control().nodes().get(&self.me()).cloned();
-            let Some(known) = known.filter(|known| !self.about().is(known)) else {
+            let (control, start) = (self.routes().control(), self.start());
+            let is_known =
+                |known: &Node| self.about().is(known) && control.started(self.me()) == Some(start);
+            let known = control.nodes().get(&self.me()).cloned();
+            let Some(known) = known.filter(|known| !is_known(known)) else {
                 let _ = changes.changed().await;
                 continue;
             };
-            let call = ClusterCall::Announce { node: self.me(), about: self.about().clone() };
+            let (about, starts, boot) = (self.about().clone(), start.count, start.boot);
+            let call = ClusterCall::Announce { node: self.me(), about, starts, boot };
             match self.ask_leader(call).await.and_then(ClusterReply::done) {
                 // The control state follows; until then there is nothing new to tell.
                 Ok(()) => drop(timeout(TELL_AGAIN_AFTER, changes.changed()).await),
@@ -69,41 +82,63 @@ impl Cluster {
         }
     }
 
+    /// Counts on while this node runs, and tells it: a copy of the data of a running node, such as an image of
+    /// its disk, is known to be older soon, and not only after the next start.
+    pub(crate) async fn keep_counting(self) {
+        loop {
+            tokio::time::sleep(COUNT_EVERY).await;
+            let shards = self.shards().clone();
+            match tokio::task::spawn_blocking(move || shards.starts().raise()).await {
+                Ok(Ok(())) => self.routes().note_start(),
+                Ok(Err(error)) => {
+                    tracing::warn!("the starts of this data can't be counted on: {error}")
+                }
+                Err(error) => {
+                    tracing::warn!("the starts of this data can't be counted on: {error}")
+                }
+            }
+        }
+    }
+
     /// Finds out who leads the shards that this node has no replica of: of the others it hears by
     /// itself.
     pub(crate) async fn keep_routes(self) {
         let mut changes = self.routes().changes();
+        let [first, longest] = ROUTES_AGAIN_AFTER;
+        let mut pauses = Pauses::between(first, longest);
         loop {
             changes.borrow_and_update();
-            let control = self.routes().control();
-            let unknown = |group: &u64| self.routes().leader_of(*group).is_none();
-            if control.groups().skip(1).any(|group| unknown(&group)) {
-                let sight = self.look().await;
-                let groups = control.groups().skip(1).filter(unknown);
-                for group in groups.filter(|group| control.replica_on(*group, self.me()).is_none())
-                {
-                    self.routes().set_leader(group, sight.leader(group).map(|(node, _)| node));
-                }
-                tokio::time::sleep(ROUTES_AGAIN_AFTER).await;
-            } else {
+            if unled_elsewhere(self.routes()).is_empty() {
+                pauses.begin_again();
                 let _ = changes.changed().await;
+                continue;
             }
+            let sight = self.look().await;
+            // Who was found meanwhile is as good.
+            for group in unled_elsewhere(self.routes()) {
+                self.routes().set_leader(group, sight.leader(group).map(|(node, _)| node));
+            }
+            tokio::time::sleep(pauses.next()).await;
         }
     }
 
     /// Completes when another node says that this one has no place any more, with its words: it was
     /// removed, is too old, or its number belongs to another live process. Who is removed while it is
-    /// away hears it no other way.
+    /// away hears it no other way. Only peers that have proved themselves are believed: anybody could say
+    /// it at a peer's address.
     pub(crate) async fn turned_away(&self) -> String {
         let mut in_use_since: Option<Instant> = None;
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
+            if let Some(words) = self.outdated() {
+                return words;
+            }
             let Some(network) = self.shards().network() else { continue };
             let (mut removed, mut in_use) = (None, None);
-            for refusal in network.status().into_iter().filter_map(|peer| peer.refusal) {
-                match refusal.code {
-                    RefusalCode::NotAMember => removed = Some(refusal.words),
-                    RefusalCode::NodeInUse => in_use = Some(refusal.words),
+            for verdict in network.status().into_iter().filter_map(|peer| peer.verdict) {
+                match verdict.code {
+                    RefusalCode::NotAMember => removed = Some(verdict.words),
+                    RefusalCode::NodeInUse => in_use = Some(verdict.words),
                     _ => {}
                 }
             }
@@ -138,6 +173,14 @@ impl Cluster {
     }
 }
 
+/// The shards that no leader is known of, and no replica here would hear of one.
+fn unled_elsewhere(routes: &Routes) -> Vec<u64> {
+    let control = routes.control();
+    let is_elsewhere = |group: &u64| control.replica_on(*group, routes.me()).is_none();
+    let unled = control.groups().skip(1).filter(|group| routes.leader_of(*group).is_none());
+    unled.filter(is_elsewhere).collect()
+}
+
 /// The clocks that differ by too much and were not warned of within a minute.
 fn worth_saying(
     warned: &mut BTreeMap<NodeId, Instant>,
@@ -158,6 +201,35 @@ fn worth_saying(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use taskyard_replica::{Control, ControlCommand, Node, Placement, StateMachine};
+
+    /// A shard with a replica here that has no leader made it ask all nodes four times a second, for nothing.
+    #[test]
+    fn leaders_are_looked_for_only_where_no_replica_here_hears_of_them() {
+        let mut control = Control::default();
+        let mut commands =
+            vec![ControlCommand::Found { cluster: 1, incarnation: 1, shards: 3, rules: 1 }];
+        for id in [1, 2] {
+            let node = Node { rules_max: 1, ..Node::default() };
+            commands.push(ControlCommand::SetNode { id, node });
+        }
+        for (group, node) in [(1, 1), (2, 2), (3, 2)] {
+            let replicas = vec![Placement { node, replica: 1 }];
+            commands.push(ControlCommand::Place { group, replicas });
+        }
+        for command in commands {
+            control.apply(1, &command.encode()).unwrap();
+        }
+        let routes = Routes::new(1, 3);
+        assert_eq!(unled_elsewhere(&routes), [0; 0], "nothing is known yet");
+        routes.set_control(Arc::new(control));
+        assert_eq!(unled_elsewhere(&routes), [2, 3]);
+        routes.set_leader(2, Some(2));
+        assert_eq!(unled_elsewhere(&routes), [3]);
+        routes.set_leader(3, Some(2));
+        assert_eq!(unled_elsewhere(&routes), [0; 0]);
+    }
 
     #[test]
     fn a_clock_is_warned_of_once_a_minute() {

@@ -52,7 +52,7 @@ pub(crate) enum ClusterCall {
     /// Of the control group's leader: a node asks for a place.
     Join(Candidate),
     /// Of the control group's leader: what a node says about itself.
-    Announce { node: NodeId, about: About },
+    Announce { node: NodeId, about: About, starts: u64, boot: u128 },
     /// Of the control group's leader: what an operator wants.
     Operate(Operation),
     /// About the workers that are connected to the node.
@@ -230,7 +230,7 @@ wire_enum!(ClusterCall {
     2 => Change { group, fence, changes },
     3 => Transfer { group, to },
     4 => Join(candidate),
-    5 => Announce { node, about },
+    5 => Announce { node, about, starts, boot },
     6 => Operate(operation),
     7 => Hold { backup, hold_ms },
     8 => Quiet { quiet_ms },
@@ -268,6 +268,11 @@ wire_struct!(About { address, serves, zone, rules_max });
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::{
+        MemberStatus,
+        join::{JoinCall, Welcome},
+    };
+    use std::collections::BTreeMap;
 
     #[test]
     fn calls_and_replies_survive_the_wire_and_rubbish_does_not_pass() {
@@ -287,7 +292,7 @@ mod tests {
             ClusterCall::LetGo { backup: 7 },
             ClusterCall::CopiedPart { backup: 1, shard: ShardId(2), from: Position::default() },
             ClusterCall::Join(Candidate::default()),
-            ClusterCall::Announce { node: 2, about },
+            ClusterCall::Announce { node: 2, about, starts: 4, boot: 7 },
             ClusterCall::Operate(Operation::Remove { node: 3, force: true }),
         ] {
             let bytes = call.encode();
@@ -315,5 +320,96 @@ mod tests {
             assert_eq!(ClusterReply::decode(&reply.encode()), Ok(reply));
         }
         assert!(ClusterReply::decode(&[VERSION, 77]).is_err());
+    }
+
+    /// Nodes of two versions ask each other during an upgrade: what is here never changes.
+    #[test]
+    fn the_layout_of_version_1_stays() {
+        let hex = |bytes: Bytes| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let candidate = Candidate {
+            format: 5,
+            instance: 0x1122,
+            address: "a:1".into(),
+            serves: "b:2".into(),
+            zone: "z".into(),
+            rules_max: 3,
+            shards: Some(32),
+        };
+        let about =
+            About { address: "a:1".into(), serves: "b:2".into(), zone: "z".into(), rules_max: 3 };
+        let changes =
+            vec![MemberChange::AddVoter(1), MemberChange::AddLearner(2), MemberChange::Remove(3)];
+        let shard = ShardId(300);
+        for (call, expected) in [
+            (ClusterCall::Report, "020101"),
+            (
+                ClusterCall::Change { group: 3, fence: (7, 40), changes },
+                "02010203072803010102020303",
+            ),
+            (ClusterCall::Transfer { group: 1, to: 9 }, "0201030109"),
+            (
+                ClusterCall::Join(candidate.clone()),
+                "020104050000000000000000000000000000112203613a3103623a32017a030120",
+            ),
+            (
+                ClusterCall::Announce { node: 2, about, starts: 4, boot: 7 },
+                "0201050203613a3103623a32017a030400000000000000000000000000000007",
+            ),
+            (ClusterCall::Operate(Operation::Drain { node: 3, drains: true }), "020106010301"),
+            (ClusterCall::Operate(Operation::Remove { node: 3, force: true }), "020106020301"),
+            (ClusterCall::Operate(Operation::Transfer { shard, node: 3 }), "02010603ac0203"),
+            (ClusterCall::Operate(Operation::SetReplication { factor: 3 }), "0201060403"),
+            (ClusterCall::Hold { backup: 7, hold_ms: 300 }, "02010707ac02"),
+            (ClusterCall::Quiet { quiet_ms: 300 }, "020108ac02"),
+            (ClusterCall::Freeze { backup: 7, shards: vec![(shard, 40)] }, "0201090701ac0228"),
+            (ClusterCall::Copied { backup: 7 }, "02010a07"),
+            (ClusterCall::LetGo { backup: 7 }, "02010c07"),
+        ] {
+            assert_eq!(hex(call.encode()), expected, "{call:?}");
+        }
+        let member = MemberStatus { replica: 1, matched: 300, lag: 2, active: true };
+        let status = GroupStatus {
+            group: 3,
+            replica: 1,
+            term: 4,
+            leader: Some(1),
+            serves: true,
+            persisted: 302,
+            applied: 301,
+            committed: 300,
+            voters: vec![1, 2],
+            learners: vec![3],
+            outgoing: vec![4],
+            members_since: 5,
+            members: vec![member],
+            installing: Some(6),
+        };
+        let (build, groups) = ("0.1".to_owned(), vec![status]);
+        let report = Report { build, groups, leaving: true, disk_low: false };
+        let peers = BTreeMap::from([(1, "a:1".to_owned())]);
+        let welcome = Welcome { cluster: 1, incarnation: 2, shards: 32, node: 3, peers };
+        for (reply, expected) in [
+            (ClusterReply::Unread("new".into()), "0100036e6577"),
+            (
+                ClusterReply::Report(report),
+                "010103302e3101030104010101ae02ad02ac0202010201030104050101ac020201010601\
+                 00",
+            ),
+            (
+                ClusterReply::Joined(JoinAnswer::Welcome(welcome)),
+                "01020100000000000000000000000000000001022003010103613a31",
+            ),
+            (ClusterReply::Joined(JoinAnswer::Refused("no".into())), "010202026e6f"),
+            (ClusterReply::Done, "0103"),
+            (ClusterReply::Failed(Error::Refused("no".into())), "01040f026e6f"),
+            (ClusterReply::Frozen(vec![shard]), "010501ac02"),
+        ] {
+            assert_eq!(hex(reply.encode()), expected, "{reply:?}");
+        }
+        assert_eq!(
+            hex(JoinCall::Join(candidate).encode()),
+            "0101050000000000000000000000000000112203613a3103623a32017a030120"
+        );
+        assert_eq!(hex(JoinCall::Look.encode()), "0102");
     }
 }

@@ -109,6 +109,7 @@ pub(super) fn introduction(config: &Config) -> PeerConfig {
         secret: config.cluster_secret.0.clone(),
         build: super::member::BUILD.to_owned(),
         rules: config.rules_max,
+        start: None,
     }
 }
 

@@ -19,7 +19,10 @@ use crate::{
 };
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 use taskyard_machine::{Identity, Machine, ShardId};
@@ -88,7 +91,8 @@ impl SnapshotOrder {
     /// Which snapshot it is.
     pub(crate) fn id(&self) -> SnapshotId {
         let metadata = self.message.get_snapshot().get_metadata();
-        SnapshotId { source: self.source, index: metadata.index, term: metadata.term }
+        let (source, replica) = (self.source, self.message.to);
+        SnapshotId { source, index: metadata.index, term: metadata.term, replica }
     }
 }
 
@@ -122,6 +126,8 @@ struct Running {
     order: SnapshotOrder,
     /// Another one came since; taken up if this one fails.
     next: Option<SnapshotOrder>,
+    /// It is here, and on its way to the loop: until it is taken, nobody fetches it again.
+    is_here: bool,
     bytes: u64,
     task: AbortHandle,
 }
@@ -136,6 +142,8 @@ struct Shared {
     /// When the next part may be asked for.
     next_part_at: Mutex<Option<Instant>>,
     running: Mutex<BTreeMap<ShardId, Running>>,
+    /// Of all parts that have come.
+    bytes_fetched: AtomicU64,
 }
 
 /// Gets snapshots. The shard loop has one; with it all transfers end.
@@ -157,6 +165,7 @@ impl Fetcher {
             turns: Semaphore::new(TRANSFERS_MAX),
             next_part_at: Mutex::default(),
             running: Mutex::default(),
+            bytes_fetched: AtomicU64::new(0),
         }))
     }
 
@@ -171,9 +180,22 @@ impl Fetcher {
         }
     }
 
+    /// The loop has taken what came: from here on it knows itself what it wants.
+    pub(crate) fn taken(&self, shard: ShardId, id: SnapshotId) {
+        let mut running = self.0.running();
+        if running.get(&shard).is_some_and(|running| running.is_here && running.order.id() == id) {
+            running.remove(&shard);
+        }
+    }
+
     /// Bytes that have arrived of a shard's snapshot, if one is under way.
     pub(crate) fn installing(&self, shard: ShardId) -> Option<u64> {
         self.0.running().get(&shard).map(|running| running.bytes)
+    }
+
+    /// How many bytes of snapshots have come since the start.
+    pub(crate) fn bytes_fetched(&self) -> u64 {
+        self.0.bytes_fetched.load(Ordering::Relaxed)
     }
 
     /// The replica is gone: its snapshot is not wanted any more.
@@ -205,7 +227,8 @@ impl Shared {
         };
         let transfer = Transfer { shared: Arc::clone(self), network: network.clone(), shard, id };
         let task = network.runtime().spawn(transfer.run()).abort_handle();
-        running.insert(shard, Running { order, next: None, bytes: 0, task });
+        let is_here = false;
+        running.insert(shard, Running { order, next: None, is_here, bytes: 0, task });
     }
 
     /// A loop that has ended needs it no more.
@@ -216,15 +239,23 @@ impl Shared {
     /// The transfer of a shard has ended: hands over what came of it, or begins the next one.
     fn end(self: &Arc<Shared>, shard: ShardId, fetched: Result<Machine, FetchError>) {
         let mut running = self.running();
+        let error = match fetched {
+            Ok(machine) => {
+                let Some(running) = running.get_mut(&shard) else { return };
+                running.is_here = true;
+                let order = running.order.clone();
+                return self.tell(Input::Fetched(Box::new(Fetched { order, machine })));
+            }
+            Err(error) => error,
+        };
         let Some(Running { order, next, .. }) = running.remove(&shard) else { return };
         let index = order.index();
-        match fetched {
-            Ok(machine) => self.tell(Input::Fetched(Box::new(Fetched { order, machine }))),
-            Err(FetchError::Store(error)) => {
+        match error {
+            FetchError::Store(error) => {
                 let failure = Failure(format!("{error}; check the disk, then start again"));
                 self.tell(Input::Report(Report::Failed(failure)));
             }
-            Err(error) => {
+            error @ (FetchError::Gone | FetchError::Failed(_)) => {
                 let source = order.source;
                 tracing::warn!(
                     "the snapshot of shard {shard} at {index} did not come from node {source}: {error}"
@@ -239,6 +270,7 @@ impl Shared {
 
     /// How long to wait so that no more comes than the rate allows; counts `bytes` that have come.
     fn pace(&self, bytes: u64) -> Duration {
+        self.bytes_fetched.fetch_add(bytes, Ordering::Relaxed);
         let now = clock::real_now();
         let mut next_at = self.next_part_at.lock().unwrap_or_else(PoisonError::into_inner);
         let from = next_at.map_or(now, |at| at.max(now));

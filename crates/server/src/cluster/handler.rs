@@ -20,6 +20,9 @@ pub type AnswerJoin = Arc<dyn Fn(PeerHello, Bytes) -> BoxFuture<'static, Bytes> 
 /// Says whether a node may connect, and if not, why.
 pub type Admit = Arc<dyn Fn(&PeerHello) -> Result<(), String> + Send + Sync>;
 
+/// Told who has connected.
+pub type Seated = Arc<dyn Fn(&PeerHello) + Send + Sync>;
+
 /// What a node's peers reach. Kinds without an answer get an empty one.
 #[derive(Clone)]
 pub struct ClusterHandler {
@@ -33,12 +36,15 @@ pub struct ClusterHandler {
     pub joined: Option<AnswerJoin>,
     /// Who may connect; without it, everybody who knows the secret.
     pub admit: Option<Admit>,
+    /// Who wants to know who has connected.
+    pub seated: Option<Seated>,
 }
 
 impl ClusterHandler {
     /// One that serves the shards and nothing else yet.
     pub fn new(shards: Shards) -> ClusterHandler {
-        ClusterHandler { shards, cluster: None, snapshot: None, joined: None, admit: None }
+        let (cluster, snapshot, joined) = (None, None, None);
+        ClusterHandler { shards, cluster, snapshot, joined, admit: None, seated: None }
     }
 }
 
@@ -91,6 +97,12 @@ impl PeerHandler for ClusterHandler {
 
     fn admit(&self, hello: &PeerHello) -> Result<(), String> {
         self.admit.as_ref().map_or(Ok(()), |admit| admit(hello))
+    }
+
+    fn seated(&self, hello: &PeerHello) {
+        if let Some(seated) = &self.seated {
+            seated(hello);
+        }
     }
 
     fn peer_up(&self, node: NodeId) {

@@ -141,8 +141,9 @@ impl Cluster {
                     return Ok(JoinAnswer::Welcome(self.welcome(id)));
                 }
                 // Somebody else got the number, or this node did, by another way: look again.
-                Err(Error::Refused(_)) if check(&self.routes().control(), &candidate).is_ok() => {}
-                Err(Error::Refused(words)) => return refused(words),
+                Err(Error::Refused(_) | Error::Invalid(_))
+                    if check(&self.routes().control(), &candidate).is_ok() => {}
+                Err(Error::Refused(words) | Error::Invalid(words)) => return refused(words),
                 Err(error) => return Err(error),
             }
         }
@@ -227,7 +228,8 @@ fn check(control: &Control, candidate: &Candidate) -> Result<(), String> {
             candidate.address
         ));
     }
-    if control.nodes().len() >= PEERS_MAX {
+    let is_known = control.nodes().values().any(|node| node.instance == candidate.instance);
+    if control.nodes().len() >= PEERS_MAX && !is_known {
         return Err(format!("the cluster has {PEERS_MAX} nodes, which is the limit"));
     }
     Ok(())
@@ -246,3 +248,87 @@ wire_enum!(JoinAnswer {
 });
 wire_struct!(Candidate { format, instance, address, serves, zone, rules_max, shards });
 wire_struct!(Welcome { cluster, incarnation, shards, node, peers });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use taskyard_replica::StateMachine;
+
+    #[test]
+    fn a_node_that_does_not_fit_is_told_why() {
+        let mut control = Control::default();
+        let node = Node { instance: 1, address: "a:1".into(), rules_max: 9, ..Node::default() };
+        for command in [
+            ControlCommand::Found { cluster: 1, incarnation: 1, shards: 32, rules: 3 },
+            ControlCommand::AddNode { id: 1, node },
+        ] {
+            control.apply(1, &command.encode()).unwrap();
+        }
+        let fits = Candidate {
+            format: FORMAT_VERSION,
+            instance: 2,
+            address: "b:1".into(),
+            rules_max: 3,
+            ..Candidate::default()
+        };
+        type Change = fn(&mut Candidate);
+        let with = |change: Change| {
+            let mut candidate = fits.clone();
+            change(&mut candidate);
+            check(&control, &candidate)
+        };
+        assert_eq!(with(|_| ()), Ok(()));
+        assert_eq!(with(|node| node.rules_max = 4), Ok(()), "a newer one");
+        assert_eq!(with(|node| node.shards = Some(32)), Ok(()));
+        assert_eq!(with(|node| (node.instance, node.address) = (1, "a:1".into())), Ok(()), "again");
+        let changes: [(Change, &str); 8] = [
+            (
+                |node| node.format -= 1,
+                "this node writes data of format 4, the cluster of format 5;",
+            ),
+            (
+                |node| node.format += 1,
+                "this node writes data of format 6, the cluster of format 5;",
+            ),
+            (
+                |node| node.rules_max = 2,
+                "this node knows rules up to 2, the cluster runs on 3; upgrade",
+            ),
+            (
+                |node| node.shards = Some(16),
+                "this cluster has 32 shards, not 16: the number is fixed;",
+            ),
+            (|node| node.shards = Some(0), "this cluster has 32 shards, not 0"),
+            (|node| node.address.clear(), "a node that joins must say where others reach it;"),
+            (|node| node.address = "a:1".into(), "node 1 is at a:1 already; remove it first with"),
+            (|node| node.instance = 0, "a node that joins must say which one it is"),
+        ];
+        for (change, words) in changes {
+            let refused = with(change).unwrap_err();
+            assert!(refused.starts_with(words), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_has_a_limit_of_nodes() {
+        let mut control = Control::default();
+        let found = ControlCommand::Found { cluster: 1, incarnation: 1, shards: 1, rules: 1 };
+        control.apply(1, &found.encode()).unwrap();
+        for id in 1..=PEERS_MAX as u64 {
+            let node = Node { instance: id.into(), rules_max: 1, ..Node::default() };
+            control.apply(1, &ControlCommand::AddNode { id, node }.encode()).unwrap();
+        }
+        let candidate = Candidate {
+            format: FORMAT_VERSION,
+            instance: u128::MAX,
+            address: "b:1".into(),
+            rules_max: 1,
+            ..Candidate::default()
+        };
+        let refused = check(&control, &candidate).unwrap_err();
+        assert!(refused.contains("nodes, which is the limit"), "{refused}");
+        // One that is in it already is not one more.
+        let again = Candidate { instance: 1, ..candidate };
+        assert_eq!(check(&control, &again), Ok(()));
+    }
+}

@@ -14,10 +14,10 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use taskyard_replica::{ControlCommand, Node, NodeId};
+use taskyard_replica::{ControlCommand, Node, NodeId, Start};
 use tokio::time::timeout;
 
 /// How long a leader is looked for, and waited for.
@@ -40,12 +40,15 @@ struct Inner {
     clock: Clock,
     /// Groups whose leader an operator has chosen, and when.
     chosen: Mutex<BTreeMap<u64, Instant>>,
+    /// The start of each node that has connected here. The control group may not know it yet.
+    started: Mutex<BTreeMap<NodeId, Start>>,
 }
 
 impl Cluster {
     pub(crate) fn new(shards: Shards, about: About, clock: Clock) -> Cluster {
         let sessions = Sessions::new(shards.clone(), clock.clone());
-        Cluster(Arc::new(Inner { shards, sessions, about, clock, chosen: Mutex::default() }))
+        let (chosen, started) = (Mutex::default(), Mutex::default());
+        Cluster(Arc::new(Inner { shards, sessions, about, clock, chosen, started }))
     }
 
     pub(crate) fn shards(&self) -> &Shards {
@@ -82,6 +85,7 @@ impl Cluster {
                  version of the others"
             ));
         }
+        self.check_start(node, hello.start)?;
         // A newer number than any that is known here is one that this node has not heard of yet.
         match control.was_removed(node) || control.has_given_up(node) {
             false => Ok(()),
@@ -90,6 +94,36 @@ impl Cluster {
                  data directory and --join"
             )),
         }
+    }
+
+    /// Whether a node's data is as new as what is known of it, here or in the control group.
+    fn check_start(&self, node: NodeId, start: Start) -> Result<(), String> {
+        let here = self.started().get(&node).copied();
+        let known = here.into_iter().chain(self.routes().control().started(node));
+        match known.into_iter().find(|known| !start.may_follow(*known)) {
+            Some(known) => Err(start.is_outdated(node, known)),
+            None => Ok(()),
+        }
+    }
+
+    /// Remembers which start of a node is connected: what it promises from here on, older data lacks.
+    pub(crate) fn note_start(&self, hello: &PeerHello) {
+        self.started().insert(hello.node, hello.start);
+    }
+
+    /// Why this node can't go on, if the control group knows newer data of it.
+    pub(super) fn outdated(&self) -> Option<String> {
+        let (start, known) = (self.start(), self.routes().control().started(self.me())?);
+        (!start.may_follow(known)).then(|| start.is_outdated(self.me(), known))
+    }
+
+    /// Which start of this node this is.
+    pub(super) fn start(&self) -> Start {
+        self.shards().starts().start()
+    }
+
+    fn started(&self) -> MutexGuard<'_, BTreeMap<NodeId, Start>> {
+        self.0.started.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Answers a call about the cluster: what comes after its first byte.
@@ -146,7 +180,10 @@ impl Cluster {
         self.check_leads()?;
         match call {
             ClusterCall::Join(candidate) => self.take_in(candidate).await.map(ClusterReply::Joined),
-            ClusterCall::Announce { node, about } => Ok(self.note(node, about).await.into()),
+            ClusterCall::Announce { node, about, starts, boot } => {
+                let start = Start { count: starts, boot };
+                Ok(self.note(node, about, start).await.into())
+            }
             ClusterCall::Operate(operation) => Ok(self.carry_out(operation).await.into()),
             ClusterCall::Report
             | ClusterCall::Change { .. }
@@ -176,13 +213,17 @@ impl Cluster {
     }
 
     /// Writes down what a node says about itself, if that is new.
-    async fn note(&self, node: NodeId, about: About) -> Result<(), Error> {
+    async fn note(&self, node: NodeId, about: About, start: Start) -> Result<(), Error> {
         let control = self.routes().control();
-        if control.nodes().get(&node).is_some_and(|known| about.is(known)) {
-            return Ok(());
-        }
-        if !control.nodes().contains_key(&node) {
+        let Some(known) = control.nodes().get(&node) else {
             return Err(Error::NotFound(format!("there is no node {node} in this cluster")));
+        };
+        // First: data that is older is of no use, wherever it is.
+        if control.started(node) != Some(start) {
+            self.shards().control(ControlCommand::Start { id: node, start }).await?;
+        }
+        if about.is(known) {
+            return Ok(());
         }
         let About { address, serves, zone, rules_max } = about;
         tracing::info!(node, address, serves, zone, rules_max, "a node tells where it is");
@@ -268,7 +309,7 @@ impl Cluster {
         chosen.keys().copied().collect()
     }
 
-    fn chosen(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Instant>> {
+    fn chosen(&self) -> MutexGuard<'_, BTreeMap<u64, Instant>> {
         self.0.chosen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -22,7 +22,12 @@ impl Cluster {
     /// The leader's side of it.
     pub(super) async fn carry_out(&self, operation: Operation) -> Result<(), Error> {
         let command = match operation {
-            Operation::Drain { node, drains } => ControlCommand::Drain { id: node, drains },
+            Operation::Drain { node, drains } => {
+                if drains {
+                    check_room(&self.look().await, node)?;
+                }
+                ControlCommand::Drain { id: node, drains }
+            }
             Operation::Remove { node, force: false } => ControlCommand::RemoveNode { id: node },
             Operation::Remove { node, force: true } => {
                 self.check_lost(node).await?;
@@ -81,10 +86,10 @@ impl Cluster {
         let voter = sight.control.replica_on(group, node).filter(|id| status.voters.contains(id));
         let Some(to) = voter else {
             let voters = status.voters.iter().filter_map(|id| sight.control.node_of(group, *id));
-            let voters: Vec<String> = voters.map(|node| node.to_string()).collect();
+            let voters: Vec<NodeId> = voters.collect();
             return Err(Error::Refused(format!(
                 "node {node} has no vote in shard {shard}, so it can't lead it; choose one of nodes {}",
-                voters.join(", ")
+                listed(&voters)
             )));
         };
         let Some(report) = sight.reports.get(&node).filter(|report| !report.leaving) else {
@@ -114,6 +119,48 @@ impl Cluster {
             done => done,
         }
     }
+}
+
+/// Whether what a node holds could move to others. How many they are, the control group knows too; who of
+/// them is there, it does not.
+fn check_room(sight: &Sight, node: NodeId) -> Result<(), Error> {
+    let control = &sight.control;
+    let others: Vec<NodeId> = control.in_use().filter(|other| *other != node).collect();
+    let replicas = control.voters_wanted();
+    // One that is drained already, or that never could be, is left to the control group.
+    if control.drains(node) || others.len() < replicas {
+        return Ok(());
+    }
+    let (away, there): (Vec<NodeId>, Vec<NodeId>) =
+        others.into_iter().partition(|other| sight.is_away(*other));
+    if there.len() >= replicas {
+        return Ok(());
+    }
+    let down = listed(&away);
+    let (down, next) = match &away[..] {
+        [one] => (
+            format!("node {down} is down"),
+            format!(
+                "start node {one} again, give it up with `taskyard cluster remove {one} --force`"
+            ),
+        ),
+        _ => (format!("nodes {down} are down"), format!("start nodes {down} again")),
+    };
+    let left = match there.len() {
+        0 => "no node is left that".to_owned(),
+        1 => "1 node is left that".to_owned(),
+        many => format!("{many} nodes are left that"),
+    };
+    let noun = if replicas == 1 { "replica" } else { "replicas" };
+    Err(Error::Refused(format!(
+        "node {node} can't be drained: {down}, so {left} could take what it holds, and each shard has \
+         {replicas} {noun}; {next}, or add a node first"
+    )))
+}
+
+fn listed(nodes: &[NodeId]) -> String {
+    let nodes: Vec<String> = nodes.iter().map(NodeId::to_string).collect();
+    nodes.join(", ")
 }
 
 fn check_known(sight: &Sight, node: NodeId) -> Result<(), Error> {

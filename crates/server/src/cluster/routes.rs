@@ -24,6 +24,8 @@ pub(crate) struct Routes {
     leaders: Box<[AtomicU64]>,
     /// By group: since when its leader is whom it is, or none.
     changed_at: Mutex<BTreeMap<u64, Instant>>,
+    /// How often a leader has come.
+    came: AtomicU64,
     /// This node stops, and is to lead nothing any more.
     leaving: AtomicBool,
     /// This node's disk is short of room, and others should lead.
@@ -43,6 +45,7 @@ impl Routes {
             me,
             leaders: (0..=shards).map(|_| AtomicU64::new(0)).collect(),
             changed_at: Mutex::default(),
+            came: AtomicU64::new(0),
             leaving: AtomicBool::new(false),
             disk_low: AtomicBool::new(false),
             control: RwLock::default(),
@@ -79,8 +82,14 @@ impl Routes {
         let node = node.unwrap_or(0);
         if slot.is_some_and(|slot| slot.swap(node, Ordering::AcqRel) != node) {
             self.changes_of_leaders().insert(group, real_now());
+            self.came.fetch_add(u64::from(node != 0), Ordering::Relaxed);
             self.tell();
         }
+    }
+
+    /// How often a group has got a leader, of all groups, since this node started.
+    pub(crate) fn leader_changes(&self) -> u64 {
+        self.came.load(Ordering::Relaxed)
     }
 
     /// Since when the leader of a group is whom it is, or none; `None` if none was ever known.
@@ -148,6 +157,11 @@ impl Routes {
 
     /// A peer is heard again, or no longer: who waits for a leader looks again.
     pub(crate) fn note_hearing(&self) {
+        self.tell();
+    }
+
+    /// The start of this node counts on: who tells it to others looks again.
+    pub(crate) fn note_start(&self) {
         self.tell();
     }
 

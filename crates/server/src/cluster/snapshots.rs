@@ -3,17 +3,22 @@
 //! Raft's message names a checkpoint and who has it; the node that gets it fetches the parts with calls of
 //! its own. What it fetches from is a view of the store that is kept here while somebody uses it. Invariant:
 //! a position means the same in every view of one checkpoint, so that a transfer outlives its view: the
-//! checkpoint is registered again with raft's next message, and the transfer goes on.
+//! checkpoint is registered again with raft's next message, and the transfer goes on. A replica that asks
+//! again, as after a crash, is offered the checkpoint that it was getting, for as long as the log follows
+//! it: newer ones come all the time, and it would never get to the end of one.
 
 use super::{call_kind, kept::KeptCopies};
 use crate::{
-    checkpoint::{Part, Position, Store, View},
+    checkpoint::{Cut, Part, Position, Store, View},
     clock,
 };
 use bytes::Bytes;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 use taskyard_machine::{
@@ -97,9 +102,21 @@ impl PartReply {
 
 struct Offered {
     view: Arc<View>,
+    cut: Cut,
     used_at: Instant,
     /// The replicas that raft sent it to.
     to: BTreeSet<u64>,
+}
+
+impl Offered {
+    /// What raft sends a replica of it.
+    fn offer(&mut self, me: NodeId, shard: ShardId, to: u64, now: Instant) -> SnapshotState {
+        self.used_at = now;
+        self.to.insert(to);
+        let Cut { index, term, conf_state } = self.cut.clone();
+        let data = SnapshotOffer { source: me, shard, index }.encode();
+        SnapshotState { index, term, conf_state, data }
+    }
 }
 
 struct State {
@@ -113,6 +130,12 @@ struct State {
 }
 
 impl State {
+    /// The newest that a replica was offered before, unless the log begins after it by now.
+    fn begun(&mut self, shard: ShardId, index_min: u64, to: u64) -> Option<&mut Offered> {
+        let offered = self.offered.range_mut((shard, index_min)..=(shard, u64::MAX));
+        offered.rev().map(|(_, offered)| offered).find(|offered| offered.to.contains(&to))
+    }
+
     fn close_unused(&mut self, now: Instant) {
         self.offered.retain(|(shard, _), offered| {
             let is_used = now.saturating_duration_since(offered.used_at) < UNUSED_FOR_MAX;
@@ -131,6 +154,8 @@ pub(crate) struct Snapshots {
     state: Mutex<State>,
     /// Of all shards, for backups.
     pub(super) kept: KeptCopies,
+    /// Of all parts that others have fetched.
+    bytes_sent: AtomicU64,
 }
 
 impl Snapshots {
@@ -141,7 +166,17 @@ impl Snapshots {
             wanted: BTreeSet::new(),
             unused: Vec::new(),
         };
-        Arc::new(Snapshots { me, state: Mutex::new(state), kept: KeptCopies::new() })
+        Arc::new(Snapshots {
+            me,
+            state: Mutex::new(state),
+            kept: KeptCopies::new(),
+            bytes_sent: AtomicU64::new(0),
+        })
+    }
+
+    /// How many bytes of snapshots others have fetched.
+    pub(crate) fn bytes_sent(&self) -> u64 {
+        self.bytes_sent.load(Ordering::Relaxed)
     }
 
     /// Lets go of the store: the node ends.
@@ -189,7 +224,10 @@ impl Snapshots {
         let Some(view) = self.used(*shard, *index) else { return PartReply::Gone };
         let Some(from) = from else { return PartReply::Kept };
         match view.part(*shard, from, PART_BYTES) {
-            Ok(part) => PartReply::Part(part),
+            Ok(part) => {
+                self.bytes_sent.fetch_add(part.records.len() as u64, Ordering::Relaxed);
+                PartReply::Part(part)
+            }
             Err(error) => PartReply::Failed(error.to_string()),
         }
     }
@@ -213,6 +251,9 @@ impl Snapshots {
         let now = clock::real_now();
         let mut state = self.lock();
         state.close_unused(now);
+        if let Some(begun) = state.begun(shard, index_min, to) {
+            return Some(begun.offer(self.me, shard, to, now));
+        }
         let Some(cut) = fitting else {
             state.wanted.insert(shard);
             return None;
@@ -225,12 +266,8 @@ impl Snapshots {
         let view = Arc::new(view);
         let offered = state.offered.entry(key);
         let offered =
-            offered.or_insert_with(|| Offered { view, used_at: now, to: BTreeSet::new() });
-        offered.used_at = now;
-        offered.to.insert(to);
-        let offer = SnapshotOffer { source: self.me, shard, index: cut.index };
-        let (index, term, conf_state) = (cut.index, cut.term, cut.conf_state);
-        Some(SnapshotState { index, term, conf_state, data: offer.encode() })
+            offered.or_insert_with(|| Offered { view, cut, used_at: now, to: BTreeSet::new() });
+        Some(offered.offer(self.me, shard, to, now))
     }
 }
 
@@ -253,7 +290,32 @@ impl SnapshotSource for ShardSnapshots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::Cut;
+
+    /// Checkpoints are made every minute at least, and a large snapshot takes longer.
+    #[test]
+    fn a_replica_that_asks_again_is_offered_what_it_was_getting() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let snapshots = Snapshots::new(9, &store);
+        let shard = ShardId(2);
+        let source = snapshots.source(shard);
+        let write = |index| {
+            let conf_state = ConfState { voters: vec![1, 2], ..ConfState::default() };
+            store.write(shard, &Cut { index, term: 2, conf_state }, Vec::new()).unwrap();
+        };
+        let offered = |index_min, to| source.snapshot(index_min, to).map(|state| state.index);
+        write(40);
+        assert_eq!(offered(10, 1), Some(40));
+        write(50);
+        assert_eq!(offered(10, 1), Some(40), "it may have come far with it");
+        assert_eq!(offered(40, 1), Some(40));
+        assert_eq!(offered(10, 2), Some(50), "another one begins with the newest");
+        assert_eq!(offered(41, 1), Some(50), "the log has left the other behind");
+        assert_eq!(offered(10, 1), Some(50), "so that it has begun this one");
+        write(60);
+        snapshots.take_unused(clock::real_now() + UNUSED_FOR_MAX);
+        assert_eq!(offered(10, 1), Some(60));
+    }
 
     #[test]
     fn a_checkpoint_that_does_not_help_is_asked_for_anew_and_a_view_ends_when_unused() {

@@ -36,21 +36,22 @@ impl Joining {
         let unusable = |error: io::Error| unusable(path, &error);
         let file = path.join(JOINING_FILE);
         let instance = match fs::read_to_string(&file) {
-            Ok(text) => parse(&text).ok_or_else(|| {
+            // One without a word in it was made by a node that ended before it could ask.
+            Ok(text) if !text.trim_matches('\0').is_empty() => parse(&text).ok_or_else(|| {
                 StartError(format!(
                     "{} is damaged; remove it, and the node that it stands for from the cluster, if \
                      `taskyard cluster status` shows one that never came up",
                     file.display()
                 ))
             })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(unusable(error)),
+            Ok(_) | Err(_) => {
                 // 0 says nothing about a node.
                 let instance = random_u128().max(1);
                 let text = format!("# A node that asks to join. Don't edit.\ninstance = {instance:032x}\n");
                 write_synced(&file, &text).and_then(|()| sync_dir(path)).map_err(unusable)?;
                 instance
             }
-            Err(error) => return Err(unusable(error)),
         };
         Ok(Ok(Joining { path: path.to_path_buf(), instance, lock }))
     }
@@ -112,6 +113,19 @@ mod tests {
 
     fn begin(path: &Path) -> Joining {
         Joining::begin(path).unwrap().unwrap()
+    }
+
+    /// It was killed before it had written anything, and so before it asked.
+    #[test]
+    fn a_number_that_was_never_written_is_drawn_again() {
+        let dir = tempfile::tempdir().unwrap();
+        for empty in ["", "\0\0\0\0"] {
+            fs::write(dir.path().join(JOINING_FILE), empty).unwrap();
+            let instance = begin(dir.path()).instance();
+            assert_eq!(begin(dir.path()).instance(), instance);
+        }
+        fs::write(dir.path().join(JOINING_FILE), "instance = no").unwrap();
+        assert!(Joining::begin(dir.path()).unwrap_err().0.contains("is damaged"));
     }
 
     #[test]

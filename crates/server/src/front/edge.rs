@@ -28,6 +28,12 @@ pub(super) fn shard_id(text: &str) -> Result<ShardId, Error> {
     text.parse().map(ShardId).map_err(|_| Error::Invalid(words()))
 }
 
+/// How many replicas a shard is to have: so many that one or two may fail, and no more than that takes.
+pub(super) fn replication(value: u32) -> Result<u8, Error> {
+    let known = u8::try_from(value).ok().filter(|factor| [1, 3, 5].contains(factor));
+    known.ok_or_else(|| Error::Invalid(format!("a shard has 1, 3 or 5 replicas, not {value}")))
+}
+
 pub(super) fn priority(value: u64) -> Result<u8, Error> {
     let highest = limits::PRIORITY_MAX;
     u8::try_from(value).ok().filter(|priority| *priority <= highest).ok_or_else(|| {

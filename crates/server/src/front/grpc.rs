@@ -574,7 +574,7 @@ impl Taskyard for Grpc {
         &self,
         request: Request<v1::SetReplicationRequest>,
     ) -> Result<Response<v1::OperateReply>, Status> {
-        let factor = u8::try_from(request.get_ref().factor).unwrap_or(u8::MAX);
+        let factor = edge::replication(request.get_ref().factor)?;
         self.operate(Operation::SetReplication { factor }).await
     }
 

@@ -64,11 +64,6 @@ impl From<Error> for Problem {
                 title: "the flow's state does not allow this",
                 ..problem
             },
-            Error::Refused(_) => Problem {
-                status: StatusCode::CONFLICT.as_u16(),
-                title: "the cluster's state does not allow this",
-                ..problem
-            },
             _ => problem,
         }
     }
@@ -98,7 +93,7 @@ fn status(code: &str) -> StatusCode {
     match code {
         "invalid_argument" => StatusCode::BAD_REQUEST,
         "not_found" => StatusCode::NOT_FOUND,
-        "claim_lost" | "already_finished" | "not_unique" => StatusCode::CONFLICT,
+        "claim_lost" | "already_finished" | "not_unique" | "conflict" => StatusCode::CONFLICT,
         "payload_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
         "queue_full" | "limit_exceeded" => StatusCode::TOO_MANY_REQUESTS,
         "disk_full" => StatusCode::INSUFFICIENT_STORAGE,
@@ -114,6 +109,7 @@ fn title(code: &str) -> &'static str {
         "claim_lost" => "the claim is lost",
         "already_finished" => "the task has ended",
         "not_unique" => "another task holds the unique key",
+        "conflict" => "the cluster's state does not allow this",
         "payload_too_large" => "the payload is too large",
         "queue_full" => "the queue is full",
         "limit_exceeded" => "a limit is reached",

@@ -71,7 +71,9 @@ impl From<HandshakeError> for Turned {
     fn from(error: HandshakeError) -> Turned {
         match error {
             HandshakeError::RefusedByUs(refusal) => Turned::Refused(refusal),
-            HandshakeError::RefusedByPeer(refusal) => Turned::Left(refusal),
+            HandshakeError::RefusedByPeer(refusal) | HandshakeError::Unproved(refusal) => {
+                Turned::Left(refusal)
+            }
         }
     }
 }
@@ -122,7 +124,7 @@ impl Accepted {
     fn seat(&self, connection: u64, peer: &PeerHello, end: &Arc<Notify>) -> Result<(), Refusal> {
         let mut peers = self.peers();
         match peers.get(&peer.node) {
-            Some(seated) if seated.boot != peer.boot => {
+            Some(seated) if seated.boot != peer.start.boot => {
                 let words = format!(
                     "node {} is connected from another live process; two nodes claim one number: stop \
                      one, and never start a node from a copy of another's data",
@@ -137,7 +139,7 @@ impl Accepted {
             }
             None => {}
         }
-        peers.insert(peer.node, Place { connection, boot: peer.boot, end: end.clone() });
+        peers.insert(peer.node, Place { connection, boot: peer.start.boot, end: end.clone() });
         Ok(())
     }
 }
@@ -250,6 +252,7 @@ impl Listed {
             }
             core.accepted.seat(self.connection, &peer, end).map_err(Turned::Refused)?;
             self.node = Some(peer.node);
+            core.handler.seated(&peer);
         }
         write_frame(writer, &welcome()).await?;
         Ok(peer)

@@ -9,10 +9,10 @@ use super::{
     calls::Dialled,
     connection::{Ended, FrameReader, write_frame},
     frame::{Kind, PREFACE},
-    handshake::{Dialing, HandshakeError, Identity, Nonce, PeerHello, Refusal},
+    handshake::{Dialing, HandshakeError, Identity, Nonce, PeerHello, Refusal, RefusalCode},
     hearing::Look,
 };
-use crate::{clock::real_now, random::random_u64};
+use crate::{clock::real_now, pauses::Pauses, random::random_u64};
 use bytes::Bytes;
 use std::{
     io,
@@ -53,9 +53,20 @@ impl DialError {
     /// What either side has against the other, in words.
     pub(super) fn refusal(&self) -> Option<&Refusal> {
         match self {
-            DialError::Refused(HandshakeError::RefusedByPeer(refusal))
-            | DialError::Refused(HandshakeError::RefusedByUs(refusal)) => Some(refusal),
+            DialError::Refused(
+                HandshakeError::RefusedByPeer(refusal)
+                | HandshakeError::Unproved(refusal)
+                | HandshakeError::RefusedByUs(refusal),
+            ) => Some(refusal),
             DialError::Unreachable(_) | DialError::NoHandshake(_) | DialError::TooSlow(_) => None,
+        }
+    }
+
+    /// What a peer that has proved itself has against this node.
+    fn verdict(&self) -> Option<&Refusal> {
+        match self {
+            DialError::Refused(HandshakeError::RefusedByPeer(refusal)) => Some(refusal),
+            _ => None,
         }
     }
 }
@@ -122,8 +133,8 @@ pub(super) struct Link {
     open: Mutex<Option<Arc<Dialled>>>,
     raft_dropped: AtomicU64,
     pub(super) last_error: watch::Sender<Option<String>>,
-    /// What either side had against the last attempt.
-    refusal: Mutex<Option<Refusal>>,
+    /// What the peer itself had against the last attempt.
+    verdict: Mutex<Option<Refusal>>,
 }
 
 impl Link {
@@ -134,7 +145,7 @@ impl Link {
             open: Mutex::default(),
             raft_dropped: AtomicU64::new(0),
             last_error: watch::Sender::new(None),
-            refusal: Mutex::default(),
+            verdict: Mutex::default(),
         }
     }
 
@@ -157,7 +168,8 @@ impl Link {
     /// Keeps the peer connected while it has an address, for ever.
     pub(super) async fn keep(self: Arc<Link>, core: Arc<Core>) {
         let mut address = self.address.subscribe();
-        let mut pauses = Pauses::up_to(core.tuning.patience.redial_max);
+        let fresh = || Pauses::between(PAUSE_MIN, core.tuning.patience.redial_max);
+        let mut pauses = fresh();
         loop {
             let target = address.borrow_and_update().clone();
             let Some(target) = target else {
@@ -168,14 +180,14 @@ impl Link {
             tokio::select! {
                 held = self.connect(&core, &target) => pauses.after(held),
                 _moved = address.changed() => {
-                    pauses = Pauses::up_to(core.tuning.patience.redial_max);
+                    pauses = fresh();
                     continue;
                 }
             }
             tokio::select! {
-                () = sleep(pauses.next(random_u64())) => {}
+                () = sleep(pauses.next()) => {}
                 _moved = address.changed() => {
-                    pauses = Pauses::up_to(core.tuning.patience.redial_max);
+                    pauses = fresh();
                 }
             }
         }
@@ -207,22 +219,31 @@ impl Link {
     /// Opens a connection and runs it to its end. Says how long it held.
     async fn connect(&self, core: &Arc<Core>, address: &str) -> Duration {
         let dialled = dial(address, &core.me, Some(self.node), core.tuning.patience.handshake);
-        let (mut reader, writer, peer) = match dialled.await {
+        // Who may not connect here is not sent anything either: what it does not know would break it.
+        let dialled = dialled.await.and_then(|opened| match core.handler.admit(&opened.2) {
+            Ok(()) => Ok(opened),
+            Err(words) => {
+                let refusal = Refusal::new(RefusalCode::NotAMember, words);
+                Err(HandshakeError::RefusedByUs(refusal).into())
+            }
+        });
+        core.listen_for(self.node).tried();
+        let (mut reader, writer, peer) = match dialled {
             Ok(opened) => opened,
             Err(error) => {
-                match error.refusal() {
-                    Some(refusal) => {
+                match &error {
+                    DialError::Refused(refused) => {
                         let whom = format_args!("node {} at {address}", self.node);
-                        core.warnings.warn("peer that can't be dialled", whom, refusal);
+                        core.warnings.warn("peer that can't be dialled", whom, refused);
                     }
-                    None => tracing::debug!(node = self.node, address, %error, "no connection"),
+                    error => tracing::debug!(node = self.node, address, %error, "no connection"),
                 }
-                *self.refusal() = error.refusal().cloned();
+                *self.verdict() = error.verdict().cloned();
                 self.failed(error.to_string());
                 return Duration::ZERO;
             }
         };
-        *self.refusal() = None;
+        *self.verdict() = None;
         reader.tell(core.heard(self.node));
         let dialled = Arc::new(Dialled::new(peer, core.clock.clone(), core.tuning.calls_max));
         let opened_at = real_now();
@@ -258,8 +279,8 @@ impl Link {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn refusal(&self) -> MutexGuard<'_, Option<Refusal>> {
-        self.refusal.lock().unwrap_or_else(PoisonError::into_inner)
+    fn verdict(&self) -> MutexGuard<'_, Option<Refusal>> {
+        self.verdict.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `connects_here` says whether the peer has dialled this node.
@@ -281,36 +302,8 @@ impl Link {
             calls_under_way: open.map(Dialled::calls_under_way).unwrap_or_default(),
             raft_dropped: self.raft_dropped.load(Ordering::Relaxed),
             last_error: self.last_error.borrow().clone(),
-            refusal: self.refusal().clone(),
+            verdict: self.verdict().clone(),
         }
-    }
-}
-
-/// The pauses between attempts: each twice as long as the one before, up to a bound.
-#[derive(Debug)]
-struct Pauses {
-    next: Duration,
-    max: Duration,
-}
-
-impl Pauses {
-    fn up_to(max: Duration) -> Pauses {
-        Pauses { next: PAUSE_MIN, max }
-    }
-
-    /// A connection held for so long. One that breaks at once is no success: it would come again and
-    /// again, and fill the log.
-    fn after(&mut self, held: Duration) {
-        if held >= self.max {
-            self.next = PAUSE_MIN;
-        }
-    }
-
-    /// Three to four quarters of the pause: nodes that lost the same peer do not come back as one.
-    fn next(&mut self, random: u64) -> Duration {
-        let pause = self.next;
-        self.next = (pause * 2).min(self.max);
-        pause - pause / 4 * (random % 1_000) as u32 / 1_000
     }
 }
 
@@ -412,32 +405,5 @@ pub(super) async fn ask_to_join(
         Ok(Ok(frame)) => Err(no_answer(format!("a {:?} frame instead", frame.kind))),
         Ok(Err(ended)) => Err(no_answer(ended.to_string())),
         Err(_elapsed) => Err(no_answer("its time is over".to_string())),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MAX: Duration = Duration::from_secs(2);
-
-    #[test]
-    fn pauses_double_up_to_their_bound_and_begin_again_after_a_connection_that_held() {
-        let mut pauses = Pauses::up_to(MAX);
-        for pause_ms in [50, 100, 200, 400, 800, 1_600, 2_000, 2_000] {
-            pauses.after(Duration::from_millis(1_999));
-            assert_eq!(pauses.next(0), Duration::from_millis(pause_ms));
-        }
-        pauses.after(MAX);
-        assert_eq!(pauses.next(0), PAUSE_MIN);
-    }
-
-    #[test]
-    fn pauses_differ_by_up_to_a_quarter() {
-        for (random, pause_ms) in [(0, 2_000), (500, 1_750), (999, 1_500), (u64::MAX, 1_692)] {
-            let mut pauses = Pauses { next: MAX, max: MAX };
-            let pause = pauses.next(random);
-            assert!(pause.as_millis().abs_diff(pause_ms) <= 1, "{random}: {pause:?}");
-        }
     }
 }

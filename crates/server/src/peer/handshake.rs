@@ -13,7 +13,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::fmt;
-use taskyard_replica::NodeId;
+use taskyard_replica::{NodeId, Start};
 
 /// The versions of the protocol that this build speaks.
 const VERSIONS: (u16, u16) = (1, 1);
@@ -31,8 +31,9 @@ pub struct PeerHello {
     pub cluster: u128,
     /// Its number in the cluster; 0 if it has none yet.
     pub node: NodeId,
-    /// Drawn when its process started: tells a node that came back from two that claim one number.
-    pub boot: u128,
+    /// Which start of its data it is. What its process drew then tells a node that came back from two that
+    /// claim one number; the count tells older data from newer.
+    pub start: Start,
     /// What it runs, for people.
     pub build: String,
     /// The newest rules of the machine that it knows.
@@ -132,9 +133,12 @@ pub(super) type Nonce = [u8; NONCE_BYTES];
 /// How a handshake ended without a connection, seen from the dialer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HandshakeError {
-    /// The other side said no.
+    /// The other side said no, after it has proved the secret and its place in the cluster.
     #[error("refused by the other side: {0}")]
     RefusedByPeer(Refusal),
+    /// Whoever is there said no, and has proved nothing: for people to read, and nothing to act upon.
+    #[error("refused by the other side, which has proved nothing: {0}")]
+    Unproved(Refusal),
     /// This side says no, and tells the other.
     #[error("{0}")]
     RefusedByUs(Refusal),
@@ -206,7 +210,10 @@ pub(super) struct Proved {
 impl Proved {
     /// The connection is open, to the node that comes out.
     pub(super) fn welcomed(self, frame: &Frame) -> Result<PeerHello, HandshakeError> {
-        expect(Kind::Welcome, frame)?;
+        expect(Kind::Welcome, frame).map_err(|error| match error {
+            HandshakeError::Unproved(refusal) => HandshakeError::RefusedByPeer(refusal),
+            error => error,
+        })?;
         Ok(self.peer)
     }
 }
@@ -285,7 +292,7 @@ impl PeerHello {
             return Err(Refusal::new(RefusalCode::Malformed, words));
         }
         if peer.node == self.node {
-            let words = match peer.boot == self.boot {
+            let words = match peer.start.boot == self.start.boot {
                 true => format!("this is node {} itself", self.node),
                 false => format!(
                     "node {} is this live process already; two nodes claim one number: stop one, and \
@@ -314,10 +321,11 @@ fn mac(secret: &[u8], role: &[u8], hello: &[u8], challenge: &[u8]) -> Hmac<Sha25
     mac
 }
 
+/// Takes a frame of somebody who has proved nothing yet.
 fn expect(kind: Kind, frame: &Frame) -> Result<(), HandshakeError> {
     match frame.kind {
         found if found == kind => Ok(()),
-        Kind::Refused => Err(HandshakeError::RefusedByPeer(Refusal::read(&frame.body)?)),
+        Kind::Refused => Err(HandshakeError::Unproved(Refusal::read(&frame.body)?)),
         found => Err(out_of_turn(found, kind).into()),
     }
 }
@@ -348,10 +356,11 @@ fn wrong_secret() -> Refusal {
 fn put_hello(out: &mut BytesMut, hello: &PeerHello, nonce: &Nonce) {
     out.put_u128_le(hello.cluster);
     out.put_u64_le(hello.node);
-    out.put_u128_le(hello.boot);
+    out.put_u128_le(hello.start.boot);
     out.put_slice(nonce);
     put_text(out, &hello.build);
     out.put_u16_le(hello.rules);
+    out.put_u64_le(hello.start.count);
 }
 
 fn put_text(out: &mut BytesMut, text: &str) {
@@ -399,7 +408,8 @@ impl<'a> Reader<'a> {
         self.take(NONCE_BYTES)?;
         let build = self.text()?;
         let rules = self.u16()?;
-        Ok(PeerHello { cluster, node, boot, build, rules })
+        let count = self.take(8)?.get_u64_le();
+        Ok(PeerHello { cluster, node, start: Start { count, boot }, build, rules })
     }
 }
 
@@ -409,7 +419,8 @@ mod tests {
 
     fn identity(cluster: u128, node: NodeId, secret: &str) -> Identity {
         let build = "test".to_string();
-        let hello = PeerHello { cluster, node, boot: u128::from(node) + 100, build, rules: 3 };
+        let start = Start { count: 5, boot: u128::from(node) + 100 };
+        let hello = PeerHello { cluster, node, start, build, rules: 3 };
         Identity { hello, secret: secret.as_bytes().to_vec() }
     }
 
@@ -427,7 +438,9 @@ mod tests {
 
     fn code(refused: Result<impl fmt::Debug, HandshakeError>) -> RefusalCode {
         match refused.unwrap_err() {
-            HandshakeError::RefusedByPeer(refusal) | HandshakeError::RefusedByUs(refusal) => {
+            HandshakeError::RefusedByPeer(refusal)
+            | HandshakeError::Unproved(refusal)
+            | HandshakeError::RefusedByUs(refusal) => {
                 assert!(!refusal.words.is_empty());
                 refusal.code
             }
@@ -455,7 +468,7 @@ mod tests {
         let here = identity(9, 2, "s");
         let same_boot = Identity { hello: here.hello.clone(), secret: b"s".to_vec() };
         let mut other_boot = same_boot.clone();
-        other_boot.hello.boot += 1;
+        other_boot.hello.start.boot += 1;
         for (dialer, acceptor, expected) in [
             (identity(8, 1, "s"), here.clone(), RefusalCode::Cluster),
             (identity(9, 1, "other"), here.clone(), RefusalCode::Secret),
@@ -476,6 +489,23 @@ mod tests {
         let (dialing, hello) = Dialing::start(&one, Some(3), &[1; 32]);
         let (_, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
         assert_eq!(code(dialing.challenged(&challenge)), RefusalCode::WrongNode);
+    }
+
+    #[test]
+    fn a_refusal_is_a_peers_only_after_its_proof() {
+        let refusal = Refusal::new(RefusalCode::NotAMember, "node 1 was removed");
+        for secret in ["", "s"] {
+            let (one, two) = (identity(9, 1, secret), identity(9, 2, secret));
+            let (dialing, hello) = Dialing::start(&one, Some(2), &[1; 32]);
+            let early = dialing.challenged(&refusal.frame()).unwrap_err();
+            assert_eq!(early, HandshakeError::Unproved(refusal.clone()));
+
+            let (dialing, _) = Dialing::start(&one, Some(2), &[1; 32]);
+            let (_, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
+            let (proved, _) = dialing.challenged(&challenge).unwrap();
+            let refused = proved.welcomed(&refusal.frame()).unwrap_err();
+            assert_eq!(refused, HandshakeError::RefusedByPeer(refusal.clone()));
+        }
     }
 
     #[test]

@@ -2,10 +2,11 @@
 //!
 //! Silence is counted in looks, not in time: a process that stood still has not listened, and must not
 //! take its peers for silent. A peer that has been silent for a few looks is not counted on any more, long
-//! before its connection is given up. One that was just named counts as heard: a node that starts should
-//! not refuse what it would know in a moment.
+//! before its connection is given up. One that was just named counts as heard until the first attempt to
+//! reach it has ended, and the looks begin there: a node that starts should not refuse what it would know in
+//! a moment, and on a busy machine that moment may be long.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// After so many looks without a word a peer is silent. The first may come right after its last word.
 pub(super) const LOOKS_MAX: u32 = 4;
@@ -15,6 +16,8 @@ pub(super) const LOOKS_MAX: u32 = 4;
 pub(super) struct Hearing {
     /// Looks since its last word, up to [`LOOKS_MAX`].
     looks: AtomicU32,
+    /// An attempt to reach it has ended, well or not: from here on it is looked for.
+    was_tried: AtomicBool,
 }
 
 /// What a look has found.
@@ -32,7 +35,12 @@ pub(super) enum Look {
 
 impl Hearing {
     pub(super) fn new() -> Hearing {
-        Hearing { looks: AtomicU32::new(0) }
+        Hearing { looks: AtomicU32::new(0), was_tried: AtomicBool::new(false) }
+    }
+
+    /// An attempt to reach the peer has ended.
+    pub(super) fn tried(&self) {
+        self.was_tried.store(true, Ordering::Release);
     }
 
     /// The peer has sent something. Says whether it was silent before.
@@ -46,8 +54,11 @@ impl Hearing {
         self.looks.load(Ordering::Acquire) < LOOKS_MAX
     }
 
-    /// One more look.
+    /// One more look. Those before the first attempt to reach it count for nothing.
     pub(super) fn look(&self) -> Look {
+        if !self.was_tried.load(Ordering::Acquire) {
+            return Look::Heard;
+        }
         let next = |looks: u32| Some((looks + 1).min(LOOKS_MAX));
         let before = self.looks.fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
         match before.unwrap_or_else(|looks| looks) {
@@ -72,7 +83,11 @@ mod tests {
     #[test]
     fn a_peer_is_counted_on_until_a_few_looks_in_a_row_found_nothing() {
         let hearing = Hearing::new();
+        for _ in 0..=LOOKS_MAX {
+            assert_eq!(hearing.look(), Look::Heard);
+        }
         assert!(hearing.is_heard(), "it may be heard yet");
+        hearing.tried();
         assert!(!hearing.heard());
         for looks in [Look::Heard, Look::Waits, Look::Waits] {
             assert_eq!(hearing.look(), looks);

@@ -1,6 +1,7 @@
 //! Networks on loopback: what peers tell each other, and what becomes of it.
 
 mod hostile;
+mod layout;
 pub(crate) mod proxy;
 mod storm;
 
@@ -163,7 +164,7 @@ struct TestNode {
 
 fn config(node: NodeId) -> PeerConfig {
     let build = format!("test {node}");
-    PeerConfig { cluster: CLUSTER, node, secret: b"sesame".to_vec(), build, rules: 7 }
+    PeerConfig { cluster: CLUSTER, node, secret: b"sesame".to_vec(), build, rules: 7, start: None }
 }
 
 impl TestNode {
@@ -326,6 +327,23 @@ async fn a_peer_is_heard_on_either_connection() {
     assert_eq!(seen, [], "it was heard all the time");
 }
 
+/// A busy machine takes its time for a handshake.
+#[tokio::test]
+async fn a_peer_is_not_given_up_while_it_is_first_dialled() {
+    let (one, two) = (TestNode::start(1).await, TestNode::start(2).await);
+    let door = proxy::Proxy::to(two.address).await;
+    door.set(proxy::Line::Stalls);
+    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    one.dials(&[(2, door.address), (3, nobody)]);
+    let silent = |seen: &Seen| seen.heard.contains(&(3, false)).then_some(());
+    one.recorder.until("who is not there falls silent", silent).await;
+    assert!(one.network.is_heard(2), "it was not given a chance");
+    door.set(proxy::Line::Passes);
+    one.recorder.until_up(2).await;
+    let seen = one.recorder.seen.lock().unwrap().heard.clone();
+    assert_eq!(seen, [(3, false)]);
+}
+
 /// It dials as soon as it can, and may be named here a little later.
 #[tokio::test]
 async fn a_peer_that_has_dialled_before_it_was_named_is_heard_all_the_same() {
@@ -377,6 +395,8 @@ async fn a_peer_that_is_taken_out_is_hung_up_on_and_may_come_back() {
     two.recorder.until_down(1).await;
     until_error(&two, |error| error.contains("node 2 was removed from the cluster")).await;
     assert!(one.network.refused()["not a member"] > 0);
+    let verdict = two.network.status().remove(0).verdict.expect("it is node 1 that says so");
+    assert_eq!(verdict.code, RefusalCode::NotAMember);
 
     one.recorder.note(|seen| seen.removed.clear());
     one.connects_to(&two).await;

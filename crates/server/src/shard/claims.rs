@@ -116,7 +116,7 @@ impl Shards {
             ShardReply::Claimed(claimed) => Some(claimed),
             _ => None,
         };
-        self.forward_minding(network, node, &call, wait + ANSWER_MARGIN, take, late).await
+        self.forward_minding(network, node, &call, wait + ANSWER_MARGIN, take, Some(late)).await
     }
 
     /// Gives back what was claimed for somebody who went away. Not waited for: if it fails, the

@@ -135,6 +135,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
     let unreadable = |error| how_to_rebuild(error, config, format.node);
     let (store, log) = data.contents().map_err(unreadable)?;
     data.seal()?;
+    let starts = data.begin_start()?;
     let recovered = recover_all(format, &store, &log).map_err(unreadable)?;
     let inbox = Arc::new(Inbox::default());
     let report = {
@@ -165,6 +166,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
         network: Arc::clone(&network),
         snapshots: Arc::clone(&snapshots),
         gateway: OnceLock::new(),
+        starts,
     }));
     let parts = Parts {
         format,

@@ -36,23 +36,11 @@ impl Shards {
         wait: Duration,
         take: impl FnOnce(ShardReply) -> Option<Result<T, Error>>,
     ) -> Tried<Result<T, Error>> {
-        self.forward_with(network, node, call, wait, take, None).await
+        self.forward_minding(network, node, call, wait, take, None).await
     }
 
     /// The same; an answer that comes when nobody waits any more goes to `late`.
     pub(super) async fn forward_minding<T>(
-        &self,
-        network: &PeerNetwork,
-        node: NodeId,
-        call: &ShardCall,
-        wait: Duration,
-        take: impl FnOnce(ShardReply) -> Option<Result<T, Error>>,
-        late: LateReply,
-    ) -> Tried<Result<T, Error>> {
-        self.forward_with(network, node, call, wait, take, Some(late)).await
-    }
-
-    async fn forward_with<T>(
         &self,
         network: &PeerNetwork,
         node: NodeId,

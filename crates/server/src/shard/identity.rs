@@ -51,6 +51,8 @@ fn judge(command: &Command<'_>) -> Again {
         }
         // A part that came before is ignored; a batch that was committed is answered from memory.
         Command::StageBatch(_) | Command::CommitBatch(_) => Again::Same,
+        // What is gone is gone.
+        Command::Unstage(_) => Again::Same,
         Command::SubmitFlow(submit) => by(submit.batch_id.is_some()),
         Command::StageFlow(_) | Command::CommitFlow(_) => Again::Same,
         // By their names: one that the same node added before is the same task, while its flow is kept.
@@ -73,6 +75,8 @@ fn judge(command: &Command<'_>) -> Again {
         Command::EndSession(_) => Again::Same,
         // Numbered by the outbox that sends them, taken once and in order.
         Command::Deliver(_) | Command::Delivered(_) => Again::Same,
+        // What a replica has said before it says again.
+        Command::Attest(_) => Again::Same,
         // A claim has its session's number, and a way of its own: see `claims.rs`.
         Command::Claim(_) => Again::Twice,
         // What failed again in between would run once more.
@@ -87,7 +91,9 @@ fn judge(command: &Command<'_>) -> Again {
         | Command::TriggerSchedule(_)
         | Command::BackfillSchedule(_) => Again::Twice,
         // Leaders' own: never sent to another.
-        Command::FireSchedule(_) | Command::ExpireDue | Command::BeginTerm => Again::Twice,
+        Command::FireSchedule(_) | Command::ExpireDue | Command::BeginTerm | Command::Mark => {
+            Again::Twice
+        }
     }
 }
 

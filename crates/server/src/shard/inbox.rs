@@ -1,17 +1,22 @@
 //! Inbox: how everything reaches the shard loop's thread.
 //!
-//! Whoever pushes takes a lock for a moment; the loop takes all there is at once. While the loop syncs
-//! the log, the next batch gathers here: group commit without a timer.
+//! Whoever pushes takes a lock for a moment; the loop takes what one turn can write at once. While the loop
+//! syncs the log, the next batch gathers here: group commit without a timer.
+//!
+//! Invariant: what waits for a disk that does not get on is bounded, in number and in bytes: a call beyond is
+//! refused, and a Raft message is dropped, which Raft sends again. Raft messages come before calls, so that a
+//! node with much to do still hears who leads.
 
-use super::{ClaimRequest, HandedTask, ShardStatus, session_news::SessionNews};
+use super::{ClaimRequest, HandedTask, Hint, Look, ShardStatus, session_news::SessionNews};
 use crate::{
     Error,
     checkpoint::{Report, View},
     cluster::{Fetched, GroupStatus},
-    limits::INPUTS_MAX,
+    limits::{INPUT_BYTES_MAX, INPUTS_MAX, RAFT_INPUT_BYTES_MAX},
 };
 use bytes::Bytes;
 use std::{
+    collections::VecDeque,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -19,7 +24,10 @@ use taskyard_machine::{
     ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, ShardId, TaskId,
 };
 use taskyard_replica::{Change, ControlCommand, NodeId};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
+
+/// Raft messages up to this size, as heartbeats and votes, are dropped last: without them nobody would lead.
+const SMALL_MESSAGE_BYTES: usize = 1 << 10;
 
 /// The answer to one call.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, Error>>;
@@ -65,11 +73,16 @@ pub(crate) enum Input {
         shard: ShardId,
         waiter: Waiter,
     },
-    Hint {
-        shard: ShardId,
+    /// What shards have to claim now.
+    Probe {
+        looks: Vec<Look>,
+        answer: oneshot::Sender<Vec<Hint>>,
+    },
+    /// When they have: each shard says so once.
+    Hints {
         ticket: TicketId,
-        queues: Vec<String>,
-        answer: Answer<bool>,
+        looks: Vec<Look>,
+        answer: mpsc::UnboundedSender<Hint>,
     },
     Read {
         shard: ShardId,
@@ -84,9 +97,9 @@ pub(crate) enum Input {
         ticket: TicketId,
         answer: Answer<bool>,
     },
-    /// Nobody waits for this claim or hint any more.
+    /// Nobody waits for this claim, or these hints, any more.
     Unpark {
-        shard: ShardId,
+        shards: Vec<ShardId>,
         ticket: TicketId,
     },
     /// Nobody waits for this task any more.
@@ -196,6 +209,7 @@ impl Input {
             Input::ProposeAll { commands, .. } => {
                 commands.iter().map(|(_, command)| command.as_bytes().len()).sum()
             }
+            Input::Raft { message, .. } => message.len(),
             _ => 0,
         }
     }
@@ -209,7 +223,8 @@ impl Input {
             Input::Propose { .. }
                 | Input::ProposeAll { .. }
                 | Input::Claim { .. }
-                | Input::Hint { .. }
+                | Input::Probe { .. }
+                | Input::Hints { .. }
                 | Input::Read { .. }
                 | Input::Bodies { .. }
                 | Input::Watch { .. }
@@ -224,11 +239,86 @@ impl Input {
     }
 }
 
+/// Inputs that wait, in order.
+#[derive(Default)]
+struct Lane {
+    inputs: VecDeque<Input>,
+    /// What all of them add to the log.
+    bytes: usize,
+}
+
+impl Lane {
+    fn push(&mut self, input: Input) {
+        self.bytes += input.log_bytes();
+        self.inputs.push_back(input);
+    }
+
+    /// Moves inputs into `taken`, which is empty, until they add about `bytes_max` to the log.
+    fn take(&mut self, taken: &mut VecDeque<Input>, bytes_max: usize) {
+        if self.bytes <= bytes_max {
+            // Both buffers are kept and swapped: no allocation once they have grown.
+            std::mem::swap(taken, &mut self.inputs);
+            self.bytes = 0;
+            return;
+        }
+        let mut bytes = 0;
+        while bytes < bytes_max
+            && let Some(input) = self.inputs.pop_front()
+        {
+            bytes += input.log_bytes();
+            taken.push_back(input);
+        }
+        self.bytes -= bytes;
+    }
+}
+
 #[derive(Default)]
 struct Queue {
-    inputs: Vec<Input>,
+    raft: Lane,
+    others: Lane,
     /// Why nothing is taken any more.
     closed: Option<String>,
+}
+
+impl Queue {
+    fn is_empty(&self) -> bool {
+        self.raft.inputs.is_empty() && self.others.inputs.is_empty()
+    }
+
+    /// Whether a message of a peer is dropped.
+    fn is_too_much(&self, message: &Bytes) -> bool {
+        let Lane { inputs, bytes } = &self.raft;
+        inputs.len() >= INPUTS_MAX
+            || (bytes + message.len() > RAFT_INPUT_BYTES_MAX && message.len() > SMALL_MESSAGE_BYTES)
+    }
+
+    /// Why a call is not taken now, if it is not.
+    fn refusal(&self, call: &Input) -> Option<Error> {
+        let Lane { inputs, bytes } = &self.others;
+        let what = if inputs.len() >= INPUTS_MAX {
+            format!("{INPUTS_MAX} calls")
+        } else if *bytes > 0 && bytes + call.log_bytes() > INPUT_BYTES_MAX {
+            format!("calls of {} MiB", bytes >> 20)
+        } else {
+            return None;
+        };
+        let why = format!("{what} wait for the disk of this node; send it again later");
+        Some(Error::Unavailable(why))
+    }
+}
+
+/// What the loop has taken for one turn: messages between replicas first.
+#[derive(Default)]
+pub(crate) struct Taken {
+    raft: VecDeque<Input>,
+    others: VecDeque<Input>,
+}
+
+impl Taken {
+    /// The next one.
+    pub(crate) fn next(&mut self) -> Option<Input> {
+        self.raft.pop_front().or_else(|| self.others.pop_front())
+    }
 }
 
 /// Where inputs gather.
@@ -249,14 +339,18 @@ impl Inbox {
         if let Some(why) = &queue.closed {
             return Err(Error::Unavailable(why.clone()));
         }
-        // What the node tells itself is never refused: a lost report would hold up its shard for ever.
-        if queue.inputs.len() >= INPUTS_MAX && input.is_call() {
-            return Err(Error::LimitExceeded(format!(
-                "{INPUTS_MAX} calls wait for the shards of this node; send it again later"
-            )));
+        let was_empty = queue.is_empty();
+        match &input {
+            Input::Raft { message, .. } if queue.is_too_much(message) => return Ok(()),
+            Input::Raft { .. } => queue.raft.push(input),
+            // What the node tells itself is never refused: a lost report would hold up its shard for
+            // ever.
+            call if call.is_call() => match queue.refusal(call) {
+                Some(refusal) => return Err(refusal),
+                None => queue.others.push(input),
+            },
+            _ => queue.others.push(input),
         }
-        let was_empty = queue.inputs.is_empty();
-        queue.inputs.push(input);
         drop(queue);
         if was_empty {
             self.filled.notify_one();
@@ -264,12 +358,12 @@ impl Inbox {
         Ok(())
     }
 
-    /// Waits until there is something, or until `wait` is over; `None` waits for something alone.
-    /// Moves all there is into `inputs`.
-    pub(crate) fn take(&self, inputs: &mut Vec<Input>, wait: Option<Duration>) {
+    /// Waits until there is something, or until `wait` is over; `None` waits for something alone. Takes of
+    /// messages, and of everything else, what adds about `bytes_max` to the log. `taken` is empty.
+    pub(crate) fn take(&self, taken: &mut Taken, wait: Option<Duration>, bytes_max: usize) {
         let mut queue = self.lock();
-        if queue.inputs.is_empty() {
-            let is_empty = |queue: &mut Queue| queue.inputs.is_empty();
+        if queue.is_empty() {
+            let is_empty = |queue: &mut Queue| queue.is_empty();
             queue = match wait {
                 Some(Duration::ZERO) => queue,
                 Some(wait) => {
@@ -282,8 +376,8 @@ impl Inbox {
                 }
             };
         }
-        // Both buffers are kept and swapped: no allocation once they have grown.
-        std::mem::swap(inputs, &mut queue.inputs);
+        queue.raft.take(&mut taken.raft, bytes_max);
+        queue.others.take(&mut taken.others, bytes_max);
     }
 
     /// Takes nothing from now on, and drops what is there.
@@ -291,7 +385,7 @@ impl Inbox {
         let dropped = {
             let mut queue = self.lock();
             queue.closed.get_or_insert_with(|| why.to_owned());
-            std::mem::take(&mut queue.inputs)
+            (std::mem::take(&mut queue.raft), std::mem::take(&mut queue.others))
         };
         drop(dropped);
     }
@@ -301,6 +395,7 @@ impl Inbox {
 mod tests {
     use super::*;
     use std::sync::Arc;
+    use taskyard_machine::{Command, Enqueue, NewTask};
 
     #[test]
     fn a_waiting_loop_is_woken_by_an_input() {
@@ -309,13 +404,92 @@ mod tests {
             let inbox = Arc::clone(&inbox);
             std::thread::spawn(move || inbox.push(Input::Look))
         };
-        let mut inputs = Vec::new();
-        inbox.take(&mut inputs, None);
-        assert!(matches!(inputs[..], [Input::Look]));
+        let mut taken = Taken::default();
+        inbox.take(&mut taken, None, 0);
+        assert!(matches!(taken.next(), Some(Input::Look)));
         pusher.join().unwrap().unwrap();
-        inputs.clear();
-        inbox.take(&mut inputs, Some(Duration::from_millis(1)));
-        assert!(inputs.is_empty());
+        inbox.take(&mut taken, Some(Duration::from_millis(1)), 0);
+        assert!(taken.next().is_none());
+    }
+
+    const MIB: usize = 1 << 20;
+
+    fn propose(bytes: usize) -> Input {
+        let payload = vec![b'x'; bytes];
+        let body = taskyard_machine::Body { payload: &payload, ..Default::default() };
+        let task = NewTask { task_type: "test", body, ..NewTask::default() };
+        let enqueue = Enqueue { queue: "mail", task };
+        let command = EncodedCommand::new(&Command::Enqueue(enqueue));
+        Input::Propose { shard: ShardId(0), command, enqueue: true, answer: oneshot::channel().0 }
+    }
+
+    fn raft(bytes: usize) -> Input {
+        Input::Raft { from: 2, group: 1, message: Bytes::from(vec![0; bytes]) }
+    }
+
+    /// Numbers of messages, of calls, and of everything else in one turn.
+    fn turn(inbox: &Inbox) -> [usize; 3] {
+        let (mut taken, mut counts) = (Taken::default(), [0; 3]);
+        inbox.take(&mut taken, Some(Duration::ZERO), 16 * MIB);
+        while let Some(input) = taken.next() {
+            let of = match input {
+                Input::Raft { .. } => 0,
+                Input::Propose { .. } => 1,
+                _ => 2,
+            };
+            assert!(counts[of + 1..].iter().all(|count| *count == 0) || of > 0, "messages first");
+            counts[of] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn a_turn_takes_what_one_write_can_hold_and_messages_first() {
+        let inbox = Inbox::default();
+        for _ in 0..20 {
+            inbox.push(propose(MIB)).unwrap();
+            inbox.push(raft(MIB)).unwrap();
+        }
+        inbox.push(Input::Look).unwrap();
+        assert_eq!(turn(&inbox), [16, 16, 0]);
+        assert_eq!(turn(&inbox), [4, 4, 1]);
+        assert_eq!(turn(&inbox), [0; 3]);
+    }
+
+    /// A disk that stands still must not fill the memory.
+    #[test]
+    fn what_waits_is_bounded_and_calls_hear_of_it() {
+        let inbox = Inbox::default();
+        let mut calls = 0;
+        let refused = loop {
+            match inbox.push(propose(MIB)) {
+                Ok(()) => calls += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(calls, INPUT_BYTES_MAX / MIB - 1, "each is a little more than a MiB");
+        assert_eq!(refused.code(), "unavailable");
+        assert_eq!(
+            refused.to_string(),
+            "calls of 255 MiB wait for the disk of this node; send it again later"
+        );
+        inbox.push(Input::Look).unwrap();
+        let messages = RAFT_INPUT_BYTES_MAX / MIB;
+        for _ in 0..messages + 10 {
+            inbox.push(raft(MIB)).unwrap();
+        }
+        inbox.push(raft(100)).unwrap();
+        let mut turns = [0; 3];
+        turns[0] += turn(&inbox)[0];
+        inbox.push(propose(MIB)).expect("there is room again");
+        loop {
+            let more = turn(&inbox);
+            if more == [0; 3] {
+                break;
+            }
+            turns = std::array::from_fn(|of| turns[of] + more[of]);
+        }
+        assert_eq!(turns, [messages + 1, calls + 1 - 16, 1], "the small one was kept");
     }
 
     #[test]

@@ -5,14 +5,15 @@
 //! served by these methods alone, so that no call goes round in circles.
 
 use super::{
-    ClaimRequest, HandedTask, ShardStatus, Shards, gone,
+    ClaimRequest, HandedTask, Hint, Look, ShardStatus, Shards, gone,
     inbox::{Input, TicketId, Waiter},
 };
 use crate::Error;
 use bytes::Bytes;
-use std::{sync::atomic::Ordering, time::Duration};
+use futures_util::future::try_join_all;
+use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
 use taskyard_machine::{Ask, EncodedCommand, Machine, Outcome, ShardId, TaskId};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 /// The shards that this node leads.
 #[derive(Clone, Copy, Debug)]
@@ -74,20 +75,36 @@ impl LocalShards<'_> {
     }
 
     /// See [`Shards::claimable`].
-    pub async fn claimable(
+    pub(super) async fn claimable_one(
         self,
         shard: ShardId,
         queues: Vec<String>,
         wait: Duration,
     ) -> Result<bool, Error> {
-        let (answer, answered) = oneshot::channel();
-        let ticket = self.ticket();
-        self.0.push(Input::Hint { shard, ticket, queues, answer })?;
-        let _parked = OnDrop(|| self.0.tell(Input::Unpark { shard, ticket }));
-        match tokio::time::timeout(wait, answered).await {
-            Ok(answer) => answer.unwrap_or_else(|_| Err(gone())),
-            Err(_) => Ok(false),
+        let hints = self.claimable(vec![(shard, queues)], wait).await?;
+        hints.into_iter().next().map_or(Ok(false), |(_, hint)| hint.map(|count| count > 0))
+    }
+
+    /// Which of these may have something to claim. Without a wait it says so of each; else it parks until it
+    /// can say something of some of them, or the wait is over.
+    pub async fn claimable(self, looks: Vec<Look>, wait: Duration) -> Result<Vec<Hint>, Error> {
+        if wait.is_zero() {
+            let (answer, answered) = oneshot::channel();
+            self.0.push(Input::Probe { looks, answer })?;
+            return answered.await.map_err(|_| gone());
         }
+        let (answer, mut told) = mpsc::unbounded_channel();
+        let (ticket, shards) = (self.ticket(), looks.iter().map(|(shard, _)| *shard).collect());
+        self.0.push(Input::Hints { ticket, looks, answer })?;
+        let _parked = Parked { shards: self.0, places: shards, ticket };
+        let Ok(first) = tokio::time::timeout(wait, told.recv()).await else {
+            return Ok(Vec::new());
+        };
+        let mut hints = vec![first.ok_or_else(gone)?];
+        while let Ok(hint) = told.try_recv() {
+            hints.push(hint);
+        }
+        Ok(hints)
     }
 
     /// See [`Shards::ask`].
@@ -111,6 +128,10 @@ impl LocalShards<'_> {
 
     /// See [`Shards::bodies`].
     pub async fn bodies(self, tasks: Vec<TaskId>) -> Result<Vec<Option<Bytes>>, Error> {
+        // A body may be replaced or gone by a leader that this node has not heard of. From here on its
+        // state only gets newer.
+        let shards: BTreeSet<ShardId> = tasks.iter().map(|task| task.home).collect();
+        try_join_all(shards.into_iter().map(|shard| self.read(shard, |_| ()))).await?;
         let (answer, answered) = oneshot::channel();
         self.0.push(Input::Bodies { tasks, answer })?;
         answered.await.unwrap_or_else(|_| Err(gone()))
@@ -143,6 +164,20 @@ impl LocalShards<'_> {
 
     fn ticket(self) -> TicketId {
         TicketId(self.0.0.tickets.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Hints that are parked. Dropped, they are taken away.
+struct Parked<'a> {
+    shards: &'a Shards,
+    places: Vec<ShardId>,
+    ticket: TicketId,
+}
+
+impl Drop for Parked<'_> {
+    fn drop(&mut self) {
+        let shards = std::mem::take(&mut self.places);
+        self.shards.tell(Input::Unpark { shards, ticket: self.ticket });
     }
 }
 
@@ -180,7 +215,10 @@ impl Drop for ParkedClaim<'_> {
         match self.take() {
             Some(Ok(handed)) => self.shards.local().undelivered(&handed),
             Some(Err(_)) => {}
-            None => self.shards.tell(Input::Unpark { shard: self.shard, ticket: self.ticket }),
+            None => {
+                let shards = vec![self.shard];
+                self.shards.tell(Input::Unpark { shards, ticket: self.ticket });
+            }
         }
     }
 }

@@ -37,6 +37,7 @@ impl Shards {
         let mut search = Search::new(self, network, shard, real_now() + ANSWER_FOR_MAX);
         loop {
             let node = search.next().await?;
+            search.in_time()?;
             let left = search.left();
             let sent = command.clone();
             let is_here = node == self.routes().me();
@@ -69,16 +70,44 @@ impl Shards {
         network: &PeerNetwork,
         commands: Vec<(ShardId, EncodedCommand)>,
         enqueue: bool,
+        until: Instant,
     ) -> Vec<Proposed> {
-        let batch = Batch {
-            shards: self,
-            network,
-            answers: vec![None; commands.len()],
-            commands,
-            enqueue,
-            until: real_now() + ANSWER_FOR_MAX,
-        };
+        let answers = vec![None; commands.len()];
+        let batch = Batch { shards: self, network, answers, commands, enqueue, until };
         batch.propose().await
+    }
+
+    /// Proposes commands of one shard that build on each other, in order and within the time of one call:
+    /// the parts of something large, and what makes it whole. No more of them once one has failed. What
+    /// came of the last one, or the first error.
+    pub async fn propose_in_turn(
+        &self,
+        shard: ShardId,
+        commands: Vec<EncodedCommand>,
+        enqueue: bool,
+    ) -> Proposed {
+        let until = real_now() + ANSWER_FOR_MAX;
+        let mut waiting = commands.into_iter().peekable();
+        let mut last = Err(Error::OutcomeUnknown);
+        while waiting.peek().is_some() {
+            if real_now() >= until {
+                let what =
+                    format!("shard {shard} took too long over it, and did nothing; send it again");
+                return Err(Error::Unavailable(what));
+            }
+            let mut bytes = 0;
+            let mut part = Vec::new();
+            while let Some(command) = waiting.next_if(|command| {
+                bytes += command.as_bytes().len();
+                part.is_empty() || bytes <= PART_BYTES_MAX
+            }) {
+                part.push((shard, command));
+            }
+            for outcome in self.propose_all_until(part, enqueue, until).await {
+                last = Ok(outcome?);
+            }
+        }
+        last
     }
 }
 
@@ -102,14 +131,18 @@ struct Rest {
 }
 
 impl Rest {
-    /// Sorts what came of one command: an answer, or nothing yet.
+    /// Sorts what came of one command, if it was sent: an answer, or nothing yet.
     fn sort(
         &mut self,
         (position, was_lost): (usize, bool),
         command: &EncodedCommand,
         node: NodeId,
-        tried: Tried<Proposed>,
+        tried: Option<Tried<Proposed>>,
     ) -> Option<Proposed> {
+        let Some(tried) = tried else {
+            self.waiting.push((position, was_lost));
+            return None;
+        };
         let (leader, is_lost) = match tried {
             Tried::Answered(answer) => return Some(settle(answer, command, was_lost)),
             Tried::Refused(leader) => (leader, was_lost),
@@ -144,10 +177,12 @@ impl Batch<'_> {
         let parts = by_node.iter().map(|(&node, positions)| self.propose_at(node, positions));
         let tried = join_all(parts).await;
         for ((node, positions), tried) in by_node.into_iter().zip(tried) {
-            for (position, tried) in positions.into_iter().zip(tried) {
+            let mut tried = tried.into_iter();
+            for position in positions {
                 let (shard, command) = &self.commands[position];
                 let rest = rests.entry(*shard).or_default();
-                self.answers[position] = rest.sort((position, false), command, node, tried);
+                let waited = (position, false);
+                self.answers[position] = rest.sort(waited, command, node, tried.next());
             }
         }
         rests.retain(|_, rest| !rest.waiting.is_empty());
@@ -168,7 +203,8 @@ impl Batch<'_> {
                 search.refused(node, leader);
             }
             let waiting = std::mem::take(&mut rest.waiting);
-            let node = match search.next().await {
+            let next = search.next().await;
+            let node = match next.and_then(|node| search.in_time().map(|()| node)) {
                 Ok(node) => node,
                 Err(error) => {
                     let error =
@@ -178,10 +214,10 @@ impl Batch<'_> {
                 }
             };
             let positions: Vec<usize> = waiting.iter().map(|(position, _)| *position).collect();
-            let tried = self.propose_at(node, &positions).await;
-            for (waited, tried) in waiting.into_iter().zip(tried) {
+            let mut tried = self.propose_at(node, &positions).await.into_iter();
+            for waited in waiting {
                 let command = &self.commands[waited.0].1;
-                if let Some(answer) = rest.sort(waited, command, node, tried) {
+                if let Some(answer) = rest.sort(waited, command, node, tried.next()) {
                     search.answered(node);
                     answers.push((waited.0, answer));
                 }
@@ -190,7 +226,9 @@ impl Batch<'_> {
         answers
     }
 
-    /// Proposes some of the commands at one node; one result for each, in order.
+    /// Proposes some of the commands at one node, in order; one result for each that was sent. A part that
+    /// was not taken whole is the last: what follows may build on it, and must not come before it. None is
+    /// sent when the time is over.
     async fn propose_at(&self, node: NodeId, positions: &[usize]) -> Vec<Tried<Proposed>> {
         let Batch { shards, commands, enqueue, .. } = self;
         let is_here = node == shards.routes().me();
@@ -200,8 +238,13 @@ impl Batch<'_> {
             let answers = shards.local().propose_all(sent, *enqueue).await;
             return answers.into_iter().map(Tried::here).collect();
         }
-        let mut tried = Vec::with_capacity(positions.len());
+        let mut tried: Vec<Tried<Proposed>> = Vec::with_capacity(positions.len());
         while tried.len() < positions.len() {
+            let left = self.until.saturating_duration_since(real_now());
+            let is_taken = |tried: &Tried<Proposed>| matches!(tried, Tried::Answered(_));
+            if left.is_zero() || !tried.iter().all(is_taken) {
+                break;
+            }
             let mut bytes = 0;
             let fits = |position: &&usize| {
                 bytes += commands[**position].1.as_bytes().len();
@@ -211,7 +254,6 @@ impl Batch<'_> {
             let count = waiting.iter().take_while(fits).count().max(1);
             let sent = waiting[..count].iter().map(|&position| commands[position].clone());
             let call = ShardCall::Propose { commands: sent.collect(), enqueue: *enqueue };
-            let left = self.until.saturating_duration_since(real_now());
             let take = |reply| take_answers(reply, count).map(Ok);
             match shards.forward(self.network, node, &call, left, take).await {
                 Tried::Answered(Ok(answers)) => tried.extend(answers.into_iter().map(Tried::there)),

@@ -165,11 +165,16 @@ impl Shards {
             let queues = queues.clone();
             async move {
                 if node == self.routes().me() {
-                    return Tried::here(self.local().claimable(shard, queues, left).await);
+                    return Tried::here(self.local().claimable_one(shard, queues, left).await);
                 }
-                let call = ShardCall::Claimable { shard, queues, wait_ms: wait_ms(left) };
+                let call =
+                    ShardCall::Claimable { looks: vec![(shard, queues)], wait_ms: wait_ms(left) };
                 let take = |reply| match reply {
-                    ShardReply::Claimable(claimable) => Some(claimable),
+                    ShardReply::Claimable(Ok(hints)) => {
+                        let hint = hints.into_iter().next().map(|(_, hint)| hint);
+                        Some(hint.map_or(Ok(false), |hint| hint.map(|count| count > 0)))
+                    }
+                    ShardReply::Claimable(Err(error)) => Some(Err(error)),
                     _ => None,
                 };
                 self.forward(network, node, &call, left + ANSWER_MARGIN, take).await

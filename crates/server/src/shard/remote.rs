@@ -5,7 +5,7 @@
 //! answered with words, nothing panics, and nothing gets into a log that can't be read back from it.
 //! Nothing here is on the way of calls that stay on this node.
 
-use super::{ClaimRequest, HandedTask, ShardStatus, Shards};
+use super::{ClaimRequest, HandedTask, Hint, Look, ShardStatus, Shards};
 use crate::{Error, limits::PEER_CLAIM_BYTES_MAX};
 use bytes::Bytes;
 use std::time::Duration;
@@ -45,13 +45,11 @@ pub enum ShardCall {
         /// How long it parks, see [`wait_ms`]; 0 does not park.
         wait_ms: u64,
     },
-    /// See [`Shards::claimable`].
+    /// See [`LocalShards::claimable`](super::LocalShards::claimable).
     Claimable {
-        /// The shard of the queues.
-        shard: ShardId,
-        /// Their names.
-        queues: Vec<String>,
-        /// How long it parks, see [`wait_ms`].
+        /// Shards, and queues of each.
+        looks: Vec<Look>,
+        /// How long it parks, see [`wait_ms`]; 0 does not park.
         wait_ms: u64,
     },
     /// See [`Shards::ask`].
@@ -89,8 +87,8 @@ pub enum ShardReply {
     Proposed(Vec<Result<Outcome, Error>>),
     /// Perhaps fewer than there are: those that did not fit are free again.
     Claimed(Result<Vec<HandedTask>, Error>),
-    /// Whether there may be something to claim.
-    Claimable(Result<bool, Error>),
+    /// Of some of the shards, how many tasks there may be to claim.
+    Claimable(Result<Vec<Hint>, Error>),
     /// What was found.
     Found(Box<Result<Found, Error>>),
     /// One per task, `None` for one that is gone.
@@ -124,9 +122,8 @@ impl ShardCall {
             ShardCall::Propose { commands, .. } => {
                 commands.iter().map(|(shard, _)| *shard).collect()
             }
-            ShardCall::Claim { shard, .. }
-            | ShardCall::Claimable { shard, .. }
-            | ShardCall::Ask { shard, .. } => vec![*shard],
+            ShardCall::Claim { shard, .. } | ShardCall::Ask { shard, .. } => vec![*shard],
+            ShardCall::Claimable { looks, .. } => looks.iter().map(|(shard, _)| *shard).collect(),
             ShardCall::Bodies { tasks } => tasks.iter().map(|task| task.home).collect(),
             ShardCall::Finished { task, .. } => vec![task.home],
             ShardCall::SetSpread(_) | ShardCall::Status => Vec::new(),
@@ -190,8 +187,8 @@ pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
         ShardCall::Claim { shard, request, wait_ms } => {
             ShardReply::Claimed(shards.claim(shard, request, wait_for(wait_ms)).await)
         }
-        ShardCall::Claimable { shard, queues, wait_ms } => {
-            ShardReply::Claimable(shards.claimable(shard, queues, wait_for(wait_ms)).await)
+        ShardCall::Claimable { looks, wait_ms } => {
+            ShardReply::Claimable(shards.claimable(looks, wait_for(wait_ms)).await)
         }
         ShardCall::Ask { shard, query } => {
             ShardReply::Found(Box::new(shards.ask(shard, query).await))
@@ -274,7 +271,7 @@ fn too_long(bytes: usize) -> Error {
 wire_enum!(ShardCall {
     1 => Propose { commands, enqueue },
     2 => Claim { shard, request, wait_ms },
-    3 => Claimable { shard, queues, wait_ms },
+    3 => Claimable { looks, wait_ms },
     4 => Ask { shard, query },
     5 => Bodies { tasks },
     6 => Finished { task, wait_ms },
@@ -285,7 +282,7 @@ wire_enum!(ShardReply {
     0 => Unread(words),
     1 => Proposed(outcomes),
     2 => Claimed(tasks),
-    3 => Claimable(claimable),
+    3 => Claimable(hints),
     4 => Found(found),
     5 => Bodies(bodies),
     6 => Finished(finished),

@@ -128,6 +128,11 @@ impl<'a> Search<'a> {
         self.until.saturating_duration_since(real_now())
     }
 
+    /// An error once the call's time is over: what is sent now would be waited for by nobody.
+    pub(super) fn in_time(&self) -> Result<(), Error> {
+        if self.left().is_zero() { Err(self.over()) } else { Ok(()) }
+    }
+
     /// Whom to ask next; may be this node. Waits while there is nobody. An error once patience is over,
     /// or at once when this node knows that it is cut off.
     pub(super) async fn next(&mut self) -> Result<NodeId, Error> {

@@ -50,6 +50,8 @@ enum Bent {
     Hangs,
     /// It takes no more commands just now.
     IsFull,
+    /// It does it when another such call has come.
+    Meets,
 }
 
 /// A node, with all that it was asked.
@@ -68,6 +70,7 @@ struct Line {
     calls: Mutex<Vec<ShardCall>>,
     news: Mutex<Vec<SessionNews>>,
     bent: Mutex<VecDeque<Bent>>,
+    met: watch::Sender<u64>,
     changed: watch::Sender<u64>,
 }
 
@@ -93,8 +96,14 @@ impl PeerHandler for BentHandler {
         self.line.changed.send_modify(|count| *count += 1);
         let bent = self.line.bent.lock().unwrap().pop_front();
         let served = self.inner.call(from, request);
+        let line = Arc::clone(&self.line);
         Box::pin(async move {
             match bent {
+                Some(Bent::Meets) => {
+                    line.met.send_modify(|met| *met += 1);
+                    line.met.subscribe().wait_for(|met| *met == 2).await.unwrap();
+                    served.await
+                }
                 None | Some(Bent::Serves) => served.await,
                 Some(Bent::Hangs) => std::future::pending().await,
                 Some(Bent::IsFull) => full(&call).encode().into(),
@@ -133,7 +142,10 @@ fn refusal(call: &ShardCall, leader: Option<NodeId>) -> ShardReply {
             ShardReply::Proposed(commands.iter().map(|(shard, _)| Err(error(*shard))).collect())
         }
         ShardCall::Claim { shard, .. } => ShardReply::Claimed(Err(error(*shard))),
-        ShardCall::Claimable { shard, .. } => ShardReply::Claimable(Err(error(*shard))),
+        ShardCall::Claimable { looks, .. } => {
+            let hint = |(shard, _): &(ShardId, _)| (*shard, Err(error(*shard)));
+            ShardReply::Claimable(Ok(looks.iter().map(hint).collect()))
+        }
         ShardCall::Ask { shard, .. } => ShardReply::Found(Box::new(Err(error(*shard)))),
         ShardCall::Bodies { tasks } => ShardReply::Bodies(Err(error(tasks[0].home))),
         ShardCall::Finished { task, .. } => ShardReply::Finished(Err(error(task.home))),
@@ -167,6 +179,7 @@ impl TestNode {
             secret: b"sesame".to_vec(),
             build: "test".into(),
             rules: 1,
+            start: None,
         };
         let network = PeerNetwork::start_bounded(&me, listener, Arc::new(handler), calls_max);
         shards.connect(network.clone());

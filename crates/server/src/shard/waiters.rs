@@ -4,20 +4,24 @@
 //! of its queues. A wake of a queue serves its line from the front, as far as there are tasks that are
 //! not promised to claims on their way through the log; it never looks at other queues' lines.
 
-use super::inbox::{Answer, TicketId, Waiter};
+use super::{
+    Hint,
+    inbox::{TicketId, Waiter},
+};
 use crate::{Error, limits::PARKED_MAX};
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     time::{Duration, Instant},
 };
-use taskyard_machine::{Claim, ClaimQueue, Claimable, Machine, Timestamp};
+use taskyard_machine::{Claim, ClaimQueue, Claimable, Machine, ShardId, Timestamp};
+use tokio::sync::mpsc;
 
 /// How soon the next hint is told of tasks that nobody has claimed after the last one was.
 const HINT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 enum Parked {
     Claim(Waiter),
-    Hint { queues: Vec<String>, answer: Answer<bool> },
+    Hint { queues: Vec<String>, answer: HintAnswer },
 }
 
 impl Parked {
@@ -26,6 +30,27 @@ impl Parked {
             Parked::Claim(waiter) => waiter.answer.is_closed(),
             Parked::Hint { answer, .. } => answer.is_closed(),
         }
+    }
+}
+
+/// Where a shard says, once, that it has something: to somebody who waits for several.
+pub(crate) struct HintAnswer {
+    shard: ShardId,
+    told: mpsc::UnboundedSender<Hint>,
+}
+
+impl HintAnswer {
+    pub(crate) fn new(shard: ShardId, told: mpsc::UnboundedSender<Hint>) -> HintAnswer {
+        HintAnswer { shard, told }
+    }
+
+    /// Whether somebody is there to hear it.
+    pub(crate) fn send(self, hint: Result<u64, Error>) -> bool {
+        self.told.send((self.shard, hint)).is_ok()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.told.is_closed()
     }
 }
 
@@ -94,12 +119,7 @@ impl Waiters {
     }
 
     /// Parks a hint: it is told when one of its queues has something.
-    pub(crate) fn park_hint(
-        &mut self,
-        ticket: TicketId,
-        queues: Vec<String>,
-        answer: Answer<bool>,
-    ) {
+    pub(crate) fn park_hint(&mut self, ticket: TicketId, queues: Vec<String>, answer: HintAnswer) {
         if self.parked.len() >= PARKED_MAX {
             let _ = answer.send(Err(full()));
             return;
@@ -126,6 +146,12 @@ impl Waiters {
         {
             self.woken.push(queue.to_owned());
         }
+    }
+
+    /// How many tasks of a queue a claim could have now, beside what is promised.
+    pub(crate) fn free(&self, queue: &str, machine: &Machine, now: Timestamp) -> u64 {
+        let promised = self.lines.get(queue).map_or(0, |line| line.promised);
+        free(queue, promised, machine, now)
     }
 
     /// Whether [`Waiters::serve`] has something to look at.
@@ -177,9 +203,9 @@ impl Waiters {
                 self.left(&parked);
                 match parked {
                     // It was decided before, and its answer got lost: that needs no task that is ready.
+                    // So none is promised to it, whatever its queues are: another node may have named none.
                     Parked::Claim(waiter) if is_repeated(machine, &waiter, now) => {
-                        let queue = waiter.request.queues[0].0.clone();
-                        served.push(Served { waiter, promised: (queue, 0) });
+                        served.push(Served { waiter, promised: (String::new(), 0) });
                     }
                     Parked::Claim(waiter) => drop(waiter.answer.send(Ok(Vec::new()))),
                     Parked::Hint { .. } => {}
@@ -199,7 +225,7 @@ impl Waiters {
                     let _ = waiter.answer.send(failed.map_or(Ok(Vec::new()), Err));
                 }
                 Parked::Hint { answer, .. } => {
-                    let _ = answer.send(failed.map_or(Ok(false), Err));
+                    let _ = answer.send(failed.map_or(Ok(0), Err));
                 }
             }
         }
@@ -222,11 +248,7 @@ impl Waiters {
         served: &mut Vec<Served>,
     ) {
         let Some(line) = self.lines.get_mut(queue) else { return };
-        let mut free = match machine.claimable(&look(queue), now) {
-            Claimable::Now(ready) => ready.saturating_sub(line.promised),
-            // What becomes due comes with an event of its own.
-            Claimable::At(_) | Claimable::OnEvent => 0,
-        };
+        let mut free = free(queue, line.promised, machine, now);
         while free > 0
             && let Some(ticket) = line.claims.pop_front()
         {
@@ -258,7 +280,7 @@ impl Waiters {
                 unreachable!("claims stand in their own line")
             };
             self.stale += queues.len() - 1;
-            if answer.send(Ok(true)).is_ok() {
+            if answer.send(Ok(free)) {
                 free -= 1;
                 told = true;
             }
@@ -299,6 +321,14 @@ impl Waiters {
     }
 }
 
+fn free(queue: &str, promised: u64, machine: &Machine, now: Timestamp) -> u64 {
+    match machine.claimable(&look(queue), now) {
+        Claimable::Now(ready) => ready.saturating_sub(promised),
+        // What becomes due comes with an event of its own.
+        Claimable::At(_) | Claimable::OnEvent => 0,
+    }
+}
+
 /// A claim of everything in one queue, to ask whether there is something.
 fn look(queue: &str) -> Claim<'_> {
     Claim {
@@ -329,8 +359,8 @@ mod tests {
     use super::*;
     use crate::shard::{ClaimRequest, HandedTask};
     use taskyard_machine::{
-        Command, EncodedCommand, Enqueue, Entry, EntryBuilder, Identity, NewTask, NoPayloads,
-        ShardId,
+        ClaimNumber, Command, EncodedCommand, Enqueue, Entry, EntryBuilder, Identity, NewTask,
+        NoPayloads, SessionId, ShardId,
     };
     use tokio::sync::oneshot;
 
@@ -379,6 +409,18 @@ mod tests {
             answered
         };
         tickets.map(park).collect()
+    }
+
+    /// The same machine, after a session has claimed once under a number.
+    fn claimed(mut machine: Machine, queue: &str, session: SessionId, sequence: u64) -> Machine {
+        let mut entry = EntryBuilder::new(NOW.plus_ms(1));
+        let number = Some(ClaimNumber { sequence, sending: 0 });
+        let claim = Claim { session: Some(session), number, ..look(queue) };
+        entry.push(&EncodedCommand::new(&Command::Claim(claim)));
+        let entry = entry.finish();
+        let entry = Entry::decode(&entry).unwrap();
+        machine.apply(&entry, &mut NoPayloads, &mut Vec::new());
+        machine
     }
 
     fn serve(waiters: &mut Waiters, machine: &Machine) -> (Vec<u64>, Vec<Served>) {
@@ -494,6 +536,25 @@ mod tests {
             assert!(answered.try_recv().unwrap().unwrap().is_empty());
         }
         assert_eq!(waiters.len(), 0);
+    }
+
+    /// As it may come from a node of another version. What is wrong with it is for the machine to say.
+    #[test]
+    fn a_repeated_claim_is_served_and_promised_nothing_even_without_queues() {
+        let session = SessionId(7);
+        let machine = claimed(machine(&[("mail", 1)]), "mail", session, 3);
+        for (ticket, queues) in [(1, &["mail"][..]), (2, &["other", "mail"]), (3, &[])] {
+            let mut waiters = Waiters::default();
+            let (mut waiter, _answered) = claim(ticket, queues, 1);
+            waiter.parks = false;
+            (waiter.request.session, waiter.request.number) =
+                (Some(session), Some(ClaimNumber { sequence: 3, sending: 1 }));
+            waiters.park(waiter);
+            let (tickets, served) = serve(&mut waiters, &machine);
+            assert_eq!(tickets, [ticket], "{queues:?}");
+            waiters.settle(&served[0].promised, 0);
+            assert!(waiters.lines.values().all(|line| line.promised == 0));
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Watchers: who waits for a task or a flow to end.
 
 use super::inbox::{Answer, TicketId};
+use crate::Error;
 use std::collections::HashMap;
 use taskyard_machine::{EventKind, TaskId};
 
@@ -34,10 +35,10 @@ impl Watchers {
         }
     }
 
-    /// Tells everybody that their task has not ended.
-    pub(crate) fn end(&mut self) {
+    /// Tells everybody why nobody here would learn of an end any more, or else that there was none so far.
+    pub(crate) fn end(&mut self, why: Option<&Error>) {
         for (_, answer) in self.waiting.drain().flat_map(|(_, waiting)| waiting) {
-            let _ = answer.send(Ok(false));
+            let _ = answer.send(why.cloned().map_or(Ok(false), Err));
         }
     }
 }
@@ -71,6 +72,8 @@ pub(crate) fn ended(event: &EventKind) -> Option<TaskId> {
         | EventKind::ScheduleFired { .. }
         | EventKind::ScheduleSkipped(..)
         | EventKind::ScheduleMissed(..)
-        | EventKind::OutgoingQueued(_) => None,
+        | EventKind::OutgoingQueued(_)
+        | EventKind::DigestMarked { .. }
+        | EventKind::DigestAttested { .. } => None,
     }
 }

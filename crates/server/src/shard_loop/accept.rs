@@ -11,14 +11,15 @@ use crate::{
     limits::TURN_LOG_BYTES_MAX,
     log::group_of,
     shard::{
-        ShardStatus,
+        Hint, Look, ShardStatus,
         inbox::{Answer, Input, ReadFn, TicketId},
+        waiters::HintAnswer,
     },
 };
 use bytes::Bytes;
 use std::time::Instant;
 use taskyard_machine::{EncodedCommand, Outcome, Rejection, ShardId, TaskId};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 impl ShardLoop {
     pub(super) fn accept(&mut self, input: Input) -> Result<(), Failure> {
@@ -39,16 +40,16 @@ impl ShardLoop {
                 }
                 Err(error) => drop(waiter.answer.send(Err(error))),
             },
-            Input::Hint { shard, ticket, queues, answer } => match self.admit(shard, None) {
-                Ok(number) => {
-                    self.shards[number].waiters.park_hint(ticket, queues, answer);
-                    self.activate(number);
-                }
-                Err(error) => drop(answer.send(Err(error))),
-            },
-            Input::Unpark { shard, ticket } => {
-                if let Some(shard) = self.shards.get_mut(usize::from(shard.0)) {
-                    shard.waiters.unpark(ticket);
+            Input::Probe { looks, answer } => {
+                let probe = |(shard, queues): Look| (shard, self.probe(shard, &queues));
+                let _ = answer.send(looks.into_iter().map(probe).collect());
+            }
+            Input::Hints { ticket, looks, answer } => self.accept_hints(ticket, looks, &answer),
+            Input::Unpark { shards, ticket } => {
+                for shard in shards {
+                    if let Some(shard) = self.shards.get_mut(usize::from(shard.0)) {
+                        shard.waiters.unpark(ticket);
+                    }
                 }
             }
             Input::Read { shard, read } => self.accept_read(shard, read),
@@ -194,6 +195,36 @@ impl ShardLoop {
         }
     }
 
+    /// How many tasks of a shard could be claimed now that nobody is promised.
+    fn probe(&mut self, shard: ShardId, queues: &[String]) -> Result<u64, Error> {
+        let number = self.number(shard)?;
+        let reading = self.reading;
+        let shard = &mut self.shards[number];
+        let Some(now) = shard.leading.as_mut().map(|clock| clock.now(reading)) else {
+            return Ok(0);
+        };
+        let machine = &shard.replica.machine().machine;
+        Ok(queues.iter().map(|queue| shard.waiters.free(queue, machine, now)).sum())
+    }
+
+    fn accept_hints(
+        &mut self,
+        ticket: TicketId,
+        looks: Vec<Look>,
+        answer: &mpsc::UnboundedSender<Hint>,
+    ) {
+        for (shard, queues) in looks {
+            let answer = HintAnswer::new(shard, answer.clone());
+            match self.admit(shard, None) {
+                Ok(number) => {
+                    self.shards[number].waiters.park_hint(ticket, queues, answer);
+                    self.activate(number);
+                }
+                Err(error) => drop(answer.send(Err(error))),
+            }
+        }
+    }
+
     fn accept_read(&mut self, shard: ShardId, read: ReadFn) {
         match self.number_soon(shard) {
             Ok(number) => {
@@ -294,7 +325,7 @@ impl ShardLoop {
         self.checkpoints.end_quiet();
         for shard in self.shards.iter_mut() {
             shard.waiters.end(None);
-            shard.watchers.end();
+            shard.watchers.end(None);
             Checkpoints::want(shard);
         }
     }

@@ -53,12 +53,16 @@ impl ShardLoop {
             hand_over.again_at = self.real + AGAIN_AFTER;
             hand_over.offered.clear();
         }
-        // Until another is heard to lead, its election may need this node's vote.
-        let is_led = |role: Role| matches!(role, Role::Follower { leader: Some(_), .. });
-        let leads = |has_peers: bool, role: Role| has_peers && !is_led(role);
-        let left = self.control.as_ref().is_some_and(|c| leads(c.has_peers, c.replica.role()))
-            || self.shards.iter().any(|shard| leads(shard.has_peers, shard.replica.role()));
+        let left = self.control.as_ref().is_some_and(|control| is_left(&control.replica))
+            || self.shards.iter().any(|shard| is_left(&shard.replica));
         if !left || self.real >= hand_over.until {
+            if left {
+                tracing::warn!(
+                    "not all that this node led has another leader yet: it stops all the same"
+                );
+            } else if !hand_over.given.is_empty() {
+                tracing::info!("others lead all that this node led");
+            }
             let _ = hand_over.answer.send(Ok(()));
             return;
         }
@@ -97,6 +101,13 @@ impl ShardLoop {
             None => {}
         }
     }
+}
+
+/// Whether a group is yet to be led by another. Until that one is heard to lead, its election may need this
+/// node's vote. Where nobody else has a vote nobody can lead.
+fn is_left<M: StateMachine>(replica: &Replica<M>) -> bool {
+    let is_led = matches!(replica.role(), Role::Follower { leader: Some(_), .. });
+    !is_led && replica.members().voters.iter().any(|voter| *voter != replica.id())
 }
 
 /// The voters that could lead instead of this replica, and how many entries each lacks; none while one of

@@ -5,6 +5,7 @@ use crate::{
     Error,
     payloads::Bodies,
     shard::{
+        comparison::Comparison,
         firing::Firing,
         inbox::{Answer, ReadFn},
         leader_clock::LeaderClock,
@@ -14,7 +15,10 @@ use crate::{
         watchers::Watchers,
     },
 };
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Instant,
+};
 use taskyard_machine::{
     EncodedCommand, Entry, EntryBuilder, Event, Machine, Outcome, Rejection, SessionId, ShardId,
     Timestamp,
@@ -29,11 +33,13 @@ pub(crate) struct State {
     pub events: Vec<Event>,
     /// Bytes of entries since the last checkpoint's cut.
     pub log_bytes: u64,
+    /// Entries since replicas last compared their states.
+    pub unmarked: u64,
 }
 
 impl State {
     pub(crate) fn new(machine: Machine) -> State {
-        State { machine, bodies: Bodies::default(), events: Vec::new(), log_bytes: 0 }
+        State { machine, bodies: Bodies::default(), events: Vec::new(), log_bytes: 0, unmarked: 0 }
     }
 
     /// Memory taken, in bytes.
@@ -53,6 +59,7 @@ impl StateMachine for State {
             panic!("entry {index} of shard {shard}: {error}; start the newer version that wrote it")
         });
         self.log_bytes += data.len() as u64;
+        self.unmarked = entry.unmarked_after(self.unmarked);
         self.machine.apply(&entry, &mut self.bodies, &mut self.events)
     }
 }
@@ -68,6 +75,8 @@ pub(crate) enum Waiting {
     Claim(Served),
     Expiry,
     Firing,
+    /// The replicas of this shard are to compare their states.
+    Mark,
     SessionEnd(SessionId),
     /// The outbox of `from` delivers here.
     Deliver {
@@ -88,6 +97,7 @@ impl Waiting {
         match self {
             Waiting::Expiry
             | Waiting::Firing
+            | Waiting::Mark
             | Waiting::SessionEnd(_)
             | Waiting::Delivered { .. }
             | Waiting::Nobody => true,
@@ -117,6 +127,7 @@ pub(crate) struct LocalShard {
     pub watchers: Watchers,
     pub timer: Timer,
     pub firing: Firing,
+    pub comparison: Comparison,
     pub outbox: Outbox,
     pub checkpoint: Checkpoint,
     /// A snapshot that has come and is not installed yet.
@@ -160,6 +171,7 @@ impl LocalShard {
             watchers: Watchers::default(),
             timer: Timer::default(),
             firing: Firing::default(),
+            comparison: Comparison::default(),
             outbox: Outbox::default(),
             checkpoint,
             install: None,
@@ -191,6 +203,12 @@ impl LocalShard {
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
         let machine = self.machine();
         [self.timer.next(machine), self.firing.next(machine)].into_iter().flatten().min()
+    }
+
+    /// When its replicas are to compare their states; `None` if nobody is there to compare with.
+    pub(crate) fn compares_at(&self) -> Option<Instant> {
+        let compares = self.leading.is_some() && self.has_peers;
+        self.comparison.due_at(self.state().unmarked).filter(|_| compares)
     }
 
     /// Packs the pending commands into entries and appends them. Returns who will get no answer,
@@ -249,10 +267,12 @@ impl LocalShard {
         self.in_flight.is_empty() && self.pending.is_empty()
     }
 
-    /// Whoever waits for proposals that are under way.
-    pub(crate) fn take_in_flight(&mut self) -> Vec<Waiting> {
+    /// Whoever waits for proposals that are under way, and for reads.
+    pub(crate) fn take_in_flight(&mut self) -> (Vec<Waiting>, Vec<ReadFn>) {
         let in_flight = std::mem::take(&mut self.in_flight).into_iter();
-        in_flight.flat_map(|(_, waiting)| waiting).collect()
+        let reads = std::mem::take(&mut self.reads_in_flight).into_iter();
+        let waiting = in_flight.flat_map(|(_, waiting)| waiting).collect();
+        (waiting, reads.flat_map(|(_, reads)| reads).collect())
     }
 
     /// This node leads it no more: what only a leader has ends. Returns who waits for what was not
@@ -260,9 +280,10 @@ impl LocalShard {
     pub(crate) fn end_all(&mut self, why: &Error) -> Vec<Waiting> {
         self.leading = None;
         self.waiters.end(Some(why));
-        self.watchers.end();
+        self.watchers.end(Some(why));
         self.timer = Timer::default();
         self.firing = Firing::default();
+        self.comparison.end();
         self.outbox = Outbox::default();
         self.pending.drain(..).map(|(_, waiting)| waiting).collect()
     }

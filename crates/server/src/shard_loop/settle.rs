@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     Error,
-    checkpoint::BodiesRequest,
+    checkpoint::{BodiesRequest, Failure},
     log::group_of,
     shard::{
         CancelledClaim, HandedTask,
@@ -65,7 +65,7 @@ impl ShardLoop {
         number: usize,
         progress: Progress<Outcomes>,
         was_leading: bool,
-    ) {
+    ) -> Result<(), Failure> {
         let group = self.shards[number].group;
         self.send(group, progress.messages);
         if progress.members_changed {
@@ -104,6 +104,7 @@ impl ShardLoop {
         }
         if has_changed {
             let events = std::mem::take(&mut self.shards[number].replica.machine_mut().events);
+            self.compare(number, &events)?;
             // What happened before this node led the shard was told by its leader then.
             if was_leading {
                 self.observe(number, events);
@@ -114,6 +115,7 @@ impl ShardLoop {
             Checkpoints::note_change(shard, self.reading.monotonic);
             self.memory.note(shard);
         }
+        Ok(())
     }
 
     /// What a follower does about what happened: it only keeps its memory in order.
@@ -227,6 +229,7 @@ impl ShardLoop {
                 let now = shard.machine().now();
                 shard.firing.done(outcome.is_ok(), now);
             }
+            Waiting::Mark => self.shards[number].comparison.done(),
             Waiting::SessionEnd(session) => self.settle_session_end(number, session, &outcome),
             Waiting::Deliver { from, sequence } => {
                 let to = self.shards[number].id;
@@ -302,6 +305,7 @@ impl ShardLoop {
                 let now = shard.machine().now();
                 shard.firing.done(false, now);
             }
+            Waiting::Mark => shard.comparison.done(),
             Waiting::Deliver { from, .. } => {
                 let to = shard.id;
                 let real = self.real;
@@ -318,13 +322,15 @@ impl ShardLoop {
         }
     }
 
-    /// The replica is about to go: whoever waits for what was proposed learns it.
+    /// The replica is about to go: whoever waits for what was proposed learns it, and who reads is sent on.
     pub(super) fn end_calls(&mut self, number: usize) {
         self.send_on(number);
         let Some(shard) = self.shards.get_mut(number) else { return };
-        for waiting in shard.take_in_flight() {
+        let (in_flight, reads) = shard.take_in_flight();
+        for waiting in in_flight {
             self.fail_one(number, waiting, &Error::OutcomeUnknown);
         }
+        self.refuse(number, Vec::new(), reads);
     }
 
     /// Nothing was appended for these.

@@ -27,6 +27,7 @@ impl ShardLoop {
     pub(super) fn accept_fetched(&mut self, fetched: Box<Fetched>) {
         let (shard, id) = (fetched.order.shard, fetched.order.id());
         let number = usize::from(shard.0);
+        self.fetcher.taken(shard, id);
         match self.shards.get_mut(number) {
             Some(local) if local.replica.id() == fetched.order.message.to => {
                 let job = local.fetched(fetched);

@@ -14,9 +14,9 @@ use crate::{
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
-use taskyard_machine::{Enqueue, NewTask, ask};
+use taskyard_machine::{Enqueue, Enqueued, NewTask, Outcome, TaskId, ask};
 use taskyard_replica::{
-    Change, ControlCommand, Node, NodeId, encode_message,
+    Change, ControlCommand, Members, Node, NodeId, encode_message,
     eraftpb::{Message, MessageType},
 };
 use tokio::{net::TcpListener, sync::oneshot};
@@ -37,6 +37,11 @@ struct ByHand {
 
 impl ByHand {
     fn new() -> ByHand {
+        ByHand::with(Change::AddVoter)
+    }
+
+    /// The two others come to the group by this change.
+    fn with(change: impl Fn(u64) -> Change) -> ByHand {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::new(dir.path());
         (config.shards, config.disk_reserve_bytes) = (Some(1), 0);
@@ -52,13 +57,14 @@ impl ByHand {
             this.control(ControlCommand::Assign { group: GROUP, node: id });
         }
         let (term, since) = (this.replica().term(), this.replica().members_since());
-        let changes = PEERS.map(Change::AddVoter).to_vec();
+        let changes = PEERS.map(change).to_vec();
         let (answer, mut answered) = oneshot::channel();
         this.take(Input::Change { group: GROUP, fence: (term, since), changes, answer });
         answered.try_recv().unwrap().unwrap();
-        while !this.replica().members().outgoing.is_empty()
-            || this.replica().members().voters.len() < 3
-        {
+        let are_in = |members: &Members| {
+            members.outgoing.is_empty() && members.voters.len() + members.learners.len() == 3
+        };
+        while !are_in(&this.replica().members()) {
             PEERS.iter().for_each(|peer| this.has_all(*peer));
         }
         assert!(this.leads());
@@ -78,9 +84,11 @@ impl ByHand {
 
     /// Takes what was pushed, and turns until there is nothing to do.
     fn turn(&mut self) {
-        let mut inputs = Vec::new();
-        self.inner.inbox.take(&mut inputs, Some(Duration::ZERO));
-        inputs.into_iter().for_each(|input| self.inner.accept(input).unwrap());
+        let mut inputs = Taken::default();
+        self.inner.inbox.take(&mut inputs, Some(Duration::ZERO), TURN_LOG_BYTES_MAX);
+        while let Some(input) = inputs.next() {
+            self.inner.accept(input).unwrap();
+        }
         for _ in 0..10 {
             self.inner.turn().unwrap();
             self.inner.look_at_hand_over();
@@ -139,6 +147,7 @@ impl ByHand {
                 secret: Vec::new(),
                 build: "test".into(),
                 rules: RULES_CURRENT,
+                start: None,
             };
             let handler = Arc::new(Silent);
             networks.push(PeerNetwork::start(&config, listener, handler, Clock::system()));
@@ -299,6 +308,78 @@ fn what_waits_for_a_replica_that_is_taken_away_is_sent_on() {
     assert_eq!(node.inner.held_bytes, 0);
 }
 
+/// A leader with one task, for whose end somebody waits there.
+fn watched() -> (ByHand, TaskId, BoxFuture<'static, Result<bool, Error>>) {
+    let mut node = ByHand::new();
+    let shards = node.shards.clone();
+    let mut call = async move { shards.local().propose(SHARD, enqueue(), true).await }.boxed();
+    assert!((&mut call).now_or_never().is_none());
+    node.turn();
+    node.has_all(2);
+    let Some(Ok(Outcome::Enqueued(Enqueued { id, .. }))) = call.now_or_never() else {
+        panic!("it is enqueued");
+    };
+    let shards = node.shards.clone();
+    let mut wait = async move { shards.local().finished(id, WAIT).await }.boxed();
+    assert!((&mut wait).now_or_never().is_none());
+    node.turn();
+    assert!((&mut wait).now_or_never().is_none(), "it has not ended");
+    (node, id, wait)
+}
+
+#[tokio::test]
+async fn who_waits_for_an_end_is_sent_on_when_another_leads() {
+    let (mut node, _, wait) = watched();
+    node.is_deposed_by(3);
+    let sent_on = Err(Error::NotLeader { shard: 0, leader: Some(3) });
+    assert_eq!(wait.now_or_never(), Some(sent_on));
+}
+
+#[tokio::test]
+async fn who_waits_or_reads_is_sent_on_when_the_replica_is_taken_away() {
+    let (mut node, _, wait) = watched();
+    // Nobody confirms the read.
+    let shards = node.shards.clone();
+    let mut read = async move { shards.local().ask(SHARD, ask::Queues {}).await }.boxed();
+    assert!((&mut read).now_or_never().is_none());
+    node.turn();
+    assert!((&mut read).now_or_never().is_none());
+    node.control(ControlCommand::SetTarget { group: GROUP, nodes: PEERS.to_vec() });
+    node.control(ControlCommand::Unassign { group: GROUP, replica: ME });
+    assert!(node.inner.shards.get(0).is_none(), "the map has another place for it");
+    let sent_on = Error::NotLeader { shard: 0, leader: None };
+    assert_eq!(wait.now_or_never(), Some(Err(sent_on.clone())));
+    assert_eq!(read.now_or_never(), Some(Err(sent_on)));
+}
+
+/// A leader that is cut off does not know that another one has changed the body since.
+#[tokio::test]
+async fn a_body_is_given_by_a_confirmed_leader_alone() {
+    let (mut node, id, _wait) = watched();
+    let begin = |node: &mut ByHand| {
+        let shards = node.shards.clone();
+        let mut bodies = async move { shards.local().bodies(vec![id]).await }.boxed();
+        assert!((&mut bodies).now_or_never().is_none());
+        node.turn();
+        assert!((&mut bodies).now_or_never().is_none(), "nobody has confirmed that it leads");
+        bodies
+    };
+    let mut confirmed = begin(&mut node);
+    let term = node.replica().term();
+    node.hear(2, MessageType::MsgHeartbeatResponse, term, |message| {
+        message.context = 0_u64.to_be_bytes().to_vec().into();
+    });
+    assert!((&mut confirmed).now_or_never().is_none(), "now it is asked for");
+    node.turn();
+    let bodies = confirmed.now_or_never().expect("it is in memory").unwrap();
+    assert!(matches!(bodies[..], [Some(_)]), "{bodies:?}");
+
+    let deposed = begin(&mut node);
+    node.is_deposed_by(3);
+    let answer = deposed.now_or_never();
+    assert!(matches!(answer, Some(Err(Error::NotLeader { .. }))), "{answer:?}");
+}
+
 #[tokio::test]
 async fn a_shard_that_its_heir_does_not_take_is_offered_to_the_next_at_once() {
     let mut node = ByHand::new();
@@ -325,6 +406,14 @@ async fn a_shard_that_its_heir_does_not_take_is_offered_to_the_next_at_once() {
     node.hear(heir, MessageType::MsgHeartbeat, term + 1, |_| ());
     assert_eq!(done.try_recv().unwrap(), Ok(()));
     drop(networks);
+}
+
+/// There is nobody to wait for.
+#[test]
+fn a_node_that_alone_has_a_vote_stops_at_once() {
+    let mut node = ByHand::with(Change::AddLearner);
+    assert_eq!(node.hand_over().try_recv().unwrap(), Ok(()));
+    assert!(node.leads());
 }
 
 #[tokio::test]

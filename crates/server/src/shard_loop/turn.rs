@@ -47,7 +47,7 @@ impl ShardLoop {
                 if let Some(replaced) = replica.take_replaced() {
                     self.order(Some(Job::Drop(Box::new(replaced))));
                 }
-                self.settle(number, progress, was_leading);
+                self.settle(number, progress, was_leading)?;
             }
             // After the shards: it may throw some of them away.
             if let (Some(ready), Some(control)) = (control, &mut self.control) {
@@ -83,6 +83,7 @@ impl ShardLoop {
             claims_parked: self.shards.iter().map(|shard| shard.waiters.len() as u64).sum(),
             shards_serving: self.shards.iter().filter(|shard| shard.leading.is_some()).count()
                 as u64,
+            snapshot_bytes_fetched: self.fetcher.bytes_fetched(),
         });
     }
 
@@ -112,6 +113,10 @@ impl ShardLoop {
         }
         for command in shard.firing.take_due(&shard.replica.machine().machine, now) {
             shard.pending.push((command, Waiting::Firing));
+        }
+        let unmarked = shard.replica.machine().unmarked;
+        if shard.has_peers && shard.comparison.is_due(unmarked, self.reading.monotonic) {
+            shard.pending.push((EncodedCommand::new(&Command::Mark), Waiting::Mark));
         }
         shard.waiters.wake_due(self.real);
         if shard.waiters.is_woken() {

@@ -1,6 +1,8 @@
 //! What goes wrong in a run, and that it ends.
 
 use super::{Happening, World};
+use crate::invariants::Violation;
+use crate::sabotage::ASTRAY;
 
 /// A group that was to have a single voter may still come to it for a while.
 const SINGLE_MS_MAX: u64 = 10_000;
@@ -12,9 +14,8 @@ impl World {
             0..22 => self.crash(node),
             22..26 => (0..self.nodes.len()).for_each(|node| self.crash(node)),
             26..44 => {
-                self.note("cut", [node as u64, 0, 0]);
-                self.network.heal_cuts();
-                self.network.cut_off(node, self.nodes.len(), self.wakes.len());
+                self.note("cut", [0; 3]);
+                self.network.cut(self.nodes.len(), self.wakes.len());
             }
             44..60 => self.network.heal_cuts(),
             60..70 => self.jump(node),
@@ -50,7 +51,7 @@ impl World {
         *offset = (*offset + jump).clamp(-3_600_000, 180_000);
     }
 
-    fn crash(&mut self, node: usize) {
+    pub(super) fn crash(&mut self, node: usize) {
         if self.nodes[node].is_up() {
             self.note("crash", [node as u64, 0, 0]);
             self.nodes[node].crash();
@@ -77,9 +78,23 @@ impl World {
         }
     }
 
+    /// A node has found that its state is not what the others agreed on. Only one that was made to may;
+    /// it is given up, and another takes its place.
+    pub(super) fn stopped(&mut self, node: usize, why: &str) -> Result<(), Violation> {
+        self.note("stopped", [node as u64, 0, 0]);
+        if !self.options.sabotage.leads_astray() || node != ASTRAY {
+            return Err(format!("node {node} stops and is right: {why}"));
+        }
+        self.nodes[node].crash();
+        self.lost[node] = true;
+        self.stopped += 1;
+        self.add_node(1_000);
+        Ok(())
+    }
+
     /// No promise survives a majority of disks: one is lost at a time, when every group has been of
     /// three or more for a while.
-    fn may_lose(&self, node: usize) -> bool {
+    pub(super) fn may_lose(&self, node: usize) -> bool {
         let control = self.oracle.control.newest();
         let is_lost = |place: &str| place.parse().is_ok_and(|place: usize| self.lost[place]);
         let safe = |group: u64| {
@@ -93,10 +108,13 @@ impl World {
                 && control.target(group).len() >= 3
                 && !members.voters.iter().any(on_lost)
         };
-        !self.lost[node]
+        // What a replica that went astray sends as a snapshot would count as right with one disk less.
+        !self.options.sabotage.leads_astray()
+            && !self.lost[node]
             && !self.nodes[node].retired
             && self.now > self.single_at + SINGLE_MS_MAX
             && !control.nodes().values().any(|node| is_lost(&node.address))
+            && !control.nodes().keys().any(|id| control.has_given_up(*id))
             && (0..=u64::from(self.options.shards)).all(safe)
     }
 
@@ -106,7 +124,13 @@ impl World {
         self.network.heal();
         self.workload.drain();
         self.oracle.heal();
+        let newest = self.nodes.iter().map(|node| node.rules_max).max().unwrap_or_default();
         for node in 0..self.nodes.len() {
+            // Whoever began to upgrade a cluster goes through with it.
+            if self.nodes[node].rules_max < newest {
+                self.crash(node);
+                self.nodes[node].rules_max = newest;
+            }
             self.nodes[node].heal();
             self.at(1, Happening::Restart { node });
         }

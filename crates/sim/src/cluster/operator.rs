@@ -13,7 +13,14 @@ impl World {
         let Options { seed, shards, sabotage, .. } = self.options;
         let config = NodeConfig { id: node, shards, seed, sabotage };
         let rng = self.rng.fork();
-        self.nodes.push(Node::new(config, rng));
+        let mut new = Node::new(config, rng);
+        // It is let in only if it knows the rules; those may be raised before it asks.
+        new.rules_max = new.rules_max.max(self.oracle.control.newest().rules());
+        if self.healing {
+            let known = self.nodes.iter().map(|node| node.rules_max).max();
+            new.rules_max = new.rules_max.max(known.unwrap_or_default());
+        }
+        self.nodes.push(new);
         self.lost.push(false);
         let places_max = self.nodes.len();
         self.workload.nodes = places_max;
@@ -26,14 +33,23 @@ impl World {
         if self.take_out_lost() {
             return;
         }
+        if self.options.faults && !self.healing && self.rng.chance(200) {
+            return self.upgrade();
+        }
         let control = self.oracle.control.newest();
         let known: Vec<NodeId> = control.nodes().keys().copied().collect();
         let draining: Vec<NodeId> =
             known.iter().copied().filter(|&id| control.drains(id)).collect();
+        let in_use = (0..self.nodes.len()).filter(|&place| self.is_in_use(place)).count();
+        let waits = known.iter().any(|id| control.has_given_up(*id));
+        let lacks = in_use.saturating_sub(draining.len()) < usize::from(control.factor());
+        if self.healing && waits && lacks {
+            // Who was given up goes when others have what it held: somebody must be there to have it.
+            return self.add_node(1);
+        }
         if known.is_empty() || self.healing || !self.options.churn {
             return;
         }
-        let in_use = (0..self.nodes.len()).filter(|&place| self.is_in_use(place)).count();
         let full = in_use >= self.options.nodes + 2;
         let id = *self.rng.pick(&known);
         let command = match self.rng.below(100) {
@@ -45,24 +61,51 @@ impl World {
             75..85 if !draining.is_empty() => {
                 ControlCommand::Drain { id: *self.rng.pick(&draining), drains: false }
             }
-            85.. => ControlCommand::SetReplication { factor: *self.rng.pick(&[1, 3, 3, 3, 5]) },
+            85..90 => return self.give_up_by_mistake(id),
+            90.. => ControlCommand::SetReplication { factor: *self.rng.pick(&[1, 3, 3, 3, 5]) },
             _ => return,
         };
         self.order(&command);
     }
 
-    /// What is lost for good is emptied and taken out; whether there was something.
+    /// What is lost for good is given up, or emptied and taken out; whether there was something.
     fn take_out_lost(&mut self) -> bool {
         let control = self.oracle.control.newest();
         let is_lost = |place: &str| place.parse().is_ok_and(|place: usize| self.lost[place]);
         let lost = control.nodes().iter().find(|(_, node)| is_lost(&node.address));
         let Some((&id, _)) = lost else { return false };
         let drains = control.drains(id);
+        let gives_up = self.rng.chance(600);
         self.order(&match drains {
+            _ if gives_up => ControlCommand::GiveUp { id },
             true => ControlCommand::RemoveNode { id },
             false => ControlCommand::Drain { id, drains: true },
         });
         true
+    }
+
+    /// Starts a newer build on the node with the oldest. It knows the rules of the cluster and the next:
+    /// nobody goes on to another one before all know what the last one brought.
+    fn upgrade(&mut self) {
+        let in_use = (0..self.nodes.len()).filter(|&place| self.is_in_use(place));
+        let Some(oldest) = in_use.min_by_key(|&place| self.nodes[place].rules_max) else { return };
+        if self.nodes[oldest].rules_max <= self.oracle.control.newest().rules() {
+            self.note("upgrade", [oldest as u64, 0, 0]);
+            self.crash(oldest);
+            self.nodes[oldest].rules_max += 1;
+        }
+    }
+
+    /// Gives up a node that is down, and may come back all the same: it must find that it has left.
+    fn give_up_by_mistake(&mut self, id: NodeId) {
+        let node = self.oracle.control.newest().nodes().get(&id);
+        let place: Option<usize> = node.and_then(|node| node.address.parse().ok());
+        if let Some(place) = place
+            && !self.nodes[place].is_up()
+            && self.may_lose(place)
+        {
+            self.order(&ControlCommand::GiveUp { id });
+        }
     }
 
     /// Sends a command to whoever seems to lead the control group.

@@ -76,6 +76,9 @@ impl World {
                 return format!("node {place} has another map");
             }
         }
+        if let Some(id) = control.nodes().keys().find(|id| control.has_given_up(**id)) {
+            return format!("node number {id} was given up and is in the map");
+        }
         let steps = control.next_steps(&self.seen());
         if steps.is_empty() { String::new() } else { format!("the planner wants {steps:?}") }
     }
@@ -84,8 +87,9 @@ impl World {
     /// know nobody any more who could tell it.
     pub(super) fn is_in_use(&self, place: usize) -> bool {
         let node = &self.nodes[place];
-        let removed = |id: NodeId| self.oracle.control.newest().was_removed(id);
-        !node.retired && !self.lost[place] && !node.disk.node().is_some_and(removed)
+        let control = self.oracle.control.newest();
+        let leaves = |id: NodeId| control.was_removed(id) || control.has_given_up(id);
+        !node.retired && !self.lost[place] && !node.disk.node().is_some_and(leaves)
     }
 
     /// The truth about the cluster, which no node can see at once.

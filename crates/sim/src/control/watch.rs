@@ -17,6 +17,8 @@ pub(crate) struct Status {
     pub(crate) node: NodeId,
     /// When it was true, by the node's own monotonic clock.
     pub(crate) at: u64,
+    /// The newest rules that it knows.
+    pub(crate) rules_max: u16,
     /// The groups that it leads.
     pub(crate) leads: Vec<(u64, Told)>,
 }

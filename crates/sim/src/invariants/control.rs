@@ -23,6 +23,8 @@ pub(crate) struct ControlAccount {
     /// The place of every node that there ever was.
     places: BTreeMap<NodeId, usize>,
     removed: BTreeSet<NodeId>,
+    /// Nodes that were given up, gone or not.
+    pub(crate) given_up: BTreeSet<NodeId>,
 }
 
 impl ControlAccount {
@@ -77,8 +79,18 @@ impl ControlAccount {
     }
 
     fn judge(&mut self, after: &Control) -> Result<(), Violation> {
+        if after.rules() < self.newest.rules() {
+            return Err(format!("rules fell from {} to {}", self.newest.rules(), after.rules()));
+        }
         for (&id, node) in after.nodes() {
+            if after.has_given_up(id) {
+                self.given_up.insert(id);
+                continue;
+            }
             let place = node.address.parse().map_err(|_| format!("node {id} has no place"))?;
+            if self.given_up.contains(&id) {
+                return Err(format!("node {id} was given up and is in use again"));
+            }
             if *self.places.entry(id).or_insert(place) != place || self.removed.contains(&id) {
                 return Err(format!("number {id} was given to two nodes"));
             }

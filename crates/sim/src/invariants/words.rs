@@ -32,6 +32,8 @@ pub(super) fn word_for(event: &Event) -> &'static str {
         EventKind::ScheduleSkipped(..) => "schedule skipped",
         EventKind::ScheduleMissed(..) => "schedule missed",
         EventKind::OutgoingQueued(_) => "outgoing",
+        EventKind::DigestMarked { .. } => "marked",
+        EventKind::DigestAttested { .. } => "attested",
     }
 }
 

@@ -91,6 +91,10 @@ impl Node {
         let messages = std::mem::take(&mut progress.messages);
         host.take(shard, progress, wall, now, &mut self.output)?;
         self.send(group, messages);
+        for (shard, leader, command) in std::mem::take(&mut self.output.attests) {
+            let to = self.route(group_of(shard), leader);
+            self.output.peers.extend(to.map(|to| (to, Peer::Attest { shard, command })));
+        }
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! What a node's replicas start from: their checkpoints, and what of the log leads on from there.
 
-use super::{Node, group_of};
+use super::{Node, NodeConfig, group_of};
 use crate::control::{ControlHost, Directory};
 use crate::disk::{Checkpoint, Write};
 use crate::host::Host;
@@ -29,6 +29,7 @@ impl Node {
             None => Shard::new(self.identity(shard)),
         };
         state.sabotage = self.config.sabotage.of_replica(id);
+        state.rules_max = self.rules_max;
         state.before_crash = self.before_crash.remove(&shard);
         if let Some((_, records)) =
             state.before_crash.take_if(|(index, _)| *index == state.last_index && *index > 0)
@@ -46,7 +47,8 @@ impl Node {
         let (restored, checkpoint) = self.restore(0);
         let state = checkpoint.map_or(Ok(Directory::default()), |found| directory(&found))?;
         let replica = self.replica(0, restored, state)?;
-        Ok(ControlHost::new(replica, self.config.shards, self.config.sabotage))
+        let NodeConfig { shards, sabotage, .. } = self.config;
+        Ok(ControlHost::new(replica, shards, self.rules_max, sabotage))
     }
 
     fn replica<M: StateMachine>(
@@ -126,6 +128,7 @@ impl Node {
         let mut state =
             Shard::load(self.identity(shard), &checkpoint).map_err(|error| error.to_string())?;
         state.sabotage = self.config.sabotage.of_replica(self.config.id);
+        state.rules_max = self.rules_max;
         self.disk.store_checkpoint(group, checkpoint);
         if let Some(host) = self.host_mut(shard) {
             host.checkpointing = None;

@@ -79,7 +79,8 @@ impl Node {
         process.reports_at = now + STATUS_MS;
         let Some(node) = self.disk.node() else {
             let to = self.rng.below(self.places_max as u64) as usize;
-            self.output.peers.push((to, Peer::Join { place: self.config.id }));
+            let join = Peer::Join { place: self.config.id, rules_max: self.rules_max };
+            self.output.peers.push((to, join));
             return;
         };
         let Some(control) = &process.control else { return };
@@ -101,7 +102,8 @@ impl Node {
         let control = process.filter_map(|process| process.control.as_ref());
         let control = control.map(|control| (0, Told::by(&control.replica)));
         let leads = control.chain(shards).filter_map(|(group, told)| Some((group, told?)));
-        Status { node, at: now, leads: leads.collect() }
+        let rules_max = self.config.sabotage.of_told_rules(self.rules_max);
+        Status { node, at: now, rules_max, leads: leads.collect() }
     }
 
     /// A node has its number, and its first replica.
@@ -155,15 +157,15 @@ impl Node {
     }
 
     /// A node wants in: only the leader of the control group can say yes.
-    pub(super) fn let_in(&mut self, place: usize) {
+    pub(super) fn let_in(&mut self, place: usize, rules_max: u16) {
         let Some(process) = &mut self.process else { return };
         let Some(control) = &mut process.control else { return };
         if control.leads() {
-            control.let_in(place, &mut self.output);
+            control.let_in(place, rules_max, &mut self.output);
             return;
         }
         let leader = control.leader().and_then(|replica| self.route(0, replica));
-        self.output.peers.extend(leader.map(|to| (to, Peer::Join { place })));
+        self.output.peers.extend(leader.map(|to| (to, Peer::Join { place, rules_max })));
     }
 
     pub(super) fn hear(&mut self, from: usize, status: Status, now: u64) {

@@ -60,6 +60,22 @@ impl Story {
         self
     }
 
+    /// In the end the task of this request was given up, after it was handed to these.
+    fn given_up(mut self, id: &str, request: &str, workers: &[&str]) -> Story {
+        self = self.left(id, request, 0);
+        let task = self.tasks.last_mut().unwrap();
+        (task.state, task.token) = ("dead".into(), None);
+        task.death_reason = "its workers died".into();
+        task.workers = workers.iter().map(|worker| (*worker).to_owned()).collect();
+        self
+    }
+
+    /// A claim that nobody heard the answer of.
+    fn claim_in_vain(self, worker: &str) -> Story {
+        let (worker, lease) = (worker.into(), At::from_secs(5));
+        self.then(What::Claim { worker, lease, answer: Answer::Unknown })
+    }
+
     /// In the end there is a run for this moment.
     fn ran(mut self, occurrence_at: u64) -> Story {
         let token = occurrence_at;
@@ -199,4 +215,19 @@ fn a_tick_that_is_missed_or_twice_is_found() {
     let mut uncounted = Story::default().ran(1_000).ran(2_000);
     uncounted.ticks = 3;
     uncounted.check(&["the schedule has 2 runs and says"]);
+}
+
+#[test]
+fn a_task_that_is_given_up_too_early_is_found() {
+    let twice = || story().claim("t", 1).handle("t", 2, 0);
+    let workers = ["lease-1", "session", "lease-3"];
+    // Abandoned, not heard of again, and never answered.
+    twice().claim_in_vain("lease-3").given_up("t", "r", &workers).check(&[]);
+    twice().claim("t", 3).given_up("t", "r", &workers).check(&[]);
+    let early = "task t was given up after 3 losses, and clients know of 2";
+    twice().given_up("t", "r", &workers).check(&[early]);
+    // What was not answered was not about this one.
+    twice().claim_in_vain("lease-4").given_up("t", "r", &workers).check(&[early]);
+    let acked = twice().claim("t", 3).ack("t", 3, Answer::Is(()));
+    acked.given_up("t", "r", &workers).check(&["task t ended as dead", ORDER]);
 }

@@ -565,3 +565,26 @@ fn a_move_to_a_node_whose_disk_becomes_full_goes_elsewhere_or_waits() {
     world.settle();
     assert_eq!((shards_on(&world, 1), shards_on(&world, 4), shards_on(&world, 5)), (0, 0, 3));
 }
+
+#[test]
+fn rules_rise_when_the_last_node_knows_them_whether_it_is_there_or_not() {
+    let mut world = World::founded(1);
+    world.join(2, "");
+    world.join(3, "");
+    while world.round() {}
+    let knows = |world: &mut World, id: NodeId, rules_max| {
+        let node = Node { rules_max, ..world.control.nodes()[&id].clone() };
+        world.command(ControlCommand::SetNode { id, node }).unwrap();
+        while world.round() {}
+        world.control.rules()
+    };
+    assert_eq!(knows(&mut world, 2, 3), 1);
+    assert_eq!(knows(&mut world, 3, 2), 1, "node 1 knows no newer ones");
+    // It may come back as it was.
+    world.seen.alive.remove(&1);
+    world.seen.away.insert(1);
+    while world.round() {}
+    assert_eq!(world.control.rules(), 1);
+    assert_eq!(knows(&mut world, 1, 3), 2, "the newest that all know");
+    assert_eq!(knows(&mut world, 3, 3), 3);
+}

@@ -3,7 +3,7 @@
 use super::*;
 
 const SHARD: ShardId = ShardId(2);
-const ID: SnapshotId = SnapshotId { source: 7, index: 50, term: 3 };
+const ID: SnapshotId = SnapshotId { source: 7, index: 50, term: 3, replica: 4 };
 /// Small, so that there are many parts.
 const PART_BYTES: usize = 300;
 
@@ -137,6 +137,23 @@ fn another_snapshot_begins_in_an_empty_place() {
     let part = source.view().part(SHARD, &Position::default(), usize::MAX).unwrap();
     assert!(store.put_part(SHARD, newer, &part).unwrap().position.is_end());
     switch(&store, newer);
+    assert_eq!(state(&store), state(&source));
+}
+
+/// The shard left this node and came back, and is sent the very snapshot that its last replica was getting.
+#[test]
+fn what_is_late_of_a_replica_that_is_gone_does_not_touch_what_the_next_one_gets() {
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (source, store) = (source(&here), behind(&there));
+    assert!(!fetch(&source, &store, 5));
+    let next = SnapshotId { replica: ID.replica + 1, ..ID };
+    assert_eq!(store.begin_install(SHARD, next).unwrap(), Arrived::default());
+    let part = source.view().part(SHARD, &Position::default(), usize::MAX).unwrap();
+    assert!(matches!(store.put_part(SHARD, ID, &part), Err(InstallError::GivenUp)));
+    assert!(store.put_part(SHARD, next, &part).unwrap().position.is_end());
+    store.discard_install(SHARD, ID);
+    assert!(!store.switch(SHARD, ID, &cut(ID.index)).unwrap());
+    switch(&store, next);
     assert_eq!(state(&store), state(&source));
 }
 

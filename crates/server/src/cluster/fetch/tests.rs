@@ -6,7 +6,11 @@ use crate::{
     checkpoint::Change,
     cluster::{Snapshots, call_kind},
     payloads::Bodies,
-    peer::{PeerConfig, PeerHandler, PeerHello, tests::proxy::Proxy},
+    peer::{
+        PeerConfig, PeerHandler, PeerHello,
+        tests::proxy::{self, Proxy},
+    },
+    shard::inbox::Taken,
 };
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -93,8 +97,14 @@ impl TestNode {
         let store = Store::open(&data.state()).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let config =
-            PeerConfig { cluster: 1, node, secret: Vec::new(), build: "test".into(), rules: 1 };
+        let config = PeerConfig {
+            cluster: 1,
+            node,
+            secret: Vec::new(),
+            build: "test".into(),
+            rules: 1,
+            start: None,
+        };
         let handler = Arc::new(Handler::default());
         let shown = Arc::new(Shown(Arc::clone(&handler)));
         let network = PeerNetwork::start(&config, listener, shown, Clock::system());
@@ -160,6 +170,9 @@ impl Pair {
             Input::FetchFailed { index, .. } => panic!("the snapshot at {index} did not come"),
             _ => panic!("another input came"),
         };
+        // Offered once more before the loop has taken it, it is not fetched again.
+        self.fetcher.fetch(fetched.order.clone());
+        self.fetcher.taken(SHARD, fetched.order.id());
         assert_eq!(self.fetcher.installing(SHARD), None);
         let (here, there) = (self.source.store.view(), &self.receiver.store);
         assert!(there.switch(SHARD, fetched.order.id(), &fetched.order.cut()).unwrap());
@@ -182,10 +195,12 @@ fn fetcher(node: &TestNode) -> (Fetcher, mpsc::UnboundedReceiver<Input>) {
     let fetcher = Fetcher::new(&node.data, &node.store, &network, &inbox);
     let (sender, inputs) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
-        let mut taken = Vec::new();
+        let mut taken = Taken::default();
         while !sender.is_closed() {
-            inbox.take(&mut taken, Some(Duration::from_millis(100)));
-            taken.drain(..).for_each(|input| drop(sender.send(input)));
+            inbox.take(&mut taken, Some(Duration::from_millis(100)), 0);
+            while let Some(input) = taken.next() {
+                let _ = sender.send(input);
+            }
         }
     });
     (fetcher, inputs)
@@ -268,13 +283,16 @@ async fn a_snapshot_that_is_gone_is_told_and_a_newer_order_takes_its_place() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transfer_that_is_not_wanted_any_more_ends_without_a_word() {
     let mut pair = Pair::with(12_000).await;
+    // Or it might be all there before it is not wanted.
+    pair.line.set(proxy::Line::HoldsAnswers);
     pair.fetcher.fetch(pair.order());
-    pair.served(2).await;
+    pair.served(1).await;
     pair.fetcher.forget(SHARD);
     pair.receiver.store.remove(SHARD).unwrap();
     assert_eq!(pair.fetcher.installing(SHARD), None);
     assert!(pair.inputs.try_recv().is_err());
     // The replica comes back.
+    pair.line.set(proxy::Line::Passes);
     pair.fetcher.fetch(pair.order());
     pair.check_fetched().await;
 }
@@ -302,4 +320,17 @@ async fn a_large_state_streams_in_parts_and_shows_how_far_it_is() {
     pair.served(20).await;
     assert!(pair.fetcher.installing(SHARD).is_some_and(|bytes| bytes > 10 << 20));
     pair.check_fetched().await;
+    let sent = pair.source.handler.snapshots.get().unwrap().bytes_sent();
+    assert_eq!(pair.fetcher.bytes_fetched(), sent, "each part came once");
+}
+
+#[tokio::test]
+async fn parts_come_no_faster_than_their_rate() {
+    let pair = Pair::with(1).await;
+    let shared = &pair.fetcher.0;
+    assert_eq!(shared.pace(BYTES_PER_SECOND), Duration::ZERO, "nothing came before it");
+    let wait = shared.pace(BYTES_PER_SECOND);
+    assert!(wait > Duration::from_millis(1) && wait <= Duration::from_secs(1), "{wait:?}");
+    let longer = shared.pace(1);
+    assert!(longer > Duration::from_secs(1) && longer <= Duration::from_secs(2), "{longer:?}");
 }

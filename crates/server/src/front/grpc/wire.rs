@@ -27,9 +27,10 @@ impl From<Error> for Status {
     fn from(error: Error) -> Status {
         let code = error.code();
         let kind = match error {
-            // The request is fine; the task, flow or cluster is not where it would make sense.
-            Error::Rejected(Rejection::WrongState { .. } | Rejection::WrongFlowState { .. })
-            | Error::Refused(_) => Code::FailedPrecondition,
+            // The request is fine; the task or flow is not where it would make sense.
+            Error::Rejected(Rejection::WrongState { .. } | Rejection::WrongFlowState { .. }) => {
+                Code::FailedPrecondition
+            }
             _ => grpc_code(code),
         };
         let mut status = Status::new(kind, error.to_string());
@@ -46,7 +47,7 @@ pub(in crate::front) fn grpc_code(code: &str) -> Code {
     match code {
         "invalid_argument" | "payload_too_large" => Code::InvalidArgument,
         "not_found" => Code::NotFound,
-        "claim_lost" | "already_finished" => Code::FailedPrecondition,
+        "claim_lost" | "already_finished" | "conflict" => Code::FailedPrecondition,
         "not_unique" => Code::AlreadyExists,
         "queue_full" | "limit_exceeded" | "disk_full" => Code::ResourceExhausted,
         "no_quorum" | "unavailable" => Code::Unavailable,

@@ -113,7 +113,7 @@ pub(super) async fn set_replication(
     body: JsonBody,
 ) -> Result<Response, Problem> {
     let json::ReplicationBody { factor } = body.parse()?;
-    operate(&http, Operation::SetReplication { factor }).await
+    operate(&http, Operation::SetReplication { factor: edge::replication(factor)? }).await
 }
 
 async fn operate(http: &Http, operation: Operation) -> Result<Response, Problem> {

@@ -175,5 +175,5 @@ pub(in crate::front) struct TransferBody {
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct ReplicationBody {
     /// 1, 3 or 5.
-    pub(in crate::front) factor: u8,
+    pub(in crate::front) factor: u32,
 }

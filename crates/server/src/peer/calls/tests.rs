@@ -13,7 +13,13 @@ use tokio::{
 const WAIT: Duration = Duration::from_secs(30);
 
 fn peer() -> PeerHello {
-    PeerHello { cluster: 1, node: 2, boot: 3, build: "test".to_string(), rules: 1 }
+    PeerHello {
+        cluster: 1,
+        node: 2,
+        start: taskyard_replica::Start::default(),
+        build: "test".to_string(),
+        rules: 1,
+    }
 }
 
 fn dialled(clock: &Clock) -> Arc<Dialled> {

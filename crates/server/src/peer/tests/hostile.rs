@@ -87,6 +87,34 @@ fn refusal(said: &[u8], skipped: usize) -> String {
     String::from_utf8_lossy(&frame.body[3..]).into_owned()
 }
 
+/// Whoever has got hold of a peer's address could end the node that dials it.
+#[tokio::test]
+async fn a_verdict_of_one_that_has_proved_nothing_is_no_verdict() {
+    let (one, two) = (TestNode::start(1).await, TestNode::start(2).await);
+    for code in [RefusalCode::NotAMember, RefusalCode::NodeInUse] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let liar = listener.local_addr().unwrap();
+        let lies = tokio::spawn(async move {
+            loop {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let refusal = Refusal::new(code, format!("{code:?} says a liar"));
+                // Said before it is asked, and to whoever dials.
+                let _ = write_frame(&mut socket, &refusal.frame()).await;
+                until_closed(socket).await;
+            }
+        });
+        one.dials(&[(2, liar)]);
+        let lie = format!("{code:?} says a liar");
+        let words = until_error(&one, |error| error.contains(&lie)).await;
+        assert!(words.contains("which has proved nothing"), "{words}");
+        assert_eq!(one.network.status()[0].verdict, None, "{code:?}");
+        lies.abort();
+    }
+    // It goes on, and connects once the peer itself is there.
+    one.connects_to(&two).await;
+    assert!(one.asks(2, "hello").await.is_ok());
+}
+
 #[tokio::test]
 async fn other_protocols_and_garbage_get_no_answer() {
     let besieged = Besieged::start().await;

@@ -167,3 +167,108 @@ async fn a_shard_without_a_leader_keeps_no_work_of_others_from_a_claim() {
     assert_eq!(parked.await.unwrap().unwrap().len(), 1, "what comes is handed out");
     drop(handed);
 }
+
+/// A claim over queues that two other nodes lead, two shards each, and how often it has asked each node.
+async fn over_two_nodes() -> ([TestNode; 3], Broker, [String; 4]) {
+    let nodes = three(&[2, 3]).await;
+    let shards = nodes[0].shards.clone();
+    let queues = [0, 1, 2, 3].map(|shard| queue_on(&shards, ShardId(shard)));
+    for (shard, node) in [(0, 2), (1, 3), (2, 2), (3, 3)] {
+        nodes[0].leads(ShardId(shard), Some(node));
+    }
+    let broker = Broker::new(shards, &Config::new(nodes[0]._dir.path()));
+    (nodes, broker, queues)
+}
+
+fn parked(broker: &Broker, queues: &[String; 4]) -> tokio::task::JoinHandle<Vec<HandedTask>> {
+    let broker = broker.clone();
+    let places = broker.places(&queues.each_ref().map(|queue| (queue.clone(), 0))).unwrap();
+    let asked = ClaimAsked { tasks_max: 5, lease_ms: 30_000, session: None, worker: "test".into() };
+    tokio::spawn(async move { broker.claim(&places, &asked, WAIT).await.unwrap() })
+}
+
+fn hints(node: &TestNode) -> usize {
+    node.calls().iter().filter(|call| matches!(call, ShardCall::Claimable { .. })).count()
+}
+
+#[tokio::test]
+async fn a_claim_over_many_shards_asks_each_node_once_and_then_waits() {
+    let ([_here, first, second], broker, queues) = over_two_nodes().await;
+    let claim = parked(&broker, &queues);
+    for node in [&first, &second] {
+        // What there is now, then what comes.
+        node.until(|node| hints(node) == 2).await;
+    }
+    enqueue(broker.shards(), &queues[2], None).await.unwrap();
+    assert_eq!(claim.await.unwrap().len(), 1);
+    let asked = |node: &TestNode| node.calls().len();
+    assert_eq!((asked(&first), asked(&second)), (4, 2), "one enqueue and one claim beside them");
+}
+
+#[tokio::test]
+async fn of_many_claims_that_wait_few_are_woken_by_one_task() {
+    let ([_here, first, second], broker, queues) = over_two_nodes().await;
+    let mut claims: Vec<_> = (0..50).map(|_| parked(&broker, &queues)).collect();
+    for node in [&first, &second] {
+        node.until(|node| hints(node) == 100).await;
+    }
+    enqueue(broker.shards(), &queues[0], None).await.unwrap();
+    let (handed, _, rest) = futures_util::future::select_all(claims.drain(..)).await;
+    assert_eq!(handed.unwrap().len(), 1);
+    let claimed = |call: &&ShardCall| matches!(call, ShardCall::Claim { .. });
+    let tried = first.calls().iter().filter(claimed).count();
+    // One; another where the first took so long that it was given up.
+    assert!(tried <= 5, "{tried} have tried to claim one task");
+    assert!(hints(&second) <= 100 + tried, "nobody asks again who was told nothing");
+    rest.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Node 2 leads two of the shards, and answers neither claim before it has both.
+#[tokio::test]
+async fn a_claim_with_room_for_all_waits_for_no_shard_before_it_asks_the_next() {
+    let ([_here, first, _second], broker, queues) = over_two_nodes().await;
+    for queue in &queues {
+        enqueue(broker.shards(), queue, None).await.unwrap();
+    }
+    // The first is what it could have.
+    first.bend(&[Bent::Serves, Bent::Meets, Bent::Meets]);
+    let handed = parked(&broker, &queues).await.unwrap();
+    let mut from: Vec<u16> = handed.iter().map(|handed| handed.task.id.home.0).collect();
+    from.sort_unstable();
+    assert_eq!(from, [0, 1, 2, 3]);
+}
+
+#[tokio::test]
+async fn a_claim_takes_no_more_than_it_has_room_for_and_in_order() {
+    let (_nodes, broker, queues) = over_two_nodes().await;
+    for queue in queues.iter().rev() {
+        for _ in 0..3 {
+            enqueue(broker.shards(), queue, None).await.unwrap();
+        }
+    }
+    let places = broker.places(&queues.each_ref().map(|queue| (queue.clone(), 0))).unwrap();
+    for (tasks_max, wanted) in [(4, vec![0, 0, 0, 1]), (8, vec![1, 1, 2, 2, 2, 3, 3, 3])] {
+        let asked = ClaimAsked { tasks_max, lease_ms: 30_000, session: None, worker: "w".into() };
+        let handed = broker.claim(&places, &asked, WAIT).await.unwrap();
+        let mut from: Vec<u16> = handed.iter().map(|handed| handed.task.id.home.0).collect();
+        from.sort_unstable();
+        assert_eq!(from, wanted);
+    }
+}
+
+/// Node 2 leads no more and does not know it yet: it has nothing, and node 3 has a task.
+#[tokio::test]
+async fn that_there_is_nothing_to_claim_is_said_by_a_confirmed_leader_alone() {
+    let [here, deposed, leader] = three(&[2, 3]).await;
+    here.leads(here.shards.home("mail"), Some(2));
+    let id = enqueue(&leader.shards, "mail", None).await.unwrap().id;
+    // It finds nothing, and when it has to confirm that it leads, it learns who does.
+    deposed.bend(&[Bent::Serves, Bent::Refuses(Some(3))]);
+    let broker = Broker::new(here.shards.clone(), &Config::new(here._dir.path()));
+    let places = broker.places(&[("mail".into(), 0)]).unwrap();
+    let asked = ClaimAsked { tasks_max: 5, lease_ms: 30_000, session: None, worker: "test".into() };
+    let handed = broker.claim(&places, &asked, Duration::ZERO).await.unwrap();
+    assert_eq!(handed.iter().map(|handed| handed.task.id).collect::<Vec<_>>(), [id]);
+    let handed = broker.claim(&places, &asked, Duration::ZERO).await.unwrap();
+    assert!(handed.is_empty(), "now there is nothing");
+}

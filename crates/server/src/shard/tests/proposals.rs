@@ -154,3 +154,67 @@ async fn a_batch_goes_to_each_leader_once_and_only_what_was_refused_goes_on() {
     assert_eq!(count(shards, &queues[0]).await, 1 + 5);
     assert_eq!(count(&other.shards, &queues[1]).await, 2 + 6);
 }
+
+/// Commands that are too large for one call, each of a task with a payload of its own.
+fn large(count: usize) -> Vec<EncodedCommand> {
+    let command = |number: usize| {
+        let payload = vec![number as u8; 3 << 20];
+        let body = Body { payload: &payload, ..Body::default() };
+        let task = NewTask { task_type: "test", body, ..NewTask::default() };
+        EncodedCommand::new(&Command::Enqueue(Enqueue { queue: "mail", task }))
+    };
+    (0..count).map(command).collect()
+}
+
+/// Which of the commands a node was asked for, in order.
+fn proposed(node: &TestNode, commands: &[EncodedCommand]) -> Vec<usize> {
+    let sent = |call| match call {
+        ShardCall::Propose { commands, .. } => commands.into_iter().map(|(_, command)| command),
+        _ => panic!("nothing else is asked for"),
+    };
+    let number = |sent| commands.iter().position(|command| *command == sent).unwrap();
+    node.calls().into_iter().flat_map(sent).map(number).collect()
+}
+
+/// What follows may build on it: it would be done out of order, or refused for that.
+#[tokio::test]
+async fn nothing_is_sent_to_a_leader_after_what_it_has_not_taken() {
+    let [here, there, other] = three(&[2, 3]).await;
+    let home = here.shards.home("mail");
+    here.leads(home, Some(2));
+    there.bend(&[Bent::Serves, Bent::Refuses(Some(3))]);
+    let large = large(4);
+    let commands = large.iter().map(|command| (home, command.clone())).collect();
+    let answers = here.shards.propose_all(commands, true).await;
+    assert_eq!(proposed(&there, &large), [0, 1]);
+    assert_eq!(proposed(&other, &large), [1, 2, 3], "in order");
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+}
+
+#[tokio::test]
+async fn what_builds_on_a_part_that_was_refused_is_not_sent() {
+    let [here, there, _] = three(&[2, 3]).await;
+    let home = here.shards.home("mail");
+    here.leads(home, Some(2));
+    there.bend(&[Bent::Serves, Bent::IsFull]);
+    let large = large(4);
+    let refused = here.shards.propose_in_turn(home, large.clone(), true).await.unwrap_err();
+    assert_eq!(refused, Error::LimitExceeded("full".into()));
+    assert_eq!(proposed(&there, &large), [0, 1]);
+    let done = here.shards.propose_in_turn(home, large[2..].to_vec(), true).await.unwrap();
+    assert!(matches!(done, Outcome::Enqueued(_)), "{done:?}");
+    assert_eq!(proposed(&there, &large), [0, 1, 2, 3]);
+}
+
+#[tokio::test]
+async fn nothing_is_sent_when_the_time_is_over() {
+    let [here, there, other] = three(&[2, 3]).await;
+    let home = here.shards.home("mail");
+    here.leads(home, Some(2));
+    let commands = large(2).into_iter().map(|command| (home, command)).collect();
+    let over = crate::clock::real_now();
+    let answers = here.shards.propose_all_routed(&here.network, commands, true, over).await;
+    let refused = Err(Error::NoQuorum { shard: home.0 });
+    assert_eq!(answers, [refused.clone(), refused]);
+    assert!(there.calls().is_empty() && other.calls().is_empty());
+}

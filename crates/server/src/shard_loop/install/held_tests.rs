@@ -58,6 +58,22 @@ async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     }
 }
 
+/// Holds up switches to snapshots until it is dropped, by a failure too.
+struct Shut(Arc<Store>);
+
+impl Shut {
+    fn new(store: &Arc<Store>) -> Shut {
+        store.gate.shut();
+        Shut(Arc::clone(store))
+    }
+}
+
+impl Drop for Shut {
+    fn drop(&mut self) {
+        self.0.gate.open();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_serves_its_other_shards_while_the_switch_to_a_snapshot_waits_for_the_disk() {
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
@@ -71,29 +87,18 @@ async fn a_node_serves_its_other_shards_while_the_switch_to_a_snapshot_waits_for
     let second = node(dirs[1].path(), |config| (config.join, config.shards) = (join, None)).await;
     until("the second node leads a shard", async || led(&second).await.first().copied()).await;
 
-    // From here on the thread that writes checkpoints does nothing else.
-    let (begin, begun) = mpsc::channel::<Arc<Store>>();
-    let (lock, to_lock) = mpsc::channel::<()>();
-    let (locked, is_locked) = mpsc::channel::<()>();
-    let (release, released) = mpsc::channel::<()>();
-    let hold = move |store: &Arc<Store>| {
-        begin.send(Arc::clone(store)).unwrap();
-        let _ = to_lock.recv();
-        store.while_held(|| {
-            locked.send(()).unwrap();
-            let _ = released.recv();
-        });
-    };
-    second.shards().push(Input::Job(Job::Look(Box::new(hold)))).unwrap();
-    let store = begun.recv_timeout(WAIT).unwrap();
+    let (tell, told) = mpsc::channel::<Arc<Store>>();
+    let look = move |store: &Arc<Store>| tell.send(Arc::clone(store)).unwrap();
+    second.shards().push(Input::Job(Job::Look(Box::new(look)))).unwrap();
+    let store = told.recv_timeout(WAIT).unwrap();
+    // From here on whoever switches to a snapshot stands still.
+    let shut = Shut::new(&store);
     let served = led(&second).await;
-    let waiting = until("a snapshot has come", async || {
-        store.whole_installs().into_iter().find(|shard| !served.contains(shard))
+    let waiting = until("a switch waits for the disk", async || {
+        let mut whole = store.whole_installs().into_iter();
+        whole.find(|shard| !served.contains(shard)).filter(|_| store.gate.is_waited_at())
     })
     .await;
-    lock.send(()).unwrap();
-    is_locked.recv_timeout(WAIT).unwrap();
-    drop(store);
 
     // Many turns of the loop, each of which would stand still if it waited for the store.
     for _ in 0..50 {
@@ -102,7 +107,7 @@ async fn a_node_serves_its_other_shards_while_the_switch_to_a_snapshot_waits_for
         }
         assert!(!led(&second).await.contains(&waiting));
     }
-    release.send(()).unwrap();
+    drop((shut, store));
     until("the snapshot is taken", async || led(&second).await.contains(&waiting).then_some(()))
         .await;
     for shard in (0..SHARDS).map(ShardId) {

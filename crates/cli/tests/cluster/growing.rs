@@ -1,0 +1,59 @@
+//! Clusters that grow and shrink while clients work: nodes join and get what there is, are emptied and taken
+//! out, and come back after so long that nobody has the log which they lack. What clients were told adds up
+//! all the same.
+
+use crate::{
+    load::Load,
+    nodes::{NODES, Nodes},
+    yard::until,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_node_becomes_three_under_load_and_is_lost_and_the_others_have_its_data() {
+    let mut nodes = Nodes::placed(NODES);
+    nodes.start(0);
+    nodes.until_ready(0);
+    let load = Load::start(nodes.urls(), 1).await;
+    load.until_confirmed(100).await;
+    for place in 1..NODES {
+        nodes.start(place);
+        nodes.until_ready(place);
+    }
+    nodes.until_settled();
+    load.until_confirmed(100).await;
+    nodes.kill(0);
+    load.until_confirmed(100).await;
+    load.finish_and_check().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_is_drained_under_load_and_one_that_was_away_too_long_gets_a_snapshot() {
+    const AWAY: usize = NODES - 1;
+    let mut nodes = Nodes::form(NODES + 1);
+    let load = Load::start(nodes.urls(), 1).await;
+    load.until_confirmed(100).await;
+    nodes.drain_last();
+    nodes.until_settled();
+    load.until_confirmed(100).await;
+
+    nodes.kill(AWAY);
+    // A node that stops saves all its state, and then needs no log from before the time it did so before.
+    for _ in 0..2 {
+        for place in 0..AWAY {
+            load.until_confirmed(50).await;
+            nodes.stop(place);
+            nodes.start(place);
+            nodes.until_ready(place);
+        }
+    }
+    let snapshots = |nodes: &Nodes| nodes.nodes[AWAY].said("by a snapshot");
+    let before = snapshots(&nodes);
+    nodes.start(AWAY);
+    nodes.until_settled();
+    until("a shard of the node that was away comes by a snapshot", || snapshots(&nodes) > before);
+    // What it got counts from now on: two of three decide.
+    nodes.lead(AWAY);
+    nodes.kill(0);
+    load.until_confirmed(100).await;
+    load.finish_and_check().await;
+}

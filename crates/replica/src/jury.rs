@@ -1,0 +1,176 @@
+//! Jury: whose state is right when replicas differ.
+//!
+//! At a mark in a group's log each replica keeps a digest of its state. The leader says through the log
+//! what it has. Whoever has something else says so too, and then everybody does. A replica is wrong when a
+//! majority of the voters agree on another digest: whoever of them leads, since the leader may be the one
+//! that went astray. Without a majority nobody is: to stop would take a shard away and mend nothing. A lone
+//! voter is its group's majority and proves nothing: between it and a learner it is one word against one.
+
+use crate::Members;
+use std::collections::BTreeMap;
+
+/// What one replica says that it had at a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Statement {
+    /// The mark.
+    pub mark: u64,
+    /// Who says it.
+    pub replica: u64,
+    /// The digest of its state there.
+    pub digest: u64,
+}
+
+/// What follows from a statement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing that is to be done here.
+    Agreed,
+    /// Replicas differ: this one must say what it has.
+    Speak,
+    /// This replica is the one that is wrong, and must not go on.
+    Wrong {
+        /// The voters that agree on something else.
+        others: Vec<u64>,
+        /// What they have.
+        digest: u64,
+    },
+}
+
+/// What one replica has heard of the newest mark.
+#[derive(Debug, Default)]
+pub struct Jury {
+    mark: u64,
+    said: BTreeMap<u64, u64>,
+    /// This replica has said, or was told to say, what it has.
+    has_spoken: bool,
+}
+
+impl Jury {
+    /// Takes a statement as it comes out of the log. `me` has `own` at its mark; `members` are those of
+    /// the group now.
+    pub fn hear(&mut self, me: u64, own: u64, said: Statement, members: &Members) -> Verdict {
+        if said.mark < self.mark {
+            return Verdict::Agreed;
+        }
+        if said.mark > self.mark {
+            *self = Jury { mark: said.mark, ..Jury::default() };
+        }
+        self.said.insert(said.replica, said.digest);
+        self.has_spoken |= said.replica == me && said.digest == own;
+        if let Some((digest, others)) = self.majority(members)
+            && digest != own
+        {
+            return Verdict::Wrong { others, digest };
+        }
+        let is_disputed = self.said.values().any(|digest| *digest != own);
+        if is_disputed && !self.has_spoken {
+            self.has_spoken = true;
+            return Verdict::Speak;
+        }
+        Verdict::Agreed
+    }
+
+    /// What more than half of the voters have, with those voters. While members change nobody has a
+    /// majority: it is settled at a later mark.
+    fn majority(&self, members: &Members) -> Option<(u64, Vec<u64>)> {
+        if !members.outgoing.is_empty() {
+            return None;
+        }
+        let mut by_digest: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for voter in &members.voters {
+            if let Some(digest) = self.said.get(voter) {
+                by_digest.entry(*digest).or_default().push(*voter);
+            }
+        }
+        let agree = |voters: &[u64]| voters.len() >= 2 && voters.len() * 2 > members.voters.len();
+        by_digest.into_iter().find(|(_, voters)| agree(voters))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RIGHT: u64 = 7;
+    const ASTRAY: u64 = 8;
+
+    fn members(voters: &[u64], learners: &[u64]) -> Members {
+        Members { voters: voters.to_vec(), learners: learners.to_vec(), outgoing: vec![] }
+    }
+
+    /// Lets a group compare: the leader speaks first, then whoever is told to, in turn. Returns who is
+    /// found to be wrong.
+    fn compare(members: &Members, leader: u64, has: impl Fn(u64) -> u64, deaf: &[u64]) -> Vec<u64> {
+        let everybody = members.voters.iter().chain(&members.learners).copied();
+        let hears = everybody.filter(|replica| !deaf.contains(replica));
+        let mut juries: BTreeMap<u64, Jury> = hears.map(|id| (id, Jury::default())).collect();
+        let mut log = vec![leader];
+        let mut wrong = Vec::new();
+        let mut read = 0;
+        while let Some(&replica) = log.get(read) {
+            read += 1;
+            assert!(log.len() <= 2 * juries.len(), "it never ends: {log:?}");
+            let said = Statement { mark: 1, replica, digest: has(replica) };
+            juries.retain(|&me, jury| match jury.hear(me, has(me), said, members) {
+                Verdict::Agreed => true,
+                Verdict::Speak => {
+                    log.push(me);
+                    true
+                }
+                Verdict::Wrong { digest, others } => {
+                    assert!(digest != has(me) && !others.contains(&me));
+                    wrong.push(me);
+                    false
+                }
+            });
+        }
+        wrong
+    }
+
+    #[test]
+    fn whoever_differs_from_the_majority_is_wrong_whoever_leads() {
+        let has = |astray: u64| move |id: u64| if id == astray { ASTRAY } else { RIGHT };
+        for voters in [&[1, 2, 3][..], &[1, 2, 3, 4, 5]] {
+            let group = members(voters, &[9]);
+            for &leader in voters {
+                assert_eq!(compare(&group, leader, |_| RIGHT, &[]), [0; 0]);
+                for astray in voters.iter().copied().chain([9]) {
+                    let wrong = compare(&group, leader, has(astray), &[]);
+                    assert_eq!(wrong, [astray], "{leader} leads {voters:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_majority_nobody_stops() {
+        let group = members(&[1, 2, 3], &[]);
+        for leader in [1, 2] {
+            let has = |id| if id == 1 { ASTRAY } else { RIGHT };
+            assert_eq!(compare(&group, leader, has, &[3]), [0; 0], "{leader} leads, 3 is down");
+            assert_eq!(compare(&group, leader, |id| id, &[]), [0; 0], "all differ");
+        }
+        let lone = members(&[2], &[1]);
+        assert_eq!(compare(&lone, 2, |id| id, &[]), [0; 0], "one word against one");
+        let joint = Members { outgoing: vec![1, 2, 4], ..group };
+        let has = |id| if id == 1 { ASTRAY } else { RIGHT };
+        assert_eq!(compare(&joint, 2, has, &[]), [0; 0], "members change");
+    }
+
+    #[test]
+    fn while_all_agree_the_leader_alone_speaks_and_old_marks_are_over() {
+        let group = members(&[1, 2, 3], &[]);
+        let mut jury = Jury::default();
+        let mut hear = |mark, replica, digest| {
+            jury.hear(3, RIGHT, Statement { mark, replica, digest }, &group)
+        };
+        assert_eq!(hear(4, 1, RIGHT), Verdict::Agreed);
+        assert_eq!(hear(3, 2, ASTRAY), Verdict::Agreed, "it is over");
+        assert_eq!(hear(4, 2, ASTRAY), Verdict::Speak);
+        assert_eq!(hear(4, 2, ASTRAY), Verdict::Agreed, "it has spoken");
+        assert_eq!(hear(5, 2, ASTRAY), Verdict::Speak, "of the next one it has not");
+        // What it said in an earlier life, before it was mended, is not what it has.
+        assert_eq!(hear(6, 3, ASTRAY), Verdict::Speak);
+        assert_eq!(hear(6, 3, RIGHT), Verdict::Agreed);
+    }
+}

@@ -1,0 +1,81 @@
+//! Comparison: when the leader of a shard lets its replicas compare their states, and what this replica
+//! makes of what they say.
+//!
+//! After so many entries, or a while after the first, the leader proposes a mark. It is an entry like any
+//! other, so each replica keeps the digest of the same moment; then the leader says what it has. A shard
+//! that nobody writes to, or that has one replica, is left alone.
+
+use std::time::{Duration, Instant};
+use taskyard_machine::Attest;
+use taskyard_replica::{Jury, Members, Statement, Verdict};
+
+/// Entries after which replicas compare.
+const ENTRIES_MAX: u64 = 1_024;
+/// How long after the last time they do, if there was anything since.
+pub(crate) const COMPARE_AFTER: Duration = Duration::from_secs(60);
+
+/// The comparison of one shard, on one node.
+#[derive(Debug, Default)]
+pub(crate) struct Comparison {
+    jury: Jury,
+    in_flight: bool,
+    /// When this leader last let them compare, or saw that there is something to compare.
+    since: Option<Instant>,
+}
+
+impl Comparison {
+    /// When to propose a mark, with so many entries since the last one.
+    pub(crate) fn due_at(&self, unmarked: u64) -> Option<Instant> {
+        let since = self.since.filter(|_| unmarked > 0 && !self.in_flight)?;
+        Some(if unmarked >= ENTRIES_MAX { since } else { since + COMPARE_AFTER })
+    }
+
+    /// Whether to propose a mark now; then it is in flight.
+    pub(crate) fn is_due(&mut self, unmarked: u64, now: Instant) -> bool {
+        self.since.get_or_insert(now);
+        let is_due = self.due_at(unmarked).is_some_and(|at| at <= now);
+        if is_due {
+            (self.in_flight, self.since) = (true, Some(now));
+        }
+        is_due
+    }
+
+    /// The mark was made, or was lost.
+    pub(crate) fn done(&mut self) {
+        self.in_flight = false;
+    }
+
+    /// This node leads the shard no more.
+    pub(crate) fn end(&mut self) {
+        (self.in_flight, self.since) = (false, None);
+    }
+
+    /// A replica has said what it had at a mark, where this one had `own`.
+    pub(crate) fn hear(&mut self, me: u64, own: u64, attest: Attest, members: &Members) -> Verdict {
+        let Attest { mark, replica, digest } = attest;
+        self.jury.hear(me, own, Statement { mark, replica, digest }, members)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::real_now;
+
+    #[test]
+    fn a_mark_is_due_after_many_entries_or_a_minute_after_one_and_never_after_none() {
+        let start = real_now();
+        let after = |ms: u64| start + Duration::from_millis(ms);
+        let mut comparison = Comparison::default();
+        assert!(!comparison.is_due(5, start), "it has just begun to lead");
+        assert!(!comparison.is_due(ENTRIES_MAX - 1, after(59_999)));
+        assert!(!comparison.is_due(0, after(90_000)) && comparison.due_at(0).is_none());
+        assert_eq!(comparison.due_at(1), Some(after(60_000)));
+        assert!(comparison.is_due(1, after(60_000)));
+        assert!(!comparison.is_due(ENTRIES_MAX, after(200_000)), "one is in flight");
+        comparison.done();
+        assert!(comparison.is_due(ENTRIES_MAX, after(60_001)));
+        comparison.end();
+        assert!(!comparison.is_due(1, after(60_002)));
+    }
+}
