@@ -288,6 +288,12 @@ questions! {
 
     /// How the queues lie that were ever spread and have their home here.
     21 => Spreads {} -> Vec<(QueueName, SpreadView)>, |_, machine| machine.spread_views();
+
+    /// The tasks that a request id made, in whichever queues of the shard, as far as it remembers.
+    22 => MadeByRequest {
+        /// The request id.
+        request_id: String,
+    } -> Vec<TaskId>, |asked, machine| machine.made_in_any_queue(&asked.request_id);
 }
 
 impl Tasks {

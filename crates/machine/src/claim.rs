@@ -82,12 +82,13 @@ impl Turn<'_> {
         let token = self.next_token();
         let worker = self.shard.names.intern(claim.worker);
         let timeout_ms = self.shard.timeout_ms(slot);
+        let own_lease = self.task(slot).terms().and_then(|terms| terms.lease_ms);
         let mut state = ClaimState {
             token,
             worker,
             session: claim.session,
             claimed_at: self.now,
-            lease_ms: claim.lease_ms,
+            lease_ms: own_lease.unwrap_or(claim.lease_ms),
             lease_expires_at: self.now,
             timeout_at: None,
             ends_at: self.now,
@@ -234,7 +235,9 @@ impl Machine {
 mod tests {
     use super::*;
     use crate::testing::{START, Yard, claim, new_task};
-    use crate::{Command, NewTask, QueueCommand, QueueSettings, TaskId, TaskStateName, When};
+    use crate::{
+        Command, NewTask, QueueCommand, QueueSettings, Renew, Renewal, TaskId, TaskStateName, When,
+    };
 
     fn prioritised(priority: u8) -> NewTask<'static> {
         NewTask { priority: Some(priority), ..new_task() }
@@ -351,5 +354,27 @@ mod tests {
         assert_eq!(taken[0].attempt, 1);
         assert_eq!(taken[0].lease_expires_at, Timestamp(START + 30_000));
         assert!(taken[1].token > taken[0].token);
+    }
+
+    #[test]
+    fn a_task_that_names_its_lease_is_held_and_renewed_by_it_whatever_the_claim_asks_for() {
+        let mut yard = Yard::new();
+        let task = NewTask { lease_ms: Some(5_000), ..new_task() };
+        let id = yard.enqueue_task("mail", task).unwrap().id;
+        let held = yard.claim_one("mail");
+        assert_eq!(held.lease_expires_at, Timestamp(START + 5_000));
+        yard.pass_ms(4_000);
+        yard.extend(&held).unwrap();
+        let claims = vec![(held.id, held.token)];
+        let renewed = yard.send(Command::Renew(Renew { claims }));
+        let (lease_expires_at, cancel_requested) = (Timestamp(START + 9_000), false);
+        let expected = Renewal::Held { lease_expires_at, cancel_requested };
+        assert_eq!(renewed, Ok(Outcome::Renewed(vec![expected])));
+        let loaded = Machine::load(yard.machine.identity(), yard.machine.records()).unwrap();
+        yard.machine = loaded;
+        yard.wait_ms(4_999);
+        assert_eq!(yard.state(id), TaskStateName::Claimed);
+        yard.wait_ms(1);
+        assert_eq!(yard.state(id), TaskStateName::Ready);
     }
 }

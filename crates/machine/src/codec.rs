@@ -109,12 +109,13 @@ wire_command! {
     33 => TrimQueue,
     35 => Attest,
     36 => Unstage,
+    37 => Kill,
 }
 
 wire_struct!(Body<'a> { content_type, headers, payload });
 wire_struct!(NewTask<'a> {
     task_type, body, priority, run_at, expires_at, request_id, retry, timeout_ms, retention_ms, tags,
-    unique, fairness_key,
+    unique, fairness_key, lease_ms, discard_dead,
 });
 wire_struct!(Unique<'a> { key, until, window_ms, on_conflict, debounce_ms });
 wire_words!(UniqueUntil { 1 => Start, 2 => Done });
@@ -140,6 +141,7 @@ wire_struct!(Renew { claims });
 wire_struct!(Release { task, token });
 wire_struct!(Snooze { task, token, until, hold_key });
 wire_struct!(Cancel { task });
+wire_struct!(Kill { task });
 wire_struct!(Retry<'a> { task, body });
 wire_words!(DeadAction { 1 => Retry, 2 => Discard });
 wire_struct!(TaskFilter<'a> { queue, state, task_type, error, tag, flow });
@@ -302,6 +304,8 @@ pub(crate) mod tests {
                 debounce_ms: Some(1),
             })),
             fairness_key: Some("acme"),
+            lease_ms: Some(1_000),
+            discard_dead: true,
         }
     }
 
@@ -395,6 +399,7 @@ pub(crate) mod tests {
             Command::Release(Release { task: TASK, token: TOKEN }),
             Command::Snooze(Snooze { task: TASK, token: TOKEN, until: When::Now, hold_key: true }),
             Command::Cancel(Cancel { task: TASK }),
+            Command::Kill(Kill { task: TASK }),
             Command::Retry(Retry { task: TASK, body: Some(new_task("t").body) }),
             Command::Dead(DeadCommand {
                 action: DeadAction::Retry,

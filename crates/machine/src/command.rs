@@ -41,6 +41,8 @@ pub enum Command<'a> {
     Snooze(Snooze),
     /// Takes a task back: at once when waiting, by request when claimed.
     Cancel(Cancel),
+    /// Makes a waiting task a dead letter.
+    Kill(Kill),
     /// Makes a finished or waiting task ready now.
     Retry(Retry<'a>),
     /// Retries or discards dead letters, by id or filter, a bounded number per entry.
@@ -142,6 +144,11 @@ pub struct NewTask<'a> {
     pub retry: Option<RetryPolicy>,
     /// Longest run time of one attempt.
     pub timeout_ms: Option<u64>,
+    /// How long a claim of it holds without being renewed, whatever the claimant asks for.
+    pub lease_ms: Option<u64>,
+    /// When it is not tried again after a failure it ends as failed, and not as a dead letter. A
+    /// quarantined one is a dead letter all the same: nobody chose that.
+    pub discard_dead: bool,
     /// How long the finished task is kept, whatever its queue keeps.
     pub retention_ms: Option<u64>,
     /// Words to find it by.
@@ -270,7 +277,7 @@ pub struct Claim<'a> {
     pub weighted_seed: Option<u64>,
     /// At most this many tasks, at least 1.
     pub tasks_max: u32,
-    /// How long the worker may be silent about a task.
+    /// How long the worker may be silent about a task, unless the task itself says.
     pub lease_ms: u64,
     /// The session that holds the claims; `None` leaves them to their lease alone.
     pub session: Option<SessionId>,
@@ -363,7 +370,7 @@ pub struct Extend<'a> {
     pub task: TaskId,
     /// The claim's token.
     pub token: ClaimToken,
-    /// The new lease, from now; `None` is as long as it was claimed for.
+    /// The new lease, from now; `None` is as long as it was claimed for, or as the task itself says.
     pub lease_ms: Option<u64>,
     /// How far it is.
     pub progress: Option<Progress<'a>>,
@@ -403,6 +410,13 @@ pub struct Snooze {
 /// See [`Command::Cancel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cancel {
+    /// The task.
+    pub task: TaskId,
+}
+
+/// See [`Command::Kill`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kill {
     /// The task.
     pub task: TaskId,
 }

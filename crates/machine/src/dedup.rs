@@ -8,6 +8,7 @@ use crate::slab::Slot;
 use crate::turn::Turn;
 use crate::wire::{decode, wire_struct};
 use crate::{Command, EncodedCommand, Machine, TaskId, Timestamp};
+use std::collections::BTreeSet;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
 #[derive(Debug, PartialEq)]
@@ -49,6 +50,14 @@ impl Machine {
         (record.expires_at > self.counters.now).then_some(record.id)
     }
 
+    /// The tasks that a request id made, over all queues, each once.
+    pub(crate) fn made_in_any_queue(&self, request_id: &str) -> Vec<TaskId> {
+        let queues = self.queues.by_name.keys();
+        let made = queues.filter_map(|name| self.made_by_request(name.as_str(), Some(request_id)));
+        let made: BTreeSet<TaskId> = made.collect();
+        made.into_iter().collect()
+    }
+
     /// Whether all that an enqueue asks for was made before, so that it adds nothing. Whoever has no
     /// room for new tasks can still let it through: a producer whose answer was lost learns it.
     pub fn is_repetition(&self, command: &EncodedCommand) -> bool {
@@ -86,6 +95,7 @@ fn request_key(queue: &str, request_id: &str) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ask::{Ask, MadeByRequest};
     use crate::testing::{Yard, new_task};
     use crate::{
         CommitFlow, Enqueue, EnqueueBatch, EnqueueMany, FlowNode, NewTask, OnFailure,
@@ -105,6 +115,21 @@ mod tests {
         assert_eq!((again.id, again.duplicate), (first.id, true));
         assert!(!yard.enqueue_task("video", request("r")).unwrap().duplicate);
         assert!(!yard.enqueue_task("mail", request("R")).unwrap().duplicate);
+    }
+
+    #[test]
+    fn what_a_request_made_is_found_without_knowing_its_queue() {
+        let mut yard = Yard::new();
+        let made =
+            ["mail", "video"].map(|queue| yard.enqueue_task(queue, request("r")).unwrap().id);
+        yard.enqueue_task("mail", request("other")).unwrap();
+        let found = |yard: &Yard, request_id: &str| {
+            MadeByRequest { request_id: request_id.into() }.ask(&yard.machine)
+        };
+        assert_eq!(found(&yard, "r"), made);
+        assert_eq!(found(&yard, "unknown"), []);
+        yard.wait_ms(DEDUP_WINDOW_MS_DEFAULT);
+        assert_eq!(found(&yard, "r"), [], "its window is over");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Enqueue: what a new task must satisfy, and how it enters the state.
 
+use crate::claim::check_lease;
 use crate::flow::Membership;
 use crate::life::{Extra, KeySlot, State, Task, Terms};
 use crate::limits::*;
@@ -239,6 +240,9 @@ impl NewTask<'_> {
             ));
         }
         check_timeout(self.timeout_ms)?;
+        if let Some(lease_ms) = self.lease_ms {
+            check_lease(lease_ms)?;
+        }
         at_most("retention_ms", self.retention_ms.unwrap_or(0), HORIZON_MS_MAX)
     }
 
@@ -271,6 +275,8 @@ impl NewTask<'_> {
     fn terms(&self) -> Option<Box<Terms>> {
         let plain = self.expires_at.is_none()
             && self.timeout_ms.is_none()
+            && self.lease_ms.is_none()
+            && !self.discard_dead
             && self.retention_ms.is_none()
             && self.retry.is_none()
             && self.tags.is_empty();
@@ -278,6 +284,8 @@ impl NewTask<'_> {
             Box::new(Terms {
                 expires_at: self.expires_at,
                 timeout_ms: self.timeout_ms,
+                lease_ms: self.lease_ms,
+                discard_dead: self.discard_dead,
                 retention_ms: self.retention_ms,
                 retry: self.retry.clone().map(Box::new),
                 tags: self.tags.iter().map(|&tag| tag.into()).collect(),
@@ -412,6 +420,8 @@ mod tests {
             (NewTask { fairness_key: Some(""), ..new_task() }, "fairness_key is empty"),
             (NewTask { fairness_key: Some(&long), ..new_task() }, "fairness_key has 300 bytes"),
             (NewTask { fairness_key: Some("a\0"), ..new_task() }, "fairness_key has the control"),
+            (NewTask { lease_ms: Some(999), ..new_task() }, "lease_ms"),
+            (NewTask { lease_ms: Some(LEASE_MS_MAX + 1), ..new_task() }, "lease_ms"),
             (NewTask { timeout_ms: Some(0), ..new_task() }, "timeout_ms is 0"),
             (NewTask { retention_ms: Some(horizon), ..new_task() }, "retention_ms is"),
             (NewTask { run_at: When::After { ms: horizon }, ..new_task() }, "ms ahead; at most"),

@@ -36,6 +36,8 @@ pub enum DeathReason {
     NotRetryable,
     /// Its workers died.
     Quarantined,
+    /// Somebody said so.
+    Killed,
 }
 
 impl DeathReason {
@@ -45,6 +47,7 @@ impl DeathReason {
             DeathReason::AttemptsSpent => "attempts spent",
             DeathReason::NotRetryable => "not retryable",
             DeathReason::Quarantined => "its workers died",
+            DeathReason::Killed => "killed",
         }
     }
 }

@@ -88,9 +88,18 @@ impl Turn<'_> {
         AfterFailure::Retry { run_at }
     }
 
-    /// Ends a task that will not be tried again: a dead letter, unless its queue keeps none.
+    /// Ends a task that will not be tried again: a dead letter, unless its queue keeps none or it was
+    /// enqueued as not worth one.
     pub(crate) fn die(&mut self, slot: Slot, reason: DeathReason) -> AfterFailure {
-        if !self.shard.queues.get(self.task(slot).queue).keeps_dead() {
+        let task = self.task(slot);
+        let discarded = match reason {
+            DeathReason::AttemptsSpent | DeathReason::NotRetryable => {
+                task.terms().is_some_and(|terms| terms.discard_dead)
+            }
+            // Nobody chose that when the task was made.
+            DeathReason::Quarantined | DeathReason::Killed => false,
+        };
+        if discarded || !self.shard.queues.get(task.queue).keeps_dead() {
             self.finish(slot, Ending::Failed, EventKind::TaskFailed);
             return AfterFailure::Failed;
         }
@@ -120,8 +129,9 @@ impl Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::LOSSES_MAX;
     use crate::testing::{Yard, fail, new_task, tried};
-    use crate::{Backoff, NewTask, QueueSettings};
+    use crate::{Backoff, Command, Machine, NewTask, QueueSettings, Snooze};
 
     #[test]
     fn a_failed_task_waits_by_its_policy_and_dies_when_its_attempts_are_spent() {
@@ -136,6 +146,8 @@ mod tests {
             assert_eq!(yard.fail(&held), Ok(AfterFailure::Retry { run_at }));
             yard.wait_ms(delay_ms - 1);
             assert_eq!(yard.state(id), TaskStateName::Scheduled, "never before its time");
+            let counts = yard.counts("mail");
+            assert_eq!((counts.scheduled, counts.retrying), (1, 1));
             yard.wait_ms(1);
             assert_eq!(yard.state(id), TaskStateName::Ready);
         }
@@ -146,6 +158,33 @@ mod tests {
         assert_eq!(task.attempts.len(), 3);
         let counts = yard.counts("mail");
         assert_eq!((counts.dead, counts.dead_total, counts.failed_total), (1, 1, 3));
+    }
+
+    #[test]
+    fn only_those_that_wait_after_a_failure_or_a_loss_are_counted_as_retrying() {
+        let mut yard = Yard::new();
+        let later = NewTask { run_at: When::After { ms: 90_000 }, ..new_task() };
+        yard.enqueue_task("mail", later).unwrap();
+        let id = yard.enqueue("mail");
+        let counted = |yard: &Yard| {
+            let counts = yard.counts("mail");
+            (counts.scheduled, counts.retrying)
+        };
+        for _ in 0..2 {
+            assert_eq!(counted(&yard), (1, 0));
+            yard.claim_one("mail");
+            yard.wait_ms(30_000);
+        }
+        assert_eq!(counted(&yard), (2, 1), "the second loss waits");
+        let loaded = Machine::load(yard.machine.identity(), yard.machine.records()).unwrap();
+        yard.machine = loaded;
+        assert_eq!(counted(&yard), (2, 1));
+        yard.retry(id).unwrap();
+        assert_eq!(counted(&yard), (1, 0));
+        let held = yard.claim_one("mail");
+        let (task, token, until) = (held.id, held.token, When::After { ms: 5 });
+        yard.send(Command::Snooze(Snooze { task, token, until, hold_key: false })).unwrap();
+        assert_eq!(counted(&yard), (2, 0), "a snooze is no failure");
     }
 
     #[test]
@@ -175,6 +214,31 @@ mod tests {
         let held = yard.claim_one("mail");
         assert_eq!(yard.fail(&held), Ok(AfterFailure::Failed));
         assert_eq!(yard.state(id), TaskStateName::Failed);
+    }
+
+    #[test]
+    fn a_task_that_is_not_worth_a_dead_letter_ends_as_failed_unless_it_is_quarantined() {
+        let mut yard = Yard::new();
+        let spent = NewTask { discard_dead: true, ..tried(1) };
+        let spent = yard.enqueue_task("mail", spent).unwrap().id;
+        let held = yard.claim_one("mail");
+        assert_eq!(yard.fail(&held), Ok(AfterFailure::Failed));
+        assert_eq!(yard.fail(&held), Ok(AfterFailure::Failed), "and again");
+        assert_eq!(yard.state(spent), TaskStateName::Failed);
+        let discarded = || NewTask { discard_dead: true, ..new_task() };
+        let refused = yard.enqueue_task("mail", discarded()).unwrap().id;
+        let held = yard.claim_one("mail");
+        let for_good = yard.fail_with(Fail { retryable: false, ..fail(&held) });
+        assert_eq!(for_good, Ok(AfterFailure::Failed));
+        assert_eq!(yard.task(refused).death, None);
+        let killer = yard.enqueue_task("mail", discarded()).unwrap().id;
+        for _ in 0..LOSSES_MAX {
+            yard.claim_one("mail");
+            yard.wait_ms(30_000);
+            yard.wait_ms(10_000);
+        }
+        assert_eq!(yard.task(killer).death, Some(DeathReason::Quarantined));
+        assert_eq!(yard.counts("mail").dead, 1);
     }
 
     #[test]

@@ -45,6 +45,7 @@ mod image;
 mod indexes;
 mod kept;
 mod keys;
+mod kill;
 mod life;
 pub mod limits;
 mod lose;

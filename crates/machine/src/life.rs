@@ -147,6 +147,8 @@ impl KeySlot {
 pub(crate) struct Terms {
     pub(crate) expires_at: Option<Timestamp>,
     pub(crate) timeout_ms: Option<u64>,
+    pub(crate) lease_ms: Option<u64>,
+    pub(crate) discard_dead: bool,
     pub(crate) retention_ms: Option<u64>,
     pub(crate) retry: Option<Box<RetryPolicy>>,
     pub(crate) tags: Box<[Box<str>]>,
@@ -163,12 +165,12 @@ pub(crate) struct Left {
 }
 
 wire_words!(Ending { 1 => Succeeded, 2 => Failed, 3 => Dead, 4 => Cancelled, 5 => Expired });
-wire_words!(DeathReason { 1 => AttemptsSpent, 2 => NotRetryable, 3 => Quarantined });
+wire_words!(DeathReason { 1 => AttemptsSpent, 2 => NotRetryable, 3 => Quarantined, 4 => Killed });
 wire_words!(AttemptOutcome {
     1 => Succeeded, 2 => Failed, 3 => Lost, 4 => Released, 5 => Snoozed, 6 => Cancelled, 7 => TimedOut,
 });
 wire_struct!(Failure { error_type, message, backtrace });
-wire_struct!(Terms { expires_at, timeout_ms, retention_ms, retry, tags });
+wire_struct!(Terms { expires_at, timeout_ms, lease_ms, discard_dead, retention_ms, retry, tags });
 wire_struct!(Left { progress, resume_state, result, death, follow_ups });
 
 impl State {
@@ -249,6 +251,14 @@ impl Task {
                 Some(at.plus_ms(own))
             }
         }
+    }
+
+    /// Of a scheduled task: whether it waits because its last attempt failed, timed out or was lost. A
+    /// retry by hand starts anew, whatever came before.
+    pub(crate) fn is_retrying(&self) -> bool {
+        use AttemptOutcome::{Failed, Lost, TimedOut};
+        let last = self.last_attempt.as_ref().map(|attempt| attempt.outcome);
+        matches!(last, Some(Failed | TimedOut | Lost)) && (self.failures > 0 || self.losses > 0)
     }
 
     /// Whether it is a task of a flow.

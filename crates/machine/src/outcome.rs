@@ -54,6 +54,11 @@ pub enum Outcome {
         /// Where it is now.
         state: TaskStateName,
     },
+    /// To `Kill`: `Dead`, or `Failed` where its queue keeps no dead letters.
+    Killed {
+        /// Where it is now.
+        state: TaskStateName,
+    },
     /// To `Retry`.
     Retried,
     /// To `Dead`, `PurgeQueue` and `EndSession`: what this entry did of it.
@@ -203,6 +208,7 @@ wire_enum!(Outcome {
     20 => FlowTasksAdded(enqueued),
     21 => FlowState(state),
     22 => Taken,
+    23 => Killed { state },
 });
 wire_struct!(Enqueued { id, duplicate });
 wire_struct!(ClaimedTask {

@@ -191,6 +191,7 @@ impl QueueView {
         let (sum, more) = (&mut self.counts, &other.counts);
         sum.blocked += more.blocked;
         sum.scheduled += more.scheduled;
+        sum.retrying += more.retrying;
         sum.ready += more.ready;
         sum.claimed += more.claimed;
         sum.dead += more.dead;
@@ -215,6 +216,8 @@ pub struct QueueCounts {
     pub blocked: u64,
     /// Waiting for their time.
     pub scheduled: u64,
+    /// Those of them that wait because their last attempt failed, timed out or was lost.
+    pub retrying: u64,
     /// Claimable now.
     pub ready: u64,
     /// Held by workers.
@@ -285,4 +288,5 @@ wire_struct!(QueueCounts {
     lost_total,
     expired_total,
     cancelled_total,
+    retrying,
 });

@@ -1,7 +1,7 @@
 //! Queue: a queue's settings, totals and lanes.
 //!
 //! Every task is in exactly one lane of its queue, which follows from its state: one lane of ready
-//! tasks per priority, and one each for the blocked, scheduled, claimed, finished and dead; but ready
+//! tasks per priority, and one each for the blocked, scheduled, retrying, claimed, finished and dead; but ready
 //! tasks with a fairness key stand in their key's line instead. So lane lengths are the exact counts. A
 //! lane is a list through the tasks themselves, sorted by their `order`.
 
@@ -32,7 +32,9 @@ impl LaneId {
     pub(crate) const FINISHED_OWN: LaneId = LaneId(PRIORITY_MAX + 5);
     /// Waiting for parents in a flow.
     pub(crate) const BLOCKED: LaneId = LaneId(PRIORITY_MAX + 6);
-    pub(crate) const COUNT: usize = PRIORITY_MAX as usize + 7;
+    /// Scheduled, because the last attempt failed, timed out or was lost.
+    pub(crate) const RETRYING: LaneId = LaneId(PRIORITY_MAX + 7);
+    pub(crate) const COUNT: usize = PRIORITY_MAX as usize + 8;
 
     /// Lanes whose tasks the queue's own retention removes.
     pub(crate) const RETAINED: [LaneId; 2] = [LaneId::FINISHED, LaneId::DEAD];
@@ -60,6 +62,7 @@ impl LaneId {
         match task.state {
             State::Ready { .. } => LaneId(task.priority),
             State::Blocked => LaneId::BLOCKED,
+            State::Scheduled { .. } if task.is_retrying() => LaneId::RETRYING,
             State::Scheduled { .. } => LaneId::SCHEDULED,
             State::Claimed(_) => LaneId::CLAIMED,
             State::Finished { ending: Ending::Dead, .. } => LaneId::DEAD,
@@ -210,15 +213,20 @@ impl Queue {
         LaneId::ready().map(|id| u64::from(self.lane(id).length)).sum()
     }
 
+    /// Tasks that wait for their time, whatever for.
+    fn scheduled(&self) -> u64 {
+        [LaneId::SCHEDULED, LaneId::RETRYING].map(|id| u64::from(self.lane(id).length)).iter().sum()
+    }
+
     /// Tasks that count against `max_length`.
     pub(crate) fn waiting(&self) -> u64 {
         let length = |id| u64::from(self.lane(id).length);
-        self.ready() + length(LaneId::SCHEDULED) + length(LaneId::BLOCKED)
+        self.ready() + self.scheduled() + length(LaneId::BLOCKED)
     }
 
     /// Whether it has tasks that may be claimed by themselves one day.
     pub(crate) fn has_timed(&self) -> bool {
-        self.lane(LaneId::SCHEDULED).length > 0
+        self.scheduled() > 0
             || self.lane(LaneId::CLAIMED).length > 0
             || self.due_at.is_some()
             || self.rings.as_ref().is_some_and(|rings| rings.ready > rings.available)
@@ -251,7 +259,8 @@ impl Queue {
         let length = |id| u64::from(self.lane(id).length);
         QueueCounts {
             blocked: length(LaneId::BLOCKED),
-            scheduled: length(LaneId::SCHEDULED),
+            scheduled: self.scheduled(),
+            retrying: length(LaneId::RETRYING),
             ready: self.ready(),
             claimed: length(LaneId::CLAIMED),
             dead: length(LaneId::DEAD),

@@ -220,7 +220,7 @@ pub enum TaskStateName {
     Succeeded,
     /// Ended without success and without a dead letter.
     Failed,
-    /// Attempts spent, not retryable, or quarantined; kept as a dead letter.
+    /// Attempts spent, not retryable, quarantined or killed; kept as a dead letter.
     Dead,
     /// Taken back before it ended.
     Cancelled,

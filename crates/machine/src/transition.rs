@@ -29,6 +29,8 @@ fn may_become(from: TaskStateName, to: TaskStateName, in_flow: bool) -> bool {
         // Due, expired, taken back, or retried by hand.
         (Scheduled, Ready | Expired | Cancelled) => true,
         (Ready, Claimed | Expired | Cancelled) => true,
+        // Killed.
+        (Scheduled | Ready, Dead | Failed) => true,
         // Debounced: it waits for quiet again.
         (Ready, Scheduled) => true,
         // Every end of an attempt.

@@ -60,6 +60,7 @@ impl<'m> Turn<'m> {
             Command::Release(release) => self.release(*release),
             Command::Snooze(snooze) => self.snooze(*snooze),
             Command::Cancel(cancel) => self.cancel(*cancel),
+            Command::Kill(kill) => self.kill(*kill),
             Command::Retry(retry) => self.retry(retry),
             Command::Dead(dead) => self.dead(dead),
             Command::PauseQueue(queue) => self.pause_queue(*queue),

@@ -82,6 +82,8 @@ impl Author {
             request_id: random.chance(20).then(|| random.pick(&REQUESTS)),
             retry,
             timeout_ms: random.chance(10).then(|| 1 + random.below(20_000)),
+            lease_ms: random.chance(10).then(|| 900 + random.below(20_000)),
+            discard_dead: random.chance(10),
             retention_ms: random.chance(10).then(|| random.below(60_000)),
             tags: if random.chance(10) { vec!["x"] } else { vec![] },
             unique: random.chance(30).then(|| Box::new(unique(random))),
@@ -187,6 +189,7 @@ impl Author {
                 let hold_key = self.random.chance(60);
                 Command::Snooze(Snooze { task, token, until: When::After { ms: 2_000 }, hold_key })
             }
+            77 if self.random.chance(40) => Command::Kill(Kill { task: self.any() }),
             77..=79 => Command::Cancel(Cancel { task: self.any() }),
             80..=81 => Command::Retry(Retry {
                 task: self.any(),

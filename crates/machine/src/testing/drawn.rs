@@ -246,6 +246,7 @@ drawn!(
         AttemptsSpent,
         NotRetryable,
         Quarantined,
+        Killed,
     }
 );
 drawn!(
@@ -320,6 +321,7 @@ drawn!(enum Outcome {
     FlowTasksAdded(enqueued),
     FlowState(state),
     Taken,
+    Killed { state },
 });
 drawn!(struct Enqueued { id, duplicate });
 drawn!(struct ClaimedTask {
@@ -346,7 +348,7 @@ drawn!(struct TaskPage { tasks, next });
 drawn!(struct QueueView { name, paused, counts, oldest_ready_at });
 drawn!(struct QueueCounts {
     blocked, scheduled, ready, claimed, dead, finished, enqueued_total, succeeded_total,
-    failed_total, dead_total, lost_total, expired_total, cancelled_total,
+    failed_total, dead_total, lost_total, expired_total, cancelled_total, retrying,
 });
 drawn!(struct QueueSettings {
     max_length, dedup_window_ms, retention_ms, retention_count, dead_retention_ms,

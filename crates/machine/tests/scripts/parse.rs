@@ -86,6 +86,7 @@ impl<'a> Line<'a> {
                 hold_key: self.flag("hold-key"),
             }),
             "cancel" => Command::Cancel(Cancel { task: self.task(words[0]) }),
+            "kill" => Command::Kill(Kill { task: self.task(words[0]) }),
             "retry" => Command::Retry(Retry {
                 task: self.task(words[0]),
                 body: self
@@ -161,6 +162,8 @@ impl<'a> Line<'a> {
                 jitter_thousandths: 0,
             }),
             timeout_ms: self.option("timeout").map(ms),
+            lease_ms: self.option("lease").map(ms),
+            discard_dead: self.flag("discard"),
             retention_ms: self.option("retention").map(ms),
             tags: self.option("tag").into_iter().collect(),
             fairness_key: self.option("key"),

@@ -45,9 +45,9 @@ fn outcome_lines(outcome: &Outcome) -> Vec<String> {
                 Renewal::Lost => "lost".into(),
             })
             .collect(),
-        Outcome::Released { state } | Outcome::CancelRequested { state } => {
-            vec![state.to_string()]
-        }
+        Outcome::Released { state }
+        | Outcome::CancelRequested { state }
+        | Outcome::Killed { state } => vec![state.to_string()],
         Outcome::Snoozed { run_at, state: TaskStateName::Scheduled } => {
             vec![format!("until {}", time(*run_at))]
         }
@@ -273,6 +273,7 @@ fn queue_line(queue: &QueueView) -> String {
         ("ready", counts.ready),
         ("blocked", counts.blocked),
         ("scheduled", counts.scheduled),
+        ("retrying", counts.retrying),
         ("claimed", counts.claimed),
         ("dead", counts.dead),
         ("finished", counts.finished),

@@ -106,6 +106,16 @@ impl Broker {
         Ok(Found { task: view, body })
     }
 
+    /// The tasks that a request id made, in whichever queues, as far as it is remembered.
+    pub async fn find_by_request(&self, request_id: &str) -> Result<Vec<TaskId>, Error> {
+        let ask = |shard| {
+            let question = ask::MadeByRequest { request_id: request_id.to_owned() };
+            self.shards().ask(ShardId(shard), question)
+        };
+        let found = try_join_all((0..self.shards().count()).map(ask)).await?;
+        Ok(found.into_iter().flatten().collect())
+    }
+
     /// A page of tasks: shard after shard, each in id order.
     pub async fn tasks(&self, asked: ListAsked) -> Result<Page, Error> {
         let limit = asked.limit as usize;

@@ -1,8 +1,10 @@
-//! Cancel and retry of one task, by hand.
+//! Cancel, kill and retry of one task, by hand.
 
 use super::{Broker, unexpected};
 use crate::Error;
-use taskyard_machine::{Body, Cancel, Command, Outcome, Rejection, Retry, TaskId, TaskStateName};
+use taskyard_machine::{
+    Body, Cancel, Command, Kill, Outcome, Rejection, Retry, TaskId, TaskStateName,
+};
 
 /// What a retry changes in the task's body; what is `None` stays.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +22,15 @@ impl Broker {
         let shard = self.shard_of_task(task)?;
         match self.propose(shard, &Command::Cancel(Cancel { task })).await? {
             Outcome::CancelRequested { state } => Ok(state),
+            other => unexpected(&other),
+        }
+    }
+
+    /// Makes a waiting task a dead letter: `Dead`, or `Failed` where its queue keeps none.
+    pub async fn kill(&self, task: TaskId) -> Result<TaskStateName, Error> {
+        let shard = self.shard_of_task(task)?;
+        match self.propose(shard, &Command::Kill(Kill { task })).await? {
+            Outcome::Killed { state } => Ok(state),
             other => unexpected(&other),
         }
     }

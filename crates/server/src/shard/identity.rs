@@ -62,8 +62,8 @@ fn judge(command: &Command<'_>) -> Again {
         Command::Ack(_) | Command::Fail(_) | Command::Release(_) | Command::Snooze(_) => {
             Again::Fenced
         }
-        // What was taken back before is so still, while it is kept.
-        Command::Cancel(_) | Command::CancelFlow(_) => Again::Fenced,
+        // What was taken back or killed before is so still, while it is kept.
+        Command::Cancel(_) | Command::Kill(_) | Command::CancelFlow(_) => Again::Fenced,
         // They leave the claim as it is, so that their "no" is one.
         Command::Extend(_) | Command::Renew(_) => Again::Same,
         // They set a state: who sets it twice before the answer sets it once.
@@ -101,8 +101,8 @@ fn judge(command: &Command<'_>) -> Again {
 mod tests {
     use super::*;
     use taskyard_machine::{
-        Ack, Cancel, ClaimToken, Deliver, Enqueue, EnqueueMany, Extend, NewTask, QueueCommand,
-        Release, Retry, ShardId, TaskId,
+        Ack, Cancel, ClaimToken, Deliver, Enqueue, EnqueueMany, Extend, Kill, NewTask,
+        QueueCommand, Release, Retry, ShardId, TaskId,
     };
 
     const TASK: TaskId =
@@ -136,6 +136,7 @@ mod tests {
             (Command::Release(Release { task: TASK, token }), Again::Fenced),
             (Command::Extend(extend), Again::Same),
             (Command::Cancel(Cancel { task: TASK }), Again::Fenced),
+            (Command::Kill(Kill { task: TASK }), Again::Fenced),
             (Command::Retry(Retry { task: TASK, body: None }), Again::Twice),
             (Command::PauseQueue(QueueCommand { queue: "mail" }), Again::Same),
             (

@@ -108,6 +108,7 @@ pub(super) fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
         retention_ms: task.retention_ms,
         tags: task.tags.iter().map(String::as_str).collect(),
         fairness_key: task.fairness_key.as_deref(),
+        ..NewTask::default()
     })
 }
 

@@ -12,6 +12,8 @@ pub(in crate::front) struct Queue<'a> {
     name: &'a str,
     ready: u64,
     scheduled: u64,
+    /// Those of the scheduled that wait because their last attempt failed or was lost.
+    retrying: u64,
     claimed: u64,
     blocked: u64,
     dead: u64,
@@ -35,6 +37,7 @@ impl<'a> Queue<'a> {
             name: view.name.as_str(),
             ready: counts.ready,
             scheduled: counts.scheduled,
+            retrying: counts.retrying,
             claimed: counts.claimed,
             blocked: counts.blocked,
             dead: counts.dead,

@@ -128,6 +128,7 @@ impl NewTask<'_> {
             tags: self.tags.iter().flatten().map(String::as_str).collect(),
             fairness_key: self.fairness_key.as_deref(),
             unique: unique.map(Box::new),
+            ..MachineTask::default()
         })
     }
 }
