@@ -202,7 +202,7 @@ impl Node {
             }
         }
         command.env_remove("RUST_LOG").env("NO_COLOR", "1");
-        command.args(["serve", "--disk-reserve", "1M"]);
+        command.args(["serve", "--disk-reserve", "1M", "--faktory", "none"]);
         if peers.len() > 1 {
             command.arg("--join").arg(peers.join(","));
         }

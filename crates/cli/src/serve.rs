@@ -36,11 +36,16 @@ struct Started {
     node: u64,
     /// Where other nodes reach it.
     peer: String,
+    /// The URL for Faktory clients; absent if it does not listen for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    faktory: Option<String>,
 }
 
 async fn serve(config: Config, mut signals: Signals, output: Output) -> Result<()> {
     let data = config.data.clone();
     let has_secret = !config.cluster_secret.0.is_empty();
+    let has_password = !config.faktory_password.0.is_empty();
+    let scheme = if config.faktory_tls.is_some() { "tcp+tls" } else { "tcp" };
     let shown = data.display();
     // A task of its own: to drop it here would wait for what it has begun.
     let starting = tokio::spawn(Node::start(config));
@@ -53,6 +58,7 @@ async fn serve(config: Config, mut signals: Signals, output: Output) -> Result<(
     };
     let address = node.address().map(|address| address.to_string()).unwrap_or_default();
     let url = format!("http://{address}");
+    let faktory = node.faktory_address().map(|address| format!("{scheme}://{address}"));
     if output.is_json() {
         output.json_line(&Started {
             url,
@@ -61,12 +67,16 @@ async fn serve(config: Config, mut signals: Signals, output: Output) -> Result<(
             pid: std::process::id(),
             node: node.id(),
             peer: node.peer_address().map(|peer| peer.to_string()).unwrap_or_default(),
+            faktory,
         })?;
     } else {
         let version = env!("CARGO_PKG_VERSION");
         eprintln!(
             "taskyard {version} listens on {url} and keeps its tasks in {shown}; Ctrl-C stops it"
         );
+        if let Some(faktory) = faktory {
+            eprintln!("Faktory clients reach it at {faktory}");
+        }
     }
     if let Some(address) = node.address().filter(|address| !address.ip().is_loopback()) {
         tracing::warn!(
@@ -82,6 +92,15 @@ async fn serve(config: Config, mut signals: Signals, output: Output) -> Result<(
             %address,
             "whoever reaches the peer address can be a node of this cluster: give all nodes the same \
              --cluster-secret-file, and let no one else reach it"
+        );
+    }
+    if let Some(address) =
+        node.faktory_address().filter(|address| !has_password && !address.ip().is_loopback())
+    {
+        tracing::warn!(
+            %address,
+            "whoever reaches this address can push and fetch jobs as a Faktory client: give a \
+             --faktory-password-file, or listen on 127.0.0.1"
         );
     }
     tokio::select! {

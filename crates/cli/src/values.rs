@@ -1,6 +1,6 @@
 //! Values as people type them: durations, sizes, moments, pairs. And back.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 
@@ -28,6 +28,21 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         rest = after;
     }
     if text.is_empty() { Err(bad()) } else { Ok(Duration::from_millis(total)) }
+}
+
+/// Where to listen, or not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AddressOrNone(pub(crate) Option<SocketAddr>);
+
+/// `127.0.0.1:7419`, or `none`.
+pub(crate) fn address_or_none(text: &str) -> Result<AddressOrNone, String> {
+    if text == "none" {
+        return Ok(AddressOrNone(None));
+    }
+    let address = text.parse().map_err(|_| {
+        format!("{text:?} is neither an address like 127.0.0.1:7419 nor the word none")
+    })?;
+    Ok(AddressOrNone(Some(address)))
 }
 
 /// The shortest exact way to write a duration, in whole milliseconds.

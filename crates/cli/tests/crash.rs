@@ -339,7 +339,7 @@ fn serve(data: &Path, address: SocketAddr) -> Child {
     Command::new(env!("CARGO_BIN_EXE_taskyard"))
         .args(["serve", "--data"])
         .arg(data.join("data"))
-        .args(["--listen", &address.to_string(), "--peer", "127.0.0.1:0"])
+        .args(["--listen", &address.to_string(), "--peer", "127.0.0.1:0", "--faktory", "none"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()

@@ -200,7 +200,7 @@ fn serve(folder: &Path, address: SocketAddr) -> Child {
     Command::new(env!("CARGO_BIN_EXE_taskyard"))
         .args(["serve", "--shards", "8", "--data"])
         .arg(folder.join("data"))
-        .args(["--listen", &address.to_string(), "--peer", "127.0.0.1:0"])
+        .args(["--listen", &address.to_string(), "--peer", "127.0.0.1:0", "--faktory", "none"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()

@@ -73,7 +73,9 @@ fn a_node_that_is_asked_to_stop_while_it_waits_for_its_cluster_ends_well_and_joi
     let join = |address: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
         command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--peer", "127.0.0.1:0"]);
-        command.args(["--log", "info", "--join", address, "--data"]).arg(&data);
+        command
+            .args(["--faktory", "none", "--log", "info", "--join", address, "--data"])
+            .arg(&data);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         command
     };
@@ -131,7 +133,15 @@ fn a_port_that_is_taken_is_named() {
     let yard = Yard::start();
     let address = yard.url.trim_start_matches("http://");
     let data = yard.file("other");
-    let ran = taskyard(&["serve", "--listen", address, "--data", data.to_str().unwrap()]);
+    let ran = taskyard(&[
+        "serve",
+        "--listen",
+        address,
+        "--faktory",
+        "none",
+        "--data",
+        data.to_str().unwrap(),
+    ]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
     assert!(ran.stderr.contains(address), "{}", ran.stderr);
 }
@@ -155,7 +165,7 @@ fn a_number_of_shards_that_the_directory_does_not_have_is_refused() {
     let serve = |more: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
         command.args(["serve", "--json", "--listen", "127.0.0.1:0", "--peer", "127.0.0.1:0"]);
-        command.args(["--log", "warn", "--data"]);
+        command.args(["--faktory", "none", "--log", "warn", "--data"]);
         command.arg(yard.file("data")).args(more).stdin(Stdio::null());
         command
     };

@@ -1,7 +1,9 @@
 //! Config: one struct, defaults, `validate()`.
 
+mod faktory;
 mod peers;
 
+pub use self::faktory::FaktoryTls;
 use crate::{
     Clock,
     limits::{CONNECTIONS_MAX, MEMORY_BYTES_MIN, SHARDS_MAX},
@@ -62,6 +64,14 @@ pub struct Config {
     pub cluster_secret: Secret,
     /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5. Default 3.
     pub replication: Option<u8>,
+    /// Where Faktory clients connect. Port 0 takes any free one. `None`, the default, listens for none.
+    pub faktory: Option<SocketAddr>,
+    /// What Faktory clients must know. Empty, the default: whoever reaches the port gets in. The proof of
+    /// it costs each new connection up to some milliseconds; a short one is guessed from what a listener
+    /// on the network hears.
+    pub faktory_password: Secret,
+    /// Proves this node to Faktory clients and encrypts what they say. `None`, the default: in the clear.
+    pub faktory_tls: Option<FaktoryTls>,
     /// Where time comes from.
     pub clock: Clock,
     /// The newest rules for tasks that this node says it knows. For tests alone, which have one build
@@ -70,7 +80,7 @@ pub struct Config {
     pub rules_max: u16,
 }
 
-/// Bytes that nodes prove to each other that they know.
+/// Bytes that nodes, or clients, prove that they know.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(pub Vec<u8>);
 
@@ -100,6 +110,9 @@ impl Config {
             advertise_clients: None,
             cluster_secret: Secret::default(),
             replication: None,
+            faktory: None,
+            faktory_password: Secret::default(),
+            faktory_tls: None,
             clock: Clock::system(),
             rules_max: RULES_CURRENT,
         }
@@ -136,6 +149,7 @@ impl Config {
             format!("connections_max is {connections}; it must be 1 to {CONNECTIONS_MAX}"),
         );
         self.check_peers(&mut mistakes);
+        self.check_faktory(&mut mistakes);
         if mistakes.is_empty() { Ok(()) } else { Err(StartError(mistakes.join("\n"))) }
     }
 }

@@ -90,6 +90,11 @@ impl Node {
         self.peer_address
     }
 
+    /// Where it listens for Faktory clients, if it does.
+    pub fn faktory_address(&self) -> Option<SocketAddr> {
+        None
+    }
+
     /// Its number in its cluster.
     pub fn id(&self) -> u64 {
         self.engine.shards().routes().me()

@@ -4,7 +4,10 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use crate::{remote::usage, values};
+use crate::{
+    remote::usage,
+    values::{self, AddressOrNone},
+};
 
 #[derive(Debug, Args)]
 #[command(after_help = SERVE_EXAMPLES)]
@@ -60,6 +63,21 @@ pub(crate) struct ServeArgs {
     /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5 [default: 3]
     #[arg(long, env = "TASKYARD_REPLICATION", value_name = "N", help_heading = CLUSTER)]
     pub(crate) replication: Option<u8>,
+    /// Address for Faktory clients, or none for no such port; port 0 takes any free one
+    /// [default: 127.0.0.1:7419]
+    #[arg(long, env = "TASKYARD_FAKTORY", value_name = "ADDR|none", value_parser = values::address_or_none, help_heading = FAKTORY)]
+    pub(crate) faktory: Option<AddressOrNone>,
+    /// A file with the password of Faktory clients; its text may be in TASKYARD_FAKTORY_PASSWORD instead
+    /// [default: none, whoever reaches the port gets in]
+    #[arg(long, env = "TASKYARD_FAKTORY_PASSWORD_FILE", value_name = "FILE", help_heading = FAKTORY)]
+    pub(crate) faktory_password_file: Option<PathBuf>,
+    /// A certificate for Faktory clients (tcp+tls://), in PEM, with those that lead to a trusted one
+    /// [default: none, in the clear]
+    #[arg(long, env = "TASKYARD_FAKTORY_TLS_CERT", value_name = "FILE", help_heading = FAKTORY)]
+    pub(crate) faktory_tls_cert: Option<PathBuf>,
+    /// The private key of the certificate, in PEM
+    #[arg(long, env = "TASKYARD_FAKTORY_TLS_KEY", value_name = "FILE", help_heading = FAKTORY)]
+    pub(crate) faktory_tls_key: Option<PathBuf>,
     /// A TOML file with the same names as these options, with _ for -
     #[arg(long, env = "TASKYARD_CONFIG", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
@@ -68,6 +86,7 @@ pub(crate) struct ServeArgs {
 }
 
 const CLUSTER: &str = "Cluster";
+const FAKTORY: &str = "Faktory";
 
 const SERVE_EXAMPLES: &str = "\
 Options win over environment variables, those over the file, that over the defaults.
@@ -86,6 +105,12 @@ Three machines, the second and third join the first, at any time:
 or all three with the same list, in any order:
   taskyard serve --listen 10.0.0.1:7400 --peer 10.0.0.1:7401 \\
     --join 10.0.0.1:7401,10.0.0.2:7401,10.0.0.3:7401
+
+Workers and producers of Faktory, from other machines too:
+  taskyard serve --faktory 10.0.0.1:7419 --faktory-password-file /etc/taskyard.password
+  FAKTORY_URL=tcp://:PASSWORD@10.0.0.1:7419 bundle exec faktory-worker
+A second broker on one machine needs ports of its own:
+  taskyard serve --data ./two --listen 127.0.0.1:7410 --peer 127.0.0.1:7411 --faktory none
 
 A file:
   data = \"/var/lib/taskyard\"

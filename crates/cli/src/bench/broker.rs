@@ -39,7 +39,7 @@ impl Broker {
         let mut child = Command::new("/proc/self/exe")
             .arg0("taskyard")
             .args(["serve", "--json", "--listen", "127.0.0.1:0", "--peer", "127.0.0.1:0"])
-            .args(["--log", "warn", "--data"])
+            .args(["--faktory", "none", "--log", "warn", "--data"])
             .arg(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

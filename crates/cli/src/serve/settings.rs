@@ -3,18 +3,25 @@
 //! A file is checked whole: every mistake is reported at once, and an unknown key gets the one that
 //! was probably meant.
 
+mod secret;
+
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context, Result};
-use taskyard_server::{Config, config::Secret};
+use taskyard_server::{Config, config::FaktoryTls};
 use toml::Value;
 
-use crate::{args::ServeArgs, remote::usage, values};
+use self::secret::{CLUSTER_SECRET, FAKTORY_PASSWORD};
+use crate::{
+    args::ServeArgs,
+    remote::usage,
+    values::{self, AddressOrNone},
+};
 
 /// Where state is kept if nothing says so.
 const DATA: &str = "taskyard-data";
@@ -37,9 +44,13 @@ struct Settings {
     advertise_clients: Option<String>,
     cluster_secret_file: Option<String>,
     replication: Option<u8>,
+    faktory: Option<AddressOrNone>,
+    faktory_password_file: Option<String>,
+    faktory_tls_cert: Option<String>,
+    faktory_tls_key: Option<String>,
 }
 
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 19] = [
     "data",
     "listen",
     "shards",
@@ -55,12 +66,16 @@ const KEYS: [&str; 15] = [
     "advertise_clients",
     "cluster_secret_file",
     "replication",
+    "faktory",
+    "faktory_password_file",
+    "faktory_tls_cert",
+    "faktory_tls_key",
 ];
 
 /// Where other nodes connect if nothing says so.
 const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7401);
-/// The text that a file would hold: for machines that get their secrets that way.
-const SECRET_VARIABLE: &str = "TASKYARD_CLUSTER_SECRET";
+/// Where Faktory clients connect if nothing says so: the port that they try.
+const FAKTORY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7419);
 
 /// What the node is told in the end.
 pub(super) fn config(args: &ServeArgs) -> Result<Config> {
@@ -91,8 +106,8 @@ pub(super) fn config(args: &ServeArgs) -> Result<Config> {
     if let Some(grace) = args.shutdown_grace.or(file.shutdown_grace) {
         config.shutdown_grace = grace;
     }
-    let variable = std::env::var(SECRET_VARIABLE).ok();
-    set_cluster(&mut config, args, file, variable, &mut problems);
+    set_cluster(&mut config, args, &file, &mut problems);
+    set_faktory(&mut config, args, &file, &mut problems);
     if let Err(mistakes) = config.validate() {
         problems.push(as_typed(&mistakes.to_string(), args));
     }
@@ -100,44 +115,52 @@ pub(super) fn config(args: &ServeArgs) -> Result<Config> {
 }
 
 /// What the node is told about its cluster.
-fn set_cluster(
-    config: &mut Config,
-    args: &ServeArgs,
-    file: Settings,
-    secret: Option<String>,
-    problems: &mut Vec<String>,
-) {
+fn set_cluster(config: &mut Config, args: &ServeArgs, file: &Settings, problems: &mut Vec<String>) {
     config.peer = Some(args.peer.or(file.peer).unwrap_or(PEER));
-    config.join = if args.join.is_empty() { file.join } else { args.join.clone() };
-    config.zone = args.zone.clone().or(file.zone).unwrap_or_default();
-    config.advertise = args.advertise.clone().or(file.advertise);
-    config.advertise_clients = args.advertise_clients.clone().or(file.advertise_clients);
+    config.join = if args.join.is_empty() { file.join.clone() } else { args.join.clone() };
+    config.zone = args.zone.clone().or(file.zone.clone()).unwrap_or_default();
+    config.advertise = args.advertise.clone().or(file.advertise.clone());
+    config.advertise_clients = args.advertise_clients.clone().or(file.advertise_clients.clone());
     config.replication = args.replication.or(file.replication);
-    let secret_file = args.cluster_secret_file.clone();
-    let secret_file = secret_file.or(file.cluster_secret_file.map(Into::into));
-    match read_secret(secret_file.as_deref(), secret.filter(|secret| !secret.is_empty())) {
+    let secret_file =
+        typed_or(args.cluster_secret_file.as_ref(), file.cluster_secret_file.as_ref());
+    match CLUSTER_SECRET.read(secret_file.as_deref()) {
         Ok(secret) => config.cluster_secret = secret,
         Err(problem) => problems.push(problem),
     }
 }
 
-fn read_secret(file: Option<&Path>, variable: Option<String>) -> Result<Secret, String> {
-    let Some(path) = file else {
-        return Ok(Secret(variable.unwrap_or_default().into_bytes()));
+/// What the node is told about Faktory clients.
+fn set_faktory(config: &mut Config, args: &ServeArgs, file: &Settings, problems: &mut Vec<String>) {
+    let AddressOrNone(address) =
+        args.faktory.or(file.faktory).unwrap_or(AddressOrNone(Some(FAKTORY)));
+    config.faktory = address;
+    let password =
+        typed_or(args.faktory_password_file.as_ref(), file.faktory_password_file.as_ref());
+    match FAKTORY_PASSWORD.read(password.as_deref()) {
+        Ok(password) => config.faktory_password = password,
+        Err(problem) => problems.push(problem),
+    }
+    let certificate = typed_or(args.faktory_tls_cert.as_ref(), file.faktory_tls_cert.as_ref());
+    let key = typed_or(args.faktory_tls_key.as_ref(), file.faktory_tls_key.as_ref());
+    let alone = |given: &str, missing: &str| {
+        format!(
+            "{given} is set and {missing} is not; a certificate needs its key: set both or none"
+        )
     };
-    if variable.is_some() {
-        return Err(format!(
-            "{SECRET_VARIABLE} and cluster_secret_file are both set; leave one out"
-        ));
+    match (certificate, key) {
+        (Some(certificate), Some(key)) => {
+            config.faktory_tls = Some(FaktoryTls { certificate, key });
+        }
+        (Some(_), None) => problems.push(alone("faktory_tls_cert", "faktory_tls_key")),
+        (None, Some(_)) => problems.push(alone("faktory_tls_key", "faktory_tls_cert")),
+        (None, None) => {}
     }
-    let shown = path.display();
-    let secret = fs::read(path).map_err(|error| format!("cluster_secret_file {shown}: {error}"))?;
-    // Editors and `echo` end a file with a line end, which is no part of the secret.
-    let end = secret.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r')).map_or(0, |at| at + 1);
-    match &secret[..end] {
-        [] => Err(format!("cluster_secret_file {shown} is empty; put a secret into it")),
-        secret => Ok(Secret(secret.to_vec())),
-    }
+}
+
+/// A path that was typed, or else that of the file.
+fn typed_or(typed: Option<&PathBuf>, file: Option<&String>) -> Option<PathBuf> {
+    typed.cloned().or_else(|| file.map(Into::into))
 }
 
 /// Says names as they were typed: a mistake about `payload_bytes_max` is one about `--payload-max`,
@@ -155,6 +178,7 @@ fn as_typed(mistakes: &str, args: &ServeArgs) -> String {
         ("advertise is", "advertise", args.advertise.is_some()),
         ("advertise_clients is", "advertise_clients", args.advertise_clients.is_some()),
         ("replication is", "replication", args.replication.is_some()),
+        ("faktory is", "faktory", args.faktory.is_some()),
     ];
     let mut lines: Vec<String> = mistakes.lines().map(str::to_owned).collect();
     for line in &mut lines {
@@ -220,6 +244,16 @@ fn parse(text: &str, problems: &mut Vec<String>) -> Settings {
             "replication" => take(&mut settings.replication, value, |text| {
                 text.parse().map_err(|_| format!("{text:?} is not 1, 3 or 5"))
             }),
+            "faktory" => take(&mut settings.faktory, value, values::address_or_none),
+            "faktory_password_file" => {
+                take(&mut settings.faktory_password_file, value, |text| Ok(text.to_owned()))
+            }
+            "faktory_tls_cert" => {
+                take(&mut settings.faktory_tls_cert, value, |text| Ok(text.to_owned()))
+            }
+            "faktory_tls_key" => {
+                take(&mut settings.faktory_tls_key, value, |text| Ok(text.to_owned()))
+            }
             unknown => Err(format!("there is no such key{}", did_you_mean(unknown))),
         };
         if let Err(problem) = taken {
@@ -354,22 +388,35 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_comes_from_one_place() {
+    fn faktory_clients_are_listened_for_unless_it_says_none() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("secret");
-        let check = |text: &str, variable: Option<&str>| {
-            fs::write(&file, text).unwrap();
-            read_secret(Some(&file), variable.map(str::to_owned)).map(|secret| secret.0)
-        };
-        assert_eq!(check("a b\r\n", None), Ok(b"a b".to_vec()));
-        assert!(check("\n", None).unwrap_err().contains("is empty; put a secret into it"));
-        assert!(check("a", Some("b")).unwrap_err().contains("both set"));
-        assert_eq!(read_secret(None, Some("b".into())), Ok(Secret(b"b".to_vec())));
-        assert!(
-            read_secret(Some(&folder.path().join("no")), None)
-                .unwrap_err()
-                .contains("No such file")
+        let (file, password) =
+            (folder.path().join("taskyard.toml"), folder.path().join("password"));
+        fs::write(&password, "sesame\n").unwrap();
+        let none = config(&args("taskyard serve --faktory none")).unwrap();
+        assert_eq!((none.faktory, none.faktory_tls), (None, None));
+        let text = format!(
+            "faktory = \"10.0.0.1:7419\"\nfaktory_password_file = {:?}\n\
+             faktory_tls_cert = \"cert.pem\"\nfaktory_tls_key = \"key.pem\"\n",
+            password.display().to_string()
         );
+        fs::write(&file, text).unwrap();
+        let line = format!("taskyard serve --config {}", file.display());
+        let found = config(&args(&line)).unwrap();
+        assert_eq!(found.faktory, Some("10.0.0.1:7419".parse().unwrap()));
+        assert_eq!(found.faktory_password.0, b"sesame");
+        let tls = found.faktory_tls.unwrap();
+        assert_eq!((tls.certificate, tls.key), ("cert.pem".into(), "key.pem".into()));
+        let typed = config(&args(&format!("{line} --faktory none --faktory-tls-key k"))).unwrap();
+        assert_eq!((typed.faktory, typed.faktory_tls.unwrap().key), (None, "k".into()));
+        fs::write(&file, "faktory = \"no\"\nfaktory_tls_key = \"key.pem\"\n").unwrap();
+        let error = config(&args(&line)).unwrap_err().to_string();
+        for part in ["nor the word none", "faktory_tls_cert is not; a certificate needs its key"] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+        let line = "taskyard serve --faktory 127.0.0.1:7401";
+        let error = config(&args(line)).unwrap_err().to_string();
+        assert!(error.contains("--faktory is 127.0.0.1:7401, and so is peer"), "{error}");
     }
 
     #[test]

@@ -298,7 +298,7 @@ impl Node {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
         command.args(["serve", "--json", "--log", "info", "--disk-reserve", self.reserve]);
-        command.arg("--shards");
+        command.args(["--faktory", "none", "--shards"]);
         command.arg(SHARDS.to_string()).arg("--data").arg(self.data());
         let Place { clients, peers, advertised, .. } = self.place;
         command.args(["--listen", &clients.to_string(), "--peer", &peers.to_string()]);

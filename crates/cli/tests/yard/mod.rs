@@ -133,7 +133,7 @@ pub(crate) fn serve(data: &Path) -> Command {
 pub(crate) fn serve_at(data: &Path, address: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
     command.args(["serve", "--json", "--listen", address, "--shards", "4", "--log", "warn"]);
-    command.args(["--peer", "127.0.0.1:0"]);
+    command.args(["--peer", "127.0.0.1:0", "--faktory", "none"]);
     command.args(["--disk-reserve", "1M", "--data"]).arg(data).stdin(Stdio::null());
     command
 }
