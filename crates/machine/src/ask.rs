@@ -10,9 +10,9 @@ mod tests;
 
 use crate::wire::{Reader, Wire};
 use crate::{
-    Claim, ClaimQueue, ClaimView, Claimable as Claims, DecodeError, FlowFilter, FlowPage, FlowView,
-    Machine, QueueName, QueueView, ScheduleView, SessionId, SpreadView, TaskFilter, TaskId,
-    TaskPage, TaskSketch, TaskStateName, TaskView, Timestamp, WhyView, limits,
+    Claim, ClaimQueue, ClaimToken, ClaimView, Claimable as Claims, DecodeError, FlowFilter,
+    FlowPage, FlowView, Machine, QueueName, QueueView, ScheduleView, SessionId, SpreadView,
+    TaskFilter, TaskId, TaskPage, TaskSketch, TaskStateName, TaskView, Timestamp, WhyView, limits,
 };
 
 /// A question that a shard's state answers.
@@ -294,6 +294,12 @@ questions! {
         /// The request id.
         request_id: String,
     } -> Vec<TaskId>, |asked, machine| machine.made_in_any_queue(&asked.request_id);
+
+    /// The claims that a session holds here.
+    30 => ClaimsOf {
+        /// The session.
+        session: SessionId,
+    } -> Vec<(TaskId, ClaimToken)>, |asked, machine| machine.claims_of(asked.session);
 }
 
 impl Tasks {

@@ -6,8 +6,8 @@ use crate::queue::{LaneId, Queue};
 use crate::retry::RetryPolicy;
 use crate::slab::{NO_SLOT, Slot};
 use crate::{
-    AttemptOutcome, AttemptView, ClaimView, Machine, QueueName, QueueSettings, QueueView,
-    SessionId, TaskFilter, TaskId, TaskPage, TaskStateName, TaskView, Timestamp,
+    AttemptOutcome, AttemptView, ClaimToken, ClaimView, Machine, QueueName, QueueSettings,
+    QueueView, SessionId, TaskFilter, TaskId, TaskPage, TaskStateName, TaskView, Timestamp,
 };
 use std::ops::Bound;
 
@@ -93,6 +93,16 @@ impl Machine {
     /// Whether a session holds claims here.
     pub fn session_holds(&self, session: SessionId) -> bool {
         self.session_claims.contains_key(&session)
+    }
+
+    /// The claims that a session holds here, oldest first.
+    pub(crate) fn claims_of(&self, session: SessionId) -> Vec<(TaskId, ClaimToken)> {
+        let held = self.session_claims.get(&session).into_iter().flatten();
+        let claim = |(_, &slot): (&u64, &Slot)| {
+            let task = self.tasks.get(slot);
+            task.claim().map(|claim| (task.id, claim.token))
+        };
+        held.filter_map(claim).collect()
     }
 
     fn queue_view(&self, number: Slot) -> QueueView {

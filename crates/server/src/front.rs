@@ -1,7 +1,9 @@
-//! Fronts: gRPC and HTTP on one port. A front decodes, calls the broker, encodes.
+//! Fronts: gRPC and HTTP on one port, Faktory's protocol on another. A front decodes, calls the broker,
+//! encodes.
 
 mod connection;
 mod edge;
+mod faktory;
 mod grpc;
 mod http;
 mod json;
@@ -9,8 +11,10 @@ mod problem;
 mod routes;
 mod unique;
 
-use crate::Broker;
+use crate::{Broker, config::Secret};
 use connection::Connections;
+use faktory::Faktory;
+pub(crate) use faktory::Tls;
 use std::{io, net::SocketAddr, time::Duration};
 use tokio::{io::DuplexStream, net::TcpListener, task::JoinHandle};
 
@@ -23,9 +27,18 @@ pub struct Front {
     broker: Broker,
     address: Option<SocketAddr>,
     connections: Connections,
-    accepting: Option<JoinHandle<()>>,
+    faktory_address: Option<SocketAddr>,
+    accepting: Vec<JoinHandle<()>>,
     telling: JoinHandle<()>,
     settling: JoinHandle<()>,
+}
+
+/// Where Faktory's clients come in, and what they have to know.
+#[derive(Debug)]
+pub(crate) struct FaktoryDoor {
+    pub(crate) listener: TcpListener,
+    pub(crate) password: Secret,
+    pub(crate) tls: Option<Tls>,
 }
 
 impl Front {
@@ -36,17 +49,41 @@ impl Front {
         listener: Option<TcpListener>,
         connections_max: usize,
     ) -> io::Result<Front> {
+        Front::with_faktory(broker, listener, None, connections_max)
+    }
+
+    /// The same with a door for Faktory's clients, whose connections are among those that are counted.
+    pub(crate) fn with_faktory(
+        broker: Broker,
+        listener: Option<TcpListener>,
+        faktory: Option<FaktoryDoor>,
+        connections_max: usize,
+    ) -> io::Result<Front> {
         let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
         let connections = Connections::new(routes::all(&broker), connections_max);
-        let accepting = listener.map(|listener| tokio::spawn(connections.clone().accept(listener)));
+        let mut accepting = Vec::new();
+        if let Some(listener) = listener {
+            accepting.push(tokio::spawn(connections.clone().accept(listener)));
+        }
+        let mut faktory_address = None;
+        if let Some(FaktoryDoor { listener, password, tls }) = faktory {
+            faktory_address = Some(listener.local_addr()?);
+            let faktory = Faktory::new(broker.clone(), password, tls, connections.places());
+            accepting.push(tokio::spawn(faktory.accept(listener)));
+        }
         let telling = tokio::spawn(broker.sessions().clone().keep_telling());
         let settling = tokio::spawn(broker.clone().keep_settling_spreads());
-        Ok(Front { broker, address, connections, accepting, telling, settling })
+        Ok(Front { broker, address, faktory_address, connections, accepting, telling, settling })
     }
 
     /// Where it listens, if it does.
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
+    }
+
+    /// Where it listens for Faktory's clients, if it does.
+    pub fn faktory_address(&self) -> Option<SocketAddr> {
+        self.faktory_address
     }
 
     /// An in-process connection: speak HTTP/2 (gRPC) or HTTP/1 on it.
@@ -59,7 +96,7 @@ impl Front {
     /// Takes no new connections and calls, ends long polls and worker streams, and waits up to
     /// `grace` for calls in flight. Stop this before the shards.
     pub async fn stop(self, grace: Duration) {
-        if let Some(accepting) = self.accepting {
+        for accepting in self.accepting {
             // Awaited, so that the port is free when this returns.
             accepting.abort();
             let _ = accepting.await;

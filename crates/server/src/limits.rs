@@ -19,6 +19,20 @@ taskyard_machine::limits! {
     STREAM_WINDOW_BYTES: u32 = 1 << 20, "bytes";
     /// Bytes of requests in flight on one HTTP/2 connection: what a rude client can make us hold.
     CONNECTION_WINDOW_BYTES: u32 = 4 << 20, "bytes";
+    /// The longest line of a Faktory client: a bulk push. Longer ones are an error, and the end of the connection.
+    FAKTORY_LINE_BYTES_MAX: usize = 16 << 20, "bytes";
+    /// The same for its first line, before anybody knows who it is.
+    FAKTORY_HELLO_BYTES_MAX: usize = 64 << 10, "bytes";
+    /// Lines over 1 MiB that are being read at once: the next ones wait on the wire.
+    FAKTORY_LARGE_LINES_MAX: usize = 16, "lines";
+    /// How long a Faktory client may take to say hello.
+    FAKTORY_HELLO_MS_MAX: u64 = 2_000, "ms";
+    /// How long the rest of a line may take once it has begun.
+    FAKTORY_LINE_MS_MAX: u64 = 60_000, "ms";
+    /// How long a fetch waits for a job.
+    FAKTORY_FETCH_MS_MAX: u64 = 2_000, "ms";
+    /// Queues that were removed over Faktory's protocol and are not listed there until they are used again.
+    FAKTORY_REMOVED_MAX: usize = 10_000, "queues";
     /// Larger than the default of HTTP/2: a batch of tasks is many times that.
     FRAME_BYTES_MAX: u32 = 64 << 10, "bytes";
     /// Headers of one HTTP/2 request.
@@ -65,6 +79,10 @@ taskyard_machine::limits! {
     SILENCE_MS_MAX: u64 = 15_000, "ms";
     /// The same once its connection closed without a goodbye.
     SILENCE_AFTER_CUT_MS_MAX: u64 = 5_000, "ms";
+    /// A worker that asks over connections of its own (Faktory's) and beats is over after this long without a word.
+    ASKING_SILENCE_MS_MAX: u64 = 60_000, "ms";
+    /// One that never beat and has no connection is forgotten after this long: no claim holds longer.
+    ASKING_UNHEARD_MS_MAX: u64 = 86_400_000, "ms";
     /// How long a worker may take to read what its stream is sent.
     WORKER_READ_MS_MAX: u64 = 10_000, "ms";
     /// Messages that wait for a worker's connection; the rest waits in the shards.

@@ -6,6 +6,7 @@ use crate::{
     cluster::{About, Cluster, ClusterHandler, Entrance, Operation, enter},
     data_dir::known_peers,
     descriptors,
+    front::{FaktoryDoor, Tls},
     peer::{PeerConfig, PeerNetwork},
     shard::{Engine, Shards},
 };
@@ -41,6 +42,9 @@ impl Node {
         config.validate()?;
         // Before the data directory: a port that is taken is found out in no time.
         let mut listener = listen_for_clients(config.listen).await?;
+        let mut faktory_listener = listen_for_clients(config.faktory).await?;
+        let faktory_tls = config.faktory_tls.as_ref().map(Tls::load).transpose();
+        let faktory_tls = faktory_tls.map_err(StartError)?;
         let peer_listener = config.peer.map(listen_for_peers).transpose()?;
         let peer_address = peer_listener.as_ref().and_then(|listener| listener.local_addr().ok());
         // Not for a node inside another program: that one's limit is its own business.
@@ -49,6 +53,8 @@ impl Node {
             Some(_) => descriptors::connections_max(config.connections_max),
         };
         let bound = listener.as_ref().and_then(|listener| listener.local_addr().ok());
+        let faktory_bound =
+            faktory_listener.as_ref().and_then(|listener| listener.local_addr().ok());
         let about = About {
             address: config.peer_address(peer_address),
             serves: config.client_address(bound),
@@ -57,12 +63,15 @@ impl Node {
         };
         if !config.join.is_empty() {
             // Joining may take long: clients are told that nobody is there, not left waiting.
-            listener = None;
+            (listener, faktory_listener) = (None, None);
         }
         let entrance =
             enter(&config, &about.address, &about.serves, peer_listener.as_ref()).await?;
         if listener.is_none() {
             listener = listen_for_clients(bound).await?;
+        }
+        if faktory_listener.is_none() {
+            faktory_listener = listen_for_clients(faktory_bound).await?;
         }
         let opening = config.clone();
         let engine = tokio::task::spawn_blocking(move || Engine::start(&opening)).await;
@@ -74,7 +83,13 @@ impl Node {
         let tasks = keep_up(&config, &cluster);
         set_replication(&config, &cluster, &entrance).await?;
         let broker = Broker::in_cluster(cluster.clone(), &config);
-        let front = Front::start(broker, listener, connections_max)
+        let door = |listener| FaktoryDoor {
+            listener,
+            password: config.faktory_password.clone(),
+            tls: faktory_tls,
+        };
+        let faktory = faktory_listener.map(door);
+        let front = Front::with_faktory(broker, listener, faktory, connections_max)
             .map_err(|error| StartError(format!("the fronts can't be started: {error}")))?;
         let shutdown_grace = config.shutdown_grace;
         Ok(Node { front, tasks, network, cluster, engine, peer_address, shutdown_grace })
@@ -92,7 +107,7 @@ impl Node {
 
     /// Where it listens for Faktory clients, if it does.
     pub fn faktory_address(&self) -> Option<SocketAddr> {
-        None
+        self.front.faktory_address()
     }
 
     /// Its number in its cluster.

@@ -5,18 +5,21 @@
 //! them once a second whom it has heard, and keeps what is shown of workers.
 //!
 //! ```text
-//! attached.rs    a session with its live stream    orders.rs      what operators ask of workers
+//! attached.rs    a session with its live stream    asking.rs      one that asks over connections of its own
+//! orders.rs      what operators ask of workers
 //! view.rs        what is shown of workers          listeners.rs   claims without a session that wait
 //! ```
 //!
 //! A worker may go on at another node. Then that one has the session, says so to all, and what is left of
 //! it here is forgotten. Locks are taken in the order registry, session.
 
+mod asking;
 mod attached;
 mod listeners;
 mod orders;
 mod view;
 
+pub use asking::Asking;
 pub use attached::{Attached, Beat, Hello, Orders};
 pub(crate) use orders::Ordered;
 pub use view::{Profile, WorkerState, WorkerView};
@@ -116,6 +119,8 @@ struct State {
     is_elsewhere: bool,
     /// Cancelled before this node had heard of the claims, the last few of them.
     cancelled_early: Vec<(TaskId, ClaimToken)>,
+    /// Connections of one that asks, see `asking.rs`.
+    connections: u32,
 }
 
 /// How a session is reached.
@@ -123,7 +128,9 @@ struct State {
 enum Link {
     /// A stream is attached. The number tells it from earlier ones of the same session.
     Attached { stream: u64, orders: mpsc::Sender<Order> },
-    /// Its stream closed without a goodbye.
+    /// It has no stream, but asks; and whether it ever beat.
+    Asking { beats: bool },
+    /// Its stream closed without a goodbye, or the last of its connections.
     Cut { at: Instant },
     /// It was silent too long.
     Lost { at: Instant },
@@ -230,6 +237,10 @@ impl Sessions {
         for id in sessions {
             let Some(session) = by_id.get(id) else { continue };
             let mut state = session.state();
+            if state.connections > 0 {
+                // It asks here and there.
+                continue;
+            }
             state.is_elsewhere = true;
             // What was heard before it left is no news any more.
             session.heard.store(false, Ordering::Relaxed);
@@ -259,6 +270,17 @@ impl Sessions {
         let mut lost = Vec::new();
         for session in sessions {
             let mut state = session.state();
+            if let Link::Asking { beats } = state.link {
+                let is_there = registry.clock.is_manual() && state.connections > 0;
+                if is_there || state.is_still_asking(beats, now) {
+                    drop(state);
+                    alive.push(session);
+                    continue;
+                }
+                state.link = Link::Lost { at: now };
+                state.claims.clear();
+                session.tell_cut(&mut state, &registry.shards);
+            }
             // Nobody beats by a clock that a test moves.
             let attached = matches!(state.link, Link::Attached { .. }) && !state.is_elsewhere;
             let heard = session.heard.swap(false, Ordering::Relaxed);
@@ -339,6 +361,7 @@ impl Sessions {
             not_started_told: false,
             is_elsewhere: false,
             cancelled_early: Vec::new(),
+            connections: 0,
         };
         let attached = attach(&mut state, false);
         let session = Arc::new(Session {
@@ -359,6 +382,14 @@ impl Sessions {
             by_id.remove(&id);
         }
         removes
+    }
+
+    /// Forgets a session that asked, if it is as `is_gone` says.
+    fn forget_asking(&self, id: SessionId, is_gone: impl FnOnce(&State) -> bool) {
+        let mut by_id = self.by_id();
+        if by_id.get(&id).is_some_and(|session| is_gone(&session.state())) {
+            by_id.remove(&id);
+        }
     }
 
     fn session(&self, id: SessionId) -> Option<Arc<Session>> {
@@ -434,12 +465,13 @@ impl State {
                 self.claims.clear();
                 Some(now)
             }
-            Link::Cut { .. } | Link::Attached { .. } => None,
+            Link::Cut { .. } | Link::Attached { .. } | Link::Asking { .. } => None,
         }
     }
 
     fn shown(&self, now: Instant) -> WorkerState {
-        if now.saturating_duration_since(self.heard_at) > SILENCE_MAX {
+        let asks = matches!(self.link, Link::Asking { .. });
+        if !asks && now.saturating_duration_since(self.heard_at) > SILENCE_MAX {
             return WorkerState::Lost;
         }
         let activity = if self.ordered == Activity::Running { self.activity } else { self.ordered };

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use std::{collections::BTreeMap, time::Duration};
 use taskyard_machine::{
-    QueueName, QueueSettings, QueueView, Rejection, ShardId, TaskId, TaskStateName, TaskView,
-    Timestamp, ask, limits,
+    ClaimToken, QueueName, QueueSettings, QueueView, Rejection, SessionId, ShardId, TaskId,
+    TaskStateName, TaskView, Timestamp, ask, limits,
 };
 
 /// A task and, if asked for, its encoded body (see `taskyard_machine::Body::decode`).
@@ -114,6 +114,21 @@ impl Broker {
         };
         let found = try_join_all((0..self.shards().count()).map(ask)).await?;
         Ok(found.into_iter().flatten().collect())
+    }
+
+    /// The claims that a session holds, on whichever shards.
+    pub(crate) async fn claims_of(
+        &self,
+        session: SessionId,
+    ) -> Result<Vec<(TaskId, ClaimToken)>, Error> {
+        let ask = |shard| self.shards().ask(ShardId(shard), ask::ClaimsOf { session });
+        let found = try_join_all((0..self.shards().count()).map(ask)).await?;
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    /// The encoded bodies of tasks, of those that are kept.
+    pub(crate) async fn bodies(&self, tasks: Vec<TaskId>) -> Result<Vec<Option<Bytes>>, Error> {
+        self.shards().bodies(tasks).await
     }
 
     /// A page of tasks: shard after shard, each in id order.

@@ -124,6 +124,11 @@ impl Connections {
         }
     }
 
+    /// The places of connections, one each whatever they speak, and how many there are.
+    pub(super) fn places(&self) -> (Arc<Semaphore>, usize) {
+        (self.places.clone(), self.places_max)
+    }
+
     /// Takes connections until it is dropped.
     pub(super) async fn accept(self, listener: TcpListener) {
         loop {

@@ -413,7 +413,7 @@ impl Attached {
     fn is_stream_of(&self, link: &Link) -> bool {
         match link {
             Link::Attached { stream, .. } => *stream == self.stream,
-            Link::Cut { .. } | Link::Lost { .. } => false,
+            Link::Asking { .. } | Link::Cut { .. } | Link::Lost { .. } => false,
         }
     }
 
@@ -478,7 +478,7 @@ fn name_slots(error: Error) -> Error {
     }
 }
 
-fn check_profile(profile: &Profile) -> Result<(), Error> {
+pub(super) fn check_profile(profile: &Profile) -> Result<(), Error> {
     let bytes_max = limits::WORKER_NAME_BYTES_MAX;
     for (field, text) in [("host", &profile.host), ("version", &profile.version)] {
         if text.len() > bytes_max {

@@ -38,6 +38,9 @@ impl Sessions {
         let ordered = match &state.link {
             Link::Lost { .. } => return Ordered::Unknown,
             Link::Cut { .. } => Ordered::Waits,
+            // With its next beat.
+            Link::Asking { .. } if state.connections > 0 => Ordered::Told,
+            Link::Asking { .. } => Ordered::Waits,
             Link::Attached { orders, .. } => {
                 // A full channel already holds orders, and the next beat is answered with this one.
                 let _ = orders.try_send(Order::Activity);

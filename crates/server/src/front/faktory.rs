@@ -1,0 +1,163 @@
+//! Faktory: the wire of Faktory's clients, so that workers of every language run unchanged.
+//!
+//! ```text
+//! frame.rs       lines in, replies out       hello.rs     password and who is there
+//! connection.rs  one connection              caller.rs    who is on it, and what it holds
+//! job.rs         a job as a task and back    fields.rs    JSON objects, verbatim
+//! push.rs fetch.rs finish.rs                 the life of a job
+//! command.rs     which verb does what        glob.rs      patterns of MUTATE
+//! batch.rs track.rs queues.rs mutate.rs info.rs   the rest of the verbs
+//! ```
+//!
+//! Implemented from the protocol's description and from how its clients behave. No rule about tasks is
+//! decided here: each verb is what other fronts ask of the broker too. docs/faktory.md says what differs.
+
+mod batch;
+mod caller;
+mod command;
+mod connection;
+mod fetch;
+mod fields;
+mod finish;
+mod frame;
+mod glob;
+mod hello;
+mod info;
+mod job;
+mod mutate;
+mod push;
+mod queues;
+mod tls;
+mod track;
+
+use crate::{Broker, config::Secret, limits};
+use caller::Workers;
+use frame::Reply;
+use std::{
+    collections::HashMap,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+pub(crate) use tls::Tls;
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{sleep, timeout},
+};
+
+/// How long a client that is turned away may take to be told.
+const REFUSED_WITHIN: Duration = Duration::from_millis(limits::REFUSAL_MS_MAX);
+
+/// The Faktory front of a node. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) struct Faktory(Arc<Shared>);
+
+/// What all connections share.
+#[derive(Debug)]
+struct Shared {
+    broker: Broker,
+    password: Secret,
+    tls: Option<Tls>,
+    workers: Workers,
+    /// One per connection of the node, whatever it speaks.
+    places: Arc<Semaphore>,
+    places_max: usize,
+    /// For lines that need much memory.
+    large: Semaphore,
+    connections: AtomicUsize,
+    commands: AtomicU64,
+    started: Instant,
+    /// Queues that were removed here, with their total then: until it grows they are not listed.
+    removed: Mutex<HashMap<String, u64>>,
+}
+
+impl Faktory {
+    pub(super) fn new(
+        broker: Broker,
+        password: Secret,
+        tls: Option<Tls>,
+        (places, places_max): (Arc<Semaphore>, usize),
+    ) -> Faktory {
+        let started = broker.clock().monotonic();
+        Faktory(Arc::new(Shared {
+            broker,
+            password,
+            tls,
+            workers: Workers::default(),
+            places,
+            places_max,
+            large: Semaphore::new(limits::FAKTORY_LARGE_LINES_MAX),
+            connections: AtomicUsize::new(0),
+            commands: AtomicU64::new(0),
+            started,
+            removed: Mutex::default(),
+        }))
+    }
+
+    /// Takes connections until it is dropped.
+    pub(super) async fn accept(self, listener: TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((socket, from)) => self.admit(socket, from),
+                Err(error) => {
+                    // Most likely out of file descriptors: those in use are served meanwhile.
+                    tracing::warn!(%error, "a Faktory connection could not be accepted");
+                    sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+
+    fn admit(&self, socket: TcpStream, from: SocketAddr) {
+        if let Err(error) = socket.set_nodelay(true) {
+            tracing::debug!(%error, %from, "a Faktory connection closed before it was served");
+            return;
+        }
+        let this = self.clone();
+        match self.0.places.clone().try_acquire_owned() {
+            Ok(place) => drop(tokio::spawn(this.serve(socket, place))),
+            Err(_none_left) => {
+                let text = format!("too many connections: {}", self.0.places_max);
+                tokio::spawn(timeout(REFUSED_WITHIN, refuse(socket, text)));
+            }
+        }
+    }
+
+    async fn serve(self, socket: TcpStream, _place: OwnedSemaphorePermit) {
+        let shared = &self.0;
+        shared.connections.fetch_add(1, Ordering::Relaxed);
+        let _counted = Counted(&shared.connections);
+        match &shared.tls {
+            None => connection::serve(shared, socket).await,
+            Some(tls) => {
+                let hello = Duration::from_millis(limits::FAKTORY_HELLO_MS_MAX);
+                if let Ok(Ok(stream)) = timeout(hello, tls.accept(socket)).await {
+                    connection::serve(shared, stream).await;
+                }
+            }
+        }
+    }
+}
+
+/// Says why and closes.
+async fn refuse(mut socket: TcpStream, text: String) -> io::Result<()> {
+    let mut out = Vec::new();
+    Reply::error(text).write(&mut out);
+    socket.write_all(&out).await?;
+    socket.shutdown().await
+}
+
+/// A connection among those that are counted.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

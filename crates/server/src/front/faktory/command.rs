@@ -1,0 +1,82 @@
+//! Which verb does what.
+
+use super::{caller::Caller, frame::Reply};
+use taskyard_machine::DeadAction;
+use taskyard_machine::TaskStateName;
+
+use crate::{
+    Error,
+    broker::{DeadSelection, ListAsked},
+};
+
+/// Tasks that are looked at in one go.
+pub(super) const PAGE_TASKS: u32 = 200;
+
+impl Caller {
+    /// Answers any command but FETCH and END, which are the connection's own.
+    pub(super) async fn command(&self, verb: &str, rest: &str) -> Reply {
+        match verb {
+            "PUSH" => self.push(rest).await,
+            "PUSHB" => self.push_bulk(rest).await,
+            "ACK" => self.ack(rest).await,
+            "FAIL" => self.fail(rest).await,
+            "BEAT" => self.beat(rest),
+            "INFO" => self.shared.info().await.unwrap_or_else(refused),
+            "QUEUE" => self.shared.queue(rest).await.unwrap_or_else(refused),
+            "TRACK" => self.shared.track(rest).await.unwrap_or_else(refused),
+            "MUTATE" => self.shared.mutate(rest).await.unwrap_or_else(refused),
+            "BATCH" => self.shared.batch(rest).await.unwrap_or_else(refused),
+            "FLUSH" => self.flush().await.map_or_else(refused, |()| Reply::Ok),
+            other => {
+                let shown: String = other.chars().take(64).collect();
+                Reply::error(format!("unknown command {shown}"))
+            }
+        }
+    }
+
+    /// Takes back all that waits or runs, and discards the dead letters.
+    async fn flush(&self) -> Result<(), Error> {
+        let broker = &self.shared.broker;
+        for queue in broker.queues().await? {
+            let report = broker.purge(queue.name.as_str()).await?.end().await;
+            report.ended.unwrap_or(Ok(()))?;
+        }
+        let all = DeadSelection::Filter {
+            queue: None,
+            task_type: None,
+            error: None,
+            tag: None,
+            flow: None,
+        };
+        let report = broker.dead(DeadAction::Discard, all)?.end().await;
+        report.ended.unwrap_or(Ok(()))?;
+        let mut asked = ListAsked {
+            state: Some(TaskStateName::Claimed),
+            limit: PAGE_TASKS,
+            ..ListAsked::default()
+        };
+        loop {
+            let page = broker.tasks(asked.clone()).await?;
+            for found in page.tasks {
+                unless_changed(broker.cancel(found.task.id).await)?;
+            }
+            if page.cursor.is_none() {
+                return Ok(());
+            }
+            asked.cursor = page.cursor;
+        }
+    }
+}
+
+/// What was listed and is something else by now needs nothing done.
+pub(super) fn unless_changed<T>(done: Result<T, Error>) -> Result<(), Error> {
+    match done {
+        Ok(_) | Err(Error::Rejected(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// How an error is told that has no words of its own in this protocol.
+pub(super) fn refused(error: Error) -> Reply {
+    Reply::error(error.to_string())
+}

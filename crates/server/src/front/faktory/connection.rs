@@ -1,0 +1,225 @@
+//! Connection: hello, then one command after the other until somebody has enough.
+//!
+//! Every wait has an end: for the hello, for the rest of a line, for a client to read its answer. While a
+//! fetch waits for a job the connection is listened to, so that no job is handed to whoever has gone.
+
+use super::{
+    Shared,
+    caller::Caller,
+    frame::{LARGE_LINE_BYTES, Lines, Reply, split},
+    hello::{Challenge, parse},
+};
+use crate::limits;
+use bytes::BytesMut;
+use std::{
+    pin::{Pin, pin},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    time::timeout,
+};
+
+const HELLO_FOR_MAX: Duration = Duration::from_millis(limits::FAKTORY_HELLO_MS_MAX);
+const LINE_FOR_MAX: Duration = Duration::from_millis(limits::FAKTORY_LINE_MS_MAX);
+const WRITE_FOR_MAX: Duration = Duration::from_millis(limits::WRITE_MS_MAX);
+/// What a client may send ahead while its fetch waits.
+const AHEAD_BYTES_MAX: usize = 64 << 10;
+/// Buffers of a line larger than this are given back after it.
+const BUFFER_KEPT_BYTES: usize = 64 << 10;
+
+/// The connection is over.
+pub(super) struct Over;
+
+/// A connection's two ends: what has come and where answers go.
+pub(super) struct Wire<S> {
+    stream: S,
+    lines: Lines,
+    out: Vec<u8>,
+}
+
+/// Serves one connection to its end.
+pub(super) async fn serve<S>(shared: &Arc<Shared>, stream: S)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut wire = Wire { stream, lines: Lines::default(), out: Vec::new() };
+    let caller = match timeout(HELLO_FOR_MAX, wire.greet(shared)).await {
+        Ok(Ok(caller)) => caller,
+        Ok(Err(Over)) | Err(_) => return,
+    };
+    // How it ended is the client's doing.
+    let _ = wire.serve(caller).await;
+    let _ = timeout(Duration::from_secs(1), wire.stream.shutdown()).await;
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
+    async fn greet(&mut self, shared: &Arc<Shared>) -> Result<Caller, Over> {
+        if shared.broker.is_stopping() {
+            self.send(&Reply::error("shutdown in progress")).await?;
+            return Err(Over);
+        }
+        let challenge = Challenge::new(&shared.password);
+        self.out.extend_from_slice(challenge.greeting().as_bytes());
+        self.flush().await?;
+        let line = loop {
+            match self.lines.next(limits::FAKTORY_HELLO_BYTES_MAX) {
+                Ok(Some(line)) => break line,
+                Ok(None) => self.read().await?,
+                Err(_too_long) => return Err(Over),
+            }
+        };
+        // Whoever does not speak the protocol is told nothing.
+        let hello = parse(&line).ok_or(Over)?;
+        if !challenge.is_met(&hello, &shared.password) {
+            self.send(&Reply::error("Invalid password")).await?;
+            return Err(Over);
+        }
+        match Caller::new(shared, hello) {
+            Ok(caller) => {
+                self.send(&Reply::Ok).await?;
+                Ok(caller)
+            }
+            Err(error) => {
+                self.send(&Reply::error(error.to_string())).await?;
+                Err(Over)
+            }
+        }
+    }
+
+    async fn serve(&mut self, mut caller: Caller) -> Result<(), Over> {
+        let shared = caller.shared.clone();
+        let mut stopping = pin!(shared.broker.stopping());
+        loop {
+            let line = self.line(&shared, stopping.as_mut()).await?;
+            shared.commands.fetch_add(1, Ordering::Relaxed);
+            caller.heard();
+            let Ok(text) = std::str::from_utf8(&line) else {
+                self.send(&Reply::error("the line is not UTF-8")).await?;
+                continue;
+            };
+            match split(text) {
+                ("END", _) => return Ok(()),
+                ("FETCH", queues) => {
+                    let queues = queues.to_owned();
+                    drop(line);
+                    self.fetch(&mut caller, &queues).await?;
+                }
+                (verb, rest) => {
+                    let reply = caller.command(verb, rest).await;
+                    drop(line);
+                    self.send(&reply).await?;
+                }
+            }
+        }
+    }
+
+    /// The next line, as long as this node serves.
+    async fn line(
+        &mut self,
+        shared: &Shared,
+        mut stopping: Pin<&mut impl Future<Output = ()>>,
+    ) -> Result<BytesMut, Over> {
+        let mut _large = None;
+        loop {
+            match self.lines.next(limits::FAKTORY_LINE_BYTES_MAX) {
+                Ok(Some(line)) => return Ok(line),
+                Ok(None) => {}
+                Err(_too_long) => {
+                    let bytes_max = limits::FAKTORY_LINE_BYTES_MAX;
+                    let text = format!("a line has more than {bytes_max} bytes; send less at once");
+                    self.send(&Reply::error(text)).await?;
+                    return Err(Over);
+                }
+            }
+            let waiting = self.lines.waiting();
+            if waiting == 0 {
+                if self.lines.buffer().capacity() > BUFFER_KEPT_BYTES {
+                    *self.lines.buffer() = BytesMut::new();
+                }
+                tokio::select! {
+                    biased;
+                    read = self.read() => read?,
+                    () = stopping.as_mut() => return Err(Over),
+                }
+                continue;
+            }
+            if waiting > LARGE_LINE_BYTES && _large.is_none() {
+                // Never closed, so there is one in the end.
+                _large = shared.large.acquire().await.ok();
+            }
+            if timeout(LINE_FOR_MAX, self.read()).await.is_err() {
+                self.send(&Reply::error(
+                    "the rest of a line did not come; the connection is closed",
+                ))
+                .await?;
+                return Err(Over);
+            }
+        }
+    }
+
+    /// Fetches a job and hands it over; it goes back if nobody takes it.
+    async fn fetch(&mut self, caller: &mut Caller, queues: &str) -> Result<(), Over> {
+        let fetched = {
+            let Wire { stream, lines, .. } = self;
+            let fetch = caller.fetch(queues);
+            tokio::select! {
+                biased;
+                fetched = fetch => fetched,
+                () = gone(stream, lines) => return Err(Over),
+            }
+        };
+        match fetched {
+            Ok(None) => self.send(&Reply::Nil).await,
+            Err(reply) => self.send(&reply).await,
+            Ok(Some(job)) => {
+                let sent = self.send(&Reply::Bulk(job.json)).await;
+                if sent.is_err() {
+                    caller.give_back(&job.jid, job.handed);
+                }
+                sent
+            }
+        }
+    }
+
+    /// Reads what has come.
+    async fn read(&mut self) -> Result<(), Over> {
+        match self.stream.read_buf(self.lines.buffer()).await {
+            Ok(0) | Err(_) => Err(Over),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    pub(super) async fn send(&mut self, reply: &Reply) -> Result<(), Over> {
+        reply.write(&mut self.out);
+        self.flush().await
+    }
+
+    async fn flush(&mut self) -> Result<(), Over> {
+        let sent = timeout(WRITE_FOR_MAX, async {
+            self.stream.write_all(&self.out).await?;
+            self.stream.flush().await
+        });
+        let sent = sent.await;
+        self.out.clear();
+        if self.out.capacity() > BUFFER_KEPT_BYTES {
+            self.out = Vec::new();
+        }
+        match sent {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Over),
+        }
+    }
+}
+
+/// Completes when the client has gone; keeps what it sends ahead.
+async fn gone<S: AsyncRead + Unpin>(stream: &mut S, lines: &mut Lines) {
+    while lines.waiting() < AHEAD_BYTES_MAX {
+        match stream.read_buf(lines.buffer()).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+    }
+    std::future::pending().await
+}

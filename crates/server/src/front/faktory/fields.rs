@@ -1,0 +1,75 @@
+//! Fields: a JSON object as it came, each value verbatim.
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{MapAccess, Visitor},
+};
+use serde_json::value::RawValue;
+use std::{borrow::Cow, fmt};
+
+/// The members of an object, in order. Of two with the same name the last one counts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
+
+impl<'a> Fields<'a> {
+    /// A member that is there and not null.
+    pub(super) fn get(&self, name: &str) -> Option<&'a RawValue> {
+        let found = self.0.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| *value).filter(|value| value.get() != "null")
+    }
+
+    /// A member that is to be a text.
+    pub(super) fn text(&self, name: &str) -> Result<Option<Cow<'a, str>>, String> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let read: Result<Text<'a>, _> = serde_json::from_str(value.get());
+        read.map(|read| Some(read.0)).map_err(|_| format!("invalid JSON: {name} is not a string"))
+    }
+
+    /// A member that is to be a whole number.
+    pub(super) fn number(&self, name: &str) -> Result<Option<i64>, String> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        let whole = serde_json::from_str::<i64>(value.get()).ok();
+        // Some languages write whole numbers with a fraction.
+        let fraction = || serde_json::from_str::<f64>(value.get()).ok().map(|given| given as i64);
+        let number = whole.or_else(fraction);
+        number.map(Some).ok_or_else(|| format!("invalid JSON: {name} is not a number"))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &'a RawValue)> {
+        self.0.iter().map(|(name, value)| (&**name, *value))
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Fields<'a>, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = Fields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
+                let mut members: Vec<(Cow<'de, str>, &'de RawValue)> = Vec::with_capacity(12);
+                while let Some((name, value)) = map.next_entry::<Text<'de>, &'de RawValue>()? {
+                    match members.iter_mut().find(|(known, _)| *known == name.0) {
+                        Some(known) => known.1 = value,
+                        None => members.push((name.0, value)),
+                    }
+                }
+                Ok(Fields(members))
+            }
+        }
+        deserializer.deserialize_map(Members)
+    }
+}
+
+/// A text, borrowed where nothing in it is escaped.
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// A text as JSON.
+pub(super) fn text(plain: &str) -> String {
+    serde_json::to_string(plain).expect("a text is JSON")
+}

@@ -1,0 +1,145 @@
+//! ACK, FAIL and BEAT: what a worker says about its jobs and about itself.
+
+use super::{caller::Caller, frame::Reply};
+use crate::{Error, sessions::Activity};
+use serde::Deserialize;
+use std::borrow::Cow;
+use taskyard_machine::{Ack, Fail, Rejection, TaskError};
+
+/// As in Faktory: what is kept of an error.
+const ERRTYPE_CHARS_MAX: usize = 100;
+const MESSAGE_CHARS_MAX: usize = 1_000;
+const BACKTRACE_LINES_MAX: usize = 50;
+
+#[derive(Deserialize)]
+struct Acked<'a> {
+    #[serde(borrow)]
+    jid: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct Failed<'a> {
+    #[serde(borrow)]
+    jid: Cow<'a, str>,
+    #[serde(borrow, default)]
+    errtype: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    message: Option<Cow<'a, str>>,
+    #[serde(default)]
+    backtrace: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+struct Beaten<'a> {
+    #[serde(borrow)]
+    wid: Cow<'a, str>,
+    #[serde(borrow, default)]
+    current_state: Option<Cow<'a, str>>,
+    #[serde(default)]
+    rss_kb: Option<i64>,
+}
+
+impl Caller {
+    /// A job that is not this worker's any more is no mistake: somebody else has it, or has done it.
+    pub(super) async fn ack(&self, json: &str) -> Reply {
+        let jid = match serde_json::from_str::<Acked<'_>>(json) {
+            Ok(acked) => acked.jid,
+            Err(error) => return Reply::error(format!("invalid ACK {error}")),
+        };
+        let claim = match self.claim_of(&jid).await {
+            Ok(Some(claim)) => claim,
+            Ok(None) => return Reply::Ok,
+            Err(error) => return Reply::error(error.to_string()),
+        };
+        let (task, token) = claim;
+        let ack = Ack { task, token, result: None, follow_ups: Vec::new() };
+        let acked = self.shared.broker.ack(ack).await;
+        if is_over(&acked) {
+            self.is_done_with(&jid, task);
+            return Reply::Ok;
+        }
+        match acked {
+            Ok(_) => Reply::Ok,
+            Err(error) => Reply::error(error.to_string()),
+        }
+    }
+
+    pub(super) async fn fail(&self, json: &str) -> Reply {
+        let failed: Failed<'_> = match serde_json::from_str(json) {
+            Ok(failed) => failed,
+            Err(error) => return Reply::error(format!("invalid FAIL {error}")),
+        };
+        let jid = &*failed.jid;
+        let not_found = || Reply::error(format!("Job not found {jid}"));
+        let (task, token) = match self.claim_of(jid).await {
+            Ok(Some(claim)) => claim,
+            Ok(None) => return not_found(),
+            Err(error) => return Reply::error(error.to_string()),
+        };
+        let mut backtrace = failed.backtrace.unwrap_or_default();
+        backtrace.truncate(BACKTRACE_LINES_MAX);
+        let backtrace = backtrace.join("\n");
+        let error = TaskError {
+            error_type: first(failed.errtype.as_deref(), ERRTYPE_CHARS_MAX),
+            message: first(failed.message.as_deref(), MESSAGE_CHARS_MAX),
+            backtrace: &backtrace,
+        };
+        let fail = Fail { task, token, error, retry_at: None, retryable: true };
+        let answer = self.shared.broker.fail(fail).await;
+        if is_over(&answer) {
+            self.is_done_with(jid, task);
+        }
+        match answer {
+            Ok(_) => Reply::Ok,
+            Err(Error::Rejected(
+                Rejection::ClaimLost { .. }
+                | Rejection::TaskNotFound { .. }
+                | Rejection::AlreadyFinished { .. },
+            )) => not_found(),
+            Err(error) => Reply::error(error.to_string()),
+        }
+    }
+
+    pub(super) fn beat(&self, json: &str) -> Reply {
+        let beaten: Beaten<'_> = match serde_json::from_str(json) {
+            Ok(beaten) => beaten,
+            Err(error) => return Reply::error(format!("invalid BEAT {error}")),
+        };
+        let own = self.wid.as_deref() == Some(&*beaten.wid);
+        let Some(asking) = self.asking.as_ref().filter(|_| own) else {
+            return Reply::error(format!("unknown worker {}", beaten.wid));
+        };
+        let activity = match beaten.current_state.as_deref() {
+            None | Some("") => None,
+            Some("quiet") => Some(Activity::Quiet),
+            Some("terminate") => Some(Activity::Stopping),
+            Some(other) => return Reply::error(format!("invalid BEAT state {other}")),
+        };
+        let rss_kb = beaten.rss_kb.and_then(|kb| u64::try_from(kb).ok());
+        match asking.beat(activity, rss_kb.map(|kb| kb.saturating_mul(1_024))) {
+            Activity::Running => Reply::Ok,
+            Activity::Quiet => Reply::Bulk(br#"{"state":"quiet"}"#.to_vec()),
+            Activity::Stopping => Reply::Bulk(br#"{"state":"terminate"}"#.to_vec()),
+        }
+    }
+}
+
+/// Whether the claim is none any more, by this or by something before it.
+fn is_over<T>(answer: &Result<T, Error>) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(Error::Rejected(rejection)) => matches!(
+            rejection,
+            Rejection::ClaimLost { .. }
+                | Rejection::TaskNotFound { .. }
+                | Rejection::AlreadyFinished { .. }
+        ),
+        Err(_) => false,
+    }
+}
+
+/// So many characters of a text; "unknown" if it says nothing.
+fn first(text: Option<&str>, chars_max: usize) -> &str {
+    let text = text.filter(|text| !text.is_empty()).unwrap_or("unknown");
+    text.char_indices().nth(chars_max).map_or(text, |(end, _)| &text[..end])
+}
