@@ -54,7 +54,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    fn check_follow_up(&self, follow_up: &FollowUp<'_>) -> Result<(), Rejection> {
+    pub(crate) fn check_follow_up(&self, follow_up: &FollowUp<'_>) -> Result<(), Rejection> {
         let shards = self.shard.identity.shards;
         if follow_up.home.0 >= shards {
             return Err(Rejection::invalid(format!(

@@ -11,8 +11,9 @@ mod tests;
 use crate::wire::{Reader, Wire};
 use crate::{
     Claim, ClaimQueue, ClaimToken, ClaimView, Claimable as Claims, DecodeError, FlowFilter,
-    FlowPage, FlowView, Machine, QueueName, QueueView, ScheduleView, SessionId, SpreadView,
-    TaskFilter, TaskId, TaskPage, TaskSketch, TaskStateName, TaskView, Timestamp, WhyView, limits,
+    FlowPage, FlowView, LinkView, Machine, QueueName, QueueView, ScheduleView, SessionId, ShardId,
+    SpreadView, TallyView, TaskFilter, TaskId, TaskPage, TaskSketch, TaskStateName, TaskView,
+    Timestamp, WhyView, limits,
 };
 
 /// A question that a shard's state answers.
@@ -295,8 +296,20 @@ questions! {
         request_id: String,
     } -> Vec<TaskId>, |asked, machine| machine.made_in_any_queue(&asked.request_id);
 
+    /// One tally.
+    23 => Tally {
+        /// Which.
+        tally: TaskId,
+    } -> Option<TallyView>, |asked, machine| machine.tally(asked.tally);
+
+    /// How far the shard is with others, in their order: what it has sent each, and what it has taken.
+    24 => Links {
+        /// Which.
+        shards: Vec<ShardId>,
+    } -> Vec<LinkView>, |asked, machine| machine.link_views(&asked.shards);
+
     /// The claims that a session holds here.
-    30 => ClaimsOf {
+    25 => ClaimsOf {
         /// The session.
         session: SessionId,
     } -> Vec<(TaskId, ClaimToken)>, |asked, machine| machine.claims_of(asked.session);

@@ -60,6 +60,13 @@ impl Keep for BatchMemory {
     }
 }
 
+impl TaskId {
+    /// The id that is made so many after this one, on the same shard and for the same.
+    fn following(self, count: u32) -> TaskId {
+        TaskId { sequence: self.sequence + u64::from(count), ..self }
+    }
+}
+
 impl BatchMemory {
     /// Packs answers; `None` is a rejection.
     fn new(answers: impl Iterator<Item = Option<Enqueued>>, expires_at: Timestamp) -> BatchMemory {
@@ -70,7 +77,7 @@ impl BatchMemory {
                 (_, None) => packed.push(Answer::Rejected { count: 1 }),
                 (_, Some(Enqueued { id, duplicate: true })) => packed.push(Answer::Known(id)),
                 (Some(Answer::Made { first, count }), Some(Enqueued { id, .. }))
-                    if id.sequence == first.sequence + u64::from(*count) =>
+                    if id == first.following(*count) =>
                 {
                     *count += 1;
                 }
@@ -85,8 +92,8 @@ impl BatchMemory {
     pub(crate) fn answers(&self) -> Vec<Option<Enqueued>> {
         let unpack = |answer: &Answer| -> Vec<Option<Enqueued>> {
             match *answer {
-                Answer::Made { first, count } => (0..u64::from(count))
-                    .map(|n| TaskId { sequence: first.sequence + n, ..first })
+                Answer::Made { first, count } => (0..count)
+                    .map(|n| first.following(n))
                     .map(|id| Some(Enqueued { id, duplicate: false }))
                     .collect(),
                 Answer::Known(id) => vec![Some(Enqueued { id, duplicate: true })],

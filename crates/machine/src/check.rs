@@ -37,6 +37,7 @@ impl Machine {
         self.nodes.check()?;
         self.staged_flows.check()?;
         self.check_flows()?;
+        self.check_tallies()?;
         self.check_schedules()
     }
 

@@ -110,6 +110,10 @@ wire_command! {
     35 => Attest,
     36 => Unstage,
     37 => Kill,
+    38 => OpenTally,
+    39 => AddToTally,
+    46 => ReopenTally,
+    47 => CommitTally,
 }
 
 wire_struct!(Body<'a> { content_type, headers, payload });
@@ -164,6 +168,10 @@ wire_struct!(CommitFlow<'a> { batch_id, parts, name, retention_ms });
 wire_struct!(AddFlowTasks<'a> { flow, parent, nodes });
 wire_struct!(CancelFlow { flow });
 wire_struct!(RetryFlow { flow });
+wire_struct!(OpenTally<'a> { batch_id, description, parent, success, complete });
+wire_struct!(AddToTally<'a> { tally, batch_id, tasks });
+wire_struct!(ReopenTally { tally });
+wire_struct!(CommitTally { tally });
 wire_struct!(RetryPolicy { backoff, max_attempts, jitter_thousandths });
 wire_struct!(QueueSettings {
     max_length,
@@ -472,6 +480,27 @@ pub(crate) mod tests {
             }),
             Command::CancelFlow(CancelFlow { flow: TASK }),
             Command::RetryFlow(RetryFlow { flow: TASK }),
+            Command::OpenTally(OpenTally {
+                batch_id: Some(4),
+                description: "import",
+                parent: Some(TASK),
+                success: Some(FollowUp { home: ShardId(2), enqueue: enqueue() }),
+                complete: Some(FollowUp { home: ShardId(3), enqueue: enqueue() }),
+            }),
+            Command::OpenTally(OpenTally {
+                batch_id: None,
+                description: "",
+                parent: None,
+                success: None,
+                complete: None,
+            }),
+            Command::AddToTally(AddToTally {
+                tally: TASK,
+                batch_id: Some(5),
+                tasks: vec![FollowUp { home: ShardId(2), enqueue: enqueue() }],
+            }),
+            Command::ReopenTally(ReopenTally { tally: TASK }),
+            Command::CommitTally(CommitTally { tally: TASK }),
             Command::SetSchedule(SetSchedule {
                 name: "nightly",
                 spec: ScheduleSpec {

@@ -4,9 +4,10 @@
 //! back from. `codec.rs` holds their encoding, `entry.rs` how they are packed into log entries.
 
 use crate::{
-    AddFlowTasks, Attest, BackfillSchedule, CancelFlow, ClaimToken, CommitFlow, FireSchedule,
-    PauseSchedule, QueueSettings, RemoveSchedule, ResumeSchedule, RetryFlow, RetryPolicy,
-    SessionId, SetSchedule, ShardId, StageFlow, SubmitFlow, TaskId, Timestamp, TriggerSchedule,
+    AddFlowTasks, AddToTally, Attest, BackfillSchedule, CancelFlow, ClaimToken, CommitFlow,
+    CommitTally, FireSchedule, OpenTally, PauseSchedule, QueueSettings, RemoveSchedule,
+    ReopenTally, ResumeSchedule, RetryFlow, RetryPolicy, SessionId, SetSchedule, ShardId,
+    StageFlow, SubmitFlow, TaskId, Timestamp, TriggerSchedule,
 };
 use std::borrow::Cow;
 
@@ -71,6 +72,14 @@ pub enum Command<'a> {
     CancelFlow(CancelFlow),
     /// Runs the failed nodes of a flow again, and then what waited for them.
     RetryFlow(RetryFlow),
+    /// Makes a tally, empty and open.
+    OpenTally(OpenTally<'a>),
+    /// Adds tasks to a tally, open or not.
+    AddToTally(AddToTally<'a>),
+    /// Holds back what has not followed from a tally yet.
+    ReopenTally(ReopenTally),
+    /// Lets tasks follow from a tally: all that it is to count is added, or is added by its tasks.
+    CommitTally(CommitTally),
     /// Makes a schedule, or gives it new rules.
     SetSchedule(SetSchedule<'a>),
     /// Decides occurrences whose time has come.
@@ -319,7 +328,7 @@ pub struct Ack<'a> {
     pub follow_ups: Vec<FollowUp<'a>>,
 }
 
-/// A task that an ack enqueues.
+/// A task that follows from something: an ack, or a step of a tally; or one that is added to a tally.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FollowUp<'a> {
     /// The shard of its queue.

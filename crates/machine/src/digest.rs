@@ -238,6 +238,7 @@ impl Machine {
             self.nodes.take_changes(),
             self.staged_flows.take_changes(),
             self.schedules.take_changes(),
+            self.tallies.take_changes(),
         ];
         for (kind, changes) in (0..).zip(changes) {
             if changes != Digest::default() {

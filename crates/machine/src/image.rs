@@ -101,6 +101,7 @@ impl Machine {
             + self.nodes.dirty()
             + self.staged_flows.dirty()
             + self.schedules.dirty()
+            + self.tallies.dirty()
     }
 
     /// Marks the cut of a checkpoint: `frozen_bite` then hands out all changes since the previous one.
@@ -133,6 +134,7 @@ impl Machine {
         self.nodes.freeze();
         self.staged_flows.freeze();
         self.schedules.freeze();
+        self.tallies.freeze();
     }
 
     /// Encodes up to `records_max` records of the frozen cut, fewer if they are large; empty when all
@@ -183,6 +185,7 @@ impl Machine {
             .or_else(|| self.nodes.next_frozen())
             .or_else(|| self.staged_flows.next_frozen())
             .or_else(|| self.schedules.next_frozen())
+            .or_else(|| self.tallies.next_frozen())
     }
 
     /// Every record of the state, sorted by key: equal for equal states.
@@ -231,6 +234,7 @@ impl Machine {
             .chain(self.nodes.records())
             .chain(self.staged_flows.records())
             .chain(self.schedules.records())
+            .chain(self.tallies.records())
     }
 
     fn encode_head(&self) -> Box<[u8]> {
@@ -252,7 +256,8 @@ impl Machine {
             + self.flows.len()
             + self.nodes.len()
             + self.staged_flows.len()
-            + self.schedules.len();
+            + self.schedules.len()
+            + self.tallies.len();
         others as u64
     }
 
@@ -353,6 +358,7 @@ impl Machine {
             kind if kind == kind_of(&self.nodes) => self.nodes.load(key, value)?,
             kind if kind == kind_of(&self.staged_flows) => self.staged_flows.load(key, value)?,
             kind if kind == kind_of(&self.schedules) => self.schedules.load(key, value)?,
+            kind if kind == kind_of(&self.tallies) => self.tallies.load(key, value)?,
             other => return Err(ImageError { what: format!("unknown kind of record {other}") }),
         }
         Ok(())

@@ -73,6 +73,8 @@ mod settings;
 mod slab;
 mod spread;
 mod stage;
+mod tally;
+mod tally_command;
 mod task;
 mod task_image;
 #[cfg(test)]
@@ -98,7 +100,7 @@ pub use flow_command::*;
 pub use image::{ImageError, Record, RecordKey};
 pub use machine::{Identity, Machine, home_shard};
 pub use occurrences::Occurrences;
-pub use outbox::Outgoing;
+pub use outbox::{LinkView, Outgoing};
 pub use outcome::{AfterFailure, BulkProgress, ClaimedTask, Enqueued, Outcome, Renewal};
 pub use payloads::{NoPayloads, Payloads};
 pub use purge::{EnqueueCut, PurgeQueue};
@@ -113,6 +115,8 @@ pub use schedule::{DueSchedule, SCHEDULE_HEADERS, ScheduleView, check_schedule_n
 pub use schedule_command::*;
 pub use settings::{PerKey, QueueSettings};
 pub use spread::{SpreadView, request_shard, spread_shards};
+pub use tally::{CallbackState, TallyView};
+pub use tally_command::*;
 pub use task::{
     ClaimToken, FlowState, InvalidTaskId, SessionId, ShardId, TaskId, TaskStateName, Timestamp,
 };

@@ -256,9 +256,8 @@ impl Task {
     /// Of a scheduled task: whether it waits because its last attempt failed, timed out or was lost. A
     /// retry by hand starts anew, whatever came before.
     pub(crate) fn is_retrying(&self) -> bool {
-        use AttemptOutcome::{Failed, Lost, TimedOut};
         let last = self.last_attempt.as_ref().map(|attempt| attempt.outcome);
-        matches!(last, Some(Failed | TimedOut | Lost)) && (self.failures > 0 || self.losses > 0)
+        last.is_some_and(AttemptOutcome::has_failed) && (self.failures > 0 || self.losses > 0)
     }
 
     /// Whether it is a task of a flow.
@@ -270,7 +269,7 @@ impl Task {
     pub(crate) fn flow_id(&self) -> Option<TaskId> {
         match self.extra.as_ref()?.watch.as_deref()? {
             Watch::Flow { flow, .. } => Some(*flow),
-            Watch::Schedule { .. } => None,
+            Watch::Schedule { .. } | Watch::Tally { .. } | Watch::Callback { .. } => None,
         }
     }
 

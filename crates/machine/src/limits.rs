@@ -146,6 +146,22 @@ limits! {
     PARENT_RESULT_BYTES_MAX: usize = 64 << 10, "bytes";
     /// What tasks that depend on a failed one are told of its error.
     PARENT_ERROR_BYTES_MAX: usize = 4 << 10, "bytes";
+    /// What a tally is for, in a sentence or two.
+    TALLY_DESCRIPTION_BYTES_MAX: usize = 1 << 10, "bytes";
+    /// Each task that follows from a tally stays in memory, whole, until it is enqueued.
+    TALLY_CALLBACK_BYTES_MAX: usize = 64 << 10, "bytes";
+    /// Tasks that are added to a tally with one call.
+    TALLY_ADD_TASKS_MAX: usize = 1_000, "tasks";
+    /// Tallies below one tally; those that are kept count.
+    TALLY_CHILDREN_MAX: usize = 100_000, "tallies";
+    /// Tallies above one tally: an end may have to be told to all of them.
+    TALLY_DEPTH_MAX: u32 = 16, "tallies";
+    /// How long a tally is kept that nobody commits, after the last that was added to it.
+    TALLY_OPEN_FOR_MS: u64 = 1_800_000, "ms";
+    /// How long a tally is kept after the success of all of it.
+    TALLY_SUCCEEDED_FOR_MS: u64 = 86_400_000, "ms";
+    /// How long a committed tally is kept of which nothing is heard: 30 days.
+    TALLY_KEPT_FOR_MS: u64 = 2_592_000_000, "ms";
     /// Lost claims after which a task is quarantined among the dead letters.
     LOSSES_MAX: u32 = 3, "losses";
     /// What one expiry entry promotes, lapses and removes: the loop is not held longer than this.

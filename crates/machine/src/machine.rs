@@ -17,6 +17,7 @@ use crate::replay::Replays;
 use crate::schedule::Schedule;
 use crate::slab::{Slab, Slot};
 use crate::stage::Staged;
+use crate::tally::Tally;
 use crate::turn::Turn;
 use crate::unique::Window;
 use crate::wire::wire_struct;
@@ -59,6 +60,7 @@ pub struct Machine {
     pub(crate) nodes: Kept<Node>,
     pub(crate) staged_flows: Kept<StagedFlow>,
     pub(crate) schedules: Kept<Schedule>,
+    pub(crate) tallies: Kept<Tally>,
 
     // Indexes: what follows from the tasks, and is rebuilt from them.
     pub(crate) ids: Ids,
@@ -151,6 +153,7 @@ impl Machine {
             nodes: Kept::new(),
             staged_flows: Kept::new(),
             schedules: Kept::new(),
+            tallies: Kept::new(),
             ids: Ids::new(identity.shard),
             deadlines: Deadlines::default(),
             names: Names::default(),
@@ -218,6 +221,7 @@ impl Machine {
             self.windows.next_due(),
             self.flows.next_due(),
             self.staged_flows.next_due(),
+            self.tallies.next_due(),
         ];
         parts.into_iter().flatten().min()
     }
@@ -249,6 +253,7 @@ impl Machine {
             + self.nodes.memory_bytes()
             + self.staged_flows.memory_bytes()
             + self.schedules.memory_bytes()
+            + self.tallies.memory_bytes()
     }
 
     /// Tasks in the state, in any state of their life.

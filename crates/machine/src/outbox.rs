@@ -9,6 +9,7 @@ use crate::flow::{FlowTask, ParentResult};
 use crate::kept::Keep;
 use crate::slab::Slot;
 use crate::spread::QueueRules;
+use crate::tally::Standing;
 use crate::turn::Turn;
 use crate::watch::{TaskEnded, Watch};
 use crate::wire::{Reader, Wire, decode, encode, wire_struct};
@@ -60,6 +61,17 @@ pub(crate) struct Link {
 
 wire_struct!(Link { sent, taken });
 
+/// How far a shard and another are with each other, each counted from 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkView {
+    /// The last message that the shard has for the other, taken by it or not.
+    pub sent: u64,
+    /// The last message that the shard has taken from the other.
+    pub taken: u64,
+}
+
+wire_struct!(LinkView { sent, taken });
+
 impl Keep for Link {
     type Key = ShardId;
     const KIND: u8 = 8;
@@ -91,6 +103,8 @@ pub(crate) enum Message<'a> {
     NodeRevived { flow: TaskId, node: u32, run: u32 },
     /// What holds for a queue that is spread to the target.
     QueueRules(QueueRules<'a>),
+    /// A task of a tally stands elsewhere than before.
+    TallyTask { tally: TaskId, from: Standing, to: Standing },
 }
 
 impl<'a> Wire<'a> for Message<'a> {
@@ -140,6 +154,10 @@ impl<'a> Wire<'a> for Message<'a> {
                 out.push(19);
                 rules.write(out);
             }
+            Message::TallyTask { tally, from, to } => {
+                out.push(20);
+                (*tally, (*from, *to)).write(out);
+            }
         }
     }
 
@@ -174,6 +192,10 @@ impl<'a> Wire<'a> for Message<'a> {
                 Ok(Message::NodeRevived { flow, node, run })
             }
             19 => Ok(Message::QueueRules(reader.read()?)),
+            20 => {
+                let (tally, (from, to)) = reader.read()?;
+                Ok(Message::TallyTask { tally, from, to })
+            }
             other => Err(reader.error(format_args!("unknown message {other}"))),
         }
     }
@@ -295,7 +317,8 @@ impl Turn<'_> {
             | Message::Revive { .. }
             | Message::BlockAgain { .. }
             | Message::Forget { .. }
-            | Message::NodeRevived { .. } => Ok(()),
+            | Message::NodeRevived { .. }
+            | Message::TallyTask { .. } => Ok(()),
         }
     }
 
@@ -326,6 +349,7 @@ impl Turn<'_> {
             Message::Forget { task } => self.take_forget(*task),
             Message::NodeRevived { flow, node, run } => self.node_revived(*flow, *node, *run),
             Message::QueueRules(rules) => self.take_queue_rules(rules),
+            Message::TallyTask { tally, from, to } => self.take_standing(*tally, *from, *to),
         }
     }
 
@@ -382,6 +406,16 @@ fn check_name(queue: &str) -> Result<(), Rejection> {
 }
 
 impl Machine {
+    /// How far this shard is with each of these. What one of them had told this one when it said that it
+    /// had sent so much has come when so much is taken.
+    pub fn link_views(&self, shards: &[ShardId]) -> Vec<LinkView> {
+        let view = |&shard: &ShardId| {
+            let Link { sent, taken } = self.links.get(shard).copied().unwrap_or_default();
+            LinkView { sent, taken }
+        };
+        shards.iter().map(view).collect()
+    }
+
     /// What the outbox owes, in order per target, about `limit` in all. Targets share the limit, so
     /// that one that is away does not hold up the others.
     pub fn outgoing(&self, limit: usize) -> Vec<Outgoing> {

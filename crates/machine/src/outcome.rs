@@ -80,7 +80,7 @@ pub enum Outcome {
         missed: u64,
     },
     /// To `PauseQueue`, `ResumeQueue`, `SetQueue`, `BeginTerm`, `Delivered`, `RemoveSchedule`,
-    /// `PauseSchedule`, `ResumeSchedule`.
+    /// `PauseSchedule`, `ResumeSchedule`, `ReopenTally`, `CommitTally`.
     Done,
     /// To `ExpireDue`: how many deadlines passed.
     Expired {
@@ -102,6 +102,16 @@ pub enum Outcome {
     FlowState(FlowState),
     /// To `Deliver`: it was applied now or before.
     Taken,
+    /// To `OpenTally`.
+    TallyOpened {
+        /// The tally's id.
+        tally: TaskId,
+    },
+    /// To `AddToTally`.
+    TallyAdded {
+        /// The ids of the tasks, in order.
+        ids: Vec<TaskId>,
+    },
 }
 
 /// The identity of a task that was asked for.
@@ -209,6 +219,8 @@ wire_enum!(Outcome {
     21 => FlowState(state),
     22 => Taken,
     23 => Killed { state },
+    24 => TallyOpened { tally },
+    25 => TallyAdded { ids },
 });
 wire_struct!(Enqueued { id, duplicate });
 wire_struct!(ClaimedTask {

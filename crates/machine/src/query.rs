@@ -131,6 +131,15 @@ pub enum AttemptOutcome {
 }
 
 impl AttemptOutcome {
+    /// Whether the task ran, as far as anybody knows, and did not come to a good end.
+    pub(crate) fn has_failed(self) -> bool {
+        use AttemptOutcome::{Cancelled, Failed, Lost, Released, Snoozed, Succeeded, TimedOut};
+        match self {
+            Failed | Lost | TimedOut => true,
+            Succeeded | Released | Snoozed | Cancelled => false,
+        }
+    }
+
     /// The word on every front.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -46,6 +46,12 @@ pub enum Rejection {
         /// How it ended.
         state: FlowState,
     },
+    /// No such tally: never opened here, or no longer kept.
+    #[error("tally {tally} is not known here: it never existed or is no longer kept")]
+    TallyNotFound {
+        /// The id that was asked for.
+        tally: TaskId,
+    },
     /// No such task: never enqueued here, or removed by its retention.
     #[error("task {task} is not known here: it never existed or its retention removed it")]
     TaskNotFound {
@@ -189,6 +195,7 @@ wire_enum!(Rejection {
     18 => NeverRuns { expires_at },
     19 => WrongFlowState { flow, state, hint },
     20 => QueueMoved { queue },
+    21 => TallyNotFound { tally },
 });
 wire_enum!(KeyHolder { 1 => Task(id), 2 => BatchElement(index) });
 
@@ -228,6 +235,7 @@ impl Rejection {
             }
             Rejection::TaskNotFound { .. }
             | Rejection::FlowNotFound { .. }
+            | Rejection::TallyNotFound { .. }
             | Rejection::QueueNotFound { .. }
             | Rejection::ScheduleNotFound { .. }
             | Rejection::BatchNotFound { .. } => "not_found",

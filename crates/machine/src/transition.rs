@@ -7,6 +7,7 @@ use crate::life::{Attempt, Ending, Failure, State, Task};
 use crate::limits::ATTEMPTS_KEPT_MAX;
 use crate::queue::LaneId;
 use crate::slab::Slot;
+use crate::tally::Standing;
 use crate::turn::Turn;
 use crate::{AttemptOutcome, EventKind, TaskRef, TaskStateName, Timestamp};
 
@@ -134,6 +135,9 @@ impl Turn<'_> {
             previous: None,
         });
         self.shard.edit(slot, |task| task.push_attempt(ended, ATTEMPTS_KEPT_MAX));
+        if outcome.has_failed() {
+            self.tell_tally(slot, Standing::Failed);
+        }
     }
 
     /// Adds a new task, in its first state.

@@ -8,6 +8,7 @@ use crate::life::{Ending, Failure, State, prefix};
 use crate::limits::{PARENT_ERROR_BYTES_MAX, PARENT_RESULT_BYTES_MAX};
 use crate::outbox::Message;
 use crate::slab::Slot;
+use crate::tally::{Standing, Step};
 use crate::turn::Turn;
 use crate::wire::{Reader, Wire, wire_struct, wire_words};
 use crate::{ShardId, TaskError, TaskId};
@@ -20,6 +21,11 @@ pub(crate) enum Watch {
     Flow { flow: TaskId, node: u32, run: u32 },
     /// The schedule that the task is a run of, by its shard and its key there. It only asks when.
     Schedule { shard: ShardId, key: u128 },
+    /// The tally that counts the task, and where that was told the task stands. It is told of more than
+    /// the end, see `tally/member.rs`.
+    Tally { tally: TaskId, told: Standing },
+    /// The tally that the task follows from. It only asks whether it succeeded.
+    Callback { tally: TaskId, step: Step },
 }
 
 impl Watch {
@@ -28,6 +34,7 @@ impl Watch {
         match self {
             Watch::Flow { flow, .. } => flow.home,
             Watch::Schedule { shard, .. } => shard,
+            Watch::Tally { tally, .. } | Watch::Callback { tally, .. } => tally.home,
         }
     }
 }
@@ -43,6 +50,14 @@ impl<'a> Wire<'a> for Watch {
                 out.push(2);
                 (shard, key).write(out);
             }
+            Watch::Tally { tally, told } => {
+                out.push(3);
+                (tally, told).write(out);
+            }
+            Watch::Callback { tally, step } => {
+                out.push(4);
+                (tally, step).write(out);
+            }
         }
     }
 
@@ -53,6 +68,8 @@ impl<'a> Wire<'a> for Watch {
                 Ok(Watch::Flow { flow, node, run })
             }
             2 => Ok(Watch::Schedule { shard: reader.read()?, key: reader.read()? }),
+            3 => Ok(Watch::Tally { tally: reader.read()?, told: reader.read()? }),
+            4 => Ok(Watch::Callback { tally: reader.read()?, step: reader.read()? }),
             other => Err(reader.error(format_args!("unknown watch {other}"))),
         }
     }
@@ -106,12 +123,15 @@ impl Turn<'_> {
     /// Tells a task's watcher, if it has one, that the task has ended or is being removed.
     pub(crate) fn tell_watcher(&mut self, slot: Slot) {
         let task = self.shard.tasks.get(slot);
-        let Some(extra) = task.extra.as_deref() else { return };
-        let Some(watch) = extra.watch.as_deref().copied() else { return };
+        let Some(watch) = task.watch() else { return };
         let end = match task.state {
             State::Finished { ending, .. } => End::from(ending),
             _ => End::Removed,
         };
+        if let Watch::Tally { .. } = watch {
+            self.tell_tally(slot, Standing::after(end));
+            return;
+        }
         let asks_why = matches!(watch, Watch::Flow { .. });
         let result = task.left().and_then(|left| left.result.as_deref());
         let result = result.filter(|_| asks_why && end == End::Succeeded);
@@ -131,6 +151,11 @@ impl Turn<'_> {
 
     /// Tells a watcher that the task it waits for was not made: another stands for it.
     pub(crate) fn tell_not_made(&mut self, watch: Watch, task: TaskId) {
+        if let Watch::Tally { tally, told } = watch {
+            let to = Standing::NotMade;
+            self.owe(tally.home, &Message::TallyTask { tally, from: told, to });
+            return;
+        }
         let end = End::Removed;
         let ended =
             TaskEnded { watch, task, end, result: None, result_left_out: false, error: None };
@@ -142,6 +167,9 @@ impl Turn<'_> {
         match ended.watch {
             Watch::Flow { flow, node, run } => self.node_ended(flow, node, run, ended),
             Watch::Schedule { key, .. } => self.run_ended(key, ended.task),
+            Watch::Callback { tally, step } => self.callback_ended(tally, step, ended.end),
+            // It is told by messages of its own.
+            Watch::Tally { .. } => {}
         }
     }
 }

@@ -18,6 +18,7 @@ mod schedules;
 mod shares;
 mod spread;
 mod staging;
+mod tally;
 mod why;
 
 pub use bulk::{BulkJob, BulkReport, DeadSelection};
@@ -30,6 +31,7 @@ pub(crate) use flow::{in_node, not_added};
 pub use inspect::{Found, ListAsked, NodeInfo, Page, TaskResult};
 pub use retry::Edit;
 pub use schedules::{FoundSchedule, SchedulePage};
+pub use tally::OpenTallyAsked;
 pub use why::WaitReason;
 
 use crate::{

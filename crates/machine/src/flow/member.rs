@@ -141,9 +141,7 @@ impl Turn<'_> {
 
     /// A task of a flow that is retried by hand tells its flow.
     pub(crate) fn tell_revived(&mut self, slot: Slot) {
-        let task = self.task(slot);
-        let watch = task.extra.as_ref().and_then(|extra| extra.watch.as_deref().copied());
-        if let Some(Watch::Flow { flow, node, run }) = watch {
+        if let Some(Watch::Flow { flow, node, run }) = self.task(slot).watch() {
             let run = run + 1;
             self.set_run(slot, run);
             self.owe(flow.home, &Message::NodeRevived { flow, node, run });
@@ -178,7 +176,7 @@ impl Turn<'_> {
     fn run_of(&self, slot: Slot) -> Option<u32> {
         match self.task(slot).extra.as_ref()?.watch.as_deref()? {
             Watch::Flow { run, .. } => Some(*run),
-            Watch::Schedule { .. } => None,
+            Watch::Schedule { .. } | Watch::Tally { .. } | Watch::Callback { .. } => None,
         }
     }
 
@@ -186,7 +184,7 @@ impl Turn<'_> {
         self.shard.edit(slot, |task| {
             match task.extra.as_mut().and_then(|extra| extra.watch.as_deref_mut()) {
                 Some(Watch::Flow { run, .. }) => *run = to,
-                Some(Watch::Schedule { .. }) | None => panic!("task {} is in no flow", task.id),
+                other => panic!("task {} is in no flow but in {other:?}", task.id),
             }
         });
     }

@@ -151,6 +151,12 @@ impl Drawn for SessionId {
     }
 }
 
+impl Drawn for ShardId {
+    fn drawn(draw: &mut Draw) -> ShardId {
+        ShardId(Drawn::drawn(draw))
+    }
+}
+
 impl Drawn for TaskId {
     fn drawn(draw: &mut Draw) -> TaskId {
         TaskId::from_u128(Drawn::drawn(draw))
@@ -297,6 +303,7 @@ drawn!(enum Rejection {
     NeverRuns { expires_at },
     QueueMoved { queue },
     WrongFlowState { flow, state, hint },
+    TallyNotFound { tally },
 });
 drawn!(enum Outcome {
     Enqueued(enqueued),
@@ -322,6 +329,8 @@ drawn!(enum Outcome {
     FlowState(state),
     Taken,
     Killed { state },
+    TallyOpened { tally },
+    TallyAdded { ids },
 });
 drawn!(struct Enqueued { id, duplicate });
 drawn!(struct ClaimedTask {
@@ -387,3 +396,14 @@ drawn!(struct NodeView { name, task, state, depends_on, added_by, added_open, er
 drawn!(struct FlowFilter { name, state });
 drawn!(struct FlowPage { flows, next });
 drawn!(struct TaskSketch { state, queue, task_type });
+drawn!(struct LinkView { sent, taken });
+drawn!(
+    enum CallbackState {
+        Waiting,
+        Enqueued,
+        Succeeded,
+    }
+);
+drawn!(struct TallyView {
+    tally, parent, description, created_at, committed, total, pending, failed, complete, success,
+});

@@ -80,6 +80,10 @@ fn outcome_lines(outcome: &Outcome) -> Vec<String> {
         }
         Outcome::FlowState(state) => vec![state.to_string()],
         Outcome::Taken => vec!["taken".into()],
+        Outcome::TallyOpened { tally } => vec![format!("y{}", tally.sequence)],
+        Outcome::TallyAdded { ids } => {
+            vec![ids.iter().map(|&task| at_home(task)).collect::<Vec<_>>().join(" ")]
+        }
     }
 }
 

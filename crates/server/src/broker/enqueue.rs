@@ -179,7 +179,7 @@ impl Broker {
         }
     }
 
-    /// A task that an ack enqueues, checked and routed: to the home shard of its queue, which is always
+    /// A task that an ack or a tally enqueues, checked and routed: to the home shard of its queue, which is always
     /// one of those that the queue lies on.
     pub fn follow_up<'a>(&self, enqueue: Enqueue<'a>) -> Result<FollowUp<'a>, Error> {
         self.check_enqueue(&enqueue)?;

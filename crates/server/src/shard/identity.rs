@@ -57,6 +57,9 @@ fn judge(command: &Command<'_>) -> Again {
         Command::StageFlow(_) | Command::CommitFlow(_) => Again::Same,
         // By their names: one that the same node added before is the same task, while its flow is kept.
         Command::AddFlowTasks(_) => Again::Fenced,
+        // By their batch's id. One that was added again without it would be counted twice.
+        Command::OpenTally(open) => by(open.batch_id.is_some()),
+        Command::AddToTally(add) => by(add.batch_id.is_some()),
         // By the claim's token. The accepted one gets its first answer while that is remembered: an
         // ack while the task is kept, a failure until the next attempt, a release or snooze not at all.
         Command::Ack(_) | Command::Fail(_) | Command::Release(_) | Command::Snooze(_) => {
@@ -70,7 +73,9 @@ fn judge(command: &Command<'_>) -> Again {
         Command::PauseQueue(_)
         | Command::ResumeQueue(_)
         | Command::SetQueue(_)
-        | Command::TrimQueue(_) => Again::Same,
+        | Command::TrimQueue(_)
+        | Command::ReopenTally(_)
+        | Command::CommitTally(_) => Again::Same,
         // A session that has ended holds nothing more to end.
         Command::EndSession(_) => Again::Same,
         // Numbered by the outbox that sends them, taken once and in order.

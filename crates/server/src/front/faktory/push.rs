@@ -1,6 +1,13 @@
 //! PUSH and PUSHB: jobs come in, one, or many that are answered one by one.
 
-use super::{Shared, caller::Caller, fields::Fields, frame::Reply, job::Job};
+use super::{
+    Shared,
+    batch::{name_batch, tally_of},
+    caller::Caller,
+    fields::Fields,
+    frame::Reply,
+    job::Job,
+};
 use crate::Error;
 use std::collections::BTreeMap;
 use taskyard_machine::{Enqueue, Timestamp, limits};
@@ -72,7 +79,7 @@ impl Shared {
             }
         }
         for (bid, jobs) in batches {
-            for some in jobs.chunks(limits::FOLLOW_UPS_MAX) {
+            for some in jobs.chunks(limits::TALLY_ADD_TASKS_MAX) {
                 let tasks = some.iter().map(|job| job.enqueue(now)).collect();
                 if let Err(error) = self.add_to_batch(bid, tasks).await {
                     refused.extend(some.iter().map(|job| told(job, &error)));
@@ -82,8 +89,9 @@ impl Shared {
         refused
     }
 
-    async fn add_to_batch(&self, bid: &str, _tasks: Vec<Enqueue<'_>>) -> Result<(), Error> {
-        Err(Error::Invalid(format!("no such batch {bid}")))
+    async fn add_to_batch(&self, bid: &str, tasks: Vec<Enqueue<'_>>) -> Result<(), Error> {
+        let added = self.broker.add_to_tally(tally_of(bid)?, tasks).await;
+        added.map(drop).map_err(|error| name_batch(error, bid))
     }
 }
 

@@ -1,0 +1,1 @@
+//! Tallies over several shards: what they count, what follows from them, and when they are forgotten.
