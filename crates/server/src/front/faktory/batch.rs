@@ -91,7 +91,7 @@ fn callback<'a>(
     now: Timestamp,
 ) -> Result<Option<Job<'a>>, String> {
     let Some(json) = fields.get(name) else { return Ok(None) };
-    let job = Job::parse(json.get(), now);
+    let job = Job::parse_callback(json.get(), now);
     job.map(Some).map_err(|error| format!("{name} callback: {error}"))
 }
 
@@ -150,5 +150,6 @@ pub(super) fn name_batch(error: Error, bid: &str) -> Error {
 
 fn no_such(bid: &str) -> Error {
     let shown: String = bid.chars().take(64).collect();
-    Error::Invalid(format!("no such batch {shown}"))
+    // With a capital: a client looks for it so.
+    Error::Invalid(format!("No such batch {shown}"))
 }

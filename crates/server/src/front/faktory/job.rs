@@ -6,7 +6,7 @@
 //! that came another way is given the fields that a Faktory worker needs.
 
 use super::fields::{Fields, text};
-use crate::{front::json::Plain, moment::InWords};
+use crate::{front::json::Plain, moment::InWords, random::random_u128};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
@@ -60,8 +60,23 @@ impl<'a> Job<'a> {
         Job::from_fields(&fields, now)
     }
 
+    /// The same for one that is to be pushed by this server: it gets an id if it has none.
+    pub(super) fn parse_callback(json: &'a str, now: Timestamp) -> Result<Job<'a>, String> {
+        let fields: Fields<'a> =
+            serde_json::from_str(json).map_err(|error| format!("invalid JSON: {error}"))?;
+        match fields.get("jid") {
+            Some(_) => Job::from_fields(&fields, now),
+            None => {
+                Job::with_jid(&fields, Cow::Owned(format!("{:024x}", random_u128() >> 32)), now)
+            }
+        }
+    }
+
     pub(super) fn from_fields(fields: &Fields<'a>, now: Timestamp) -> Result<Job<'a>, String> {
-        let jid = fields.text("jid")?.unwrap_or_default();
+        Job::with_jid(fields, fields.text("jid")?.unwrap_or_default(), now)
+    }
+
+    fn with_jid(fields: &Fields<'a>, jid: Cow<'a, str>, now: Timestamp) -> Result<Job<'a>, String> {
         if jid.len() < JID_BYTES_MIN {
             return Err("jobs must have a reasonable jid parameter".into());
         }
@@ -136,7 +151,7 @@ impl<'a> Job<'a> {
         let mut hash = Sha256::new();
         hash.update(self.jobtype.as_bytes());
         hash.update([0]);
-        hash.update(without_spaces(self.args.get()));
+        hash.update(without_spaces(self.args.get().as_bytes()));
         let key = BASE64_STANDARD.encode(hash.finalize());
         let until = if self.custom.until_start { UniqueUntil::Start } else { UniqueUntil::Done };
         Some(Box::new(Unique {
@@ -204,10 +219,10 @@ pub(super) fn moment(field: &str, written: &str) -> Result<Timestamp, String> {
 }
 
 /// JSON without what stands between its tokens: clients differ in that.
-fn without_spaces(json: &str) -> Vec<u8> {
+pub(super) fn without_spaces(json: &[u8]) -> Vec<u8> {
     let (mut in_text, mut escaped) = (false, false);
     let mut bytes = Vec::with_capacity(json.len());
-    for byte in json.bytes() {
+    for &byte in json {
         match (in_text, byte) {
             (false, b' ' | b'\t' | b'\r' | b'\n') => continue,
             (false, b'"') => in_text = true,

@@ -5,7 +5,7 @@ use super::{
     command::{PAGE_TASKS, unless_changed},
     frame::Reply,
     glob::matches,
-    job::AsJob,
+    job::{AsJob, without_spaces},
     track::is_retrying,
 };
 use crate::{
@@ -85,7 +85,10 @@ impl Filter {
         let job = AsJob::new(&found.task, &body);
         let named = |jids: &Vec<String>| jids.iter().any(|jid| **jid == *job.jid());
         self.jids.as_ref().is_none_or(named)
-            && self.regexp.as_ref().is_none_or(|glob| matches(glob.as_bytes(), &job.json()))
+            && self
+                .regexp
+                .as_ref()
+                .is_none_or(|glob| matches(glob.as_bytes(), &without_spaces(&job.json())))
     }
 }
 
