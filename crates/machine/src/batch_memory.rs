@@ -164,4 +164,20 @@ mod tests {
         assert_eq!(memory.answers.len(), 5);
         assert_eq!(memory.answers(), answers);
     }
+
+    #[test]
+    fn tasks_for_several_shards_keep_their_own() {
+        let on = |home, answer: Option<Enqueued>| {
+            answer.map(|made| Enqueued { id: TaskId { home: ShardId(home), ..made.id }, ..made })
+        };
+        let answers = vec![
+            on(1, made(5, false)),
+            on(2, made(6, false)),
+            on(2, made(7, false)),
+            on(1, made(8, false)),
+        ];
+        let memory = BatchMemory::new(answers.iter().copied(), Timestamp(1));
+        assert_eq!(memory.answers.len(), 3);
+        assert_eq!(memory.answers(), answers);
+    }
 }

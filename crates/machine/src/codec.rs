@@ -484,8 +484,8 @@ pub(crate) mod tests {
                 batch_id: Some(4),
                 description: "import",
                 parent: Some(TASK),
-                success: Some(FollowUp { home: ShardId(2), enqueue: enqueue() }),
-                complete: Some(FollowUp { home: ShardId(3), enqueue: enqueue() }),
+                success: Some(Box::new(FollowUp { home: ShardId(2), enqueue: enqueue() })),
+                complete: Some(Box::new(FollowUp { home: ShardId(3), enqueue: enqueue() })),
             }),
             Command::OpenTally(OpenTally {
                 batch_id: None,

@@ -11,10 +11,12 @@ pub struct OpenTally<'a> {
     pub description: &'a str,
     /// The tally, on this very shard, that waits for this one too.
     pub parent: Option<TaskId>,
-    /// Enqueued once all its tasks have succeeded.
-    pub success: Option<FollowUp<'a>>,
-    /// Enqueued once all its tasks have run.
-    pub complete: Option<FollowUp<'a>>,
+    /// Enqueued once all its tasks have succeeded, all tallies below it have, and what follows from its
+    /// `complete` has.
+    pub success: Option<Box<FollowUp<'a>>>,
+    /// Enqueued once all its tasks have run, and what follows from the `complete` of all tallies below it
+    /// has succeeded. One that is not made, since another has its request or its unique key, never does.
+    pub complete: Option<Box<FollowUp<'a>>>,
 }
 
 /// See [`crate::Command::AddToTally`].

@@ -2,6 +2,7 @@
 //! each, and a test moves the clock.
 
 pub(crate) mod drawn;
+pub(crate) mod yards;
 
 use crate::*;
 use std::collections::BTreeMap;

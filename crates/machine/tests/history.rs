@@ -1,8 +1,12 @@
 //! Random histories: whatever is asked in whatever order, the state stays whole, two machines stay
 //! equal, and a checkpoint plus the entries after it is the live machine again.
 
+#[path = "history/flows.rs"]
+mod flows;
 #[path = "history/random.rs"]
 mod random;
+#[path = "history/tallies.rs"]
+mod tallies;
 
 use random::Random;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,8 +32,6 @@ impl Payloads for Bodies {
 const QUEUES: [&str; 4] = ["mail", "video", "small", "dead-off"];
 const SESSIONS: [SessionId; 3] = [SessionId(1), SessionId(2), SessionId(3)];
 const KEYS: [&str; 6] = ["acme", "bolt", "coil", "dune", "echo", "fern"];
-const NODES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
-const ADDED: [&str; 3] = ["added-1", "added-2", "added-3"];
 const REQUESTS: [&str; 6] = ["r1", "r2", "r3", "r4", "r5", "r6"];
 
 /// A key that others want too, held in any way.
@@ -51,6 +53,7 @@ struct Author {
     now: u64,
     known: VecDeque<TaskId>,
     flows: VecDeque<TaskId>,
+    tallies: VecDeque<TaskId>,
     claims: VecDeque<(TaskId, ClaimToken)>,
     claim_sequence: u64,
     sending: u32,
@@ -215,67 +218,10 @@ impl Author {
             91 => Command::Mark,
             92 => Command::Delivered(Delivered { to: ShardId(0), up_to: self.random.below(20) }),
             93..=94 => self.deliver(),
-            95..=97 => self.flow(),
+            95..=96 => self.flow(),
+            97..=98 => self.tally(),
             _ => Command::ExpireDue,
         }
-    }
-
-    /// A flow of a few nodes, mostly of this shard, or something about one.
-    fn flow(&mut self) -> Command<'static> {
-        let flow = self.flows.get(self.random.below(10) as usize).copied();
-        let flow = flow.unwrap_or_else(|| self.any());
-        match self.random.below(10) {
-            0..=4 => Command::SubmitFlow(SubmitFlow {
-                batch_id: self.random.chance(20).then(|| self.batch_id()),
-                name: "flow",
-                retention_ms: self.random.chance(70).then(|| self.random.below(60_000)),
-                nodes: self.nodes(&NODES, &NODES),
-            }),
-            5 => Command::CancelFlow(CancelFlow { flow }),
-            6..=7 => Command::RetryFlow(RetryFlow { flow }),
-            8 => Command::AddFlowTasks(AddFlowTasks {
-                flow,
-                parent: self.random.pick(&NODES),
-                nodes: self.nodes(&ADDED, &["a", "b", "added-1"]),
-            }),
-            _ if self.random.chance(50) => Command::StageFlow(StageFlow {
-                batch_id: self.batch_id(),
-                part: 0,
-                nodes: self.nodes(&NODES, &NODES),
-            }),
-            _ => Command::CommitFlow(CommitFlow {
-                batch_id: self.batch_id(),
-                parts: 1,
-                name: "staged",
-                retention_ms: Some(5_000),
-            }),
-        }
-    }
-
-    /// Nodes that depend on earlier ones, now and then on any.
-    fn nodes(
-        &mut self,
-        names: &[&'static str],
-        parents: &[&'static str],
-    ) -> Vec<FlowNode<'static>> {
-        let count = 1 + self.random.below(names.len() as u64) as usize;
-        let mut nodes = Vec::new();
-        for (at, &name) in names[..count].iter().enumerate() {
-            let reach = if self.random.chance(2) { parents.len() } else { at.min(parents.len()) };
-            let depends_on = parents[..reach].iter().filter(|_| self.random.chance(50));
-            let depends_on: Vec<&str> = depends_on.copied().collect();
-            let policy = |random: &mut Random| random.pick(&OnFailure::ALL);
-            let depends_on = depends_on
-                .into_iter()
-                .map(|name| Dependency { name, on_failure: policy(&mut self.random) });
-            let depends_on = depends_on.collect();
-            let home = if self.random.chance(95) { IDENTITY.shard } else { ShardId(3) };
-            let task = NewTask { request_id: None, ..self.task() };
-            let enqueue = Enqueue { queue: self.random.pick(&QUEUES), task };
-            let on_failure = policy(&mut self.random);
-            nodes.push(FlowNode { name, home, enqueue, depends_on, on_failure });
-        }
-        nodes
     }
 
     fn claim(&mut self) -> Command<'static> {
@@ -383,6 +329,8 @@ impl Author {
                     self.flows.push_front(*flow);
                     self.known.extend(tasks);
                 }
+                Outcome::TallyOpened { tally } => self.tallies.push_front(*tally),
+                Outcome::TallyAdded { ids } => self.known.extend(ids),
                 Outcome::Claimed(tasks) => {
                     self.claims.extend(tasks.iter().map(|task| (task.id, task.token)));
                 }
@@ -390,6 +338,7 @@ impl Author {
             }
         }
         self.flows.truncate(10);
+        self.tallies.truncate(3);
         while self.known.len() > 200 {
             self.known.pop_front();
         }
@@ -484,6 +433,7 @@ fn run(seed: u64, entries: usize) {
         now: 1_000_000,
         known: VecDeque::new(),
         flows: VecDeque::new(),
+        tallies: VecDeque::new(),
         claims: VecDeque::new(),
         claim_sequence: 0,
         sending: 0,

@@ -164,6 +164,9 @@ fn a_question_over_bytes_is_answered_as_one_without() {
     assert_eq!(sketches[0].as_ref().unwrap().state, TaskStateName::Claimed);
     assert_eq!(sketches[1], None);
     assert!(!check_asked(machine, &SessionHolds { session: SessionId(1) }));
+    assert_eq!(check_asked(machine, &Tally { tally: first }), None);
+    let links = check_asked(machine, &Links { shards: vec![ShardId(2), ShardId(3)] });
+    assert_eq!(links, [LinkView::default(); 2]);
 }
 
 #[test]

@@ -2,17 +2,13 @@
 
 mod retries;
 
+use crate::testing::yards::Yards;
 use crate::testing::{Yard, new_task, tried};
 use crate::*;
 use std::collections::BTreeMap;
 
 /// The flow's shard.
 const HOME: ShardId = ShardId(1);
-
-/// Shards that deliver to each other what they owe.
-struct Yards {
-    yards: BTreeMap<ShardId, Yard>,
-}
 
 type Row<'a> = (&'a str, u16, &'a [(&'a str, OnFailure)]);
 
@@ -35,46 +31,6 @@ fn submission<'a>(rows: &[Row<'a>]) -> SubmitFlow<'a> {
 }
 
 impl Yards {
-    fn new() -> Yards {
-        let yards = (0..4).map(ShardId).map(|shard| (shard, Yard::of_shard(shard))).collect();
-        Yards { yards }
-    }
-
-    fn on(&mut self, shard: ShardId) -> &mut Yard {
-        self.yards.get_mut(&shard).expect("there are four")
-    }
-
-    /// Delivers until nothing is owed. Every delivery is made twice, and the state is checked and
-    /// reloaded from its records after.
-    fn carry(&mut self) {
-        loop {
-            let mut owed = Vec::new();
-            for (&from, yard) in &self.yards {
-                owed.extend(yard.machine.outgoing(10_000).into_iter().map(|out| (from, out)));
-            }
-            if owed.is_empty() {
-                break;
-            }
-            for (from, out) in owed {
-                let deliver = Deliver { from, sequence: out.sequence, command: &out.command };
-                for _ in 0..2 {
-                    let answer = self.on(out.to).send(Command::Deliver(deliver));
-                    assert_eq!(answer, Ok(Outcome::Taken));
-                }
-                let delivered = Delivered { to: out.to, up_to: out.sequence };
-                self.on(from).send(Command::Delivered(delivered)).unwrap();
-            }
-        }
-        for yard in self.yards.values_mut() {
-            let records = yard.machine.records();
-            let loaded = Machine::load(yard.machine.identity(), records.clone()).unwrap();
-            loaded.check().unwrap();
-            assert!(loaded.records() == records);
-            assert_eq!(loaded.memory_bytes(), yard.machine.memory_bytes());
-            yard.machine = loaded;
-        }
-    }
-
     /// Submits a flow of nodes, each in a queue of its own name; its id and its tasks by name.
     fn submit<'a>(&mut self, rows: &[Row<'a>]) -> (TaskId, BTreeMap<&'a str, TaskId>) {
         let answer = self.on(HOME).send(Command::SubmitFlow(submission(rows)));
@@ -83,14 +39,6 @@ impl Yards {
         };
         self.carry();
         (flow, rows.iter().map(|row| row.0).zip(tasks).collect())
-    }
-
-    fn claim(&mut self, task: TaskId) -> ClaimedTask {
-        let yard = self.on(task.home);
-        let queue = yard.task(task).queue;
-        let held = yard.claim_one(queue.as_str());
-        assert_eq!(held.id, task);
-        held
     }
 
     fn ack(&mut self, held: &ClaimedTask, result: Option<&str>) {
@@ -104,16 +52,6 @@ impl Yards {
         let held = self.claim(task);
         self.ack(&held, Some(result));
         held
-    }
-
-    fn fail(&mut self, task: TaskId) {
-        let held = self.claim(task);
-        self.on(task.home).fail(&held).unwrap();
-        self.carry();
-    }
-
-    fn state(&self, task: TaskId) -> TaskStateName {
-        self.yards[&task.home].state(task)
     }
 
     fn flow(&self, flow: TaskId) -> FlowView {

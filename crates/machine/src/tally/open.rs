@@ -23,8 +23,8 @@ impl Turn<'_> {
         let bytes = open.description.len();
         at_most_bytes("description", bytes, TALLY_DESCRIPTION_BYTES_MAX)?;
         let depth = open.parent.map_or(Ok(0), |parent| self.depth_below(parent))?;
-        let complete = self.callback("complete", open.complete.as_ref())?;
-        let success = self.callback("success", open.success.as_ref())?;
+        let complete = self.callback("complete", open.complete.as_deref())?;
+        let success = self.callback("success", open.success.as_deref())?;
         let tally = self.next_id(self.shard.identity.shard);
         let made = Enqueued { id: tally, duplicate: false };
         self.remember_batch(open.batch_id, [Some(made)].into_iter());

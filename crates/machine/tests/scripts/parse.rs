@@ -126,6 +126,24 @@ impl<'a> Line<'a> {
             }),
             "cancel-flow" => Command::CancelFlow(CancelFlow { flow: flow(words[0], self.shard) }),
             "retry-flow" => Command::RetryFlow(RetryFlow { flow: flow(words[0], self.shard) }),
+            "tally" => Command::OpenTally(OpenTally {
+                batch_id: self.option("batch").map(number),
+                description: words[0],
+                parent: self.option("below").map(|word| tally(word, self.shard)),
+                complete: self.option("complete").map(|text| Box::new(self.follow_up(text))),
+                success: self.option("success").map(|text| Box::new(self.follow_up(text))),
+            }),
+            "count" => Command::AddToTally(AddToTally {
+                tally: tally(words[0], self.shard),
+                batch_id: self.option("batch").map(number),
+                tasks: plain(&words[1..]).map(|text| self.follow_up(text)).collect(),
+            }),
+            "reopen-tally" => {
+                Command::ReopenTally(ReopenTally { tally: tally(words[0], self.shard) })
+            }
+            "commit-tally" => {
+                Command::CommitTally(CommitTally { tally: tally(words[0], self.shard) })
+            }
             "schedule" => self.schedule(words),
             "expire" => Command::ExpireDue,
             "begin-term" => Command::BeginTerm,
@@ -381,6 +399,12 @@ pub(crate) fn task(word: &str, shard: u16) -> TaskId {
 /// `f3`: the flow of that number on this shard.
 pub(crate) fn flow(word: &str, shard: u16) -> TaskId {
     let sequence = number(word.strip_prefix('f').expect("flows are f1, f2, ..."));
+    TaskId { incarnation: 1, home: ShardId(shard), origin: ShardId(shard), sequence }
+}
+
+/// `y3`: the tally of that number on this shard.
+pub(crate) fn tally(word: &str, shard: u16) -> TaskId {
+    let sequence = number(word.strip_prefix('y').expect("tallies are y1, y2, ..."));
     TaskId { incarnation: 1, home: ShardId(shard), origin: ShardId(shard), sequence }
 }
 

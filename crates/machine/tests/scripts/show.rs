@@ -1,6 +1,6 @@
 //! From answers, events and views to the words of a story.
 
-use crate::parse::{START, flow, task};
+use crate::parse::{START, flow, tally, task};
 use taskyard_machine::*;
 
 pub(crate) fn answer(answer: &Result<Outcome, Rejection>) -> Vec<String> {
@@ -174,6 +174,10 @@ pub(crate) fn what(machine: &Machine, what: &str) -> String {
         let found = machine.flow(flow(what, machine.identity().shard.0));
         return found.map_or("not kept".into(), |flow| flow_line(&flow));
     }
+    if what.starts_with('y') && what[1..].starts_with(|c: char| c.is_ascii_digit()) {
+        let found = machine.tally(tally(what, machine.identity().shard.0));
+        return found.map_or("not kept".into(), |tally| tally_line(&tally));
+    }
     if let Some(name) = what.strip_prefix("schedule:") {
         return machine.schedule(name).map_or("no such schedule".into(), |s| schedule_line(&s));
     }
@@ -191,6 +195,24 @@ fn flow_line(flow: &FlowView) -> String {
     let is_stopping = flow.cancel_requested && flow.state == FlowState::Running;
     let stopping = if is_stopping { " (being cancelled)" } else { "" };
     format!("{}{stopping}: {}", flow.state, nodes.join(", "))
+}
+
+fn tally_line(tally: &TallyView) -> String {
+    let word = |state| match state {
+        CallbackState::Waiting => "waiting",
+        CallbackState::Enqueued => "enqueued",
+        CallbackState::Succeeded => "succeeded",
+    };
+    format!(
+        "{}{}: {} tasks, {} pending, {} failed; complete {}, success {}",
+        if tally.committed { "committed" } else { "open" },
+        tally.parent.map(|parent| format!(" below y{}", parent.sequence)).unwrap_or_default(),
+        tally.total,
+        tally.pending,
+        tally.failed,
+        word(tally.complete),
+        word(tally.success)
+    )
 }
 
 fn task_line(task: &TaskView) -> String {

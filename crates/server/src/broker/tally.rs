@@ -25,7 +25,7 @@ pub struct OpenTallyAsked<'a> {
     pub description: &'a str,
     /// The tally that waits for this one too.
     pub parent: Option<TaskId>,
-    /// Enqueued once all its tasks have run.
+    /// Enqueued once all its tasks have run, or ended.
     pub complete: Option<Enqueue<'a>>,
     /// Enqueued once all its tasks have succeeded, and `complete` has.
     pub success: Option<Enqueue<'a>>,
@@ -44,13 +44,20 @@ impl Broker {
             batch_id: Some(identity),
             description,
             parent,
-            complete: complete.map(|enqueue| self.follow_up(enqueue)).transpose()?,
-            success: success.map(|enqueue| self.follow_up(enqueue)).transpose()?,
+            complete: self.callback(complete)?,
+            success: self.callback(success)?,
         }));
         match self.shards().propose(shard, command, true).await? {
             Outcome::TallyOpened { tally } => Ok(tally),
             other => unexpected(&other),
         }
+    }
+
+    fn callback<'a>(
+        &self,
+        enqueue: Option<Enqueue<'a>>,
+    ) -> Result<Option<Box<FollowUp<'a>>>, Error> {
+        enqueue.map(|enqueue| self.follow_up(enqueue).map(Box::new)).transpose()
     }
 
     /// Adds tasks to a tally, all or none; their ids, in order. One whose request or unique key has a task

@@ -106,8 +106,8 @@ fn judge(command: &Command<'_>) -> Again {
 mod tests {
     use super::*;
     use taskyard_machine::{
-        Ack, Cancel, ClaimToken, Deliver, Enqueue, EnqueueMany, Extend, Kill, NewTask,
-        QueueCommand, Release, Retry, ShardId, TaskId,
+        Ack, AddToTally, Cancel, ClaimToken, CommitTally, Deliver, Enqueue, EnqueueMany, Extend,
+        Kill, NewTask, QueueCommand, Release, Retry, ShardId, TaskId,
     };
 
     const TASK: TaskId =
@@ -120,6 +120,10 @@ mod tests {
 
     fn many<'a>(batch_id: Option<u128>, items: Vec<Enqueue<'a>>) -> Command<'a> {
         Command::EnqueueMany(EnqueueMany { batch_id, items })
+    }
+
+    fn add_to_tally(batch_id: Option<u128>) -> Command<'static> {
+        Command::AddToTally(AddToTally { tally: TASK, batch_id, tasks: vec![] })
     }
 
     #[test]
@@ -143,6 +147,9 @@ mod tests {
             (Command::Cancel(Cancel { task: TASK }), Again::Fenced),
             (Command::Kill(Kill { task: TASK }), Again::Fenced),
             (Command::Retry(Retry { task: TASK, body: None }), Again::Twice),
+            (add_to_tally(Some(1)), Again::Same),
+            (add_to_tally(None), Again::Twice),
+            (Command::CommitTally(CommitTally { tally: TASK }), Again::Same),
             (Command::PauseQueue(QueueCommand { queue: "mail" }), Again::Same),
             (
                 Command::Deliver(Deliver { from: ShardId(1), sequence: 3, command: b"" }),
