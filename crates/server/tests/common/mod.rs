@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_macros, reason = "each test file uses a part")]
 
 pub(crate) mod cluster;
+pub(crate) mod faktory;
 pub(crate) mod http;
 pub(crate) mod slow;
 pub(crate) mod worker;
