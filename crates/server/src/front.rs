@@ -107,3 +107,9 @@ impl Front {
         self.settling.abort();
     }
 }
+
+/// Reads bytes as Faktory's wire does, and panics if its parsers break a promise. For fuzzing.
+#[doc(hidden)]
+pub fn read_as_faktory_client(bytes: &[u8]) {
+    faktory::read_as_client(bytes);
+}

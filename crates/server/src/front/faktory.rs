@@ -6,6 +6,7 @@
 //! job.rs         a job as a task and back    fields.rs    JSON objects, verbatim
 //! push.rs fetch.rs finish.rs                 the life of a job
 //! command.rs     which verb does what        glob.rs      patterns of MUTATE
+//! fuzz.rs        what must hold of whatever a client sends
 //! batch.rs track.rs queues.rs mutate.rs info.rs   the rest of the verbs
 //! ```
 //!
@@ -20,6 +21,7 @@ mod fetch;
 mod fields;
 mod finish;
 mod frame;
+mod fuzz;
 mod glob;
 mod hello;
 mod info;
@@ -33,6 +35,7 @@ mod track;
 use crate::{Broker, config::Secret, limits};
 use caller::Workers;
 use frame::Reply;
+pub(crate) use fuzz::read_as_client;
 use std::{
     collections::HashMap,
     io,

@@ -1,0 +1,253 @@
+//! Faktory clients that don't know the password, don't speak the protocol, say too much or nothing at all,
+//! and many at once. None of it may cost the others anything.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{
+    Broker,
+    faktory::{Client, Reply, listens, ok},
+};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::{path::Path, sync::Arc, time::Duration};
+use taskyard_server::{
+    Node,
+    config::{FaktoryTls, Secret},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::sleep,
+};
+use tokio_rustls::{
+    TlsConnector,
+    rustls::{
+        ClientConfig, RootCertStore,
+        crypto::ring,
+        pki_types::{CertificateDer, ServerName, pem::PemObject},
+    },
+};
+
+const LINE_BYTES_MAX: usize = 16 << 20;
+
+async fn broker() -> Broker {
+    Broker::with(listens).await
+}
+
+fn hashed(password: &str, salt: &str, times: u64) -> String {
+    let mut digest = Sha256::digest(format!("{password}{salt}"));
+    for _ in 1..times {
+        digest = Sha256::digest(digest);
+    }
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[tokio::test]
+async fn only_those_who_know_the_password_come_in() {
+    let broker = Broker::with(|config| {
+        listens(config);
+        config.faktory_password = Secret(b"sesame".to_vec());
+    })
+    .await;
+    // The second kind of client leaves its version out, and hashes once.
+    for (password, version, is_let_in) in
+        [("sesame", r#","v":2"#, true), ("sesame", "", true), ("simsim", r#","v":2"#, false)]
+    {
+        let (mut client, greeting) = Client::dial(&broker).await;
+        let greeting: Value = serde_json::from_str(greeting.strip_prefix("HI ").unwrap()).unwrap();
+        let times = if version.is_empty() { 1 } else { greeting["i"].as_u64().unwrap() };
+        let hash = hashed(password, greeting["s"].as_str().unwrap(), times);
+        let answer = client.call(&format!(r#"HELLO {{"pwdhash":"{hash}"{version}}}"#)).await;
+        if is_let_in {
+            assert_eq!(answer, ok());
+            client.push("job-number-1", "q").await;
+        } else {
+            assert_eq!(answer, Reply::Error("ERR Invalid password".to_owned()));
+            assert_eq!(client.reply().await, None);
+        }
+    }
+    let (mut without, _) = Client::dial(&broker).await;
+    assert_eq!(
+        without.call(r#"HELLO {"v":2}"#).await,
+        Reply::Error("ERR Invalid password".to_owned())
+    );
+}
+
+#[tokio::test]
+async fn clients_that_trust_the_certificate_speak_tls() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let certificate = fixtures.join("faktory-cert.pem");
+    let tls =
+        FaktoryTls { certificate: certificate.clone(), key: fixtures.join("faktory-key.pem") };
+    let broker = Broker::with(|config| {
+        listens(config);
+        config.faktory_tls = Some(tls.clone());
+    })
+    .await;
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&certificate).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let address = broker.node.faktory_address().unwrap();
+    let socket = TcpStream::connect(address).await.unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut stream = TlsConnector::from(Arc::new(config)).connect(name, socket).await.unwrap();
+    stream.write_all(b"HELLO {\"v\":2}\r\nPUSH {}\r\nEND\r\n").await.unwrap();
+    let mut heard = String::new();
+    stream.read_to_string(&mut heard).await.unwrap();
+    let expected = "+HI {\"v\":2}\r\n+OK\r\n-ERR jobs must have a reasonable jid parameter\r\n";
+    assert_eq!(heard, expected);
+
+    // In the clear nobody is heard, and files that are none are told at the start.
+    let mut plain = TcpStream::connect(address).await.unwrap();
+    plain.write_all(b"HELLO {\"v\":2}\r\n").await.unwrap();
+    let mut heard = Vec::new();
+    let _ = plain.read_to_end(&mut heard).await;
+    assert!(!heard.starts_with(b"+"), "{heard:?}");
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = taskyard_server::Config::new(dir.path());
+    listens(&mut config);
+    config.faktory_tls = Some(FaktoryTls { key: certificate, ..tls });
+    let error = Node::start(config).await.unwrap_err().to_string();
+    assert!(error.contains("the key") && error.contains("faktory-cert.pem"), "{error}");
+}
+
+#[tokio::test]
+async fn whoever_does_not_speak_the_protocol_is_shown_the_door() {
+    let broker = broker().await;
+    for first in [
+        &b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..],
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"HELLO\n",
+        b"HELLO {\"v\":2\n",
+        b"hello {}\n",
+        b"PUSH {}\n",
+        b"\n",
+        &[0xff; 100_000],
+    ] {
+        let (mut client, _) = Client::dial(&broker).await;
+        // It may be closed while this is still being sent.
+        let _ = client.0.get_mut().write_all(first).await;
+        let _ = client.0.get_mut().shutdown().await;
+        assert_eq!(client.reply().await, None, "{first:.20?}");
+    }
+    let (mut silent, _) = Client::dial(&broker).await;
+    assert_eq!(silent.reply().await, None, "two seconds are enough to say hello");
+
+    let mut client = Client::open(&broker).await;
+    client.send(b"\xff\xfe {}\n").await;
+    assert!(matches!(client.reply().await, Some(Reply::Error(_))));
+    client.done(r#"PUSH {"jid":"still-served","jobtype":"t","args":[]}"#).await;
+}
+
+#[tokio::test]
+async fn lines_may_be_as_long_as_they_may_and_come_in_any_pieces() {
+    let broker = broker().await;
+    let mut client = Client::open(&broker).await;
+    let line = r#"PUSH {"jid":"slow-writer","jobtype":"t","args":["é"]}"#;
+    for byte in line.as_bytes().chunks(7).chain([&b"\n"[..]]) {
+        client.send(byte).await;
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(client.reply().await, Some(ok()));
+    // Several in one piece, each answered in its turn.
+    client.send(b"ACK {\"jid\":\"unknown-1\"}\nACK {\"jid\":\"unknown-2\"}\r\nINFO\n").await;
+    assert_eq!(client.reply().await, Some(ok()));
+    assert_eq!(client.reply().await, Some(ok()));
+    assert!(matches!(client.reply().await, Some(Reply::Bulk(_))));
+
+    // A bulk push just below the limit, most of it in space between its jobs.
+    let mut bulk = r#"PUSHB [{"jid":"in-a-large-line","jobtype":"t","args":[]}"#.to_owned();
+    bulk.push_str(&" ".repeat(LINE_BYTES_MAX - bulk.len() - 1));
+    bulk.push(']');
+    assert_eq!(client.call(&bulk).await, Reply::Bulk("{}".to_owned()));
+    assert_eq!(client.call("FETCH default").await.json()["jid"], "slow-writer");
+    assert_eq!(client.call("FETCH default").await.json()["jid"], "in-a-large-line");
+
+    let too_long = vec![b'x'; LINE_BYTES_MAX + 2];
+    let _ = client.0.get_mut().write_all(&too_long).await;
+    let told = client.reply().await;
+    let Some(Reply::Error(text)) = told else { panic!("{told:?}") };
+    assert!(text.contains("more than 16777216 bytes"), "{text}");
+    assert_eq!(client.reply().await, None);
+}
+
+#[tokio::test]
+async fn a_job_is_not_handed_to_whoever_has_gone() {
+    let broker = broker().await;
+    let mut producer = Client::open(&broker).await;
+    for _ in 0..20 {
+        let mut gone = Client::worker(&broker, "impatient").await;
+        gone.send(b"FETCH q\r\n").await;
+    }
+    // Half a command is none.
+    let mut half = Client::worker(&broker, "half").await;
+    half.send(br#"PUSH {"jid":"half-a-job","jobtype":"#).await;
+    drop(half);
+    producer.push("the-only-one", "q").await;
+    let mut worker = Client::worker(&broker, "patient").await;
+    let got = common::eventually("the job", async || match worker.call("FETCH q").await {
+        Reply::Bulk(job) => Some(job),
+        _ => None,
+    })
+    .await;
+    assert!(got.contains("the-only-one"), "{got}");
+}
+
+#[tokio::test]
+async fn two_thousand_connections_are_served_and_the_next_is_told() {
+    const MANY: usize = 2_000;
+    let broker = Broker::with(|config| {
+        listens(config);
+        config.connections_max = MANY;
+    })
+    .await;
+    let mut clients = Vec::with_capacity(MANY);
+    for n in 0..MANY {
+        clients.push(Client::worker(&broker, &format!("worker-{}", n % 500)).await);
+    }
+    for (n, client) in clients.iter_mut().enumerate() {
+        let line = format!(
+            "PUSH {{\"jid\":\"job-number-{n}\",\"jobtype\":\"t\",\"queue\":\"q{}\",\"args\":[]}}\n",
+            n % 8
+        );
+        client.send(line.as_bytes()).await;
+    }
+    for client in &mut clients {
+        assert_eq!(client.reply().await, Some(ok()));
+    }
+    let info = clients[0].call("INFO").await.json();
+    assert_eq!(info["faktory"]["total_enqueued"], MANY);
+    assert_eq!(info["server"]["connections"], MANY);
+    let address = broker.node.faktory_address().unwrap();
+    let mut heard = String::new();
+    let mut refused = TcpStream::connect(address).await.unwrap();
+    refused.read_to_string(&mut heard).await.unwrap();
+    assert_eq!(heard, "-ERR too many connections: 2000\r\n");
+    drop(clients.pop());
+    // Its place is free as soon as its end was noticed.
+    loop {
+        let mut socket = TcpStream::connect(address).await.unwrap();
+        let mut first = [0; 1];
+        socket.read_exact(&mut first).await.unwrap();
+        if first == *b"+" {
+            break;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_stops_lets_its_clients_go() {
+    let broker = broker().await;
+    let mut waiting = Client::worker(&broker, "worker-1").await;
+    waiting.send(b"FETCH q\n").await;
+    let mut idle = Client::open(&broker).await;
+    broker.stop().await;
+    assert!(matches!(waiting.reply().await, None | Some(Reply::Nil | Reply::Error(_))));
+    assert_eq!(idle.reply().await, None);
+}
