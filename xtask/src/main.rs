@@ -1,9 +1,11 @@
 //! `cargo xtask`: the house tasks of this workspace.
 //!
 //! `check` is the whole gate and never writes to the tree; `fix` writes; `tidy` holds the house
-//! rules that a linter cannot know; `release` builds the binary that is shipped.
+//! rules that a linter cannot know; `faktory` runs the tests of a foreign client; `release` builds
+//! the binary that is shipped.
 
 mod check;
+mod faktory;
 #[path = "../../crates/cli/tests/yard/needs.rs"]
 mod needs;
 mod release;
@@ -22,6 +24,7 @@ usage: cargo xtask COMMAND
   check [STEP...]  the whole gate, or only the named steps; never writes to the tree
   fix              format and apply what clippy can repair
   tidy             the house rules alone
+  faktory          run the tests that the crate faktory ships against the broker
   release          build the release binary; print its path, size and checksum
 
 steps of check: ";
@@ -45,6 +48,7 @@ fn run(args: &[String]) -> Result<bool> {
         ["check", steps @ ..] => check::check(&root, steps),
         ["fix"] => check::fix(&root),
         ["tidy"] => tidy::run(&root),
+        ["faktory"] => faktory::faktory(&root),
         ["release"] => release::release(&root),
         [] | ["help" | "-h" | "--help"] => {
             println!("{USAGE}{}", check::step_names().join(" "));

@@ -27,6 +27,12 @@ impl Step {
         Step { program: program.display().to_string(), args, env: Vec::new() }
     }
 
+    /// An option and its path, which may hold spaces.
+    pub(crate) fn arg(mut self, option: &str, path: &Path) -> Step {
+        self.args.extend([option.to_string(), path.display().to_string()]);
+        self
+    }
+
     pub(crate) fn env(mut self, name: &str, value: &str) -> Step {
         self.env.push((name.to_string(), value.to_string()));
         self
