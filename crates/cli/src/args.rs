@@ -7,6 +7,7 @@ mod broker;
 mod cluster;
 mod enqueue;
 mod flow;
+mod import;
 mod operate;
 mod schedule;
 mod work;
@@ -18,6 +19,7 @@ pub(crate) use self::{
     cluster::{ClusterCommand, ClusterStatusArgs},
     enqueue::{ConflictName, EnqueueArgs, PolicyName, RetryArgs, TaskArgs, UniqueArgs, UntilName},
     flow::{FlowCommand, FlowListArgs, FlowOperation, FlowRunArgs},
+    import::{ImportCommand, ImportFaktoryArgs},
     operate::{
         DeadCommand, DeadSelection, FilterArgs, PageArgs, QueueCommand, QueueSetArgs, SettingName,
         TaskCommand, WorkerCommand,
@@ -92,7 +94,7 @@ const SERVER: &str = "http://127.0.0.1:7400";
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run a broker.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Show the product in ten seconds: a broker, a worker and some load in one process.
     Demo(DemoArgs),
     /// Add a task, or many from a file.
@@ -124,6 +126,9 @@ pub(crate) enum Command {
     Backup(BackupArgs),
     /// Make a data directory from a backup.
     Restore(RestoreArgs),
+    /// Take over jobs from another server.
+    #[command(subcommand)]
+    Import(ImportCommand),
     /// Measure a broker: enqueues and executions per second, and how long they take.
     Bench(BenchArgs),
 }
@@ -180,6 +185,11 @@ mod tests {
             "schedule backfill a --from 2031-05-01T09:30:00Z",
             "schedule remove",
             "restore file",
+            "import",
+            "import faktory localhost:7419",
+            "import faktory tcp://a --queues a,,b",
+            "import faktory tcp://a --connections 0",
+            "import faktory tcp://a --dry-run --follow",
             "cluster",
             "cluster drain",
             "cluster drain two",

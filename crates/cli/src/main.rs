@@ -13,6 +13,7 @@ mod dead;
 mod demo;
 mod enqueue;
 mod flow;
+mod import;
 mod log;
 mod nodes;
 mod output;
@@ -34,7 +35,7 @@ use clap::Parser;
 use taskyard_cli::exec;
 
 use crate::{
-    args::{Cli, Command, Common, FlowCommand},
+    args::{Cli, Command, Common, FlowCommand, ImportCommand},
     output::Output,
     remote::{Complaint, Remote},
 };
@@ -78,6 +79,7 @@ fn run(cli: Cli) -> ExitCode {
     let done = match command {
         Command::Serve(args) => serve::run(&args, output),
         Command::Restore(args) => backup::restore(&args, output),
+        Command::Import(ImportCommand::Faktory(args)) => import::faktory(&args, output),
         Command::Demo(args) => demo::run(&args, output),
         Command::Bench(args) => bench::run(&args, &common, output),
         Command::Work(args) => work::run(&args, &common),

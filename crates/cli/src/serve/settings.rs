@@ -314,7 +314,7 @@ mod tests {
 
     fn args(line: &str) -> ServeArgs {
         match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
-            Command::Serve(args) => args,
+            Command::Serve(args) => *args,
             other => panic!("{other:?}"),
         }
     }

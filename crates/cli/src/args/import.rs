@@ -1,0 +1,72 @@
+//! What is typed to take jobs over from another server.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use taskyard_cli::faktory::Url;
+
+/// Where tasks can come from.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImportCommand {
+    /// Move waiting jobs out of a running Faktory server.
+    Faktory(ImportFaktoryArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = IMPORT_FAKTORY_HELP)]
+pub(crate) struct ImportFaktoryArgs {
+    /// The old server: tcp://:PASSWORD@host:port. In the variable, others on this machine don't see the password.
+    #[arg(value_name = "URL", env = "FAKTORY_URL", hide_env_values = true)]
+    pub(crate) from: Url,
+    /// Taskyard's port for Faktory clients.
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "TASKYARD_FAKTORY_URL",
+        hide_env_values = true,
+        default_value = "tcp://127.0.0.1:7419"
+    )]
+    pub(crate) into: Url,
+    /// Only these queues [default: all that the old server has]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = queue)]
+    pub(crate) queues: Vec<String>,
+    /// Go on until nothing is scheduled or waits for a retry there either.
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) follow: bool,
+    /// Only say what would be moved.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Write jobs that Taskyard refuses to this file, one per line.
+    #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
+    pub(crate) refused: Option<PathBuf>,
+    /// Jobs under way at once.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) connections: u16,
+}
+
+fn queue(text: &str) -> Result<String, String> {
+    match text.is_empty() || text.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        true => Err("a queue's name is not empty and has no spaces".to_owned()),
+        false => Ok(text.to_owned()),
+    }
+}
+
+const IMPORT_FAKTORY_HELP: &str = "\
+Each job is fetched from the old server, pushed into Taskyard byte for byte, and acknowledged there
+only when Taskyard has it. It can be stopped or killed at any time and run again: a job that had
+arrived already is not made twice, for a day. Attempts are counted anew.
+
+Stop the old server's workers and point producers to Taskyard first. The protocol hands out only
+jobs that may run now: what is scheduled or waits for a retry is moved when it is due (--follow),
+dead jobs and open batches are not, and cron entries become schedules (taskyard schedule add).
+
+A job that Taskyard refuses is told on stderr with its id and stays reserved in the old server, which
+counts the end of that time as a failure of the job: a job without retries is gone then, so keep
+refused ones with --refused. Killed with -9, up to --connections jobs are reserved the same way.
+
+Examples:
+  taskyard import faktory tcp://:PASSWORD@old.example:7419 --dry-run
+  taskyard import faktory tcp://:PASSWORD@old.example:7419 --follow
+Both on one machine, Taskyard beside the old server's port:
+  taskyard serve --faktory 127.0.0.1:7429
+  taskyard import faktory tcp://127.0.0.1:7419 --into tcp://127.0.0.1:7429 --queues mail,default";

@@ -1,0 +1,22 @@
+//! A small client of Faktory's wire, for `import` and for `bench --faktory`.
+//!
+//! ```text
+//! url.rs         where a server is          password.rs   proves that the password is known
+//! connection.rs  one command at a time      reply.rs      what comes back, with bounds
+//! info.rs        what a server holds        error.rs      a refusal, or no answer
+//! ```
+//! Jobs are bytes here: nothing that a server keeps in them is changed on the way.
+
+mod connection;
+mod error;
+mod info;
+mod password;
+mod reply;
+mod url;
+
+pub use self::{
+    connection::{Connection, Orders, Who},
+    error::Error,
+    info::Info,
+    url::Url,
+};

@@ -1,0 +1,175 @@
+//! What became of the jobs so far, and whether to go on. All movers share it.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::Write,
+    path::Path,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use anyhow::{Context, Result};
+use indicatif::ProgressBar;
+
+use super::{job::Job, report::Left};
+use crate::{output::Output, remote::Complaint, values};
+
+/// So many refusals without a job between them that was taken: it is not the jobs, it is the target.
+pub(super) const REFUSED_IN_A_ROW_MAX: u64 = 20;
+
+pub(super) struct Tally {
+    output: Output,
+    bar: ProgressBar,
+    moved: Mutex<BTreeMap<String, u64>>,
+    /// Gets the jobs that were refused.
+    file: Option<Mutex<File>>,
+    fetched: AtomicU64,
+    refused: AtomicU64,
+    refused_in_a_row: AtomicU64,
+    stopped: AtomicBool,
+    interrupted: AtomicBool,
+    waits: AtomicBool,
+}
+
+impl Tally {
+    /// `file` is to get the jobs that are refused.
+    pub(super) fn new(output: Output, bar: ProgressBar, file: Option<&Path>) -> Result<Tally> {
+        let file = file.map(|path| {
+            let file = File::create(path).map(Mutex::new);
+            file.with_context(|| format!("cannot write {}", path.display()))
+        });
+        Ok(Tally {
+            output,
+            bar,
+            moved: Mutex::default(),
+            file: file.transpose()?,
+            fetched: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            refused_in_a_row: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+            interrupted: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
+        })
+    }
+
+    /// So many jobs are to be moved, as far as is known.
+    pub(super) fn expect(&self, jobs: u64) {
+        self.bar.set_length(jobs);
+    }
+
+    /// Says once that what is not due yet is waited for.
+    pub(super) fn wait_for(&self, left: &Left) {
+        if !self.waits.swap(true, Ordering::Relaxed) {
+            let jobs = values::count(left.to_come(), "job");
+            self.say(&format!(
+                "{jobs} scheduled or waiting for a retry; moving each when it is due"
+            ));
+        }
+    }
+
+    /// Begin nothing more.
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    /// Begin nothing more, because somebody wants it so.
+    pub(super) fn interrupt(&self) {
+        self.interrupted.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// Whether too many jobs were refused one after the other.
+    pub(super) fn gave_up(&self) -> bool {
+        self.refused_in_a_row.load(Ordering::Relaxed) >= REFUSED_IN_A_ROW_MAX
+    }
+
+    /// Whether another job may be begun.
+    pub(super) fn goes_on(&self) -> bool {
+        !self.stopped.load(Ordering::Relaxed) && !self.is_interrupted() && !self.gave_up()
+    }
+
+    pub(super) fn fetch(&self) {
+        self.fetched.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn fetched(&self) -> u64 {
+        self.fetched.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Taskyard has it, and the old server does not any more.
+    pub(super) fn moved(&self, job: &Job) {
+        *lock(&self.moved).entry(job.queue().to_owned()).or_default() += 1;
+        self.refused_in_a_row.store(0, Ordering::Relaxed);
+        self.bar.inc(1);
+    }
+
+    pub(super) fn moved_by_queue(&self) -> BTreeMap<String, u64> {
+        lock(&self.moved).clone()
+    }
+
+    /// Taskyard said no: the job stays where it is.
+    pub(super) fn refuse(&self, job: &Job, json: &[u8], word: &str, message: &str) -> Result<()> {
+        let (code, why) = match (word, job.batch()) {
+            ("NOTUNIQUE", _) => {
+                ("not_unique", "another one with the same type and arguments is there".to_owned())
+            }
+            ("ERR", Some(batch)) => {
+                let words = "batches are not moved; let the old server finish this one";
+                ("batch_not_moved", format!("it belongs to batch {batch}: {message}; {words}"))
+            }
+            ("ERR", None) => ("refused", message.to_owned()),
+            _ => ("refused", format!("{word} {message}")),
+        };
+        let reserved = values::show_duration(job.reserved_for());
+        let then = match job.is_dropped_then() {
+            true => format!("the old server keeps it reserved for {reserved} and drops it then"),
+            false => format!("the old server keeps it reserved for {reserved}"),
+        };
+        let text =
+            format!("job {} of queue {} was refused: {why} ({then})", job.jid(), job.queue());
+        self.complain(code, text, json)
+    }
+
+    /// What was fetched can't even be acknowledged.
+    pub(super) fn refuse_unreadable(&self, json: &[u8], problem: &str) -> Result<()> {
+        let shown: String = String::from_utf8_lossy(json).chars().take(200).collect();
+        self.complain("refused", format!("the old server handed out {problem}: {shown}"), json)
+    }
+
+    fn complain(&self, code: &str, text: String, json: &[u8]) -> Result<()> {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        self.refused_in_a_row.fetch_add(1, Ordering::Relaxed);
+        let complaint = Complaint { code: code.to_owned(), text, exit_code: 1 };
+        self.bar.suspend(|| complaint.print(self.output.is_json()));
+        let Some(file) = &self.file else { return Ok(()) };
+        let mut line: Vec<u8> = json
+            .iter()
+            .map(|&byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { byte })
+            .collect();
+        line.push(b'\n');
+        lock(file).write_all(&line).context("cannot write a refused job to its file")
+    }
+
+    /// Something for the person at the keyboard.
+    fn say(&self, text: &str) {
+        self.bar.suspend(|| self.output.say(text));
+    }
+
+    pub(super) fn clear_bar(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,181 @@
+//! A Faktory server for tests: jobs in memory, the verbs that an import needs, and faults on demand.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{Arc, Mutex, MutexGuard},
+    thread,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+/// What a server holds and how it behaves.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) queues: BTreeMap<String, VecDeque<String>>,
+    /// By job id.
+    pub(crate) reserved: BTreeMap<String, String>,
+    pub(crate) acked: Vec<String>,
+    /// All that was pushed, each job id once.
+    pub(crate) pushed: Vec<String>,
+    known: BTreeSet<String>,
+    /// In the answer to INFO.
+    pub(crate) sets: BTreeMap<&'static str, u64>,
+    pub(crate) description: &'static str,
+    /// A push that contains the text gets the reply.
+    pub(crate) refuses: Vec<(&'static str, &'static str)>,
+    /// So many pushes are taken and never answered: the connection closes.
+    pub(crate) unanswered: usize,
+    /// INFO counts jobs, FETCH hands out none.
+    pub(crate) is_paused: bool,
+    /// Scheduled jobs, let go at the INFO after so many.
+    pub(crate) scheduled: Vec<String>,
+    pub(crate) due_after: u32,
+    /// Before each push is answered.
+    pub(crate) push_for: Duration,
+}
+
+/// A server until it is dropped.
+#[derive(Clone)]
+pub(crate) struct Fake {
+    pub(crate) address: SocketAddr,
+    state: Arc<Mutex<State>>,
+}
+
+impl Fake {
+    fn start(state: State) -> Fake {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let fake =
+            Fake { address: listener.local_addr().unwrap(), state: Arc::new(Mutex::new(state)) };
+        let served = fake.clone();
+        thread::spawn(move || {
+            for socket in listener.incoming() {
+                let fake = served.clone();
+                // A client that is gone ends its thread, nothing else.
+                thread::spawn(move || fake.serve(&socket.unwrap()));
+            }
+        });
+        fake
+    }
+
+    /// A server with these jobs in these queues.
+    pub(crate) fn with_jobs(jobs: impl IntoIterator<Item = (&'static str, String)>) -> Fake {
+        let mut state = State { description: "Faktory", ..State::default() };
+        for (queue, job) in jobs {
+            state.queues.entry(queue.to_owned()).or_default().push_back(job);
+        }
+        Fake::start(state)
+    }
+
+    /// An empty one that says it is Taskyard.
+    pub(crate) fn target() -> Fake {
+        Fake::start(State { description: "Taskyard 0.1.0", ..State::default() })
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("tcp://{}", self.address)
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// How many jobs were acknowledged, and how many are held.
+    pub(crate) fn acked_and_reserved(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.acked.len(), state.reserved.len())
+    }
+
+    fn serve(&self, mut socket: &TcpStream) -> Option<()> {
+        socket.write_all(b"+HI {\"v\":2}\r\n").ok()?;
+        let mut lines = BufReader::new(socket).lines();
+        while let Some(Ok(line)) = lines.next() {
+            let (verb, rest) = line.split_once(' ').unwrap_or((&line, ""));
+            let reply = match verb {
+                "PUSH" => self.push(rest)?,
+                "FETCH" => self.fetch(rest),
+                "ACK" => {
+                    let jid = jid(rest);
+                    let mut state = self.state();
+                    state.reserved.remove(&jid);
+                    state.acked.push(jid);
+                    "+OK\r\n".to_owned()
+                }
+                "INFO" => bulk(&self.state().info().to_string()),
+                _ => "+OK\r\n".to_owned(),
+            };
+            socket.write_all(reply.as_bytes()).ok()?;
+        }
+        Some(())
+    }
+
+    fn push(&self, job: &str) -> Option<String> {
+        let push_for = self.state().push_for;
+        thread::sleep(push_for);
+        let mut state = self.state();
+        if let Some((_, reply)) = state.refuses.iter().find(|(text, _)| job.contains(text)) {
+            return Some((*reply).to_owned());
+        }
+        if state.known.insert(jid(job)) {
+            state.pushed.push(job.to_owned());
+        }
+        if state.unanswered > 0 {
+            state.unanswered -= 1;
+            return None;
+        }
+        Some("+OK\r\n".to_owned())
+    }
+
+    fn fetch(&self, queues: &str) -> String {
+        let mut state = self.state();
+        let State { queues: all, is_paused: false, .. } = &mut *state else {
+            return "$-1\r\n".to_owned();
+        };
+        let job = queues.split(' ').find_map(|name| all.get_mut(name)?.pop_front());
+        let Some(job) = job else {
+            drop(state);
+            thread::sleep(Duration::from_millis(20));
+            return "$-1\r\n".to_owned();
+        };
+        state.reserved.insert(jid(&job), job.clone());
+        bulk(&job)
+    }
+}
+
+impl State {
+    fn info(&mut self) -> Value {
+        if !self.scheduled.is_empty() {
+            match self.due_after {
+                0 => self
+                    .queues
+                    .entry("later".to_owned())
+                    .or_default()
+                    .extend(self.scheduled.drain(..)),
+                _ => self.due_after -= 1,
+            }
+            self.sets.insert("scheduled", self.scheduled.len() as u64);
+        }
+        let queues: BTreeMap<&String, usize> =
+            self.queues.iter().map(|(name, jobs)| (name, jobs.len())).collect();
+        json!({
+            "faktory": {"queues": queues, "sets": self.sets, "tasks": {}},
+            "server": {"description": self.description},
+        })
+    }
+}
+
+fn bulk(text: &str) -> String {
+    format!("${}\r\n{text}\r\n", text.len())
+}
+
+fn jid(job: &str) -> String {
+    #[derive(serde::Deserialize)]
+    struct Named {
+        jid: String,
+    }
+    serde_json::from_str::<Named>(job).unwrap().jid
+}

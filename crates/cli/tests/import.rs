@@ -1,0 +1,220 @@
+//! `taskyard import faktory`: every job is moved once and as it was, or it is told what was not.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod faktory;
+mod yard;
+
+use std::{
+    fs,
+    io::Read,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use faktory::Fake;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use yard::{Process, Ran, until};
+
+fn job(number: usize) -> String {
+    // What no parser of numbers gives back as it was, and fields that no server knows.
+    format!(
+        r#"{{"jid":"job-{number:08}","jobtype":"t", "args":[{number},12345678901234567890123,1.50],"Ünknown":{{"a":1e400}},"retry":3}}"#
+    )
+}
+
+fn jobs(queue: &'static str, count: usize) -> impl Iterator<Item = (&'static str, String)> {
+    (0..count).map(move |number| (queue, job(number)))
+}
+
+fn command(old: &Fake, target: &Fake, more: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+    command.args(["import", "faktory", &old.url(), "--into", &target.url()]).args(more);
+    command.stdin(Stdio::null()).env("NO_COLOR", "1");
+    command
+}
+
+fn import(old: &Fake, target: &Fake, more: &[&str]) -> Ran {
+    Ran::of(command(old, target, more), more)
+}
+
+fn sorted(mut texts: Vec<String>) -> Vec<String> {
+    texts.sort();
+    texts
+}
+
+#[test]
+fn jobs_move_as_they_are_and_what_is_left_is_told() {
+    let other = r#"{"jid":"other-00000001","queue":"mail","args":[]}"#.to_owned();
+    let old = Fake::with_jobs(jobs("default", 100).chain([("mail", other.clone())]));
+    old.state().sets = [("scheduled", 4), ("retries", 5), ("dead", 6), ("working", 0)].into();
+    let target = Fake::target();
+    let ran = import(&old, &target, &[]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let expected: Vec<String> = (0..100).map(job).chain([other]).collect();
+    assert_eq!(sorted(target.state().pushed.clone()), sorted(expected));
+    assert_eq!(old.acked_and_reserved(), (101, 0));
+    assert_eq!(ran.stdout, "QUEUE    JOBS\ndefault   100\nmail        1\nmoved 101 jobs\n");
+    for words in ["4 scheduled and 5 waiting for a retry", "--follow", "6 dead", "schedule add"] {
+        assert!(ran.stderr.contains(words), "{words}: {}", ran.stderr);
+    }
+    assert!(!ran.stderr.contains("reserved"), "{}", ran.stderr);
+}
+
+#[test]
+fn only_named_queues_move_and_a_dry_run_moves_nothing() {
+    let old = Fake::with_jobs(jobs("a", 3).chain([("b", job(7)), ("c", job(8))]));
+    let target = Fake::target();
+    let ran = import(&old, &target, &["--dry-run", "--json", "--queues", "a,b"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let plan: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!((&plan["would_move"], &plan["dry_run"]), (&4.into(), &true.into()), "{plan}");
+    assert!(old.state().acked.is_empty() && target.state().pushed.is_empty());
+    let ran = import(&old, &target, &["--json", "--queues", "a,b"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    let expected = json!({"moved": 4, "queues": {"default": 4}, "refused": 0, "left": {
+        "queues": {}, "scheduled": 0, "retries": 0, "dead": 0, "working": 0}});
+    assert_eq!(report, expected);
+    assert_eq!(old.state().queues["c"].len(), 1);
+    assert_eq!(ran.stderr, "");
+}
+
+#[test]
+fn refused_jobs_are_told_kept_and_stay_reserved() {
+    let refused = [
+        (
+            r#"{"jid":"twice-00001","queue":"mail","args":[],"retry":0}"#,
+            "-NOTUNIQUE Job not unique\r\n",
+        ),
+        (
+            r#"{"jid":"batch-00001","args":[],"custom":{"bid":"b-77"}}"#,
+            "-ERR no such batch b-77\r\n",
+        ),
+        (
+            r#"{"jid":"large-00001","args":[],"reserve_for":90}"#,
+            "-ERR the payload is too large\r\n",
+        ),
+    ];
+    let all = refused.map(|(job, _)| ("default", job.to_owned())).into_iter();
+    let old = Fake::with_jobs(all.chain(jobs("default", 20)));
+    let target = Fake::target();
+    target.state().refuses = refused.map(|(job, reply)| (&job[8..19], reply)).to_vec();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("refused");
+    let ran = import(&old, &target, &["--refused", file.to_str().unwrap()]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    for words in [
+        "job twice-00001 of queue mail was refused: another one with the same type and arguments",
+        "(the old server keeps it reserved for 30m and drops it then)",
+        "job batch-00001 of queue default was refused: it belongs to batch b-77: no such batch b-77; batches",
+        "job large-00001 of queue default was refused: the payload is too large",
+        "(the old server keeps it reserved for 1m30s)",
+        "3 jobs were refused",
+    ] {
+        assert!(ran.stderr.contains(words), "{words}: {}", ran.stderr);
+    }
+    assert_eq!((target.state().pushed.len(), old.state().acked.len()), (20, 20));
+    let reserved: Vec<String> = old.state().reserved.keys().cloned().collect();
+    assert_eq!(reserved, ["batch-00001", "large-00001", "twice-00001"]);
+    let kept: Vec<String> = fs::read_to_string(&file).unwrap().lines().map(str::to_owned).collect();
+    assert_eq!(sorted(kept), sorted(refused.map(|(job, _)| job.to_owned()).to_vec()));
+}
+
+#[test]
+fn a_target_that_takes_nothing_is_given_up_before_all_is_reserved() {
+    let old = Fake::with_jobs(jobs("default", 200));
+    let target = Fake::target();
+    target.state().refuses = vec![("jid", "-NOTUNIQUE Job not unique\r\n")];
+    let ran = import(&old, &target, &["--json"]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    let complaints: Vec<Value> =
+        ran.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (last, told) = complaints.split_last().unwrap();
+    assert!(told.iter().all(|one| one["code"] == "not_unique"), "{}", ran.stderr);
+    assert!(last["detail"].as_str().unwrap().contains("refused 20 jobs in a row"), "{last}");
+    let reserved = old.state().reserved.len();
+    assert_eq!(reserved, told.len());
+    assert!((20..28).contains(&reserved), "{reserved}");
+}
+
+#[test]
+fn a_lost_answer_is_asked_for_again() {
+    let old = Fake::with_jobs(jobs("default", 60));
+    let target = Fake::target();
+    target.state().unanswered = 30;
+    let ran = import(&old, &target, &[]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert_eq!(sorted(target.state().pushed.clone()), sorted((0..60).map(job).collect()));
+    assert_eq!(old.acked_and_reserved(), (60, 0));
+}
+
+#[test]
+fn a_queue_that_gives_nothing_is_not_waited_for_forever() {
+    let old = Fake::with_jobs(jobs("default", 3));
+    old.state().is_paused = true;
+    let ran = import(&old, &Fake::target(), &[]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("holds jobs in default and hands out none; resume"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
+fn what_is_scheduled_is_moved_when_it_is_due_if_that_is_asked_for() {
+    let old = Fake::with_jobs(jobs("default", 2));
+    old.state().scheduled = vec![job(50), job(51)];
+    old.state().due_after = 4;
+    let target = Fake::target();
+    let ran = import(&old, &target, &["--follow"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(ran.stderr.contains("2 jobs scheduled or waiting"), "{}", ran.stderr);
+    assert_eq!(target.state().pushed.len(), 4);
+}
+
+#[test]
+fn an_interrupt_finishes_what_is_under_way() {
+    let old = Fake::with_jobs(jobs("default", 5_000));
+    let target = Fake::target();
+    target.state().push_for = Duration::from_millis(10);
+    let mut command = command(&old, &target, &["--json"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = Process(command.spawn().unwrap());
+    until("some jobs are moved", || old.state().acked.len() > 20);
+    process.signal(Signal::INT);
+    let mut said = String::new();
+    process.0.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(process.code(), Some(1));
+    let report: Value = serde_json::from_str(&said).unwrap();
+    let acked = old.state().acked.len();
+    assert_eq!((report["moved"].as_u64(), acked < 5_000), (Some(acked as u64), true), "{report}");
+    assert_eq!((target.state().pushed.len(), old.state().reserved.len()), (acked, 0));
+}
+
+#[test]
+fn servers_that_do_not_fit_are_refused_before_a_job_is_touched() {
+    let old = Fake::with_jobs(jobs("default", 3));
+    let not_taskyard = Fake::with_jobs([]);
+    for (target, code, words) in
+        [(&not_taskyard, 2, "is \"Faktory\" and not Taskyard"), (&old, 2, "not Taskyard")]
+    {
+        let ran = import(&old, target, &[]);
+        assert_eq!(ran.code, code, "{}", ran.stderr);
+        assert!(ran.stderr.contains(words), "{}", ran.stderr);
+    }
+    let both = Fake::target();
+    let ran = import(&both, &both, &[]);
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("are the same server"), "{}", ran.stderr);
+    let nobody = yard::taskyard(&["import", "faktory", "tcp://:sesame@127.0.0.1:1"]);
+    assert_eq!(nobody.code, 1, "{}", nobody.stderr);
+    assert!(
+        nobody.stderr.contains("the old server: no answer from tcp://127.0.0.1:1: "),
+        "{}",
+        nobody.stderr
+    );
+    assert_eq!(old.state().queues["default"].len(), 3);
+}
