@@ -14,6 +14,7 @@ const POINTS_TO: &[(&str, &[&str])] = &[
     ("crates/client", &["taskyard-proto"]),
     ("crates/cli", &["taskyard", "taskyard-server"]),
     ("crates/sim", &["taskyard-machine", "taskyard-replica"]),
+    ("fuzz", &["taskyard-server"]),
     ("xtask", &[]),
 ];
 

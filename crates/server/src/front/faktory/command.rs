@@ -1,13 +1,11 @@
 //! Which verb does what.
 
 use super::{caller::Caller, frame::Reply};
-use taskyard_machine::DeadAction;
-use taskyard_machine::TaskStateName;
-
 use crate::{
     Error,
     broker::{DeadSelection, ListAsked},
 };
+use taskyard_machine::{DeadAction, TaskStateName};
 
 /// Tasks that are looked at in one go.
 pub(super) const PAGE_TASKS: u32 = 200;
@@ -21,12 +19,12 @@ impl Caller {
             "ACK" => self.ack(rest).await,
             "FAIL" => self.fail(rest).await,
             "BEAT" => self.beat(rest),
-            "INFO" => self.shared.info().await.unwrap_or_else(refused),
-            "QUEUE" => self.shared.queue(rest).await.unwrap_or_else(refused),
-            "TRACK" => self.shared.track(rest).await.unwrap_or_else(refused),
-            "MUTATE" => self.shared.mutate(rest).await.unwrap_or_else(refused),
-            "BATCH" => self.shared.batch(rest).await.unwrap_or_else(refused),
-            "FLUSH" => self.flush().await.map_or_else(refused, |()| Reply::Ok),
+            "INFO" => self.shared.info().await.unwrap_or_else(|error| refused(&error)),
+            "QUEUE" => self.shared.queue(rest).await.unwrap_or_else(|error| refused(&error)),
+            "TRACK" => self.shared.track(rest).await.unwrap_or_else(|error| refused(&error)),
+            "MUTATE" => self.shared.mutate(rest).await.unwrap_or_else(|error| refused(&error)),
+            "BATCH" => self.shared.batch(rest).await.unwrap_or_else(|error| refused(&error)),
+            "FLUSH" => self.flush().await.map_or_else(|error| refused(&error), |()| Reply::Ok),
             other => {
                 let shown: String = other.chars().take(64).collect();
                 Reply::error(format!("unknown command {shown}"))
@@ -77,6 +75,6 @@ pub(super) fn unless_changed<T>(done: Result<T, Error>) -> Result<(), Error> {
 }
 
 /// How an error is told that has no words of its own in this protocol.
-pub(super) fn refused(error: Error) -> Reply {
+pub(super) fn refused(error: &Error) -> Reply {
     Reply::error(error.to_string())
 }

@@ -30,8 +30,8 @@ pub(crate) fn read_as_client(bytes: &[u8]) {
         if let Ok(jobs) = serde_json::from_str::<Vec<Fields<'_>>>(rest) {
             jobs.iter().for_each(|fields| drop(Job::from_fields(fields, NOW)));
         }
-        let (pattern, text) = rest.split_at(rest.floor_char_boundary(rest.len().min(24)));
-        glob::matches(pattern.as_bytes(), &text.as_bytes()[..text.len().min(256)]);
+        let (pattern, text) = rest.as_bytes().split_at(rest.len().min(24));
+        glob::matches(pattern, &text[..text.len().min(256)]);
     }
 }
 

@@ -1,3 +1,5 @@
+//! Jobs as tasks and tasks as jobs.
+
 use super::*;
 
 const NOW: Timestamp = Timestamp(1_700_000_000_000);
