@@ -118,6 +118,8 @@ pub struct QueueDetails {
     pub ready: u64,
     /// Tasks that wait for their time.
     pub scheduled: u64,
+    /// Those of the scheduled that wait because their last attempt failed or was lost.
+    pub retrying: u64,
     /// Tasks that workers hold.
     pub claimed: u64,
     /// Tasks that wait for others.
@@ -157,6 +159,7 @@ impl From<v1::Queue> for QueueDetails {
             name: wire.name,
             ready: wire.ready,
             scheduled: wire.scheduled,
+            retrying: wire.retrying,
             claimed: wire.claimed,
             blocked: wire.blocked,
             dead: wire.dead,

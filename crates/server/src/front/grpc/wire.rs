@@ -458,6 +458,7 @@ pub(super) fn queue(view: &QueueView, now: Timestamp) -> v1::Queue {
         name: view.name.as_str().to_owned(),
         ready: counts.ready,
         scheduled: counts.scheduled,
+        retrying: counts.retrying,
         claimed: counts.claimed,
         blocked: counts.blocked,
         dead: counts.dead,
