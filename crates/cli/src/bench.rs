@@ -2,11 +2,13 @@
 //!
 //! The broker runs in a process of its own, so that its processor time and memory are its own; the
 //! load comes from this one, through the SDK, as any program's would. With `--nodes` a cluster is measured
-//! beside one node (`beside`), or nodes are killed and stopped under load (`failover`).
+//! beside one node (`beside`), or nodes are killed and stopped under load (`failover`). With `--faktory` the
+//! load comes over Faktory's wire (`faktory`).
 
 mod beside;
 mod broker;
 mod failover;
+mod faktory;
 mod figures;
 mod load;
 mod meter;
@@ -49,6 +51,7 @@ pub(crate) fn run(args: &BenchArgs, common: &Common, output: Output) -> Result<(
 
 async fn bench(args: &BenchArgs, common: &Common, output: Output) -> Result<()> {
     match args.nodes {
+        1 if args.faktory => faktory::bench(args, output).await,
         1 => one(args, common, output).await,
         _ if args.kills() + args.stops() > 0 => failover::bench(args, output).await,
         _ => beside::bench(args, output).await,

@@ -207,12 +207,17 @@ others stopped, and what counts are the ratios. With --kills or --stops, nodes o
 and come back instead, one after the other under load: how long writes stand still, and whether
 every confirmed task is there once. If not, the exit code is 1.
 
+With --faktory, the load comes over Faktory's wire, from connections with one command in flight each:
+push as fast as answers come, fetch and acknowledge what waits, then push, fetch and acknowledge in
+turns, which is what full cycles per second are. Each connection begins with a queue of its own.
+
 Examples:
   taskyard bench                              a broker of its own, in a folder beside you
   taskyard bench --tasks 1000000 --seconds 60 --restart --json
   taskyard bench --remote --server http://10.0.0.5:7400 --rate 20000
   taskyard bench --nodes 3 --rate 2000        three nodes beside one
-  taskyard bench --nodes 3 --kills 30 --stops 30"
+  taskyard bench --nodes 3 --kills 30 --stops 30
+  taskyard bench --faktory --connections 64 --seconds 10"
 )]
 pub(crate) struct BenchArgs {
     /// Measure the broker at --server instead of starting one.
@@ -252,6 +257,12 @@ pub(crate) struct BenchArgs {
     /// all queues while nodes go away [default: 600]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rate: Option<u64>,
+    /// Measure over Faktory's wire.
+    #[arg(long, conflicts_with_all = ["remote", "kills", "stops", "clients", "slots", "rate", "restart"])]
+    pub(crate) faktory: bool,
+    /// Faktory connections, each with one command in flight [default: 64]
+    #[arg(long, value_name = "N", requires = "faktory", value_parser = clap::value_parser!(u16).range(1..=2_000))]
+    connections: Option<u16>,
     /// Kill the broker while all tasks wait, and time its return.
     #[arg(long, conflicts_with = "remote")]
     pub(crate) restart: bool,
@@ -261,6 +272,11 @@ impl BenchArgs {
     /// Queues to spread the tasks over. With more of them, each node of a cluster leads about as many.
     pub(crate) fn queues(&self) -> u32 {
         self.queues.unwrap_or(if self.nodes > 1 { 24 } else { 8 }).max(1)
+    }
+
+    /// Faktory connections.
+    pub(crate) fn connections(&self) -> u16 {
+        self.connections.unwrap_or(64)
     }
 
     /// How often nodes are killed.
@@ -287,6 +303,7 @@ impl BenchArgs {
             1 if self.rounds.is_some() => {
                 "--rounds are turns of a cluster and one node; add --nodes 3"
             }
+            2.. if self.faktory => "--faktory measures one broker; leave out --nodes or --faktory",
             2.. if self.remote => {
                 "--nodes starts a cluster of its own; leave out --remote or --nodes"
             }

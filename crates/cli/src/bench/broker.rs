@@ -8,6 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use taskyard::Client;
+use taskyard_cli::faktory::Url;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -22,24 +23,41 @@ pub(super) struct Broker {
     folder: TempDir,
     url: String,
     pid: u32,
+    faktory: Option<String>,
 }
 
 #[derive(Deserialize)]
 struct Started {
     url: String,
     pid: u32,
+    #[serde(default)]
+    faktory: Option<String>,
 }
 
 impl Broker {
     pub(super) async fn start() -> Result<Broker> {
-        Broker::start_in(super::folder()?).await
+        Broker::start_in(super::folder()?, "none").await
     }
 
-    async fn start_in(folder: TempDir) -> Result<Broker> {
+    /// One that Faktory clients can connect to as well, at the URL.
+    pub(super) async fn start_with_faktory() -> Result<(Broker, Url)> {
+        let mut broker = Broker::start_in(super::folder()?, "127.0.0.1:0").await?;
+        let url =
+            broker.faktory.take().context("the broker does not listen for Faktory clients")?;
+        let url = url.parse().map_err(|problem| anyhow::anyhow!("{url}: {problem}"))?;
+        Ok((broker, url))
+    }
+
+    async fn start_in(folder: TempDir, faktory: &str) -> Result<Broker> {
         let mut child = Command::new("/proc/self/exe")
             .arg0("taskyard")
+            // A password or a certificate of the user's own broker is not for this one.
+            .env_remove("TASKYARD_FAKTORY_PASSWORD")
+            .env_remove("TASKYARD_FAKTORY_PASSWORD_FILE")
+            .env_remove("TASKYARD_FAKTORY_TLS_CERT")
+            .env_remove("TASKYARD_FAKTORY_TLS_KEY")
             .args(["serve", "--json", "--listen", "127.0.0.1:0", "--peer", "127.0.0.1:0"])
-            .args(["--faktory", "none", "--log", "warn", "--data"])
+            .args(["--faktory", faktory, "--log", "warn", "--data"])
             .arg(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -51,8 +69,8 @@ impl Broker {
             .await
             .context("the broker to be measured is not up after two minutes")??;
         let line = line.context("the broker to be measured did not start; see above")?;
-        let Started { url, pid } = serde_json::from_str(&line)?;
-        Ok(Broker { child, folder, url, pid })
+        let Started { url, pid, faktory } = serde_json::from_str(&line)?;
+        Ok(Broker { child, folder, url, pid, faktory })
     }
 
     pub(super) async fn connect(&self) -> Result<Client> {
@@ -67,7 +85,7 @@ impl Broker {
     pub(super) async fn restart(mut self, tasks: u64) -> Result<(Broker, Duration)> {
         self.child.kill().await?;
         let started = Instant::now();
-        let broker = Broker::start_in(self.folder).await?;
+        let broker = Broker::start_in(self.folder, "none").await?;
         let client = broker.connect().await?;
         let waiting: u64 = client.queues().await?.iter().map(|queue| queue.ready).sum();
         let took = started.elapsed();

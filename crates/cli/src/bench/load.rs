@@ -80,11 +80,11 @@ fn place(number: u64, places: usize) -> usize {
     usize::try_from(number % places as u64).unwrap_or(0)
 }
 
-fn histogram() -> Histogram<u64> {
+pub(super) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 120_000_000, 3).expect("the bounds are in order")
 }
 
-fn micros(duration: Duration) -> u64 {
+pub(super) fn micros(duration: Duration) -> u64 {
     duration.as_micros().try_into().unwrap_or(u64::MAX)
 }
 

@@ -266,7 +266,7 @@ impl Broker {
         })
     }
 
-    fn cluster_id(&self) -> String {
+    pub(crate) fn cluster_id(&self) -> String {
         format!("{:032x}", self.shards().cluster())
     }
 }

@@ -44,6 +44,8 @@ struct Server {
     connections: usize,
     command_count: u64,
     used_memory_mb: u64,
+    /// Ours alone: an import tells by it that two addresses are one server.
+    taskyard_cluster: String,
 }
 
 impl Shared {
@@ -76,6 +78,7 @@ impl Shared {
                 connections: self.connections.load(Ordering::Relaxed),
                 command_count: self.commands.load(Ordering::Relaxed),
                 used_memory_mb: used_memory_mb(),
+                taskyard_cluster: self.broker.cluster_id(),
             },
         }))
     }
