@@ -17,17 +17,27 @@ fn start_error(dir: &Path) -> String {
     Engine::start(&config(dir)).expect_err("it must not start").to_string()
 }
 
+/// Copies a folder as it lies. Threads of a dropped store may still remove files that it no longer needs, so a copy
+/// under which one vanished is begun anew.
 fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
+    while let Err(error) = try_copy(from, to) {
+        assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{}: {error}", from.display());
+        fs::remove_dir_all(to).unwrap();
+    }
+}
+
+fn try_copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
         let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &target);
+        if entry.file_type()?.is_dir() {
+            try_copy(&entry.path(), &target)?;
         } else {
-            fs::copy(entry.path(), target).unwrap();
+            fs::copy(entry.path(), target)?;
         }
     }
+    Ok(())
 }
 
 fn newest_log(dir: &Path) -> PathBuf {
