@@ -95,6 +95,8 @@ struct Session {
     heard: AtomicBool,
     /// Told when it falls silent.
     silenced: Notify,
+    /// Told when it may claim no more: those who wait for a task on its behalf stop.
+    rests: Notify,
     state: Mutex<State>,
 }
 
@@ -368,6 +370,7 @@ impl Sessions {
             id,
             heard: AtomicBool::new(true),
             silenced: Notify::new(),
+            rests: Notify::new(),
             state: Mutex::new(state),
         });
         by_id.insert(id, session.clone());

@@ -273,6 +273,26 @@ async fn a_quiet_worker_is_handed_nothing_on_any_connection_and_then_stops() {
 }
 
 #[tokio::test]
+async fn a_fetch_that_waits_when_its_worker_is_quieted_is_handed_nothing() {
+    let broker = broker().await;
+    let mut waits = Client::worker(&broker, "many-handed").await;
+    let waiting = tokio::spawn(async move { waits.call("FETCH q").await });
+    let worker = loop {
+        let listed = http::get(broker.address, "/v1/workers").await.ok();
+        // From then on it waits, or will ask whether it may.
+        if listed["workers"][0]["queues"] == json!(["q"]) {
+            break listed["workers"][0]["id"].as_str().unwrap().to_owned();
+        }
+        tokio::task::yield_now().await;
+    };
+    http::post(broker.address, &format!("/v1/workers/{worker}/quiet"), "{}").await.ok();
+    let mut other = Client::worker(&broker, "other").await;
+    other.push("job-number-1", "q").await;
+    assert_eq!(waiting.await.unwrap(), Reply::Nil);
+    assert_eq!(other.call("FETCH q").await.json()["jid"], "job-number-1");
+}
+
+#[tokio::test]
 async fn any_node_serves_any_client() {
     let nodes = three_with(|_, config| listens(config)).await;
     let mut clients = Vec::new();

@@ -15,6 +15,7 @@ use crate::{
     shard::HandedTask,
 };
 use std::{
+    pin::pin,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -91,6 +92,7 @@ impl Asking {
         // From running to quiet to stopping, and never back.
         if let Some(activity) = activity.filter(|said| *said as u8 > state.activity as u8) {
             state.activity = activity;
+            self.session.rests.notify_waiters();
         }
         state.rss_bytes = rss_bytes.unwrap_or(state.rss_bytes);
         state.ordered
@@ -100,6 +102,19 @@ impl Asking {
     pub fn may_claim(&self) -> bool {
         let state = self.session.state();
         state.activity == Activity::Running && state.ordered == Activity::Running
+    }
+
+    /// Comes to an end when it may be handed no more tasks.
+    pub async fn rests(&self) {
+        loop {
+            let mut told = pin!(self.session.rests.notified());
+            // From here on nothing is missed.
+            told.as_mut().enable();
+            if !self.may_claim() {
+                return;
+            }
+            told.await;
+        }
     }
 
     /// It claims from these queues, among others.

@@ -49,6 +49,7 @@ impl Sessions {
             }
         };
         state.ordered = activity;
+        session.rests.notify_waiters();
         self.0.remembered.drop(id);
         ordered
     }

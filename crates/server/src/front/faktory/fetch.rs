@@ -52,12 +52,24 @@ impl Caller {
             return Ok(None);
         }
         let begun = real_now();
-        match self.claim(&places).await {
+        let claimed = tokio::select! {
+            claimed = self.claim(&places) => claimed,
+            () = self.rests() => Ok(None),
+        };
+        match claimed {
             Ok(fetched) => Ok(fetched),
             Err(error) => {
                 sleep(ERROR_AFTER.saturating_sub(begun.elapsed())).await;
                 Err(Reply::error(error.to_string()))
             }
+        }
+    }
+
+    /// Comes to an end when the worker may be handed nothing more, over whichever connection it was told.
+    async fn rests(&self) {
+        match &self.asking {
+            Some(asking) => asking.rests().await,
+            None => std::future::pending().await,
         }
     }
 
