@@ -133,9 +133,13 @@ fn test(root: &Path) -> Result<Outcome> {
 
 /// Says which tests will be skipped on this machine, and stops where they are required.
 fn say_what_tests_find() -> Result<()> {
-    for (need, met) in
-        [(Need::Namespaces, needs::namespaces().map(drop)), (Need::Disks, needs::disks())]
-    {
+    let found = [
+        (Need::Namespaces, needs::namespaces().map(drop)),
+        (Need::Disks, needs::disks()),
+        (Need::Python, needs::python()),
+        (Need::Node, needs::node()),
+    ];
+    for (need, met) in found {
         let is_required = need.is_required().map_err(Error::msg)?;
         match met {
             Ok(()) => println!("tests with {need} can run here"),

@@ -131,9 +131,18 @@ pub(crate) fn serve(data: &Path) -> Command {
 
 /// `taskyard serve` on `data`, at `address`.
 pub(crate) fn serve_at(data: &Path, address: &str) -> Command {
+    serve_on(data, address, "none")
+}
+
+/// `taskyard serve` on `data`, on any free ports, one of them for Faktory's clients.
+pub(crate) fn serve_with_faktory(data: &Path) -> Command {
+    serve_on(data, "127.0.0.1:0", "127.0.0.1:0")
+}
+
+fn serve_on(data: &Path, address: &str, faktory: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
     command.args(["serve", "--json", "--listen", address, "--shards", "4", "--log", "warn"]);
-    command.args(["--peer", "127.0.0.1:0", "--faktory", "none"]);
+    command.args(["--peer", "127.0.0.1:0", "--faktory", faktory]);
     command.args(["--disk-reserve", "1M", "--data"]).arg(data).stdin(Stdio::null());
     command
 }

@@ -26,11 +26,22 @@ pub(crate) enum Need {
     Users,
     /// `cc`.
     Compiler,
+    /// `python3` with pip, and the registry of its packages.
+    Python,
+    /// `node` with npm, and the registry of its packages.
+    Node,
 }
 
 impl Need {
-    pub(crate) const ALL: [Need; 5] =
-        [Need::Namespaces, Need::Disks, Need::Cgroups, Need::Users, Need::Compiler];
+    pub(crate) const ALL: [Need; 7] = [
+        Need::Namespaces,
+        Need::Disks,
+        Need::Cgroups,
+        Need::Users,
+        Need::Compiler,
+        Need::Python,
+        Need::Node,
+    ];
 
     fn word(self) -> &'static str {
         match self {
@@ -39,6 +50,8 @@ impl Need {
             Need::Cgroups => "cgroups",
             Need::Users => "users",
             Need::Compiler => "compiler",
+            Need::Python => "python",
+            Need::Node => "node",
         }
     }
 
@@ -107,6 +120,17 @@ pub(crate) fn disks() -> Result<(), String> {
     let probed = tried(Command::new(&words[0]).args(&words[1..]).arg("true"));
     probed
         .map_err(|problem| format!("no disk of its own can be mounted for a node here: {problem}"))
+}
+
+/// Whether Python and what installs its packages are here.
+pub(crate) fn python() -> Result<(), String> {
+    tried(Command::new("python3").args(["-m", "pip", "--version"]))
+}
+
+/// Whether Node and what installs its packages are here.
+pub(crate) fn node() -> Result<(), String> {
+    tried(Command::new("node").arg("--version"))?;
+    tried(Command::new("npm").arg("--version"))
 }
 
 /// What a command begins with for which `folder` is a small disk.
