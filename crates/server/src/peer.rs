@@ -289,7 +289,8 @@ impl PeerNetwork {
         PeerNetwork::tuned(me, listener, handler, clock, TUNING)
     }
 
-    /// The same, with few calls at once.
+    /// The same, with few calls at once. It takes nobody for silent but by [`PeerNetwork::silence`]: a
+    /// test with all nodes in one thread would take a busy machine for a cut.
     #[cfg(test)]
     pub(crate) fn start_bounded(
         config: &PeerConfig,
@@ -298,7 +299,8 @@ impl PeerNetwork {
         (calls_max, parked_max): (usize, usize),
     ) -> PeerNetwork {
         let calls_max = CallsMax { all: calls_max, parked: parked_max };
-        let tuning = Tuning { calls_max, ..TUNING };
+        let patience = Patience { look_every: Duration::from_secs(3_600), ..PATIENCE };
+        let tuning = Tuning { calls_max, patience, ..TUNING };
         PeerNetwork::tuned(config.identity(), listener, handler, Clock::system(), tuning)
     }
 
@@ -439,6 +441,7 @@ impl PeerNetwork {
     #[cfg(test)]
     pub(crate) fn silence(&self, node: NodeId) {
         self.inner.core.listen_for(node).silence();
+        self.inner.core.handler.peer_heard(node, false);
     }
 
     /// How every known peer is doing, by node.

@@ -20,8 +20,10 @@ use taskyard_replica::NodeId;
 
 /// What a leader may take beyond the wait that it was asked for, and the way there and back.
 pub(super) const ANSWER_MARGIN: Duration = Duration::from_secs(5);
-/// What a leader that was deposed has left to send the answers that are on their way.
+/// What a leader that was deposed has left to send the answers that are on their way, if it is silent.
 const DEPOSED_FOR: Duration = Duration::from_millis(300);
+/// The same while it is heard: it is there, and only slow.
+const DEPOSED_HEARD_FOR: Duration = Duration::from_secs(2);
 /// A frame has a head of a few bytes.
 const CALL_BYTES_MAX: usize = PEER_FRAME_BYTES_MAX - 64;
 
@@ -116,7 +118,8 @@ impl Shards {
             }
             match routes.leader(*shard) {
                 Some(leader) if leader == node => None,
-                Some(_) => Some(routes.changed_at(group)? + DEPOSED_FOR),
+                Some(_) if is_silent => Some(routes.changed_at(group)? + DEPOSED_FOR),
+                Some(_) => Some(routes.changed_at(group)? + DEPOSED_HEARD_FOR),
                 None => Some(routes.changed_at(group)? + NO_LEADER_FOR_MAX),
             }
         };
