@@ -64,6 +64,7 @@ impl Case {
                 lease_ms: 30_000,
                 session: None,
                 number: None,
+                begun: false,
                 worker: "w",
             })]));
         }

@@ -337,6 +337,7 @@ impl Claimable {
             lease_ms: limits::LEASE_MS_DEFAULT,
             session: None,
             number: None,
+            begun: false,
             worker: "",
         }
     }

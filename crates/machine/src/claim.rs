@@ -93,8 +93,8 @@ impl Turn<'_> {
             timeout_at: None,
             ends_at: self.now,
             ready_since: since,
-            // Nobody reports for a claim without a session: that it was handed out is all there is.
-            engaged: claim.session.is_none(),
+            // Where nobody reports, that it was handed out is all there is.
+            engaged: claim.begun || claim.session.is_none(),
             cancel_requested: false,
         };
         state.begin(self.now, timeout_ms, self.shard.counters.lease_floor);

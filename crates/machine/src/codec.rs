@@ -131,7 +131,7 @@ wire_struct!(StageBatch<'a> { batch_id, queue, part, tasks });
 wire_struct!(CommitBatch { batch_id, parts });
 wire_struct!(Unstage { batch_id });
 wire_struct!(Claim<'a> {
-    queues, weighted_seed, tasks_max, lease_ms, session, number, worker,
+    queues, weighted_seed, tasks_max, lease_ms, session, number, begun, worker,
 });
 wire_struct!(ClaimNumber { sequence, sending });
 wire_struct!(ClaimQueue<'a> { name, weight });
@@ -381,6 +381,7 @@ pub(crate) mod tests {
                 lease_ms: 30_000,
                 session: Some(SessionId(77)),
                 number: Some(ClaimNumber { sequence: 3, sending: 1 }),
+                begun: true,
                 worker: "host-1",
             }),
             Command::Ack(Ack {

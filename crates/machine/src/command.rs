@@ -292,6 +292,9 @@ pub struct Claim<'a> {
     pub session: Option<SessionId>,
     /// The session's number for this claim, by which its repetition gets the same tasks.
     pub number: Option<ClaimNumber>,
+    /// Whether what is handed out counts as begun, so that its lapse is a loss: of a worker that never tells
+    /// when it begins, and beats for none of its tasks. Without a session it counts so in any case.
+    pub begun: bool,
     /// Who claims, for people.
     pub worker: &'a str,
 }

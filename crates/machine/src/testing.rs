@@ -216,6 +216,7 @@ pub(crate) fn claim(queue: &str) -> Claim<'_> {
         lease_ms: 30_000,
         session: None,
         number: None,
+        begun: false,
         worker: "ann",
     }
 }

@@ -241,6 +241,7 @@ impl Author {
             lease_ms: 1_000 + self.random.below(20_000),
             session,
             number: self.random.chance(70).then_some(number),
+            begun: self.random.chance(30),
             worker: self.random.pick(&["ann", "ben"]),
         })
     }
@@ -351,6 +352,8 @@ impl Author {
         self.now += match self.random.below(10) {
             0..=5 => self.random.below(50),
             6..=8 => self.random.below(2_000),
+            // Past what is kept for minutes, or for days.
+            9 if self.random.below(40) == 0 => self.random.pick(&[1_860_000, 2_700_000_000]),
             _ => self.random.below(15_000),
         };
         // At times a clock behind the state's: it must not matter.
@@ -390,6 +393,7 @@ fn messages_from_shard_2() -> Vec<Box<[u8]>> {
                 lease_ms: 30_000,
                 session: None,
                 number: None,
+                begun: false,
                 worker: "w",
             }),
         );
@@ -521,6 +525,7 @@ fn drain_alike(live: &mut Machine, mut now: u64, seed: u64) {
             // A lapse in a session is no loss, so that what is left is handed out again and again.
             session: Some(SESSIONS[0]),
             number: None,
+            begun: false,
             worker: "ann",
         };
         let commands = vec![Command::ExpireDue, Command::Claim(claim)];

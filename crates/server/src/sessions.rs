@@ -28,7 +28,7 @@ use crate::{
     Clock, Error,
     limits::{self, LOST_KEPT_MAX, SESSIONS_MAX},
     random::random_u128,
-    shard::{CancelledClaim, News, Shards},
+    shard::{CancelledClaim, HandedTask, News, Shards},
 };
 use listeners::Listeners;
 use orders::Remembered;
@@ -112,6 +112,8 @@ struct State {
     connected_at: Timestamp,
     beat_at: Timestamp,
     heard_at: Instant,
+    /// The same, but here and not by another node's word.
+    heard_here_at: Instant,
     rss_bytes: u64,
     /// It misses more than one beat.
     is_silent: bool,
@@ -146,6 +148,8 @@ struct Held {
     started: bool,
     /// When its lease was last known to begin anew.
     renewed_at: Instant,
+    /// From then on: the worker's, or the task's own; zero if it is not known.
+    lease: Duration,
 }
 
 /// Something that a worker must be told at once.
@@ -211,6 +215,7 @@ impl Sessions {
         match news {
             News::Cancelled(claims) => claims.iter().for_each(|claim| self.cancel(claim)),
             News::Elsewhere(sessions) => self.gone_elsewhere(sessions),
+            News::Heard(workers) => self.heard_elsewhere(workers),
         }
     }
 
@@ -268,15 +273,17 @@ impl Sessions {
         let registry = &self.0;
         let now = registry.clock.monotonic();
         let sessions: Vec<_> = self.by_id().values().cloned().collect();
-        let mut alive = Vec::new();
+        let (mut alive, mut asking, mut heard_here) = (Vec::new(), Vec::new(), Vec::new());
         let mut lost = Vec::new();
         for session in sessions {
             let mut state = session.state();
             if let Link::Asking { beats } = state.link {
+                state.forget_lapsed(now);
                 let is_there = registry.clock.is_manual() && state.connections > 0;
                 if is_there || state.is_still_asking(beats, now) {
+                    heard_here.extend(beats.then(|| session.as_heard(&state, now)));
                     drop(state);
-                    alive.push(session);
+                    asking.push(session);
                     continue;
                 }
                 state.link = Link::Lost { at: now };
@@ -300,8 +307,10 @@ impl Sessions {
                 lost.push((at, session.id));
             }
         }
+        registry.shards.heard(heard_here);
         registry.shards.sessions_alive(alive.iter().map(|session| session.id).collect());
-        for session in alive {
+        registry.shards.sessions_asking(asking.iter().map(|session| session.id).collect());
+        for session in alive.into_iter().chain(asking) {
             let mut state = session.state();
             // Cut while it was being named alive: the last word must be that it is not.
             if let Link::Cut { .. } = state.link {
@@ -358,6 +367,7 @@ impl Sessions {
             connected_at: wall,
             beat_at: wall,
             heard_at: now,
+            heard_here_at: now,
             rss_bytes: 0,
             is_silent: false,
             not_started_told: false,
@@ -455,6 +465,22 @@ impl Session {
             }
         }
     }
+}
+
+impl Held {
+    fn new(handed: &HandedTask, started: bool, clock: &Clock) -> Held {
+        Held {
+            token: handed.task.token,
+            started,
+            renewed_at: clock.monotonic(),
+            lease: left_of(handed.task.lease_expires_at, clock),
+        }
+    }
+}
+
+/// What is left of a lease.
+fn left_of(lease_expires_at: Timestamp, clock: &Clock) -> Duration {
+    Duration::from_millis(lease_expires_at.ms_since(Timestamp(clock.wall_ms())))
 }
 
 impl State {

@@ -40,9 +40,9 @@ pub(crate) mod waiters;
 pub(crate) mod watchers;
 
 pub use engine::Engine;
-pub use gateway::CancelledClaim;
 use gateway::Gateway;
 pub(crate) use gateway::News;
+pub use gateway::{CancelledClaim, HeardWorker};
 pub use hints::{Hint, Hints, Look};
 pub use local::LocalShards;
 pub use session_news::SessionNews;
@@ -113,6 +113,8 @@ pub struct ClaimRequest {
     pub session: Option<SessionId>,
     /// The session's number for this claim: sent again under it, it gets the tasks that it got before.
     pub number: Option<ClaimNumber>,
+    /// They count as begun.
+    pub begun: bool,
     /// Who claims, for people.
     pub worker: String,
 }
@@ -132,6 +134,7 @@ impl ClaimRequest {
             lease_ms: self.lease_ms,
             session: self.session,
             number: self.number,
+            begun: self.begun,
             worker: &self.worker,
         }
     }
@@ -359,6 +362,14 @@ impl Shards {
     pub fn sessions_alive(&self, sessions: Vec<SessionId>) {
         if !sessions.is_empty() {
             self.spread_news(SessionNews::Alive(sessions));
+        }
+    }
+
+    /// The same of sessions that ask over connections of their own. They go on elsewhere by themselves when this
+    /// node is gone, but not at once: they may be silent for a minute.
+    pub fn sessions_asking(&self, sessions: Vec<SessionId>) {
+        if !sessions.is_empty() {
+            self.spread_news(SessionNews::Asking(sessions));
         }
     }
 

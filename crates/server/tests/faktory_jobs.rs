@@ -268,8 +268,16 @@ async fn a_quiet_worker_is_handed_nothing_on_any_connection_and_then_stops() {
     http::post(broker.address, &format!("/v1/workers/{id}/stop"), "{}").await.ok();
     let stop = Reply::Bulk(r#"{"state":"terminate"}"#.to_owned());
     assert_eq!(one.call(r#"BEAT {"wid":"many-handed"}"#).await, stop);
-    let mut other = Client::worker(&broker, "other").await;
-    assert_eq!(other.call("FETCH q").await.json()["jid"], "job-number-1");
+    drop((one, two));
+    // As soon as its end was noticed, the name is free for a worker that nobody has asked anything yet.
+    let job = eventually("the job", async || {
+        match Client::process(&broker, "many-handed", 78).await.call("FETCH q").await {
+            Reply::Bulk(job) => Some(job),
+            _ => None,
+        }
+    })
+    .await;
+    assert!(job.contains("job-number-1"), "{job}");
 }
 
 #[tokio::test]
@@ -310,4 +318,44 @@ async fn any_node_serves_any_client() {
     let info = clients[0].call("INFO").await.json();
     assert_eq!(info["faktory"]["sets"]["working"], 0);
     assert_eq!(info["faktory"]["total_processed"], 12);
+}
+
+/// As behind a load balancer: a worker's connections lead to several nodes.
+#[tokio::test]
+async fn a_worker_may_beat_on_one_node_and_fetch_on_another() {
+    let [first, second, third] = three_with(|_, config| listens(config)).await;
+    let mut other = Client::worker(&third, "other").await;
+    let mut beats = Client::worker(&first, "divided").await;
+    let mut fetches = Client::worker(&second, "divided").await;
+    other.push("job-number-1", "q").await;
+    assert_eq!(fetches.call("FETCH q").await.json()["jid"], "job-number-1");
+    beats.done(r#"BEAT {"wid":"divided"}"#).await;
+    drop((beats, fetches));
+    // Though it was reserved for half an hour.
+    let job = eventually("the job", async || match other.call("FETCH q").await {
+        Reply::Bulk(job) => Some(job),
+        _ => None,
+    })
+    .await;
+    assert!(job.contains("job-number-1"), "{job}");
+
+    // What it says of itself holds everywhere, too.
+    let mut beats = Client::worker(&first, "resting").await;
+    let mut fetches = Client::worker(&second, "resting").await;
+    beats.done(r#"BEAT {"wid":"resting","current_state":"quiet"}"#).await;
+    let mut jobs = 2;
+    eventually("its rest", async || {
+        let jid = format!("job-number-{jobs}");
+        other.push(&jid, "q").await;
+        jobs += 1;
+        match fetches.call("FETCH q").await {
+            Reply::Nil => Some(()),
+            Reply::Bulk(_) => {
+                fetches.done(&format!(r#"ACK {{"jid":"{jid}"}}"#)).await;
+                None
+            }
+            reply => panic!("{reply:?}"),
+        }
+    })
+    .await;
 }

@@ -188,6 +188,11 @@ async fn a_job_is_not_handed_to_whoever_has_gone() {
     let mut half = Client::worker(&broker, "half").await;
     half.send(br#"PUSH {"jid":"half-a-job","jobtype":"#).await;
     drop(half);
+    common::eventually("that all of them are gone", async || {
+        let info = producer.call("INFO").await.json();
+        (info["server"]["connections"] == 1).then_some(())
+    })
+    .await;
     producer.push("the-only-one", "q").await;
     let mut worker = Client::worker(&broker, "patient").await;
     let got = common::eventually("the job", async || match worker.call("FETCH q").await {

@@ -227,6 +227,7 @@ impl<'a> Line<'a> {
                 sequence: number(sequence),
                 sending: self.option("sending").map_or(0, number),
             }),
+            begun: false,
             worker: self.option("worker").unwrap_or("ann"),
         })
     }

@@ -57,6 +57,8 @@ pub struct ClaimAsked {
     pub lease_ms: u64,
     /// The session that will hold them.
     pub session: Option<SessionId>,
+    /// They count as begun when they are handed out: the worker won't tell when it begins.
+    pub begun: bool,
     /// Who claims, for people.
     pub worker: String,
 }
@@ -398,6 +400,7 @@ fn request(places: &Places, run: &Run, asked: &ClaimAsked, tasks_max: u32) -> Cl
         lease_ms: asked.lease_ms,
         session: asked.session,
         number: None,
+        begun: asked.begun,
         worker: asked.worker.clone(),
     }
 }

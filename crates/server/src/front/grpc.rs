@@ -148,6 +148,7 @@ impl Taskyard for Grpc {
             tasks_max: request.max.max(1),
             lease_ms: wire::lease_ms(request.lease_ms),
             session: None,
+            begun: false,
             worker: request.worker,
         };
         let tasks = self.broker.claim(&places, &asked, check_wait(request.wait_ms)?).await?;

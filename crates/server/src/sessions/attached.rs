@@ -3,7 +3,7 @@
 //! Dropping it without a goodbye cuts the session: it can be attached again for a while, then its
 //! claims run elsewhere. Attaching twice replaces the first stream, which learns it by `ordered`.
 
-use super::{Activity, BEAT_EVERY, Held, Link, Order, Profile, Session};
+use super::{Activity, BEAT_EVERY, Held, Link, Order, Profile, Session, left_of};
 use crate::{
     Broker, Error,
     broker::{ClaimAsked, Places, finished_task},
@@ -86,7 +86,8 @@ impl Attached {
         profile.queues = queues.iter().map(|(name, _)| name.clone()).collect();
         let places = broker.places(&queues)?;
         let worker = profile.name.clone();
-        let mut asked = ClaimAsked { tasks_max: profile.slots, lease_ms, session: None, worker };
+        let mut asked =
+            ClaimAsked { tasks_max: profile.slots, lease_ms, session: None, begun: false, worker };
         asked.check().map_err(name_slots)?;
         check_profile(&profile)?;
 
@@ -186,10 +187,8 @@ impl Attached {
                 tasks = broker.claim(&places, &asked, wait) => tasks?,
                 () = session.silence() => return Ok(Vec::new()),
             };
-            let renewed_at = broker.clock().monotonic();
-            let held = |handed: &HandedTask| {
-                (handed.task.id, Held { token: handed.task.token, started: false, renewed_at })
-            };
+            let held =
+                |handed: &HandedTask| (handed.task.id, Held::new(handed, false, broker.clock()));
             let mut state = session.state();
             state.claims.extend(tasks.iter().map(held));
             state.tell_of_early(&tasks);
@@ -236,8 +235,10 @@ impl Attached {
             for (task, outcome) in tasks.into_iter().zip(&outcomes) {
                 let Some(task) = task else { continue };
                 match outcome {
-                    Ok(Outcome::Extended { .. }) => {
-                        state.claims.entry(task).and_modify(|held| held.renewed_at = now);
+                    Ok(Outcome::Extended { lease_expires_at, .. }) => {
+                        let lease = left_of(*lease_expires_at, &clock);
+                        let known = state.claims.entry(task);
+                        known.and_modify(|held| (held.renewed_at, held.lease) = (now, lease));
                     }
                     Ok(_) => drop(state.claims.remove(&task)),
                     Err(Error::Rejected(
@@ -262,13 +263,16 @@ impl Attached {
         let clock = self.broker.clock();
         let now = clock.monotonic();
         // Half a beat early rather than a whole one late.
-        let due_after = (self.lease() / 3).saturating_sub(self.beat_every() / 2);
+        let early = self.beat_every() / 2;
         let mut state = self.session.state();
         state.beat_at = self.broker.now();
         state.rss_bytes = beat.rss_bytes;
         state.activity = beat.activity;
         let due = |claim: &Claim| match state.claims.get(&claim.0) {
-            Some(held) => now.saturating_duration_since(held.renewed_at) >= due_after,
+            Some(held) => {
+                let due_after = (held.lease / 3).saturating_sub(early);
+                now.saturating_duration_since(held.renewed_at) >= due_after
+            }
             None => true,
         };
         let due: Vec<Claim> = beat.held.into_iter().filter(due).collect();
@@ -336,10 +340,11 @@ impl Attached {
                 let Ok(Outcome::Renewed(renewals)) = outcome else { continue };
                 for ((task, token), renewal) in claims.into_iter().zip(renewals) {
                     match renewal {
-                        Renewal::Held { cancel_requested, .. } => {
-                            let held = Held { token, started: true, renewed_at: now };
+                        Renewal::Held { cancel_requested, lease_expires_at } => {
+                            let lease = left_of(lease_expires_at, broker.clock());
+                            let held = Held { token, started: true, renewed_at: now, lease };
                             let known = state.claims.entry(task).or_insert(held);
-                            known.renewed_at = now;
+                            (known.renewed_at, known.lease) = (now, lease);
                             if cancel_requested {
                                 orders.cancel.push((task, token));
                             }
@@ -461,8 +466,10 @@ impl super::State {
     fn keep_only(&mut self, listed: &[Claim], broker: &Broker) -> Vec<Claim> {
         let renewed_at = broker.clock().monotonic();
         let started = |(task, token): &Claim| {
-            let started = self.claims.get(task).is_none_or(|held| held.started);
-            (*task, Held { token: *token, started, renewed_at })
+            let known = self.claims.get(task);
+            let started = known.is_none_or(|held| held.started);
+            let lease = known.map_or(Duration::ZERO, |held| held.lease);
+            (*task, Held { token: *token, started, renewed_at, lease })
         };
         let kept: HashMap<TaskId, Held> = listed.iter().map(started).collect();
         let before = std::mem::replace(&mut self.claims, kept);

@@ -9,7 +9,7 @@ use crate::limits::LOST_KEPT_MAX;
 use std::{
     collections::HashMap,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use taskyard_machine::{SessionId, wire::wire_enum};
 
@@ -63,6 +63,14 @@ impl Sessions {
 impl Remembered {
     pub(super) fn of(&self, id: SessionId) -> Option<Activity> {
         self.orders().get(&id).map(|(activity, _)| *activity)
+    }
+
+    /// Forgets an order to one worker that is older than this.
+    pub(super) fn forget_older(&self, id: SessionId, age_max: Duration, now: Instant) {
+        let mut orders = self.orders();
+        if orders.get(&id).is_some_and(|(_, at)| now.saturating_duration_since(*at) > age_max) {
+            orders.remove(&id);
+        }
     }
 
     /// Forgets what was remembered too long ago: whoever has not come back by then is lost.

@@ -359,6 +359,7 @@ mod tests {
             lease_ms: 30_000,
             session: None,
             number: None,
+            begun: false,
             worker: "test".into(),
         };
         let claimed = shards.claim(home, request, Duration::from_secs(20)).await.unwrap();

@@ -5,6 +5,7 @@
 //! renewal of the claim, so that nobody waits for it.
 
 use super::{Shards, session_news::SessionNews};
+use crate::sessions::Activity;
 use std::fmt;
 use taskyard_machine::{ClaimToken, SessionId, TaskId, wire::wire_struct};
 use taskyard_replica::NodeId;
@@ -22,6 +23,19 @@ pub struct CancelledClaim {
 
 wire_struct!(CancelledClaim { session, task, token });
 
+/// A worker that asks over connections of its own, to whichever nodes, and beats on one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeardWorker {
+    /// Its session.
+    pub session: SessionId,
+    /// What it says it does.
+    pub activity: Activity,
+    /// How long ago it said anything.
+    pub silent_ms: u64,
+}
+
+wire_struct!(HeardWorker { session, activity, silent_ms });
+
 /// What the workers' side of a node is told.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum News<'a> {
@@ -29,6 +43,8 @@ pub(crate) enum News<'a> {
     Cancelled(&'a [CancelledClaim]),
     /// Another node has these sessions.
     Elsewhere(&'a [SessionId]),
+    /// Another node has connections of these workers, which may have some here.
+    Heard(&'a [HeardWorker]),
 }
 
 /// Who takes it; must be quick, for leaders wait for it.
@@ -49,6 +65,14 @@ impl Shards {
     pub(super) fn tell_gateway(&self, news: News<'_>) {
         if let Some(Gateway(take)) = self.0.gateway.get() {
             take(news);
+        }
+    }
+
+    /// Tells the other nodes what workers said here that may have connections there too (once a second, from
+    /// the gateway).
+    pub(crate) fn heard(&self, workers: Vec<HeardWorker>) {
+        if !workers.is_empty() {
+            self.tell_others(&SessionNews::Heard(workers));
         }
     }
 

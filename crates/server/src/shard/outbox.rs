@@ -150,6 +150,7 @@ mod tests {
             lease_ms: limits::LEASE_MS_DEFAULT,
             session: None,
             number: None,
+            begun: false,
             worker: "",
         };
         let Outcome::Claimed(held) = apply(machine, &Command::Claim(claim)) else {

@@ -289,7 +289,16 @@ wire_enum!(ShardReply {
     8 => Status(shards),
     9 => SpreadSet(set),
 });
-wire_struct!(ClaimRequest { queues, weighted, tasks_max, lease_ms, session, number, worker });
+wire_struct!(ClaimRequest {
+    queues,
+    weighted,
+    tasks_max,
+    lease_ms,
+    session,
+    number,
+    begun,
+    worker
+});
 wire_struct!(ShardStatus { shard, term, serves, persisted, applied });
 wire_enum!(Error {
     1 => Rejected(rejection),

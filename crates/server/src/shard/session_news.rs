@@ -4,7 +4,7 @@
 //! Nobody answers it and nobody waits for it: what does not arrive is told again, or makes up for itself
 //! in seconds. What one node tells is taken in the order in which it was told.
 
-use super::{CancelledClaim, Shards, gateway::News, inbox::Input};
+use super::{CancelledClaim, HeardWorker, Shards, gateway::News, inbox::Input};
 use crate::cluster::call_kind;
 use bytes::Bytes;
 use taskyard_machine::{
@@ -27,6 +27,10 @@ pub enum SessionNews {
     NotStarted(SessionId, Vec<TaskId>),
     /// These are to stop: for the node that has their sessions, not for leaders.
     Cancelled(Vec<CancelledClaim>),
+    /// See [`Shards::heard`]: for nodes with connections of the same workers.
+    Heard(Vec<HeardWorker>),
+    /// See [`Shards::sessions_asking`].
+    Asking(Vec<SessionId>),
 }
 
 wire_enum!(SessionNews {
@@ -34,6 +38,8 @@ wire_enum!(SessionNews {
     2 => Cut(session),
     3 => NotStarted(session, tasks),
     4 => Cancelled(claims),
+    5 => Heard(workers),
+    6 => Asking(sessions),
 });
 
 impl SessionNews {
@@ -57,10 +63,13 @@ impl Shards {
     /// Takes what node `from` tells of sessions.
     pub fn take_news(&self, from: NodeId, news: SessionNews) {
         match &news {
-            SessionNews::Alive(sessions) if from != self.routes().me() => {
+            SessionNews::Alive(sessions) | SessionNews::Asking(sessions)
+                if from != self.routes().me() =>
+            {
                 self.tell_gateway(News::Elsewhere(sessions));
             }
             SessionNews::Cancelled(claims) => return self.tell_gateway(News::Cancelled(claims)),
+            SessionNews::Heard(workers) => return self.tell_gateway(News::Heard(workers)),
             _ => {}
         }
         self.tell(Input::Sessions { from, news });
@@ -85,6 +94,7 @@ impl Shards {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sessions::Activity;
     use taskyard_machine::{ClaimToken, ShardId};
 
     #[test]
@@ -93,12 +103,18 @@ mod tests {
         let task = TaskId { incarnation: 7, home, origin: home, sequence: 300 };
         for news in [
             SessionNews::Alive(vec![SessionId(1), SessionId(u128::MAX)]),
+            SessionNews::Asking(vec![SessionId(2)]),
             SessionNews::Cut(SessionId(1)),
             SessionNews::NotStarted(SessionId(1), vec![task]),
             SessionNews::Cancelled(vec![CancelledClaim {
                 session: SessionId(1),
                 task,
                 token: ClaimToken(9),
+            }]),
+            SessionNews::Heard(vec![HeardWorker {
+                session: SessionId(1),
+                activity: Activity::Quiet,
+                silent_ms: 900,
             }]),
         ] {
             let bytes = news.encode();

@@ -16,6 +16,8 @@ use taskyard_replica::NodeId;
 
 /// How long a session may be silent.
 const SILENCE_MAX: Duration = Duration::from_millis(limits::SILENCE_MS_MAX);
+/// The same of one that asks over connections of its own.
+const SILENCE_ASKING_MAX: Duration = Duration::from_millis(limits::ASKING_SILENCE_MS_MAX);
 /// How long it may be silent once its connection has closed without a goodbye.
 const SILENCE_AFTER_CUT_MAX: Duration = Duration::from_millis(limits::SILENCE_AFTER_CUT_MS_MAX);
 
@@ -65,22 +67,25 @@ impl Sessions {
     /// What node `from` tells.
     pub(crate) fn hear(&mut self, from: NodeId, news: SessionNews, now: Instant) {
         match news {
-            SessionNews::Alive(sessions) => self.alive(from, &sessions, now),
+            SessionNews::Alive(sessions) => self.alive(from, &sessions, now + SILENCE_MAX),
+            SessionNews::Asking(sessions) => {
+                self.alive(from, &sessions, now + SILENCE_ASKING_MAX);
+            }
             SessionNews::Cut(session) => self.cut(from, session, now),
             SessionNews::NotStarted(session, tasks) => self.not_started(from, session, tasks),
-            // It is for the workers' side, which has it by now.
-            SessionNews::Cancelled(_) => {}
+            // They are for the workers' side, which has them by now.
+            SessionNews::Cancelled(_) | SessionNews::Heard(_) => {}
         }
     }
 
-    /// These live, on node `from`.
-    fn alive(&mut self, from: NodeId, sessions: &[SessionId], now: Instant) {
+    /// These live, on node `from`, and need no other word before `ends_at`.
+    fn alive(&mut self, from: NodeId, sessions: &[SessionId], ends_at: Instant) {
         for session in sessions {
             if let Some(known) = self.sessions.get_mut(session) {
                 if known.told_by != Some(from) {
                     known.told_before_by = known.told_by.replace(from);
                 }
-                known.ends_at = now + SILENCE_MAX;
+                known.ends_at = ends_at;
                 known.not_started.clear();
             }
         }
@@ -214,7 +219,7 @@ mod tests {
         let start = Instant::now();
         let mut sessions = Sessions::default();
         sessions.holds(S, ShardId(1), start);
-        sessions.alive(NODE, &[S, SessionId(8)], start + seconds(10));
+        sessions.alive(NODE, &[S, SessionId(8)], start + seconds(25));
         assert_eq!(silent_at(&mut sessions, start + seconds(20)), []);
         sessions.cut(NODE, S, start + seconds(11));
         assert_eq!(silent_at(&mut sessions, start + seconds(15)), []);
@@ -241,7 +246,7 @@ mod tests {
         let mut sessions = Sessions::default();
         sessions.holds(S, ShardId(1), start);
         sessions.cut(NODE, S, start + seconds(1));
-        sessions.alive(NODE, &[S], start + seconds(4));
+        sessions.alive(NODE, &[S], start + seconds(19));
         assert_eq!(silent_at(&mut sessions, start + seconds(18)), []);
         assert_eq!(silent_at(&mut sessions, start + seconds(19)), [ShardId(1)]);
     }
@@ -251,8 +256,8 @@ mod tests {
         let start = Instant::now();
         let mut sessions = Sessions::default();
         sessions.holds(S, ShardId(1), start);
-        sessions.alive(NODE, &[S], start);
-        sessions.alive(2, &[S], start + seconds(5));
+        sessions.alive(NODE, &[S], start + SILENCE_MAX);
+        sessions.alive(2, &[S], start + seconds(20));
         sessions.cut(NODE, S, start + seconds(6));
         assert_eq!(silent_at(&mut sessions, start + seconds(19)), []);
         sessions.cut(2, S, start + seconds(10));
@@ -290,7 +295,7 @@ mod tests {
         let silent = sessions.take_silent(start + seconds(15));
         assert_eq!(silent, [(S, ShardId(1), vec![task(1, 5)])]);
         sessions.not_ended(S, ShardId(1), start + seconds(15));
-        sessions.alive(NODE, &[S], start + seconds(15));
+        sessions.alive(NODE, &[S], start + seconds(30));
         assert_eq!(sessions.take_silent(start + seconds(30)), [(S, ShardId(1), vec![])]);
     }
 }

@@ -300,6 +300,7 @@ fn request(queue: &str, session: Option<SessionId>) -> ClaimRequest {
         lease_ms: 30_000,
         session,
         number: None,
+        begun: false,
         worker: "test".into(),
     }
 }

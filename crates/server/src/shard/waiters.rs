@@ -338,6 +338,7 @@ fn look(queue: &str) -> Claim<'_> {
         lease_ms: taskyard_machine::limits::LEASE_MS_DEFAULT,
         session: None,
         number: None,
+        begun: false,
         worker: "",
     }
 }
@@ -392,6 +393,7 @@ mod tests {
             lease_ms: 30_000,
             session: None,
             number: None,
+            begun: false,
             worker: String::new(),
         };
         (Waiter { ticket: TicketId(ticket), request, parks: true, answer }, answered)

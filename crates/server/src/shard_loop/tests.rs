@@ -203,6 +203,7 @@ fn claim() -> ClaimRequest {
         lease_ms: 30_000,
         session: None,
         number: None,
+        begun: false,
         worker: "test".into(),
     }
 }

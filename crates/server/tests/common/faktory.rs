@@ -61,9 +61,14 @@ impl Client {
 
     /// One connection of a worker.
     pub(crate) async fn worker(broker: &Broker, wid: &str) -> Client {
+        Client::process(broker, wid, 77).await
+    }
+
+    /// The same of one with that process id.
+    pub(crate) async fn process(broker: &Broker, wid: &str, pid: u32) -> Client {
         let (mut client, _) = Client::dial(broker).await;
         let hello = format!(
-            r#"HELLO {{"hostname":"here","wid":"{wid}","pid":77,"labels":["test"],"v":2}}"#
+            r#"HELLO {{"hostname":"here","wid":"{wid}","pid":{pid},"labels":["test"],"v":2}}"#
         );
         assert_eq!(client.call(&hello).await, ok());
         client

@@ -122,6 +122,7 @@ pub(crate) fn request(queue: &str, tasks_max: u32) -> ClaimRequest {
         lease_ms: 30_000,
         session: None,
         number: None,
+        begun: false,
         worker: "test".into(),
     }
 }

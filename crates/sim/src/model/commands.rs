@@ -159,6 +159,7 @@ pub(super) fn draw(
                 lease_ms: rng.between(1_000, 8_000),
                 session: rng.chance(600).then_some(session),
                 number: None,
+                begun: rng.chance(300),
                 worker: "worker",
             })
         }

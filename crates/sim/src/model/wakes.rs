@@ -20,6 +20,7 @@ pub(super) fn claim_of(queue: &str) -> Claim<'_> {
         lease_ms: 5_000,
         session: None,
         number: None,
+        begun: false,
         worker: "worker",
     }
 }

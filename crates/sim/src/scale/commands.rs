@@ -62,6 +62,7 @@ pub(crate) fn claim<'a>(worker: Option<(u32, ClaimNumber)>) -> Claim<'a> {
         lease_ms: LEASE_MS,
         session: worker.map(|(worker, _)| session(worker)),
         number: worker.map(|(_, number)| number),
+        begun: false,
         worker: "worker",
     }
 }

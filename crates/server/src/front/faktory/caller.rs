@@ -8,24 +8,49 @@ use crate::{
     Error,
     broker::Places,
     sessions::{Asking, Profile},
+    shard::HandedTask,
 };
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
-use taskyard_machine::{Body, ClaimToken, Rejection, SessionId, TaskId, limits};
+use taskyard_machine::{
+    Ack, Body, ClaimToken, Fail, Rejection, SessionId, TaskError, TaskId, TaskView, Timestamp,
+    limits,
+};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// Claims whose bodies are read together.
 const CLAIMS_AT_ONCE: usize = 100;
+/// Every so many jobs that a worker holds it is looked whether it still does.
+const HOLDS_LOOKED_AT: usize = 256;
+/// Who claims for clients that don't say that they are workers.
+pub(super) const WORKER_WITHOUT_WID: &str = "faktory";
 
 /// The workers with connections to this node, by the names that they gave themselves.
 #[derive(Debug, Default)]
 pub(super) struct Workers(Mutex<HashMap<Box<str>, Weak<Holds>>>);
 
+/// How a job ended, as its worker says.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ClaimEnd<'a> {
+    Ack,
+    Fail(TaskError<'a>),
+}
+
+/// A claim, as it is ended.
+pub(super) type Claimed = (TaskId, ClaimToken);
+
 /// The jobs that a worker holds, by job id.
 #[derive(Debug, Default)]
-pub(super) struct Holds(Mutex<HashMap<Box<str>, (TaskId, ClaimToken)>>);
+pub(super) struct Holds(Mutex<HashMap<Box<str>, HeldJob>>);
+
+/// A job that a worker holds, as far as this node knows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldJob {
+    claim: Claimed,
+    lease_expires_at: Timestamp,
+}
 
 /// Who is on a connection.
 #[derive(Debug)]
@@ -57,7 +82,7 @@ impl Workers {
 }
 
 impl Holds {
-    pub(super) fn jobs(&self) -> MutexGuard<'_, HashMap<Box<str>, (TaskId, ClaimToken)>> {
+    fn jobs(&self) -> MutexGuard<'_, HashMap<Box<str>, HeldJob>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -80,9 +105,9 @@ impl Caller {
         let labels = hello.labels.unwrap_or_default().join(",");
         let profile = Profile {
             name: wid.clone(),
-            host: hello.hostname.unwrap_or_default(),
+            host: shown(&hello.hostname.unwrap_or_default()),
             pid: hello.pid.and_then(|pid| u32::try_from(pid).ok()).unwrap_or_default(),
-            version: format!("faktory {labels}").trim_end().to_owned(),
+            version: shown(format!("faktory {labels}").trim_end()),
             queues: Vec::new(),
             slots: 0,
         };
@@ -102,32 +127,63 @@ impl Caller {
         }
     }
 
-    /// The claim of a job that this caller may end: its own. Mostly it was fetched through this node, else
-    /// its id says which task it is, unless that was too long ago: then the worker's few claims are
-    /// looked through.
-    pub(super) async fn claim_of(&self, jid: &str) -> Result<Option<(TaskId, ClaimToken)>, Error> {
-        let held = self.holds.jobs().get(jid).copied();
-        if held.is_some() {
-            return Ok(held);
+    /// Ends a caller's claim of a job; whether there was one. Mostly it was fetched through this node. If
+    /// not, or if that claim is over by now, it may have been fetched through another one since.
+    pub(super) async fn end_claim(&self, jid: &str, end: ClaimEnd<'_>) -> Result<bool, Error> {
+        let known = self.holds.jobs().get(jid).map(|held| held.claim);
+        for is_known in [true, false] {
+            let claim = if is_known { known } else { self.search(jid).await? };
+            let Some((task, token)) = claim else { continue };
+            let broker = &self.shared.broker;
+            let ended = match end {
+                ClaimEnd::Ack => {
+                    let ack = Ack { task, token, result: None, follow_ups: Vec::new() };
+                    broker.ack(ack).await.map(drop)
+                }
+                ClaimEnd::Fail(error) => {
+                    let fail = Fail { task, token, error, retry_at: None, retryable: true };
+                    broker.fail(fail).await.map(drop)
+                }
+            };
+            let is_over = ended.as_ref().err().is_none_or(is_none_any_more);
+            if is_over {
+                self.is_done_with(jid, (task, token));
+            }
+            match ended {
+                Ok(()) => return Ok(true),
+                Err(_) if is_over => {}
+                Err(error) => return Err(error),
+            }
         }
-        let mine = self.session();
-        let found = self.shared.find(jid).await?;
-        let claim = found.and_then(|view| view.claim.map(|claim| (view.id, claim)));
-        match claim.filter(|(_, claim)| claim.session == mine) {
-            Some((task, claim)) => Ok(Some((task, claim.token))),
-            None => self.search_own(jid).await,
-        }
+        Ok(false)
     }
 
-    async fn search_own(&self, jid: &str) -> Result<Option<(TaskId, ClaimToken)>, Error> {
-        let Some(session) = self.session() else { return Ok(None) };
+    /// The claim of a job that this caller may end: one of its session. Whoever has none may end what was
+    /// fetched by others like it, for it may have been itself.
+    async fn search(&self, jid: &str) -> Result<Option<Claimed>, Error> {
+        if let Some(session) = self.session() {
+            return self.search_own(session, jid).await;
+        }
+        let found = self.shared.find(jid).await?;
+        let claim = found.and_then(|view| view.claim.map(|claim| (view.id, claim)));
+        let claim = claim.filter(|(_, claim)| {
+            claim.session.is_none() && claim.worker.as_ref() == WORKER_WITHOUT_WID
+        });
+        Ok(claim.map(|(task, claim)| (task, claim.token)))
+    }
+
+    /// Looks through a worker's claims, which are few.
+    async fn search_own(&self, session: SessionId, jid: &str) -> Result<Option<Claimed>, Error> {
         let claims = self.shared.broker.claims_of(session).await?;
         for some in claims.chunks(CLAIMS_AT_ONCE) {
             let tasks = some.iter().map(|(task, _)| *task).collect();
             let bodies = self.shared.broker.bodies(tasks).await?;
-            let found = some.iter().zip(bodies).find(|(_, body)| {
+            let found = some.iter().zip(bodies).find(|((task, _), body)| {
                 let body = body.as_ref().and_then(|body| Body::decode(body).ok());
-                body.is_some_and(|body| job::jid_of(&body) == Some(jid))
+                body.is_some_and(|body| match job::jid_of(&body) {
+                    Some(known) => known == jid,
+                    None => task.to_string() == jid,
+                })
             });
             if let Some((claim, _)) = found {
                 return Ok(Some(*claim));
@@ -136,34 +192,85 @@ impl Caller {
         Ok(None)
     }
 
-    /// It holds a job no more.
-    pub(super) fn is_done_with(&self, jid: &str, task: TaskId) {
-        self.holds.jobs().remove(jid);
+    /// It was handed a job.
+    pub(super) fn is_handed(&self, jid: &str, handed: &HandedTask) {
+        let claim = (handed.task.id, handed.task.token);
+        let mut jobs = self.holds.jobs();
+        if jobs.len() >= HOLDS_LOOKED_AT && jobs.len().is_multiple_of(HOLDS_LOOKED_AT) {
+            // Ended through another node, or lapsed.
+            let now = self.shared.broker.now();
+            jobs.retain(|_, held| held.lease_expires_at > now);
+        }
+        let lease_expires_at = handed.task.lease_expires_at;
+        jobs.insert(jid.into(), HeldJob { claim, lease_expires_at });
+        drop(jobs);
         if let Some(asking) = &self.asking {
-            asking.is_done_with(task);
+            asking.holds(handed);
+        }
+    }
+
+    /// It holds a job no more by that claim.
+    pub(super) fn is_done_with(&self, jid: &str, claim: Claimed) {
+        let mut jobs = self.holds.jobs();
+        if jobs.get(jid).is_some_and(|held| held.claim == claim) {
+            jobs.remove(jid);
+        }
+        drop(jobs);
+        if let Some(asking) = &self.asking {
+            asking.is_done_with(claim);
         }
     }
 }
 
+/// Whether there is no such claim any more, by this or by something before it.
+fn is_none_any_more(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Rejected(
+            Rejection::ClaimLost { .. }
+                | Rejection::TaskNotFound { .. }
+                | Rejection::AlreadyFinished { .. }
+        )
+    )
+}
+
 impl Shared {
     /// The task of a job, wherever it is in its life.
-    pub(super) async fn find(
-        &self,
-        jid: &str,
-    ) -> Result<Option<taskyard_machine::TaskView>, Error> {
-        let candidates = match jid.parse::<TaskId>() {
-            Ok(task) => vec![task],
-            Err(_) => self.broker.find_by_request(jid).await?,
-        };
-        for task in candidates {
-            match self.broker.task(task, false).await {
-                Ok(found) => return Ok(Some(found.task)),
-                Err(Error::Rejected(Rejection::TaskNotFound { .. })) => {}
-                Err(error) => return Err(error),
+    pub(super) async fn find(&self, jid: &str) -> Result<Option<TaskView>, Error> {
+        // Clients may make ids that look like those of tasks.
+        if let Ok(task) = jid.parse::<TaskId>() {
+            let found = self.kept(task).await?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        for task in self.broker.find_by_request(jid).await? {
+            let found = self.kept(task).await?;
+            if found.is_some() {
+                return Ok(found);
             }
         }
         Ok(None)
     }
+
+    async fn kept(&self, task: TaskId) -> Result<Option<TaskView>, Error> {
+        match self.broker.task(task, false).await {
+            Ok(found) => Ok(Some(found.task)),
+            Err(Error::Rejected(Rejection::TaskNotFound { .. })) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What a client says for people alone: what does not fit is left out.
+fn shown(text: &str) -> String {
+    let printed = text.chars().filter(|c| !c.is_control());
+    let mut bytes = 0;
+    let fits = printed.take_while(|c| {
+        bytes += c.len_utf8();
+        bytes <= limits::WORKER_NAME_BYTES_MAX
+    });
+    fits.collect()
 }
 
 /// The session of a worker, on whichever node it is.

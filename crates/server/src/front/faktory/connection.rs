@@ -18,7 +18,8 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
-    time::timeout,
+    sync::Semaphore,
+    time::{Instant, timeout, timeout_at},
 };
 
 const HELLO_FOR_MAX: Duration = Duration::from_millis(limits::FAKTORY_HELLO_MS_MAX);
@@ -92,7 +93,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         let shared = caller.shared.clone();
         let mut stopping = pin!(shared.broker.stopping());
         loop {
-            let line = self.line(&shared, stopping.as_mut()).await?;
+            let line = self.line(&shared.large, stopping.as_mut()).await?;
             shared.commands.fetch_add(1, Ordering::Relaxed);
             caller.heard();
             let Ok(text) = std::str::from_utf8(&line) else {
@@ -118,10 +119,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     /// The next line, as long as this node serves.
     async fn line(
         &mut self,
-        shared: &Shared,
+        large: &Semaphore,
         mut stopping: Pin<&mut impl Future<Output = ()>>,
     ) -> Result<BytesMut, Over> {
         let mut _large = None;
+        let mut until = None;
         loop {
             match self.lines.next(limits::FAKTORY_LINE_BYTES_MAX) {
                 Ok(Some(line)) => return Ok(line),
@@ -146,15 +148,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
                 continue;
             }
             if waiting > LARGE_LINE_BYTES && _large.is_none() {
-                // Never closed, so there is one in the end.
-                _large = shared.large.acquire().await.ok();
+                tokio::select! {
+                    // Never closed, so there is one in the end.
+                    place = large.acquire() => _large = place.ok(),
+                    () = stopping.as_mut() => return Err(Over),
+                }
+                // That it had to wait is not the client's doing.
+                until = None;
             }
-            if timeout(LINE_FOR_MAX, self.read()).await.is_err() {
-                self.send(&Reply::error(
-                    "the rest of a line did not come; the connection is closed",
-                ))
-                .await?;
-                return Err(Over);
+            // However small the pieces are that it comes in.
+            let until = *until.get_or_insert_with(|| Instant::now() + LINE_FOR_MAX);
+            let read = tokio::select! {
+                biased;
+                read = timeout_at(until, self.read()) => read,
+                () = stopping.as_mut() => return Err(Over),
+            };
+            match read {
+                Ok(read) => read?,
+                Err(_elapsed) => {
+                    let text = "the rest of a line did not come; the connection is closed";
+                    self.send(&Reply::error(text)).await?;
+                    return Err(Over);
+                }
             }
         }
     }
@@ -222,4 +237,44 @@ async fn gone<S: AsyncRead + Unpin>(stream: &mut S, lines: &mut Lines) {
         }
     }
     std::future::pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{DuplexStream, duplex};
+
+    fn wire() -> (Wire<DuplexStream>, DuplexStream) {
+        let (stream, client) = duplex(1 << 20);
+        (Wire { stream, lines: Lines::default(), out: Vec::new() }, client)
+    }
+
+    async fn line(mut wire: Wire<DuplexStream>) -> Option<BytesMut> {
+        let never = pin!(std::future::pending());
+        wire.line(&Semaphore::new(1), never).await.ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_has_its_time_however_small_its_pieces_are() {
+        let (wire, mut client) = wire();
+        let begun = Instant::now();
+        let reading = tokio::spawn(line(wire));
+        while !reading.is_finished() {
+            client.write_all(b"x").await.unwrap();
+            tokio::time::sleep(LINE_FOR_MAX / 3).await;
+            assert!(begun.elapsed() < 2 * LINE_FOR_MAX);
+        }
+        assert_eq!(reading.await.unwrap(), None);
+        let mut told = String::new();
+        client.read_to_string(&mut told).await.unwrap();
+        assert!(told.starts_with("-ERR the rest of a line did not come"), "{told}");
+    }
+
+    #[tokio::test]
+    async fn half_a_line_ends_with_its_connection() {
+        let (wire, mut client) = wire();
+        client.write_all(b"PUSH {").await.unwrap();
+        drop(client);
+        assert_eq!(line(wire).await, None);
+    }
 }

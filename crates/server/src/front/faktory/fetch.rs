@@ -1,7 +1,7 @@
 //! FETCH: one job from the first queue that has some, or none after two seconds.
 
 use super::{
-    caller::Caller,
+    caller::{Caller, WORKER_WITHOUT_WID},
     frame::Reply,
     job::{AsJob, Failure, RESERVE_FOR_DEFAULT},
 };
@@ -79,7 +79,8 @@ impl Caller {
             tasks_max: 1,
             lease_ms: RESERVE_FOR_DEFAULT * 1_000,
             session: self.session(),
-            worker: self.wid.as_deref().unwrap_or("faktory").to_owned(),
+            begun: true,
+            worker: self.wid.as_deref().unwrap_or(WORKER_WITHOUT_WID).to_owned(),
         };
         let tasks = broker.claim(places, &asked, WAIT).await?;
         let mut held = OnTheWay { caller: self, tasks };
@@ -100,17 +101,14 @@ impl Caller {
             failure: failure.as_ref(),
         };
         let (jid, json) = (Box::<str>::from(&*job.jid()), job.json());
-        self.holds.jobs().insert(jid.clone(), (task.id, task.token));
-        if let Some(asking) = &self.asking {
-            asking.holds(handed);
-        }
+        self.is_handed(&jid, handed);
         let handed = held.tasks.pop();
         Ok(handed.map(|handed| Fetched { jid, json, handed }))
     }
 
     /// Gives back a job that could not be sent.
     pub(super) fn give_back(&self, jid: &str, handed: HandedTask) {
-        self.is_done_with(jid, handed.task.id);
+        self.is_done_with(jid, (handed.task.id, handed.task.token));
         self.shared.broker.shards().release_later(&[handed]);
     }
 

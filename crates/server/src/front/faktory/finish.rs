@@ -1,10 +1,13 @@
 //! ACK, FAIL and BEAT: what a worker says about its jobs and about itself.
 
-use super::{caller::Caller, frame::Reply};
-use crate::{Error, sessions::Activity};
+use super::{
+    caller::{Caller, ClaimEnd},
+    frame::Reply,
+};
+use crate::sessions::Activity;
 use serde::Deserialize;
 use std::borrow::Cow;
-use taskyard_machine::{Ack, Fail, Rejection, TaskError};
+use taskyard_machine::TaskError;
 
 /// As in Faktory: what is kept of an error.
 const ERRTYPE_CHARS_MAX: usize = 100;
@@ -46,19 +49,7 @@ impl Caller {
             Ok(acked) => acked.jid,
             Err(error) => return Reply::error(format!("invalid ACK {error}")),
         };
-        let claim = match self.claim_of(&jid).await {
-            Ok(Some(claim)) => claim,
-            Ok(None) => return Reply::Ok,
-            Err(error) => return Reply::error(error.to_string()),
-        };
-        let (task, token) = claim;
-        let ack = Ack { task, token, result: None, follow_ups: Vec::new() };
-        let acked = self.shared.broker.ack(ack).await;
-        if is_over(&acked) {
-            self.is_done_with(&jid, task);
-            return Reply::Ok;
-        }
-        match acked {
+        match self.end_claim(&jid, ClaimEnd::Ack).await {
             Ok(_) => Reply::Ok,
             Err(error) => Reply::error(error.to_string()),
         }
@@ -70,12 +61,6 @@ impl Caller {
             Err(error) => return Reply::error(format!("invalid FAIL {error}")),
         };
         let jid = &*failed.jid;
-        let not_found = || Reply::error(format!("Job not found {jid}"));
-        let (task, token) = match self.claim_of(jid).await {
-            Ok(Some(claim)) => claim,
-            Ok(None) => return not_found(),
-            Err(error) => return Reply::error(error.to_string()),
-        };
         let mut backtrace = failed.backtrace.unwrap_or_default();
         backtrace.truncate(BACKTRACE_LINES_MAX);
         let backtrace = backtrace.join("\n");
@@ -84,18 +69,9 @@ impl Caller {
             message: first(failed.message.as_deref(), MESSAGE_CHARS_MAX),
             backtrace: &backtrace,
         };
-        let fail = Fail { task, token, error, retry_at: None, retryable: true };
-        let answer = self.shared.broker.fail(fail).await;
-        if is_over(&answer) {
-            self.is_done_with(jid, task);
-        }
-        match answer {
-            Ok(_) => Reply::Ok,
-            Err(Error::Rejected(
-                Rejection::ClaimLost { .. }
-                | Rejection::TaskNotFound { .. }
-                | Rejection::AlreadyFinished { .. },
-            )) => not_found(),
+        match self.end_claim(jid, ClaimEnd::Fail(error)).await {
+            Ok(true) => Reply::Ok,
+            Ok(false) => Reply::error(format!("Job not found {jid}")),
             Err(error) => Reply::error(error.to_string()),
         }
     }
@@ -110,10 +86,10 @@ impl Caller {
             return Reply::error(format!("unknown worker {}", beaten.wid));
         };
         let activity = match beaten.current_state.as_deref() {
-            None | Some("") => None,
             Some("quiet") => Some(Activity::Quiet),
             Some("terminate") => Some(Activity::Stopping),
-            Some(other) => return Reply::error(format!("invalid BEAT state {other}")),
+            // Whatever else a client says of itself, it runs.
+            _ => None,
         };
         let rss_kb = beaten.rss_kb.and_then(|kb| u64::try_from(kb).ok());
         match asking.beat(activity, rss_kb.map(|kb| kb.saturating_mul(1_024))) {
@@ -121,20 +97,6 @@ impl Caller {
             Activity::Quiet => Reply::Bulk(br#"{"state":"quiet"}"#.to_vec()),
             Activity::Stopping => Reply::Bulk(br#"{"state":"terminate"}"#.to_vec()),
         }
-    }
-}
-
-/// Whether the claim is none any more, by this or by something before it.
-fn is_over<T>(answer: &Result<T, Error>) -> bool {
-    match answer {
-        Ok(_) => true,
-        Err(Error::Rejected(rejection)) => matches!(
-            rejection,
-            Rejection::ClaimLost { .. }
-                | Rejection::TaskNotFound { .. }
-                | Rejection::AlreadyFinished { .. }
-        ),
-        Err(_) => false,
     }
 }
 

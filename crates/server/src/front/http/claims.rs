@@ -28,6 +28,7 @@ pub(super) async fn claim(State(http): State<Http>, body: JsonBody) -> Result<Re
         tasks_max: claim.max,
         lease_ms: claim.lease_ms.0,
         session: None,
+        begun: false,
         worker: claim.worker,
     };
     let tasks = http.broker.claim(&places, &asked, check_wait(claim.wait_ms.0)?).await?;

@@ -50,6 +50,7 @@ fn request() -> ClaimRequest {
         lease_ms: 30_000,
         session: Some(SessionId(u128::MAX)),
         number: Some(ClaimNumber { sequence: 3, sending: 1 }),
+        begun: true,
         worker: "host-1".into(),
     }
 }
@@ -363,6 +364,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
         tasks_max: 16,
         session: None,
         number: None,
+        begun: false,
         ..request()
     };
     let call = ShardCall::Claim { shard: home, request: request.clone(), wait_ms: 0 };

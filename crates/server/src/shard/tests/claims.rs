@@ -102,8 +102,13 @@ async fn what_one_of_several_shards_has_given_goes_back_with_its_caller() {
     here.leads(ShardId(1), Some(3));
     let broker = Broker::new(shards.clone(), &Config::new(here._dir.path()));
     let places = broker.places(&queues.each_ref().map(|queue| (queue.clone(), 1))).unwrap();
-    let asked =
-        ClaimAsked { tasks_max: 100, lease_ms: 600_000, session: None, worker: "test".into() };
+    let asked = ClaimAsked {
+        tasks_max: 100,
+        lease_ms: 600_000,
+        session: None,
+        begun: false,
+        worker: "test".into(),
+    };
     let id = enqueue(shards, &queues[0], None).await.unwrap().id;
     enqueue(shards, &queues[1], None).await.unwrap();
     let is_claimed = async || {
@@ -147,7 +152,13 @@ async fn a_shard_without_a_leader_keeps_no_work_of_others_from_a_claim() {
     let config = Config::new(here._dir.path());
     let broker = Broker::new(shards.clone(), &config);
     let places = broker.places(&[(dead, 0), (live.clone(), 0)]).unwrap();
-    let asked = ClaimAsked { tasks_max: 5, lease_ms: 30_000, session: None, worker: "test".into() };
+    let asked = ClaimAsked {
+        tasks_max: 5,
+        lease_ms: 30_000,
+        session: None,
+        begun: false,
+        worker: "test".into(),
+    };
     enqueue(shards, &live, None).await.unwrap();
     for wait in [Duration::ZERO, WAIT] {
         let handed = broker.claim(&places, &asked, wait).await.unwrap();
@@ -183,7 +194,13 @@ async fn over_two_nodes() -> ([TestNode; 3], Broker, [String; 4]) {
 fn parked(broker: &Broker, queues: &[String; 4]) -> tokio::task::JoinHandle<Vec<HandedTask>> {
     let broker = broker.clone();
     let places = broker.places(&queues.each_ref().map(|queue| (queue.clone(), 0))).unwrap();
-    let asked = ClaimAsked { tasks_max: 5, lease_ms: 30_000, session: None, worker: "test".into() };
+    let asked = ClaimAsked {
+        tasks_max: 5,
+        lease_ms: 30_000,
+        session: None,
+        begun: false,
+        worker: "test".into(),
+    };
     tokio::spawn(async move { broker.claim(&places, &asked, WAIT).await.unwrap() })
 }
 
@@ -248,7 +265,13 @@ async fn a_claim_takes_no_more_than_it_has_room_for_and_in_order() {
     }
     let places = broker.places(&queues.each_ref().map(|queue| (queue.clone(), 0))).unwrap();
     for (tasks_max, wanted) in [(4, vec![0, 0, 0, 1]), (8, vec![1, 1, 2, 2, 2, 3, 3, 3])] {
-        let asked = ClaimAsked { tasks_max, lease_ms: 30_000, session: None, worker: "w".into() };
+        let asked = ClaimAsked {
+            tasks_max,
+            lease_ms: 30_000,
+            session: None,
+            begun: false,
+            worker: "w".into(),
+        };
         let handed = broker.claim(&places, &asked, WAIT).await.unwrap();
         let mut from: Vec<u16> = handed.iter().map(|handed| handed.task.id.home.0).collect();
         from.sort_unstable();
@@ -266,7 +289,13 @@ async fn that_there_is_nothing_to_claim_is_said_by_a_confirmed_leader_alone() {
     deposed.bend(&[Bent::Serves, Bent::Refuses(Some(3))]);
     let broker = Broker::new(here.shards.clone(), &Config::new(here._dir.path()));
     let places = broker.places(&[("mail".into(), 0)]).unwrap();
-    let asked = ClaimAsked { tasks_max: 5, lease_ms: 30_000, session: None, worker: "test".into() };
+    let asked = ClaimAsked {
+        tasks_max: 5,
+        lease_ms: 30_000,
+        session: None,
+        begun: false,
+        worker: "test".into(),
+    };
     let handed = broker.claim(&places, &asked, Duration::ZERO).await.unwrap();
     assert_eq!(handed.iter().map(|handed| handed.task.id).collect::<Vec<_>>(), [id]);
     let handed = broker.claim(&places, &asked, Duration::ZERO).await.unwrap();

@@ -106,6 +106,7 @@ async fn a_silent_worker_is_ended_even_if_that_was_refused_during_a_transfer() {
         lease_ms: 86_400_000,
         session: Some(SessionId(7)),
         number: None,
+        begun: false,
         worker: "test".into(),
     };
     assert_eq!(shards.claim(SHARD, request, Duration::ZERO).await.unwrap().len(), 1);
