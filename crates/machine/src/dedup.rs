@@ -82,6 +82,8 @@ impl Machine {
             Ok(Command::SubmitFlow(submit)) => batch(submit.batch_id).is_some(),
             Ok(Command::StageFlow(part)) => batch(Some(part.batch_id)).is_some(),
             Ok(Command::CommitFlow(commit)) => batch(Some(commit.batch_id)).is_some(),
+            Ok(Command::OpenTally(open)) => batch(open.batch_id).is_some(),
+            Ok(Command::AddToTally(add)) => batch(add.batch_id).is_some(),
             _ => false,
         }
     }

@@ -45,7 +45,7 @@ impl Turn<'_> {
             || self.shard.replays.expire_one(now)
             || self.shard.dedup.expire_one(now)
             || self.shard.windows.expire_one(now)
-            || self.forget_tally()
+            || self.tally_due()
     }
 
     /// Does what a task's deadline is for. It touches no other task that has a deadline, so that

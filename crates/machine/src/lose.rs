@@ -6,6 +6,7 @@
 use crate::life::Ending;
 use crate::limits::{LOSS_DELAYS_MS, LOSSES_MAX};
 use crate::slab::Slot;
+use crate::tally::Standing;
 use crate::transition::Place;
 use crate::turn::Turn;
 use crate::{AttemptOutcome, DeathReason, EventKind};
@@ -31,6 +32,7 @@ impl Turn<'_> {
             task.losses += 1;
             task.losses
         });
+        self.tell_tally(slot, Standing::Failed);
         if u32::from(losses) >= LOSSES_MAX {
             self.die(slot, DeathReason::Quarantined);
             return;
@@ -64,6 +66,20 @@ mod tests {
         yard.wait_ms(30_000);
         assert_eq!(yard.task(id).losses, 1);
         assert_eq!(yard.ack(&held), Err(Rejection::ClaimLost { task: id }), "too late");
+    }
+
+    #[test]
+    fn a_lapse_of_what_counts_as_begun_is_a_loss_in_a_session_too() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        for losses in 1..=3 {
+            let session = Some(SessionId(1));
+            assert_eq!(yard.claim_with(Claim { session, begun: true, ..claim("mail") }).len(), 1);
+            yard.wait_ms(30_000);
+            assert_eq!(yard.task(id).losses, losses);
+            yard.wait_ms(60_000);
+        }
+        assert_eq!(yard.state(id), TaskStateName::Dead);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::limits::{TALLY_KEPT_FOR_MS, TALLY_OPEN_FOR_MS, TALLY_SUCCEEDED_FOR_MS
 use crate::turn::Turn;
 use crate::watch::{End, Watch};
 use crate::wire::{wire_struct, wire_words};
-use crate::{Machine, Rejection, TaskId, TaskStateName, Timestamp};
+use crate::{AttemptOutcome, Machine, Rejection, TaskId, TaskStateName, Timestamp};
 use std::collections::BTreeMap;
 
 /// One tally.
@@ -35,8 +35,7 @@ pub(crate) struct Tally {
     /// How many tallies are above it.
     depth: u32,
     created_at: Timestamp,
-    /// Whether its follow-ups may be enqueued.
-    committed: bool,
+    stage: Stage,
     counts: Counts,
     /// Tallies below it that are kept.
     children: u32,
@@ -48,6 +47,16 @@ pub(crate) struct Tally {
     success: Callback,
     /// From when on its time to be forgotten counts.
     touched_at: Timestamp,
+}
+
+/// Whether what follows from a tally may be enqueued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Not yet: it was never said to be whole.
+    Open,
+    Committed,
+    /// Not now: it was committed, and is added to. That does not last for ever.
+    Reopened,
 }
 
 /// What follows from one step of a tally. It is settled when it has succeeded.
@@ -91,6 +100,7 @@ pub(crate) enum Standing {
     NotMade,
 }
 
+wire_words!(Stage { 1 => Open, 2 => Committed, 3 => Reopened });
 wire_words!(Step { 1 => Complete, 2 => Success });
 wire_words!(Standing { 1 => NotRun, 2 => Failed, 3 => Succeeded, 4 => NotMade });
 wire_struct!(Counts { total, pending, failed, not_run });
@@ -100,7 +110,7 @@ wire_struct!(Tally {
     parent,
     depth,
     created_at,
-    committed,
+    stage,
     counts,
     children,
     children_running,
@@ -115,10 +125,10 @@ impl Keep for Tally {
     const KIND: u8 = 27;
 
     fn expires_at(&self) -> Option<Timestamp> {
-        let kept_for_ms = match (self.committed, self.success.is_settled()) {
-            (false, _) => TALLY_OPEN_FOR_MS,
-            (true, true) => TALLY_SUCCEEDED_FOR_MS,
-            (true, false) => TALLY_KEPT_FOR_MS,
+        let kept_for_ms = match (self.stage, self.success.is_settled()) {
+            (Stage::Open | Stage::Reopened, _) => TALLY_OPEN_FOR_MS,
+            (Stage::Committed, true) => TALLY_SUCCEEDED_FOR_MS,
+            (Stage::Committed, false) => TALLY_KEPT_FOR_MS,
         };
         Some(self.touched_at.plus_ms(kept_for_ms))
     }
@@ -189,6 +199,10 @@ impl Tally {
         }
     }
 
+    fn is_committed(&self) -> bool {
+        self.stage == Stage::Committed
+    }
+
     /// Tallies below it that hold a step back.
     fn children_before(&mut self, step: Step) -> &mut u32 {
         match step {
@@ -206,7 +220,7 @@ impl Tally {
                 all && self.complete.is_settled()
             }
         };
-        self.committed && reached && self.callback(step).state == CallbackState::Waiting
+        self.is_committed() && reached && self.callback(step).state == CallbackState::Waiting
     }
 }
 
@@ -229,6 +243,9 @@ impl Machine {
         let mut below: BTreeMap<TaskId, [u32; 3]> = BTreeMap::new();
         for (_, tally) in self.tallies.iter() {
             let Some(parent) = tally.parent else { continue };
+            if self.tallies.get(parent).is_none() {
+                return Err(format!("tally {parent} is gone before those below it"));
+            }
             let open = [&tally.complete, &tally.success].map(|step| u32::from(!step.is_settled()));
             let known = below.entry(parent).or_default();
             known.iter_mut().zip([1, open[0], open[1]]).for_each(|(sum, one)| *sum += one);
@@ -266,7 +283,10 @@ impl Machine {
         for (_, task) in self.tasks.iter() {
             let Some(Watch::Tally { tally, told }) = task.watch() else { continue };
             let state = task.state.name();
-            let has_run = task.attempts().any(|attempt| attempt.outcome.has_failed());
+            let lost = AttemptOutcome::Lost;
+            let mut outcomes = task.attempts().map(|attempt| attempt.outcome);
+            let failed = outcomes.any(|outcome| outcome.has_failed() && outcome != lost);
+            let has_run = failed || task.losses > 0;
             let fits = match told {
                 Standing::NotRun => !has_run && !state.is_finished(),
                 Standing::Failed => state != TaskStateName::Succeeded,

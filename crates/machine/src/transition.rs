@@ -135,7 +135,8 @@ impl Turn<'_> {
             previous: None,
         });
         self.shard.edit(slot, |task| task.push_attempt(ended, ATTEMPTS_KEPT_MAX));
-        if outcome.has_failed() {
+        // A lost one may never have begun: see `lose.rs`.
+        if outcome.has_failed() && outcome != AttemptOutcome::Lost {
             self.tell_tally(slot, Standing::Failed);
         }
     }

@@ -7,7 +7,7 @@ use crate::limits::{
     TALLY_DESCRIPTION_BYTES_MAX,
 };
 use crate::rejection::at_most;
-use crate::tally::{Callback, CallbackState, Counts, Standing, Tally};
+use crate::tally::{Callback, CallbackState, Counts, Stage, Standing, Tally};
 use crate::turn::Turn;
 use crate::watch::Watch;
 use crate::wire::encode;
@@ -33,7 +33,7 @@ impl Turn<'_> {
             parent: open.parent,
             depth,
             created_at: self.now,
-            committed: false,
+            stage: Stage::Open,
             counts: Counts::default(),
             children: 0,
             children_running: 0,
@@ -84,19 +84,21 @@ impl Turn<'_> {
 
     /// Holds back what has not followed yet. What has is not taken back, nor done again.
     pub(crate) fn reopen_tally(&mut self, reopen: ReopenTally) -> Result<Outcome, Rejection> {
-        self.set_committed(reopen.tally, false)
+        let was = self.tally(reopen.tally)?.stage;
+        let stage = if was == Stage::Open { Stage::Open } else { Stage::Reopened };
+        self.set_stage(reopen.tally, stage)
     }
 
     pub(crate) fn commit_tally(&mut self, commit: CommitTally) -> Result<Outcome, Rejection> {
-        let outcome = self.set_committed(commit.tally, true)?;
+        let outcome = self.set_stage(commit.tally, Stage::Committed)?;
         self.advance(commit.tally);
         Ok(outcome)
     }
 
-    fn set_committed(&mut self, tally: TaskId, committed: bool) -> Result<Outcome, Rejection> {
+    fn set_stage(&mut self, tally: TaskId, stage: Stage) -> Result<Outcome, Rejection> {
         self.tally(tally)?;
         let now = self.now;
-        self.edit_tally(tally, |tally| (tally.committed, tally.touched_at) = (committed, now));
+        self.edit_tally(tally, |tally| (tally.stage, tally.touched_at) = (stage, now));
         Ok(Outcome::Done)
     }
 

@@ -16,7 +16,7 @@ impl Turn<'_> {
         self.edit_tally(tally, |tally| {
             tally.counts.take_out(from.counts());
             tally.counts.add(to.counts());
-            if tally.committed {
+            if tally.is_committed() {
                 tally.touched_at = now;
             }
         });
@@ -72,15 +72,15 @@ impl Turn<'_> {
         let now = self.now;
         let parent = self.edit_tally(tally, |tally| {
             tally.callback_mut(step).state = CallbackState::Succeeded;
-            if tally.committed {
+            if tally.is_committed() {
                 tally.touched_at = now;
             }
             tally.parent
         });
-        let parent = parent.filter(|&parent| self.shard.tallies.get(parent).is_some())?;
+        let parent = parent?;
         self.edit_tally(parent, |parent| {
             *parent.children_before(step) -= 1;
-            if parent.committed {
+            if parent.is_committed() {
                 parent.touched_at = now;
             }
         });

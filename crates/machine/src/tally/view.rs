@@ -62,7 +62,7 @@ impl Machine {
             parent: found.parent,
             description: found.description.to_string(),
             created_at: found.created_at,
-            committed: found.committed,
+            committed: found.is_committed(),
             total: found.counts.total,
             pending: found.counts.pending,
             failed: found.counts.failed,
