@@ -128,6 +128,17 @@ impl fmt::Display for Told<'_> {
 }
 
 impl Error {
+    /// If it is about one element of what was asked: its position, and what is wrong with it.
+    pub(crate) fn element(&self) -> Option<(usize, Error)> {
+        match self {
+            Error::Element { index, error } => Some((*index, (**error).clone())),
+            Error::Rejected(Rejection::BatchElement { index, rejection }) => {
+                Some((*index as usize, Error::Rejected((**rejection).clone())))
+            }
+            _ => None,
+        }
+    }
+
     /// For `not_unique`: the task that holds the key.
     pub fn holder(&self) -> Option<TaskId> {
         match self {

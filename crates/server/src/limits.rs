@@ -31,6 +31,10 @@ taskyard_machine::limits! {
     FAKTORY_LINE_MS_MAX: u64 = 60_000, "ms";
     /// How long a fetch waits for a job.
     FAKTORY_FETCH_MS_MAX: u64 = 2_000, "ms";
+    /// Members of one JSON object that a Faktory client sends; those inside of a job's arguments and `custom` are not counted.
+    FAKTORY_MEMBERS_MAX: usize = 256, "members";
+    /// The longest pattern of a MUTATE: it is compared with every job.
+    FAKTORY_PATTERN_BYTES_MAX: usize = 1 << 10, "bytes";
     /// Queues that were removed over Faktory's protocol and are not listed there until they are used again.
     FAKTORY_REMOVED_MAX: usize = 10_000, "queues";
     /// Larger than the default of HTTP/2: a batch of tasks is many times that.

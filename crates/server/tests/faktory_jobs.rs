@@ -118,6 +118,13 @@ async fn jobs_that_are_wrong_are_refused_in_the_words_that_clients_know() {
         .call(r#"PUSHB [{"jid":"longenough","jobtype":"t","args":[]},{"jid":"x","jobtype":"t","args":[]}]"#)
         .await;
     assert_eq!(bulk.json(), json!({"x": "jobs must have a reasonable jid parameter"}));
+    let deep = format!(r#","own":{}{}"#, "[".repeat(100), "]".repeat(100));
+    let many: String = (0..300).map(|n| format!(r#","m{n}":1"#)).collect();
+    for (more, words) in [(deep, "own: nested deeper"), (many, "more than 256 members")] {
+        let job = format!(r#"PUSH {{"jid":"longenough","jobtype":"t","args":[]{more}}}"#);
+        let Reply::Error(text) = client.call(&job).await else { panic!("{words}") };
+        assert!(text.contains(words), "{text}");
+    }
     assert_eq!(client.call("PUSHB []").await, Reply::Bulk("{}".to_owned()));
     assert_eq!(jids_in(&mut client, "default").await, ["longenough"], "nothing else came in");
 }
@@ -244,6 +251,25 @@ async fn a_dead_workers_jobs_come_back_in_seconds_and_its_late_answer_counts_for
 }
 
 #[tokio::test]
+async fn a_job_whose_reservation_ends_three_times_is_dead() {
+    let broker = manual().await;
+    let mut client = Client::worker(&broker, "never-beats").await;
+    client.done(r#"PUSH {"jid":"endless-job","jobtype":"t","args":[],"reserve_for":60}"#).await;
+    let mut fetched = 0;
+    let sets = eventually("its end", async || {
+        let fetch = client.call("FETCH default").await;
+        let lapses = matches!(fetch, Reply::Bulk(_));
+        fetched += u32::from(lapses);
+        broker.clock.advance(Duration::from_secs(if lapses { 61 } else { 2 }));
+        let sets = client.call("INFO").await.json()["faktory"]["sets"].clone();
+        (sets["dead"] == 1).then_some(sets)
+    })
+    .await;
+    assert_eq!(fetched, 3);
+    assert_eq!(sets, json!({"scheduled": 0, "retries": 0, "dead": 1, "working": 0}));
+}
+
+#[tokio::test]
 async fn a_quiet_worker_is_handed_nothing_on_any_connection_and_then_stops() {
     let broker = broker().await;
     let mut one = Client::worker(&broker, "many-handed").await;
@@ -318,6 +344,24 @@ async fn any_node_serves_any_client() {
     let info = clients[0].call("INFO").await.json();
     assert_eq!(info["faktory"]["sets"]["working"], 0);
     assert_eq!(info["faktory"]["total_processed"], 12);
+}
+
+/// What a worker was handed before, through another node, does not stand in the way of what it has now.
+#[tokio::test]
+async fn a_job_that_came_again_through_another_node_is_acknowledged_through_either() {
+    let nodes = three_with(|_, config| listens(config)).await;
+    let mut one = Client::worker(&nodes[0], "wanders").await;
+    let mut two = Client::worker(&nodes[1], "wanders").await;
+    one.push("job-number-1", "q").await;
+    one.call("FETCH q").await.json();
+    two.done(r#"FAIL {"jid":"job-number-1"}"#).await;
+    two.done(r#"MUTATE {"cmd":"requeue","target":"retries"}"#).await;
+    let again = two.call("FETCH q").await.json();
+    assert_eq!(again["failure"]["retry_count"], 0);
+    one.done(r#"ACK {"jid":"job-number-1"}"#).await;
+    let info = two.call("INFO").await.json();
+    assert_eq!(info["faktory"]["sets"]["working"], 0);
+    assert_eq!(info["faktory"]["total_processed"], 2);
 }
 
 /// As behind a load balancer: a worker's connections lead to several nodes.

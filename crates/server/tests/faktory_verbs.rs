@@ -83,6 +83,40 @@ async fn a_batch_counts_its_jobs_and_calls_back_once_all_have_run_and_succeeded(
     assert_eq!((counts(&shown), follow_ups(&shown)), ((3, 0, 0), ("2", "1")));
     assert_eq!(run_one(&mut client, "back").await.as_deref(), Some("all_well"));
     assert_eq!(follow_ups(&status(&mut client, &bid).await), ("2", "2"));
+    assert_eq!(run_one(&mut client, "back").await, None, "each once");
+}
+
+#[tokio::test]
+async fn a_wrong_job_keeps_no_other_out_of_its_batch() {
+    let broker = broker().await;
+    let mut client = Client::worker(&broker, "worker-1").await;
+    let bid = bulk(client.call(r#"BATCH NEW {"success":{"jobtype":"s","args":[]}}"#).await);
+    let job = |jid: &str, more: &str| {
+        format!(
+            r#"{{"jid":"{jid}","jobtype":"t","args":[],"queue":"w","custom":{{"bid":"{bid}"{more}}}}}"#
+        )
+    };
+    let past = r#","expires_at":"2020-01-01T00:00:00Z""#;
+    let jobs = [job("good-job-1", ""), job("late-job-1", past), job("good-job-2", "")];
+    let refused = client.call(&format!("PUSHB [{}]", jobs.join(","))).await.json();
+    assert_eq!(refused.as_object().unwrap().len(), 1, "{refused}");
+    let why = refused["late-job-1"].as_str().unwrap();
+    assert!(why.starts_with("expires_at 2020-01-01T00:00:00.000Z is not after"), "{why}");
+    assert_eq!(counts(&status(&mut client, &bid).await), (2, 2, 0));
+}
+
+#[tokio::test]
+async fn a_callback_is_enqueued_whatever_else_has_its_id() {
+    let broker = broker().await;
+    let mut client = Client::worker(&broker, "worker-1").await;
+    let job = r#"{"jid":"the-callback","jobtype":"back","args":[],"custom":{"unique_for":60}}"#;
+    let new = format!(r#"BATCH NEW {{"complete":{job},"success":{job}}}"#);
+    let bid = bulk(client.call(&new).await);
+    client.done(&format!("BATCH COMMIT {bid}")).await;
+    for _ in ["complete", "success"] {
+        assert_eq!(run_one(&mut client, "default").await.as_deref(), Some("back"));
+    }
+    assert_eq!(follow_ups(&status(&mut client, &bid).await), ("2", "2"));
 }
 
 #[tokio::test]
@@ -229,6 +263,11 @@ async fn mutations_reach_what_they_name_and_nothing_else() {
     client.done(r#"FAIL {"jid":"later-job-2"}"#).await;
     let expected = json!({"scheduled": 0, "retries": 1, "dead": 1, "working": 0});
     assert_eq!(sets(&mut client).await, expected, "it has its attempts again");
+    let long = format!(
+        r#"MUTATE {{"cmd":"kill","target":"dead","filter":{{"regexp":"{}"}}}}"#,
+        "a*".repeat(1_000)
+    );
+    assert!(matches!(client.call(&long).await, Reply::Error(_)));
     client.done(r#"MUTATE {"cmd":"discard","target":"dead"}"#).await;
     client.done("MUTATE {\"cmd\": \"clear\", \"target\": \"retries\"}").await;
     let expected = json!({"scheduled": 0, "retries": 0, "dead": 0, "working": 0});

@@ -259,7 +259,12 @@ fn what_is_given_back_or_put_off_has_not_run() {
     let (task, token, until) = (held.id, held.token, When::After { ms: 5 });
     let snooze = Snooze { task, token, until, hold_key: false };
     yards.on(id.home).send(Command::Snooze(snooze)).unwrap();
-    yards.carry();
+    wait_ms(&mut yards, 5);
+    // Nobody ever said that it began.
+    let session = Some(SessionId(1));
+    let lapses = Claim { session, ..crate::testing::claim("mail") };
+    assert_eq!(yards.on(id.home).claim_with(lapses).len(), 1);
+    wait_ms(&mut yards, 30_000);
     assert_eq!((counts(&yards, tally), followed_from(&yards)), ([1, 1, 0], [0, 0]));
 }
 

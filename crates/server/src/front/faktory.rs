@@ -36,6 +36,7 @@ use crate::{Broker, config::Secret, limits};
 use caller::Workers;
 use frame::Reply;
 pub(crate) use fuzz::read_as_client;
+use rustix::net::sockopt;
 use std::{
     collections::HashMap,
     io,
@@ -56,6 +57,8 @@ use tokio::{
 
 /// How long a client that is turned away may take to be told.
 const REFUSED_WITHIN: Duration = Duration::from_millis(limits::REFUSAL_MS_MAX);
+/// A client's system that answers nothing for so long is gone, as its worker would be.
+const GONE_AFTER: Duration = Duration::from_millis(limits::ASKING_SILENCE_MS_MAX);
 
 /// The Faktory front of a node. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -118,7 +121,7 @@ impl Faktory {
     }
 
     fn admit(&self, socket: TcpStream, from: SocketAddr) {
-        if let Err(error) = socket.set_nodelay(true) {
+        if let Err(error) = prepare(&socket) {
             tracing::debug!(%error, %from, "a Faktory connection closed before it was served");
             return;
         }
@@ -146,6 +149,16 @@ impl Faktory {
             }
         }
     }
+}
+
+/// Answers go out at once, and whoever is gone without a word is noticed: clients may be silent for as long as
+/// they like, but their systems answer.
+fn prepare(socket: &TcpStream) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, GONE_AFTER / 2)?;
+    sockopt::set_tcp_keepintvl(socket, GONE_AFTER / 8)?;
+    Ok(sockopt::set_tcp_keepcnt(socket, 4)?)
 }
 
 /// Says why and closes.

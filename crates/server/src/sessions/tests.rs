@@ -22,7 +22,12 @@ impl Yard {
     }
 
     async fn enqueue(&self) -> TaskId {
-        let task = NewTask { task_type: "test", ..NewTask::default() };
+        self.enqueue_leased(None).await
+    }
+
+    /// A task that names its lease itself.
+    async fn enqueue_leased(&self, lease_ms: Option<u64>) -> TaskId {
+        let task = NewTask { task_type: "test", lease_ms, ..NewTask::default() };
         self.broker.enqueue(Enqueue { queue: "mail", task }).await.unwrap().id
     }
 
@@ -136,5 +141,19 @@ async fn orders_to_workers_of_other_nodes_are_remembered_within_bounds() {
     assert_eq!(sessions.0.remembered.of(last), Some(Activity::Quiet));
     sessions.0.remembered.forget(now + LOST_KEPT_FOR + Duration::from_secs(60));
     assert_eq!(sessions.0.remembered.of(last), None, "long ago");
+    yard.engine.stop();
+}
+
+#[tokio::test]
+async fn a_lease_is_renewed_by_its_own_length() {
+    let yard = Yard::new();
+    let attached = yard.open(None).await;
+    for (own, is_due) in [(None, false), (Some(60_000), false), (Some(3_000), true)] {
+        yard.enqueue_leased(own).await;
+        let handed = attached.claim(1).await.unwrap().remove(0);
+        let held = vec![(handed.task.id, handed.task.token)];
+        let (_, renewal) = attached.beat(Beat { held, ..Beat::default() });
+        assert_eq!(renewal.is_some(), is_due, "{own:?}");
+    }
     yard.engine.stop();
 }

@@ -72,8 +72,8 @@ impl Shared {
         let asked = OpenTallyAsked {
             description: &description,
             parent,
-            complete: complete.as_ref().map(|job| job.enqueue(now)),
-            success: success.as_ref().map(|job| job.enqueue(now)),
+            complete: complete.as_ref().map(|job| job.follow_up(now)),
+            success: success.as_ref().map(|job| job.follow_up(now)),
         };
         match self.broker.open_tally(asked).await {
             Ok(tally) => Ok(bulk(&bid_of(tally))),
@@ -85,7 +85,8 @@ impl Shared {
     }
 }
 
-fn callback<'a>(
+/// A job that is to follow, if one of that name is.
+pub(super) fn callback<'a>(
     fields: &Fields<'a>,
     name: &str,
     now: Timestamp,

@@ -1,11 +1,15 @@
 //! Fields: a JSON object as it came, each value verbatim.
 
+use crate::limits;
 use serde::{
     Deserialize, Deserializer,
-    de::{MapAccess, Visitor},
+    de::{Error, MapAccess, Visitor},
 };
 use serde_json::value::RawValue;
 use std::{borrow::Cow, fmt};
+
+/// Members of one object: each is compared with all before it.
+const MEMBERS_MAX: usize = limits::FAKTORY_MEMBERS_MAX;
 
 /// The members of an object, in order. Of two with the same name the last one counts.
 #[derive(Clone, Debug, Default)]
@@ -51,12 +55,17 @@ impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
-                let mut members: Vec<(Cow<'de, str>, &'de RawValue)> = Vec::with_capacity(12);
+                let mut members: Vec<(Cow<'de, str>, &'de RawValue)> = Vec::new();
                 while let Some((name, value)) = map.next_entry::<Text<'de>, &'de RawValue>()? {
-                    match members.iter_mut().find(|(known, _)| *known == name.0) {
-                        Some(known) => known.1 = value,
-                        None => members.push((name.0, value)),
+                    if let Some(known) = members.iter_mut().find(|(known, _)| *known == name.0) {
+                        known.1 = value;
+                        continue;
                     }
+                    if members.len() == MEMBERS_MAX {
+                        let text = format!("an object has more than {MEMBERS_MAX} members");
+                        return Err(A::Error::custom(text));
+                    }
+                    members.push((name.0, value));
                 }
                 Ok(Fields(members))
             }

@@ -14,14 +14,14 @@ const ERRTYPE_CHARS_MAX: usize = 100;
 const MESSAGE_CHARS_MAX: usize = 1_000;
 const BACKTRACE_LINES_MAX: usize = 50;
 
-#[derive(Deserialize)]
-struct Acked<'a> {
+#[derive(Debug, Deserialize)]
+pub(super) struct Acked<'a> {
     #[serde(borrow)]
     jid: Cow<'a, str>,
 }
 
-#[derive(Deserialize)]
-struct Failed<'a> {
+#[derive(Debug, Deserialize)]
+pub(super) struct Failed<'a> {
     #[serde(borrow)]
     jid: Cow<'a, str>,
     #[serde(borrow, default)]
@@ -32,8 +32,8 @@ struct Failed<'a> {
     backtrace: Option<Vec<String>>,
 }
 
-#[derive(Deserialize)]
-struct Beaten<'a> {
+#[derive(Debug, Deserialize)]
+pub(super) struct Beaten<'a> {
     #[serde(borrow)]
     wid: Cow<'a, str>,
     #[serde(borrow, default)]

@@ -1,12 +1,17 @@
 //! What must hold of whatever a client sends, checked by a fuzzer and, in a bounded way, by a test.
 
 use super::{
+    batch,
     fields::Fields,
+    finish::{Acked, Beaten, Failed},
     frame::{Lines, Reply, split},
     glob, hello,
     job::{AsJob, Job, without_spaces},
+    mutate::Mutation,
+    track::Asked,
 };
 use crate::limits::FAKTORY_LINE_BYTES_MAX;
+use serde_json::value::RawValue;
 use taskyard_machine::{Body, NewTask, ShardId, TaskId, Timestamp};
 
 const NOW: Timestamp = Timestamp(1_700_000_000_000);
@@ -23,15 +28,32 @@ pub(crate) fn read_as_client(bytes: &[u8]) {
         Reply::error(format!("unknown command {verb}")).write(&mut out);
         let ends = out.iter().filter(|byte| **byte == b'\n').count();
         assert!(out.ends_with(b"\r\n") && ends == 1, "an error is one line");
-        if let Ok(job) = Job::parse(rest, NOW) {
-            check_round_trip(rest, &job);
-        }
-        let _ = Job::parse_callback(rest, NOW);
-        if let Ok(jobs) = serde_json::from_str::<Vec<Fields<'_>>>(rest) {
-            jobs.iter().for_each(|fields| drop(Job::from_fields(fields, NOW)));
+        // Whatever the verb says, and with a second verb before it, as in BATCH NEW and TRACK SET.
+        for json in [rest, split(rest).1] {
+            read_json(json);
         }
         let (pattern, text) = rest.as_bytes().split_at(rest.len().min(24));
         glob::matches(pattern, &text[..text.len().min(256)]);
+    }
+}
+
+/// Reads what a client sends with a verb.
+fn read_json(json: &str) {
+    if let Ok(job) = Job::parse(json, NOW) {
+        check_round_trip(json, &job);
+    }
+    let _ = Job::parse_callback(json, NOW);
+    if let Ok(jobs) = serde_json::from_str::<Vec<&RawValue>>(json) {
+        jobs.iter().for_each(|job| drop(Job::parse(job.get(), NOW)));
+    }
+    let _ = serde_json::from_str::<Acked<'_>>(json);
+    let _ = serde_json::from_str::<Failed<'_>>(json);
+    let _ = serde_json::from_str::<Beaten<'_>>(json);
+    let _ = Mutation::read(json);
+    let Ok(fields) = serde_json::from_str::<Fields<'_>>(json) else { return };
+    let _ = Asked::read(&fields);
+    for name in ["complete", "success"] {
+        let _ = batch::callback(&fields, name, NOW);
     }
 }
 

@@ -57,23 +57,16 @@ impl<'a> Job<'a> {
     pub(super) fn parse(json: &'a str, now: Timestamp) -> Result<Job<'a>, String> {
         let fields: Fields<'a> =
             serde_json::from_str(json).map_err(|error| format!("invalid JSON: {error}"))?;
-        Job::from_fields(&fields, now)
+        Job::with_jid(&fields, fields.text("jid")?.unwrap_or_default(), now)
     }
 
     /// The same for one that is to be pushed by this server: it gets an id if it has none.
     pub(super) fn parse_callback(json: &'a str, now: Timestamp) -> Result<Job<'a>, String> {
         let fields: Fields<'a> =
             serde_json::from_str(json).map_err(|error| format!("invalid JSON: {error}"))?;
-        match fields.get("jid") {
-            Some(_) => Job::from_fields(&fields, now),
-            None => {
-                Job::with_jid(&fields, Cow::Owned(format!("{:024x}", random_u128() >> 32)), now)
-            }
-        }
-    }
-
-    pub(super) fn from_fields(fields: &Fields<'a>, now: Timestamp) -> Result<Job<'a>, String> {
-        Job::with_jid(fields, fields.text("jid")?.unwrap_or_default(), now)
+        let given = fields.text("jid")?;
+        let jid = given.unwrap_or_else(|| format!("{:024x}", random_u128() >> 32).into());
+        Job::with_jid(&fields, jid, now)
     }
 
     fn with_jid(fields: &Fields<'a>, jid: Cow<'a, str>, now: Timestamp) -> Result<Job<'a>, String> {
@@ -88,8 +81,12 @@ impl<'a> Job<'a> {
         if !args.get().starts_with('[') {
             return Err("invalid JSON: args is not an array".into());
         }
-        serde_json::from_str::<Plain<'_>>(args.get())
-            .map_err(|error| format!("invalid JSON: args: {error}"))?;
+        // Others must be able to read all of it, also what nobody here looks into.
+        for (name, value) in fields.iter().filter(|(_, value)| value.get().starts_with(['[', '{']))
+        {
+            serde_json::from_str::<Plain<'_>>(value.get())
+                .map_err(|error| format!("invalid JSON: {name}: {error}"))?;
+        }
         let at = fields.text("at")?.filter(|at| !at.is_empty());
         let at = at.map(|at| moment("at", &at)).transpose()?;
         let reserve_for = match fields.number("reserve_for")?.unwrap_or(0) {
@@ -115,6 +112,18 @@ impl<'a> Job<'a> {
     /// The batch that it belongs to.
     pub(super) fn bid(&self) -> Option<&str> {
         self.custom.bid.as_deref()
+    }
+
+    /// About how large it is in a log entry.
+    pub(super) fn bytes(&self) -> usize {
+        self.args.get().len() + self.kept.len()
+    }
+
+    /// The job as a task that follows from a batch. The batch itself sees to it that there is one, whatever else
+    /// has its id or its unique key.
+    pub(super) fn follow_up(&self, now: Timestamp) -> Enqueue<'_> {
+        let Enqueue { queue, task } = self.enqueue(now);
+        Enqueue { queue, task: NewTask { request_id: None, unique: None, ..task } }
     }
 
     /// The job as a task.

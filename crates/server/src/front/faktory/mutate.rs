@@ -11,13 +11,27 @@ use super::{
 use crate::{
     Error,
     broker::{DeadSelection, Found, ListAsked},
+    limits,
 };
+use futures_util::future::try_join_all;
 use serde::Deserialize;
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::HashSet};
 use taskyard_machine::{Body, DeadAction, TaskId, TaskStateName, TaskView};
 
+/// Jobs that are changed at once: they share syncs.
+const AT_ONCE: usize = 100;
+
+/// What is to be done to which jobs.
+#[derive(Debug)]
+pub(super) struct Mutation {
+    operation: Operation,
+    target: Target,
+    filter: Filter,
+}
+
+/// The same as it is written.
 #[derive(Deserialize)]
-struct Mutation<'a> {
+struct Written<'a> {
     #[serde(borrow, default)]
     cmd: Cow<'a, str>,
     #[serde(borrow, default)]
@@ -26,9 +40,9 @@ struct Mutation<'a> {
     filter: Option<Filter>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct Filter {
-    jids: Option<Vec<String>>,
+    jids: Option<HashSet<String>>,
     regexp: Option<String>,
     jobtype: Option<String>,
 }
@@ -72,49 +86,70 @@ impl Filter {
         }
     }
 
-    fn looks_inside(&self) -> bool {
-        self.jids.is_some() || self.regexp.is_some()
-    }
-
     fn takes(&self, found: &Found) -> bool {
-        if !self.looks_inside() {
-            return true;
-        }
+        let Some(pattern) = &self.regexp else { return true };
         let Some(body) = &found.body else { return false };
         let body = Body::decode(body).expect("a kept body is one that was encoded");
         let job = AsJob::new(&found.task, &body);
-        let named = |jids: &Vec<String>| jids.iter().any(|jid| **jid == *job.jid());
-        self.jids.as_ref().is_none_or(named)
-            && self
-                .regexp
-                .as_ref()
-                .is_none_or(|glob| matches(glob.as_bytes(), &without_spaces(&job.json())))
+        matches(pattern.as_bytes(), &without_spaces(&job.json()))
+    }
+}
+
+impl Mutation {
+    /// Reads one; what is wrong with it.
+    pub(super) fn read(json: &str) -> Result<Mutation, String> {
+        let written: Written<'_> = serde_json::from_str(json).map_err(|_| "invalid format")?;
+        let operation = match &*written.cmd {
+            "clear" | "discard" => Operation::Discard,
+            "kill" => Operation::Kill,
+            "requeue" => Operation::Requeue,
+            _ => return Err("unknown mutate operation".into()),
+        };
+        let target = match &*written.target {
+            "scheduled" => Target::Scheduled,
+            "retries" => Target::Retries,
+            "dead" => Target::Dead,
+            _ => return Err("invalid target for mutation command".into()),
+        };
+        let filter = match &*written.cmd {
+            "clear" => Filter::default(),
+            _ => written.filter.unwrap_or_default().cleaned(),
+        };
+        let bytes_max = limits::FAKTORY_PATTERN_BYTES_MAX;
+        if filter.regexp.as_ref().is_some_and(|pattern| pattern.len() > bytes_max) {
+            return Err(format!("regexp has more than {bytes_max} bytes; use jids or jobtype"));
+        }
+        Ok(Mutation { operation, target, filter })
     }
 }
 
 impl Shared {
     pub(super) async fn mutate(&self, json: &str) -> Result<Reply, Error> {
-        let Ok(mutation) = serde_json::from_str::<Mutation<'_>>(json) else {
-            return Ok(Reply::error("invalid format"));
+        let Mutation { operation, target, filter } = match Mutation::read(json) {
+            Ok(mutation) => mutation,
+            Err(text) => return Ok(Reply::error(text)),
         };
-        let operation = match &*mutation.cmd {
-            "clear" | "discard" => Operation::Discard,
-            "kill" => Operation::Kill,
-            "requeue" => Operation::Requeue,
-            _ => return Ok(Reply::error("unknown mutate operation")),
-        };
-        let target = match &*mutation.target {
-            "scheduled" => Target::Scheduled,
-            "retries" => Target::Retries,
-            "dead" => Target::Dead,
-            _ => return Ok(Reply::error("invalid target for mutation command")),
-        };
-        let filter = match &*mutation.cmd {
-            "clear" => Filter::default(),
-            _ => mutation.filter.unwrap_or_default().cleaned(),
-        };
-        self.change_all(operation, target, &filter).await?;
+        match &filter.jids {
+            Some(jids) => self.change_named(operation, target, jids).await?,
+            None => self.change_all(operation, target, &filter).await?,
+        }
         Ok(Reply::Ok)
+    }
+
+    /// Each job is found by its id, so that it costs nothing how many others there are.
+    async fn change_named(
+        &self,
+        operation: Operation,
+        target: Target,
+        jids: &HashSet<String>,
+    ) -> Result<(), Error> {
+        let jids: Vec<&String> = jids.iter().collect();
+        for some in jids.chunks(AT_ONCE) {
+            let found = try_join_all(some.iter().map(|jid| self.find(jid))).await?;
+            let there = found.into_iter().flatten().filter(|view| target.holds(view));
+            self.change(operation, target, there.map(|view| view.id).collect()).await?;
+        }
+        Ok(())
     }
 
     async fn change_all(
@@ -131,7 +166,7 @@ impl Shared {
             state: Some(state),
             task_type: filter.jobtype.clone(),
             limit: PAGE_TASKS,
-            with_body: filter.looks_inside(),
+            with_body: filter.regexp.is_some(),
             ..ListAsked::default()
         };
         loop {
@@ -163,13 +198,17 @@ impl Shared {
             let report = self.broker.dead(action, DeadSelection::Ids(tasks))?.end().await;
             return report.ended.unwrap_or(Ok(()));
         }
-        for task in tasks {
-            match operation {
-                Operation::Kill => unless_changed(self.broker.kill(task).await)?,
-                Operation::Discard => unless_changed(self.broker.cancel(task).await)?,
-                Operation::Requeue => unless_changed(self.broker.retry(task, None).await)?,
-            }
+        for some in tasks.chunks(AT_ONCE) {
+            try_join_all(some.iter().map(|task| self.change_one(operation, *task))).await?;
         }
         Ok(())
+    }
+
+    async fn change_one(&self, operation: Operation, task: TaskId) -> Result<(), Error> {
+        match operation {
+            Operation::Kill => unless_changed(self.broker.kill(task).await),
+            Operation::Discard => unless_changed(self.broker.cancel(task).await),
+            Operation::Requeue => unless_changed(self.broker.retry(task, None).await),
+        }
     }
 }

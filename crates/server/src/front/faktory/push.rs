@@ -9,8 +9,12 @@ use super::{
     job::Job,
 };
 use crate::Error;
+use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use taskyard_machine::{Enqueue, Timestamp, limits};
+
+/// Jobs of a bulk push that are read and pushed before the next ones are looked at.
+const PUSHED_TOGETHER: usize = 2_000;
 
 impl Caller {
     pub(super) async fn push(&self, json: &str) -> Reply {
@@ -32,67 +36,86 @@ impl Caller {
 
     /// Answers with what was refused, by job id; the others are in.
     pub(super) async fn push_bulk(&self, json: &str) -> Reply {
-        let items: Vec<Fields<'_>> = match serde_json::from_str(json) {
+        let items: Vec<&RawValue> = match serde_json::from_str(json) {
             Ok(items) => items,
             Err(error) => return Reply::error(format!("invalid JSON: {error}")),
         };
-        let now = self.shared.broker.now();
         let mut refused: BTreeMap<String, String> = BTreeMap::new();
-        let mut jobs = Vec::with_capacity(items.len());
-        for fields in &items {
-            match Job::from_fields(fields, now) {
-                Ok(job) => jobs.push(job),
-                Err(text) => {
-                    let jid = fields.text("jid").ok().flatten().unwrap_or_default();
-                    refused.insert(jid.into_owned(), text);
-                }
-            }
-        }
-        for some in jobs.chunks(limits::BATCH_TASKS_MAX) {
-            for (job, error) in self.shared.push_some(some, now).await {
-                refused.insert(job, error);
-            }
+        for some in items.chunks(PUSHED_TOGETHER) {
+            self.shared.push_some(some, &mut refused).await;
         }
         Reply::json(&refused)
     }
 }
 
 impl Shared {
-    /// Pushes jobs together; those that were refused, and why.
-    async fn push_some(&self, jobs: &[Job<'_>], now: Timestamp) -> Vec<(String, String)> {
-        let mut refused = Vec::new();
-        let told = |job: &Job<'_>, error: &Error| (job.jid.clone().into_owned(), words(error));
-        let alone: Vec<&Job<'_>> = jobs.iter().filter(|job| job.bid().is_none()).collect();
-        if !alone.is_empty() {
-            let items = alone.iter().map(|job| Ok(job.enqueue(now))).collect();
-            let answers = self.broker.enqueue_many(items, None).await;
-            for (job, answer) in alone.iter().zip(answers) {
-                if let Err(error) = answer {
-                    refused.push(told(job, &error));
-                }
+    /// Pushes jobs together; tells those that were refused, and why.
+    async fn push_some(&self, items: &[&RawValue], refused: &mut BTreeMap<String, String>) {
+        let now = self.broker.now();
+        let (mut alone, mut batches) = (Vec::new(), BTreeMap::<String, Vec<Job<'_>>>::new());
+        for item in items {
+            match Job::parse(item.get(), now) {
+                Ok(job) => match job.bid() {
+                    None => alone.push(job),
+                    Some(bid) => batches.entry(bid.to_owned()).or_default().push(job),
+                },
+                Err(text) => drop(refused.insert(jid_in(item), text)),
             }
         }
-        let mut batches: BTreeMap<&str, Vec<&Job<'_>>> = BTreeMap::new();
-        for job in jobs {
-            if let Some(bid) = job.bid() {
-                batches.entry(bid).or_default().push(job);
-            }
+        if !alone.is_empty() {
+            let tasks = alone.iter().map(|job| Ok(job.enqueue(now))).collect();
+            let answers = self.broker.enqueue_many(tasks, None).await;
+            let errors = alone.iter().zip(answers).filter_map(|(job, answer)| {
+                answer.err().map(|error| (job.jid.clone().into_owned(), words(&error)))
+            });
+            refused.extend(errors);
         }
         for (bid, jobs) in batches {
-            for some in jobs.chunks(limits::TALLY_ADD_TASKS_MAX) {
-                let tasks = some.iter().map(|job| job.enqueue(now)).collect();
-                if let Err(error) = self.add_to_batch(bid, tasks).await {
-                    refused.extend(some.iter().map(|job| told(job, &error)));
-                }
-            }
+            self.push_into_batch(&bid, jobs, now, refused).await;
         }
-        refused
+    }
+
+    /// A batch takes all of these or none, so that one which is wrong is left out, and the rest sent again.
+    async fn push_into_batch(
+        &self,
+        bid: &str,
+        mut jobs: Vec<Job<'_>>,
+        now: Timestamp,
+        refused: &mut BTreeMap<String, String>,
+    ) {
+        while !jobs.is_empty() {
+            let mut bytes = 0;
+            let fits = jobs.iter().take(limits::TALLY_ADD_TASKS_MAX).take_while(|job| {
+                let is_first = bytes == 0;
+                bytes += job.bytes();
+                is_first || bytes <= limits::ENTRY_BYTES_MAX
+            });
+            let count = fits.count();
+            let tasks = jobs[..count].iter().map(|job| job.enqueue(now)).collect();
+            let Err(error) = self.add_to_batch(bid, tasks).await else {
+                jobs.drain(..count);
+                continue;
+            };
+            let (wrong, error) = match error.element() {
+                Some((index, error)) if index < count => (index..index + 1, error),
+                _ => (0..count, error),
+            };
+            let told = words(&error);
+            let wrong = jobs.drain(wrong).map(|job| (job.jid.into_owned(), told.clone()));
+            refused.extend(wrong);
+        }
     }
 
     async fn add_to_batch(&self, bid: &str, tasks: Vec<Enqueue<'_>>) -> Result<(), Error> {
         let added = self.broker.add_to_tally(tally_of(bid)?, tasks).await;
         added.map(drop).map_err(|error| name_batch(error, bid))
     }
+}
+
+/// The id of a job that can't be read as one.
+fn jid_in(item: &RawValue) -> String {
+    let fields = serde_json::from_str::<Fields<'_>>(item.get()).unwrap_or_default();
+    fields.text("jid").ok().flatten().unwrap_or_default().into_owned()
 }
 
 /// How a refused job is answered.

@@ -94,7 +94,7 @@ impl Shared {
 }
 
 /// What a worker says of a job.
-struct Asked<'a> {
+pub(super) struct Asked<'a> {
     jid: Cow<'a, str>,
     percent: u8,
     desc: Cow<'a, str>,
@@ -103,7 +103,7 @@ struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    fn read(fields: &Fields<'a>) -> Result<Asked<'a>, String> {
+    pub(super) fn read(fields: &Fields<'a>) -> Result<Asked<'a>, String> {
         let jid = fields.text("jid")?.filter(|jid| !jid.is_empty());
         let jid = jid.ok_or("TRACK SET needs a jid")?;
         let percent = fields.number("percent")?.unwrap_or(0);
