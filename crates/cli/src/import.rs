@@ -15,7 +15,7 @@ mod tally;
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use taskyard_cli::faktory::{Connection, Info, Orders, Who};
+use taskyard_cli::faktory::{BEAT_EVERY, Connection, Info, Orders, Who};
 use tokio::{
     task::JoinSet,
     time::{Interval, MissedTickBehavior, interval},
@@ -30,8 +30,6 @@ use crate::{
     values::count,
 };
 
-/// A worker that is silent for a minute is given up by its server.
-const BEAT_EVERY: Duration = Duration::from_secs(10);
 /// How often to look whether something that was scheduled has become due.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Queues that hold jobs and give none so often in a row are not waited for.
