@@ -140,6 +140,20 @@ fn a_target_that_takes_nothing_is_given_up_before_all_is_reserved() {
 }
 
 #[test]
+fn what_an_earlier_run_kept_of_refused_jobs_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("refused");
+    for number in [1, 2] {
+        let old = Fake::with_jobs([("default", job(number))]);
+        let target = Fake::target();
+        target.state().refuses = vec![("jid", "-NOTUNIQUE Job not unique\r\n")];
+        let ran = import(&old, &target, &["--refused", file.to_str().unwrap()]);
+        assert_eq!(ran.code, 1, "{}", ran.stderr);
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), format!("{}\n{}\n", job(1), job(2)));
+}
+
+#[test]
 fn a_lost_answer_is_asked_for_again() {
     let old = Fake::with_jobs(jobs("default", 60));
     let target = Fake::target();

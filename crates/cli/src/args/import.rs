@@ -36,7 +36,7 @@ pub(crate) struct ImportFaktoryArgs {
     /// Only say what would be moved.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Write jobs that Taskyard refuses to this file, one per line.
+    /// Add jobs that Taskyard refuses to the end of this file, one per line.
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     pub(crate) refused: Option<PathBuf>,
     /// Jobs under way at once.

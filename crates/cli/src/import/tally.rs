@@ -38,7 +38,8 @@ impl Tally {
     /// `file` is to get the jobs that are refused.
     pub(super) fn new(output: Output, bar: ProgressBar, file: Option<&Path>) -> Result<Tally> {
         let file = file.map(|path| {
-            let file = File::create(path).map(Mutex::new);
+            // What an earlier run wrote may be the only copy of a job by now.
+            let file = File::options().create(true).append(true).open(path).map(Mutex::new);
             file.with_context(|| format!("cannot write {}", path.display()))
         });
         Ok(Tally {
