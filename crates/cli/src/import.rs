@@ -15,7 +15,7 @@ mod tally;
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use taskyard_cli::faktory::{BEAT_EVERY, Connection, Info, Orders, Who};
+use taskyard_cli::faktory::{BEAT_EVERY, Connection, Info, Orders, Url, Who};
 use tokio::{
     task::JoinSet,
     time::{Interval, MissedTickBehavior, interval},
@@ -50,10 +50,29 @@ pub(crate) fn faktory(args: &ImportFaktoryArgs, output: Output) -> Result<()> {
     })
 }
 
+/// Between which servers jobs are moved.
+struct Servers {
+    from: Url,
+    into: Url,
+}
+
+impl Servers {
+    /// What was typed may hold a password, so it is never shown.
+    fn read(args: &ImportFaktoryArgs) -> Result<Servers> {
+        let url = |what: &str, text: &str| {
+            text.parse().map_err(|problem| usage(format!("{what}: {problem}")))
+        };
+        let from = url("the old server's URL (or FAKTORY_URL)", &args.from)?;
+        let into = url("--into (or TASKYARD_FAKTORY_URL)", &args.into)?;
+        Ok(Servers { from, into })
+    }
+}
+
 /// One run: the connection that looks and beats, and what the movers share.
 struct Import<'a> {
     args: &'a ImportFaktoryArgs,
     output: Output,
+    servers: Servers,
     /// To the old server.
     control: Connection,
     who: Who,
@@ -65,23 +84,25 @@ struct Import<'a> {
 impl<'a> Import<'a> {
     /// Looks at both servers before anything is moved.
     async fn open(args: &'a ImportFaktoryArgs, output: Output) -> Result<(Import<'a>, Info)> {
+        let servers = Servers::read(args)?;
+        let Servers { from, into } = &servers;
         let wid = format!("taskyard-import-{:016x}", rand_part());
         let who = Who { wid: Some(wid), labels: vec!["taskyard-import".to_owned()] };
-        let mut control = Connection::open(&args.from, &who).await.context("the old server")?;
+        let mut control = Connection::open(from, &who).await.context("the old server")?;
         let info = control.info().await.context("the old server")?;
-        let mut target = Connection::open(&args.into, &Who::default()).await.context(INTO)?;
+        let mut target = Connection::open(into, &Who::default()).await.context(INTO)?;
         let its_info = target.info().await.context(INTO)?;
         if !its_info.description.starts_with("Taskyard") {
             return Err(usage(format!(
                 "{} is {:?} and not Taskyard; say with --into where Taskyard listens for Faktory clients",
-                args.into, its_info.description
+                into, its_info.description
             )));
         }
         let same_cluster = info.cluster.is_some() && info.cluster == its_info.cluster;
         if same_cluster || control.peer() == target.peer() {
             return Err(usage(format!(
                 "{} and {} are the same server; say with --into where Taskyard listens for Faktory clients",
-                args.from, args.into
+                from, into
             )));
         }
         let bar = output::progress(output, Some(0), "jobs");
@@ -89,7 +110,7 @@ impl<'a> Import<'a> {
         let mut beat = interval(BEAT_EVERY);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let signals = Signals::listen()?;
-        Ok((Import { args, output, control, who, beat, signals, tally }, info))
+        Ok((Import { args, output, servers, control, who, beat, signals, tally }, info))
     }
 
     /// Moves until nothing waits any more, in rounds: look what waits, move it.
@@ -130,7 +151,8 @@ impl<'a> Import<'a> {
             // Each begins elsewhere, so that no queue has to wait for the others to be empty.
             let from = number * waits.len() / some;
             let queues = waits[from..].iter().chain(&waits[..from]).take(QUEUES_PER_FETCH);
-            let mover = Mover::open(self.args, &self.who, queues.cloned().collect(), &self.tally);
+            let mover =
+                Mover::open(&self.servers, &self.who, queues.cloned().collect(), &self.tally);
             movers.spawn(mover.await?.run());
         }
         let tally = Arc::clone(&self.tally);

@@ -154,6 +154,26 @@ fn what_an_earlier_run_kept_of_refused_jobs_stays() {
 }
 
 #[test]
+fn a_url_that_is_none_is_refused_without_its_password() {
+    for url in ["tcp+tls://:secret@old:7419", "tcp://:secret", "tcp://:secret@old:port", "secret"] {
+        let mut by_variable = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+        by_variable.args(["import", "faktory"]).env("FAKTORY_URL", url);
+        let mut typed = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+        typed.args(["import", "faktory", url]);
+        let mut into = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+        into.args(["import", "faktory", "tcp://127.0.0.1:1", "--into", url]);
+        for (command, words) in
+            [(by_variable, "FAKTORY_URL"), (typed, "FAKTORY_URL"), (into, "--into")]
+        {
+            let ran = Ran::of(command, &[url]);
+            assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{}", ran.stderr);
+            assert!(ran.stderr.contains(words), "{}", ran.stderr);
+            assert!(!ran.stderr.contains("secret"), "{}", ran.stderr);
+        }
+    }
+}
+
+#[test]
 fn a_lost_answer_is_asked_for_again() {
     let old = Fake::with_jobs(jobs("default", 60));
     let target = Fake::target();

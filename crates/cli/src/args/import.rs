@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use taskyard_cli::faktory::Url;
 
 /// Where tasks can come from.
 #[derive(Debug, Subcommand)]
@@ -16,8 +15,9 @@ pub(crate) enum ImportCommand {
 #[command(after_help = IMPORT_FAKTORY_HELP)]
 pub(crate) struct ImportFaktoryArgs {
     /// The old server: tcp://:PASSWORD@host:port. In the variable, others on this machine don't see the password.
+    // As text, and read later: what refuses arguments here shows them, with their passwords.
     #[arg(value_name = "URL", env = "FAKTORY_URL", hide_env_values = true)]
-    pub(crate) from: Url,
+    pub(crate) from: String,
     /// Taskyard's port for Faktory clients.
     #[arg(
         long,
@@ -26,7 +26,7 @@ pub(crate) struct ImportFaktoryArgs {
         hide_env_values = true,
         default_value = "tcp://127.0.0.1:7419"
     )]
-    pub(crate) into: Url,
+    pub(crate) into: String,
     /// Only these queues [default: all that the old server has]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = queue)]
     pub(crate) queues: Vec<String>,

@@ -12,8 +12,7 @@ use anyhow::{Context, Result};
 use taskyard_cli::faktory::{Connection, Error, Url, Who};
 use tokio::time::sleep;
 
-use super::{job::Job, tally::Tally};
-use crate::args::ImportFaktoryArgs;
+use super::{Servers, job::Job, tally::Tally};
 
 /// Taskyard may be away for so long, as while it restarts. The job stays reserved meanwhile.
 const PATIENCE: Duration = Duration::from_secs(50);
@@ -32,14 +31,14 @@ pub(super) struct Mover {
 
 impl Mover {
     pub(super) async fn open(
-        args: &ImportFaktoryArgs,
+        servers: &Servers,
         who: &Who,
         queues: Vec<String>,
         tally: &Arc<Tally>,
     ) -> Result<Mover> {
-        let from = Connection::open(&args.from, who).await.context("the old server")?;
-        let into = Connection::open(&args.into, &Who::default()).await.context("the target")?;
-        Ok(Mover { from, queues, into, into_url: args.into.clone(), tally: Arc::clone(tally) })
+        let from = Connection::open(&servers.from, who).await.context("the old server")?;
+        let into = Connection::open(&servers.into, &Who::default()).await.context("the target")?;
+        Ok(Mover { from, queues, into, into_url: servers.into.clone(), tally: Arc::clone(tally) })
     }
 
     /// Moves jobs until there are none, or until nothing more is to be begun.
