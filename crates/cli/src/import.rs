@@ -1,14 +1,16 @@
 //! `taskyard import faktory`: moves waiting jobs out of a running Faktory server.
 //!
 //! ```text
-//! job.rs     what must be known of a job      mover.rs    fetch, push, acknowledge
-//! tally.rs   what became of the jobs          report.rs   what is left, and what to do about it
+//! job.rs       what must be known of a job      mover.rs    fetch, push, acknowledge
+//! refusal.rs   why a job is not taken           tally.rs    what became of the jobs
+//! report.rs    what is left, and what to do about it
 //! ```
 //! Invariant: a job is acknowledged at the old server only after Taskyard has said that it has it. So
 //! that a second push of it changes nothing there, the target must be Taskyard, and not the source.
 
 mod job;
 mod mover;
+mod refusal;
 mod report;
 mod tally;
 

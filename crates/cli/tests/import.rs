@@ -126,13 +126,13 @@ fn refused_jobs_are_told_kept_and_stay_reserved() {
 fn a_target_that_takes_nothing_is_given_up_before_all_is_reserved() {
     let old = Fake::with_jobs(jobs("default", 200));
     let target = Fake::target();
-    target.state().refuses = vec![("jid", "-NOTUNIQUE Job not unique\r\n")];
+    target.state().refuses = vec![("jid", "-ERR the disk is almost full\r\n")];
     let ran = import(&old, &target, &["--json"]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
     let complaints: Vec<Value> =
         ran.stderr.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (last, told) = complaints.split_last().unwrap();
-    assert!(told.iter().all(|one| one["code"] == "not_unique"), "{}", ran.stderr);
+    assert!(told.iter().all(|one| one["code"] == "refused"), "{}", ran.stderr);
     assert!(last["detail"].as_str().unwrap().contains("refused 20 jobs in a row"), "{last}");
     let reserved = old.state().reserved.len();
     assert_eq!(reserved, told.len());
@@ -174,6 +174,77 @@ fn a_url_that_is_none_is_refused_without_its_password() {
 }
 
 #[test]
+fn jobs_that_are_refused_for_their_own_sake_do_not_stop_the_others() {
+    let old = Fake::with_jobs(jobs("default", 120));
+    let target = Fake::target();
+    target.state().refuses = vec![
+        ("job-0000000", "-NOTUNIQUE Job not unique\r\n"),
+        (
+            "job-0000001",
+            "-ERR expires_at 2020-01-01T00:00:00Z is not after the time it may run\r\n",
+        ),
+        ("job-0000002", "-ERR invalid timestamp for 'at': \"x\"\r\n"),
+    ];
+    let ran = import(&old, &target, &["--connections", "1"]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(ran.stderr.contains("30 jobs were refused"), "{}", ran.stderr);
+    assert_eq!((target.state().pushed.len(), old.acked_and_reserved()), (90, (90, 30)));
+}
+
+#[test]
+fn a_refused_job_that_comes_back_counts_once_and_not_at_all_when_it_is_taken() {
+    let [stays, passes] = [job(1), job(2)];
+    let old = Fake::with_jobs([("default", stays.clone()), ("default", passes.clone())]);
+    // Their reservations end.
+    old.state().scheduled = vec![stays, passes.clone()];
+    old.state().due_after = 4;
+    let target = Fake::target();
+    let no = "-NOTUNIQUE Job not unique\r\n";
+    target.state().refuses = vec![("job-00000001", no), ("job-00000002", no)];
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("refused");
+    let more = ["--follow", "--refused", file.to_str().unwrap()];
+    let mut command = command(&old, &target, &more);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = Process(command.spawn().unwrap());
+    until("both are refused", || {
+        fs::read_to_string(&file).is_ok_and(|kept| kept.lines().count() == 2)
+    });
+    target.state().refuses.pop();
+    let mut said = String::new();
+    process.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(process.code(), Some(1), "{said}");
+    assert_eq!(said.matches("job-00000001").count(), 1, "{said}");
+    assert!(said.contains("1 job was refused"), "{said}");
+    assert_eq!(fs::read_to_string(&file).unwrap().lines().count(), 2);
+    assert_eq!(target.state().pushed, [passes]);
+}
+
+#[test]
+fn a_target_that_takes_no_connection_for_a_while_is_waited_for() {
+    let old = Fake::with_jobs(jobs("default", 2));
+    old.state().scheduled = vec![job(50)];
+    old.state().due_after = 4;
+    let target = Fake::target();
+    target.state().unanswered = 1;
+    target.state().full_for = 2;
+    let ran = import(&old, &target, &["--follow", "--connections", "1"]);
+    assert_eq!(ran.code, 0, "a lost answer, then a refused connection: {}", ran.stderr);
+    let state = target.state();
+    assert_eq!((state.pushed.len(), state.full_for), (3, 0));
+
+    let old = Fake::with_jobs(jobs("default", 2));
+    old.state().scheduled = vec![job(50)];
+    old.state().due_after = 4;
+    let target = Fake::target();
+    target.state().full_for = 2;
+    let ran = import(&old, &target, &["--follow", "--connections", "1"]);
+    assert_eq!(ran.code, 0, "refused connections in a later round: {}", ran.stderr);
+    let state = target.state();
+    assert_eq!((state.pushed.len(), state.full_for), (3, 0));
+}
+
+#[test]
 fn a_lost_answer_is_asked_for_again() {
     let old = Fake::with_jobs(jobs("default", 60));
     let target = Fake::target();
@@ -187,7 +258,7 @@ fn a_lost_answer_is_asked_for_again() {
 #[test]
 fn a_queue_that_gives_nothing_is_not_waited_for_forever() {
     let old = Fake::with_jobs(jobs("default", 3));
-    old.state().is_paused = true;
+    old.state().paused.insert("default".to_owned());
     let ran = import(&old, &Fake::target(), &[]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
     assert!(

@@ -104,7 +104,7 @@ pub(super) fn plan(left: &Left, output: Output) -> Result<()> {
 struct Report<'a> {
     moved: u64,
     queues: BTreeMap<String, u64>,
-    refused: u64,
+    refused: usize,
     /// Absent if the old server does not answer any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     left: Option<&'a Left>,
