@@ -31,6 +31,7 @@ pub(super) struct Tally {
     refused: Mutex<BTreeSet<Vec<u8>>>,
     refused_in_a_row: AtomicU64,
     stopped: AtomicBool,
+    ordered: AtomicBool,
     interrupted: AtomicBool,
     waits: AtomicBool,
 }
@@ -52,6 +53,7 @@ impl Tally {
             refused: Mutex::default(),
             refused_in_a_row: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
+            ordered: AtomicBool::new(false),
             interrupted: AtomicBool::new(false),
             waits: AtomicBool::new(false),
         })
@@ -86,6 +88,15 @@ impl Tally {
         self.interrupted.load(Ordering::Relaxed)
     }
 
+    /// Begin nothing more, because the old server says so.
+    pub(super) fn obey(&self) {
+        self.ordered.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_ordered_to_stop(&self) -> bool {
+        self.ordered.load(Ordering::Relaxed)
+    }
+
     /// Whether too many jobs were refused one after the other.
     pub(super) fn gave_up(&self) -> bool {
         self.refused_in_a_row.load(Ordering::Relaxed) >= REFUSED_IN_A_ROW_MAX
@@ -93,7 +104,8 @@ impl Tally {
 
     /// Whether another job may be begun.
     pub(super) fn goes_on(&self) -> bool {
-        !self.stopped.load(Ordering::Relaxed) && !self.is_interrupted() && !self.gave_up()
+        let is_told = self.is_interrupted() || self.is_ordered_to_stop();
+        !is_told && !self.stopped.load(Ordering::Relaxed) && !self.gave_up()
     }
 
     pub(super) fn fetch(&self) {
@@ -161,7 +173,7 @@ impl Tally {
     }
 
     /// Something for the person at the keyboard.
-    fn say(&self, text: &str) {
+    pub(super) fn say(&self, text: &str) {
         self.bar.suspend(|| self.output.say(text));
     }
 
