@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "import/brokers.rs"]
+mod brokers;
 mod faktory;
 mod yard;
 
