@@ -186,7 +186,6 @@ mod tests {
             "schedule remove",
             "restore file",
             "import",
-            "import faktory localhost:7419",
             "import faktory tcp://a --queues a,,b",
             "import faktory tcp://a --connections 0",
             "import faktory tcp://a --dry-run --follow",

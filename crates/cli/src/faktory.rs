@@ -15,7 +15,7 @@ mod reply;
 mod url;
 
 pub use self::{
-    connection::{Connection, Orders, Who},
+    connection::{BEAT_EVERY, Connection, Orders, Who},
     error::Error,
     info::Info,
     url::Url,

@@ -1,41 +1,39 @@
 //! `taskyard import faktory`: moves waiting jobs out of a running Faktory server.
 //!
 //! ```text
-//! job.rs     what must be known of a job      mover.rs    fetch, push, acknowledge
-//! tally.rs   what became of the jobs          report.rs   what is left, and what to do about it
+//! job.rs       what must be known of a job      mover.rs    fetch, push, acknowledge
+//! refusal.rs   why a job is not taken           watch.rs    signals, and what the old server orders
+//! tally.rs     what became of the jobs          report.rs   what is left, and what to do about it
 //! ```
 //! Invariant: a job is acknowledged at the old server only after Taskyard has said that it has it. So
 //! that a second push of it changes nothing there, the target must be Taskyard, and not the source.
 
 mod job;
 mod mover;
+mod refusal;
 mod report;
 mod tally;
+mod watch;
 
-use std::{future::Future, pin::pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
-use taskyard_cli::faktory::{Connection, Info, Orders, Who};
-use tokio::{
-    task::JoinSet,
-    time::{Interval, MissedTickBehavior, interval},
-};
+use taskyard_cli::faktory::{Connection, Info, Url, Who};
+use tokio::task::JoinSet;
 
-use self::{mover::Mover, report::Left, tally::Tally};
+use self::{mover::Mover, report::Left, tally::Tally, watch::Watch};
 use crate::{
     args::ImportFaktoryArgs,
     output::{self, Output},
     remote::usage,
-    signals::Signals,
     values::count,
 };
 
-/// A worker that is silent for a minute is given up by its server.
-const BEAT_EVERY: Duration = Duration::from_secs(10);
 /// How often to look whether something that was scheduled has become due.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Queues that hold jobs and give none so often in a row are not waited for.
-const ROUNDS_IN_VAIN_MAX: u32 = 3;
+/// Queues that hold jobs and give none so often in a row are not waited for; more often if they are so many that
+/// it takes more rounds to ask for each.
+const ROUNDS_IN_VAIN_MAX: usize = 3;
 /// Queues that one fetch names.
 const QUEUES_PER_FETCH: usize = 32;
 
@@ -43,62 +41,85 @@ pub(crate) fn faktory(args: &ImportFaktoryArgs, output: Output) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (mut import, info) = Import::open(args, output).await?;
+        report::warn_of_unknown(&info, &args.queues, output);
         if args.dry_run {
             return report::plan(&Left::of(&info, &args.queues), output);
         }
-        import.tally.expect(Left::of(&info, &args.queues).waiting());
         let ended = import.run().await;
         import.finish(ended).await
     })
 }
 
-/// One run: the connection that looks and beats, and what the movers share.
+/// Between which servers jobs are moved.
+struct Servers {
+    from: Url,
+    into: Url,
+}
+
+impl Servers {
+    /// What was typed may hold a password, so it is never shown.
+    fn read(args: &ImportFaktoryArgs) -> Result<Servers> {
+        let url = |what: &str, text: &str| {
+            text.parse().map_err(|problem| usage(format!("{what}: {problem}")))
+        };
+        let from = url("the old server's URL (or FAKTORY_URL)", &args.from)?;
+        let into = url("--into (or TASKYARD_FAKTORY_URL)", &args.into)?;
+        Ok(Servers { from, into })
+    }
+}
+
+/// One run: the connection that looks, and what the movers share.
 struct Import<'a> {
     args: &'a ImportFaktoryArgs,
     output: Output,
+    servers: Servers,
     /// To the old server.
     control: Connection,
     who: Who,
-    beat: Interval,
-    signals: Signals,
+    watch: Watch,
     tally: Arc<Tally>,
+    rounds: usize,
 }
 
 impl<'a> Import<'a> {
     /// Looks at both servers before anything is moved.
     async fn open(args: &'a ImportFaktoryArgs, output: Output) -> Result<(Import<'a>, Info)> {
+        let servers = Servers::read(args)?;
+        let Servers { from, into } = &servers;
         let wid = format!("taskyard-import-{:016x}", rand_part());
-        let who = Who { wid: Some(wid), labels: vec!["taskyard-import".to_owned()] };
-        let mut control = Connection::open(&args.from, &who).await.context("the old server")?;
+        let who = Who { wid: Some(wid.clone()), labels: vec!["taskyard-import".to_owned()] };
+        let mut control = Connection::open(from, &who).await.context("the old server")?;
         let info = control.info().await.context("the old server")?;
-        let mut target = Connection::open(&args.into, &Who::default()).await.context(INTO)?;
+        let mut target = Connection::open(into, &Who::default()).await.context(INTO)?;
         let its_info = target.info().await.context(INTO)?;
         if !its_info.description.starts_with("Taskyard") {
             return Err(usage(format!(
                 "{} is {:?} and not Taskyard; say with --into where Taskyard listens for Faktory clients",
-                args.into, its_info.description
+                into, its_info.description
             )));
         }
         let same_cluster = info.cluster.is_some() && info.cluster == its_info.cluster;
         if same_cluster || control.peer() == target.peer() {
             return Err(usage(format!(
                 "{} and {} are the same server; say with --into where Taskyard listens for Faktory clients",
-                args.from, args.into
+                from, into
             )));
         }
         let bar = output::progress(output, Some(0), "jobs");
         let tally = Arc::new(Tally::new(output, bar, args.refused.as_deref())?);
-        let mut beat = interval(BEAT_EVERY);
-        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let signals = Signals::listen()?;
-        Ok((Import { args, output, control, who, beat, signals, tally }, info))
+        let beating = Connection::open(from, &who).await.context("the old server")?;
+        let watch = Watch::begin(beating, wid, &tally)?;
+        Ok((Import { args, output, servers, control, who, watch, tally, rounds: 0 }, info))
     }
 
     /// Moves until nothing waits any more, in rounds: look what waits, move it.
     async fn run(&mut self) -> Result<()> {
         let mut in_vain = 0;
         while self.tally.goes_on() {
-            let info = self.control.info().await?;
+            let info = self.watch.attend(self.control.info()).await??;
+            if !self.tally.goes_on() {
+                break;
+            }
             let left = Left::of(&info, &self.args.queues);
             let waits = left.names();
             if waits.is_empty() {
@@ -106,13 +127,17 @@ impl<'a> Import<'a> {
                     return Ok(());
                 }
                 self.tally.wait_for(&left);
-                self.attend(tokio::time::sleep(LOOK_EVERY)).await?;
+                self.watch.attend(tokio::time::sleep(LOOK_EVERY)).await?;
                 continue;
             }
             let before = self.tally.fetched();
-            self.round(&waits, left.waiting()).await?;
+            self.tally.expect(left.waiting());
+            let movers = self.movers(left.waiting());
+            self.round(&waits, movers).await?;
             in_vain = if self.tally.fetched() > before { 0 } else { in_vain + 1 };
-            if in_vain >= ROUNDS_IN_VAIN_MAX && self.tally.goes_on() {
+            // Each queue was asked for by then.
+            let rounds = waits.len().div_ceil(movers * QUEUES_PER_FETCH).max(ROUNDS_IN_VAIN_MAX);
+            if in_vain >= rounds && self.tally.goes_on() {
                 anyhow::bail!(
                     "the old server holds jobs in {} and hands out none; resume these queues if they are \
                      paused, stop workers that hold their limits, and import again",
@@ -123,22 +148,33 @@ impl<'a> Import<'a> {
         Ok(())
     }
 
+    /// How many jobs are under way at once when so many wait.
+    fn movers(&self, jobs: u64) -> usize {
+        usize::from(self.args.connections).min(usize::try_from(jobs).unwrap_or(usize::MAX))
+    }
+
     /// Moves what waits, until a fetch finds nothing.
-    async fn round(&mut self, waits: &[String], jobs: u64) -> Result<()> {
-        let mut movers = JoinSet::new();
-        let some =
-            usize::from(self.args.connections).min(usize::try_from(jobs).unwrap_or(usize::MAX));
-        for number in 0..some {
-            // Each begins elsewhere, so that no queue has to wait for the others to be empty.
-            let from = number * waits.len() / some;
-            let queues = waits[from..].iter().chain(&waits[..from]).take(QUEUES_PER_FETCH);
-            let mover = Mover::open(self.args, &self.who, queues.cloned().collect(), &self.tally);
-            movers.spawn(mover.await?.run());
+    async fn round(&mut self, waits: &[String], movers: usize) -> Result<()> {
+        // All connections are there before a job is fetched, so that none that can't be opened leaves the jobs of
+        // the others half-way.
+        let mut opened = Vec::new();
+        for number in 0..movers {
+            let queues = queues_of(waits, number, movers, self.rounds);
+            let mover = Mover::open(&self.servers, &self.who, queues, &self.tally);
+            opened.push(self.watch.attend(mover).await??);
+            if !self.tally.goes_on() {
+                return Ok(());
+            }
+        }
+        self.rounds += 1;
+        let mut running = JoinSet::new();
+        for mover in opened {
+            running.spawn(mover.run());
         }
         let tally = Arc::clone(&self.tally);
         let moving = async {
             let mut ended = Ok(());
-            while let Some(one) = movers.join_next().await {
+            while let Some(one) = running.join_next().await {
                 let one = one.map_err(anyhow::Error::from).and_then(|one| one);
                 if one.is_err() && ended.is_ok() {
                     // The others finish what they have fetched.
@@ -148,45 +184,16 @@ impl<'a> Import<'a> {
             }
             ended
         };
-        self.attend(moving).await?
-    }
-
-    /// Does `work` to its end, while the old server hears that somebody is alive and a signal is heeded.
-    async fn attend<F: Future>(&mut self, work: F) -> Result<F::Output> {
-        let mut work = pin!(work);
-        let mut silent = None;
-        let done = loop {
-            tokio::select! {
-                biased;
-                done = &mut work => break done,
-                () = self.signals.next() => {
-                    if self.tally.is_interrupted() {
-                        eprintln!("stopped at once");
-                        std::process::exit(1);
-                    }
-                    self.output.say("finishing the jobs under way; once more stops at once");
-                    self.tally.interrupt();
-                }
-                _ = self.beat.tick(), if silent.is_none() => {
-                    let wid = self.who.wid.as_deref().unwrap_or_default();
-                    match self.control.beat(wid).await {
-                        Ok(Orders::GoOn) => {}
-                        Ok(Orders::Quiet | Orders::Terminate) => self.tally.interrupt(),
-                        Err(error) => {
-                            self.tally.stop();
-                            silent = Some(error);
-                        }
-                    }
-                }
-            }
-        };
-        silent.map_or(Ok(done), |error| Err(error.into()))
+        self.watch.attend(moving).await?
     }
 
     /// Says what became of the jobs, what is left, and ends with an error if not all was moved.
     async fn finish(mut self, ended: Result<()>) -> Result<()> {
         self.tally.clear_bar();
-        let left = self.control.info().await.ok().map(|info| Left::of(&info, &self.args.queues));
+        let interrupted = self.tally.is_interrupted();
+        // Without an answer there is nothing to say about it.
+        let left = self.watch.attend(self.control.info()).await.ok().and_then(Result::ok);
+        let left = left.map(|info| Left::of(&info, &self.args.queues));
         let moved = report::say(&self.tally, left.as_ref(), self.output)?;
         let again = "import again to move the rest; what was moved is not made twice";
         ended.with_context(|| format!("{} moved, then stopped; {again}", count(moved, "job")))?;
@@ -197,8 +204,11 @@ impl<'a> Import<'a> {
                 tally::REFUSED_IN_A_ROW_MAX
             );
         }
-        if self.tally.is_interrupted() {
+        if interrupted {
             anyhow::bail!("stopped before the end; {again}");
+        }
+        if self.tally.is_ordered_to_stop() {
+            anyhow::bail!("stopped before the end, as the old server wants it; {again}");
         }
         match self.tally.refused() {
             0 => Ok(()),
@@ -216,8 +226,35 @@ impl<'a> Import<'a> {
 const INTO: &str =
     "the target, Taskyard's port for Faktory clients (see --into and serve --faktory)";
 
+/// What a mover asks for in a round. Each begins elsewhere, so that no queue has to wait for the others to be
+/// empty, and in each round further on: a fetch names no more than some, and those may be paused.
+fn queues_of(waits: &[String], number: usize, movers: usize, round: usize) -> Vec<String> {
+    let from = (number * waits.len() / movers + round * QUEUES_PER_FETCH) % waits.len();
+    waits[from..].iter().chain(&waits[..from]).take(QUEUES_PER_FETCH).cloned().collect()
+}
+
 /// Tells this run from others.
 fn rand_part() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_queue_is_asked_for_within_some_rounds() {
+        for (queues, movers) in [(1_usize, 8), (7, 3), (40, 1), (65, 2), (200, 1), (1_000, 8)] {
+            let waits: Vec<String> = (0..queues).map(|number| format!("q{number:04}")).collect();
+            let rounds = queues.div_ceil(movers * QUEUES_PER_FETCH);
+            let mut asked: Vec<String> = (0..rounds)
+                .flat_map(|round| (0..movers).map(move |number| (round, number)))
+                .flat_map(|(round, number)| queues_of(&waits, number, movers, round))
+                .collect();
+            asked.sort();
+            asked.dedup();
+            assert_eq!(asked, waits, "{queues} queues, {movers} movers");
+        }
+    }
 }

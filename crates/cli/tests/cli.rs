@@ -517,6 +517,26 @@ fn bench_measures_a_broker_of_its_own_and_its_return_from_kill_9() {
 }
 
 #[test]
+fn bench_measures_a_broker_over_faktorys_wire() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+    let arguments = ["bench", "--faktory", "--tasks", "200", "--connections", "4", "--json"];
+    command.args(arguments).current_dir(folder.path()).stdin(Stdio::null());
+    let ran = Ran::of(command, &arguments);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let figures: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(figures["connections"], 4, "{figures}");
+    let phases = figures["phases"].as_array().unwrap();
+    let names: Vec<&str> = phases.iter().map(|phase| phase["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["push", "fetch and ack", "push, fetch, ack"]);
+    for phase in phases {
+        assert_eq!(phase["tasks"], 200, "{phase}");
+        assert!(phase["per_second"].as_f64().unwrap() > 0.0, "{phase}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "it cleans up after itself");
+}
+
+#[test]
 fn the_demo_stays_until_it_is_stopped() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
     command.args(["demo", "--duration", "100ms", "--keep"]).stdout(Stdio::piped());

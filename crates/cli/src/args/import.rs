@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use taskyard_cli::faktory::Url;
 
 /// Where tasks can come from.
 #[derive(Debug, Subcommand)]
@@ -16,8 +15,9 @@ pub(crate) enum ImportCommand {
 #[command(after_help = IMPORT_FAKTORY_HELP)]
 pub(crate) struct ImportFaktoryArgs {
     /// The old server: tcp://:PASSWORD@host:port. In the variable, others on this machine don't see the password.
+    // As text, and read later: what refuses arguments here shows them, with their passwords.
     #[arg(value_name = "URL", env = "FAKTORY_URL", hide_env_values = true)]
-    pub(crate) from: Url,
+    pub(crate) from: String,
     /// Taskyard's port for Faktory clients.
     #[arg(
         long,
@@ -26,17 +26,17 @@ pub(crate) struct ImportFaktoryArgs {
         hide_env_values = true,
         default_value = "tcp://127.0.0.1:7419"
     )]
-    pub(crate) into: Url,
+    pub(crate) into: String,
     /// Only these queues [default: all that the old server has]
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = queue)]
     pub(crate) queues: Vec<String>,
-    /// Go on until nothing is scheduled or waits for a retry there either.
+    /// Go on until nothing is scheduled or waits for a retry there either, of whichever queue.
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) follow: bool,
     /// Only say what would be moved.
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// Write jobs that Taskyard refuses to this file, one per line.
+    /// Add jobs that Taskyard refuses to the end of this file, one per line.
     #[arg(long, value_name = "FILE", conflicts_with = "dry_run")]
     pub(crate) refused: Option<PathBuf>,
     /// Jobs under way at once.
@@ -54,19 +54,26 @@ fn queue(text: &str) -> Result<String, String> {
 const IMPORT_FAKTORY_HELP: &str = "\
 Each job is fetched from the old server, pushed into Taskyard byte for byte, and acknowledged there
 only when Taskyard has it. It can be stopped or killed at any time and run again: a job that had
-arrived already is not made twice, for a day. Attempts are counted anew.
+arrived already is not made twice, which Taskyard knows by its jid for 24 hours. Attempts are
+counted anew.
 
-Stop the old server's workers and point producers to Taskyard first. The protocol hands out only
-jobs that may run now: what is scheduled or waits for a retry is moved when it is due (--follow),
-dead jobs and open batches are not, and cron entries become schedules (taskyard schedule add).
+Let open batches finish with the old server's workers. Then stop these and point producers to
+Taskyard. The protocol hands out only jobs that may run now: what is scheduled or waits for a retry
+is moved when it is due (--follow), dead jobs and open batches are not, and cron entries become
+schedules (taskyard schedule add). The old server does not say which queue a scheduled job is of:
+with --queues and --follow, those of other queues are waited for as well, and not moved.
 
 A job that Taskyard refuses is told on stderr with its id and stays reserved in the old server, which
 counts the end of that time as a failure of the job: a job without retries is gone then, so keep
-refused ones with --refused. Killed with -9, up to --connections jobs are reserved the same way.
+refused ones with --refused. Killed with -9, up to --connections fetched jobs stay reserved the same
+way, and those with retry 0 are dropped by the old server when that time ends.
+
+The password goes into FAKTORY_URL: on the command line, others on this machine see it.
 
 Examples:
-  taskyard import faktory tcp://:PASSWORD@old.example:7419 --dry-run
-  taskyard import faktory tcp://:PASSWORD@old.example:7419 --follow
+  export FAKTORY_URL=tcp://:PASSWORD@old.example:7419
+  taskyard import faktory --dry-run
+  taskyard import faktory --follow --refused refused-jobs
 Both on one machine, Taskyard beside the old server's port:
   taskyard serve --faktory 127.0.0.1:7429
   taskyard import faktory tcp://127.0.0.1:7419 --into tcp://127.0.0.1:7429 --queues mail,default";

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
-use taskyard_cli::faktory::{Connection, Url, Who};
+use taskyard_cli::faktory::{BEAT_EVERY, Connection, Url, Who};
 use tokio::task::JoinSet;
 
 use super::{
@@ -27,8 +27,6 @@ use super::{
 use crate::{args::BenchArgs, output::Output};
 
 const WID: &str = "taskyard-bench";
-/// A worker that is silent for a minute is given up by its server.
-const BEAT_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(Serialize)]
 struct Figures {

@@ -3,7 +3,7 @@
 //! A call that is dropped before it ends leaves its reply on the way, so the connection is of no use
 //! after that: callers finish calls, or drop the connection.
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -17,6 +17,8 @@ use super::{
     reply::{self, Reply},
 };
 
+/// A worker that is silent for a minute is given up by its server.
+pub const BEAT_EVERY: Duration = Duration::from_secs(10);
 /// A server that is there takes a connection within this.
 const CONNECT_FOR_MAX: Duration = Duration::from_secs(5);
 /// Longer than any answer takes: FETCH waits two seconds.
@@ -146,21 +148,6 @@ impl Connection {
         self.ok("PUSH", job).await
     }
 
-    /// Hands in many jobs; those that were refused, by job id, and why.
-    pub async fn push_many<'a>(
-        &mut self,
-        jobs: impl IntoIterator<Item = &'a [u8]>,
-    ) -> Result<BTreeMap<String, String>, Error> {
-        let mut array = vec![b'['];
-        for (index, job) in jobs.into_iter().enumerate() {
-            array.extend_from_slice(if index > 0 { b"," } else { b"" });
-            array.extend_from_slice(job);
-        }
-        array.push(b']');
-        let refused = self.value("PUSHB", &array).await?;
-        self.read_json(&refused)
-    }
-
     /// The next job of the first of these queues that has one; waits two seconds for it.
     pub async fn fetch(&mut self, queues: &[String]) -> Result<Option<Vec<u8>>, Error> {
         match self.ask("FETCH", queues.join(" ").as_bytes()).await? {
@@ -173,12 +160,6 @@ impl Connection {
     /// The job is done.
     pub async fn ack(&mut self, jid: &str) -> Result<(), Error> {
         self.ok("ACK", &json(&serde_json::json!({ "jid": jid }))).await
-    }
-
-    /// The job failed.
-    pub async fn fail(&mut self, jid: &str, errtype: &str, message: &str) -> Result<(), Error> {
-        let failure = serde_json::json!({ "jid": jid, "errtype": errtype, "message": message, "backtrace": [] });
-        self.ok("FAIL", &json(&failure)).await
     }
 
     /// The worker is alive.

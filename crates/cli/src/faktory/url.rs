@@ -47,7 +47,9 @@ impl FromStr for Url {
         let (host, port) = match place.rsplit_once(':') {
             // The colons of an address in brackets are its own.
             Some((host, port)) if !port.contains(']') => {
-                let port = port.parse().map_err(|_| format!("{port:?} is no port; {FORM}"))?;
+                let port = port
+                    .parse()
+                    .map_err(|_| format!("what follows the host is no port; {FORM}"))?;
                 (host, port)
             }
             _ => (place, PORT),
@@ -57,7 +59,7 @@ impl FromStr for Url {
         match bare {
             Some(address) => Ok(Url { host: address.to_owned(), port, password }),
             None if is_name => Ok(Url { host: host.to_owned(), port, password }),
-            None => Err(format!("{host:?} is no host; {FORM}")),
+            None => Err(format!("what stands there is no host; {FORM}")),
         }
     }
 }
@@ -147,7 +149,14 @@ mod tests {
         let url: Url = "tcp://:sesame@h:1".parse().unwrap();
         assert_eq!(format!("{url} {url:?}"), "tcp://h:1 tcp://h:1");
         assert_eq!("tcp://[::1]".parse::<Url>().unwrap().to_string(), "tcp://[::1]:7419");
-        for text in ["tcp://:sesame@:1", "tcp://:sesame@h:x", "tcp://:ses%ame@h"] {
+        for text in [
+            "tcp://:sesame@:1",
+            "tcp://:sesame@h:x",
+            "tcp://:ses%ame@h",
+            "tcp://:sesame",
+            "tcp://h:1:sesame",
+            "tcp://:sesame@[h",
+        ] {
             let error = text.parse::<Url>().expect_err(text);
             assert!(!error.contains("sesame") && !error.contains("ses%"), "{error}");
         }

@@ -12,8 +12,12 @@ use anyhow::{Context, Result};
 use taskyard_cli::faktory::{Connection, Error, Url, Who};
 use tokio::time::sleep;
 
-use super::{job::Job, tally::Tally};
-use crate::args::ImportFaktoryArgs;
+use super::{
+    Servers,
+    job::Job,
+    refusal::{JOB_BYTES_MAX, Refusal},
+    tally::Tally,
+};
 
 /// Taskyard may be away for so long, as while it restarts. The job stays reserved meanwhile.
 const PATIENCE: Duration = Duration::from_secs(50);
@@ -32,14 +36,16 @@ pub(super) struct Mover {
 
 impl Mover {
     pub(super) async fn open(
-        args: &ImportFaktoryArgs,
+        servers: &Servers,
         who: &Who,
         queues: Vec<String>,
         tally: &Arc<Tally>,
     ) -> Result<Mover> {
-        let from = Connection::open(&args.from, who).await.context("the old server")?;
-        let into = Connection::open(&args.into, &Who::default()).await.context("the target")?;
-        Ok(Mover { from, queues, into, into_url: args.into.clone(), tally: Arc::clone(tally) })
+        let from = Connection::open(&servers.from, who).await.context("the old server")?;
+        let into_url = servers.into.clone();
+        let into = connect(&into_url, Instant::now(), || tally.goes_on()).await;
+        let into = into.context("the target")?;
+        Ok(Mover { from, queues, into, into_url, tally: Arc::clone(tally) })
     }
 
     /// Moves jobs until there are none, or until nothing more is to be begun.
@@ -58,10 +64,8 @@ impl Mover {
     async fn carry(&mut self, job: &Job, json: &[u8]) -> Result<()> {
         let jid = job.jid();
         match self.push(job, json).await {
-            Ok(()) => {}
-            Err(Error::Refused { word, message }) => {
-                return self.tally.refuse(job, json, &word, &message);
-            }
+            Ok(None) => {}
+            Ok(Some(refusal)) => return self.tally.refuse(job, json, &refusal),
             Err(error) => {
                 let words =
                     "and may or may not be in Taskyard; it stays reserved in the old server";
@@ -75,36 +79,51 @@ impl Mover {
         Ok(())
     }
 
-    async fn push(&mut self, job: &Job, json: &[u8]) -> Result<(), Error> {
+    /// Why it is refused, if it is.
+    async fn push(&mut self, job: &Job, json: &[u8]) -> Result<Option<Refusal>, Error> {
+        if json.len() > JOB_BYTES_MAX {
+            // Its line would end the connection each time, before anything is said about it.
+            return Ok(Some(Refusal::TooLong { bytes: json.len() }));
+        }
         let begun = Instant::now();
         let mut again = REFUSED_AGAIN_AFTER.iter();
         loop {
-            let error = match self.into.push(json).await {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            match &error {
-                Error::Refused { word, .. } => match again.next() {
-                    Some(wait) if word == "ERR" && job.batch().is_none() => sleep(*wait).await,
-                    _ => return Err(error),
-                },
-                Error::Lost { .. } if begun.elapsed() < PATIENCE => self.reconnect(begun).await?,
-                Error::Lost { .. } | Error::Strange { .. } => return Err(error),
-            }
-        }
-    }
-
-    /// A new connection to Taskyard, within what is left of the patience.
-    async fn reconnect(&mut self, begun: Instant) -> Result<(), Error> {
-        loop {
-            match Connection::open(&self.into_url, &Who::default()).await {
-                Ok(connection) => {
-                    self.into = connection;
-                    return Ok(());
+            match self.into.push(json).await {
+                Ok(()) => return Ok(None),
+                Err(Error::Refused { word, message }) => {
+                    let refusal = Refusal::of(job, &word, message);
+                    match again.next() {
+                        Some(wait) if refusal.is_of_the_server() => sleep(*wait).await,
+                        _ => return Ok(Some(refusal)),
+                    }
                 }
-                Err(Error::Lost { .. }) if begun.elapsed() < PATIENCE => sleep(AGAIN_AFTER).await,
+                Err(Error::Lost { .. }) if begun.elapsed() < PATIENCE => {
+                    self.into = connect(&self.into_url, begun, || true).await?;
+                }
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+/// A connection to Taskyard, within what is left of the patience and while `goes_on`. One that is refused says
+/// nothing of a job, which may be in Taskyard: it is as lost as one that breaks.
+async fn connect(
+    url: &Url,
+    begun: Instant,
+    goes_on: impl Fn() -> bool,
+) -> Result<Connection, Error> {
+    loop {
+        let error = match Connection::open(url, &Who::default()).await {
+            Err(Error::Refused { message, .. }) => {
+                Error::Lost { server: url.to_string(), problem: message }
+            }
+            Err(error @ Error::Lost { .. }) => error,
+            opened => return opened,
+        };
+        if begun.elapsed() >= PATIENCE || !goes_on() {
+            return Err(error);
+        }
+        sleep(AGAIN_AFTER).await;
     }
 }

@@ -104,7 +104,7 @@ pub(super) fn plan(left: &Left, output: Output) -> Result<()> {
 struct Report<'a> {
     moved: u64,
     queues: BTreeMap<String, u64>,
-    refused: u64,
+    refused: usize,
     /// Absent if the old server does not answer any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     left: Option<&'a Left>,
@@ -118,6 +118,29 @@ pub(super) fn say(tally: &Tally, left: Option<&Left>, output: Output) -> Result<
     output.value(&report, |report| table("moved", &report.queues, output))?;
     advise(left, output);
     Ok(moved)
+}
+
+/// Says which of these queues the old server does not have.
+pub(super) fn warn_of_unknown(info: &Info, named: &[String], output: Output) {
+    let unknown = named.iter().filter(|name| !info.queues.contains_key(*name));
+    let unknown: Vec<&str> = unknown.map(String::as_str).collect();
+    if unknown.is_empty() {
+        return;
+    }
+    let unknown = unknown.join(", ");
+    let there = match info.queues.is_empty() {
+        true => "it has none".to_owned(),
+        false => {
+            let names: Vec<&str> = info.queues.keys().map(String::as_str).collect();
+            format!("it has {}", names.join(", "))
+        }
+    };
+    let text = format!("the old server has no queue {unknown}; {there}");
+    if output.is_json() {
+        eprintln!("{}", serde_json::json!({ "code": "no_such_queue", "detail": text }));
+    } else {
+        eprintln!("warning: {text}");
+    }
 }
 
 fn table(what: &'static str, queues: &BTreeMap<String, u64>, output: Output) -> String {

@@ -1,7 +1,7 @@
 //! What became of the jobs so far, and whether to go on. All movers share it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     io::Write,
     path::Path,
@@ -14,10 +14,10 @@ use std::{
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 
-use super::{job::Job, report::Left};
+use super::{job::Job, refusal::Refusal, report::Left};
 use crate::{output::Output, remote::Complaint, values};
 
-/// So many refusals without a job between them that was taken: it is not the jobs, it is the target.
+/// So many refusals that are not about the job, without a job between them that was taken: it is the target.
 pub(super) const REFUSED_IN_A_ROW_MAX: u64 = 20;
 
 pub(super) struct Tally {
@@ -27,9 +27,11 @@ pub(super) struct Tally {
     /// Gets the jobs that were refused.
     file: Option<Mutex<File>>,
     fetched: AtomicU64,
-    refused: AtomicU64,
+    /// By job id. A job comes back when its reservation ends, and counts once.
+    refused: Mutex<BTreeSet<Vec<u8>>>,
     refused_in_a_row: AtomicU64,
     stopped: AtomicBool,
+    ordered: AtomicBool,
     interrupted: AtomicBool,
     waits: AtomicBool,
 }
@@ -38,7 +40,8 @@ impl Tally {
     /// `file` is to get the jobs that are refused.
     pub(super) fn new(output: Output, bar: ProgressBar, file: Option<&Path>) -> Result<Tally> {
         let file = file.map(|path| {
-            let file = File::create(path).map(Mutex::new);
+            // What an earlier run wrote may be the only copy of a job by now.
+            let file = File::options().create(true).append(true).open(path).map(Mutex::new);
             file.with_context(|| format!("cannot write {}", path.display()))
         });
         Ok(Tally {
@@ -47,17 +50,18 @@ impl Tally {
             moved: Mutex::default(),
             file: file.transpose()?,
             fetched: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
+            refused: Mutex::default(),
             refused_in_a_row: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
+            ordered: AtomicBool::new(false),
             interrupted: AtomicBool::new(false),
             waits: AtomicBool::new(false),
         })
     }
 
-    /// So many jobs are to be moved, as far as is known.
+    /// So many more jobs are to be moved, as far as is known.
     pub(super) fn expect(&self, jobs: u64) {
-        self.bar.set_length(jobs);
+        self.bar.set_length(self.bar.position() + jobs);
     }
 
     /// Says once that what is not due yet is waited for.
@@ -84,6 +88,15 @@ impl Tally {
         self.interrupted.load(Ordering::Relaxed)
     }
 
+    /// Begin nothing more, because the old server says so.
+    pub(super) fn obey(&self) {
+        self.ordered.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_ordered_to_stop(&self) -> bool {
+        self.ordered.load(Ordering::Relaxed)
+    }
+
     /// Whether too many jobs were refused one after the other.
     pub(super) fn gave_up(&self) -> bool {
         self.refused_in_a_row.load(Ordering::Relaxed) >= REFUSED_IN_A_ROW_MAX
@@ -91,7 +104,8 @@ impl Tally {
 
     /// Whether another job may be begun.
     pub(super) fn goes_on(&self) -> bool {
-        !self.stopped.load(Ordering::Relaxed) && !self.is_interrupted() && !self.gave_up()
+        let is_told = self.is_interrupted() || self.is_ordered_to_stop();
+        !is_told && !self.stopped.load(Ordering::Relaxed) && !self.gave_up()
     }
 
     pub(super) fn fetch(&self) {
@@ -102,13 +116,15 @@ impl Tally {
         self.fetched.load(Ordering::Relaxed)
     }
 
-    pub(super) fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
+    /// Jobs that were refused and not taken later.
+    pub(super) fn refused(&self) -> usize {
+        lock(&self.refused).len()
     }
 
     /// Taskyard has it, and the old server does not any more.
     pub(super) fn moved(&self, job: &Job) {
         *lock(&self.moved).entry(job.queue().to_owned()).or_default() += 1;
+        lock(&self.refused).remove(job.jid().as_bytes());
         self.refused_in_a_row.store(0, Ordering::Relaxed);
         self.bar.inc(1);
     }
@@ -117,38 +133,34 @@ impl Tally {
         lock(&self.moved).clone()
     }
 
-    /// Taskyard said no: the job stays where it is.
-    pub(super) fn refuse(&self, job: &Job, json: &[u8], word: &str, message: &str) -> Result<()> {
-        let (code, why) = match (word, job.batch()) {
-            ("NOTUNIQUE", _) => {
-                ("not_unique", "another one with the same type and arguments is there".to_owned())
-            }
-            ("ERR", Some(batch)) => {
-                let words = "batches are not moved; let the old server finish this one";
-                ("batch_not_moved", format!("it belongs to batch {batch}: {message}; {words}"))
-            }
-            ("ERR", None) => ("refused", message.to_owned()),
-            _ => ("refused", format!("{word} {message}")),
-        };
+    /// Taskyard says no: the job stays where it is.
+    pub(super) fn refuse(&self, job: &Job, json: &[u8], refusal: &Refusal) -> Result<()> {
+        if !lock(&self.refused).insert(job.jid().as_bytes().to_owned()) {
+            return Ok(());
+        }
+        if refusal.is_of_the_server() {
+            self.refused_in_a_row.fetch_add(1, Ordering::Relaxed);
+        }
         let reserved = values::show_duration(job.reserved_for());
         let then = match job.is_dropped_then() {
             true => format!("the old server keeps it reserved for {reserved} and drops it then"),
             false => format!("the old server keeps it reserved for {reserved}"),
         };
-        let text =
-            format!("job {} of queue {} was refused: {why} ({then})", job.jid(), job.queue());
-        self.complain(code, text, json)
+        let (jid, queue, why) = (job.jid(), job.queue(), refusal.text());
+        let text = format!("job {jid} of queue {queue} was refused: {why} ({then})");
+        self.complain(refusal.code(), text, json)
     }
 
     /// What was fetched can't even be acknowledged.
     pub(super) fn refuse_unreadable(&self, json: &[u8], problem: &str) -> Result<()> {
+        if !lock(&self.refused).insert(json.to_owned()) {
+            return Ok(());
+        }
         let shown: String = String::from_utf8_lossy(json).chars().take(200).collect();
         self.complain("refused", format!("the old server handed out {problem}: {shown}"), json)
     }
 
     fn complain(&self, code: &str, text: String, json: &[u8]) -> Result<()> {
-        self.refused.fetch_add(1, Ordering::Relaxed);
-        self.refused_in_a_row.fetch_add(1, Ordering::Relaxed);
         let complaint = Complaint { code: code.to_owned(), text, exit_code: 1 };
         self.bar.suspend(|| complaint.print(self.output.is_json()));
         let Some(file) = &self.file else { return Ok(()) };
@@ -161,7 +173,7 @@ impl Tally {
     }
 
     /// Something for the person at the keyboard.
-    fn say(&self, text: &str) {
+    pub(super) fn say(&self, text: &str) {
         self.bar.suspend(|| self.output.say(text));
     }
 

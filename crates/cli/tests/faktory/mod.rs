@@ -13,6 +13,8 @@ use std::{
 
 use serde_json::{Value, json};
 
+use crate::yard::until;
+
 /// What a server holds and how it behaves.
 #[derive(Default)]
 pub(crate) struct State {
@@ -30,13 +32,25 @@ pub(crate) struct State {
     pub(crate) refuses: Vec<(&'static str, &'static str)>,
     /// So many pushes are taken and never answered: the connection closes.
     pub(crate) unanswered: usize,
-    /// INFO counts jobs, FETCH hands out none.
-    pub(crate) is_paused: bool,
+    /// INFO counts their jobs, FETCH hands out none.
+    pub(crate) paused: BTreeSet<String>,
     /// Scheduled jobs, let go at the INFO after so many.
     pub(crate) scheduled: Vec<String>,
     pub(crate) due_after: u32,
     /// Before each push is answered.
     pub(crate) push_for: Duration,
+    /// Pushes are not answered until this is over.
+    pub(crate) holds_pushes: bool,
+    /// Nor is INFO.
+    pub(crate) holds_info: bool,
+    pub(crate) infos_held: usize,
+    /// What BEAT is answered with.
+    pub(crate) orders: Option<&'static str>,
+    connections: usize,
+    /// So many connections are taken, ever.
+    pub(crate) connections_max: Option<usize>,
+    /// Once something was pushed, so many connections are refused.
+    pub(crate) full_for: usize,
 }
 
 /// A server until it is dropped.
@@ -91,6 +105,10 @@ impl Fake {
     }
 
     fn serve(&self, mut socket: &TcpStream) -> Option<()> {
+        if self.state().is_full() {
+            socket.write_all(b"-ERR too many connections: 3\r\n").ok()?;
+            return None;
+        }
         socket.write_all(b"+HI {\"v\":2}\r\n").ok()?;
         let mut lines = BufReader::new(socket).lines();
         while let Some(Ok(line)) = lines.next() {
@@ -105,7 +123,11 @@ impl Fake {
                     state.acked.push(jid);
                     "+OK\r\n".to_owned()
                 }
-                "INFO" => bulk(&self.state().info().to_string()),
+                "INFO" => self.info(),
+                "BEAT" => match self.state().orders {
+                    Some(orders) => bulk(orders),
+                    None => "+OK\r\n".to_owned(),
+                },
                 _ => "+OK\r\n".to_owned(),
             };
             socket.write_all(reply.as_bytes()).ok()?;
@@ -113,9 +135,18 @@ impl Fake {
         Some(())
     }
 
+    fn info(&self) -> String {
+        if self.state().holds_info {
+            self.state().infos_held += 1;
+            until("INFO may be answered", || !self.state().holds_info);
+        }
+        bulk(&self.state().info().to_string())
+    }
+
     fn push(&self, job: &str) -> Option<String> {
         let push_for = self.state().push_for;
         thread::sleep(push_for);
+        until("pushes may be answered", || !self.state().holds_pushes);
         let mut state = self.state();
         if let Some((_, reply)) = state.refuses.iter().find(|(text, _)| job.contains(text)) {
             return Some((*reply).to_owned());
@@ -132,10 +163,9 @@ impl Fake {
 
     fn fetch(&self, queues: &str) -> String {
         let mut state = self.state();
-        let State { queues: all, is_paused: false, .. } = &mut *state else {
-            return "$-1\r\n".to_owned();
-        };
-        let job = queues.split(' ').find_map(|name| all.get_mut(name)?.pop_front());
+        let State { queues: all, paused, .. } = &mut *state;
+        let mut names = queues.split(' ').filter(|name| !paused.contains(*name));
+        let job = names.find_map(|name| all.get_mut(name)?.pop_front());
         let Some(job) = job else {
             drop(state);
             thread::sleep(Duration::from_millis(20));
@@ -147,6 +177,16 @@ impl Fake {
 }
 
 impl State {
+    /// Whether one connection more is too many.
+    fn is_full(&mut self) -> bool {
+        self.connections += 1;
+        if !self.pushed.is_empty() && self.full_for > 0 {
+            self.full_for -= 1;
+            return true;
+        }
+        self.connections_max.is_some_and(|max| self.connections > max)
+    }
+
     fn info(&mut self) -> Value {
         if !self.scheduled.is_empty() {
             match self.due_after {

@@ -61,13 +61,18 @@ impl Yard {
     }
 
     /// The broker is `command`.
-    pub(crate) fn start_as(folder: TempDir, mut command: Command) -> Yard {
+    pub(crate) fn start_as(folder: TempDir, command: Command) -> Yard {
+        Yard::start_and_tell(folder, command).0
+    }
+
+    /// The same, with what the broker says when it is up.
+    pub(crate) fn start_and_tell(folder: TempDir, mut command: Command) -> (Yard, Value) {
         let mut broker = Process(command.stdout(Stdio::piped()).spawn().unwrap());
         let mut line = String::new();
         BufReader::new(broker.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let started: Value = serde_json::from_str(&line).expect("the broker says where it is");
         let url = started["url"].as_str().unwrap().to_owned();
-        Yard { broker, url, folder }
+        (Yard { broker, url, folder }, started)
     }
 
     /// The same directory with a new broker, after this one was killed or stopped.
@@ -136,7 +141,12 @@ pub(crate) fn serve_at(data: &Path, address: &str) -> Command {
 
 /// `taskyard serve` on `data`, on any free ports, one of them for Faktory's clients.
 pub(crate) fn serve_with_faktory(data: &Path) -> Command {
-    serve_on(data, "127.0.0.1:0", "127.0.0.1:0")
+    serve_with_faktory_at(data, "127.0.0.1:0")
+}
+
+/// The same with the address for Faktory's clients.
+pub(crate) fn serve_with_faktory_at(data: &Path, faktory: &str) -> Command {
+    serve_on(data, "127.0.0.1:0", faktory)
 }
 
 fn serve_on(data: &Path, address: &str, faktory: &str) -> Command {
