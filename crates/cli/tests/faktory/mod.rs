@@ -44,7 +44,7 @@ pub(crate) struct State {
     /// Nor is INFO.
     pub(crate) holds_info: bool,
     pub(crate) infos_held: usize,
-    /// What BEAT is answered with.
+    /// What BEAT is answered with, once a job was fetched.
     pub(crate) orders: Option<&'static str>,
     connections: usize,
     /// So many connections are taken, ever.
@@ -124,15 +124,18 @@ impl Fake {
                     "+OK\r\n".to_owned()
                 }
                 "INFO" => self.info(),
-                "BEAT" => match self.state().orders {
-                    Some(orders) => bulk(orders),
-                    None => "+OK\r\n".to_owned(),
-                },
+                "BEAT" => self.beat(),
                 _ => "+OK\r\n".to_owned(),
             };
             socket.write_all(reply.as_bytes()).ok()?;
         }
         Some(())
+    }
+
+    fn beat(&self) -> String {
+        let Some(orders) = self.state().orders else { return "+OK\r\n".to_owned() };
+        until("a job was fetched", || self.acked_and_reserved() != (0, 0));
+        bulk(orders)
     }
 
     fn info(&self) -> String {
