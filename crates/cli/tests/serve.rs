@@ -6,14 +6,14 @@ mod yard;
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
-    net::TcpListener,
+    io::{BufRead, BufReader, Write},
+    net::{TcpListener, TcpStream},
     process::{Command, Stdio},
 };
 
 use rustix::process::Signal;
 use serde_json::Value;
-use yard::{Process, Ran, Yard, serve, serve_at, taskyard, until};
+use yard::{Process, Ran, Yard, serve, serve_at, serve_with_faktory, taskyard, until};
 
 #[test]
 fn what_was_acknowledged_survives_kill_9() {
@@ -22,6 +22,36 @@ fn what_was_acknowledged_survives_kill_9() {
     yard.broker.signal(Signal::KILL);
     let yard = yard.restart();
     assert_eq!(yard.task(&id)["payload"], 41);
+}
+
+#[test]
+fn what_a_faktory_client_was_answered_survives_kill_9() {
+    let folder = tempfile::tempdir().unwrap();
+    let broker = serve_with_faktory(&folder.path().join("data"));
+    let (yard, started) = Yard::start_and_tell(folder, broker);
+    let address = started["faktory"].as_str().unwrap().replace("tcp://", "");
+    let mut socket = BufReader::new(TcpStream::connect(address).unwrap());
+    let mut call = |line: String, lines: usize| {
+        writeln!(socket.get_mut(), "{line}").unwrap();
+        let mut reply = String::new();
+        for _ in 0..lines {
+            socket.read_line(&mut reply).unwrap();
+        }
+        reply
+    };
+    assert!(call("HELLO {\"v\":2}".to_owned(), 2).ends_with("+OK\r\n"));
+    let job = |n: u32| {
+        format!(r#"{{"jid":"job-number-{n}","jobtype":"t","queue":"q{}","args":[]}}"#, n % 3)
+    };
+    for n in 0..20 {
+        assert_eq!(call(format!("PUSH {}", job(n)), 1), "+OK\r\n");
+    }
+    let many: Vec<String> = (20..40).map(job).collect();
+    assert_eq!(call(format!("PUSHB [{}]", many.join(",")), 2), "$2\r\n{}\r\n");
+    yard.broker.signal(Signal::KILL);
+    let queues = yard.restart().json(&["queue", "list"]);
+    let ready: u64 = queues.iter().map(|queue| queue["ready"].as_u64().unwrap()).sum();
+    assert_eq!(ready, 40, "{queues:?}");
 }
 
 #[test]

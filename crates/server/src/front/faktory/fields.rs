@@ -82,3 +82,34 @@ struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 pub(super) fn text(plain: &str) -> String {
     serde_json::to_string(plain).expect("a text is JSON")
 }
+
+/// How many lists and objects of valid JSON are open at once, at most.
+pub(super) fn levels(json: &str) -> usize {
+    let (mut open, mut most, mut in_text, mut escaped) = (0_usize, 0, false, false);
+    for byte in json.bytes() {
+        match (in_text, byte) {
+            (true, _) if escaped => escaped = false,
+            (true, b'\\') => escaped = true,
+            (_, b'"') => in_text = !in_text,
+            (false, b'[' | b'{') => open += 1,
+            (false, b']' | b'}') => open = open.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(open);
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_those_of_lists_and_objects_and_not_of_texts() {
+        let table =
+            [("1", 0), ("[]", 1), (r#"{"a":[1,[2]],"b":{}}"#, 3), (r#"["[[\"[","\\",[]]"#, 2)];
+        for (json, expected) in table {
+            assert_eq!(levels(json), expected, "{json}");
+        }
+    }
+}

@@ -5,8 +5,8 @@
 //! fields and large numbers included, and is put around the arguments again when it is fetched. A task
 //! that came another way is given the fields that a Faktory worker needs.
 
-use super::fields::{Fields, text};
-use crate::{front::json::Plain, moment::InWords, random::random_u128};
+use super::fields::{Fields, levels, text};
+use crate::{front::json::Plain, limits::JSON_DEPTH_MAX, moment::InWords, random::random_u128};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
@@ -81,11 +81,13 @@ impl<'a> Job<'a> {
         if !args.get().starts_with('[') {
             return Err("invalid JSON: args is not an array".into());
         }
-        // Others must be able to read all of it, also what nobody here looks into.
-        for (name, value) in fields.iter().filter(|(_, value)| value.get().starts_with(['[', '{']))
-        {
-            serde_json::from_str::<Plain<'_>>(value.get())
-                .map_err(|error| format!("invalid JSON: {name}: {error}"))?;
+        serde_json::from_str::<Plain<'_>>(args.get())
+            .map_err(|error| format!("invalid JSON: args: {error}"))?;
+        // The strictest parsers could not read the whole job, though nobody here looks into these.
+        let mut others = fields.iter().filter(|(_, value)| levels(value.get()) > JSON_DEPTH_MAX);
+        if let Some((name, _)) = others.next() {
+            let text = format!("invalid JSON: {name}: nested deeper than {JSON_DEPTH_MAX} levels");
+            return Err(text);
         }
         let at = fields.text("at")?.filter(|at| !at.is_empty());
         let at = at.map(|at| moment("at", &at)).transpose()?;
