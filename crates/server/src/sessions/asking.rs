@@ -62,7 +62,8 @@ impl Asking {
             if state.connections == 1 {
                 let before = &state.profile;
                 let same = (&before.host, before.pid) == (&profile.host, profile.pid);
-                if !before.name.is_empty() && !(known && same) {
+                let is_new = before.name.is_empty();
+                if !(is_new || known && same) {
                     // Another process by that name: what the one before was asked is none of its business.
                     (state.activity, state.ordered) = (Activity::Running, Activity::Running);
                 }
