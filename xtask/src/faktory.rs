@@ -1,7 +1,8 @@
 //! `faktory`: runs the tests that the crate `faktory` ships, a client of another house, against our broker.
 //!
 //! The crate is taken from the registry as it is, in one version. Its tests fall silent and pass when the variables that
-//! lead them to a server are absent, so each run is told how many tests must pass.
+//! lead them to a server are absent, so each run is told how many tests must pass, and how many jobs they push: a test
+//! that says nothing to the broker pushes none.
 
 mod broker;
 mod sources;
@@ -37,6 +38,8 @@ struct Run {
     args: &'static [&'static str],
     /// How many tests must pass.
     tests: usize,
+    /// How many jobs they push, at least.
+    jobs: u64,
     server: Server,
 }
 
@@ -55,6 +58,7 @@ const RUNS: &[Run] = &[
         test: "real",
         args: &["--skip", "mutation_"],
         tests: 24,
+        jobs: 69,
         server: Server::Open,
     },
     // One of these requeues whatever waits for a retry, of the other tests too.
@@ -63,6 +67,7 @@ const RUNS: &[Run] = &[
         test: "real",
         args: &["mutation_", "--test-threads=1"],
         tests: 3,
+        jobs: 4,
         server: Server::Open,
     },
     // It pauses and removes all queues. The crate ignores it unless asked.
@@ -71,9 +76,10 @@ const RUNS: &[Run] = &[
         test: "real",
         args: &["--ignored", "queue_control_actions_wildcard"],
         tests: 1,
+        jobs: 8,
         server: Server::Locked,
     },
-    Run { name: "over TLS", test: "tls", args: &[], tests: 1, server: Server::Encrypted },
+    Run { name: "over TLS", test: "tls", args: &[], tests: 1, jobs: 1, server: Server::Encrypted },
 ];
 
 /// Builds, runs all, and says what came of it; `false` if a test failed or fell silent.
@@ -106,6 +112,11 @@ pub(crate) fn faktory(root: &Path) -> Result<bool> {
         let tally = run.perform(&sources, &broker, &program)?;
         if tally.passed != run.tests {
             short.push(format!("{}: {} of {} passed", run.name, tally.passed, run.tests));
+        }
+        let pushed = broker.pushed(&program)?;
+        println!("    {pushed} jobs pushed");
+        if pushed < run.jobs {
+            short.push(format!("{}: {pushed} of {} jobs pushed", run.name, run.jobs));
         }
         total.passed += tally.passed;
         total.failed += tally.failed;

@@ -15,6 +15,8 @@ pub(super) struct Broker {
     process: Child,
     /// Where Faktory clients connect: HOST:PORT.
     address: String,
+    /// Where everybody else does.
+    url: String,
     _data: TempDir,
 }
 
@@ -34,11 +36,26 @@ impl Broker {
         let mut line = String::new();
         let stdout = process.stdout.take().context("the broker has no stdout")?;
         BufReader::new(stdout).read_line(&mut line)?;
-        let mut broker = Broker { process, address: String::new(), _data: data };
+        let (address, url) = (String::new(), String::new());
+        let mut broker = Broker { process, address, url, _data: data };
         let told: serde_json::Value = serde_json::from_str(&line).context("the broker ended")?;
         let url = told["faktory"].as_str().context("the broker has no port for Faktory")?;
         broker.address = url.rsplit('/').next().unwrap_or_default().to_string();
+        broker.url = told["url"].as_str().context("the broker has no port for others")?.to_string();
         Ok(broker)
+    }
+
+    /// How many jobs were ever pushed into it.
+    pub(super) fn pushed(&self, program: &Path) -> Result<u64> {
+        let mut list = Command::new(program);
+        list.args(["queue", "list", "--json", "--server", &self.url]).stdin(Stdio::null());
+        let listed = list.output().context("can't list the broker's queues")?;
+        let mut pushed = 0;
+        for line in String::from_utf8(listed.stdout)?.lines() {
+            let queue: serde_json::Value = serde_json::from_str(line)?;
+            pushed += queue["enqueued_total"].as_u64().context("a queue without a count")?;
+        }
+        Ok(pushed)
     }
 
     /// What clients take for `FAKTORY_URL`.

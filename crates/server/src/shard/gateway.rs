@@ -70,7 +70,7 @@ impl Shards {
 
     /// Tells the other nodes what workers said here that may have connections there too (once a second, from
     /// the gateway).
-    pub(crate) fn heard(&self, workers: Vec<HeardWorker>) {
+    pub fn heard(&self, workers: Vec<HeardWorker>) {
         if !workers.is_empty() {
             self.tell_others(&SessionNews::Heard(workers));
         }
