@@ -413,7 +413,7 @@ impl Model {
                 lease_ends_at: now + claim.lease_ms,
                 timeout_at: task.timeout_ms.map(|ms| now + ms + TIMEOUT_GRACE_MS),
                 ends_at: 0,
-                started: claim.session.is_none(),
+                started: claim.begun || claim.session.is_none(),
                 cancel_requested: false,
             };
             held.set_end(floor);

@@ -54,7 +54,7 @@ impl Workload {
             lease_ms: rng.between(1_000, 20_000),
             session: in_session.then_some(SessionId(this.session)),
             number: in_session.then_some(number),
-            begun: rng.chance(200),
+            begun: this.claim_sequence.is_multiple_of(5),
             worker: "worker",
         });
         this.rng = rng;

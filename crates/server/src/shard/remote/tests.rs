@@ -223,7 +223,7 @@ fn the_layout_of_version_1_stays() {
         (
             claim,
             "0102ac0202046d61696c0105766964656fe807010ab0ea0101ffffffffffffffffffffffffff\
-             ffffff01030106686f73742d31e0d403",
+             ffffff0103010106686f73742d31e0d403",
         ),
         (
             ShardCall::Ask { shard: ShardId(1), query: sketch.into() },
