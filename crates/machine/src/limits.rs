@@ -192,8 +192,6 @@ limits! {
     CLAIM_REPLAY_KEPT_FOR_MS: u64 = 60_000, "ms";
     /// Answers kept per session: it never has more claims on their way to one shard.
     CLAIM_REPLAYS_MAX: usize = 8, "claims";
-    /// The same of a worker that asks over connections of its own (Faktory's): it may wait on each of them.
-    CLAIM_REPLAYS_ASKING_MAX: usize = 64, "claims";
     /// Schedules of one shard: each costs memory and a look at every list.
     SCHEDULES_PER_SHARD_MAX: usize = 10_000, "schedules";
     /// Rules and task of one schedule: they stay in memory, and the task is repeated with every run.

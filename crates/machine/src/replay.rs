@@ -6,7 +6,7 @@
 //! release of what it got, touches that.
 
 use crate::kept::Keep;
-use crate::limits::{CLAIM_REPLAY_KEPT_FOR_MS, CLAIM_REPLAYS_ASKING_MAX, CLAIM_REPLAYS_MAX};
+use crate::limits::{CLAIM_REPLAY_KEPT_FOR_MS, CLAIM_REPLAYS_MAX};
 use crate::slab::Slot;
 use crate::turn::Turn;
 use crate::wire::wire_struct;
@@ -109,8 +109,7 @@ impl Turn<'_> {
             return;
         }
         let mut replays = self.shard.replays.remove(session).unwrap_or_default();
-        let max = if claim.begun { CLAIM_REPLAYS_ASKING_MAX } else { CLAIM_REPLAYS_MAX };
-        if replays.claims.len() >= max {
+        if replays.claims.len() >= CLAIM_REPLAYS_MAX {
             replays.claims.remove(0);
         }
         replays.claims.push(Replay::new(number, answer));
