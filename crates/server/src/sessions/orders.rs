@@ -65,7 +65,7 @@ impl Remembered {
         self.orders().get(&id).map(|(activity, _)| *activity)
     }
 
-    /// Forgets an order to one worker that is older than this.
+    /// Forgets an order to one worker that is older than this: its name may be another's by now.
     pub(super) fn forget_older(&self, id: SessionId, age_max: Duration, now: Instant) {
         let mut orders = self.orders();
         if orders.get(&id).is_some_and(|(_, at)| now.saturating_duration_since(*at) > age_max) {

@@ -3,7 +3,9 @@
 //! A session that holds claims and is not heard of for 15 s is ended: each shard that it has claims on
 //! gets an `EndSession`, again until all of its claims there have ended. A closed connection shortens
 //! that to 5 s, if it was the one of the node that was last heard to have the session: a worker may
-//! have gone on elsewhere long before its old node notices. A new leader gives everybody a fresh 15 s.
+//! have gone on elsewhere long before its old node notices. A new leader gives everybody a fresh 15 s. One that
+//! asks over connections of its own has a minute from the last word of its node, for when that is gone it
+//! may beat elsewhere only then.
 
 use super::session_news::SessionNews;
 use crate::limits;
@@ -224,6 +226,20 @@ mod tests {
         sessions.cut(NODE, S, start + seconds(11));
         assert_eq!(silent_at(&mut sessions, start + seconds(15)), []);
         assert_eq!(silent_at(&mut sessions, start + seconds(16)), [ShardId(1)]);
+    }
+
+    #[test]
+    fn one_that_asks_has_a_minute_after_its_node_is_gone_unless_it_was_cut() {
+        let start = Instant::now();
+        let mut sessions = Sessions::default();
+        sessions.holds(S, ShardId(1), start);
+        sessions.hear(NODE, SessionNews::Asking(vec![S]), start);
+        assert_eq!(silent_at(&mut sessions, start + seconds(59)), []);
+        assert_eq!(silent_at(&mut sessions, start + seconds(60)), [ShardId(1)]);
+        sessions.not_ended(S, ShardId(1), start + seconds(60));
+        sessions.hear(NODE, SessionNews::Asking(vec![S]), start + seconds(60));
+        sessions.hear(NODE, SessionNews::Cut(S), start + seconds(61));
+        assert_eq!(silent_at(&mut sessions, start + seconds(66)), [ShardId(1)]);
     }
 
     #[test]
