@@ -1,8 +1,6 @@
 //! `taskyard bench --nodes 3`: a cluster beside one node, nodes that go away, and what is refused.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod yard;
+use crate::yard;
 
 use std::{
     fs,
@@ -11,9 +9,9 @@ use std::{
     process::{Command, Stdio},
 };
 
+use crate::yard::{Process, Ran, check_nothing_is_left, taskyard, until};
 use rustix::process::Signal;
 use serde_json::Value;
-use yard::{Process, Ran, check_nothing_is_left, taskyard, until};
 
 /// The benchmark of three nodes, with its folders inside `folder`.
 fn bench(folder: &Path, more: &[&str]) -> Command {

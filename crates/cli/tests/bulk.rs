@@ -1,8 +1,6 @@
 //! Tasks from a file: every line is enqueued, or told and kept to be sent again.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-mod yard;
+use crate::yard;
 
 use std::{
     fs,
@@ -10,9 +8,9 @@ use std::{
     process::Stdio,
 };
 
+use crate::yard::{Process, Yard};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use yard::{Process, Yard};
 
 #[test]
 fn a_file_that_cannot_be_read_ends_the_command() {

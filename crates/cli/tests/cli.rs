@@ -1,9 +1,7 @@
 //! The binary as people and scripts use it, against a real broker: what it prints, where, and with
 //! which exit code.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-mod yard;
+use crate::yard;
 
 use std::{
     fs,
@@ -12,9 +10,9 @@ use std::{
     process::{Command, Stdio},
 };
 
+use crate::yard::{Process, Ran, Yard, taskyard, until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use yard::{Process, Ran, Yard, taskyard, until};
 
 #[test]
 fn wrong_usage_exits_with_2_and_says_so_on_stderr() {

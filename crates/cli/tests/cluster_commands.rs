@@ -1,14 +1,12 @@
 //! `taskyard cluster ...` with what can't be, or not now: what it says, and with which exit code. 2 is typed
 //! wrongly, 1 does not work.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-mod yard;
+use crate::yard;
 
 use std::process::{Command, Stdio};
 
+use crate::yard::{Process, Yard, serve, until};
 use serde_json::{Value, json};
-use yard::{Process, Yard, serve, until};
 
 /// A node that stands alone.
 fn alone() -> Yard {

@@ -2,8 +2,6 @@
 //! data directory. Every confirmed task is there exactly once, and no acked task comes back. Enqueues
 //! whose answer a kill took are sent again, and each makes one task, whether it had been taken or not.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{SocketAddr, TcpListener},

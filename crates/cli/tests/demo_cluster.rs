@@ -1,8 +1,6 @@
 //! `taskyard demo --nodes 3`: it kills a node, loses nothing, and leaves nothing behind.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-mod yard;
+use crate::yard;
 
 use std::{
     io::{BufRead, BufReader},
@@ -10,9 +8,9 @@ use std::{
     process::{Command, Stdio},
 };
 
+use crate::yard::{Process, Ran, check_nothing_is_left, taskyard};
 use rustix::process::Signal;
 use serde_json::Value;
-use yard::{Process, Ran, check_nothing_is_left, taskyard};
 
 /// The demo, with its folder inside `folder`.
 fn demo(folder: &Path, more: &[&str]) -> Command {

@@ -1,10 +1,7 @@
 //! `work --exec`'s promise, with real processes: whatever a task's command does, the worker lives
 //! on, gets a bounded report, and no process of the task is left.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-#[path = "yard/needs.rs"]
-mod needs;
+use crate::yard::needs;
 
 use std::{
     fs::{self, File},

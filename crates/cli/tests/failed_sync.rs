@@ -4,9 +4,7 @@
 //! The disk is made to fail by a library that stands before the system's `fsync` and `fdatasync` and
 //! answers EIO for files below a path, once another file exists. It is compiled here, from C.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-mod yard;
+use crate::yard;
 
 use std::{
     collections::BTreeSet,
@@ -17,8 +15,8 @@ use std::{
     time::Duration,
 };
 
+use crate::yard::{Process, Ran, Yard, needs::Need, serve, until};
 use taskyard::Client;
-use yard::{Process, Ran, Yard, needs::Need, serve, until};
 
 const SHIM: &str = r#"
 #define _GNU_SOURCE

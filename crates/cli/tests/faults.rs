@@ -1,9 +1,7 @@
 //! What goes wrong around a broker and its workers, with real processes: a stop under load, workers
 //! that are killed or frozen, and tasks that kill them.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-mod yard;
+use crate::yard;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,12 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::yard::{Process, Yard, processes_of, serve_at, until};
 use rustix::process::Signal;
 use serde_json::json;
 use taskyard::{Client, Fail, TaskContext, Worker};
 use taskyard_proto::v1::{AckRequest, ClaimRequest, QueueWeight, taskyard_client::TaskyardClient};
 use tonic::transport::Endpoint;
-use yard::{Process, Yard, processes_of, serve_at, until};
 
 /// What was confirmed by each of several clients, until the broker was gone.
 async fn produce(url: String, confirmed: Arc<Mutex<BTreeSet<String>>>) {

@@ -1,8 +1,6 @@
 //! `taskyard flow` as people and scripts use it, against a real broker and a real worker.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-mod yard;
+use crate::yard;
 
 use std::{
     fs,
@@ -10,9 +8,9 @@ use std::{
     process::{Command, Stdio},
 };
 
+use crate::yard::{Process, Ran, Yard, until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use yard::{Process, Ran, Yard, until};
 
 /// Does a task by its type: `bad` fails for good while the file `broken` is there, all others return
 /// their payload.

@@ -1,8 +1,6 @@
 //! Promise 11 with real processes: `kill -9` of the broker, over and over, while the children of a
 //! flow end. The callback waits for all of them, is there once, and gets every result.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
 use std::{
     collections::BTreeSet,
     net::{SocketAddr, TcpListener},

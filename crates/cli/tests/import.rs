@@ -1,11 +1,8 @@
 //! `taskyard import faktory`: every job is moved once and as it was, or it is told what was not.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
-
-#[path = "import/brokers.rs"]
 mod brokers;
-mod faktory;
-mod yard;
+use crate::faktory;
+use crate::yard;
 
 use std::{
     fs,
@@ -14,10 +11,10 @@ use std::{
     time::Duration,
 };
 
-use faktory::Fake;
+use crate::faktory::Fake;
+use crate::yard::{Process, Ran, until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use yard::{Process, Ran, until};
 
 fn job(number: usize) -> String {
     // What no parser of numbers gives back as it was, and fields that no server knows.

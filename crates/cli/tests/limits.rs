@@ -1,13 +1,11 @@
 //! Limits and `task why` as people and scripts use them, against a real broker.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-mod yard;
+use crate::yard;
 
 use std::fs;
 
+use crate::yard::Yard;
 use serde_json::{Value, json};
-use yard::Yard;
 
 fn enqueue(yard: &Yard, queue: &str, more: &[&str]) -> String {
     let mut arguments = vec!["enqueue", "call", "--queue", queue];

@@ -1,10 +1,10 @@
 //! docs/operations.md does what it says: the commands of each section are run as they stand, in one shell,
 //! in an empty folder. Each section has addresses of its own in place of 127.0.0.1, so that the ports
 //! of the document meet nobody's.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod yard;
+use crate::yard;
 
+use crate::yard::subnet::Subnet;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,6 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use yard::subnet::Subnet;
 
 const DOCUMENT: &str = include_str!("../../../docs/operations.md");
 /// What comes after the three backticks of a block that is run, and of others.

@@ -1,14 +1,12 @@
 //! `taskyard schedule` as people and scripts use it, against a real broker, which is also killed with
 //! `kill -9` while schedules fire every second.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-mod yard;
+use crate::yard;
 
 use std::{collections::BTreeMap, thread::sleep, time::Duration};
 
+use crate::yard::{Yard, until};
 use serde_json::{Value, json};
-use yard::{Yard, until};
 
 /// The next runs that a text tells, without what changes from run to run.
 fn next_runs(text: &str) -> Vec<&str> {

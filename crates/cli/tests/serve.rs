@@ -1,8 +1,6 @@
 //! The broker as a process: how it starts, what it refuses to start with, and how it stops.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-mod yard;
+use crate::yard;
 
 use std::{
     fs,
@@ -11,9 +9,9 @@ use std::{
     process::{Command, Stdio},
 };
 
+use crate::yard::{Process, Ran, Yard, serve, serve_at, serve_with_faktory, taskyard, until};
 use rustix::process::Signal;
 use serde_json::Value;
-use yard::{Process, Ran, Yard, serve, serve_at, serve_with_faktory, taskyard, until};
 
 #[test]
 fn what_was_acknowledged_survives_kill_9() {

@@ -1,11 +1,9 @@
 //! `queue set --spread` as people and scripts use it, against a real broker.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
+use crate::yard;
 
-mod yard;
-
+use crate::yard::Yard;
 use serde_json::json;
-use yard::Yard;
 
 #[test]
 fn a_queue_is_spread_shown_and_laid_on_one_shard_again() {

@@ -1,15 +1,13 @@
 //! `work --exec` end to end: a broker, a worker and commands as real processes.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-mod yard;
+use crate::yard;
 
 use std::{fs, path::Path, time::Instant};
 
+use crate::yard::{LONG, Yard, needs::Need, processes_of, until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use taskyard_cli::exec::Cgroups;
-use yard::{LONG, Yard, needs::Need, processes_of, until};
 
 #[test]
 fn a_command_gets_the_task_and_its_output_is_the_result() {

@@ -1,5 +1,4 @@
 //! What producers and operators ask for, against the real broker.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{collections::HashSet, time::Duration};
 use taskyard::{

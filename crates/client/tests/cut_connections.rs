@@ -1,6 +1,5 @@
 //! Connections that are cut again and again, while tasks are enqueued and run: nothing is lost,
 //! nothing is enqueued twice, and the worker never stops for good.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,4 @@
 //! Every example runs as it stands and ends by itself.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     fs,

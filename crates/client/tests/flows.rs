@@ -1,6 +1,5 @@
 //! Flows through the SDK, against the real broker: each shape, what handlers see of their parents,
 //! tasks that are added while a flow runs, failures, cancel and retry.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

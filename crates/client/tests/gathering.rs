@@ -1,10 +1,8 @@
 //! Concurrent enqueues share requests, and a request that got no answer is repeated as it was.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
+use crate::fake;
 
-mod fake;
-
-use fake::{FakeBroker, PATIENCE, ids, status};
+use crate::fake::{FakeBroker, PATIENCE, ids, status};
 use std::{future::IntoFuture, time::Duration};
 use taskyard::{Client, Error};
 use taskyard_proto::v1;

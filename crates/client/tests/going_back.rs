@@ -1,10 +1,8 @@
 //! A client that had to leave its first server goes back to it, without a call that fails.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
+use crate::fake;
 
-mod fake;
-
-use fake::{FakeBroker, PATIENCE, claimed};
+use crate::fake::{FakeBroker, PATIENCE, claimed};
 use std::{net::SocketAddr, path::Path, time::Duration};
 use taskyard::{Client, Fail, TaskContext, Worker};
 use taskyard_server::{Config, Node};

@@ -1,6 +1,5 @@
 //! Limits through the SDK, against the real broker: settings, handlers that push back, and why a task
 //! waits.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
     sync::{Arc, Mutex},

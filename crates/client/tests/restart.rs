@@ -1,5 +1,4 @@
 //! A broker that restarts is no event for its clients and workers.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use taskyard::{Client, Embedded, Fail, TaskContext, TaskState, Worker};

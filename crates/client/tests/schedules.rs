@@ -1,6 +1,5 @@
 //! Schedules through the SDK, against the real broker: set, fire as the clock is moved, look, pause,
 //! trigger, backfill, remove, and what is refused.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -1,10 +1,8 @@
 //! What a worker says on its stream: how it resumes, repeats, watches and leaves.
 
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
+use crate::fake;
 
-mod fake;
-
-use fake::{FakeBroker, PATIENCE, WorkerStream, claimed, status};
+use crate::fake::{FakeBroker, PATIENCE, WorkerStream, claimed, status};
 use std::{
     sync::{Arc, Mutex, mpsc},
     time::Duration,

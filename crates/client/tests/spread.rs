@@ -1,6 +1,5 @@
 //! A queue over several shards through the SDK, against the real broker: producers and workers change
 //! nothing for it.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
     collections::BTreeSet,

@@ -1,5 +1,4 @@
 //! Handlers and what becomes of their tasks, against the real broker.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use serde::{Deserialize, Serialize};
 use std::{

@@ -1,11 +1,8 @@
 //! Random histories: whatever is asked in whatever order, the state stays whole, two machines stay
 //! equal, and a checkpoint plus the entries after it is the live machine again.
 
-#[path = "history/flows.rs"]
 mod flows;
-#[path = "history/random.rs"]
 mod random;
-#[path = "history/tallies.rs"]
 mod tallies;
 
 use random::Random;

@@ -1,5 +1,5 @@
 //! Life stories of tasks, as text: each file under `scripts/` is one story, command by command with
-//! its full answer and what happened. `UPDATE=1 cargo test -p taskyard-machine --test scripts`
+//! its full answer and what happened. `UPDATE=1 cargo test -p taskyard-machine --test machine scripts`
 //! writes the answers anew; read the difference before it is kept.
 //!
 //! A line starts with the time in seconds, and with `on N` if it is for another shard than 1:
@@ -10,9 +10,7 @@
 //!   * enqueued t1; ready t1
 //! ```
 
-#[path = "scripts/parse.rs"]
 mod parse;
-#[path = "scripts/show.rs"]
 mod show;
 
 use parse::Line;

@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 16] = b"taskyard backup\n";
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 /// Frames are filled to this: small enough to stream, large enough to cost nothing.
 const FRAME_BYTES: usize = 256 << 10;
 /// No frame is larger: one record, of the largest task there can be.

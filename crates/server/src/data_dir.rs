@@ -429,9 +429,9 @@ mod tests {
         let file = dir.path().join(FORMAT_FILE);
         let good = fs::read_to_string(&file).unwrap();
         for (from, to, expected) in [
-            ("format = 6", "format = 7", "has format 7, this taskyard reads up to 6"),
-            ("format = 6", "format = 1", "has format 1, from before the first release"),
-            ("format = 6", "format = ?", "is damaged: format is \"?\""),
+            ("format = 7", "format = 8", "has format 8, this taskyard reads up to 7"),
+            ("format = 7", "format = 1", "has format 1, from before the first release"),
+            ("format = 7", "format = ?", "is damaged: format is \"?\""),
             ("shards = 4", "shards = 0", "is damaged: its checksum does not fit"),
             ("shards = 4", "shards = 2", "is damaged: its checksum does not fit"),
             ("checksum", "checksun", "it has no line \"checksum = ...\""),

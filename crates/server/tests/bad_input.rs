@@ -1,10 +1,9 @@
 //! Bad input is refused with a stable code and a detail that names the field and its value, and it
 //! changes nothing.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker, code,
     http::{get, post, put, send},
     queues, task,

@@ -1,9 +1,8 @@
 //! Bad input over gRPC: refused with the same codes and words as over HTTP, and it changes nothing.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{Broker, code, queues, task};
+use crate::common::{Broker, code, queues, task};
 use taskyard_proto::v1;
 use tonic::Code;
 

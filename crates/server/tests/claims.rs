@@ -1,9 +1,8 @@
 //! One live claim, fenced: what a stale or unlucky worker says changes nothing, and it is told so.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{Broker, DEADLINE, code, eventually, http, queues, task};
+use crate::common::{Broker, DEADLINE, code, eventually, http, queues, task};
 use std::{collections::HashSet, time::Duration};
 use taskyard_proto::v1::{self, taskyard_client::TaskyardClient};
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};

@@ -1,10 +1,9 @@
 //! A backup of a cluster: any node gives it, whichever replicas it has; restored, it is a cluster of one
 //! with everything that was acknowledged, in which no shard knows more of another than that one itself.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker,
     cluster::{SHARDS, are_three, five, founder, joiner, queues, three, voters},
     eventually,

@@ -1,9 +1,8 @@
 //! Clusters stand bad input and faults: what can't be is refused in words, and the others go on.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker, DEADLINE,
     cluster::{
         ANY_PORT, SHARDS, founder, joiner, joining, queues, three, three_with, transfer, voters,

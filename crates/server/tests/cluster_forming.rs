@@ -1,9 +1,8 @@
 //! Clusters form: nodes join, get their place once, and never become two clusters.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     DEADLINE, eventually,
     http::{self, Answer},
 };

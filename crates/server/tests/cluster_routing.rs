@@ -1,10 +1,9 @@
 //! Any node takes any request: what it does not lead it passes on, and a change of leader is nothing
 //! that a client or a worker sees.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker, DEADLINE,
     cluster::{SHARDS, leader, queues, three, transfer},
     http, task,

@@ -1,10 +1,9 @@
 //! What a node says of its cluster can be acted upon: nothing is left to move when it says so, and what an
 //! operator has done is in it, whichever node is asked.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker,
     cluster::{founder, joiner, three, voters},
     eventually, http,

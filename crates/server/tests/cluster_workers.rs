@@ -1,10 +1,9 @@
 //! Any node takes any request, also about workers: whichever node a worker is connected to, all list it,
 //! pass orders to it, and tell it what was cancelled.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker, DEADLINE, START_MS,
     cluster::{SHARDS, leader, queues, three, three_with, transfer},
     code, eventually, http, task,

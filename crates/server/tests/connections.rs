@@ -2,11 +2,10 @@
 //! the files of the engine are never touched.
 //!
 //! The limit belongs to the process, so the tests here run one after the other.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{Broker, DEADLINE, eventually, http::get};
+use crate::common::{Broker, DEADLINE, eventually, http::get};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -1,10 +1,9 @@
 //! A dead worker's tasks run elsewhere within seconds, and one that keeps killing its workers is
 //! quarantined. The clock is the test's: what is shown is shard time, the waiting is not.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker, eventually,
     http::{get, post},
     queues, task,

@@ -1,9 +1,8 @@
 //! Backups: a consistent copy while the node works, restored into a new directory, or refused.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod engine;
+use crate::engine;
 
-use engine::{Bench, config, start};
+use crate::engine::{Bench, config, start};
 use std::{fs, path::Path, time::Duration};
 use taskyard_machine::{
     Ack, Command, EncodedCommand, QueueSettings, SetQueue, TaskId, TaskStateName,

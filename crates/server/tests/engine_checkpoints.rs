@@ -1,9 +1,8 @@
 //! Checkpoints: the exact state at their cut, bodies that spill and come back, space that returns.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod engine;
+use crate::engine;
 
-use engine::{Bench, config, eventually, manual, request, start};
+use crate::engine::{Bench, config, eventually, manual, request, start};
 use std::{path::Path, time::Duration};
 use taskyard_machine::{
     Body, Command, EncodedCommand, EnqueueCut, Fail, PurgeQueue, Release, Retry, ShardId,

@@ -1,10 +1,8 @@
 //! Claims: handed out, parked without cost, woken by events, never orphaned.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+use crate::engine;
 
-mod engine;
-
-use engine::{Bench, config, request, start, waits};
+use crate::engine::{Bench, config, request, start, waits};
 use std::time::Duration;
 use taskyard_machine::{Body, Command, EncodedCommand, Enqueue, NewTask, TaskStateName};
 

@@ -1,9 +1,8 @@
 //! `kill -9` under load, again and again: every confirmed task is there once, no acked one comes back.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod engine;
+use crate::engine;
 
-use engine::{Bench, config, start};
+use crate::engine::{Bench, config, start};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{BufRead, BufReader, Write},

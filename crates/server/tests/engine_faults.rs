@@ -1,9 +1,8 @@
 //! Faults of the disk: full, taken, damaged, rolled back. Refused in plain words, or survived.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod engine;
+use crate::engine;
 
-use engine::{Bench, config, eventually, start};
+use crate::engine::{Bench, config, eventually, start};
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -1,10 +1,9 @@
 //! Parts of a data directory that are gone or of another one: refused in plain words, with nothing made
 //! anew and nothing thrown away, so that putting them back brings everything back.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod engine;
+use crate::engine;
 
-use engine::{Bench, config, start};
+use crate::engine::{Bench, config, start};
 use std::{
     collections::BTreeSet,
     fs,

@@ -1,9 +1,8 @@
 //! What one shard owes another arrives once, whatever is in between.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod engine;
+use crate::engine;
 
-use engine::{Bench, config, eventually, start};
+use crate::engine::{Bench, config, eventually, start};
 use std::time::Duration;
 use taskyard_machine::{
     Ack, Body, Command, EncodedCommand, Enqueue, FollowUp, NewTask, Outcome, TaskId,

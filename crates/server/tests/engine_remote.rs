@@ -1,10 +1,8 @@
 //! What another node asks over bytes is answered as what is asked here.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+use crate::engine;
 
-mod engine;
-
-use engine::{Bench, config, manual, request, start, waits};
+use crate::engine::{Bench, config, manual, request, start, waits};
 use std::time::Duration;
 use taskyard_machine::{
     Ack, Body, Cancel, ClaimToken, Command, EncodedCommand, Enqueue, NewTask, Outcome, QueueName,

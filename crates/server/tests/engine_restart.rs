@@ -1,10 +1,8 @@
 //! Restarts: whatever ends the process, what was acknowledged is there.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+use crate::engine;
 
-mod engine;
-
-use engine::{Bench, config, start};
+use crate::engine::{Bench, config, start};
 use std::time::Duration;
 use taskyard_machine::TaskStateName;
 

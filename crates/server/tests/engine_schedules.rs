@@ -1,9 +1,8 @@
 //! `kill -9` under schedules that fire every second, again and again: each occurrence fires once.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod engine;
+use crate::engine;
 
-use engine::{Bench, config, eventually, start};
+use crate::engine::{Bench, config, eventually, start};
 use std::{
     collections::BTreeMap,
     path::Path,

@@ -1,9 +1,8 @@
 //! A tally shows what was answered before, wherever its tasks live, and what follows from it follows once.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod engine;
+use crate::engine;
 
-use engine::{Bench, config, start};
+use crate::engine::{Bench, config, start};
 use std::{collections::BTreeSet, time::Duration};
 use taskyard_machine::{
     CallbackState, Enqueue, Fail, NewTask, ShardId, TallyView, TaskError, TaskId,

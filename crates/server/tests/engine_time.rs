@@ -1,9 +1,8 @@
 //! Time: what is due happens, silence ends sessions, and a test can move the clock.
-#![allow(clippy::unwrap_used, reason = "tests")]
 
-mod engine;
+use crate::engine;
 
-use engine::{Bench, config, eventually, manual, request, start};
+use crate::engine::{Bench, config, eventually, manual, request, start};
 use std::{
     collections::HashMap,
     io::Write,

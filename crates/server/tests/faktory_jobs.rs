@@ -1,9 +1,8 @@
 //! The life of a job over Faktory's wire, and how it looks from the other fronts.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker,
     cluster::three_with,
     eventually,

@@ -1,10 +1,9 @@
 //! Faktory clients that don't know the password, don't speak the protocol, say too much or nothing at all,
 //! and many at once. None of it may cost the others anything.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker,
     faktory::{Client, Reply, listens, ok},
 };

@@ -1,9 +1,8 @@
 //! Faktory's verbs beside the life of one job: batches, tracking, queues, mutations.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker,
     faktory::{Client, Reply, listens},
     http,

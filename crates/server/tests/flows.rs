@@ -1,9 +1,8 @@
 //! A flow's child runs once, after its parents, with their results, on whatever shards they live.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{Broker, DEADLINE, code, eventually, http, queues, task};
+use crate::common::{Broker, DEADLINE, code, eventually, http, queues, task};
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

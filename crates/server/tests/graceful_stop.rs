@@ -1,9 +1,8 @@
 //! A graceful stop under load: nothing confirmed is lost, nobody is left waiting, within the grace.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{Broker, DEADLINE, code, eventually, http, queues, task, worker::Worker};
+use crate::common::{Broker, DEADLINE, code, eventually, http, queues, task, worker::Worker};
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex},

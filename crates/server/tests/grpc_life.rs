@@ -1,9 +1,8 @@
 //! What gRPC has beyond HTTP: many enqueues at once, streams, jobs with progress, backup.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{Broker, code, eventually, queues, task};
+use crate::common::{Broker, code, eventually, queues, task};
 use std::collections::{HashMap, HashSet};
 use taskyard_proto::v1::{self, taskyard_client::TaskyardClient};
 use tokio::sync::mpsc;

@@ -1,9 +1,8 @@
 //! The whole life of a task over HTTP/JSON, in the words of the contract.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker,
     http::{get, post, put, send},
 };

@@ -1,10 +1,9 @@
 //! Limits and fairness, as workers meet them: nothing runs beyond a limit, whoever waits is served when a
 //! limit lets it, keys take turns, and a task that waits says why.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{Broker, DEADLINE, eventually, http, queues, task};
+use crate::common::{Broker, DEADLINE, eventually, http, queues, task};
 use serde_json::{Value, json};
 use std::time::Duration;
 use taskyard_proto::v1::{self, taskyard_client::TaskyardClient};

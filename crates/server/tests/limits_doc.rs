@@ -1,7 +1,6 @@
 //! `docs/limits.md` mirrors the two `limits.rs`: the code is the source, this writes the page.
 //!
-//! `UPDATE=1 cargo test -p taskyard-server --test limits_doc` rewrites it.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! `UPDATE=1 cargo test -p taskyard-server --test broker limits_doc` rewrites it.
 
 use std::{fs, path::Path};
 use taskyard_machine::limits::{self, Limit};
@@ -48,7 +47,7 @@ fn the_page_mirrors_the_code() {
     assert!(
         found == expected,
         "docs/limits.md differs from the code; \
-         run UPDATE=1 cargo test -p taskyard-server --test limits_doc"
+         run UPDATE=1 cargo test -p taskyard-server --test broker limits_doc"
     );
 }
 

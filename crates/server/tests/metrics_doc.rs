@@ -1,11 +1,10 @@
 //! `docs/metrics.md` lists what `/metrics` prints: the code is the source, this writes the page.
 //!
-//! `UPDATE=1 cargo test -p taskyard-server --test metrics_doc` rewrites it.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! `UPDATE=1 cargo test -p taskyard-server --test broker metrics_doc` rewrites it.
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker,
     cluster::{three, transfer},
     eventually, http,
@@ -141,7 +140,7 @@ async fn the_page_lists_what_is_printed() {
     assert!(
         found == page,
         "docs/metrics.md differs from the code; \
-         run UPDATE=1 cargo test -p taskyard-server --test metrics_doc"
+         run UPDATE=1 cargo test -p taskyard-server --test broker metrics_doc"
     );
 }
 

@@ -1,9 +1,8 @@
 //! JSON that some language cannot read: refused as JSON, shown as base64, never part of an answer.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker,
     http::{get, post},
     task,

@@ -1,9 +1,8 @@
 //! Clients that misbehave harm nobody else: they send nothing, half a request, garbage, or never read.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker, DEADLINE,
     http::{get, post, read_answer},
 };

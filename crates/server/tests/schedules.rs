@@ -1,9 +1,8 @@
 //! Schedules over both fronts: set, fire, catch up after an outage, and every "no" in words.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker, START_MS, code, eventually,
     http::{Answer, get, post, put, send},
     task,

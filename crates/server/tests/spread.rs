@@ -1,10 +1,9 @@
 //! A queue over several shards, as producers, workers and operators meet it: nothing is lost when its
 //! spread changes, a request id makes one task, and what is set holds everywhere.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{Broker, DEADLINE, code, http, queues, task};
+use crate::common::{Broker, DEADLINE, code, http, queues, task};
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,9 +1,8 @@
 //! Unique keys over both fronts: one task at a time, whoever asks and however often.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker, START_MS, code,
     http::{Answer, get, post},
     queues, task,

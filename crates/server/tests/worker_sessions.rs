@@ -1,9 +1,8 @@
 //! A worker's session: tasks up to its free slots, leases renewed while it beats, goodbye and resume.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod common;
+use crate::common;
 
-use common::{
+use crate::common::{
     Broker, code, eventually, http, task,
     worker::{Worker, ack, held, hello},
 };

@@ -3,7 +3,7 @@
 //! over more and fewer shards. In the end all faults are over, everything must drain, and what clients were
 //! told must add up.
 
-use crate::{
+use crate::cluster::{
     faults::{Planned, plan},
     load::Load,
     nodes::{NODES, Nodes},
@@ -17,7 +17,7 @@ pub(crate) const SECONDS: u64 = 15;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_clients_were_told_adds_up_whatever_fails() {
-    run("chaos::", Nodes::form(NODES)).await;
+    run("cluster::chaos::", Nodes::form(NODES)).await;
 }
 
 /// Breaks what can be broken of these nodes, and checks everything. `test` is what this is found by.
@@ -26,7 +26,7 @@ pub(crate) async fn run(test: &str, mut nodes: Nodes) {
     let seconds = variable("CHAOS_SECONDS").unwrap_or(SECONDS);
     println!(
         "again: CHAOS_SEED={seed} CHAOS_SECONDS={seconds} \
-         cargo nextest run -p taskyard-cli --test cluster {test} --no-capture"
+         cargo nextest run -p taskyard-cli --test cli {test} --no-capture"
     );
     let plan = plan(seed, nodes.len(), nodes.network.can_slow_down(), Duration::from_secs(seconds));
     let mut load = Load::start(nodes.urls(), seed).await;

@@ -1,6 +1,6 @@
 //! What a history and its ending must add up to: the promises, as clients can see them.
 
-use crate::{
+use crate::cluster::{
     ending::{Ending, Left},
     history::{Answer, At, Call, Claimed, What},
     load::{CALLBACKS, CHILDREN, TICK_EVERY, TICKS},

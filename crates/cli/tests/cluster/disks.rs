@@ -2,10 +2,12 @@
 //! go on, and the node is rebuilt from them. One is nearly full: the others lead, until all are.
 
 use crate::{
-    history::Answer,
-    load::{QUEUES, queue},
-    nodes::{NODES, Nodes},
-    plain::Plain,
+    cluster::{
+        history::Answer,
+        load::{QUEUES, queue},
+        nodes::{NODES, Nodes},
+        plain::Plain,
+    },
     yard::{
         needs::{self, Need},
         until,

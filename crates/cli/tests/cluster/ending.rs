@@ -1,6 +1,6 @@
 //! Ending: what the cluster holds when everything has come to rest, read through the SDK.
 
-use crate::load::{self, TICKS};
+use crate::cluster::load::{self, TICKS};
 use taskyard::{Client, ScheduleDetails, TaskDetails, flow::FlowDetails};
 
 /// More than a test ever makes.

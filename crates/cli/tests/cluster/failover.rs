@@ -6,11 +6,13 @@
 //! took is printed.
 
 use crate::{
-    history::{Answer, History, Made, What},
-    load::{Load, QUEUES, queue},
-    nodes::{NODES, Nodes},
-    outage::{Outages, Writers},
-    plain::Plain,
+    cluster::{
+        history::{Answer, History, Made, What},
+        load::{Load, QUEUES, queue},
+        nodes::{NODES, Nodes},
+        outage::{Outages, Writers},
+        plain::Plain,
+    },
     yard::until,
 };
 use serde_json::Value;

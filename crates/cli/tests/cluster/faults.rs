@@ -1,6 +1,6 @@
 //! Faults: what is done to the nodes and their network, in an order that a seed decides.
 
-use crate::{dice::Dice, network::Link, nodes::Nodes};
+use crate::cluster::{dice::Dice, network::Link, nodes::Nodes};
 use std::{fmt, time::Duration};
 
 /// One thing that goes wrong, for a while.
@@ -121,7 +121,7 @@ impl Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
+    use crate::cluster::{
         chaos::{SECONDS, SEED},
         nodes::NODES,
     };

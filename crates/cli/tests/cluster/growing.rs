@@ -3,8 +3,10 @@
 //! all the same.
 
 use crate::{
-    load::Load,
-    nodes::{NODES, Nodes},
+    cluster::{
+        load::Load,
+        nodes::{NODES, Nodes},
+    },
     yard::until,
 };
 

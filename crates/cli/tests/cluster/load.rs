@@ -3,12 +3,14 @@
 //! does not depend on whether it was good.
 
 use crate::{
-    check,
-    dice::Dice,
-    ending::Ending,
-    history::{Answer, At, Claimed, History, Made, Seen, What},
-    nodes::SHARDS,
-    plain::Plain,
+    cluster::{
+        check,
+        dice::Dice,
+        ending::Ending,
+        history::{Answer, At, Claimed, History, Made, Seen, What},
+        nodes::SHARDS,
+        plain::Plain,
+    },
     yard::LONG,
 };
 use std::{

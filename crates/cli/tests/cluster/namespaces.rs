@@ -12,7 +12,7 @@
 //! runs in alone, and is gone with its process, however that ends.
 
 use crate::{
-    network::{Link, Network, Place},
+    cluster::network::{Link, Network, Place},
     yard::{
         Process,
         needs::{self, Need},

@@ -1,8 +1,10 @@
 //! Nodes: real brokers, each with an address of its own, that form one cluster and are killed, paused, stopped and started again. Their logs are kept, and printed when a test fails.
 
 use crate::{
-    network::{Network, Place},
-    proxy::Proxies,
+    cluster::{
+        network::{Network, Place},
+        proxy::Proxies,
+    },
     yard::{Process, needs::on_disk, until},
 };
 use rustix::process::Signal;

@@ -2,9 +2,11 @@
 //! something was done to.
 
 use crate::{
-    history::{History, What},
-    load::{QUEUES, queue},
-    plain::Plain,
+    cluster::{
+        history::{History, What},
+        load::{QUEUES, queue},
+        plain::Plain,
+    },
     yard::LONG,
 };
 use std::{

@@ -1,7 +1,7 @@
 //! The same as `chaos.rs` and `failover.rs`, in a network of the kernel: links go down and lose packets,
 //! so that nobody is told that a connection is gone. Skipped where no network namespaces can be made.
 
-use crate::{
+use crate::cluster::{
     chaos,
     failover::{cut_off_each, cut_off_one_way, outages_of},
     load::Load,

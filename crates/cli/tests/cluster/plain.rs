@@ -1,6 +1,6 @@
 //! Plain: one node asked directly, without the SDK, so that every single answer is seen.
 
-use crate::history::{Answer, Claimed, Made, Seen};
+use crate::cluster::history::{Answer, Claimed, Made, Seen};
 use std::{error::Error, future::Future, time::Duration};
 use taskyard_proto::v1::{
     AckRequest, ClaimRequest, ClaimedTask, EnqueueRequest, GetTaskRequest, NewTask, QueueWeight,

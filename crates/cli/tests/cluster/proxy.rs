@@ -5,7 +5,7 @@
 //! connection is gone, and what was written goes on its way once the link is healed.
 
 use crate::{
-    network::{Link, Network, Place},
+    cluster::network::{Link, Network, Place},
     yard::subnet::Subnet,
 };
 use std::{

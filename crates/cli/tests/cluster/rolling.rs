@@ -1,7 +1,7 @@
 //! A restart of all nodes in turn, as for an upgrade: nobody who uses the SDK is told of it, and what all
 //! clients were told adds up.
 
-use crate::{
+use crate::cluster::{
     history::{Answer, What},
     load::Load,
     nodes::{NODES, Nodes},

@@ -1,7 +1,7 @@
 //! A node that is gigabytes behind, beyond the log that is kept: it gets its shards by snapshots while writes go
 //! on, is killed half-way, and goes on from there. Says how long it takes and what it costs. Only on demand.
 
-use crate::{
+use crate::cluster::{
     history::History,
     load::{QUEUES, queue},
     nodes::{NODES, Nodes},
@@ -112,7 +112,7 @@ fn mib(bytes: u64) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "it writes gigabytes: SNAPSHOT_GIB=2 cargo nextest run -p taskyard-cli --test cluster snapshot:: \
+#[ignore = "it writes gigabytes: SNAPSHOT_GIB=2 cargo nextest run -p taskyard-cli --test cli cluster::snapshot:: \
             --run-ignored only --no-capture"]
 async fn a_node_that_is_gigabytes_behind_catches_up_and_goes_on_where_it_was_killed() {
     let gib: f64 = std::env::var("SNAPSHOT_GIB").map_or(1.0, |value| value.parse().unwrap());

@@ -5,7 +5,7 @@
 //! history as something that may have happened from some moment on, or never. So is every call whose
 //! outcome nobody knows. Such a step is valid anywhere, and without effect where it does not fit.
 
-use crate::history::At;
+use crate::cluster::history::At;
 use std::{fmt::Write, sync::Arc};
 use todc_utils::{
     linearizability::{

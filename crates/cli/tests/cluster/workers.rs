@@ -1,7 +1,7 @@
 //! `taskyard worker` through any node: workers of the SDK, as real processes, and nodes that are killed.
 
 use crate::{
-    nodes::{NODES, Nodes},
+    cluster::nodes::{NODES, Nodes},
     yard::{Process, Ran, until},
 };
 use serde_json::{Value, json};

@@ -1,7 +1,5 @@
 //! A Faktory server for tests: jobs in memory, the verbs that an import needs, and faults on demand.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     io::{BufRead, BufReader, Write},

@@ -1,8 +1,5 @@
 //! A broker and workers as real processes of the real binary, for the tests of the CLI.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-#![allow(dead_code, reason = "each test file uses its own part of this")]
-
 pub(crate) mod needs;
 pub(crate) mod subnet;
 

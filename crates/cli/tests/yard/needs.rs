@@ -3,8 +3,6 @@
 //!
 //! `cargo xtask check` is built with this file too, to say beforehand what there is: standard library only.
 
-#![allow(dead_code, reason = "each test file uses its own part of this")]
-
 use std::{
     fmt::{self, Display},
     path::Path,

@@ -1,6 +1,5 @@
 //! A broker that the test plays: it shows what arrives on the wire and answers as it is told. For
 //! what a real broker cannot be made to do on demand: lose an answer, fall silent, count requests.
-#![allow(dead_code, reason = "each test uses its part")]
 
 use std::{
     net::SocketAddr,

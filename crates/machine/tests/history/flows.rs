@@ -1,7 +1,7 @@
 //! What a history asks of flows.
 
-use crate::random::Random;
-use crate::{Author, IDENTITY, QUEUES};
+use crate::history::random::Random;
+use crate::history::{Author, IDENTITY, QUEUES};
 use taskyard_machine::*;
 
 const NODES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];

@@ -1,6 +1,6 @@
 //! What a history asks of tallies.
 
-use crate::{Author, IDENTITY, QUEUES};
+use crate::history::{Author, IDENTITY, QUEUES};
 use taskyard_machine::*;
 
 impl Author {

@@ -1,6 +1,6 @@
 //! From answers, events and views to the words of a story.
 
-use crate::parse::{START, flow, tally, task};
+use crate::scripts::parse::{START, flow, tally, task};
 use taskyard_machine::*;
 
 pub(crate) fn answer(answer: &Result<Outcome, Rejection>) -> Vec<String> {

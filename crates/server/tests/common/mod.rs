@@ -1,5 +1,4 @@
 //! What black-box tests share: a node on a directory of its own, and clients of both fronts.
-#![allow(dead_code, unused_macros, reason = "each test file uses a part")]
 
 pub(crate) mod cluster;
 pub(crate) mod faktory;

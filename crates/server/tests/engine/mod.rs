@@ -1,6 +1,4 @@
 //! What the engine's tests share: a data directory, commands in few words.
-#![allow(dead_code, reason = "each test file uses a part")]
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::{path::Path, task::Poll, time::Duration};
 use taskyard_machine::{

@@ -1,7 +1,7 @@
 //! Histories made by hand: good ones, and one for each promise that breaks it.
 
 use super::*;
-use crate::{
+use crate::cluster::{
     ending::{FlowLeft, TicksLeft},
     history::{Made, Seen},
 };

@@ -4,10 +4,7 @@
 //! `clients.rs` installs them in pinned versions; the scripts beside it are the programs that use them. Each is run as
 //! `SCRIPT push URL` and `SCRIPT work URL FOLDER`, and all do the same, so that there is one story to tell.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-#[path = "../yard/mod.rs"]
-mod yard;
+use crate::yard;
 
 mod clients;
 
@@ -18,10 +15,10 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use crate::yard::{Process, Yard, needs::Need, serve_with_faktory, until};
 use clients::Client;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
-use yard::{Process, Yard, needs::Need, serve_with_faktory, until};
 
 const PASSWORD: &str = "open-sesame";
 

@@ -5,10 +5,7 @@
 //! `namespaces.rs` in networks of the kernel, `load.rs` the clients, `history.rs` what they were told,
 //! `check.rs` and `task_spec.rs` what that must add up to. The other files are tests.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests, which the lint does not see as such")]
-
-#[path = "../yard/mod.rs"]
-mod yard;
+use crate::yard;
 
 mod chaos;
 mod check;
