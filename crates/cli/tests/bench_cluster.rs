@@ -1,7 +1,5 @@
 //! `taskyard bench --nodes 3`: a cluster beside one node, nodes that go away, and what is refused.
 
-use crate::yard;
-
 use std::{
     fs,
     io::{BufRead, BufReader},

@@ -1,7 +1,5 @@
 //! Tasks from a file: every line is enqueued, or told and kept to be sent again.
 
-use crate::yard;
-
 use std::{
     fs,
     io::{BufRead, BufReader},

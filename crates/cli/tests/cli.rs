@@ -1,8 +1,6 @@
 //! The binary as people and scripts use it, against a real broker: what it prints, where, and with
 //! which exit code.
 
-use crate::yard;
-
 use std::{
     fs,
     io::{Read, Write},

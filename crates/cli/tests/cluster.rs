@@ -5,8 +5,6 @@
 //! `namespaces.rs` in networks of the kernel, `load.rs` the clients, `history.rs` what they were told,
 //! `check.rs` and `task_spec.rs` what that must add up to. The other files are tests.
 
-use crate::yard;
-
 mod chaos;
 mod check;
 mod dice;

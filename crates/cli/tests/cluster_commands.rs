@@ -1,8 +1,6 @@
 //! `taskyard cluster ...` with what can't be, or not now: what it says, and with which exit code. 2 is typed
 //! wrongly, 1 does not work.
 
-use crate::yard;
-
 use std::process::{Command, Stdio};
 
 use crate::yard::{Process, Yard, serve, until};

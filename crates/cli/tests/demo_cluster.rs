@@ -1,7 +1,5 @@
 //! `taskyard demo --nodes 3`: it kills a node, loses nothing, and leaves nothing behind.
 
-use crate::yard;
-
 use std::{
     io::{BufRead, BufReader},
     path::Path,

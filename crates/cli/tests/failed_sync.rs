@@ -4,8 +4,6 @@
 //! The disk is made to fail by a library that stands before the system's `fsync` and `fdatasync` and
 //! answers EIO for files below a path, once another file exists. It is compiled here, from C.
 
-use crate::yard;
-
 use std::{
     collections::BTreeSet,
     fs::{self, File},

@@ -4,8 +4,6 @@
 //! `clients.rs` installs them in pinned versions; the scripts beside it are the programs that use them. Each is run as
 //! `SCRIPT push URL` and `SCRIPT work URL FOLDER`, and all do the same, so that there is one story to tell.
 
-use crate::yard;
-
 mod clients;
 
 use std::{

@@ -1,8 +1,6 @@
 //! What goes wrong around a broker and its workers, with real processes: a stop under load, workers
 //! that are killed or frozen, and tasks that kill them.
 
-use crate::yard;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},

@@ -1,7 +1,5 @@
 //! `taskyard flow` as people and scripts use it, against a real broker and a real worker.
 
-use crate::yard;
-
 use std::{
     fs,
     io::{BufRead, BufReader, Read},

@@ -1,7 +1,6 @@
 //! `taskyard import faktory`: every job is moved once and as it was, or it is told what was not.
 
 mod brokers;
-use crate::faktory;
 use crate::yard;
 
 use std::{

@@ -1,7 +1,5 @@
 //! Limits and `task why` as people and scripts use them, against a real broker.
 
-use crate::yard;
-
 use std::fs;
 
 use crate::yard::Yard;

@@ -2,8 +2,6 @@
 //! in an empty folder. Each section has addresses of its own in place of 127.0.0.1, so that the ports
 //! of the document meet nobody's.
 
-use crate::yard;
-
 use crate::yard::subnet::Subnet;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use std::{

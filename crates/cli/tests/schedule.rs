@@ -1,8 +1,6 @@
 //! `taskyard schedule` as people and scripts use it, against a real broker, which is also killed with
 //! `kill -9` while schedules fire every second.
 
-use crate::yard;
-
 use std::{collections::BTreeMap, thread::sleep, time::Duration};
 
 use crate::yard::{Yard, until};

@@ -1,7 +1,5 @@
 //! The broker as a process: how it starts, what it refuses to start with, and how it stops.
 
-use crate::yard;
-
 use std::{
     fs,
     io::{BufRead, BufReader, Write},

@@ -1,7 +1,5 @@
 //! `queue set --spread` as people and scripts use it, against a real broker.
 
-use crate::yard;
-
 use crate::yard::Yard;
 use serde_json::json;
 

@@ -1,7 +1,5 @@
 //! Concurrent enqueues share requests, and a request that got no answer is repeated as it was.
 
-use crate::fake;
-
 use crate::fake::{FakeBroker, PATIENCE, ids, status};
 use std::{future::IntoFuture, time::Duration};
 use taskyard::{Client, Error};

@@ -1,7 +1,5 @@
 //! A client that had to leave its first server goes back to it, without a call that fails.
 
-use crate::fake;
-
 use crate::fake::{FakeBroker, PATIENCE, claimed};
 use std::{net::SocketAddr, path::Path, time::Duration};
 use taskyard::{Client, Fail, TaskContext, Worker};

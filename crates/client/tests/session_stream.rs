@@ -1,7 +1,5 @@
 //! What a worker says on its stream: how it resumes, repeats, watches and leaves.
 
-use crate::fake;
-
 use crate::fake::{FakeBroker, PATIENCE, WorkerStream, claimed, status};
 use std::{
     sync::{Arc, Mutex, mpsc},

@@ -1,8 +1,6 @@
 //! Bad input is refused with a stable code and a detail that names the field and its value, and it
 //! changes nothing.
 
-use crate::common;
-
 use crate::common::{
     Broker, code,
     http::{get, post, put, send},

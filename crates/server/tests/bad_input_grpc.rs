@@ -1,7 +1,5 @@
 //! Bad input over gRPC: refused with the same codes and words as over HTTP, and it changes nothing.
 
-use crate::common;
-
 use crate::common::{Broker, code, queues, task};
 use taskyard_proto::v1;
 use tonic::Code;

@@ -1,7 +1,5 @@
 //! Clusters stand bad input and faults: what can't be is refused in words, and the others go on.
 
-use crate::common;
-
 use crate::common::{
     Broker, DEADLINE,
     cluster::{

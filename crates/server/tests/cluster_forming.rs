@@ -1,7 +1,5 @@
 //! Clusters form: nodes join, get their place once, and never become two clusters.
 
-use crate::common;
-
 use crate::common::{
     DEADLINE, eventually,
     http::{self, Answer},

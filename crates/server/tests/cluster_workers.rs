@@ -1,8 +1,6 @@
 //! Any node takes any request, also about workers: whichever node a worker is connected to, all list it,
 //! pass orders to it, and tell it what was cancelled.
 
-use crate::common;
-
 use crate::common::{
     Broker, DEADLINE, START_MS,
     cluster::{SHARDS, leader, queues, three, three_with, transfer},

@@ -3,8 +3,6 @@
 //!
 //! The limit belongs to the process, so the tests here run one after the other.
 
-use crate::common;
-
 use crate::common::{Broker, DEADLINE, eventually, http::get};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{

@@ -1,7 +1,5 @@
 //! Backups: a consistent copy while the node works, restored into a new directory, or refused.
 
-use crate::engine;
-
 use crate::engine::{Bench, config, start};
 use std::{fs, path::Path, time::Duration};
 use taskyard_machine::{

@@ -1,8 +1,6 @@
 //! Parts of a data directory that are gone or of another one: refused in plain words, with nothing made
 //! anew and nothing thrown away, so that putting them back brings everything back.
 
-use crate::engine;
-
 use crate::engine::{Bench, config, start};
 use std::{
     collections::BTreeSet,

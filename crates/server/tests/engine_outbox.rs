@@ -1,7 +1,5 @@
 //! What one shard owes another arrives once, whatever is in between.
 
-use crate::engine;
-
 use crate::engine::{Bench, config, eventually, start};
 use std::time::Duration;
 use taskyard_machine::{

@@ -1,7 +1,5 @@
 //! Restarts: whatever ends the process, what was acknowledged is there.
 
-use crate::engine;
-
 use crate::engine::{Bench, config, start};
 use std::time::Duration;
 use taskyard_machine::TaskStateName;

@@ -1,7 +1,5 @@
 //! `kill -9` under schedules that fire every second, again and again: each occurrence fires once.
 
-use crate::engine;
-
 use crate::engine::{Bench, config, eventually, start};
 use std::{
     collections::BTreeMap,

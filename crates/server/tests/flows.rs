@@ -1,7 +1,5 @@
 //! A flow's child runs once, after its parents, with their results, on whatever shards they live.
 
-use crate::common;
-
 use crate::common::{Broker, DEADLINE, code, eventually, http, queues, task};
 use serde_json::{Value, json};
 use std::{

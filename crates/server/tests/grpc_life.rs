@@ -1,7 +1,5 @@
 //! What gRPC has beyond HTTP: many enqueues at once, streams, jobs with progress, backup.
 
-use crate::common;
-
 use crate::common::{Broker, code, eventually, queues, task};
 use std::collections::{HashMap, HashSet};
 use taskyard_proto::v1::{self, taskyard_client::TaskyardClient};

@@ -1,7 +1,5 @@
 //! The whole life of a task over HTTP/JSON, in the words of the contract.
 
-use crate::common;
-
 use crate::common::{
     Broker,
     http::{get, post, put, send},

@@ -2,8 +2,6 @@
 //!
 //! `UPDATE=1 cargo test -p taskyard-server --test broker metrics_doc` rewrites it.
 
-use crate::common;
-
 use crate::common::{
     Broker,
     cluster::{three, transfer},

@@ -1,7 +1,5 @@
 //! JSON that some language cannot read: refused as JSON, shown as base64, never part of an answer.
 
-use crate::common;
-
 use crate::common::{
     Broker,
     http::{get, post},

@@ -1,7 +1,5 @@
 //! Clients that misbehave harm nobody else: they send nothing, half a request, garbage, or never read.
 
-use crate::common;
-
 use crate::common::{
     Broker, DEADLINE,
     http::{get, post, read_answer},

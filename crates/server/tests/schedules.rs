@@ -1,7 +1,5 @@
 //! Schedules over both fronts: set, fire, catch up after an outage, and every "no" in words.
 
-use crate::common;
-
 use crate::common::{
     Broker, START_MS, code, eventually,
     http::{Answer, get, post, put, send},

@@ -1,8 +1,6 @@
 //! A queue over several shards, as producers, workers and operators meet it: nothing is lost when its
 //! spread changes, a request id makes one task, and what is set holds everywhere.
 
-use crate::common;
-
 use crate::common::{Broker, DEADLINE, code, http, queues, task};
 use serde_json::{Value, json};
 use std::{

@@ -1,7 +1,5 @@
 //! Unique keys over both fronts: one task at a time, whoever asks and however often.
 
-use crate::common;
-
 use crate::common::{
     Broker, START_MS, code,
     http::{Answer, get, post},

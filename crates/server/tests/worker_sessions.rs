@@ -1,7 +1,5 @@
 //! A worker's session: tasks up to its free slots, leases renewed while it beats, goodbye and resume.
 
-use crate::common;
-
 use crate::common::{
     Broker, code, eventually, http, task,
     worker::{Worker, ack, held, hello},
