@@ -52,7 +52,7 @@ fn tell(what: &str, ids: &[TaskId]) {
 
 fn spawn(data: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["child", "--exact", "--nocapture"]).env(CHILD, data);
+    child.args(["engine_crash::child", "--exact", "--nocapture"]).env(CHILD, data);
     child.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
 }
 

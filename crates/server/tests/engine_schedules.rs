@@ -37,7 +37,7 @@ async fn child() {
 
 fn spawn(data: &Path) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["child", "--exact", "--nocapture"]).env(CHILD, data);
+    child.args(["engine_schedules::child", "--exact", "--nocapture"]).env(CHILD, data);
     child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 

@@ -15,8 +15,7 @@ fn form() -> Nodes {
 
 #[test]
 fn a_node_whose_link_is_down_refuses_writes_and_catches_up_when_it_is_back() {
-    let name =
-        "partitions::a_node_whose_link_is_down_refuses_writes_and_catches_up_when_it_is_back";
+    let name = "cluster::partitions::a_node_whose_link_is_down_refuses_writes_and_catches_up_when_it_is_back";
     with_namespaces(name, async {
         let mut nodes = form();
         let load = Load::start(nodes.urls(), 1).await;
@@ -27,8 +26,7 @@ fn a_node_whose_link_is_down_refuses_writes_and_catches_up_when_it_is_back() {
 
 #[test]
 fn a_node_whose_packets_go_one_way_confirms_nothing_and_the_majority_goes_on() {
-    let name =
-        "partitions::a_node_whose_packets_go_one_way_confirms_nothing_and_the_majority_goes_on";
+    let name = "cluster::partitions::a_node_whose_packets_go_one_way_confirms_nothing_and_the_majority_goes_on";
     with_namespaces(name, async {
         let mut nodes = form();
         let load = Load::start(nodes.urls(), 1).await;
@@ -39,7 +37,8 @@ fn a_node_whose_packets_go_one_way_confirms_nothing_and_the_majority_goes_on() {
 
 #[test]
 fn a_machine_that_loses_its_power_says_nothing_and_the_others_go_on() {
-    let name = "partitions::a_machine_that_loses_its_power_says_nothing_and_the_others_go_on";
+    let name =
+        "cluster::partitions::a_machine_that_loses_its_power_says_nothing_and_the_others_go_on";
     let pull = |nodes: &mut Nodes, place| unplug(place, || nodes.kill(place));
     let mend = |nodes: &mut Nodes, place| {
         plug_in(place);
@@ -50,6 +49,6 @@ fn a_machine_that_loses_its_power_says_nothing_and_the_others_go_on() {
 
 #[test]
 fn what_clients_were_told_adds_up_whatever_is_cut() {
-    let name = "partitions::what_clients_were_told_adds_up_whatever_is_cut";
+    let name = "cluster::partitions::what_clients_were_told_adds_up_whatever_is_cut";
     with_namespaces(name, async { chaos::run(name, form()).await });
 }
