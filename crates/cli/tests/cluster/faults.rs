@@ -12,6 +12,10 @@ pub(crate) enum Fault {
     Stop { node: usize },
     /// SIGSTOP, then SIGCONT.
     Pause { node: usize },
+    /// SIGSTOP for longer than a session may be silent, then SIGCONT. In long plans alone.
+    Freeze { node: usize },
+    /// The disk of a node has no byte left.
+    Fill { node: usize },
     /// Nothing passes between a node and the others.
     Isolate { node: usize },
     /// Nothing passes from one node to another; the other way all is well.
@@ -35,21 +39,37 @@ impl fmt::Display for Planned {
     }
 }
 
+/// Plans of this length and more have faults that outlast a session's silence.
+const LONG_PLAN: Duration = Duration::from_secs(120);
+
+/// Which faults are possible where a test runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Possible {
+    /// Links can be slow. Otherwise they are cut.
+    pub(crate) slow_links: bool,
+    /// Each node has a disk of its own. Otherwise a node is paused.
+    pub(crate) full_disks: bool,
+}
+
 /// What goes wrong within `time`. Mostly one thing at a time, so that the cluster can go on; now and
-/// then two, so that it can't. Links that can't be slow are cut instead.
-pub(crate) fn plan(seed: u64, nodes: usize, can_slow_down: bool, time: Duration) -> Vec<Planned> {
+/// then two, so that it can't.
+pub(crate) fn plan(seed: u64, nodes: usize, possible: Possible, time: Duration) -> Vec<Planned> {
     let mut dice = Dice::new(seed);
     let mut planned: Vec<Planned> = Vec::new();
     let mut at = dice.millis(300, 1_000);
     loop {
         let fault = match fault(&mut dice, nodes) {
-            Fault::Slow { link, .. } if !can_slow_down => Fault::Cut { link },
+            Fault::Slow { link, .. } if !possible.slow_links => Fault::Cut { link },
+            Fault::Fill { node } if !possible.full_disks => Fault::Pause { node },
+            Fault::Pause { node } if time >= LONG_PLAN && dice.once_in(5) => Fault::Freeze { node },
             fault => fault,
         };
         let lasts = match fault {
             Fault::Kill { .. } | Fault::Stop { .. } => dice.millis(0, 2_000),
             // Some are over before anyone notices, some come back after an election.
             Fault::Pause { .. } => dice.millis(100, 3_000),
+            Fault::Freeze { .. } => dice.millis(16_000, 25_000),
+            Fault::Fill { .. } => dice.millis(500, 3_000),
             Fault::Isolate { .. } | Fault::Cut { .. } | Fault::Slow { .. } => {
                 dice.millis(300, 4_000)
             }
@@ -70,12 +90,13 @@ pub(crate) fn plan(seed: u64, nodes: usize, can_slow_down: bool, time: Duration)
 fn fault(dice: &mut Dice, nodes: usize) -> Fault {
     let node = dice.below(nodes);
     let other = (node + 1 + dice.below(nodes - 1)) % nodes;
-    match dice.below(8) {
+    match dice.below(9) {
         0 | 1 => Fault::Kill { node },
         2 => Fault::Stop { node },
         3 => Fault::Pause { node },
         4 | 5 => Fault::Isolate { node },
         6 => Fault::Cut { link: (node, other) },
+        7 => Fault::Fill { node },
         _ => Fault::Slow { link: (node, other), delay: dice.millis(20, 400) },
     }
 }
@@ -85,7 +106,8 @@ impl Fault {
         match *self {
             Fault::Kill { node } => nodes.kill(node),
             Fault::Stop { node } => nodes.stop(node),
-            Fault::Pause { node } => nodes.pause(node),
+            Fault::Pause { node } | Fault::Freeze { node } => nodes.pause(node),
+            Fault::Fill { node } => nodes.fill_disk(node),
             Fault::Isolate { node } => nodes.network.isolate(node),
             Fault::Cut { link } => nodes.network.cut(link),
             Fault::Slow { link, delay } => nodes.network.slow_down(link, delay),
@@ -95,7 +117,8 @@ impl Fault {
     pub(crate) fn end(&self, nodes: &mut Nodes) {
         match *self {
             Fault::Kill { node } | Fault::Stop { node } => nodes.start(node),
-            Fault::Pause { node } => nodes.resume(node),
+            Fault::Pause { node } | Fault::Freeze { node } => nodes.resume(node),
+            Fault::Fill { node } => nodes.empty_disk(node),
             Fault::Isolate { node } => nodes.network.rejoin(node),
             Fault::Cut { link } | Fault::Slow { link, .. } => nodes.network.heal(link),
         }
@@ -112,7 +135,11 @@ impl Fault {
 
     fn process(&self) -> Option<usize> {
         match *self {
-            Fault::Kill { node } | Fault::Stop { node } | Fault::Pause { node } => Some(node),
+            Fault::Kill { node }
+            | Fault::Stop { node }
+            | Fault::Pause { node }
+            | Fault::Freeze { node }
+            | Fault::Fill { node } => Some(node),
             Fault::Isolate { .. } | Fault::Cut { .. } | Fault::Slow { .. } => None,
         }
     }
@@ -126,19 +153,31 @@ mod tests {
         nodes::NODES,
     };
 
-    /// What the usual plan leaves out is never seen to go well.
+    /// A fault that the usual plan leaves out is never seen to go well.
     #[test]
-    fn the_usual_plan_has_every_kind_of_fault_and_two_at_once_in_either_network() {
-        for can_slow_down in [true, false] {
-            let plan = plan(SEED, NODES, can_slow_down, Duration::from_secs(SECONDS));
+    fn the_usual_plan_has_every_kind_of_fault_and_two_at_once_wherever_it_runs() {
+        for (slow_links, full_disks) in [(true, false), (false, true)] {
+            let possible = Possible { slow_links, full_disks };
+            let plan = plan(SEED, NODES, possible, Duration::from_secs(SECONDS));
             let has = |is_it: fn(&Fault) -> bool| plan.iter().any(|planned| is_it(&planned.fault));
             assert!(has(|fault| matches!(fault, Fault::Kill { .. })), "{plan:#?}");
             assert!(has(|fault| matches!(fault, Fault::Stop { .. })), "{plan:#?}");
             assert!(has(|fault| matches!(fault, Fault::Pause { .. })), "{plan:#?}");
             assert!(has(|fault| matches!(fault, Fault::Isolate { .. })), "{plan:#?}");
             assert!(has(|fault| matches!(fault, Fault::Cut { .. })), "{plan:#?}");
-            assert_eq!(has(|fault| matches!(fault, Fault::Slow { .. })), can_slow_down);
+            assert_eq!(has(|fault| matches!(fault, Fault::Slow { .. })), slow_links);
+            assert_eq!(has(|fault| matches!(fault, Fault::Fill { .. })), full_disks, "{plan:#?}");
             assert!(plan.windows(2).any(|pair| pair[1].begin < pair[0].end), "{plan:#?}");
         }
+    }
+
+    #[test]
+    fn a_long_plan_freezes_nodes_for_longer_than_a_session_may_be_silent() {
+        let possible = Possible { slow_links: false, full_disks: true };
+        let plan = plan(SEED, NODES, possible, Duration::from_secs(600));
+        let is_frozen = |planned: &&Planned| matches!(planned.fault, Fault::Freeze { .. });
+        let frozen: Vec<_> = plan.iter().filter(is_frozen).collect();
+        assert!(!frozen.is_empty(), "{plan:#?}");
+        assert!(frozen.iter().all(|one| one.end - one.begin > Duration::from_secs(15)));
     }
 }

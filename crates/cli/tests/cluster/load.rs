@@ -49,6 +49,8 @@ const LEASE: Duration = Duration::from_secs(2);
 /// What the SDK may take for one call. Longer than any fault of a test.
 const SDK_PATIENCE: Duration = Duration::from_secs(60);
 
+/// More than the tasks of one queue in a run of hours.
+const RETENTION_COUNT: u32 = 1_000_000;
 /// A new leader lets no lease lapse for 15 s, and a task that was lost twice waits for 10 s.
 const DRAIN_MAX: Duration = Duration::from_secs(120);
 /// With fewer there was nothing to see.
@@ -80,6 +82,9 @@ impl Load {
     pub(crate) async fn start(urls: Vec<String>, seed: u64) -> Load {
         let desk = Desk { history: History::begin(), urls, known: Arc::default() };
         let client = desk.sdk(0);
+        for queue in all_queues() {
+            client.queue(queue).set(kept()).await.unwrap();
+        }
         let ticks = NewTask::new("chaos", &"tick").queue(TICKS);
         for (number, shards) in SPREAD.into_iter().enumerate() {
             spread(&client, number, shards).await.unwrap();
@@ -371,8 +376,13 @@ async fn handle(history: &History, worker: String, context: &TaskContext) -> Res
 }
 
 async fn spread(client: &Client, number: usize, shards: u32) -> Result<(), taskyard::Error> {
-    let settings = QueueSettings { spread: Some(shards), ..QueueSettings::default() };
+    let settings = QueueSettings { spread: Some(shards), ..kept() };
     client.queue(queue(number)).set(settings).await.map(drop)
+}
+
+/// Settings under which no finished task of a run is gone before it was compared.
+fn kept() -> QueueSettings {
+    QueueSettings { retention_count: Some(RETENTION_COUNT), ..QueueSettings::default() }
 }
 
 fn pace(every: Duration) -> tokio::time::Interval {

@@ -1,4 +1,5 @@
-//! Nodes: real brokers, each with an address of its own, that form one cluster and are killed, paused, stopped and started again. Their logs are kept, and printed when a test fails.
+//! Nodes: real brokers, each with an address of its own, that form one cluster and are killed,
+//! paused, stopped and started again. Their logs are kept, and printed when a test fails.
 
 use crate::{
     cluster::{
@@ -7,7 +8,7 @@ use crate::{
     },
     yard::{Process, needs::on_disk, until},
 };
-use rustix::process::Signal;
+use rustix::{fs::FallocateFlags, process::Signal};
 use serde_json::Value;
 use std::{
     fs::{self, File, OpenOptions},
@@ -39,6 +40,7 @@ pub(crate) struct Nodes {
     pub(crate) nodes: Vec<Node>,
     pub(crate) network: Box<dyn Network>,
     folder: Option<TempDir>,
+    have_disks: bool,
 }
 
 /// One node, whether it runs or not.
@@ -74,12 +76,32 @@ impl Nodes {
         more: &'static [&'static str],
     ) -> Nodes {
         let mut nodes = Nodes::placed_in(network, count, more);
-        for place in 0..count {
-            nodes.start(place);
-            nodes.until_ready(place);
-        }
-        nodes.until_settled();
+        nodes.join_in_turn();
         nodes
+    }
+
+    /// Nodes whose data is on disks of their own that outlive their processes. For a test in
+    /// namespaces of its own, with which the disks are gone.
+    pub(crate) fn form_on_disks(network: Box<dyn Network>, count: usize, size: &str) -> Nodes {
+        let mut nodes = Nodes::placed_in(network, count, &[]);
+        nodes.have_disks = true;
+        for node in &nodes.nodes {
+            fs::create_dir(node.data()).unwrap();
+            let mut mount = Command::new("mount");
+            mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(node.data());
+            assert!(mount.status().unwrap().success(), "no disk for {}", node.data().display());
+        }
+        nodes.join_in_turn();
+        nodes
+    }
+
+    /// Starts all nodes, the first before those that join it, and waits until they are one cluster.
+    fn join_in_turn(&mut self) {
+        for place in 0..self.len() {
+            self.start(place);
+            self.until_ready(place);
+        }
+        self.until_settled();
     }
 
     /// So many nodes on loopback, none of which runs yet. The first one founds, the others join it.
@@ -89,7 +111,8 @@ impl Nodes {
 
     fn placed_in(network: Box<dyn Network>, count: usize, more: &'static [&'static str]) -> Nodes {
         let folder = tempfile::tempdir().unwrap();
-        let mut nodes = Nodes { nodes: Vec::new(), network, folder: Some(folder) };
+        let mut nodes =
+            Nodes { nodes: Vec::new(), network, folder: Some(folder), have_disks: false };
         for number in 0..count {
             let place = nodes.network.add_node();
             let folder = nodes.folder.as_ref().unwrap().path().join(format!("node-{number}"));
@@ -193,6 +216,33 @@ impl Nodes {
         assert_eq!(process.code(), Some(0), "node {place} was asked to stop");
     }
 
+    /// Whether each node has a disk of its own that can be filled up.
+    pub(crate) fn have_disks(&self) -> bool {
+        self.have_disks
+    }
+
+    /// Takes all room on the disk of a node.
+    pub(crate) fn fill_disk(&self, place: usize) {
+        let mut filler = File::create(self.nodes[place].filler()).unwrap();
+        let free = rustix::fs::statvfs(self.nodes[place].data()).unwrap();
+        let most = free.f_bavail.saturating_sub(1) * free.f_frsize;
+        // The node may take the last bytes itself in the meantime.
+        let _ = rustix::fs::fallocate(&filler, FallocateFlags::empty(), 0, most);
+        while filler.write_all(&[0; 1 << 12]).is_ok() {}
+    }
+
+    /// Makes room on the disk of a node. A node that ended because it could not write is started again.
+    pub(crate) fn empty_disk(&mut self, place: usize) {
+        fs::remove_file(self.nodes[place].filler()).unwrap();
+        let process = self.nodes[place].process.as_mut().unwrap();
+        let Some(status) = process.0.try_wait().unwrap() else { return };
+        let said = self.nodes[place].log_end();
+        assert!(said.contains("No space left on device"), "node {place}: {status}\n{said}");
+        println!("node {place} ended for want of room");
+        self.nodes[place].process = None;
+        self.start(place);
+    }
+
     pub(crate) fn pause(&self, place: usize) {
         self.nodes[place].process.as_ref().unwrap().signal(Signal::STOP);
     }
@@ -260,6 +310,11 @@ impl Node {
 
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.join("data")
+    }
+
+    /// What takes the room on its disk.
+    fn filler(&self) -> PathBuf {
+        self.data().join("filler")
     }
 
     /// How much memory it has taken at most, as its kernel says.

@@ -1,5 +1,6 @@
-//! The same as `chaos.rs` and `failover.rs`, in a network of the kernel: links go down and lose packets,
-//! so that nobody is told that a connection is gone. Skipped where no network namespaces can be made.
+//! The tests of `chaos.rs` and `failover.rs` in a network of the kernel: links go down and lose
+//! packets, so that no process is told that a connection is gone. The chaos here fills disks as
+//! well. Skipped where no network namespaces can be made.
 
 use crate::cluster::{
     chaos,
@@ -8,6 +9,9 @@ use crate::cluster::{
     namespaces::{Namespaces, plug_in, unplug, with_namespaces},
     nodes::{NODES, Nodes},
 };
+
+/// The disk of each node that can be filled up. It is in memory, and takes what is on it.
+const DISK: &str = "1500m";
 
 fn form() -> Nodes {
     Nodes::form_over(Box::new(Namespaces::new()), NODES)
@@ -50,5 +54,8 @@ fn a_machine_that_loses_its_power_says_nothing_and_the_others_go_on() {
 #[test]
 fn what_clients_were_told_adds_up_whatever_is_cut() {
     let name = "cluster::partitions::what_clients_were_told_adds_up_whatever_is_cut";
-    with_namespaces(name, async { chaos::run(name, form()).await });
+    with_namespaces(name, async {
+        let network = Box::new(Namespaces::new());
+        chaos::run(name, Nodes::form_on_disks(network, NODES, DISK)).await;
+    });
 }
