@@ -8,6 +8,15 @@ use crate::rejection::at_most;
 use crate::turn::Turn;
 use crate::{Ack, AttemptOutcome, EventKind, FollowUp, Outcome, Rejection, TaskId, TaskStateName};
 
+impl Ack<'_> {
+    /// Checks the bounds that need no state, so that a front can refuse it before it is logged.
+    pub fn check_bytes(&self) -> Result<(), Rejection> {
+        at_most_bytes("result", self.result.map_or(0, <[u8]>::len), RESULT_BYTES_MAX)?;
+        let follow_ups = self.follow_ups.len() as u64;
+        at_most("the number of follow-ups", follow_ups, FOLLOW_UPS_MAX as u64)
+    }
+}
+
 impl Turn<'_> {
     /// The work is done: an ack under the current token wins even over a cancellation. The same ack
     /// again gets the same answer while the task is kept.
@@ -16,7 +25,7 @@ impl Turn<'_> {
             return Ok(Outcome::Acked { follow_ups });
         }
         let slot = self.find_held(ack.task, ack.token)?;
-        at_most_bytes("result", ack.result.map_or(0, <[u8]>::len), RESULT_BYTES_MAX)?;
+        ack.check_bytes()?;
         self.check_follow_ups(&ack.follow_ups)?;
 
         // A task may be followed by one of its own key.
@@ -47,7 +56,6 @@ impl Turn<'_> {
     }
 
     fn check_follow_ups(&self, follow_ups: &[FollowUp<'_>]) -> Result<(), Rejection> {
-        at_most("the number of follow-ups", follow_ups.len() as u64, FOLLOW_UPS_MAX as u64)?;
         for (index, follow_up) in (0..).zip(follow_ups) {
             self.check_follow_up(follow_up).map_err(|rejection| in_batch(index, rejection))?;
         }

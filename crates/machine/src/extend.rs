@@ -2,12 +2,19 @@
 
 use crate::claim::check_lease;
 use crate::enqueue::at_most_bytes;
-use crate::life::prefix;
-use crate::limits::{PROGRESS_MESSAGE_BYTES_MAX, RESUME_STATE_BYTES_MAX};
+use crate::limits::RESUME_STATE_BYTES_MAX;
 use crate::rejection::at_most;
 use crate::slab::Slot;
 use crate::turn::Turn;
 use crate::{EventKind, Extend, Outcome, Rejection, Renew, Renewal, Timestamp};
+
+impl Extend<'_> {
+    /// Checks the bounds that need no state, so that a front can refuse it before it is logged.
+    pub fn check_bytes(&self) -> Result<(), Rejection> {
+        let bytes = self.resume_state.map_or(0, <[u8]>::len);
+        at_most_bytes("resume_state", bytes, RESUME_STATE_BYTES_MAX)
+    }
+}
 
 impl Turn<'_> {
     pub(crate) fn extend(&mut self, extend: &Extend<'_>) -> Result<Outcome, Rejection> {
@@ -18,16 +25,14 @@ impl Turn<'_> {
         if let Some(progress) = extend.progress {
             at_most("progress percent", progress.percent.into(), 100)?;
         }
-        let resume_bytes = extend.resume_state.map_or(0, <[u8]>::len);
-        at_most_bytes("resume_state", resume_bytes, RESUME_STATE_BYTES_MAX)?;
+        extend.check_bytes()?;
 
         let lease_expires_at = self.renew_claim(slot, extend.lease_ms);
         if let Some(state) = extend.resume_state {
             self.shard.edit(slot, |task| task.left_mut().resume_state = Some(state.into()));
         }
         if let Some(progress) = extend.progress {
-            let message = prefix(progress.message, PROGRESS_MESSAGE_BYTES_MAX);
-            let kept = (progress.percent, message.into());
+            let kept = (progress.percent, progress.cut().message.into());
             self.shard.edit(slot, |task| task.left_mut().progress = Some(kept));
             self.emit_task(slot, |task| EventKind::TaskProgressed(task, progress.percent));
         }

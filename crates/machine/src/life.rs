@@ -4,14 +4,15 @@
 //! claimed one has in its state, and past attempts in a chain.
 
 use crate::flow::Membership;
+use crate::limits::PROGRESS_MESSAGE_BYTES_MAX;
 use crate::names::NameId;
 use crate::slab::Slot;
 use crate::unique::Hold;
 use crate::watch::Watch;
 use crate::wire::{wire_struct, wire_words};
 use crate::{
-    AttemptOutcome, ClaimToken, DeathReason, FlowMember, ParentResult, RetryPolicy, SessionId,
-    TaskError, TaskId, TaskStateName, Timestamp,
+    AttemptOutcome, ClaimToken, DeathReason, FlowMember, ParentResult, Progress, RetryPolicy,
+    SessionId, TaskError, TaskId, TaskStateName, Timestamp,
 };
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -366,14 +367,29 @@ impl Left {
 impl Failure {
     /// Keeps an error, cut to `bytes_max` in all: the type and the message before the backtrace.
     pub(crate) fn cut(error: &TaskError<'_>, bytes_max: usize) -> Failure {
-        let error_type = prefix(error.error_type, bytes_max);
-        let message = prefix(error.message, bytes_max - error_type.len());
-        let backtrace = prefix(error.backtrace, bytes_max - error_type.len() - message.len());
+        let TaskError { error_type, message, backtrace } = error.cut(bytes_max);
         Failure {
             error_type: error_type.into(),
             message: message.into(),
             backtrace: backtrace.into(),
         }
+    }
+}
+
+impl<'a> TaskError<'a> {
+    /// The same error, cut to `bytes_max` in all: the type and the message before the backtrace.
+    pub fn cut(&self, bytes_max: usize) -> TaskError<'a> {
+        let error_type = prefix(self.error_type, bytes_max);
+        let message = prefix(self.message, bytes_max - error_type.len());
+        let backtrace = prefix(self.backtrace, bytes_max - error_type.len() - message.len());
+        TaskError { error_type, message, backtrace }
+    }
+}
+
+impl<'a> Progress<'a> {
+    /// The same progress, with the message cut to `PROGRESS_MESSAGE_BYTES_MAX`.
+    pub fn cut(&self) -> Progress<'a> {
+        Progress { message: prefix(self.message, PROGRESS_MESSAGE_BYTES_MAX), ..*self }
     }
 }
 

@@ -39,7 +39,7 @@
 //! }
 //!
 //! let log = Memory::default();
-//! let config = Config { id: 1, seed: 7, heartbeat_ticks: 2, election_ticks: 10 };
+//! let config = Config { id: 1, seed: 7, heartbeat_ticks: 2, election_ticks: 10, entry_bytes_max: 1 << 20 };
 //! let restored = Restored::first(&[1]);
 //! let mut replica = Replica::new(&config, restored, Box::new(log.clone()), Count(0))?;
 //! let mut outcomes = Vec::new();
@@ -84,7 +84,7 @@ pub use message::{InvalidMessage, decode_message, encode_message, message_bytes}
 pub use raft::eraftpb;
 pub use replica::{Applied, Config, Progress, Ready, Replica, StateMachine};
 pub use restored::{Error, Restored};
-pub use role::{NotLeader, Role};
+pub use role::{NotLeader, ProposeRefused, Role};
 
 /// The consensus group of the control state; data shard `n` is group `n + 1`.
 pub const CONTROL_GROUP: u64 = 0;

@@ -11,7 +11,7 @@ use crate::election::election_timeout;
 use crate::log::{Log, LogReader, SnapshotSource};
 use crate::reads::Reads;
 use crate::restored::{Error, Restored};
-use crate::role::{NotLeader, Role};
+use crate::role::{NotLeader, ProposeRefused, Role};
 use crate::{eraftpb, message};
 use bytes::Bytes;
 use eraftpb::{ConfChangeV2, EntryType, MessageType};
@@ -38,6 +38,9 @@ pub struct Config {
     pub heartbeat_ticks: usize,
     /// Least ticks of silence before an election; at most twice that.
     pub election_ticks: usize,
+    /// Bytes of one entry that a message can carry. A larger entry is never appended: no peer could
+    /// ever get it, and everything behind it would wait for ever.
+    pub entry_bytes_max: usize,
 }
 
 /// One applied entry.
@@ -125,8 +128,11 @@ pub struct Replica<M: StateMachine> {
     machine: M,
     seed: u64,
     pub(crate) election_ticks: usize,
+    entry_bytes_max: usize,
     /// It is not to lead.
     pub(crate) declines: bool,
+    /// Index and term of an entry here that no message can carry, see [`Replica::resign`].
+    pub(crate) unsendable: Option<(u64, u64)>,
     applied: u64,
     applied_term: u64,
     pub(crate) conf_state: eraftpb::ConfState,
@@ -193,7 +199,9 @@ impl<M: StateMachine> Replica<M> {
             machine,
             seed: config.seed,
             election_ticks: config.election_ticks,
+            entry_bytes_max: config.entry_bytes_max,
             declines: false,
+            unsendable: None,
             applied: restored.applied,
             applied_term: restored.applied_term,
             conf_state: restored.conf_state,
@@ -220,18 +228,23 @@ impl<M: StateMachine> Replica<M> {
         self.node.mut_store().set_snapshots(source);
     }
 
-    /// Appends an entry to the log, if this replica leads. `number` comes back with its outcome, or
-    /// among the dropped ones.
+    /// Appends an entry to the log, if this replica leads and a message can carry the entry. Every
+    /// proposal of every group passes here. `number` comes back with its outcome, or among the
+    /// dropped ones.
     ///
     /// # Panics
     /// If `data` is empty: such entries are raft's own.
-    pub fn propose(&mut self, data: impl Into<Bytes>, number: u64) -> Result<(), NotLeader> {
+    pub fn propose(&mut self, data: impl Into<Bytes>, number: u64) -> Result<(), ProposeRefused> {
         let data = data.into();
         assert!(
             !data.is_empty(),
             "proposal {number} is empty; entries without data are raft's own"
         );
         let term = self.leading.ok_or(NotLeader { leader: self.leader() })?;
+        if data.len() > self.entry_bytes_max {
+            let (bytes, bytes_max) = (data.len(), self.entry_bytes_max);
+            return Err(ProposeRefused::TooLarge { bytes, bytes_max });
+        }
         let mut message = eraftpb::Message { from: self.id(), ..Default::default() };
         message.set_msg_type(MessageType::MsgPropose);
         message.mut_entries().push(eraftpb::Entry { data, ..Default::default() });
@@ -276,7 +289,7 @@ impl<M: StateMachine> Replica<M> {
         if !leads && !self.may_campaign() {
             return;
         }
-        if !leads && self.declines {
+        if !leads && self.may_not_lead() {
             self.let_time_pass();
             return;
         }
@@ -289,7 +302,7 @@ impl<M: StateMachine> Replica<M> {
 
     /// Tries to become leader now.
     pub fn campaign(&mut self) {
-        if self.may_campaign() && !self.declines {
+        if self.may_campaign() && !self.may_not_lead() {
             // Refused only while membership changes are unapplied; then a later tick does it.
             let _ = self.node.campaign();
             self.settle();

@@ -119,7 +119,13 @@ mod tests {
     }
 
     fn start(restored: Restored) -> Result<Replica<Nothing>, Error> {
-        let config = Config { id: 1, seed: 0, heartbeat_ticks: 2, election_ticks: 10 };
+        let config = Config {
+            id: 1,
+            seed: 0,
+            heartbeat_ticks: 2,
+            election_ticks: 10,
+            entry_bytes_max: 1 << 20,
+        };
         Replica::new(&config, restored, Box::new(NoLog), Nothing)
     }
 
@@ -147,7 +153,13 @@ mod tests {
 
     #[test]
     fn a_bad_configuration_is_refused() {
-        let config = Config { id: 1, seed: 0, heartbeat_ticks: 10, election_ticks: 10 };
+        let config = Config {
+            id: 1,
+            seed: 0,
+            heartbeat_ticks: 10,
+            election_ticks: 10,
+            entry_bytes_max: 1 << 20,
+        };
         let error = Replica::new(&config, Restored::first(&[1]), Box::new(NoLog), Nothing).err();
         assert!(matches!(error, Some(Error::Config { .. })), "{error:?}");
     }

@@ -25,3 +25,19 @@ pub struct NotLeader {
     /// Who does, if known.
     pub leader: Option<u64>,
 }
+
+/// Why a proposal was not appended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProposeRefused {
+    /// Safe to send elsewhere.
+    #[error(transparent)]
+    NotLeader(#[from] NotLeader),
+    /// No message could carry the entry, here or elsewhere.
+    #[error("the entry has {bytes} bytes, and a message between replicas carries {bytes_max}")]
+    TooLarge {
+        /// Its length.
+        bytes: usize,
+        /// See [`Config::entry_bytes_max`](crate::Config::entry_bytes_max).
+        bytes_max: usize,
+    },
+}

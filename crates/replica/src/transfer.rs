@@ -38,6 +38,30 @@ impl<M: StateMachine> Replica<M> {
         self.declines = true;
     }
 
+    /// Ends this replica's leadership, because no message can carry the entry at `index`. While that
+    /// entry is here and not committed, this replica does not campaign: it would lead a group that can't
+    /// go on. It votes for others, whose log replaces the entry.
+    pub fn resign(&mut self, index: u64) {
+        let Ok(term) = self.node.raft.raft_log.term(index) else { return };
+        if self.node.raft.state != StateRole::Leader || index <= self.commit() {
+            return;
+        }
+        self.unsendable = Some((index, term));
+        let term = self.term();
+        self.node.raft.become_follower(term, raft::INVALID_ID);
+        self.settle();
+    }
+
+    /// Whether this replica leaves leading to others.
+    pub(crate) fn may_not_lead(&mut self) -> bool {
+        if let Some((index, term)) = self.unsendable
+            && (index <= self.commit() || self.node.raft.raft_log.term(index) != Ok(term))
+        {
+            self.unsendable = None;
+        }
+        self.declines || self.unsendable.is_some()
+    }
+
     /// Tells that peer `to` can't be reached: appends to it are probed instead of streamed, and
     /// leadership is not handed to it.
     pub fn unreachable(&mut self, to: u64) {
@@ -49,7 +73,7 @@ impl<M: StateMachine> Replica<M> {
     pub(crate) fn take_over(&mut self, message: Message) {
         let (leader, term) = (message.from, message.term);
         // Raft reads everything unapplied before it campaigns, which a snapshot has just replaced.
-        if !self.declines && self.may_campaign() {
+        if !self.may_not_lead() && self.may_campaign() {
             let _ = self.node.step(message);
         }
         let stands = matches!(self.node.raft.state, StateRole::Candidate | StateRole::Leader);

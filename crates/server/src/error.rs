@@ -27,6 +27,17 @@ pub enum Error {
         /// The node's limit.
         bytes_max: usize,
     },
+    /// What is asked comes to more bytes than the log keeps of one command. Nothing changed.
+    #[error(
+        "the request comes to {bytes} bytes in the log, and one command may have {bytes_max}; send less \
+         in one request, or store large data elsewhere and send a reference"
+    )]
+    CommandTooLarge {
+        /// Its length, encoded.
+        bytes: usize,
+        /// The limit of every node.
+        bytes_max: usize,
+    },
     /// One element of an atomic batch is bad. Nothing changed.
     #[error("task {index} of the batch: {error}; nothing was enqueued")]
     Element {
@@ -155,7 +166,7 @@ impl Error {
             Error::Invalid(_) => "invalid_argument",
             Error::Refused(_) => "conflict",
             Error::NotFound(_) => "not_found",
-            Error::PayloadTooLarge { .. } => "payload_too_large",
+            Error::PayloadTooLarge { .. } | Error::CommandTooLarge { .. } => "payload_too_large",
             Error::Element { error, .. } | Error::Node { error, .. } => error.code(),
             // Most codes say that nothing changed, so that clients send it again by themselves.
             Error::HalfWay { error, .. } => match error.code() {

@@ -113,6 +113,8 @@ taskyard_machine::limits! {
     SHARDS_MAX: u16 = 4_096, "shards";
     /// Less memory would not hold the batches in flight.
     MEMORY_BYTES_MIN: u64 = 16 << 20, "bytes";
+    /// One command as the log keeps it, such as an ack with its result and its follow-ups. A larger one is refused before it is proposed, with `payload_too_large`: the message that carries it to the other nodes must fit a frame between them.
+    COMMAND_BYTES_MAX: usize = 16 << 20, "bytes";
     /// What one turn takes for the log, of calls and of Raft messages each, about: it is written and synced as one record.
     TURN_LOG_BYTES_MAX: usize = 16 << 20, "bytes";
     /// Log of a shard after which it is checkpointed: bounds the replay at the next start.

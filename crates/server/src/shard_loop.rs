@@ -136,6 +136,8 @@ pub(crate) struct ShardLoop {
     /// By group: the last replica that this node had and has no more.
     gone: BTreeMap<u64, u64>,
     hand_over: Option<HandOver>,
+    /// The last message that no frame could carry: its group, its receiver, its first entry.
+    told_unsendable: Option<(u64, u64, Option<u64>)>,
     /// Bytes of commands that wait for shards which this node is about to lead.
     held_bytes: usize,
     /// By backup: until then shards send each other nothing, and drop nothing that was taken.
@@ -193,6 +195,7 @@ impl ShardLoop {
             leaving: BTreeSet::new(),
             gone: recovered.gone,
             hand_over: None,
+            told_unsendable: None,
             held_bytes: 0,
             holds: BTreeMap::new(),
             active: Vec::new(),

@@ -35,6 +35,7 @@ mod flows;
 mod graceful_stop;
 mod grpc_life;
 mod http_life;
+mod large_commands;
 mod limits;
 mod limits_doc;
 mod metrics_doc;

@@ -8,6 +8,8 @@ use taskyard_replica::{
     StateMachine, decode_message, encode_message,
 };
 
+pub(crate) const ENTRY_BYTES_MAX: usize = 1 << 20;
+
 /// Remembers what it was fed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Words(pub(crate) Vec<String>);
@@ -125,7 +127,13 @@ impl Group {
         let last = disk.entries.keys().next_back().copied().unwrap_or(0);
         restored.first_index = disk.entries.keys().next().copied().unwrap_or(0);
         restored.last_index = last.max(restored.applied);
-        let config = Config { id, seed, heartbeat_ticks: 2, election_ticks: 10 };
+        let config = Config {
+            id,
+            seed,
+            heartbeat_ticks: 2,
+            election_ticks: 10,
+            entry_bytes_max: ENTRY_BYTES_MAX,
+        };
         let log = Box::new(member.disk.clone());
         let mut replica = Replica::new(&config, restored, log, words).unwrap();
         replica.set_snapshot_source(Box::new(member.disk.clone()));

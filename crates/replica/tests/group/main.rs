@@ -8,7 +8,7 @@ mod transfer;
 use harness::Group;
 use std::collections::{BTreeMap, BTreeSet};
 use taskyard_replica::eraftpb::{Entry, Message, MessageType};
-use taskyard_replica::{Change, ChangeRefused, Members, NotLeader, Restored, Role};
+use taskyard_replica::{Change, ChangeRefused, Members, NotLeader, ProposeRefused, Restored, Role};
 
 #[test]
 fn a_lone_voter_leads_at_once_and_answers_what_is_proposed() {
@@ -73,9 +73,24 @@ fn a_follower_refuses_proposals_and_names_the_leader() {
     let leader = group.elect();
     group.tick(2);
     let follower = group.replica(leader % 3 + 1);
-    let refused = Err(NotLeader { leader: Some(leader) });
-    assert_eq!(follower.propose(b"x".to_vec(), 1), refused);
-    assert_eq!(follower.read(1), refused);
+    let refused = NotLeader { leader: Some(leader) };
+    assert_eq!(follower.propose(b"x".to_vec(), 1), Err(refused.into()));
+    assert_eq!(follower.read(1), Err(refused));
+}
+
+#[test]
+fn an_entry_that_no_message_can_carry_is_refused_and_leaves_nothing_behind() {
+    let mut group = Group::new(3, &[1, 2, 3]);
+    let leader = group.elect();
+    let last = group.replica(leader).last_index();
+    let (bytes, bytes_max) = (harness::ENTRY_BYTES_MAX + 1, harness::ENTRY_BYTES_MAX);
+    let refused = group.replica(leader).propose(vec![b'x'; bytes], 1);
+    assert_eq!(refused, Err(ProposeRefused::TooLarge { bytes, bytes_max }));
+    assert_eq!(group.replica(leader).last_index(), last);
+    let longest = "x".repeat(bytes_max);
+    group.propose(leader, &longest, 2);
+    group.settle();
+    assert_eq!(group.answers[&2], "word 1");
 }
 
 #[test]

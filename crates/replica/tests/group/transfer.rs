@@ -22,7 +22,10 @@ fn leadership_is_handed_over_on_request() {
     let (mut group, [leader, heir, _]) = three(11);
     group.replica(leader).transfer_leader(heir);
     assert_eq!(group.replica(leader).heir(), Some(heir));
-    assert_eq!(group.replica(leader).propose(b"x".to_vec(), 1), Err(NotLeader { leader: None }));
+    assert_eq!(
+        group.replica(leader).propose(b"x".to_vec(), 1),
+        Err(NotLeader { leader: None }.into())
+    );
     group.settle();
     assert!(leads(&mut group, heir) && !leads(&mut group, leader));
     assert_eq!(group.replica(leader).heir(), None);
@@ -122,4 +125,39 @@ fn a_leader_rises_until_it_has_applied_what_was_decided_before() {
     assert!(!leads(&mut group, heir), "it is elected and can't decide yet");
     group.settle();
     assert!(leads(&mut group, heir) && !group.replica(heir).is_rising());
+}
+
+/// An entry that no message can carry: it is in the leader's log alone.
+#[test]
+fn a_leader_that_can_send_no_entry_resigns_until_another_has_replaced_it() {
+    let (mut group, [leader, ..]) = three(11);
+    group.cut_off.insert(leader);
+    group.propose(leader, "stuck", 1);
+    group.settle();
+    group.cut_off.remove(&leader);
+    let stuck = group.replica(leader).last_index();
+    group.replica(leader).resign(stuck);
+    assert!(!leads(&mut group, leader));
+    let next = group.elect();
+    assert_ne!(next, leader, "it would send nothing again");
+    assert_eq!(group.dropped, [1], "whoever waits learns that the outcome is unknown");
+    group.propose(next, "next", 2);
+    group.settle();
+    group.tick(3);
+    for id in 1..=3 {
+        assert_eq!(group.words(id), ["next"], "replica {id}");
+    }
+    group.replica(next).transfer_leader(leader);
+    group.settle();
+    assert!(leads(&mut group, leader), "the entry is gone, and nothing is against it");
+}
+
+#[test]
+fn a_leader_does_not_resign_over_an_entry_that_is_committed() {
+    let (mut group, [leader, ..]) = three(11);
+    group.propose(leader, "one", 1);
+    group.settle();
+    let committed = group.replica(leader).commit();
+    group.replica(leader).resign(committed);
+    assert!(leads(&mut group, leader));
 }

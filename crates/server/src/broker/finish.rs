@@ -6,7 +6,7 @@ use crate::Error;
 use std::future::Future;
 use taskyard_machine::{
     Ack, AfterFailure, Command, EncodedCommand, Extend, Fail, Outcome, Release, ShardId, Snooze,
-    TaskId, TaskStateName, Timestamp, When,
+    TaskId, TaskStateName, Timestamp, When, limits,
 };
 
 impl Broker {
@@ -82,19 +82,32 @@ impl Broker {
     }
 
     /// Where a command goes. It is never refused for want of room, follow-ups or not: work that is
-    /// done must not be done again.
+    /// done must not be done again. What the shard would refuse or cut for its length is refused or
+    /// cut here, before it takes room in the log.
     fn route(&self, command: &Command<'_>) -> Result<(ShardId, EncodedCommand), Error> {
         let task = finished_task(command).expect("only what finishes a claim comes here");
+        let shard = self.shard_of_task(task)?;
         match command {
-            Command::Fail(Fail { retry_at: Some(When::At(at)), .. }) => {
-                self.check_moment("retry_at", *at)?;
+            Command::Ack(ack) => ack.check_bytes()?,
+            Command::Extend(extend) => {
+                extend.check_bytes()?;
+                let progress = extend.progress.map(|progress| progress.cut());
+                let cut = Command::Extend(Extend { progress, ..*extend });
+                return Ok((shard, EncodedCommand::new(&cut)));
+            }
+            Command::Fail(fail) => {
+                if let Some(When::At(at)) = fail.retry_at {
+                    self.check_moment("retry_at", at)?;
+                }
+                let error = fail.error.cut(limits::ERROR_BYTES_MAX);
+                return Ok((shard, EncodedCommand::new(&Command::Fail(Fail { error, ..*fail }))));
             }
             Command::Snooze(Snooze { until: When::At(at), .. }) => {
                 self.check_moment("run_at", *at)?;
             }
             _ => {}
         }
-        Ok((self.shard_of_task(task)?, EncodedCommand::new(command)))
+        Ok((shard, EncodedCommand::new(command)))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
     Error,
     clock::real_now,
     cluster::call_kind,
-    limits::PEER_FRAME_BYTES_MAX,
+    limits::{COMMAND_BYTES_MAX, PEER_FRAME_BYTES_MAX},
     log::group_of,
     peer::{CallError, CallOptions, LateReply, PeerNetwork},
 };
@@ -128,8 +128,14 @@ impl Shards {
     }
 }
 
-/// A call as it is sent.
+/// A call as it is sent. A command that its leader would refuse for its length is refused here.
 fn encode(call: &ShardCall) -> Result<Bytes, Error> {
+    if let ShardCall::Propose { commands, .. } = call {
+        let lengths = commands.iter().map(|(_, command)| command.as_bytes().len());
+        if let Some(bytes) = lengths.max().filter(|bytes| *bytes > COMMAND_BYTES_MAX) {
+            return Err(Error::CommandTooLarge { bytes, bytes_max: COMMAND_BYTES_MAX });
+        }
+    }
     let call = [&[call_kind::SHARD], &*call.encode()].concat();
     if call.len() > CALL_BYTES_MAX {
         return Err(Error::LimitExceeded(format!(

@@ -6,6 +6,7 @@
 use crate::{
     Error,
     data_dir::Format,
+    limits::COMMAND_BYTES_MAX,
     log::{Batch, FIRST_REPLICA, GroupState, Log},
     node::StartError,
     shard::inbox::Answer,
@@ -16,8 +17,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 use taskyard_replica::{
-    CONTROL_GROUP, Config, Control, ControlOutcome, ControlRejection, NodeId, Replica, Restored,
-    SnapshotSource, SnapshotState,
+    CONTROL_GROUP, Config, Control, ControlOutcome, ControlRejection, NodeId, ProposeRefused,
+    Replica, Restored, SnapshotSource, SnapshotState,
     eraftpb::{ConfState, HardState, Snapshot},
 };
 
@@ -154,9 +155,16 @@ impl LocalControl {
         self.next_number += 1;
         match self.replica.propose(command, self.next_number) {
             Ok(()) => self.waiting.push_back((self.next_number, answer)),
-            Err(_) => {
-                if let Some(answer) = answer {
-                    let _ = answer.send(Err(not_leader()));
+            Err(refused) => {
+                let error = match refused {
+                    ProposeRefused::NotLeader(_) => not_leader(),
+                    ProposeRefused::TooLarge { bytes, bytes_max } => {
+                        Error::CommandTooLarge { bytes, bytes_max }
+                    }
+                };
+                match answer {
+                    Some(answer) => drop(answer.send(Err(error))),
+                    None => tracing::debug!("nothing was proposed to the control group: {error}"),
                 }
             }
         }
@@ -240,7 +248,8 @@ impl LocalControl {
 pub(super) fn replica_config(group: u64, id: u64, seed: u64) -> Config {
     // Groups draw apart, so that the shards of a dead node do not all elect the same one.
     let seed = seed ^ (group + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    Config { id, seed, heartbeat_ticks: 2, election_ticks: 10 }
+    let entry_bytes_max = COMMAND_BYTES_MAX;
+    Config { id, seed, heartbeat_ticks: 2, election_ticks: 10, entry_bytes_max }
 }
 
 /// Who is in a group before its first entry, if `id` is in it from the start.

@@ -23,7 +23,7 @@ use taskyard_machine::{
     EncodedCommand, Entry, EntryBuilder, Event, Machine, Outcome, Rejection, SessionId, ShardId,
     Timestamp,
 };
-use taskyard_replica::{NodeId, Replica, StateMachine, eraftpb::HardState};
+use taskyard_replica::{NodeId, ProposeRefused, Replica, StateMachine, eraftpb::HardState};
 
 /// What a shard agrees on, and what is kept beside it.
 pub(crate) struct State {
@@ -92,6 +92,11 @@ pub(crate) enum Waiting {
 }
 
 impl Waiting {
+    /// Whether a client waits for it.
+    pub(crate) fn is_asked(&self) -> bool {
+        matches!(self, Waiting::Call(_) | Waiting::Part { .. } | Waiting::Claim(_))
+    }
+
     /// Whether the loop itself wants it, and so nobody would ask for it again.
     fn is_own(&self) -> bool {
         match self {
@@ -107,6 +112,22 @@ impl Waiting {
             | Waiting::Claim(_)
             | Waiting::Deliver { .. } => false,
         }
+    }
+}
+
+/// Whose commands were not appended.
+#[derive(Default)]
+pub(crate) struct Unproposed {
+    /// This node does not lead the shard.
+    pub not_leading: Vec<Waiting>,
+    /// No message could carry the command to the other replicas.
+    pub too_large: Vec<(Waiting, Error)>,
+}
+
+impl Unproposed {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.not_leading.is_empty() && self.too_large.is_empty()
     }
 }
 
@@ -211,15 +232,16 @@ impl LocalShard {
         self.comparison.due_at(self.state().unmarked).filter(|_| compares)
     }
 
-    /// Packs the pending commands into entries and appends them. Returns who will get no answer,
-    /// since this node does not lead: nothing was appended for them. While it hands leadership over, its
-    /// own commands stay pending: it may lead on.
-    pub(crate) fn propose(&mut self, rules: u16, now: Timestamp) -> Vec<Waiting> {
+    /// Packs the pending commands into entries and appends them. Returns whose commands were not
+    /// appended, and why. While this node hands leadership over, its own commands stay pending: it may
+    /// lead on.
+    pub(crate) fn propose(&mut self, rules: u16, now: Timestamp) -> Unproposed {
+        let mut unproposed = Unproposed::default();
         if self.leading.is_some() && self.replica.is_handing_over() {
             let others = self.pending.extract_if(.., |(_, waiting)| !waiting.is_own());
-            return others.map(|(_, waiting)| waiting).collect();
+            unproposed.not_leading.extend(others.map(|(_, waiting)| waiting));
+            return unproposed;
         }
-        let mut refused = Vec::new();
         let mut pending = self.pending.drain(..).peekable();
         while pending.peek().is_some() {
             let mut entry = EntryBuilder::under(rules, now);
@@ -230,10 +252,16 @@ impl LocalShard {
             self.next_number += 1;
             match self.replica.propose(entry.finish(), self.next_number) {
                 Ok(()) => self.in_flight.push_back((self.next_number, waiting)),
-                Err(_) => refused.extend(waiting),
+                Err(ProposeRefused::NotLeader(_)) => unproposed.not_leading.extend(waiting),
+                // A command of this length travels alone.
+                Err(ProposeRefused::TooLarge { bytes, bytes_max }) => {
+                    let error = Error::CommandTooLarge { bytes, bytes_max };
+                    let too_large = waiting.into_iter().map(|waiting| (waiting, error.clone()));
+                    unproposed.too_large.extend(too_large);
+                }
             }
         }
-        refused
+        unproposed
     }
 
     /// Asks for the waiting reads to be confirmed, with one question for all.

@@ -8,6 +8,7 @@ use crate::{
     Error,
     checkpoint::Failure,
     cluster::{GroupStatus, MemberStatus},
+    limits::{COMMAND_BYTES_MAX, PEER_FRAME_BYTES_MAX},
     shard::inbox::Answer,
 };
 use bytes::Bytes;
@@ -16,7 +17,13 @@ use taskyard_replica::{
     CONTROL_GROUP, Change, ChangeRefused, NodeId, Replica, Role, StateMachine, decode_message,
     encode_message,
     eraftpb::{Message, MessageType},
+    message_bytes,
 };
+
+/// The longest message between replicas that a frame carries, beside the frame's own head.
+const RAFT_MESSAGE_BYTES_MAX: usize = PEER_FRAME_BYTES_MAX - 64;
+// A message carries at least one whole entry, in an envelope of a few numbers.
+const _: () = assert!(COMMAND_BYTES_MAX + 1_024 <= RAFT_MESSAGE_BYTES_MAX);
 
 /// One tick: a leader is heard of every second one, and given up after ten to twenty.
 pub(super) const TICK: Duration = Duration::from_millis(50);
@@ -69,6 +76,11 @@ impl ShardLoop {
     pub(super) fn send(&mut self, group: u64, messages: Vec<Message>) {
         for message in messages {
             let to = message.to;
+            let bytes = message_bytes(&message);
+            if bytes > RAFT_MESSAGE_BYTES_MAX {
+                self.cannot_send(group, &message, bytes);
+                continue;
+            }
             let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
             let is_sent = match (self.network.get(), self.node_of(group, to)) {
                 (Some(network), Some(node)) => {
@@ -80,6 +92,42 @@ impl ShardLoop {
                 self.note_snapshot(group, to, is_sent);
             } else if !is_sent {
                 self.unreachable(group, to);
+            }
+        }
+    }
+
+    /// No frame can carry this message, now or later. A leader of the group would keep its followers
+    /// waiting for ever, so its leadership ends: another replica, which does not have the entry, leads and
+    /// replaces it. An entry that is committed is not in the way of the others: only replica `to` lacks it,
+    /// until it gets a snapshot.
+    fn cannot_send(&mut self, group: u64, message: &Message, bytes: usize) {
+        let (to, node) = (message.to, self.format.node);
+        let first = message.entries.first().map(|entry| entry.index);
+        if self.told_unsendable.replace((group, to, first)) != Some((group, to, first)) {
+            tracing::error!(
+                "node {node} can't send replica {to} of group {group} a message of {bytes} bytes, for \
+                 the log's entry at index {first:?}: nodes send each other {RAFT_MESSAGE_BYTES_MAX} bytes \
+                 at most; if this node leads the group and the entry is not committed, its leadership \
+                 ends here"
+            );
+        }
+        match message.get_msg_type() {
+            MessageType::MsgSnapshot => self.note_snapshot(group, to, false),
+            _ => self.unreachable(group, to),
+        }
+        let Some(first) = first else { return };
+        match group.checked_sub(1) {
+            None => {
+                if let Some(control) = &mut self.control {
+                    control.replica.resign(first);
+                }
+            }
+            Some(number) => {
+                let number = usize::try_from(number).unwrap_or(usize::MAX);
+                if let Some(shard) = self.shards.get_mut(number) {
+                    shard.replica.resign(first);
+                    self.activate(number);
+                }
             }
         }
     }

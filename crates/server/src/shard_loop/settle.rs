@@ -345,6 +345,16 @@ impl ShardLoop {
         }
     }
 
+    /// Refuses a command that is too large for the log. A command of this node's own is never that
+    /// large: what it carries was bounded when it came in.
+    pub(super) fn refuse_large(&mut self, number: usize, waiting: Waiting, error: &Error) {
+        if !waiting.is_asked() {
+            let shard = self.shards[number].id;
+            tracing::error!("a command of this node itself to shard {shard} is too large: {error}");
+        }
+        self.fail_one(number, waiting, error);
+    }
+
     /// Refuses what waits for a shard that this node was about to lead.
     pub(super) fn send_on(&mut self, number: usize) {
         let Some(shard) = self.shards.get_mut(number) else { return };

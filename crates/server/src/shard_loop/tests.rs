@@ -5,6 +5,7 @@ mod own_commands;
 use super::*;
 use crate::{
     Config,
+    limits::COMMAND_BYTES_MAX,
     peer::{PeerConfig, PeerHandler, PeerHello},
     shard::{
         ClaimRequest,
@@ -14,10 +15,10 @@ use crate::{
 };
 use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
-use taskyard_machine::{Enqueue, Enqueued, NewTask, Outcome, TaskId, ask};
+use taskyard_machine::{Ack, ClaimToken, Enqueue, Enqueued, NewTask, Outcome, TaskId, ask};
 use taskyard_replica::{
     Change, ControlCommand, Members, Node, NodeId, encode_message,
-    eraftpb::{Message, MessageType},
+    eraftpb::{Entry as LogEntry, Message, MessageType},
 };
 use tokio::{net::TcpListener, sync::oneshot};
 
@@ -443,4 +444,61 @@ fn a_leader_that_cannot_reach_a_node_hands_it_nothing() {
     assert_eq!(refused.to_string(), "node 2 can't be reached from the node that leads it");
     assert_eq!(node.replica().heir(), None);
     assert!(node.leads());
+}
+
+/// Bytes of an error text make an ack as large as wanted.
+fn large_ack(bytes: usize) -> EncodedCommand {
+    let task = TaskId { incarnation: 1, home: SHARD, origin: SHARD, sequence: 1 };
+    let payload = vec![0; bytes];
+    let ack = Ack { task, token: ClaimToken(1), result: Some(&payload), follow_ups: Vec::new() };
+    EncodedCommand::new(&Command::Ack(ack))
+}
+
+#[test]
+fn a_command_that_is_too_large_is_refused_and_the_others_of_its_call_are_not() {
+    let mut node = ByHand::new();
+    let last = node.replica().last_index();
+    let shards = node.shards.clone();
+    let commands =
+        vec![(SHARD, enqueue()), (SHARD, large_ack(COMMAND_BYTES_MAX)), (SHARD, enqueue())];
+    let mut call = async move { shards.local().propose_all(commands, false).await }.boxed();
+    assert!((&mut call).now_or_never().is_none());
+    node.turn();
+    node.has_all(2);
+    let answers = call.now_or_never().expect("all are answered");
+    assert!(answers[0].is_ok() && answers[2].is_ok(), "{answers:?}");
+    let refused = answers[1].clone().unwrap_err();
+    assert_eq!(refused.code(), "payload_too_large", "{refused}");
+    assert_eq!(node.replica().last_index(), last + 2, "nothing of it is in the log");
+    assert!(node.leads());
+
+    // What the loop wants itself is bounded where it comes in; still nothing may be proposed.
+    node.inner.shards[0].pending.push((large_ack(COMMAND_BYTES_MAX), Waiting::Nobody));
+    node.inner.activate(0);
+    node.turn();
+    assert_eq!(node.replica().last_index(), last + 2);
+}
+
+/// The bound above keeps such an entry out of the log. If one gets there all the same, a leader that
+/// goes on in office keeps the shard waiting for ever.
+#[test]
+fn a_leader_that_can_not_send_its_entry_ends_its_leadership() {
+    let mut node = ByHand::new();
+    let shards = node.shards.clone();
+    let mut call = async move { shards.local().propose(SHARD, enqueue(), true).await }.boxed();
+    assert!((&mut call).now_or_never().is_none());
+    node.turn();
+    let (term, last) = (node.replica().term(), node.replica().last_index());
+    let mut append = Message { from: ME, to: 2, term, index: last - 1, ..Message::default() };
+    append.set_msg_type(MessageType::MsgAppend);
+    let data = vec![0; crate::limits::PEER_FRAME_BYTES_MAX].into();
+    append.mut_entries().push(LogEntry { index: last, term, data, ..LogEntry::default() });
+    node.inner.send(GROUP, vec![append]);
+    node.turn();
+    assert!(!node.leads());
+    assert_eq!(call.now_or_never(), Some(Err(Error::OutcomeUnknown)));
+    (0..100).for_each(|_| node.replica().tick());
+    node.turn();
+    assert!(!node.leads() && !node.replica().is_rising());
+    assert_eq!(node.replica().term(), term, "it does not even ask for votes");
 }

@@ -132,9 +132,12 @@ impl ShardLoop {
             self.deliver(number);
         }
         let shard = &mut self.shards[number];
-        let refused = shard.propose(rules, now);
+        let unproposed = shard.propose(rules, now);
         let reads = shard.ask_reads();
-        self.refuse(number, refused, reads);
+        self.refuse(number, unproposed.not_leading, reads);
+        for (waiting, error) in unproposed.too_large {
+            self.refuse_large(number, waiting, &error);
+        }
     }
 
     /// Adds what one shard has to write to the batch.

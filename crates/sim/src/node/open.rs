@@ -62,6 +62,7 @@ impl Node {
             seed: self.config.seed ^ group,
             heartbeat_ticks: 2,
             election_ticks: 10,
+            entry_bytes_max: usize::MAX,
         };
         let disk = self.disk.reader(group);
         let mut replica = Replica::new(&config, restored, Box::new(disk.clone()), state)

@@ -134,6 +134,7 @@ impl Host {
             seed: mix(seed ^ mix(group)),
             heartbeat_ticks: HEARTBEAT_TICKS,
             election_ticks: ELECTION_TICKS,
+            entry_bytes_max: usize::MAX,
         };
         let replica = Replica::new(&config, restored, Box::new(InMemory), state)
             .expect("a new group begins at its beginning");

@@ -100,6 +100,7 @@ fn errors() -> Vec<Error> {
         Error::Invalid("limit 0 is not 1 to 1000".into()),
         Error::NotFound("there is no shard 9".into()),
         Error::PayloadTooLarge { bytes: usize::MAX, bytes_max: 1 << 20 },
+        Error::CommandTooLarge { bytes: usize::MAX, bytes_max: 1 << 24 },
         Error::Element { index: 7, error: Box::new(Error::Invalid("é".into())) },
         Error::Node { node: "a".into(), error: Box::new(Error::Rejected(rejection)) },
         Error::HalfWay { enqueued: 3, total: 7, error: Box::new(Error::OutcomeUnknown) },
@@ -120,6 +121,7 @@ fn errors() -> Vec<Error> {
             | Error::Invalid(_)
             | Error::NotFound(_)
             | Error::PayloadTooLarge { .. }
+            | Error::CommandTooLarge { .. }
             | Error::Element { .. }
             | Error::Node { .. }
             | Error::HalfWay { .. }

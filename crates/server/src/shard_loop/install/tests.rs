@@ -162,7 +162,8 @@ impl Node {
 }
 
 fn start(id: u64, restored: Restored, log: &Arc<Log>, machine: Machine, stored: u64) -> LocalShard {
-    let config = Config { id, seed: 1, heartbeat_ticks: 2, election_ticks: 10 };
+    let config =
+        Config { id, seed: 1, heartbeat_ticks: 2, election_ticks: 10, entry_bytes_max: 1 << 20 };
     let reader = Box::new(log.reader(group_of(SHARD)));
     let replica = Replica::new(&config, restored, reader, State::new(machine)).unwrap();
     LocalShard::new(SHARD, group_of(SHARD), replica, Checkpoint::new(stored))
