@@ -19,6 +19,10 @@ use crate::{
 /// A broker that is there answers within this; a person waits no longer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Longer than an election takes. A cluster that still has no majority then lacks nodes, and a person who
+/// asks should know.
+const NO_QUORUM_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// A person who has waited this long is told why.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 
@@ -63,7 +67,9 @@ async fn or_say<F: Future>(patience: Duration, answer: F, say: impl FnOnce()) ->
 
 /// A client whose broker has answered.
 pub(crate) async fn connect(common: &Common) -> Result<Client> {
-    let mut builder = Client::builder(&common.server).connect_timeout(CONNECT_TIMEOUT);
+    let mut builder = Client::builder(&common.server)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .no_quorum_timeout(NO_QUORUM_TIMEOUT);
     if let Some(token) = &common.token {
         builder = builder.token(token);
     }

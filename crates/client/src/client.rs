@@ -51,6 +51,7 @@ pub struct ClientBuilder {
     token: Option<String>,
     timeout: Duration,
     connect_timeout: Duration,
+    no_quorum_timeout: Option<Duration>,
     return_after: Duration,
 }
 
@@ -70,6 +71,7 @@ impl Client {
             token: None,
             timeout: TIMEOUT,
             connect_timeout: CONNECT_TIMEOUT,
+            no_quorum_timeout: None,
             return_after: RETURN_AFTER,
         }
     }
@@ -170,6 +172,15 @@ impl ClientBuilder {
         self
     }
 
+    /// How long a call goes on after a node has answered that there is no majority (`no_quorum`): as long as
+    /// the timeout if not said.
+    ///
+    /// A program should wait for the nodes that are missing; a person should soon be told.
+    pub fn no_quorum_timeout(mut self, timeout: Duration) -> ClientBuilder {
+        self.no_quorum_timeout = Some(timeout);
+        self
+    }
+
     /// How long a client that had to leave its first server lets pass before it looks whether that one
     /// is ready again, each time; a minute if not said. No call waits for it, or fails by it.
     pub fn return_after(mut self, pause: Duration) -> ClientBuilder {
@@ -187,6 +198,7 @@ impl ClientBuilder {
         let servers = self.servers.iter().map(|url| Server::at(url, self.connect_timeout));
         let servers = servers.collect::<Result<Vec<_>, _>>()?;
         let connection = Connection::new(servers, self.token.as_deref(), self.return_after)?;
+        let connection = connection.no_quorum_timeout(self.no_quorum_timeout);
         Ok(Client::with(connection, self.timeout))
     }
 
@@ -215,6 +227,7 @@ impl fmt::Debug for ClientBuilder {
             .field("servers", &self.servers)
             .field("timeout", &self.timeout)
             .field("connect_timeout", &self.connect_timeout)
+            .field("no_quorum_timeout", &self.no_quorum_timeout)
             .finish_non_exhaustive()
     }
 }

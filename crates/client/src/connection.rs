@@ -8,6 +8,9 @@
 //! The first server is the one that a client prefers. While it uses another, it looks now and then whether
 //! the first is ready again, and goes back to it: else all clients would end up on whichever node was
 //! restarted first. Nobody waits for that look, and calls under way end where they are.
+//!
+//! A call that gives up says what a broker answered last, if one did: that a dead server can't be reached
+//! says less than the `no_quorum` of a living one.
 
 use crate::{Error, random};
 use std::{
@@ -57,6 +60,8 @@ struct Shared {
     current: AtomicUsize,
     channels: Mutex<Vec<Option<Channel>>>,
     return_after: Duration,
+    /// How long a cluster is given to find a majority, once a node has said that there is none.
+    no_quorum_timeout: Option<Duration>,
     /// When to look next whether the first server is back, while another is in use.
     look_back_at: Mutex<Instant>,
 }
@@ -127,7 +132,13 @@ impl Connection {
             return Err(Error::Invalid("no server address given; say at least one".to_string()));
         }
         let token = token.map(bearer).transpose()?;
-        Ok(Connection::with(servers, token, 0, return_after))
+        Ok(Connection::with(servers, token, 0, return_after, None))
+    }
+
+    /// The same, and its calls end this long after a node has said that there is no majority.
+    pub(crate) fn no_quorum_timeout(self, timeout: Option<Duration>) -> Connection {
+        let Shared { servers, token, return_after, .. } = &*self.0;
+        Connection::with(servers.clone(), token.clone(), 0, *return_after, timeout)
     }
 
     fn with(
@@ -135,6 +146,7 @@ impl Connection {
         token: Option<MetadataValue<Ascii>>,
         turn: usize,
         return_after: Duration,
+        no_quorum_timeout: Option<Duration>,
     ) -> Connection {
         let channels = Mutex::new(vec![None; servers.len()]);
         let look_back_at = Mutex::new(Instant::now() + random::jittered(return_after));
@@ -145,15 +157,16 @@ impl Connection {
             current,
             channels,
             return_after,
+            no_quorum_timeout,
             look_back_at,
         }))
     }
 
     /// The same servers with channels of their own, for a runtime of their own.
     pub(crate) fn separate(&self) -> Connection {
-        let Shared { servers, token, current, return_after, .. } = &*self.0;
+        let Shared { servers, token, current, return_after, no_quorum_timeout, .. } = &*self.0;
         let turn = current.load(Ordering::Relaxed);
-        Connection::with(servers.clone(), token.clone(), turn, *return_after)
+        Connection::with(servers.clone(), token.clone(), turn, *return_after, *no_quorum_timeout)
     }
 
     /// Looks whether the first server is back, if it is time: then everyone moves there. Nobody waits for it.
@@ -231,14 +244,14 @@ impl Connection {
         Call: Fn(Wire, Request<Message>) -> Answer,
         Answer: Future<Output = Result<Response<Reply>, Status>>,
     {
-        let mut backoff = Backoff::new(self.0.servers.len());
+        let mut tries = Tries::of(self, deadline);
         // A later refused connection says nothing about a try whose answer was lost.
         let mut unknown = false;
         loop {
             let attempt = self.current();
             let request = self.request(message.clone());
             let answer =
-                tokio::time::timeout_at(deadline, call(attempt.wire.clone(), request)).await;
+                tokio::time::timeout_at(tries.deadline, call(attempt.wire.clone(), request)).await;
             let error = match answer {
                 Ok(Ok(response)) => return Ok(response.into_inner()),
                 Ok(Err(status)) => Error::from_status(attempt.server(), &status),
@@ -247,26 +260,30 @@ impl Connection {
                     // leave a channel behind on which nothing ends, not even with an error.
                     attempt.failed();
                     let error = attempt.timed_out();
-                    return Err(if repeat == Repeat::Read { error.of_a_read() } else { error });
+                    return Err(match repeat {
+                        Repeat::Read => tries.last_word(error.of_a_read()),
+                        Repeat::Always | Repeat::IfNotTaken => error,
+                    });
                 }
             };
             if error.is_undecided() {
                 attempt.failed();
             }
-            let (error, again) = match repeat {
-                Repeat::Read => (error.of_a_read(), error.is_undecided()),
-                Repeat::Always => {
+            let again = match repeat {
+                Repeat::Read | Repeat::Always => error.is_undecided(),
+                Repeat::IfNotTaken => error.is_retryable(),
+            };
+            let error = match repeat {
+                Repeat::Read => error.of_a_read(),
+                Repeat::Always | Repeat::IfNotTaken => {
                     unknown |= error.is_outcome_unknown();
-                    (error.after(unknown), error.is_undecided())
+                    error
                 }
-                Repeat::IfNotTaken => (error.clone(), error.is_retryable()),
             };
             if !again {
-                return Err(error);
+                return Err(error.after(unknown));
             }
-            if !backoff.wait_until(deadline).await {
-                return Err(error);
-            }
+            tries.again(error).await.map_err(|error| error.after(unknown))?;
         }
     }
 }
@@ -348,13 +365,55 @@ impl Backoff {
     }
 
     /// Waits; `false` if there would be no time left afterwards.
-    pub(crate) async fn wait_until(&mut self, deadline: Instant) -> bool {
+    async fn wait_until(&mut self, deadline: Instant) -> bool {
         let wait = self.next();
         if Instant::now() + wait >= deadline {
             return false;
         }
         tokio::time::sleep(wait).await;
         true
+    }
+}
+
+/// The tries of one call: how long they go on, and what the call ends with.
+pub(crate) struct Tries {
+    backoff: Backoff,
+    /// When the call gives up. Comes nearer once a node has said that there is no majority.
+    pub(crate) deadline: Instant,
+    no_quorum_timeout: Option<Duration>,
+    /// What a broker answered last.
+    answered: Option<Error>,
+}
+
+impl Tries {
+    pub(crate) fn of(connection: &Connection, deadline: Instant) -> Tries {
+        let no_quorum_timeout = connection.0.no_quorum_timeout;
+        Tries { backoff: Backoff::of(connection), deadline, no_quorum_timeout, answered: None }
+    }
+
+    /// Waits before the next try; an error if there is no time for one.
+    pub(crate) async fn again(&mut self, error: Error) -> Result<(), Error> {
+        if matches!(error, Error::Unavailable { answered: true, .. }) {
+            self.answered = Some(error.clone());
+        }
+        if error.code() == "no_quorum"
+            && let Some(timeout) = self.no_quorum_timeout.take()
+        {
+            self.deadline = self.deadline.min(Instant::now() + timeout);
+        }
+        if self.backoff.wait_until(self.deadline).await {
+            return Ok(());
+        }
+        Err(self.last_word(error))
+    }
+
+    /// What a call ends with whose last try got this error: if no broker was heard in it, then what one
+    /// answered before.
+    pub(crate) fn last_word(&mut self, error: Error) -> Error {
+        match error {
+            Error::Unavailable { answered: false, .. } => self.answered.take().unwrap_or(error),
+            error => error,
+        }
     }
 }
 

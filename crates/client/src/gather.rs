@@ -10,7 +10,7 @@
 
 use crate::{
     Error,
-    connection::{Backoff, Connection},
+    connection::{Connection, Tries},
     random,
 };
 use std::{
@@ -173,11 +173,13 @@ impl Batch {
             tasks: std::mem::take(&mut self.tasks),
             batch_id: random::identity().to_vec(),
         };
-        let mut backoff = Backoff::of(connection);
+        let Some(deadline) = self.deadline() else { return };
+        let mut tries = Tries::of(connection, deadline);
         while let Some(deadline) = self.deadline() {
+            tries.deadline = tries.deadline.min(deadline);
             let mut attempt = connection.current();
             let call = attempt.wire.enqueue_many(connection.request(request.clone()));
-            let (error, whole) = match tokio::time::timeout_at(deadline, call).await {
+            let (error, whole) = match tokio::time::timeout_at(tries.deadline, call).await {
                 Ok(Ok(reply)) => match self.answer(reply.into_inner()) {
                     None => return,
                     Some(undecided) => (undecided, false),
@@ -193,7 +195,7 @@ impl Batch {
             }
             tracing::debug!(%error, "an enqueue request got no answer and is sent again");
             attempt.failed();
-            if !backoff.wait_until(deadline).await {
+            if let Err(error) = tries.again(error).await {
                 return self.refuse(&error);
             }
         }

@@ -192,6 +192,21 @@ async fn refused_connections_alone_mean_that_nothing_happened() {
 }
 
 #[tokio::test]
+async fn what_a_living_server_says_is_not_hidden_by_dead_ones() {
+    let living = FakeBroker::answering(|_, _| Err(status(Code::Unavailable, "no_quorum")));
+    let servers = [closed_port(), living.url(), closed_port()];
+    let client = Client::builder(servers.clone()).timeout(Duration::from_secs(1)).build().unwrap();
+    let error = enqueue(&client, 0).await.unwrap_err();
+    assert_eq!((error.code(), error.to_string().as_str()), ("no_quorum", "as the test says"));
+
+    // Who does not want to wait for a majority is told long before the timeout.
+    let builder = Client::builder(servers).timeout(Duration::from_secs(500));
+    let client = builder.no_quorum_timeout(Duration::from_millis(100)).build().unwrap();
+    let error = tokio::time::timeout(PATIENCE, enqueue(&client, 0)).await.unwrap().unwrap_err();
+    assert_eq!(error.code(), "no_quorum", "{error}");
+}
+
+#[tokio::test]
 async fn who_gives_up_before_being_sent_is_not_sent() {
     let broker = FakeBroker::start();
     broker.shut_gate();

@@ -27,7 +27,7 @@ impl Machine {
         self.check_names()?;
         self.check_head()?;
         self.dedup.check()?;
-        self.replays.check()?;
+        self.resent.check()?;
         self.batches.check()?;
         self.staged.check()?;
         self.outbox.check()?;
@@ -207,6 +207,7 @@ impl Machine {
     fn check_indexes(&self) -> Result<(), String> {
         let mut dead = BTreeMap::new();
         let mut held: BTreeMap<SessionId, BTreeMap<u64, Slot>> = BTreeMap::new();
+        let mut numbered = BTreeMap::new();
         let mut heap_bytes = 0;
         for (slot, task) in self.tasks.iter() {
             heap_bytes += task.heap_bytes() as u64;
@@ -216,9 +217,13 @@ impl Machine {
             if let Some(session) = task.claim().and_then(|claim| claim.session) {
                 held.entry(session).or_default().insert(task.order, slot);
             }
+            if let Some(claim) = task.claim_key() {
+                numbered.insert((claim, task.order), slot);
+            }
         }
         ensure!(dead == self.dead, "the index of dead letters disagrees with the tasks");
         ensure!(held == self.session_claims, "the claims of sessions disagree with the tasks");
+        ensure!(numbered == self.numbered_claims, "the numbered claims disagree with the tasks");
         ensure!(heap_bytes == self.task_heap_bytes, "the memory of tasks is miscounted");
         Ok(())
     }

@@ -26,7 +26,6 @@ impl Turn<'_> {
             None => self.claim_strict(claim),
             Some(seed) => self.claim_weighted(claim, seed),
         };
-        self.remember_claim(claim, &answer);
         Ok(Outcome::Claimed(answer))
     }
 
@@ -87,6 +86,7 @@ impl Turn<'_> {
             token,
             worker,
             session: claim.session,
+            sequence: claim.number.map(|number| number.sequence),
             claimed_at: self.now,
             lease_ms: own_lease.unwrap_or(claim.lease_ms),
             lease_expires_at: self.now,
@@ -185,7 +185,7 @@ fn draw_by_weight(queues: &[&ClaimQueue<'_>], draw: &mut Draw) -> usize {
 impl Machine {
     /// Whether a claim would get something at `now`. Empty claims never enter the log.
     pub fn claimable(&self, claim: &Claim<'_>, now: Timestamp) -> Claimable {
-        if self.decided_before(claim).is_some() {
+        if self.was_sent_before(claim) {
             return Claimable::Now(1);
         }
         let found = || claim.queues.iter().filter_map(|queue| self.queues.find(queue.name));

@@ -228,7 +228,7 @@ impl Machine {
     pub(crate) fn fold_kept(&mut self) {
         let changes = [
             self.dedup.take_changes(),
-            self.replays.take_changes(),
+            self.resent.take_changes(),
             self.batches.take_changes(),
             self.staged.take_changes(),
             self.outbox.take_changes(),

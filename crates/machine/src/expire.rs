@@ -42,7 +42,7 @@ impl Turn<'_> {
         self.shard.staged.expire_one(now)
             || self.shard.staged_flows.expire_one(now)
             || self.shard.batches.expire_one(now)
-            || self.shard.replays.expire_one(now)
+            || self.shard.resent.expire_one(now)
             || self.shard.dedup.expire_one(now)
             || self.shard.windows.expire_one(now)
             || self.tally_due()

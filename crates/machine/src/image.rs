@@ -91,7 +91,7 @@ impl Machine {
             + self.queues.slab.dirty()
             + self.keys.dirty()
             + self.dedup.dirty()
-            + self.replays.dirty()
+            + self.resent.dirty()
             + self.batches.dirty()
             + self.staged.dirty()
             + self.outbox.dirty()
@@ -124,7 +124,7 @@ impl Machine {
         self.keys.slab.freeze();
         self.keys.frozen_removed = std::mem::take(&mut self.keys.removed).into_iter().collect();
         self.dedup.freeze();
-        self.replays.freeze();
+        self.resent.freeze();
         self.batches.freeze();
         self.staged.freeze();
         self.outbox.freeze();
@@ -175,7 +175,7 @@ impl Machine {
             return Some(key_record(self.keys.get(slot)));
         }
         (self.dedup.next_frozen())
-            .or_else(|| self.replays.next_frozen())
+            .or_else(|| self.resent.next_frozen())
             .or_else(|| self.batches.next_frozen())
             .or_else(|| self.staged.next_frozen())
             .or_else(|| self.outbox.next_frozen())
@@ -224,7 +224,7 @@ impl Machine {
             .chain(queues)
             .chain(keys)
             .chain(self.dedup.records())
-            .chain(self.replays.records())
+            .chain(self.resent.records())
             .chain(self.batches.records())
             .chain(self.staged.records())
             .chain(self.outbox.records())
@@ -247,7 +247,7 @@ impl Machine {
         let others = self.queues.by_name.len()
             + self.keys.by_id.len()
             + self.dedup.len()
-            + self.replays.len()
+            + self.resent.len()
             + self.batches.len()
             + self.staged.len()
             + self.outbox.len()
@@ -348,7 +348,7 @@ impl Machine {
                 queues.insert(key.read()?, read_queue(value)?);
             }
             kind if kind == kind_of(&self.dedup) => self.dedup.load(key, value)?,
-            kind if kind == kind_of(&self.replays) => self.replays.load(key, value)?,
+            kind if kind == kind_of(&self.resent) => self.resent.load(key, value)?,
             kind if kind == kind_of(&self.batches) => self.batches.load(key, value)?,
             kind if kind == kind_of(&self.staged) => self.staged.load(key, value)?,
             kind if kind == kind_of(&self.outbox) => self.outbox.load(key, value)?,

@@ -122,6 +122,9 @@ impl Machine {
                 self.session_claims.remove(&session);
             }
         }
+        if let Some(claim) = task.claim_key() {
+            self.numbered_claims.remove(&(claim, task.order));
+        }
         if let Some(key) = self.held_key(self.tasks.get(slot)) {
             self.unique.remove(&key);
         }
@@ -155,6 +158,9 @@ impl Machine {
         }
         if let Some(session) = task.claim().and_then(|claim| claim.session) {
             self.session_claims.entry(session).or_default().insert(task.order, slot);
+        }
+        if let Some(claim) = task.claim_key() {
+            self.numbered_claims.insert((claim, task.order), slot);
         }
         if let Some(key) = self.held_key(self.tasks.get(slot)) {
             self.unique.insert(key, slot);

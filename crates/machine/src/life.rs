@@ -6,6 +6,7 @@
 use crate::flow::Membership;
 use crate::limits::PROGRESS_MESSAGE_BYTES_MAX;
 use crate::names::NameId;
+use crate::replay::ClaimKey;
 use crate::slab::Slot;
 use crate::unique::Hold;
 use crate::watch::Watch;
@@ -75,6 +76,8 @@ pub(crate) struct ClaimState {
     pub(crate) token: ClaimToken,
     pub(crate) worker: NameId,
     pub(crate) session: Option<SessionId>,
+    /// Which of the session's claims this was, if the claim can be sent again.
+    pub(crate) sequence: Option<u64>,
     pub(crate) claimed_at: Timestamp,
     /// What it was claimed for, and is renewed by.
     pub(crate) lease_ms: u64,
@@ -226,6 +229,12 @@ impl Task {
             State::Claimed(claim) => Some(claim),
             _ => None,
         }
+    }
+
+    /// The claim that got this task, as its session would send it again.
+    pub(crate) fn claim_key(&self) -> Option<ClaimKey> {
+        let claim = self.claim()?;
+        Some(ClaimKey { session: claim.session?, sequence: claim.sequence? })
     }
 
     pub(crate) fn claim_mut(&mut self) -> Option<&mut ClaimState> {

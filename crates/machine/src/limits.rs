@@ -188,10 +188,9 @@ limits! {
     LEASE_FLOOR_MS: u64 = 15_000, "ms";
     /// After its timeout an attempt has this long to be ended by its own worker before the broker ends it.
     TIMEOUT_GRACE_MS: u64 = 5_000, "ms";
-    /// How long the answers to a session's last claims are kept, so that their repetition gets them again.
-    CLAIM_REPLAY_KEPT_FOR_MS: u64 = 60_000, "ms";
-    /// Answers kept per session: it never has more claims on their way to one shard.
-    CLAIM_REPLAYS_MAX: usize = 8, "claims";
+    /// How long a claim that was sent again is remembered, so that an earlier sending that comes late gets
+    /// nothing.
+    CLAIM_RESENT_KEPT_FOR_MS: u64 = 60_000, "ms";
     /// Schedules of one shard: each costs memory and a look at every list.
     SCHEDULES_PER_SHARD_MAX: usize = 10_000, "schedules";
     /// Rules and task of one schedule: they stay in memory, and the task is repeated with every run.

@@ -13,7 +13,7 @@ use crate::life::Task;
 use crate::names::Names;
 use crate::outbox::{Link, Owed};
 use crate::queue::{Queue, Queues};
-use crate::replay::Replays;
+use crate::replay::{ClaimKey, Resent};
 use crate::schedule::Schedule;
 use crate::slab::{Slab, Slot};
 use crate::stage::Staged;
@@ -49,7 +49,7 @@ pub struct Machine {
     pub(crate) queues: Queues,
     pub(crate) keys: Keys,
     pub(crate) dedup: Kept<DedupRecord>,
-    pub(crate) replays: Kept<Replays>,
+    pub(crate) resent: Kept<Resent>,
     pub(crate) batches: Kept<BatchMemory>,
     pub(crate) staged: Kept<Staged>,
     pub(crate) outbox: Kept<Owed>,
@@ -70,6 +70,8 @@ pub struct Machine {
     pub(crate) dead: BTreeMap<TaskId, Slot>,
     /// Claims of each session, by the order in which they were made.
     pub(crate) session_claims: BTreeMap<SessionId, BTreeMap<u64, Slot>>,
+    /// Claimed tasks by the claim that got them, in the order in which it got them.
+    pub(crate) numbered_claims: BTreeMap<(ClaimKey, u64), Slot>,
     /// Tasks that hold a unique key, by the hash of queue and key.
     pub(crate) unique: BTreeMap<u128, Slot>,
     /// Nodes of flows by the hash of their name.
@@ -143,7 +145,7 @@ impl Machine {
             queues: Queues::new(),
             keys: Keys::new(),
             dedup: Kept::new(),
-            replays: Kept::new(),
+            resent: Kept::new(),
             batches: Kept::new(),
             staged: Kept::new(),
             outbox: Kept::new(),
@@ -159,6 +161,7 @@ impl Machine {
             names: Names::default(),
             dead: BTreeMap::new(),
             session_claims: BTreeMap::new(),
+            numbered_claims: BTreeMap::new(),
             unique: BTreeMap::new(),
             node_names: NodeNames::new(),
             ended_nodes: 0,
@@ -215,7 +218,7 @@ impl Machine {
         let parts = [
             self.deadlines.next_due(),
             self.dedup.next_due(),
-            self.replays.next_due(),
+            self.resent.next_due(),
             self.batches.next_due(),
             self.staged.next_due(),
             self.windows.next_due(),
@@ -233,17 +236,19 @@ impl Machine {
         let per_task = Slab::<Task>::VALUE_BYTES + ID_BYTES;
         let per_dead = size_of::<(TaskId, Slot)>() * 3 / 2;
         let per_key = size_of::<(u128, Slot)>() * 3 / 2;
+        let per_claim = size_of::<((ClaimKey, u64), Slot)>() * 3 / 2;
         let fixed = self.tasks.len() * per_task
             + self.queues.by_name.len() * Slab::<Queue>::VALUE_BYTES
             + self.dead.len() * per_dead
-            + self.unique.len() * per_key;
+            + self.unique.len() * per_key
+            + self.numbered_claims.len() * per_claim;
         fixed as u64
             + self.task_heap_bytes
             + self.deadlines.memory_bytes()
             + self.names.memory_bytes()
             + self.keys.memory_bytes()
             + self.dedup.memory_bytes()
-            + self.replays.memory_bytes()
+            + self.resent.memory_bytes()
             + self.batches.memory_bytes()
             + self.staged.memory_bytes()
             + self.outbox.memory_bytes()

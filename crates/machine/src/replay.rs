@@ -1,93 +1,100 @@
 //! Replay: a session's claim that is sent again gets the tasks that it got before.
 //!
 //! The broker repeats a claim whose outcome it does not know. Without this, the tasks of the first
-//! sending would wait for their lease, held by nobody. Whatever order the sendings come in, the last one
-//! alone counts: it takes what they got, and nothing that an earlier one does afterwards, nor a late
-//! release of what it got, touches that.
+//! sending would wait for their lease, held by nobody. A claimed task knows which claim got it, so every
+//! claim whose tasks are still held can be repeated, however many a session has sent. Whatever order the
+//! sendings come in, the last one alone counts: it takes what they got, and nothing that an earlier one
+//! does afterwards, nor a late release of what it got, touches that.
 
+use crate::digest::Word;
 use crate::kept::Keep;
-use crate::limits::{CLAIM_REPLAY_KEPT_FOR_MS, CLAIM_REPLAYS_MAX};
+use crate::limits::CLAIM_RESENT_KEPT_FOR_MS;
 use crate::slab::Slot;
 use crate::turn::Turn;
 use crate::wire::wire_struct;
-use crate::{
-    Claim, ClaimNumber, ClaimToken, ClaimedTask, Machine, Rejection, SessionId, TaskId, Timestamp,
-};
+use crate::{Claim, ClaimedTask, Machine, Rejection, SessionId, Timestamp};
 
-/// A session's last claims, oldest first.
-#[derive(Debug, Default, PartialEq)]
-pub(crate) struct Replays {
-    pub(crate) claims: Vec<Replay>,
+/// Names one claim of a session, however often it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ClaimKey {
+    pub(crate) session: SessionId,
+    pub(crate) sequence: u64,
+}
+
+/// A claim that was sent more than once, which is rare: only after its answer got lost.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Resent {
+    /// The last sending.
+    sending: u32,
     expires_at: Timestamp,
 }
 
-/// One numbered claim and what its last sending was given.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Replay {
-    sequence: u64,
-    sending: u32,
-    given: Box<[(TaskId, ClaimToken)]>,
+wire_struct!(ClaimKey { session, sequence });
+wire_struct!(Resent { sending, expires_at });
+
+impl Word for ClaimKey {
+    fn word(self) -> u64 {
+        self.session.word() ^ self.sequence
+    }
 }
 
-wire_struct!(Replays { claims, expires_at });
-wire_struct!(Replay { sequence, sending, given });
-
-impl Keep for Replays {
-    type Key = SessionId;
+impl Keep for Resent {
+    type Key = ClaimKey;
     const KIND: u8 = 4;
 
     fn expires_at(&self) -> Option<Timestamp> {
         Some(self.expires_at)
     }
-
-    fn heap_bytes(&self) -> usize {
-        let replay = |replay: &Replay| size_of::<Replay>() + size_of_val(&*replay.given);
-        self.claims.iter().map(replay).sum()
-    }
 }
 
-impl Replay {
-    fn new(ClaimNumber { sequence, sending }: ClaimNumber, answer: &[ClaimedTask]) -> Replay {
-        let given = answer.iter().map(|task| (task.id, task.token)).collect();
-        Replay { sequence, sending, given }
+impl Claim<'_> {
+    fn key(&self) -> Option<ClaimKey> {
+        Some(ClaimKey { session: self.session?, sequence: self.number?.sequence })
     }
 }
 
 impl Machine {
-    /// What an earlier sending of this claim got.
-    pub(crate) fn decided_before(&self, claim: &Claim<'_>) -> Option<&Replay> {
-        let (session, number) = (claim.session?, claim.number?);
-        let replays = self.replays.get(session)?;
-        replays.claims.iter().find(|replay| replay.sequence == number.sequence)
+    /// The tasks that an earlier sending of a claim got and that are still held, in the order in which it
+    /// got them.
+    fn got_before(&self, claim: ClaimKey) -> impl Iterator<Item = Slot> {
+        self.numbered_claims.range((claim, 0)..=(claim, u64::MAX)).map(|(_, &slot)| slot)
+    }
+
+    /// The last sending of a claim that is known.
+    fn last_sending(&self, claim: ClaimKey) -> Option<u32> {
+        let first = || self.got_before(claim).next().map(|_| 0);
+        self.resent.get(claim).map(|resent| resent.sending).or_else(first)
+    }
+
+    pub(crate) fn was_sent_before(&self, claim: &Claim<'_>) -> bool {
+        claim.key().is_some_and(|key| self.last_sending(key).is_some())
     }
 }
 
 impl Turn<'_> {
-    /// The tasks that this claim got when it was sent before, as far as they are still held. Each gets
-    /// a new token: whoever gives back what the earlier sending got, late, must not take it from who
-    /// has it now.
+    /// The tasks that this claim got when it was sent before, as far as they are still held; `None` if it
+    /// got none. Each gets a new token: whoever gives back what the earlier sending got, late, must not
+    /// take it from who has it now.
     pub(crate) fn repeated(
         &mut self,
         claim: &Claim<'_>,
     ) -> Result<Option<Vec<ClaimedTask>>, Rejection> {
-        let (Some(session), Some(number)) = (claim.session, claim.number) else { return Ok(None) };
-        let Some(replay) = self.shard.decided_before(claim) else { return Ok(None) };
-        if replay.sending >= number.sending {
+        let (Some(key), Some(number)) = (claim.key(), claim.number) else { return Ok(None) };
+        let last = self.shard.last_sending(key);
+        if let Some(last) = last.filter(|last| *last >= number.sending) {
             return Err(Rejection::invalid(format!(
-                "sending {} of this claim comes after sending {} of it; only the last one counts",
-                number.sending, replay.sending
+                "sending {} of this claim comes after sending {last} of it; only the last one counts",
+                number.sending
             )));
         }
-        let find = |&(task, token)| self.find_held(task, token).ok();
-        let held: Vec<Slot> = replay.given.iter().filter_map(find).collect();
+        if number.sending > 0 {
+            let expires_at = self.now.plus_ms(CLAIM_RESENT_KEPT_FOR_MS);
+            let resent = Resent { sending: number.sending, expires_at };
+            self.shard.resent.insert(key, resent);
+        }
+        let held: Vec<Slot> = self.shard.got_before(key).collect();
         let answer: Vec<ClaimedTask> = held.into_iter().map(|slot| self.take_over(slot)).collect();
-        let expires_at = self.now.plus_ms(CLAIM_REPLAY_KEPT_FOR_MS);
-        self.shard.replays.update(session, |replays| {
-            replays.claims.retain(|replay| replay.sequence != number.sequence);
-            replays.claims.push(Replay::new(number, &answer));
-            replays.expires_at = expires_at;
-        });
-        Ok(Some(answer))
+        Ok(Some(answer).filter(|answer| !answer.is_empty()))
     }
 
     /// Lets a claim begin anew, for its worker gets it only now.
@@ -102,27 +109,13 @@ impl Turn<'_> {
         });
         self.shard.claimed_task(slot)
     }
-
-    pub(crate) fn remember_claim(&mut self, claim: &Claim<'_>, answer: &[ClaimedTask]) {
-        let (Some(session), Some(number)) = (claim.session, claim.number) else { return };
-        if answer.is_empty() {
-            return;
-        }
-        let mut replays = self.shard.replays.remove(session).unwrap_or_default();
-        if replays.claims.len() >= CLAIM_REPLAYS_MAX {
-            replays.claims.remove(0);
-        }
-        replays.claims.push(Replay::new(number, answer));
-        replays.expires_at = self.now.plus_ms(CLAIM_REPLAY_KEPT_FOR_MS);
-        self.shard.replays.insert(session, replays);
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{START, Yard, claim};
-    use crate::{Claimable, Command, Outcome};
+    use crate::{ClaimNumber, Claimable, Command, Outcome, TaskId};
 
     fn numbered(sequence: u64, sending: u32) -> Claim<'static> {
         Claim {
@@ -135,6 +128,42 @@ mod tests {
 
     fn ids(tasks: &[ClaimedTask]) -> Vec<TaskId> {
         tasks.iter().map(|task| task.id).collect()
+    }
+
+    /// Every connection of a worker has a fetch of its own on its way when a leader is lost.
+    #[test]
+    fn all_claims_of_a_session_can_be_repeated_at_once_however_many() {
+        const CLAIMS: u64 = 100;
+        let mut yard = Yard::new();
+        let one = |sequence, sending| Claim { tasks_max: 1, ..numbered(sequence, sending) };
+        let mut first = Vec::new();
+        for sequence in 0..CLAIMS {
+            yard.enqueue("mail");
+            first.push(ids(&yard.claim_with(one(sequence, 0))));
+        }
+        // The state moves to another node meanwhile.
+        let loaded = Machine::load(yard.machine.identity(), yard.machine.records()).unwrap();
+        yard.machine = loaded;
+        yard.enqueue("mail");
+        for sequence in (0..CLAIMS).rev() {
+            let again = ids(&yard.claim_with(one(sequence, 1)));
+            assert_eq!(again, first[sequence as usize], "claim {sequence}");
+        }
+        assert_eq!(yard.counts("mail").ready, 1, "nothing more was handed out");
+    }
+
+    #[test]
+    fn an_earlier_sending_that_comes_after_all_is_done_gets_nothing() {
+        let mut yard = Yard::new();
+        for _ in 0..2 {
+            yard.enqueue("mail");
+        }
+        for task in yard.claim_with(Claim { tasks_max: 1, ..numbered(1, 1) }) {
+            yard.ack(&task).unwrap();
+        }
+        let late = yard.send(Command::Claim(numbered(1, 0)));
+        assert_eq!(late.unwrap_err().code(), "invalid_argument");
+        assert_eq!(yard.counts("mail").ready, 1);
     }
 
     #[test]
@@ -199,7 +228,7 @@ mod tests {
         let now = Timestamp(0);
         yard.claim_with(numbered(1, 0));
         assert_eq!(yard.machine.claimable(&numbered(1, 1), now), Claimable::Now(1));
-        yard.wait_ms(CLAIM_REPLAY_KEPT_FOR_MS);
+        yard.wait_ms(CLAIM_RESENT_KEPT_FOR_MS);
         yard.claim_one("mail");
         assert_ne!(yard.machine.claimable(&numbered(1, 1), now), Claimable::Now(1), "forgotten");
     }

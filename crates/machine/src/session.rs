@@ -13,7 +13,6 @@ impl Turn<'_> {
         let keep: BTreeSet<TaskId> = end.keep.iter().copied().collect();
         let not_started: BTreeSet<TaskId> = end.not_started.iter().copied().collect();
         let Some(held) = self.shard.session_claims.get(&end.session) else {
-            self.shard.replays.remove(end.session);
             return Ok(Outcome::Bulk(BulkProgress::default()));
         };
         let mut ending = held.values().rev().copied().filter(|&slot| {
@@ -31,7 +30,6 @@ impl Turn<'_> {
             }
         }
         if keep.is_empty() && next.is_none() {
-            self.shard.replays.remove(end.session);
             self.emit(EventKind::SessionEnded(end.session));
         }
         let changed = slots.len() as u32;

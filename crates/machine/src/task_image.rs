@@ -113,6 +113,7 @@ fn write_state(state: &State, names: &Names, out: &mut Vec<u8>) {
             claim.token.write(out);
             (&**names.get(claim.worker)).write(out);
             claim.session.write(out);
+            claim.sequence.write(out);
             claim.claimed_at.write(out);
             claim.lease_ms.write(out);
             claim.lease_expires_at.write(out);
@@ -139,6 +140,7 @@ fn read_state(reader: &mut Reader<'_>, names: &mut Names) -> Result<State, Decod
             token: reader.read()?,
             worker: names.intern(reader.read()?),
             session: reader.read()?,
+            sequence: reader.read()?,
             claimed_at: reader.read()?,
             lease_ms: reader.read()?,
             lease_expires_at: reader.read()?,

@@ -13,7 +13,7 @@ use crate::{
         outage::{Outages, Writers},
         plain::Plain,
     },
-    yard::until,
+    yard::{taskyard, until},
 };
 use serde_json::Value;
 use std::time::{Duration, Instant};
@@ -187,6 +187,26 @@ async fn the_last_of_three_refuses_writes_until_another_is_back() {
     assert!(answer.known().is_some(), "{answer:?}");
     nodes.start(1);
     nodes.until_settled();
+}
+
+/// Dead servers are tried again and again, and what they don't say must not hide what the living one says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_cli_with_three_servers_says_what_the_only_living_node_says() {
+    let mut nodes = Nodes::form(NODES);
+    let history = History::begin();
+    nodes.kill(0);
+    nodes.kill(2);
+    let node = Plain::to(&nodes.nodes[1].url());
+    Lonely { node, place: 1, history: &history }.until_refused().await;
+    let servers = nodes.urls().join(",");
+    for arguments in [&["enqueue", "t", "1"][..], &["queue", "list"]] {
+        let arguments = [arguments, &["--json", "--server", &servers]].concat();
+        let ran = taskyard(&arguments);
+        let error: Value = serde_json::from_str(ran.stderr.lines().last().unwrap()).unwrap();
+        assert_eq!((ran.code, &error["code"]), (1, &"no_quorum".into()), "{arguments:?} {error}");
+        let detail = error["detail"].as_str().unwrap();
+        assert!(!detail.contains("no broker answers"), "{arguments:?}: {detail}");
+    }
 }
 
 /// A paused process has heard nobody: it must not take that for the silence of the others.
