@@ -35,6 +35,15 @@ fn wrong_usage_exits_with_2_and_says_so_on_stderr() {
         &["dead", "retry"],
         &["dead", "discard"],
         &["queue", "set", "q"],
+        &["queue", "set", "q", "--dedup-window", "1s"],
+        &["enqueue", "a", "--retry", "never", "--max-attempts", "5"],
+        &["enqueue", "a", "--queue", ""],
+        &["enqueue", "a", "--request-id", ""],
+        &["enqueue", "a", r#""\ud800""#],
+        &["task", "list", "--queue", ""],
+        &["dead", "retry", "--queue", ""],
+        &["dead", "discard", "--queue", "", "--yes"],
+        &["work", "--queue", "", "--exec", "cat"],
     ] {
         let ran = yard.run(arguments);
         assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{arguments:?}: {}", ran.stderr);
