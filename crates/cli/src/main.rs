@@ -23,6 +23,7 @@ mod remote;
 mod schedule;
 mod serve;
 mod signals;
+mod stalled;
 mod task;
 mod values;
 mod work;

@@ -20,7 +20,7 @@ use crate::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A person who has waited this long is told why.
-const SILENCE_MAX: Duration = Duration::from_secs(2);
+pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// A broker that answered, and how to show what it says.
 pub(crate) struct Remote {
