@@ -13,7 +13,7 @@ use taskyard::Client;
 
 use crate::{
     args::Common,
-    output::{Colour, Output, may_colour, paint},
+    output::{Colour, Output, may_colour, paint, safe},
 };
 
 /// A broker that is there answers within this; a person waits no longer.
@@ -101,7 +101,7 @@ impl Complaint {
             eprintln!("{}", serde_json::json!({ "code": self.code, "detail": self.text }));
         } else {
             let colours = may_colour() && std::io::stderr().is_terminal();
-            eprintln!("{} {}", paint(colours, Colour::Red, "error:"), self.text);
+            eprintln!("{} {}", paint(colours, Colour::Red, "error:"), safe(&self.text, false));
         }
     }
 

@@ -128,7 +128,7 @@ pub(crate) async fn result(remote: &Remote, id: &TaskId, patience: Option<Durati
     if outcome.state == TaskState::Succeeded {
         if !remote.output.is_json() {
             let result = outcome.result.as_deref().unwrap_or(b"null");
-            remote.output.line(&String::from_utf8_lossy(result))?;
+            remote.output.data(result)?;
         }
         return Ok(());
     }

@@ -255,6 +255,23 @@ fn a_wait_says_after_a_while_that_nobody_listens_and_goes_on() {
 }
 
 #[test]
+fn what_producers_and_handlers_wrote_cannot_steer_a_terminal() {
+    let yard = Yard::start();
+    let _worker = yard.work("q", r"printf '\033]0;error\007' >&2; exit 65", &[]);
+    let header = "h=\u{1b}]0;header\u{7}";
+    let id = yard.ok(&["enqueue", "a", "-q", "q", "--header", header]);
+    yard.until_state(&id, "dead");
+    let got = yard.run(&["task", "get", &id]);
+    let result = yard.run(&["task", "result", &id]);
+    for (said, part) in
+        [(&got.stdout, "]0;header"), (&got.stdout, "]0;error"), (&result.stderr, "]0;error")]
+    {
+        assert!(said.contains(part), "{said:?}");
+        assert!(!said.contains(['\u{1b}', '\u{7}']), "{said:?}");
+    }
+}
+
+#[test]
 fn a_request_id_enqueues_once() {
     let yard = Yard::start();
     let first = yard.json(&["enqueue", "a", "--request-id", "one"]).remove(0);
