@@ -67,8 +67,9 @@ pub(crate) struct Common {
         help_heading = "Common options"
     )]
     pub(crate) server: Vec<String>,
-    /// Sent with every call, where the broker asks for one [env: TASKYARD_TOKEN]
-    #[arg(long, global = true, value_name = "TOKEN", help_heading = "Common options")]
+    /// Sent with every call [env: TASKYARD_TOKEN]
+    // Hidden while no broker asks for one.
+    #[arg(long, global = true, hide = true, value_name = "TOKEN")]
     pub(crate) token: Option<String>,
     /// Answer in JSON, one object per line.
     #[arg(long, global = true, help_heading = "Common options")]
@@ -145,6 +146,13 @@ mod tests {
     #[test]
     fn the_definitions_hold_together() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_option_without_effect_is_not_shown() {
+        let help = Cli::command().render_long_help().to_string();
+        assert!(help.contains("--server") && !help.contains("--token"), "{help}");
+        assert!(parse("task get 1 --token t").is_ok(), "scripts may say it already");
     }
 
     #[test]

@@ -4,8 +4,9 @@
 //! there is one that can be trusted.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -108,8 +109,9 @@ impl Part {
         let mut name = target.as_os_str().to_owned();
         name.push(format!(".{}.part", std::process::id()));
         let path = PathBuf::from(name);
-        let file = File::create_new(&path)
-            .with_context(|| format!("cannot write beside {}", target.display()))?;
+        // A copy of all payloads is nobody else's to read.
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let file = file.with_context(|| format!("cannot write beside {}", target.display()))?;
         Ok(Part { file, path })
     }
 

@@ -23,6 +23,7 @@ use crate::{
     output::{self, Colour, Output, Table, now, plain, relative, shorten},
     remote::Remote,
     signals::Signals,
+    stalled::Stalled,
     values,
 };
 
@@ -103,7 +104,7 @@ async fn finish(remote: &Remote, flow: &FlowHandle, patience: Option<Duration>) 
     let id = flow.id();
     let mut signals = Signals::listen()?;
     let waited = tokio::select! {
-        ended = follow(remote.output, flow, patience) => ended?,
+        ended = follow(remote, flow, patience) => ended?,
         () = signals.next() => false,
     };
     if !waited {
@@ -124,7 +125,9 @@ async fn finish(remote: &Remote, flow: &FlowHandle, patience: Option<Duration>) 
 }
 
 /// Shows how far a flow is until it has ended; `false` if that takes longer than `patience`.
-async fn follow(output: Output, flow: &FlowHandle, patience: Option<Duration>) -> Result<bool> {
+async fn follow(remote: &Remote, flow: &FlowHandle, patience: Option<Duration>) -> Result<bool> {
+    let output = remote.output;
+    let mut stalled = Stalled::new();
     let started = Instant::now();
     // Where nobody looks there is nothing to show before the end.
     let watched = !output.is_json() && std::io::stderr().is_terminal();
@@ -132,7 +135,7 @@ async fn follow(output: Output, flow: &FlowHandle, patience: Option<Duration>) -
     let mut bar: Option<ProgressBar> = None;
     loop {
         let left = patience.map_or(each, |patience| patience.saturating_sub(started.elapsed()));
-        let now = flow.progress(left.min(each)).await?;
+        let now = flow.progress(left.min(each).min(stalled.due_in())).await?;
         if watched {
             let total = u64::from(now.nodes_total);
             let bar = bar.get_or_insert_with(|| output::progress(output, Some(total), "nodes"));
@@ -143,6 +146,12 @@ async fn follow(output: Output, flow: &FlowHandle, patience: Option<Duration>) -
                 bar.finish_and_clear();
             }
             return Ok(now.state.is_finished());
+        }
+        for words in stalled.look_at_flow(remote, flow).await {
+            match &bar {
+                Some(bar) => bar.suspend(|| output.say(words)),
+                None => output.say(words),
+            }
         }
     }
 }

@@ -23,6 +23,7 @@ mod remote;
 mod schedule;
 mod serve;
 mod signals;
+mod stalled;
 mod task;
 mod values;
 mod work;
@@ -32,6 +33,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 use anyhow::Result;
 use clap::Parser;
+use rustix::fs::Mode;
 use taskyard_cli::exec;
 
 use crate::{
@@ -76,6 +78,10 @@ fn run(cli: Cli) -> ExitCode {
     let Cli { common, command } = cli;
     let common = common.or_environment(|name| std::env::var(name).ok());
     let output = Output::new(common.json);
+    if matches!(command, Command::Serve(_) | Command::Restore(_)) {
+        // Also what libraries make in a data directory is for its owner alone.
+        rustix::process::umask(Mode::from_raw_mode(0o077));
+    }
     let done = match command {
         Command::Serve(args) => serve::run(&args, output),
         Command::Restore(args) => backup::restore(&args, output),

@@ -3,6 +3,7 @@
 //! Colours and progress bars only where somebody looks: on a terminal, and never with `NO_COLOR`.
 
 use std::{
+    borrow::Cow,
     fmt::Display,
     io::{self, IsTerminal, Write},
     time::Duration,
@@ -55,17 +56,25 @@ impl Output {
         value: &T,
         text: impl FnOnce(&T) -> String,
     ) -> io::Result<()> {
-        if self.json { self.json_line(value) } else { print(text(value).trim_end_matches('\n')) }
+        if self.json { self.json_line(value) } else { self.line(&text(value)) }
     }
 
-    /// Writes text to stdout.
+    /// Writes text for people to stdout.
     pub(crate) fn line(self, text: &str) -> io::Result<()> {
-        print(text.trim_end_matches('\n'))
+        print(safe(text.trim_end_matches('\n'), self.colours).as_bytes())
+    }
+
+    /// Writes data as it is, and a line end. A terminal gets it as text that cannot steer it.
+    pub(crate) fn data(self, data: &[u8]) -> io::Result<()> {
+        if io::stdout().is_terminal() {
+            return self.line(&String::from_utf8_lossy(data));
+        }
+        print(data)
     }
 
     /// Writes one line of JSON.
     pub(crate) fn json_line(self, value: &impl Serialize) -> io::Result<()> {
-        print(&serde_json::to_string(value)?)
+        print(safe_json(&serde_json::to_string(value)?).as_bytes())
     }
 
     /// What was done: data for a script, talk for a person.
@@ -77,7 +86,7 @@ impl Output {
     /// Something for the person at the keyboard, not for a script.
     pub(crate) fn say(self, text: impl Display) {
         if !self.json {
-            eprintln!("{text}");
+            eprintln!("{}", safe(&text.to_string(), self.colours));
         }
     }
 
@@ -91,9 +100,9 @@ impl Output {
 }
 
 /// One line to stdout. A reader that has gone (`| head`) ends the command quietly.
-fn print(line: &str) -> io::Result<()> {
+fn print(line: &[u8]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(line.as_bytes()).and_then(|()| stdout.write_all(b"\n")) {
+    match stdout.write_all(line).and_then(|()| stdout.write_all(b"\n")) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
         written => written,
     }
@@ -105,18 +114,66 @@ pub(crate) fn may_colour() -> bool {
     !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
+/// What ends a colour, and what begins each: all codes that [`paint`] writes.
+const COLOUR_CODES: [&str; 8] =
+    ["\x1b[0m", "\x1b[32m", "\x1b[31m", "\x1b[33m", "\x1b[34m", "\x1b[36m", "\x1b[2m", "\x1b[1m"];
+
 pub(crate) fn paint(colours: bool, colour: Colour, text: impl Display) -> String {
-    let code = match colour {
-        Colour::Green => "32",
-        Colour::Red => "31",
-        Colour::Yellow => "33",
-        Colour::Blue => "34",
-        Colour::Cyan => "36",
-        Colour::Grey => "2",
-        Colour::Bold => "1",
+    let [end, green, red, yellow, blue, cyan, grey, bold] = COLOUR_CODES;
+    let begin = match colour {
+        Colour::Green => green,
+        Colour::Red => red,
+        Colour::Yellow => yellow,
+        Colour::Blue => blue,
+        Colour::Cyan => cyan,
+        Colour::Grey => grey,
+        Colour::Bold => bold,
         Colour::None => return text.to_string(),
     };
-    if colours { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+    if colours { format!("{begin}{text}{end}") } else { text.to_string() }
+}
+
+/// Text that cannot steer a terminal. What producers and handlers wrote may hold control characters
+/// and marks that turn the direction of text: those are shown as their codes. Line ends and tabs
+/// stay, and with `colours` also the codes that [`paint`] writes.
+pub(crate) fn safe(text: &str, colours: bool) -> Cow<'_, str> {
+    if !text.chars().any(steers) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let own = COLOUR_CODES.iter().find(|code| colours && rest.starts_with(**code));
+        let taken = own.map_or(c.len_utf8(), |code| code.len());
+        match own {
+            None if steers(c) => shown.extend(c.escape_default()),
+            _ => shown.push_str(&rest[..taken]),
+        }
+        rest = &rest[taken..];
+    }
+    Cow::Owned(shown)
+}
+
+/// The same for a line of JSON, whose texts have no control characters but these.
+fn safe_json(json: &str) -> Cow<'_, str> {
+    if !json.chars().any(steers) {
+        return Cow::Borrowed(json);
+    }
+    let mut shown = String::with_capacity(json.len() + 16);
+    for c in json.chars() {
+        match steers(c) {
+            true => shown += &format!("\\u{:04x}", u32::from(c)),
+            false => shown.push(c),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Whether a character tells a terminal what to do, beyond a line end or a tab.
+fn steers(c: char) -> bool {
+    let turns =
+        matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    turns || (c.is_control() && c != '\n' && c != '\t')
 }
 
 pub(crate) fn state_colour(state: TaskState) -> Colour {
@@ -264,6 +321,22 @@ mod tests {
              mail      12  two lines\n\
              größe      3\n"
         );
+    }
+
+    #[test]
+    fn what_others_wrote_cannot_steer_a_terminal() {
+        let hostile = "a\x1b]0;title\x07\u{9b}2J\r\u{202e}b\n\tc";
+        let harmless = "a\\u{1b}]0;title\\u{7}\\u{9b}2J\\r\\u{202e}b\n\tc";
+        for colours in [false, true] {
+            assert_eq!(safe(hostile, colours), harmless);
+        }
+        let painted = paint(true, Colour::Red, "größe");
+        assert_eq!(safe(&painted, true), painted, "colours of our own stay");
+        assert_eq!(safe(&painted, false), "\\u{1b}[31mgröße\\u{1b}[0m");
+        let json = serde_json::to_string(hostile).unwrap();
+        let shown = safe_json(&json);
+        assert!(!shown.chars().any(steers), "{shown}");
+        assert_eq!(serde_json::from_str::<String>(&shown).unwrap(), hostile);
     }
 
     #[test]

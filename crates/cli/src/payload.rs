@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use anyhow::{Context, Result};
-use serde::de::IgnoredAny;
+use taskyard_server::front::check_json;
 
 use crate::{output::shorten, remote::usage};
 
@@ -33,10 +33,6 @@ pub(crate) fn read_json(argument: &str) -> Result<Vec<u8>> {
         ))
     })?;
     Ok(bytes)
-}
-
-fn check_json(bytes: &[u8]) -> serde_json::Result<IgnoredAny> {
-    serde_json::from_slice(bytes)
 }
 
 fn read_bounded(from: impl Read) -> Result<Vec<u8>> {
@@ -69,6 +65,21 @@ mod tests {
             let Usage(message) = error.downcast_ref().unwrap();
             assert!(message.contains("--raw") && message.contains("quote it"), "{message}");
         }
+    }
+
+    #[test]
+    fn json_that_some_language_cannot_read_is_refused_as_over_http() {
+        let deep = "[".repeat(61) + &"]".repeat(61);
+        for (text, part) in
+            [(&*deep, "60 levels"), (r#""\ud800""#, "surrogate"), ("1e999", "out of range")]
+        {
+            let error = read_json(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, b"\"\xff\"").unwrap();
+        let error = read_json(&format!("@{}", file.path().display())).unwrap_err().to_string();
+        assert!(error.contains("not UTF-8"), "{error}");
     }
 
     #[test]

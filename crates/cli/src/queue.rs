@@ -230,15 +230,22 @@ pub(crate) fn retry_policy(
     args: &RetryArgs,
     before: Option<RetryPolicy>,
 ) -> Result<Option<RetryPolicy>> {
-    let given = args.policy.is_some()
-        || args.max_attempts.is_some()
-        || args.retry_delay.is_some()
-        || args.retry_delay_max.is_some()
-        || args.retry_factor.is_some()
-        || args.retry_jitter.is_some()
-        || !args.retry_delays.is_empty();
-    if !given {
+    let options = [
+        ("--max-attempts", args.max_attempts.is_some()),
+        ("--retry-delay", args.retry_delay.is_some()),
+        ("--retry-delay-max", args.retry_delay_max.is_some()),
+        ("--retry-factor", args.retry_factor.is_some()),
+        ("--retry-jitter", args.retry_jitter.is_some()),
+        ("--retry-delays", !args.retry_delays.is_empty()),
+    ];
+    let option = options.iter().find(|(_, given)| *given).map(|(option, _)| option);
+    if args.policy.is_none() && option.is_none() {
         return Ok(None);
+    }
+    if let (Some(PolicyName::Never), Some(option)) = (args.policy, option) {
+        return Err(usage(format!(
+            "--retry never is one attempt, and {option} says otherwise: leave one of them out"
+        )));
     }
     let mut policy = match args.policy {
         None if !args.retry_delays.is_empty() => RetryPolicy::list([]),
@@ -360,8 +367,16 @@ mod tests {
         assert_eq!(after.retry, Some(fixed.max_attempts(7)));
         let after = change(&set("--retry-delays 1s,2s"), before.clone()).unwrap();
         assert_eq!(after.retry.unwrap().delays_ms, [1_000, 2_000]);
-        for wrong in ["--retry list", "--retry fixed --retry-delays 1s"] {
+        for wrong in [
+            "--retry list",
+            "--retry fixed --retry-delays 1s",
+            "--retry never --max-attempts 5",
+            "--retry never --retry-delay 1s",
+            "--retry never --retry-delays 1s",
+        ] {
             assert!(change(&set(wrong), before.clone()).is_err(), "{wrong}");
         }
+        let after = change(&set("--retry never"), before).unwrap();
+        assert_eq!(after.retry, Some(RetryPolicy::never()));
     }
 }

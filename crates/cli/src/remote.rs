@@ -13,7 +13,7 @@ use taskyard::Client;
 
 use crate::{
     args::Common,
-    output::{Colour, Output, may_colour, paint},
+    output::{Colour, Output, may_colour, paint, safe},
 };
 
 /// A broker that is there answers within this; a person waits no longer.
@@ -24,7 +24,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const NO_QUORUM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A person who has waited this long is told why.
-const SILENCE_MAX: Duration = Duration::from_secs(2);
+pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// A broker that answered, and how to show what it says.
 pub(crate) struct Remote {
@@ -107,7 +107,7 @@ impl Complaint {
             eprintln!("{}", serde_json::json!({ "code": self.code, "detail": self.text }));
         } else {
             let colours = may_colour() && std::io::stderr().is_terminal();
-            eprintln!("{} {}", paint(colours, Colour::Red, "error:"), self.text);
+            eprintln!("{} {}", paint(colours, Colour::Red, "error:"), safe(&self.text, false));
         }
     }
 

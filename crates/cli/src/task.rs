@@ -1,6 +1,6 @@
 //! `taskyard task`: look at tasks, cancel them, run them again.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
@@ -14,6 +14,7 @@ use crate::{
     output::{Colour, Output, Table, now, plain, relative, shorten},
     payload,
     remote::Remote,
+    stalled::Stalled,
     values,
 };
 
@@ -127,7 +128,7 @@ pub(crate) async fn result(remote: &Remote, id: &TaskId, patience: Option<Durati
     if outcome.state == TaskState::Succeeded {
         if !remote.output.is_json() {
             let result = outcome.result.as_deref().unwrap_or(b"null");
-            remote.output.line(&String::from_utf8_lossy(result))?;
+            remote.output.data(result)?;
         }
         return Ok(());
     }
@@ -148,12 +149,17 @@ pub(crate) async fn result(remote: &Remote, id: &TaskId, patience: Option<Durati
 }
 
 async fn outcome(remote: &Remote, id: &TaskId, patience: Option<Duration>) -> Result<TaskOutcome> {
-    let started = std::time::Instant::now();
+    let started = Instant::now();
+    let mut stalled = Stalled::new();
     loop {
         let left = patience.unwrap_or_default().saturating_sub(started.elapsed());
-        let outcome = remote.client.outcome(id, left.min(WAIT_EACH)).await?;
-        if outcome.state.is_finished() || left <= WAIT_EACH {
+        let wait = left.min(WAIT_EACH).min(stalled.due_in());
+        let outcome = remote.client.outcome(id, wait).await?;
+        if outcome.state.is_finished() || left <= wait {
             return Ok(outcome);
+        }
+        for words in stalled.look_at_task(remote, id).await {
+            remote.output.say(words);
         }
     }
 }

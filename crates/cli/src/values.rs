@@ -159,6 +159,15 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| *number > 0).ok_or_else(bad)
 }
 
+/// A name or a word that has at least one letter. An empty one is most often a shell variable that
+/// is not set, and the wire takes it for an option that was not given.
+pub(crate) fn word(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("it is empty: is a shell variable not set? give a value, or leave it out".into()),
+        text => Ok(text.to_owned()),
+    }
+}
+
 /// Standard base64 with its padding.
 pub(crate) fn base64(text: &str) -> Result<Vec<u8>, String> {
     BASE64_STANDARD.decode(text).map_err(|error| format!("payload_base64: {error}"))
@@ -194,9 +203,9 @@ pub(crate) fn weight(text: &str) -> Result<(String, u32), String> {
 /// `name` or `name:weight`.
 pub(crate) fn weighted(text: &str) -> Result<(String, Option<u32>), String> {
     match text.rsplit_once(':') {
-        None => Ok((text.to_owned(), None)),
+        None => Ok((word(text)?, None)),
         Some((name, weight)) => match weight.parse() {
-            Ok(weight @ 1..) => Ok((name.to_owned(), Some(weight))),
+            Ok(weight @ 1..) => Ok((word(name)?, Some(weight))),
             _ => Err(format!("{text:?}: the weight after the colon must be a number from 1")),
         },
     }
@@ -338,5 +347,6 @@ mod tests {
         assert_eq!(weighted("mail"), Ok(("mail".into(), None)));
         assert_eq!(weighted("mail:3"), Ok(("mail".into(), Some(3))));
         assert!(weighted("mail:0").is_err() && weighted("mail:x").is_err());
+        assert!(weighted("").is_err() && weighted(":3").is_err());
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
     process::{Command, Stdio},
 };
@@ -35,6 +35,15 @@ fn wrong_usage_exits_with_2_and_says_so_on_stderr() {
         &["dead", "retry"],
         &["dead", "discard"],
         &["queue", "set", "q"],
+        &["queue", "set", "q", "--dedup-window", "1s"],
+        &["enqueue", "a", "--retry", "never", "--max-attempts", "5"],
+        &["enqueue", "a", "--queue", ""],
+        &["enqueue", "a", "--request-id", ""],
+        &["enqueue", "a", r#""\ud800""#],
+        &["task", "list", "--queue", ""],
+        &["dead", "retry", "--queue", ""],
+        &["dead", "discard", "--queue", "", "--yes"],
+        &["work", "--queue", "", "--exec", "cat"],
     ] {
         let ran = yard.run(arguments);
         assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{arguments:?}: {}", ran.stderr);
@@ -214,6 +223,52 @@ fn a_unique_key_is_answered_replaced_or_refused() {
     let nameless = yard.run(&["enqueue", "index", "--debounce", "10s"]);
     assert_eq!(nameless.code, 2, "{}", nameless.stderr);
     assert!(nameless.stderr.contains("--unique-key"), "{}", nameless.stderr);
+}
+
+#[test]
+fn a_wait_says_after_a_while_that_nobody_listens_and_goes_on() {
+    let yard = Yard::start();
+    let flow = yard.file("flow.json");
+    fs::write(&flow, r#"{"nodes": [{"name": "a", "type": "t", "queue": "flow-queue"}]}"#).unwrap();
+    let later = yard.ok(&["enqueue", "a", "\"7\"", "--queue", "result-queue"]);
+    let end = ["--wait-for", "60s"];
+    let waits = [
+        ("wait-queue", &["enqueue", "a", "7", "--queue", "wait-queue", "--wait"][..]),
+        ("result-queue", &["task", "result", &later, "--wait"]),
+        ("flow-queue", &["flow", "run", flow.to_str().unwrap()]),
+    ]
+    .map(|(queue, arguments)| {
+        let mut command = yard.command(&[arguments, &end].concat());
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        (queue, Process(command.spawn().unwrap()))
+    });
+    for (queue, mut waiting) in waits {
+        let mut stderr = BufReader::new(waiting.0.stderr.take().unwrap());
+        let mut said = String::new();
+        let expected = format!("no worker listens on queue {queue} now: start a worker");
+        while !said.contains(&expected) {
+            assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "{queue}: it ended: {said}");
+        }
+        let _worker = yard.work(queue, "cat", &[]);
+        assert_eq!(waiting.code(), Some(0), "{queue}");
+    }
+}
+
+#[test]
+fn what_producers_and_handlers_wrote_cannot_steer_a_terminal() {
+    let yard = Yard::start();
+    let _worker = yard.work("q", r"printf '\033]0;error\007' >&2; exit 65", &[]);
+    let header = "h=\u{1b}]0;header\u{7}";
+    let id = yard.ok(&["enqueue", "a", "-q", "q", "--header", header]);
+    yard.until_state(&id, "dead");
+    let got = yard.run(&["task", "get", &id]);
+    let result = yard.run(&["task", "result", &id]);
+    for (said, part) in
+        [(&got.stdout, "]0;header"), (&got.stdout, "]0;error"), (&result.stderr, "]0;error")]
+    {
+        assert!(said.contains(part), "{said:?}");
+        assert!(!said.contains(['\u{1b}', '\u{7}']), "{said:?}");
+    }
 }
 
 #[test]

@@ -4,6 +4,8 @@ use std::{
     fs,
     io::{BufRead, BufReader, Write},
     net::{TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -18,6 +20,37 @@ fn what_was_acknowledged_survives_kill_9() {
     yard.broker.signal(Signal::KILL);
     let yard = yard.restart();
     assert_eq!(yard.task(&id)["payload"], 41);
+}
+
+/// Everything in `folder`, itself included, that others than its owner may touch.
+fn open_to_others(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![folder.to_owned()];
+    while let Some(path) = open.pop() {
+        let meta = fs::metadata(&path).unwrap();
+        if meta.is_dir() {
+            open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        if meta.permissions().mode() & 0o077 != 0 {
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[test]
+fn what_a_broker_keeps_is_for_its_owner_alone() {
+    let yard = Yard::start();
+    yard.ok(&["enqueue", "a", "41"]);
+    let data = yard.file("data");
+    assert!(fs::read_dir(data.join("state")).unwrap().count() > 0);
+    assert_eq!(open_to_others(&data), Vec::<PathBuf>::new());
+    let backup = yard.file("backup");
+    yard.ok(&["backup", backup.to_str().unwrap()]);
+    assert_eq!(open_to_others(&backup), Vec::<PathBuf>::new());
+    let restored = yard.file("restored");
+    yard.ok(&["restore", backup.to_str().unwrap(), "--data", restored.to_str().unwrap()]);
+    assert_eq!(open_to_others(&restored), Vec::<PathBuf>::new());
 }
 
 #[test]

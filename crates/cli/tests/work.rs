@@ -29,6 +29,21 @@ fn a_command_gets_the_task_and_its_output_is_the_result() {
 }
 
 #[test]
+fn a_command_does_not_get_the_secrets_of_its_worker() {
+    let yard = Yard::start();
+    let mut worker = yard.command(&["work", "-q", "q", "--log", "warn", "--exec", "env"]);
+    worker.env("TASKYARD_TOKEN", "sesame").env("TASKYARD_RESUME_STATE", "of an outer task");
+    let _worker = yard::Process(worker.env("OTHER", "stays").spawn().unwrap());
+    let environment = yard.ok(&["enqueue", "a", "-q", "q", "--wait"]);
+    for part in ["OTHER=stays", "TASKYARD_TYPE=a", &format!("TASKYARD_URL={}", yard.url)] {
+        assert!(environment.contains(part), "{part}: {environment}");
+    }
+    for part in ["sesame", "outer task"] {
+        assert!(!environment.contains(part), "{part}: {environment}");
+    }
+}
+
+#[test]
 fn a_program_after_two_dashes_runs_without_a_shell() {
     let yard = Yard::start();
     let arguments = ["work", "-q", "q", "--log", "warn", "--", "printf", "%s", "$HOME;ls"];

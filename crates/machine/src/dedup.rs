@@ -184,18 +184,16 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_remembered_long_enough_to_be_sent_again_whatever_the_window() {
-        for window_ms in [0, 1, DEDUP_WINDOW_MS_MIN - 1] {
-            let mut yard = Yard::new();
-            let dedup_window_ms = Some(window_ms);
-            yard.set("mail", QueueSettings { dedup_window_ms, ..QueueSettings::default() });
-            let first = yard.enqueue_task("mail", request("r")).unwrap().id;
-            yard.wait_ms(DEDUP_WINDOW_MS_MIN - 1);
-            let again = yard.enqueue_task("mail", request("r")).unwrap();
-            assert_eq!((again.id, again.duplicate), (first, true), "a window of {window_ms} ms");
-            yard.wait_ms(1);
-            assert!(!yard.enqueue_task("mail", request("r")).unwrap().duplicate);
-        }
+    fn the_shortest_window_is_long_enough_to_send_a_request_again() {
+        let mut yard = Yard::new();
+        let dedup_window_ms = Some(DEDUP_WINDOW_MS_MIN);
+        yard.set("mail", QueueSettings { dedup_window_ms, ..QueueSettings::default() });
+        let first = yard.enqueue_task("mail", request("r")).unwrap().id;
+        yard.wait_ms(DEDUP_WINDOW_MS_MIN - 1);
+        let again = yard.enqueue_task("mail", request("r")).unwrap();
+        assert_eq!((again.id, again.duplicate), (first, true));
+        yard.wait_ms(1);
+        assert!(!yard.enqueue_task("mail", request("r")).unwrap().duplicate);
     }
 
     #[test]

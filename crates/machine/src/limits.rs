@@ -174,7 +174,7 @@ limits! {
     PAGE_TASKS_MAX: usize = 1_000, "tasks";
     /// How long a request_id is remembered, unless its queue says otherwise.
     DEDUP_WINDOW_MS_DEFAULT: u64 = 86_400_000, "ms";
-    /// How long it is remembered at least, whatever its queue says: a broker whose answer got lost sends it again.
+    /// The shortest dedup window that a queue may ask for: a producer that lost an answer asks again.
     DEDUP_WINDOW_MS_MIN: u64 = 60_000, "ms";
     /// The longest dedup window that a queue may ask for: 30 days.
     DEDUP_WINDOW_MS_MAX: u64 = 2_592_000_000, "ms";

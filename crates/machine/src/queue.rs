@@ -8,8 +8,8 @@
 use crate::bucket::Bucket;
 use crate::life::{Ending, State, Task};
 use crate::limits::{
-    DEAD_RETENTION_MS_DEFAULT, DEDUP_WINDOW_MS_DEFAULT, DEDUP_WINDOW_MS_MIN, PRIORITY_MAX,
-    RETENTION_COUNT_DEFAULT, RETENTION_MS_DEFAULT,
+    DEAD_RETENTION_MS_DEFAULT, DEDUP_WINDOW_MS_DEFAULT, PRIORITY_MAX, RETENTION_COUNT_DEFAULT,
+    RETENTION_MS_DEFAULT,
 };
 use crate::rings::Rings;
 use crate::slab::{NO_SLOT, Slab, Slot};
@@ -232,10 +232,10 @@ impl Queue {
             || self.rings.as_ref().is_some_and(|rings| rings.ready > rings.available)
     }
 
-    /// How long a request is remembered: long enough at least for whoever lost its answer to ask again.
+    /// How long a request is remembered. The settings were checked: a producer that lost an answer
+    /// has `DEDUP_WINDOW_MS_MIN` at least to ask again.
     pub(crate) fn dedup_window_ms(&self) -> u64 {
-        let asked_for = self.settings.dedup_window_ms.unwrap_or(DEDUP_WINDOW_MS_DEFAULT);
-        asked_for.max(DEDUP_WINDOW_MS_MIN)
+        self.settings.dedup_window_ms.unwrap_or(DEDUP_WINDOW_MS_DEFAULT)
     }
 
     /// How many tasks of a retained lane are kept, and for how long.

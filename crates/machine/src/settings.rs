@@ -3,7 +3,8 @@
 use crate::bucket::{Bucket, Rate};
 use crate::enqueue::{check_key, check_timeout};
 use crate::limits::{
-    DEDUP_WINDOW_MS_MAX, EXPIRIES_PER_ENTRY_MAX, HORIZON_MS_MAX, WEIGHT_MAX, WEIGHTS_MAX,
+    DEDUP_WINDOW_MS_MAX, DEDUP_WINDOW_MS_MIN, EXPIRIES_PER_ENTRY_MAX, HORIZON_MS_MAX, WEIGHT_MAX,
+    WEIGHTS_MAX,
 };
 use crate::queue::LaneId;
 use crate::rejection::at_most;
@@ -57,6 +58,11 @@ pub struct PerKey {
 
 impl QueueSettings {
     fn check(&self) -> Result<(), Rejection> {
+        if let Some(window) = self.dedup_window_ms.filter(|&window| window < DEDUP_WINDOW_MS_MIN) {
+            return Err(Rejection::invalid(format!(
+                "dedup_window_ms is {window}; give {DEDUP_WINDOW_MS_MIN} or more, or leave it out"
+            )));
+        }
         at_most("dedup_window_ms", self.dedup_window_ms.unwrap_or(0), DEDUP_WINDOW_MS_MAX)?;
         at_most("retention_ms", self.retention_ms.unwrap_or(0), HORIZON_MS_MAX)?;
         at_most("dead_retention_ms", self.dead_retention_ms.unwrap_or(0), HORIZON_MS_MAX)?;
@@ -148,6 +154,8 @@ mod tests {
         let none = QueueSettings::default;
         for settings in [
             QueueSettings { dedup_window_ms: Some(DEDUP_WINDOW_MS_MAX + 1), ..none() },
+            QueueSettings { dedup_window_ms: Some(DEDUP_WINDOW_MS_MIN - 1), ..none() },
+            QueueSettings { dedup_window_ms: Some(0), ..none() },
             QueueSettings { retention_ms: Some(u64::MAX), ..none() },
             QueueSettings { dead_retention_ms: Some(u64::MAX), ..none() },
             QueueSettings { timeout_ms: Some(0), ..none() },

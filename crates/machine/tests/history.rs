@@ -265,7 +265,7 @@ impl Author {
         let queue = self.random.pick(&QUEUES);
         let settings = QueueSettings {
             max_length: (queue == "small").then_some(5),
-            dedup_window_ms: self.random.chance(50).then(|| self.random.below(40_000)),
+            dedup_window_ms: self.random.chance(50).then(|| 60_000 + self.random.below(40_000)),
             retention_ms: self.random.chance(30).then(|| self.random.below(60_000)),
             retention_count: self.random.chance(60).then(|| self.random.below(20) as u32),
             dead_retention_ms: self.random.chance(30).then(|| self.random.below(60_000)),

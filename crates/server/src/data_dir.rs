@@ -24,8 +24,9 @@ pub(crate) use starts::Starts;
 use crate::{checkpoint::Store, log::Log, node::StartError};
 use format::FormatError;
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
     io::{self, Read, Seek, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -39,6 +40,10 @@ const LOCK_FILE: &str = "LOCK";
 const JOINING_FILE: &str = "JOINING";
 const PEERS_FILE: &str = "PEERS";
 const STARTS_FILE: &str = "STARTS";
+/// A directory for its owner alone.
+const DIR_MODE: u32 = 0o700;
+/// A file for its owner alone.
+const FILE_MODE: u32 = 0o600;
 const FOLDERS: [&str; 2] = ["log", "state"];
 /// Shards of a new directory, if nobody says how many.
 const SHARDS_DEFAULT: u16 = 32;
@@ -223,6 +228,7 @@ fn claim(path: &Path) -> Result<File, StartError> {
         .truncate(false)
         .read(true)
         .write(true)
+        .mode(FILE_MODE)
         .open(path.join(LOCK_FILE))
         .map_err(|error| unusable(path, &error))?;
     match lock.try_lock() {
@@ -310,12 +316,22 @@ fn refuse_foreign(path: &Path) -> Result<(), StartError> {
     Ok(())
 }
 
+/// Makes directories that only their owner may enter: payloads are nobody else's to read. What is in
+/// `log` and `state` is made by libraries, and is as private as these folders.
+fn private_dirs() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(DIR_MODE);
+    builder
+}
+
 fn make_folders(path: &Path) -> io::Result<()> {
-    FOLDERS.iter().try_for_each(|folder| fs::create_dir_all(path.join(folder)))
+    FOLDERS.iter().try_for_each(|folder| private_dirs().create(path.join(folder)))
 }
 
 fn write_synced(file: &Path, text: &str) -> io::Result<()> {
-    let mut file = File::create(file)?;
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(FILE_MODE);
+    let mut file = options.open(file)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()
 }
@@ -323,7 +339,7 @@ fn write_synced(file: &Path, text: &str) -> io::Result<()> {
 /// Makes a directory and those above it that are missing, so that their names survive a power cut.
 fn make_dir(path: &Path) -> io::Result<()> {
     let made: Vec<_> = path.ancestors().take_while(|path| !path.exists()).collect();
-    fs::create_dir_all(path)?;
+    private_dirs().create(path)?;
     made.into_iter()
         .filter(|made| !made.as_os_str().is_empty())
         .try_for_each(|made| sync_dir(parent(made)))
@@ -358,6 +374,22 @@ mod tests {
         dir.contents().unwrap();
         dir.seal().unwrap();
         dir
+    }
+
+    #[test]
+    fn a_new_directory_is_for_its_owner_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("above/data");
+        let dir = DataDir::open(&path, None).unwrap();
+        dir.seal().unwrap();
+        let mode = |name: &str| fs::metadata(path.join(name)).unwrap().permissions().mode() & 0o777;
+        for name in ["", "log", "state"] {
+            assert_eq!(mode(name), DIR_MODE, "{name}");
+        }
+        for name in [FORMAT_FILE, LOCK_FILE] {
+            assert_eq!(mode(name), FILE_MODE, "{name}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::{Broker, config::Secret};
 use connection::Connections;
 use faktory::Faktory;
 pub(crate) use faktory::Tls;
+pub use json::check_json;
 use std::{io, net::SocketAddr, time::Duration};
 use tokio::{io::DuplexStream, net::TcpListener, task::JoinHandle};
 

@@ -507,6 +507,7 @@ async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
     for (body, word) in [
         (r#"{"max_lenght": 5}"#, "max_lenght"),
         (r#"{"dedup_window_ms": 99999999999999}"#, "dedup_window_ms"),
+        (r#"{"dedup_window_ms": 1000}"#, "dedup_window_ms is 1000; give 60000 or more"),
         (
             r#"{"concurrency": 1000000000000000000}"#,
             "concurrency: invalid value: integer `1000000000000000000`, expected a whole number, 0 to 4294967295",

@@ -30,7 +30,7 @@ pub(crate) struct EnqueueArgs {
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) expires_in: Option<Duration>,
     /// Enqueue once only: the same id in the same queue answers with the same task.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = values::word)]
     pub(crate) request_id: Option<String>,
     /// Wait for its end and print its result.
     #[arg(long)]
@@ -87,7 +87,7 @@ pub(crate) struct TaskArgs {
     #[arg(long, value_name = "TYPE", requires = "raw", default_value = "application/octet-stream")]
     pub(crate) content_type: String,
     /// The queue [default: default]
-    #[arg(long, short, value_name = "NAME")]
+    #[arg(long, short, value_name = "NAME", value_parser = values::word)]
     pub(crate) queue: Option<String>,
     /// 0 to 9, 9 first [default: 5]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=9), allow_negative_numbers = true)]
@@ -99,10 +99,10 @@ pub(crate) struct TaskArgs {
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) retention: Option<Duration>,
     /// Whom it is for: the keys of a queue take turns, and have limits of their own.
-    #[arg(long, value_name = "KEY")]
+    #[arg(long, value_name = "KEY", value_parser = values::word)]
     pub(crate) fairness_key: Option<String>,
     /// A word to find it by; may be given several times.
-    #[arg(long, value_name = "TAG")]
+    #[arg(long, value_name = "TAG", value_parser = values::word)]
     pub(crate) tag: Vec<String>,
     /// Data that travels with it; may be given several times.
     #[arg(long, value_name = "NAME=VALUE", value_parser = values::pair)]
@@ -114,10 +114,10 @@ pub(crate) struct TaskArgs {
 #[command(next_help_heading = "Uniqueness")]
 pub(crate) struct UniqueArgs {
     /// Of the tasks with this key in the queue, only one at a time.
-    #[arg(long, value_name = "KEY", conflicts_with = "unique_by")]
+    #[arg(long, value_name = "KEY", value_parser = values::word, conflicts_with = "unique_by")]
     pub(crate) unique_key: Option<String>,
     /// The same, by the hash of these fields: type, payload, payload.NAME, headers.NAME.
-    #[arg(long, value_name = "FIELD,...", value_delimiter = ',')]
+    #[arg(long, value_name = "FIELD,...", value_delimiter = ',', value_parser = values::word)]
     pub(crate) unique_by: Vec<String>,
     /// Which step of the task frees the key [default: done]
     #[arg(long, value_name = "STEP")]

@@ -94,7 +94,7 @@ Ctrl-C stops the waiting, not the flow. Exits 0 if the flow succeeds, 1 if it do
 #[derive(Debug, Args)]
 pub(crate) struct FlowListArgs {
     /// Of this name.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = values::word)]
     pub(crate) name: Option<String>,
     /// In this state: running, succeeded, failed, cancelled.
     #[arg(long, short, value_name = "STATE")]

@@ -11,19 +11,19 @@ use crate::values;
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct FilterArgs {
     /// Of this queue.
-    #[arg(long, short, value_name = "NAME")]
+    #[arg(long, short, value_name = "NAME", value_parser = values::word)]
     pub(crate) queue: Option<String>,
     /// Of this type.
-    #[arg(long = "type", short = 't', value_name = "TYPE")]
+    #[arg(long = "type", short = 't', value_name = "TYPE", value_parser = values::word)]
     pub(crate) kind: Option<String>,
     /// Whose last error contains this text.
-    #[arg(long, short, value_name = "TEXT")]
+    #[arg(long, short, value_name = "TEXT", value_parser = values::word)]
     pub(crate) error: Option<String>,
     /// With this tag.
-    #[arg(long, value_name = "TAG")]
+    #[arg(long, value_name = "TAG", value_parser = values::word)]
     pub(crate) tag: Option<String>,
     /// Of this flow.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = values::word)]
     pub(crate) flow: Option<String>,
 }
 
@@ -114,25 +114,25 @@ pub(crate) enum QueueCommand {
     /// One queue: its counts and its settings.
     Get {
         /// Its name.
-        #[arg(value_name = "QUEUE")]
+        #[arg(value_name = "QUEUE", value_parser = values::word)]
         queue: String,
     },
     /// Hand out no more tasks of a queue; enqueues go on.
     Pause {
         /// Their names.
-        #[arg(value_name = "QUEUE", required = true)]
+        #[arg(value_name = "QUEUE", value_parser = values::word, required = true)]
         queues: Vec<String>,
     },
     /// Hand out tasks again.
     Resume {
         /// Their names.
-        #[arg(value_name = "QUEUE", required = true)]
+        #[arg(value_name = "QUEUE", value_parser = values::word, required = true)]
         queues: Vec<String>,
     },
     /// Remove all tasks that wait in a queue. What is enqueued meanwhile stays.
     Purge {
         /// Its name.
-        #[arg(value_name = "QUEUE")]
+        #[arg(value_name = "QUEUE", value_parser = values::word)]
         queue: String,
         /// Do not ask. Without a terminal nobody can be asked: there it has to be given.
         #[arg(long, short)]
@@ -152,7 +152,7 @@ pub(crate) enum QueueCommand {
   taskyard queue set mail --unset max-length --unset retry")]
 pub(crate) struct QueueSetArgs {
     /// Its name.
-    #[arg(value_name = "QUEUE")]
+    #[arg(value_name = "QUEUE", value_parser = values::word)]
     pub(crate) queue: String,
     /// Most waiting tasks.
     #[arg(long, value_name = "N")]

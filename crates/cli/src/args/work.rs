@@ -59,7 +59,8 @@ TASKYARD_RESUME_STATE (or TASKYARD_RESUME_STATE_BASE64, if it is not text). A ta
 gets TASKYARD_FLOW, TASKYARD_NODE, and the results of the tasks that it depends on, by name, in
 TASKYARD_PARENTS (above 64 KiB in the file TASKYARD_PARENTS_FILE) and their errors in
 TASKYARD_PARENT_ERRORS, all as JSON. A run of a schedule gets TASKYARD_SCHEDULE and
-TASKYARD_OCCURRENCE_AT (RFC 3339).
+TASKYARD_OCCURRENCE_AT (RFC 3339). The rest of its environment is the worker's, without the worker's
+own variables that begin with TASKYARD_, such as a token; TASKYARD_URL stays.
 
   exit 0     the task succeeded; stdout (its last 64 KiB) is its result, as JSON if it is JSON
   exit 65    it failed for good: a dead letter, no retry

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use taskyard::{NewTask, RetryPolicy, Timestamp, Unique};
+use taskyard_server::front::check_json;
 
 use super::with_defaults;
 use crate::{args::EnqueueArgs, values};
@@ -63,7 +64,11 @@ impl Line<'_> {
         match (self.payload, &self.payload_base64) {
             (Some(_), Some(_)) => anyhow::bail!("it has both payload and payload_base64: keep one"),
             (None, Some(text)) => values::base64(text).map_err(anyhow::Error::msg),
-            (json, None) => Ok(json.map_or("null", RawValue::get).as_bytes().to_vec()),
+            (json, None) => {
+                let json = json.map_or("null", RawValue::get).as_bytes();
+                check_json(json).map_err(|problem| anyhow::anyhow!("payload: {problem}"))?;
+                Ok(json.to_vec())
+            }
         }
     }
 }
@@ -72,6 +77,8 @@ impl Line<'_> {
 fn with_line(mut task: NewTask, line: Line<'_>) -> Result<NewTask> {
     let named = line.r#type.as_deref() != Some("");
     anyhow::ensure!(named, "its type is empty: name the function that does it");
+    let queued = line.queue.as_deref() != Some("");
+    anyhow::ensure!(queued, "its queue is empty: name one, or leave the field out");
     if let Some(priority) = line.priority.filter(|priority| *priority > 9) {
         anyhow::bail!("priority {priority} is not 0 to 9");
     }
@@ -167,6 +174,9 @@ mod tests {
             (r#"{"type": "a", "priority": 300}"#, "300"),
             (r#"{"type": "a", "priority": 12}"#, "priority 12"),
             (r#"{"type": ""}"#, "empty"),
+            (r#"{"type": "a", "queue": ""}"#, "queue is empty"),
+            (r#"{"type": "a", "payload": "\ud800"}"#, "surrogate"),
+            (r#"{"type": "a", "payload": 1e999}"#, "out of range"),
             (r#"{"type": "a", "delay_ms": -1}"#, "-1"),
             (r#"{"type": "a", "delay_ms": 1, "run_at": "2031-05-01T09:30:00Z"}"#, "both"),
             (r#"{"type": "a", "run_at": "tomorrow"}"#, "run_at"),

@@ -21,6 +21,7 @@ mod wire;
 
 use std::{
     collections::BTreeSet,
+    ffi::OsStr,
     future::Future,
     io,
     path::PathBuf,
@@ -74,7 +75,8 @@ pub struct Runner {
 pub struct Job {
     /// Written to stdin.
     pub payload: Vec<u8>,
-    /// Added to the worker's own environment.
+    /// Added to the worker's own environment, of which the variables of Taskyard itself are left
+    /// out but for `TASKYARD_URL`.
     pub environment: Vec<(&'static str, String)>,
     /// Killed after this.
     pub timeout: Option<Duration>,
@@ -116,9 +118,11 @@ impl Runner {
 
     fn spawn(&self, environment: &[(&'static str, String)]) -> io::Result<Child> {
         let mut command = Command::new(&self.program);
+        command.arg0("taskyard").arg(supervisor::SUBCOMMAND);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| is_private(name)) {
+            command.env_remove(name);
+        }
         command
-            .arg0("taskyard")
-            .arg(supervisor::SUBCOMMAND)
             .envs(environment.iter().map(|(name, value)| (name, value)))
             // Its own group: Ctrl-C on the worker's terminal is the worker's to handle.
             .process_group(0)
@@ -129,6 +133,13 @@ impl Runner {
         supervisors.extend(child.id().and_then(|id| i32::try_from(id).ok()));
         Ok(child)
     }
+}
+
+/// Whether a variable is between the worker and its broker: a token, a password, a setting, or what
+/// an outer worker told this one about a task of its own. The broker's address is no secret, and a
+/// command that enqueues needs it.
+fn is_private(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b"TASKYARD_") && name != "TASKYARD_URL"
 }
 
 /// Sends the request, holds the line open until `stopped`, and takes the report.

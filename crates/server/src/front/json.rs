@@ -17,6 +17,7 @@ mod select;
 mod settings;
 mod unique;
 
+pub use bytes::check_json;
 pub(super) use bytes::{Plain, is_json};
 pub(super) use cluster::*;
 pub(super) use flow::*;

@@ -1,6 +1,12 @@
 //! What became of the lines: counts, and exactly which were not enqueued.
 
-use std::{fmt, fs::File, io::Write, path::Path};
+use std::{
+    fmt,
+    fs::{File, OpenOptions},
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
 
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
@@ -8,7 +14,7 @@ use serde::Serialize;
 use taskyard::Enqueued;
 
 use super::lines::Line;
-use crate::output::Output;
+use crate::output::{Output, safe};
 
 /// Refused lines that are shown with the reason; of the rest the numbers are told at the end.
 const COMPLAINTS_MAX: u64 = 20;
@@ -91,7 +97,9 @@ impl Tally<'_> {
         refused: Option<&Path>,
     ) -> Result<Tally<'a>> {
         let refused = refused.map(|path| {
-            let file = File::create(path);
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(true).mode(0o600);
+            let file = options.open(path);
             file.with_context(|| format!("cannot write {}", path.display()))
         });
         Ok(Tally { output, bar, counts: Counts::default(), refused: refused.transpose()? })
@@ -99,7 +107,7 @@ impl Tally<'_> {
 
     /// Says something without tearing the bar.
     pub(super) fn say(&self, text: fmt::Arguments<'_>) {
-        self.bar.suspend(|| eprintln!("{text}"));
+        self.bar.suspend(|| eprintln!("{}", safe(&text.to_string(), false)));
     }
 
     /// A line has been dealt with.

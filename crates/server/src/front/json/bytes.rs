@@ -39,6 +39,12 @@ impl<'de: 'a, 'a> Deserialize<'de> for Plain<'a> {
     }
 }
 
+/// Checks that bytes are JSON that every language reads, as the HTTP front checks what comes in.
+pub fn check_json(bytes: &[u8]) -> Result<(), String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8: {error}"))?;
+    serde_json::from_str::<Plain<'_>>(text).map(|_| ()).map_err(|error| error.to_string())
+}
+
 fn check_plain(value: &RawValue) -> Result<(), serde_json::Error> {
     Levels(JSON_DEPTH_MAX).deserialize(&mut serde_json::Deserializer::from_str(value.get()))
 }
@@ -157,6 +163,8 @@ mod tests {
     fn json_is_shown_verbatim_and_the_rest_as_base64() {
         let text = r#"{"b":1, "a":123456789012345678901234567890}"#;
         assert_eq!(shown(text.as_bytes()).json.unwrap().get(), text);
+        assert_eq!(check_json(text.as_bytes()), Ok(()));
+        assert!(check_json(b"\"\xff\"").unwrap_err().contains("UTF-8"));
         assert_eq!(shown(b"\xff").base64.as_deref(), Some("/w=="));
         assert_eq!(shown(b"").base64.as_deref(), Some(""));
         assert_eq!(shown_payload("text/plain", b"1").base64.as_deref(), Some("MQ=="));
@@ -179,6 +187,7 @@ mod tests {
             assert!(shown(text.as_bytes()).base64.is_some());
             let error = serde_json::from_str::<Plain<'_>>(&text).unwrap_err().to_string();
             assert!(error.contains(why) && !error.contains(" at line 1 column 2;"), "{error}");
+            assert!(check_json(text.as_bytes()).unwrap_err().contains(why));
         }
     }
 
