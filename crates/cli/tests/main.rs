@@ -20,6 +20,7 @@ mod flow_crash;
 mod import;
 mod limits;
 mod operations_doc;
+mod readme;
 mod schedule;
 mod serve;
 mod spread;
