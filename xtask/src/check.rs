@@ -2,11 +2,12 @@
 //!
 //! Invariants: `check` never writes to the tree (`--locked` keeps Cargo.lock as it is), stops at
 //! the first failure with the command that repeats it, and says what it skipped. Cheap steps come
-//! first. Every cargo step selects the whole workspace with all features, so that dependencies are
-//! built once for checking and once for running, never once per step.
+//! first. Every cargo step of a run has the same selection and all features, so that dependencies
+//! are built once for checking and once for running, never once per step.
 
 use crate::{
     needs::{self, Need},
+    scope::Scope,
     step::Step,
     tidy,
 };
@@ -23,7 +24,7 @@ enum Outcome {
     Skipped { why: &'static str },
 }
 
-type Part = (&'static str, fn(&Path) -> Result<Outcome>);
+type Part = (&'static str, fn(&Path, Scope) -> Result<Outcome>);
 
 const PARTS: &[Part] = &[
     ("fmt", fmt),
@@ -40,11 +41,10 @@ pub(crate) fn step_names() -> Vec<&'static str> {
     PARTS.iter().map(|(name, _)| *name).collect()
 }
 
-/// Runs the named parts of the gate, or all; `false` at the first that fails.
-pub(crate) fn check(root: &Path, names: &[&str]) -> Result<bool> {
-    if let Some(unknown) = names.iter().find(|name| !step_names().contains(name)) {
-        bail!("check has no step {unknown:?}; its steps are {}", step_names().join(" "));
-    }
+/// Runs the named parts of the gate, or all, over the workspace or one crate (`-p CRATE`); `false`
+/// at the first part that fails.
+pub(crate) fn check(root: &Path, args: &[&str]) -> Result<bool> {
+    let (scope, names) = parse(args)?;
     if names.is_empty() || names.contains(&"test") {
         say_what_tests_find()?;
     }
@@ -52,7 +52,7 @@ pub(crate) fn check(root: &Path, names: &[&str]) -> Result<bool> {
     for (name, part) in PARTS.iter().filter(|(name, _)| names.is_empty() || names.contains(name)) {
         println!("==> {name}");
         let started = Instant::now();
-        let outcome = part(root)?;
+        let outcome = part(root, scope)?;
         let seconds = started.elapsed().as_secs_f32();
         match outcome {
             Outcome::Passed => {
@@ -77,6 +77,26 @@ pub(crate) fn check(root: &Path, names: &[&str]) -> Result<bool> {
     Ok(true)
 }
 
+/// The crates and the parts that were asked for.
+fn parse<'a>(args: &[&'a str]) -> Result<(Scope, Vec<&'a str>)> {
+    let mut scope = Scope::Workspace;
+    let mut names = Vec::new();
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        match *arg {
+            "-p" | "--package" => {
+                let Some(name) = args.next() else { bail!("{arg} needs a crate, such as -p cli") };
+                scope = Scope::of_crate(name)?;
+            }
+            name if step_names().contains(&name) => names.push(name),
+            unknown => {
+                bail!("check has no step {unknown:?}; its steps are {}", step_names().join(" "))
+            }
+        }
+    }
+    Ok((scope, names))
+}
+
 /// Formats, and lets clippy repair what it can.
 pub(crate) fn fix(root: &Path) -> Result<bool> {
     let clippy =
@@ -90,19 +110,23 @@ pub(crate) fn fix(root: &Path) -> Result<bool> {
     Ok(true)
 }
 
-fn fmt(root: &Path) -> Result<Outcome> {
+fn fmt(root: &Path, scope: Scope) -> Result<Outcome> {
     need(root, "cargo fmt --version", "rustup component add rustfmt")?;
-    outcome_of(&Step::new("cargo fmt --all --check"), root)
+    outcome_of(&Step::new(&format!("cargo fmt {} --check", scope.formatted())), root)
 }
 
-fn house_rules(root: &Path) -> Result<Outcome> {
+/// The rules compare files with each other, so that they always look at the whole tree.
+fn house_rules(root: &Path, _scope: Scope) -> Result<Outcome> {
     Ok(match tidy::run(root)? {
         true => Outcome::Passed,
         false => Outcome::Failed { rerun: "cargo xtask tidy".to_string() },
     })
 }
 
-fn deny(root: &Path) -> Result<Outcome> {
+fn deny(root: &Path, scope: Scope) -> Result<Outcome> {
+    if scope != Scope::Workspace {
+        return Ok(Outcome::Skipped { why: "dependencies are judged for the whole workspace" });
+    }
     if !Step::new("cargo deny --version").succeeds_silently(root) {
         let why = "cargo-deny is not installed; cargo install cargo-deny --locked brings it";
         return Ok(Outcome::Skipped { why });
@@ -110,25 +134,28 @@ fn deny(root: &Path) -> Result<Outcome> {
     outcome_of(&Step::new("cargo deny --all-features --locked check bans licenses sources"), root)
 }
 
-fn clippy(root: &Path) -> Result<Outcome> {
+fn clippy(root: &Path, scope: Scope) -> Result<Outcome> {
     need(root, "cargo clippy --version", "rustup component add clippy")?;
-    let line = "cargo clippy --workspace --all-targets --all-features --locked -- -D warnings";
-    outcome_of(&Step::new(line), root)
+    let line = format!("cargo clippy {} --all-targets -- -D warnings", scope.selection());
+    outcome_of(&Step::new(&line), root)
 }
 
 /// A broken link between documentation comments is an error, as a broken call would be.
-fn docs(root: &Path) -> Result<Outcome> {
-    let line = "cargo doc --workspace --all-features --no-deps --locked";
-    outcome_of(&Step::new(line).env("RUSTDOCFLAGS", "-D warnings"), root)
+fn docs(root: &Path, scope: Scope) -> Result<Outcome> {
+    let line = format!("cargo doc {} --no-deps", scope.selection());
+    outcome_of(&Step::new(&line).env("RUSTDOCFLAGS", "-D warnings"), root)
 }
 
-fn test(root: &Path) -> Result<Outcome> {
+fn test(root: &Path, scope: Scope) -> Result<Outcome> {
     let nextest = Step::new("cargo nextest --version").succeeds_silently(root);
-    let line = match nextest {
-        true => "cargo nextest run --workspace --all-features --locked",
-        false => "cargo test --workspace --all-features --locked --lib --bins --tests --examples",
+    let line = match (nextest, scope.has_library()) {
+        (true, _) => format!("cargo nextest run {}", scope.selection()),
+        (false, true) => {
+            format!("cargo test {} --lib --bins --tests --examples", scope.selection())
+        }
+        (false, false) => format!("cargo test {} --bins --tests --examples", scope.selection()),
     };
-    outcome_of(&Step::new(line), root)
+    outcome_of(&Step::new(&line), root)
 }
 
 /// Says which tests will be skipped on this machine, and stops where they are required.
@@ -150,14 +177,24 @@ fn say_what_tests_find() -> Result<()> {
     Ok(())
 }
 
-fn doctest(root: &Path) -> Result<Outcome> {
-    outcome_of(&Step::new("cargo test --workspace --all-features --locked --doc"), root)
+fn doctest(root: &Path, scope: Scope) -> Result<Outcome> {
+    if !scope.has_library() {
+        return Ok(Outcome::Skipped { why: "the crate has no library" });
+    }
+    outcome_of(&Step::new(&format!("cargo test {} --doc", scope.selection())), root)
 }
 
 /// Builds the simulator within the workspace's features, which the tests have built already, and
 /// runs it. `cargo run -p` would build its dependencies a second time with fewer features.
-fn sim(root: &Path) -> Result<Outcome> {
-    let build = Step::new("cargo build --workspace --all-features --locked --bin taskyard-sim");
+fn sim(root: &Path, scope: Scope) -> Result<Outcome> {
+    if !scope.is_simulated() {
+        return Ok(Outcome::Skipped { why: "the simulation does not run this crate" });
+    }
+    let selection = match scope {
+        Scope::Workspace => scope.selection(),
+        Scope::Package(_) => Scope::of_crate("sim")?.selection(),
+    };
+    let build = Step::new(&format!("cargo build {selection} --bin taskyard-sim"));
     let built = outcome_of(&build, root)?;
     if !matches!(built, Outcome::Passed) {
         return Ok(built);
@@ -192,6 +229,23 @@ fn need(root: &Path, probe: &str, install: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn check_takes_a_crate_and_steps_in_any_order() {
+        let cli = Scope::Package("taskyard-cli");
+        for args in [["-p", "cli", "test"], ["test", "--package", "taskyard-cli"]] {
+            assert_eq!(parse(&args).unwrap(), (cli, vec!["test"]));
+        }
+        assert_eq!(parse(&[]).unwrap(), (Scope::Workspace, Vec::new()));
+        for (args, part) in [
+            (&["-p"][..], "-p needs a crate"),
+            (&["-p", "nobody"], "there is no crate \"nobody\""),
+            (&["tests"], "check has no step \"tests\""),
+        ] {
+            let problem = parse(args).unwrap_err().to_string();
+            assert!(problem.contains(part), "{problem}");
+        }
+    }
 
     #[test]
     fn a_need_is_required_by_its_word_and_other_words_are_refused() {

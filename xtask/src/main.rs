@@ -9,6 +9,7 @@ mod faktory;
 #[path = "../../crates/cli/tests/yard/needs.rs"]
 mod needs;
 mod release;
+mod scope;
 mod step;
 mod tidy;
 
@@ -21,11 +22,12 @@ use std::{
 const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
-  check [STEP...]  the whole gate, or only the named steps; never writes to the tree
-  fix              format and apply what clippy can repair
-  tidy             the house rules alone
-  faktory          run the tests that the crate faktory ships against the broker
-  release          build the release binary; print its path, size and checksum
+  check [-p CRATE] [STEP...]  the whole gate, or only one crate or the named steps; never writes
+                              to the tree
+  fix                         format and apply what clippy can repair
+  tidy                        the house rules alone
+  faktory                     run the tests that the crate faktory ships against the broker
+  release                     build the release binary; print its path, size and checksum
 
 steps of check: ";
 
@@ -45,7 +47,7 @@ fn run(args: &[String]) -> Result<bool> {
     let root = workspace_root();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["check", steps @ ..] => check::check(&root, steps),
+        ["check", args @ ..] => check::check(&root, args),
         ["fix"] => check::fix(&root),
         ["tidy"] => tidy::run(&root),
         ["faktory"] => faktory::faktory(&root),

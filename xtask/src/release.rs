@@ -1,10 +1,14 @@
 //! `release`: builds the binary that is shipped and shows what was built.
 //!
-//! It tags and uploads nothing: a release is a commit whose CHANGELOG names the version.
+//! It tags and uploads nothing: a release is a commit whose CHANGELOG names the version. A binary
+//! that has outgrown its bound is no release.
 
 use crate::step::Step;
 use anyhow::{Context, Result};
 use std::{fs, path::Path};
+
+/// The binary fits into a small image and downloads in seconds. Symbols alone are four times this.
+const BINARY_BYTES_MAX: u64 = 30_000_000;
 
 /// Builds with the lock file as it is; refuses while the CHANGELOG does not name the version.
 pub(crate) fn release(root: &Path) -> Result<bool> {
@@ -29,7 +33,14 @@ pub(crate) fn release(root: &Path) -> Result<bool> {
         std::env::current_exe()?.parent().and_then(Path::parent).map(|t| t.join("release"));
     let binary = profile.context("xtask does not lie in a target folder")?.join("taskyard");
     let bytes = fs::metadata(&binary).with_context(|| format!("no {}", binary.display()))?.len();
-    println!("taskyard {version}: {} ({:.1} MiB)", binary.display(), bytes as f64 / 1_048_576.0);
+    println!("taskyard {version}: {} ({:.1} MB)", binary.display(), bytes as f64 / 1e6);
+    if bytes > BINARY_BYTES_MAX {
+        println!(
+            "release: the binary has {bytes} bytes, more than {BINARY_BYTES_MAX}; look in Cargo.toml \
+             whether [profile.release] strips symbols, and at what `cargo bloat` finds"
+        );
+        return Ok(false);
+    }
     if !Step::new("sha256sum --version").succeeds_silently(root) {
         return Ok(true);
     }

@@ -5,6 +5,7 @@
 
 mod boundaries;
 mod codes;
+mod commands;
 mod comments;
 mod dependencies;
 mod manifests;
@@ -47,6 +48,7 @@ type Rule = fn(&Tree) -> Vec<Finding>;
 const RULES: &[Rule] = &[
     boundaries::check,
     codes::check,
+    commands::check,
     comments::check,
     dependencies::check,
     manifests::check,

@@ -8,6 +8,7 @@ mod cluster;
 mod enqueue;
 mod flow;
 mod import;
+mod manual;
 mod operate;
 mod schedule;
 mod work;
@@ -20,6 +21,7 @@ pub(crate) use self::{
     enqueue::{ConflictName, EnqueueArgs, PolicyName, RetryArgs, TaskArgs, UniqueArgs, UntilName},
     flow::{FlowCommand, FlowListArgs, FlowOperation, FlowRunArgs},
     import::{ImportCommand, ImportFaktoryArgs},
+    manual::{CompletionsArgs, ManArgs},
     operate::{
         DeadCommand, DeadSelection, FilterArgs, PageArgs, QueueCommand, QueueSetArgs, SettingName,
         TaskCommand, WorkerCommand,
@@ -132,6 +134,10 @@ pub(crate) enum Command {
     Import(ImportCommand),
     /// Measure a broker: enqueues and executions per second, and how long they take.
     Bench(BenchArgs),
+    /// Print completions for a shell.
+    Completions(CompletionsArgs),
+    /// Print the man page, or write the pages of all commands to a folder.
+    Man(ManArgs),
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod enqueue;
 mod flow;
 mod import;
 mod log;
+mod manual;
 mod nodes;
 mod output;
 mod payload;
@@ -88,6 +89,8 @@ fn run(cli: Cli) -> ExitCode {
         Command::Import(ImportCommand::Faktory(args)) => import::faktory(&args, output),
         Command::Demo(args) => demo::run(&args, output),
         Command::Bench(args) => bench::run(&args, &common, output),
+        Command::Completions(args) => manual::completions(&args, output),
+        Command::Man(args) => manual::man(&args, output),
         Command::Work(args) => work::run(&args, &common),
         Command::Enqueue(args) => ask(&common, async |remote| enqueue::run(remote, &args).await),
         Command::Task(command) => ask(&common, async |remote| task::run(remote, command).await),

@@ -5,6 +5,24 @@
 //! here: time and seeds come in with the entry, ids and tokens from counters in the state, and the
 //! bodies of tasks are handed to [`Payloads`] beside it. So a replay is the same as the first run.
 //!
+//! Each command has a file of its own, named after it, and changes tasks only through
+//! `transition.rs` and `indexes.rs`, which keep every index in step:
+//!
+//! ```text
+//! machine.rs     the state and its door         turn.rs       one entry at work on the state
+//! life.rs        a task                         queue.rs      settings, totals and lanes of a queue
+//! fairness.rs    who comes next in a queue: keys.rs, rings.rs, bucket.rs; why.rs explains it
+//! deadlines.rs   the time index                 dedup.rs      request ids
+//! unique.rs      unique keys                    retry.rs      retry policies
+//! flow.rs        graphs of tasks                tally.rs      counts of tasks
+//! schedule.rs    schedules; fire.rs fires them  spread.rs     a queue over several shards
+//! outbox.rs      messages to other shards       digest.rs     the hash by which replicas compare
+//! command.rs, outcome.rs, event.rs, rejection.rs   what goes in and comes out
+//! codec.rs, entry.rs, wire.rs                      bytes in the log and between nodes
+//! image.rs       records for checkpoints        ask.rs, view.rs, query.rs   what readers see
+//! limits.rs      every bound of a shard         check.rs      every invariant between the parts
+//! ```
+//!
 //! What always holds, and [`Machine::check`] verifies:
 //!
 //! - Two machines fed the same entries are equal, byte for byte ([`Machine::records`]).

@@ -1,4 +1,5 @@
-//! Store: checkpoints of all shards and the bodies of their tasks. The only file that names fjall.
+//! Store: checkpoints of all shards and the bodies of their tasks. Only this file and `checkpoint/`
+//! name fjall.
 //!
 //! Invariant: what is stored of a shard is its exact state at one log index, the cut, and the bodies of
 //! the tasks in it. A checkpoint is one atomic batch with the cut's index in it, synced: a crash leaves

@@ -1,4 +1,4 @@
-//! Log: the Raft log of all shards on disk. The only file that names raft-engine.
+//! Log: the Raft log of all shards on disk. Only this file and `log/` name raft-engine.
 //!
 //! All groups share one file and one sync. Invariant: every write is synced before it returns, and
 //! before the next one begins; so a record that can't be read is a torn tail exactly if no sound

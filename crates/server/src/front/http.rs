@@ -1,7 +1,8 @@
 //! HTTP/JSON `/v1`: decode, call the broker, encode.
 //!
-//! The table below is the only list of routes: the router, the OpenAPI document and the test that
-//! compares them are made from it.
+//! The `routes!` table below makes the router, the OpenAPI document and the test that compares
+//! both. `cargo xtask tidy` compares it with `docs/protocol.md`. gRPC's calls are in
+//! `taskyard.proto`.
 
 mod claims;
 mod cluster;
