@@ -6,7 +6,8 @@ use crate::{
     cluster::{About, Cluster, ClusterHandler, Entrance, Operation, enter},
     data_dir::known_peers,
     descriptors,
-    front::{FaktoryDoor, Tls},
+    front::{FaktoryDoor, Hosts, Tls},
+    limits,
     peer::{PeerConfig, PeerNetwork},
     shard::{Engine, Shards},
 };
@@ -89,7 +90,8 @@ impl Node {
             tls: faktory_tls,
         };
         let faktory = faktory_listener.map(door);
-        let front = Front::with_faktory(broker, listener, faktory, connections_max)
+        let hosts = Hosts::new(config.client_hosts());
+        let front = Front::start(broker, listener, faktory, hosts, connections_max)
             .map_err(|error| StartError(format!("the fronts can't be started: {error}")))?;
         let shutdown_grace = config.shutdown_grace;
         Ok(Node { front, tasks, network, cluster, engine, peer_address, shutdown_grace })
@@ -115,7 +117,7 @@ impl Node {
         self.engine.shards().routes().me()
     }
 
-    /// An in-process connection: speak HTTP/2 (gRPC) or HTTP/1 on it.
+    /// An in-process connection: speak HTTP/2 (gRPC) or HTTP/1 on it, to the host `localhost`.
     pub fn connect(&self) -> tokio::io::DuplexStream {
         self.front.connect()
     }

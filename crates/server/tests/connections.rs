@@ -18,8 +18,9 @@ static LIMIT: Mutex<()> = Mutex::const_new(());
 async fn park(broker: &Broker) -> TcpStream {
     let body = r#"{"queues": ["q"], "wait_ms": 60000}"#;
     let length = body.len();
-    let request =
-        format!("POST /v1/claims HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{body}");
+    let request = format!(
+        "POST /v1/claims HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
     let mut socket = TcpStream::connect(broker.address).await.unwrap();
     socket.write_all(request.as_bytes()).await.unwrap();
     socket
@@ -81,7 +82,7 @@ async fn connections_over_the_limit_are_told_and_those_within_live() {
         eventually(path, async || {
             let mut socket = TcpStream::connect(broker.address).await.unwrap();
             let request = format!(
-                "GET {path} HTTP/1.1\r\nhost: a\r\n\r\nGET /v1/queues HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+                "GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\nGET /v1/queues HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
             );
             let _ = socket.write_all(request.as_bytes()).await;
             let mut answer = String::new();
@@ -99,7 +100,7 @@ async fn connections_over_the_limit_are_told_and_those_within_live() {
         let mut socket = TcpStream::connect(broker.address).await.unwrap();
         let body = vec![r#"{"type": "t"}"#; 20].join(",");
         let request = format!(
-            "POST /v1/queues/q/tasks HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n[{body}]",
+            "POST /v1/queues/q/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n[{body}]",
             body.len() + 2
         );
         let _ = socket.write_all(request.as_bytes()).await;

@@ -354,7 +354,7 @@ async fn a_connection_in_the_same_process_speaks_grpc() {
             Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(io))
         }
     });
-    let endpoint = tonic::transport::Endpoint::from_static("http://in.process");
+    let endpoint = tonic::transport::Endpoint::from_static("http://localhost");
     let channel = endpoint.connect_with_connector(connector).await.unwrap();
     let mut client = TaskyardClient::new(channel);
     client.enqueue_many(many(vec![task("q", "t"); 3])).await.unwrap();

@@ -316,6 +316,7 @@ wire_enum!(Error {
     13 => HalfWay { enqueued, total, error },
     14 => NoControl,
     15 => Refused(what),
+    16 => Forbidden(what),
 });
 
 impl<'a> Wire<'a> for KeptBody {

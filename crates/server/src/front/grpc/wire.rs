@@ -46,6 +46,7 @@ impl From<Error> for Status {
 pub(in crate::front) fn grpc_code(code: &str) -> Code {
     match code {
         "invalid_argument" | "payload_too_large" => Code::InvalidArgument,
+        "permission_denied" => Code::PermissionDenied,
         "not_found" => Code::NotFound,
         "claim_lost" | "already_finished" | "conflict" => Code::FailedPrecondition,
         "not_unique" => Code::AlreadyExists,

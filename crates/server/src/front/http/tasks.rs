@@ -166,6 +166,7 @@ pub(super) async fn why(
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/cancel", operation_id = "cancel_task", tag = "tasks",
     params(("id" = String, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 200, body = json::StateReply, description = "cancelled, or claimed until the worker yields"),
         Problem,
@@ -184,7 +185,7 @@ pub(super) async fn cancel(
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/retry", operation_id = "retry_task", tag = "tasks",
     params(("id" = String, Path)),
-    request_body(content = Option<json::RetryBody<'_>>, content_type = "application/json"),
+    request_body(content = json::RetryBody<'_>, content_type = "application/json"),
     responses(
         (status = 200, body = json::StateReply, description = "it is ready"),
         Problem,

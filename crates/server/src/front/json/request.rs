@@ -391,6 +391,11 @@ pub(in crate::front) struct ReleaseBody {
 }
 
 /// What a retry changes; what is absent stays.
+/// An object without fields, or no body at all: there is nothing to say.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct NoFields {}
+
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct RetryBody<'a> {
