@@ -7,6 +7,8 @@
 taskyard_machine::limits! {
     /// Each may be a worker; more than this is a load for several nodes. The default; a node may lower it, and takes fewer when it may open fewer files.
     CONNECTIONS_MAX: usize = 20_000, "connections";
+    /// Clients of one port that wait for their connection to be accepted; the next ones try again a second later. The system may allow fewer (`net.core.somaxconn`).
+    LISTEN_BACKLOG: u32 = 4_096, "connections";
     /// Files that connections leave to the log, the checkpoints and the runtime.
     FILES_RESERVED: u64 = 512, "files";
     /// Connections that are told at once that there are too many; others are closed without a word.

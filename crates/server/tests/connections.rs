@@ -5,6 +5,7 @@
 
 use crate::common::{Broker, DEADLINE, eventually, http::get};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::net::SocketAddr;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -115,5 +116,29 @@ async fn connections_over_the_limit_are_told_and_those_within_live() {
         assert_eq!(&start, b"HTTP/1.1 200 OK");
     }
     drop(over);
+    broker.stop().await;
+}
+
+/// A busy moment of a node: nothing is accepted, since the only thread of the runtime is the one that connects.
+#[tokio::test]
+async fn a_thousand_clients_may_connect_at_once_to_each_port() {
+    const CLIENTS: usize = 1_000;
+    let _alone = LIMIT.lock().await;
+    let broker = Broker::with(|config| {
+        config.peer = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        config.faktory = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+    })
+    .await;
+    let node = &broker.node;
+    let ports = [node.address(), node.faktory_address(), node.peer_address()];
+    for address in ports.map(Option::unwrap) {
+        let mut waiting = Vec::new();
+        for client in 0..CLIENTS {
+            // A full backlog drops the client's first packet, and nobody empties it.
+            let connected = std::net::TcpStream::connect_timeout(&address, DEADLINE);
+            waiting.push(connected.unwrap_or_else(|error| panic!("{address} {client}: {error}")));
+        }
+    }
+    assert_eq!(get(broker.address, "/healthz").await.status, 200);
     broker.stop().await;
 }
