@@ -67,6 +67,8 @@ taskyard_machine::limits! {
     PAGE_BODY_BYTES_MAX: usize = 4 << 20, "bytes";
     /// Fields of a task that one unique key is the hash of: each is looked up in its payload.
     UNIQUE_FIELDS_MAX: usize = 16, "fields";
+    /// One of these fields: its steps bound how deep the payload is looked into.
+    UNIQUE_FIELD_BYTES_MAX: usize = 256, "bytes";
     /// Batches of one enqueue stream that are under way at once: enough to keep the disk busy.
     STREAM_BATCHES_MAX: usize = 16, "batches";
     /// Past occurrences that one call may run again; more are several calls.

@@ -67,7 +67,7 @@ pub(super) async fn set(
 ) -> Result<Response, Problem> {
     let mut body: json::ScheduleBody<'_> = body.parse()?;
     body.decode()?;
-    let (found, is_new) = http.broker.set_schedule(&name, body.spec()?).await?;
+    let (found, is_new) = http.broker.set_schedule(&name, body.spec(&http.broker)?).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok(reply(status, &json::Schedule::new(&found)))
 }

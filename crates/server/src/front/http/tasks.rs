@@ -38,7 +38,7 @@ pub(super) async fn enqueue(
     let mut new: json::NewTask<'_> = body.parse()?;
     check_same_queue(&new, &queue)?;
     new.decode()?;
-    let enqueue = Enqueue { queue: &queue, task: new.task()? };
+    let enqueue = Enqueue { queue: &queue, task: new.task(&http.broker)? };
     let enqueued = http.broker.enqueue(enqueue).await?;
     let status = if enqueued.duplicate { StatusCode::OK } else { StatusCode::CREATED };
     Ok(reply(status, &json::Enqueued::from(enqueued)))
@@ -53,7 +53,7 @@ async fn enqueue_batch(broker: &Broker, queue: &str, body: &JsonBody) -> Result<
             new.decode().map_err(element(index))?;
         }
         let tasks = news.iter().enumerate();
-        let tasks = tasks.map(|(index, new)| new.task().map_err(element(index)));
+        let tasks = tasks.map(|(index, new)| new.task(broker).map_err(element(index)));
         broker.enqueue_batch(queue, tasks.collect::<Result<_, _>>()?, None)?
     };
     Ok(reply(StatusCode::CREATED, &json::EnqueuedBatch::new(&enqueued.await?)))
