@@ -142,7 +142,7 @@ impl Running {
 /// A connection that needs no network. It does not keep the broker alive.
 fn in_process(node: &Arc<Running>, runtime: Handle) -> Result<Connection, Error> {
     let node = Arc::downgrade(node);
-    let endpoint = tuned(Endpoint::from_static("http://embedded"));
+    let endpoint = tuned(Endpoint::from_static("http://localhost"));
     let dial = move || {
         let (node, runtime) = (Weak::clone(&node), runtime.clone());
         let connector = tower::service_fn(move |_: tonic::transport::Uri| {

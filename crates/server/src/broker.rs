@@ -25,6 +25,7 @@ pub use bulk::{BulkJob, BulkReport, DeadSelection};
 pub(crate) use claim::check_wait;
 pub use claim::{ClaimAsked, Places};
 pub use enqueue::QUEUE_DEFAULT;
+pub(crate) use enqueue::check_batch_length;
 pub(crate) use finish::finished_task;
 pub use flow::{FlowsAsked, FoundFlow, SubmittedFlow};
 pub(crate) use flow::{in_node, not_added};

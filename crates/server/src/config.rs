@@ -59,6 +59,11 @@ pub struct Config {
     /// Where clients reach this node, as host:port. Default: `listen`, with the host of `advertise` if
     /// it is a wildcard.
     pub advertise_clients: Option<String>,
+    /// Names by which clients may call this node, such as `queue.internal`; one with a leading dot
+    /// stands for all names that end in it. IP addresses, `localhost` and the hosts of `advertise` and
+    /// `advertise_clients` always may be used. Another name is refused, because a web page can make a
+    /// name of its own lead here. Default: none.
+    pub allowed_hosts: Vec<String>,
     /// What every node of the cluster knows, and nobody else. Empty, the default: whoever reaches the
     /// peer port is taken for the node that it says it is.
     pub cluster_secret: Secret,
@@ -108,6 +113,7 @@ impl Config {
             zone: String::new(),
             advertise: None,
             advertise_clients: None,
+            allowed_hosts: Vec::new(),
             cluster_secret: Secret::default(),
             replication: None,
             faktory: None,

@@ -14,6 +14,9 @@ pub enum Error {
     /// The request makes no sense; found before it reached a shard. Nothing changed.
     #[error("{0}")]
     Invalid(String),
+    /// The sender may not ask this node for anything. Nothing changed.
+    #[error("{0}")]
+    Forbidden(String),
     /// No such thing (a worker, a session, a route's object). Nothing changed.
     #[error("{0}")]
     NotFound(String),
@@ -164,6 +167,7 @@ impl Error {
         match self {
             Error::Rejected(rejection) => rejection.code(),
             Error::Invalid(_) => "invalid_argument",
+            Error::Forbidden(_) => "permission_denied",
             Error::Refused(_) => "conflict",
             Error::NotFound(_) => "not_found",
             Error::PayloadTooLarge { .. } | Error::CommandTooLarge { .. } => "payload_too_large",

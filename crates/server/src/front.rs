@@ -1,6 +1,7 @@
 //! Fronts: gRPC and HTTP on one port, Faktory's protocol on another. A front decodes, calls the broker,
 //! encodes.
 
+mod browser;
 mod connection;
 mod edge;
 mod faktory;
@@ -12,6 +13,7 @@ mod routes;
 mod unique;
 
 use crate::{Broker, config::Secret};
+pub(crate) use browser::Hosts;
 use connection::Connections;
 use faktory::Faktory;
 pub(crate) use faktory::Tls;
@@ -43,25 +45,18 @@ pub(crate) struct FaktoryDoor {
 }
 
 impl Front {
-    /// Serves the broker on `listener`, if there is one, and on in-process connections, up to
-    /// `connections_max` of both.
-    pub fn start(
-        broker: Broker,
-        listener: Option<TcpListener>,
-        connections_max: usize,
-    ) -> io::Result<Front> {
-        Front::with_faktory(broker, listener, None, connections_max)
-    }
-
-    /// The same with a door for Faktory's clients, whose connections are among those that are counted.
-    pub(crate) fn with_faktory(
+    /// Serves the broker on `listener`, if there is one, at the door of Faktory's clients, if there is
+    /// one, and on in-process connections, up to `connections_max` of all of them. Clients may call
+    /// it by the names in `hosts`.
+    pub(crate) fn start(
         broker: Broker,
         listener: Option<TcpListener>,
         faktory: Option<FaktoryDoor>,
+        hosts: Hosts,
         connections_max: usize,
     ) -> io::Result<Front> {
         let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
-        let connections = Connections::new(routes::all(&broker), connections_max);
+        let connections = Connections::new(routes::all(&broker, hosts), connections_max);
         let mut accepting = Vec::new();
         if let Some(listener) = listener {
             accepting.push(tokio::spawn(connections.clone().accept(listener)));
@@ -87,7 +82,7 @@ impl Front {
         self.faktory_address
     }
 
-    /// An in-process connection: speak HTTP/2 (gRPC) or HTTP/1 on it.
+    /// An in-process connection: speak HTTP/2 (gRPC) or HTTP/1 on it, to the host `localhost`.
     pub fn connect(&self) -> DuplexStream {
         let (ours, theirs) = tokio::io::duplex(DUPLEX_BYTES);
         self.connections.serve(ours);

@@ -7,6 +7,8 @@
 taskyard_machine::limits! {
     /// Each may be a worker; more than this is a load for several nodes. The default; a node may lower it, and takes fewer when it may open fewer files.
     CONNECTIONS_MAX: usize = 20_000, "connections";
+    /// Clients of one port that wait for their connection to be accepted; the next ones try again a second later. The system may allow fewer (`net.core.somaxconn`).
+    LISTEN_BACKLOG: u32 = 4_096, "connections";
     /// Files that connections leave to the log, the checkpoints and the runtime.
     FILES_RESERVED: u64 = 512, "files";
     /// Connections that are told at once that there are too many; others are closed without a word.
@@ -65,6 +67,8 @@ taskyard_machine::limits! {
     PAGE_BODY_BYTES_MAX: usize = 4 << 20, "bytes";
     /// Fields of a task that one unique key is the hash of: each is looked up in its payload.
     UNIQUE_FIELDS_MAX: usize = 16, "fields";
+    /// One of these fields: its steps bound how deep the payload is looked into.
+    UNIQUE_FIELD_BYTES_MAX: usize = 256, "bytes";
     /// Batches of one enqueue stream that are under way at once: enough to keep the disk busy.
     STREAM_BATCHES_MAX: usize = 16, "batches";
     /// Past occurrences that one call may run again; more are several calls.

@@ -6,16 +6,21 @@ use crate::{
     cluster::{About, Cluster, ClusterHandler, Entrance, Operation, enter},
     data_dir::known_peers,
     descriptors,
-    front::{FaktoryDoor, Tls},
+    front::{FaktoryDoor, Hosts, Tls},
+    limits,
     peer::{PeerConfig, PeerNetwork},
     shard::{Engine, Shards},
 };
 use std::{
+    io,
     net::{self, SocketAddr},
     sync::Arc,
     time::Duration,
 };
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    task::JoinSet,
+};
 
 /// A longer grace than this is no grace: a clock can't count to it.
 const STOP_FOR_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -89,7 +94,8 @@ impl Node {
             tls: faktory_tls,
         };
         let faktory = faktory_listener.map(door);
-        let front = Front::with_faktory(broker, listener, faktory, connections_max)
+        let hosts = Hosts::new(config.client_hosts());
+        let front = Front::start(broker, listener, faktory, hosts, connections_max)
             .map_err(|error| StartError(format!("the fronts can't be started: {error}")))?;
         let shutdown_grace = config.shutdown_grace;
         Ok(Node { front, tasks, network, cluster, engine, peer_address, shutdown_grace })
@@ -115,7 +121,7 @@ impl Node {
         self.engine.shards().routes().me()
     }
 
-    /// An in-process connection: speak HTTP/2 (gRPC) or HTTP/1 on it.
+    /// An in-process connection: speak HTTP/2 (gRPC) or HTTP/1 on it, to the host `localhost`.
     pub fn connect(&self) -> tokio::io::DuplexStream {
         self.front.connect()
     }
@@ -153,12 +159,21 @@ async fn listen_for_clients(
     address: Option<SocketAddr>,
 ) -> Result<Option<TcpListener>, StartError> {
     let Some(address) = address else { return Ok(None) };
-    let listener = TcpListener::bind(address).await.map_err(|error| {
+    let listener = listen(address).map_err(|error| {
         StartError(format!(
             "can't listen on {address}: {error}; stop what uses it or choose another address"
         ))
     })?;
     Ok(Some(listener))
+}
+
+/// Listens with room for all clients that may connect at once, as after a restart.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A node that is started anew finds the connections of the one before still closing.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(limits::LISTEN_BACKLOG)
 }
 
 /// Hangs up on all peers when dropped. What answers them holds the network, so that it does not end by
@@ -173,10 +188,7 @@ impl Drop for HangUp {
 }
 
 fn listen_for_peers(address: SocketAddr) -> Result<net::TcpListener, StartError> {
-    let listener = net::TcpListener::bind(address).and_then(|listener| {
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    });
+    let listener = listen(address).and_then(TcpListener::into_std);
     listener.map_err(|error| {
         StartError(format!(
             "can't listen for other nodes on {address}: {error}; stop what uses it, or choose another \

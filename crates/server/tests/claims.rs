@@ -256,7 +256,7 @@ async fn nothing_is_lost_when_the_client_goes_away() {
             let queues: Vec<_> = names.iter().map(|name| format!("{name:?}")).collect();
             let body = format!(r#"{{"queues": [{}], "wait_ms": 60000}}"#, queues.join(","));
             let head = format!(
-                "POST /v1/claims HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{body}",
+                "POST /v1/claims HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
                 body.len()
             );
             socket.write_all(head.as_bytes()).await.unwrap();
@@ -291,8 +291,9 @@ async fn parked_claims_of_clients_that_vanished_are_gone() {
     };
     let body = r#"{"queues": ["q"], "wait_ms": 60000}"#;
     let length = body.len();
-    let request =
-        format!("POST /v1/claims HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{body}");
+    let request = format!(
+        "POST /v1/claims HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
     let mut socket = TcpStream::connect(broker.address).await.unwrap();
     socket.write_all(request.as_bytes()).await.unwrap();
     parked(1).await;

@@ -5,6 +5,7 @@
 
 use crate::common::{Broker, DEADLINE, eventually, http::get};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::net::SocketAddr;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -18,8 +19,9 @@ static LIMIT: Mutex<()> = Mutex::const_new(());
 async fn park(broker: &Broker) -> TcpStream {
     let body = r#"{"queues": ["q"], "wait_ms": 60000}"#;
     let length = body.len();
-    let request =
-        format!("POST /v1/claims HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{body}");
+    let request = format!(
+        "POST /v1/claims HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
     let mut socket = TcpStream::connect(broker.address).await.unwrap();
     socket.write_all(request.as_bytes()).await.unwrap();
     socket
@@ -81,7 +83,7 @@ async fn connections_over_the_limit_are_told_and_those_within_live() {
         eventually(path, async || {
             let mut socket = TcpStream::connect(broker.address).await.unwrap();
             let request = format!(
-                "GET {path} HTTP/1.1\r\nhost: a\r\n\r\nGET /v1/queues HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+                "GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\nGET /v1/queues HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
             );
             let _ = socket.write_all(request.as_bytes()).await;
             let mut answer = String::new();
@@ -99,7 +101,7 @@ async fn connections_over_the_limit_are_told_and_those_within_live() {
         let mut socket = TcpStream::connect(broker.address).await.unwrap();
         let body = vec![r#"{"type": "t"}"#; 20].join(",");
         let request = format!(
-            "POST /v1/queues/q/tasks HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n[{body}]",
+            "POST /v1/queues/q/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n[{body}]",
             body.len() + 2
         );
         let _ = socket.write_all(request.as_bytes()).await;
@@ -114,5 +116,29 @@ async fn connections_over_the_limit_are_told_and_those_within_live() {
         assert_eq!(&start, b"HTTP/1.1 200 OK");
     }
     drop(over);
+    broker.stop().await;
+}
+
+/// A busy moment of a node: nothing is accepted, since the only thread of the runtime is the one that connects.
+#[tokio::test]
+async fn a_thousand_clients_may_connect_at_once_to_each_port() {
+    const CLIENTS: usize = 1_000;
+    let _alone = LIMIT.lock().await;
+    let broker = Broker::with(|config| {
+        config.peer = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        config.faktory = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+    })
+    .await;
+    let node = &broker.node;
+    let ports = [node.address(), node.faktory_address(), node.peer_address()];
+    for address in ports.map(Option::unwrap) {
+        let mut waiting = Vec::new();
+        for client in 0..CLIENTS {
+            // A full backlog drops the client's first packet, and nobody empties it.
+            let connected = std::net::TcpStream::connect_timeout(&address, DEADLINE);
+            waiting.push(connected.unwrap_or_else(|error| panic!("{address} {client}: {error}")));
+        }
+    }
+    assert_eq!(get(broker.address, "/healthz").await.status, 200);
     broker.stop().await;
 }

@@ -261,7 +261,8 @@ async fn what_is_no_flow_is_refused_with_the_names() {
     assert!(alone.problem().2.contains("depends_on is for nodes of a flow alone"));
     for (method, path) in [("GET", ""), ("POST", "/cancel"), ("POST", "/retry")] {
         let path = format!("/v1/flows/00000000000000000000000000{path}");
-        let (status, code, _) = http::send(address, method, &path, None, b"").await.problem();
+        let json = Some("application/json");
+        let (status, code, _) = http::send(address, method, &path, json, b"").await.problem();
         assert_eq!((status, code.as_str()), (404, "not_found"), "{method} {path}");
     }
     let waited = http::get(address, "/v1/flows/00000000000000000000000000?wait_ms=10").await;

@@ -6,6 +6,8 @@ use crate::common::{
 };
 use serde_json::{Value, json};
 
+const JSON: Option<&str> = Some("application/json");
+
 #[tokio::test]
 async fn a_task_is_enqueued_claimed_and_acked() {
     let broker = Broker::manual().await;
@@ -196,7 +198,7 @@ async fn a_queue_is_paused_resumed_set_and_purged() {
     post(at, "/v1/queues/q/tasks", r#"[{"type": "t"}, {"type": "t"}]"#).await.ok();
     let act = |verb: &str| {
         let path = format!("/v1/queues/q/{verb}");
-        async move { send(at, "POST", &path, None, b"").await.ok() }
+        async move { send(at, "POST", &path, JSON, b"").await.ok() }
     };
     assert_eq!(act("pause").await, json!({"paused": true}));
     let claimed = post(at, "/v1/claims", r#"{"queues": ["q"]}"#).await.ok();
@@ -233,9 +235,9 @@ async fn a_task_is_released_snoozed_and_cancelled() {
     let snoozed = post(at, &format!("{path}/snooze"), &body).await.ok();
     assert_eq!(snoozed, json!({"state": "scheduled", "run_at": "2023-11-14T22:13:22.000Z"}));
     assert_eq!(get(at, &path).await.ok()["state"], "scheduled");
-    let cancelled = send(at, "POST", &format!("{path}/cancel"), None, b"").await.ok();
+    let cancelled = send(at, "POST", &format!("{path}/cancel"), JSON, b"").await.ok();
     assert_eq!(cancelled, json!({"state": "cancelled"}));
-    let again = send(at, "POST", &format!("{path}/cancel"), None, b"").await.ok();
+    let again = send(at, "POST", &format!("{path}/cancel"), JSON, b"").await.ok();
     assert_eq!(again, json!({"state": "cancelled"}), "again is no error");
     broker.stop().await;
 }

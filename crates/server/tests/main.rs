@@ -44,4 +44,5 @@ mod rude_clients;
 mod schedules;
 mod spread;
 mod unique;
+mod web_pages;
 mod worker_sessions;

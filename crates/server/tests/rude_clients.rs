@@ -36,8 +36,8 @@ async fn clients_that_send_nothing_or_half_a_request_are_served_around() {
         &b""[..],
         b"GET",
         b"PRI * HTTP/2.0\r\n",
-        b"POST /v1/claims HTTP/1.1\r\nhost: a\r\n",
-        b"POST /v1/claims HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{\"queues\"",
+        b"POST /v1/claims HTTP/1.1\r\nhost: localhost\r\n",
+        b"POST /v1/claims HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{\"queues\"",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\x04\x01",
     ] {
@@ -59,7 +59,7 @@ async fn half_a_body_that_is_cut_off_does_nothing() {
     let mut socket = connect(&broker).await;
     let body = r#"{"type": "t"}"#;
     let head = format!(
-        "POST /v1/queues/half/tasks HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /v1/queues/half/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len() + 1
     );
     socket.write_all(head.as_bytes()).await.unwrap();
@@ -113,7 +113,7 @@ async fn clients_that_never_read_are_served_around() {
     for _ in 0..50 {
         let mut socket = connect(&broker).await;
         // Many megabytes of answers that nobody takes.
-        let request = format!("GET {path} HTTP/1.1\r\nhost: a\r\n\r\n").repeat(20);
+        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").repeat(20);
         socket.write_all(request.as_bytes()).await.unwrap();
         sockets.push(socket);
     }
@@ -130,8 +130,8 @@ async fn clients_that_never_read_are_served_around() {
 async fn requests_can_be_pipelined_on_one_connection() {
     let broker = Broker::start().await;
     let mut socket = connect(&broker).await;
-    let keep = "GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n".repeat(3);
-    let last = "GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    let keep = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(3);
+    let last = "GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
     socket.write_all(format!("{keep}{last}").as_bytes()).await.unwrap();
     let answer = timeout(DEADLINE, read_answer(&mut socket)).await.expect("answers");
     assert_eq!(answer.text.matches("HTTP/1.1 200 OK").count(), 3, "after the first");

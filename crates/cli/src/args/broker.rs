@@ -56,6 +56,10 @@ pub(crate) struct ServeArgs {
     /// Where clients reach this node [default: --listen, with the host of --advertise for 0.0.0.0]
     #[arg(long, env = "TASKYARD_ADVERTISE_CLIENTS", value_name = "HOST:PORT", help_heading = CLUSTER)]
     pub(crate) advertise_clients: Option<String>,
+    /// Names by which clients may call this node; .NAME for all that end so. Addresses, localhost and
+    /// advertised hosts always may be used; others are refused, since web pages can send them here
+    #[arg(long, env = "TASKYARD_ALLOWED_HOSTS", value_name = "HOST", value_delimiter = ',')]
+    pub(crate) allowed_hosts: Vec<String>,
     /// A file with what all nodes of the cluster know and nobody else; its text may be in
     /// TASKYARD_CLUSTER_SECRET instead [default: none, whoever reaches the peer address gets in]
     #[arg(long, env = "TASKYARD_CLUSTER_SECRET_FILE", value_name = "FILE", help_heading = CLUSTER)]

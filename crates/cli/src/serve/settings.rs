@@ -42,6 +42,7 @@ struct Settings {
     zone: Option<String>,
     advertise: Option<String>,
     advertise_clients: Option<String>,
+    allowed_hosts: Vec<String>,
     cluster_secret_file: Option<String>,
     replication: Option<u8>,
     faktory: Option<AddressOrNone>,
@@ -50,7 +51,7 @@ struct Settings {
     faktory_tls_key: Option<String>,
 }
 
-const KEYS: [&str; 19] = [
+const KEYS: [&str; 20] = [
     "data",
     "listen",
     "shards",
@@ -64,6 +65,7 @@ const KEYS: [&str; 19] = [
     "zone",
     "advertise",
     "advertise_clients",
+    "allowed_hosts",
     "cluster_secret_file",
     "replication",
     "faktory",
@@ -121,6 +123,11 @@ fn set_cluster(config: &mut Config, args: &ServeArgs, file: &Settings, problems:
     config.zone = args.zone.clone().or(file.zone.clone()).unwrap_or_default();
     config.advertise = args.advertise.clone().or(file.advertise.clone());
     config.advertise_clients = args.advertise_clients.clone().or(file.advertise_clients.clone());
+    config.allowed_hosts = if args.allowed_hosts.is_empty() {
+        file.allowed_hosts.clone()
+    } else {
+        args.allowed_hosts.clone()
+    };
     config.replication = args.replication.or(file.replication);
     let secret_file =
         typed_or(args.cluster_secret_file.as_ref(), file.cluster_secret_file.as_ref());
@@ -177,6 +184,7 @@ fn as_typed(mistakes: &str, args: &ServeArgs) -> String {
         ("zone is", "zone", args.zone.is_some()),
         ("advertise is", "advertise", args.advertise.is_some()),
         ("advertise_clients is", "advertise_clients", args.advertise_clients.is_some()),
+        ("allowed_hosts is", "allowed_hosts", !args.allowed_hosts.is_empty()),
         ("replication is", "replication", args.replication.is_some()),
         ("faktory is", "faktory", args.faktory.is_some()),
     ];
@@ -238,6 +246,7 @@ fn parse(text: &str, problems: &mut Vec<String>) -> Settings {
             "advertise_clients" => {
                 take(&mut settings.advertise_clients, value, |text| Ok(text.to_owned()))
             }
+            "allowed_hosts" => take_list(&mut settings.allowed_hosts, value),
             "cluster_secret_file" => {
                 take(&mut settings.cluster_secret_file, value, |text| Ok(text.to_owned()))
             }

@@ -399,7 +399,7 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let patience = Duration::from_secs(2);
     let mut stream = TcpStream::connect_timeout(&address, patience).ok()?;
     stream.set_read_timeout(Some(patience)).ok()?;
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
     let status = answer.split(' ').nth(1)?.parse().ok()?;

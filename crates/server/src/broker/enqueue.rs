@@ -202,6 +202,11 @@ impl Broker {
     }
 
     /// Checks a payload against this node's own limit.
+    /// The longest payload that this node takes.
+    pub(crate) fn payload_bytes_max(&self) -> usize {
+        self.0.payload_bytes_max
+    }
+
     pub(super) fn check_payload(&self, payload: &[u8]) -> Result<(), Error> {
         let (bytes, bytes_max) = (payload.len(), self.0.payload_bytes_max);
         if bytes > bytes_max {
@@ -211,7 +216,7 @@ impl Broker {
     }
 }
 
-fn check_batch_length(tasks: usize) -> Result<(), Error> {
+pub(crate) fn check_batch_length(tasks: usize) -> Result<(), Error> {
     let tasks_max = limits::BATCH_TASKS_MAX;
     if tasks > tasks_max {
         let text =

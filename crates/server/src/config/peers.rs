@@ -31,6 +31,14 @@ impl Config {
         }
     }
 
+    /// The names by which clients may call this node.
+    pub(crate) fn client_hosts(&self) -> impl Iterator<Item = String> {
+        let advertised = [&self.advertise, &self.advertise_clients].into_iter().flatten();
+        let hosts =
+            advertised.filter_map(|address| split(address)).map(|(host, _)| host.to_owned());
+        hosts.chain(self.allowed_hosts.iter().cloned())
+    }
+
     pub(super) fn check_peers(&self, mistakes: &mut Vec<String>) {
         let named =
             [("advertise", &self.advertise), ("advertise_clients", &self.advertise_clients)];
@@ -43,6 +51,12 @@ impl Config {
                 )),
                 Some(_) => {}
             }
+        }
+        for host in self.allowed_hosts.iter().filter(|host| !is_name(host)) {
+            mistakes.push(format!(
+                "allowed_hosts is {host:?}; it must be a name such as queue.internal, or .internal for \
+                 all names that end so, without a port"
+            ));
         }
         for address in self.join.iter().filter(|address| split(address).is_none()) {
             mistakes.push(format!(
@@ -120,9 +134,13 @@ fn split(address: &str) -> Option<(&str, u16)> {
         Some(host) => host.parse::<std::net::Ipv6Addr>().is_ok().then_some(host)?,
         None => host,
     };
-    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    let is_good = bracketed.is_some() || (!host.is_empty() && host.chars().all(is_name));
-    is_good.then_some((host, port))
+    (bracketed.is_some() || is_name(host)).then_some((host, port))
+}
+
+/// Whether it can be the name of a host, or an address of IPv4.
+fn is_name(host: &str) -> bool {
+    let is_fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    (1..=TEXT_BYTES_MAX).contains(&host.len()) && host != "." && host.chars().all(is_fine)
 }
 
 #[cfg(test)]
@@ -183,6 +201,20 @@ mod tests {
         let mut config = Config::new("data");
         config.join = vec!["a:7401".into()];
         assert!(config.validate().unwrap_err().0.contains("needs a peer address"));
+    }
+
+    #[test]
+    fn clients_may_use_the_advertised_hosts_and_the_allowed_ones() {
+        let mut config = config("10.0.0.1:7401", &[], Some("a:7401"));
+        config.advertise_clients = Some("b:80".into());
+        config.allowed_hosts = vec!["c".into(), ".d".into()];
+        assert_eq!(config.client_hosts().collect::<Vec<_>>(), ["a", "b", "c", ".d"]);
+        config.validate().unwrap();
+        for wrong in ["", ".", "e:7400", "http://e", "*"] {
+            config.allowed_hosts = vec![wrong.into()];
+            let mistakes = config.validate().unwrap_err().0;
+            assert!(mistakes.contains(&format!("allowed_hosts is {wrong:?}")), "{mistakes}");
+        }
     }
 
     #[test]

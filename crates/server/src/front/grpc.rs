@@ -11,7 +11,7 @@ pub(super) use wire::{CODE_KEY, grpc_code};
 
 use crate::{
     Broker, Error,
-    broker::{BulkJob, ClaimAsked, Edit, FlowsAsked, ListAsked, check_wait},
+    broker::{BulkJob, ClaimAsked, Edit, FlowsAsked, ListAsked, check_batch_length, check_wait},
     cluster::{Operation, Workers},
     front::edge,
     limits::{self, STREAM_BATCHES_MAX},
@@ -48,7 +48,8 @@ impl Grpc {
         request: &v1::EnqueueManyRequest,
     ) -> Result<impl Future<Output = v1::EnqueueManyReply> + Send + use<>, Error> {
         let batch_id = edge::batch_id(&request.batch_id)?;
-        let items = request.tasks.iter().map(wire::enqueue).collect();
+        check_batch_length(request.tasks.len())?;
+        let items = request.tasks.iter().map(|task| wire::enqueue(&self.broker, task)).collect();
         let answers = self.broker.enqueue_many(items, batch_id);
         Ok(async move {
             let results = answers.await.iter().map(wire::enqueue_result).collect();
@@ -84,7 +85,7 @@ impl Taskyard for Grpc {
         request: Request<v1::EnqueueRequest>,
     ) -> Result<Response<v1::EnqueueReply>, Status> {
         let task = request.into_inner().task.unwrap_or_default();
-        let enqueued = self.broker.enqueue(wire::enqueue(&task)?).await?;
+        let enqueued = self.broker.enqueue(wire::enqueue(&self.broker, &task)?).await?;
         Ok(Response::new(wire::enqueue_reply(enqueued)))
     }
 
@@ -96,8 +97,10 @@ impl Taskyard for Grpc {
             let request = request.into_inner();
             let queue = wire::queue_or_default(&request.queue);
             let batch_id = edge::batch_id(&request.batch_id)?;
+            check_batch_length(request.tasks.len())?;
             let tasks = request.tasks.iter().enumerate();
-            let tasks = tasks.map(|(index, task)| wire::batch_task(queue, index, task));
+            let tasks =
+                tasks.map(|(index, task)| wire::batch_task(&self.broker, queue, index, task));
             self.broker.enqueue_batch(queue, tasks.collect::<Result<_, _>>()?, batch_id)?
         };
         let tasks = enqueued.await?.into_iter().map(wire::enqueue_reply).collect();
@@ -446,7 +449,7 @@ impl Taskyard for Grpc {
         request: Request<v1::SetScheduleRequest>,
     ) -> Result<Response<v1::SetScheduleReply>, Status> {
         let schedule = request.into_inner().schedule.unwrap_or_default();
-        let spec = schedule::spec(&schedule)?;
+        let spec = schedule::spec(&self.broker, &schedule)?;
         let (found, created) = self.broker.set_schedule(&schedule.name, spec).await?;
         let schedule = Some(schedule::reply(&found));
         Ok(Response::new(v1::SetScheduleReply { schedule, created }))
@@ -640,7 +643,7 @@ fn read_in_time<T: Send + 'static>(
 
 /// An ack, its follow-ups checked and routed.
 fn ack<'a>(broker: &Broker, request: &'a v1::AckRequest) -> Result<Ack<'a>, Error> {
-    let follow_up = |task| broker.follow_up(wire::enqueue(task)?);
+    let follow_up = |task| broker.follow_up(wire::enqueue(broker, task)?);
     Ok(Ack {
         task: edge::task_id(&request.id)?,
         token: ClaimToken(request.claim_token),

@@ -15,11 +15,12 @@ mod schedules;
 mod tasks;
 mod workers;
 
-use super::problem::Problem;
+use super::{browser, problem::Problem};
 use crate::Broker;
 use axum::{
     Router,
     http::{HeaderValue, Method, StatusCode, Uri, header},
+    middleware::from_fn,
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
@@ -110,6 +111,7 @@ routes! {
 /// All routes of HTTP, and what else is asked for.
 pub(super) fn router(broker: Broker) -> Router {
     routes()
+        .route_layer(from_fn(browser::require_json))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .with_state(Http { broker })

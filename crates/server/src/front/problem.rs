@@ -43,6 +43,11 @@ impl Problem {
         Problem { kind, title, status, code, detail, holder: None }
     }
 
+    /// The same under another HTTP status.
+    pub(super) fn with_status(self, status: StatusCode) -> Problem {
+        Problem { status: status.as_u16(), ..self }
+    }
+
     pub(super) fn invalid(detail: impl Into<String>) -> Problem {
         Problem::new(StatusCode::BAD_REQUEST, "invalid_argument", detail)
     }
@@ -92,6 +97,7 @@ impl IntoResponse for Problem {
 fn status(code: &str) -> StatusCode {
     match code {
         "invalid_argument" => StatusCode::BAD_REQUEST,
+        "permission_denied" => StatusCode::FORBIDDEN,
         "not_found" => StatusCode::NOT_FOUND,
         "claim_lost" | "already_finished" | "not_unique" | "conflict" => StatusCode::CONFLICT,
         "payload_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
@@ -105,6 +111,7 @@ fn status(code: &str) -> StatusCode {
 fn title(code: &str) -> &'static str {
     match code {
         "invalid_argument" => "the request makes no sense",
+        "permission_denied" => "the sender may not do this",
         "not_found" => "no such thing",
         "claim_lost" => "the claim is lost",
         "already_finished" => "the task has ended",

@@ -4,6 +4,7 @@
 //! into that call's error: it never takes the node down.
 
 use super::{
+    browser::{self, Hosts, is_grpc},
     grpc::{CODE_KEY, Grpc, grpc_code},
     http,
     problem::Problem,
@@ -14,7 +15,7 @@ use axum::{
     body::Body,
     extract::Request,
     http::{HeaderName, HeaderValue, StatusCode, header},
-    middleware::{Next, from_fn},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
 };
 use futures_util::FutureExt;
@@ -25,19 +26,21 @@ use tonic::Code;
 /// The longest long poll, and time to send half a request.
 const ANSWER_WITHIN: Duration = Duration::from_millis(limits::ANSWER_MS_MAX);
 
-pub(super) fn all(broker: &Broker) -> Router {
+pub(super) fn all(broker: &Broker, hosts: Hosts) -> Router {
     let grpc = TaskyardServer::new(Grpc::new(broker.clone()))
         .max_decoding_message_size(limits::BODY_BYTES_MAX)
         .max_encoding_message_size(usize::MAX);
-    http::router(broker.clone())
+    let grpc = Router::new()
         .route_service("/taskyard.v1.Taskyard/{*method}", grpc)
+        .route_layer(from_fn(browser::require_grpc));
+    http::router(broker.clone())
+        .merge(grpc)
+        .layer(from_fn_with_state(hosts, browser::refuse_foreign))
         .layer(from_fn(guard))
 }
 
 async fn guard(request: Request, next: Next) -> Response {
-    let content_type = request.headers().get(header::CONTENT_TYPE);
-    let is_grpc =
-        content_type.is_some_and(|media| media.as_bytes().starts_with(b"application/grpc"));
+    let is_grpc = is_grpc(request.headers());
     let call = AssertUnwindSafe(next.run(request)).catch_unwind();
     match tokio::time::timeout(ANSWER_WITHIN, call).await {
         Ok(Ok(response)) if is_grpc => named(response),

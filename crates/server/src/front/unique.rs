@@ -1,9 +1,16 @@
 //! Unique keys on every wire: named, or the hash of chosen fields of the task.
 //!
 //! This is the one implementation of that hash. `docs/protocol.md` describes it, with examples that a
-//! test here computes, so that a program in any language can name the key itself.
+//! test here computes, so that a program in any language can name the key itself. `chosen.rs` reads
+//! the payload.
 
-use crate::{Error, limits::UNIQUE_FIELDS_MAX};
+mod chosen;
+
+use self::chosen::{Paths, canonical, text, write_object};
+use crate::{
+    Error,
+    limits::{UNIQUE_FIELD_BYTES_MAX, UNIQUE_FIELDS_MAX},
+};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use std::{borrow::Cow, collections::BTreeMap};
@@ -11,8 +18,6 @@ use taskyard_machine::{Body, OnConflict, Unique, UniqueUntil};
 
 /// Digits of the hash that make the key: 128 bits, as many as the broker's own index.
 const KEY_DIGITS: usize = 32;
-/// Values nested deeper than this are refused: reading them takes a stack.
-const DEPTH_MAX: usize = 64;
 const NULL: &str = "null";
 
 /// A unique key as wires carry it.
@@ -27,15 +32,21 @@ pub(super) struct UniqueDraft<'a> {
 }
 
 impl<'a> UniqueDraft<'a> {
-    /// What is meant for a task of this type with this body.
-    pub(super) fn unique(self, task_type: &str, body: &Body<'_>) -> Result<Unique<'a>, Error> {
+    /// What is meant for a task of this type with this body, of which this node takes
+    /// `payload_bytes_max` bytes.
+    pub(super) fn unique(
+        self,
+        task_type: &str,
+        body: &Body<'_>,
+        payload_bytes_max: usize,
+    ) -> Result<Unique<'a>, Error> {
         let key = match (self.key, self.fields) {
             (Some(key), []) => Cow::Borrowed(key),
             (None, []) => {
                 let text = "unique.key and unique.fields are both missing; send one";
                 return Err(Error::Invalid(text.into()));
             }
-            (None, fields) => Cow::Owned(key_of(fields, task_type, body)?),
+            (None, fields) => Cow::Owned(key_of(fields, task_type, body, payload_bytes_max)?),
             (Some(_), _) => {
                 let text = "unique.key and unique.fields exclude each other; send one";
                 return Err(Error::Invalid(text.into()));
@@ -56,8 +67,52 @@ impl<'a> UniqueDraft<'a> {
     }
 }
 
+/// A field of a task, as it is named.
+enum Field<'f> {
+    Type,
+    Header(&'f str),
+    /// A path into the payload; without steps all of it.
+    Payload(Option<&'f str>),
+}
+
+impl<'f> Field<'f> {
+    fn parse(field: &'f str) -> Result<Field<'f>, Error> {
+        if field.len() > UNIQUE_FIELD_BYTES_MAX {
+            return Err(Error::Invalid(format!(
+                "unique.fields {:?} has {} bytes; at most {UNIQUE_FIELD_BYTES_MAX} are allowed",
+                shown(field),
+                field.len()
+            )));
+        }
+        let (root, path) = match field.split_once('.') {
+            Some((root, path)) => (root, Some(path)),
+            None => (field, None),
+        };
+        match (root, path) {
+            ("type", None) => Ok(Field::Type),
+            ("headers", Some(name)) => Ok(Field::Header(name)),
+            ("payload", path) if !path.is_some_and(|path| path.split('.').any(str::is_empty)) => {
+                Ok(Field::Payload(path))
+            }
+            _ => Err(Error::Invalid(format!(
+                "unique.fields {:?} is not type, payload, payload.NAME or headers.NAME",
+                shown(field)
+            ))),
+        }
+    }
+}
+
+fn shown(field: &str) -> String {
+    field.chars().take(64).collect()
+}
+
 /// The key that is the hash of these fields of a task.
-fn key_of(fields: &[String], task_type: &str, body: &Body<'_>) -> Result<String, Error> {
+fn key_of(
+    fields: &[String],
+    task_type: &str,
+    body: &Body<'_>,
+    payload_bytes_max: usize,
+) -> Result<String, Error> {
     if fields.len() > UNIQUE_FIELDS_MAX {
         return Err(Error::Invalid(format!(
             "unique.fields has {} fields; at most {UNIQUE_FIELDS_MAX} are allowed",
@@ -65,10 +120,27 @@ fn key_of(fields: &[String], task_type: &str, body: &Body<'_>) -> Result<String,
         )));
     }
     let mut chosen = BTreeMap::new();
+    let mut in_payload = Vec::new();
     for field in fields {
-        chosen.insert(field.as_str(), field_value(field, task_type, body)?);
+        match Field::parse(field)? {
+            Field::Type => drop(chosen.insert(field.as_str(), text(task_type))),
+            Field::Header(name) => {
+                let found = body.headers.iter().find(|(header, _)| *header == name);
+                let value = found.map_or(NULL.into(), |(_, value)| text(value));
+                chosen.insert(field, value);
+            }
+            Field::Payload(path) => in_payload.push((field.as_str(), path)),
+        }
     }
-    let digest = Sha256::digest(object(chosen.iter().map(|(field, value)| (*field, value))));
+    // One field may be named twice, and is one field.
+    in_payload.sort_unstable();
+    in_payload.dedup();
+    for (field, value) in payload_values(&in_payload, body.payload, payload_bytes_max)? {
+        chosen.insert(field, value);
+    }
+    let mut hashed = String::new();
+    write_object(&mut hashed, chosen.iter().map(|(field, value)| (*field, value)));
+    let digest = Sha256::digest(hashed);
     let mut key = String::from("sha256:");
     for byte in &digest[..KEY_DIGITS / 2] {
         key.push_str(&format!("{byte:02x}"));
@@ -76,105 +148,42 @@ fn key_of(fields: &[String], task_type: &str, body: &Body<'_>) -> Result<String,
     Ok(key)
 }
 
-/// The canonical JSON of one field; what the task has not got is `null`.
-fn field_value(field: &str, task_type: &str, body: &Body<'_>) -> Result<String, Error> {
-    let (root, path) = match field.split_once('.') {
-        Some((root, path)) => (root, Some(path)),
-        None => (field, None),
-    };
-    match (root, path) {
-        ("type", None) => Ok(text(task_type)),
-        ("headers", Some(name)) => {
-            let found = body.headers.iter().find(|(header, _)| *header == name);
-            Ok(found.map_or(NULL.into(), |(_, value)| text(value)))
-        }
-        ("payload", path) if !path.is_some_and(|path| path.split('.').any(str::is_empty)) => {
-            let payload = if body.payload.is_empty() { NULL.as_bytes() } else { body.payload };
-            let payload: &RawValue = serde_json::from_slice(payload).map_err(|error| {
-                Error::Invalid(format!("unique.fields {field:?} needs a JSON payload: {error}"))
-            })?;
-            let steps = path.into_iter().flat_map(|path| path.split('.'));
-            let mut value = Some(payload.get().to_owned());
-            for step in steps {
-                value = value.as_deref().map(|json| member(json, step)).transpose()?.flatten();
-            }
-            canonical(value.as_deref().unwrap_or(NULL), DEPTH_MAX)
-        }
-        _ => {
-            let shown: String = field.chars().take(64).collect();
-            Err(Error::Invalid(format!(
-                "unique.fields {shown:?} is not type, payload, payload.NAME or headers.NAME"
-            )))
-        }
+/// The canonical JSON of fields in the payload; what is not there is `null`.
+fn payload_values<'f>(
+    fields: &[(&'f str, Option<&'f str>)],
+    payload: &[u8],
+    payload_bytes_max: usize,
+) -> Result<Vec<(&'f str, String)>, Error> {
+    let Some((first, _)) = fields.first() else { return Ok(Vec::new()) };
+    let (bytes, bytes_max) = (payload.len(), payload_bytes_max);
+    if bytes > bytes_max {
+        return Err(Error::PayloadTooLarge { bytes, bytes_max });
     }
-}
-
-/// A member of an object, or an element of an array by its number from 0.
-fn member(json: &str, step: &str) -> Result<Option<String>, Error> {
-    let found = match json.as_bytes().first() {
-        Some(b'{') => read::<BTreeMap<String, &RawValue>>(json)?.remove(step),
-        Some(b'[') => {
-            let mut elements = read::<Vec<&RawValue>>(json)?.into_iter();
-            step.parse().ok().and_then(|index| elements.nth(index))
-        }
-        _ => None,
-    };
-    Ok(found.map(|value| value.get().to_owned()))
-}
-
-/// A JSON value in the one form that all its spellings share: no spaces, members sorted by the bytes
-/// of their names, the shortest escapes. Numbers stay as they are written, so that none loses digits.
-fn canonical(json: &str, depth: usize) -> Result<String, Error> {
-    let Some(depth) = depth.checked_sub(1) else {
-        let text = format!("unique.fields chose a value nested deeper than {DEPTH_MAX} levels");
-        return Err(Error::Invalid(text));
-    };
-    match json.as_bytes().first() {
-        Some(b'{') => {
-            let mut members = BTreeMap::new();
-            for (name, value) in read::<BTreeMap<String, &RawValue>>(json)? {
-                members.insert(name, canonical(value.get(), depth)?);
-            }
-            Ok(object(members.iter().map(|(name, value)| (name.as_str(), value))))
-        }
-        Some(b'[') => {
-            let elements = read::<Vec<&RawValue>>(json)?.into_iter();
-            let elements: Vec<String> = elements
-                .map(|element| canonical(element.get(), depth))
-                .collect::<Result<_, _>>()?;
-            Ok(format!("[{}]", elements.join(",")))
-        }
-        Some(b'"') => Ok(text(&read::<String>(json)?)),
-        _ => Ok(json.to_owned()),
+    let payload = if payload.is_empty() { NULL.as_bytes() } else { payload };
+    let payload: &RawValue = serde_json::from_slice(payload).map_err(|error| {
+        Error::Invalid(format!("unique.fields {:?} needs a JSON payload: {error}", shown(first)))
+    })?;
+    let mut paths = Paths::default();
+    for (number, (_, path)) in fields.iter().enumerate() {
+        paths.add(number, path.iter().flat_map(|path| path.split('.')));
     }
-}
-
-fn object<'m>(members: impl Iterator<Item = (&'m str, &'m String)>) -> String {
-    let members: Vec<String> =
-        members.map(|(name, value)| format!("{}:{value}", text(name))).collect();
-    format!("{{{}}}", members.join(","))
-}
-
-fn text(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
-}
-
-fn read<'j, T: serde::Deserialize<'j>>(json: &'j str) -> Result<T, Error> {
-    serde_json::from_str(json).map_err(|error| {
-        Error::Invalid(format!("unique.fields chose a value that is no JSON: {error}"))
-    })
+    let found = paths.find(payload.get(), fields.len());
+    let named = fields.iter().zip(found);
+    named.map(|((field, _), value)| Ok((*field, canonical(value.unwrap_or(NULL))?))).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const PAYLOAD_MAX: usize = 1 << 20;
+
     fn key(fields: &[&str], payload: &str) -> Result<String, Error> {
         let fields: Vec<String> = fields.iter().map(|field| field.to_string()).collect();
         let headers = vec![("tenant.id", "acme")];
         let body = Body { content_type: "", headers, payload: payload.as_bytes() };
         let draft = UniqueDraft { fields: &fields, ..UniqueDraft::default() };
-        draft.unique("send", &body).map(|unique| unique.key.into_owned())
+        draft.unique("send", &body, PAYLOAD_MAX).map(|unique| unique.key.into_owned())
     }
 
     #[test]
@@ -225,6 +234,45 @@ mod tests {
     }
 
     #[test]
+    fn long_fields_and_large_payloads_are_refused_before_the_payload_is_read() {
+        let long = format!("payload.{}", "0.".repeat(200) + "0");
+        let error = key(&[&long], "no json").unwrap_err();
+        assert_eq!(error.code(), "invalid_argument");
+        assert!(error.to_string().contains("has 409 bytes; at most 256"), "{error}");
+        let error = key(&["payload.a"], &"x".repeat(PAYLOAD_MAX + 1)).unwrap_err();
+        assert_eq!(error.code(), "payload_too_large", "{error}");
+    }
+
+    #[test]
+    fn brackets_of_any_depth_are_read_once() {
+        let deep = |levels: usize| "[".repeat(levels) + "7" + &"]".repeat(levels);
+        let path = format!("payload.{}", ["0"; 120].join("."));
+        let found = key(&[&path], &deep(120)).unwrap();
+        assert_ne!(found, key(&[&path], &deep(119)).unwrap());
+        // What lies beside the path may be nested deeper than what is chosen.
+        let beside = format!("{{\"a\":{},\"b\":1,\"a\":{}}}", deep(100_000), deep(2));
+        let chosen = key(&["payload.a.0.0"], &beside).unwrap();
+        assert_eq!(chosen, key(&["payload.a.0.0"], "{\"a\":[[7]]}").unwrap());
+    }
+
+    #[test]
+    fn the_last_of_equal_names_counts_with_all_that_is_in_it() {
+        let of = |fields: &[&str], payload: &str| key(fields, payload).unwrap();
+        let fields = ["payload.a.b", "payload.a", "payload.a.c"];
+        assert_eq!(
+            of(&fields, r#"{"a":{"b":1,"c":2},"a":{"b":3}}"#),
+            of(&fields, r#"{"a":{"b":3}}"#)
+        );
+        assert_eq!(of(&fields, r#"{"a":{"b":1},"\u0061":2}"#), of(&fields, r#"{"a":2}"#));
+        assert_eq!(
+            of(&["payload"], r#"{"a":{"c":1,"c":[]}}"#),
+            of(&["payload"], r#"{"a":{"c":[]}}"#)
+        );
+        // An element has one name.
+        assert_eq!(of(&["payload.01"], "[1,2]"), of(&["payload.01"], "[]"));
+    }
+
+    #[test]
     fn fields_that_make_no_sense_are_refused_by_name() {
         let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
         let many = vec!["type"; UNIQUE_FIELDS_MAX + 1];
@@ -244,7 +292,7 @@ mod tests {
             assert!(error.to_string().contains(text), "{error} lacks {text}");
         }
         let both = UniqueDraft { key: Some("k"), fields: &["type".into()], ..Default::default() };
-        let error = both.unique("send", &Body::default()).unwrap_err();
+        let error = both.unique("send", &Body::default(), PAYLOAD_MAX).unwrap_err();
         assert!(error.to_string().contains("exclude each other"), "{error}");
     }
 }

@@ -317,6 +317,7 @@ wire_enum!(Error {
     14 => NoControl,
     15 => Refused(what),
     16 => CommandTooLarge { bytes, bytes_max },
+    17 => Forbidden(what),
 });
 
 impl<'a> Wire<'a> for KeptBody {

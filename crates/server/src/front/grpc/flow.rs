@@ -25,7 +25,7 @@ fn flow_node<'a>(broker: &Broker, node: &'a v1::FlowNode) -> Result<FlowNode<'a>
     let Some(task) = &node.task else {
         return Err(in_node(name, Error::Invalid("it has no task".into())));
     };
-    let enqueue = wire::enqueue(task).map_err(|error| in_node(name, error))?;
+    let enqueue = wire::enqueue(broker, task).map_err(|error| in_node(name, error))?;
     let dependency = |dependency: &'a v1::Dependency| {
         let on_failure = on_failure(dependency.on_failure)?;
         Ok(Dependency { name: &dependency.name, on_failure })

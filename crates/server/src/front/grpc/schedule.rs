@@ -1,7 +1,7 @@
 //! Schedules between `taskyard.v1` and the machine's words.
 
 use super::wire;
-use crate::{Error, broker::FoundSchedule, front::edge};
+use crate::{Broker, Error, broker::FoundSchedule, front::edge};
 use taskyard_machine::{
     Body, CatchUp, Enqueue, NewTask, Overlap, Rhythm, SCHEDULE_HEADERS, ScheduleSpec, ShardId,
     Timestamp,
@@ -9,7 +9,10 @@ use taskyard_machine::{
 use taskyard_proto::v1;
 
 /// The rules that a message means, borrowed from it.
-pub(super) fn spec(schedule: &v1::Schedule) -> Result<ScheduleSpec<'_>, Error> {
+pub(super) fn spec<'a>(
+    broker: &Broker,
+    schedule: &'a v1::Schedule,
+) -> Result<ScheduleSpec<'a>, Error> {
     let Some(task) = &schedule.task else {
         return Err(Error::Invalid("the schedule has no task; give it one".into()));
     };
@@ -21,7 +24,7 @@ pub(super) fn spec(schedule: &v1::Schedule) -> Result<ScheduleSpec<'_>, Error> {
     Ok(ScheduleSpec {
         rhythm: edge::rhythm(cron, schedule.every_ms, timezone)?,
         home: ShardId(0),
-        enqueue: Enqueue { queue, task: wire::new_task(task)? },
+        enqueue: Enqueue { queue, task: wire::new_task(broker, task)? },
         overlap: edge::policy("overlap", &Overlap::WORDS, &schedule.overlap)?,
         catch_up,
         catch_up_window_ms: edge::catch_up_window(catch_up, schedule.catch_up_window_ms)?,

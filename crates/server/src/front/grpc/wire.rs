@@ -3,7 +3,7 @@
 
 use super::{flow, schedule, unique};
 use crate::{
-    Error,
+    Broker, Error,
     broker::{BulkReport, DeadSelection, Found, QUEUE_DEFAULT, WaitReason},
     front::edge::{self, Growth, RateDraft, RetryDraft},
     sessions::{Activity, Beat, Hello, Orders, Profile, WorkerView},
@@ -46,6 +46,7 @@ impl From<Error> for Status {
 pub(in crate::front) fn grpc_code(code: &str) -> Code {
     match code {
         "invalid_argument" | "payload_too_large" => Code::InvalidArgument,
+        "permission_denied" => Code::PermissionDenied,
         "not_found" => Code::NotFound,
         "claim_lost" | "already_finished" | "conflict" => Code::FailedPrecondition,
         "not_unique" => Code::AlreadyExists,
@@ -69,12 +70,13 @@ pub(super) fn queue_or_default(queue: &str) -> &str {
     if queue.is_empty() { QUEUE_DEFAULT } else { queue }
 }
 
-pub(super) fn enqueue(task: &v1::NewTask) -> Result<Enqueue<'_>, Error> {
-    Ok(Enqueue { queue: queue_or_default(&task.queue), task: new_task(task)? })
+pub(super) fn enqueue<'a>(broker: &Broker, task: &'a v1::NewTask) -> Result<Enqueue<'a>, Error> {
+    Ok(Enqueue { queue: queue_or_default(&task.queue), task: new_task(broker, task)? })
 }
 
 /// A task of a batch, whose queue is the batch's.
 pub(super) fn batch_task<'a>(
+    broker: &Broker,
     queue: &str,
     index: usize,
     task: &'a v1::NewTask,
@@ -82,12 +84,12 @@ pub(super) fn batch_task<'a>(
     let checked = if !task.queue.is_empty() && task.queue != queue {
         Err(Error::Invalid(format!("queue {:?} is not the batch's queue {queue}", task.queue)))
     } else {
-        new_task(task)
+        new_task(broker, task)
     };
     checked.map_err(|error| Error::Element { index, error: Box::new(error) })
 }
 
-pub(super) fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
+pub(super) fn new_task<'a>(broker: &Broker, task: &'a v1::NewTask) -> Result<NewTask<'a>, Error> {
     let run_at = edge::when(task.delay_ms, task.run_at.map(Timestamp), ["delay_ms", "run_at"])?;
     let body = Body {
         content_type: &task.content_type,
@@ -95,8 +97,9 @@ pub(super) fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>, Error> {
         payload: &task.payload,
     };
     let draft = task.unique.as_ref().map(unique::draft).transpose()?;
+    let unique = draft.map(|draft| draft.unique(&task.r#type, &body, broker.payload_bytes_max()));
     Ok(NewTask {
-        unique: draft.map(|draft| draft.unique(&task.r#type, &body).map(Box::new)).transpose()?,
+        unique: unique.transpose()?.map(Box::new),
         task_type: &task.r#type,
         body,
         priority: task.priority.map(|value| edge::priority(value.into())).transpose()?,

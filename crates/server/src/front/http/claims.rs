@@ -57,7 +57,7 @@ pub(super) async fn ack(
     let mut follow_ups = Vec::with_capacity(ack.enqueue.len());
     for new in &ack.enqueue {
         let queue = new.queue.as_deref().unwrap_or(QUEUE_DEFAULT);
-        follow_ups.push(http.broker.follow_up(Enqueue { queue, task: new.task()? })?);
+        follow_ups.push(http.broker.follow_up(Enqueue { queue, task: new.task(&http.broker)? })?);
     }
     let result = ack.result.map(json::Plain::bytes);
     let token = ClaimToken(ack.claim_token);

@@ -31,6 +31,7 @@ pub(super) async fn cluster(State(http): State<Http>) -> Response {
 #[utoipa::path(
     post, path = "/v1/cluster/nodes/{id}/drain", operation_id = "drain_node", tag = "cluster",
     params(("id" = u64, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 204, description = "it begins; the cluster's state says how far it is"),
         Problem,
@@ -48,6 +49,7 @@ pub(super) async fn drain(
 #[utoipa::path(
     post, path = "/v1/cluster/nodes/{id}/undrain", operation_id = "undrain_node", tag = "cluster",
     params(("id" = u64, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 204, description = "it is in use"),
         Problem,
@@ -65,7 +67,7 @@ pub(super) async fn undrain(
 #[utoipa::path(
     post, path = "/v1/cluster/nodes/{id}/remove", operation_id = "remove_node", tag = "cluster",
     params(("id" = u64, Path)),
-    request_body(content = Option<json::RemoveBody>, content_type = "application/json"),
+    request_body(content = json::RemoveBody, content_type = "application/json"),
     responses(
         (status = 204, description = "removed, or with `force` given up: it goes when others have what it held"),
         Problem,

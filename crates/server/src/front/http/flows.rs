@@ -82,6 +82,7 @@ pub(super) async fn list(
 #[utoipa::path(
     post, path = "/v1/flows/{id}/cancel", operation_id = "cancel_flow", tag = "flows",
     params(("id" = String, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 200, body = json::StateReply, description = "cancelled, or running until its workers have yielded"),
         Problem,
@@ -100,6 +101,7 @@ pub(super) async fn cancel(
 #[utoipa::path(
     post, path = "/v1/flows/{id}/retry", operation_id = "retry_flow", tag = "flows",
     params(("id" = String, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 200, body = json::StateReply, description = "it runs"),
         Problem,

@@ -51,6 +51,7 @@ pub(super) async fn queue(
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/pause", operation_id = "pause_queue", tag = "queues",
     params(("queue" = String, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 200, body = json::Paused, description = "paused"),
         Problem,
@@ -69,6 +70,7 @@ pub(super) async fn pause(
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/resume", operation_id = "resume_queue", tag = "queues",
     params(("queue" = String, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 200, body = json::Paused, description = "resumed"),
         Problem,
@@ -87,6 +89,7 @@ pub(super) async fn resume(
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/purge", operation_id = "purge_queue", tag = "queues",
     params(("queue" = String, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 200, body = json::Bulk, description = "done"),
         (status = 202, body = json::Bulk, description = "it takes longer, and goes on"),

@@ -67,7 +67,7 @@ pub(super) async fn set(
 ) -> Result<Response, Problem> {
     let mut body: json::ScheduleBody<'_> = body.parse()?;
     body.decode()?;
-    let (found, is_new) = http.broker.set_schedule(&name, body.spec()?).await?;
+    let (found, is_new) = http.broker.set_schedule(&name, body.spec(&http.broker)?).await?;
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok(reply(status, &json::Schedule::new(&found)))
 }
@@ -93,7 +93,7 @@ pub(super) async fn remove(
 #[utoipa::path(
     post, path = "/v1/schedules/{name}/pause", operation_id = "pause_schedule", tag = "schedules",
     params(("name" = String, Path)),
-    request_body(content = Option<json::PauseBody>, content_type = "application/json"),
+    request_body(content = json::PauseBody, content_type = "application/json"),
     responses(
         (status = 200, body = json::Schedule<'_>, description = "paused"),
         Problem,
@@ -112,6 +112,7 @@ pub(super) async fn pause(
 #[utoipa::path(
     post, path = "/v1/schedules/{name}/resume", operation_id = "resume_schedule", tag = "schedules",
     params(("name" = String, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 200, body = json::Schedule<'_>, description = "it goes on"),
         Problem,
@@ -129,6 +130,7 @@ pub(super) async fn resume(
 #[utoipa::path(
     post, path = "/v1/schedules/{name}/trigger", operation_id = "trigger_schedule", tag = "schedules",
     params(("name" = String, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 201, body = json::Enqueued, description = "the run's task"),
         Problem,

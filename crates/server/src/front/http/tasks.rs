@@ -38,7 +38,7 @@ pub(super) async fn enqueue(
     let mut new: json::NewTask<'_> = body.parse()?;
     check_same_queue(&new, &queue)?;
     new.decode()?;
-    let enqueue = Enqueue { queue: &queue, task: new.task()? };
+    let enqueue = Enqueue { queue: &queue, task: new.task(&http.broker)? };
     let enqueued = http.broker.enqueue(enqueue).await?;
     let status = if enqueued.duplicate { StatusCode::OK } else { StatusCode::CREATED };
     Ok(reply(status, &json::Enqueued::from(enqueued)))
@@ -53,7 +53,7 @@ async fn enqueue_batch(broker: &Broker, queue: &str, body: &JsonBody) -> Result<
             new.decode().map_err(element(index))?;
         }
         let tasks = news.iter().enumerate();
-        let tasks = tasks.map(|(index, new)| new.task().map_err(element(index)));
+        let tasks = tasks.map(|(index, new)| new.task(broker).map_err(element(index)));
         broker.enqueue_batch(queue, tasks.collect::<Result<_, _>>()?, None)?
     };
     Ok(reply(StatusCode::CREATED, &json::EnqueuedBatch::new(&enqueued.await?)))
@@ -166,6 +166,7 @@ pub(super) async fn why(
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/cancel", operation_id = "cancel_task", tag = "tasks",
     params(("id" = String, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 200, body = json::StateReply, description = "cancelled, or claimed until the worker yields"),
         Problem,
@@ -184,7 +185,7 @@ pub(super) async fn cancel(
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/retry", operation_id = "retry_task", tag = "tasks",
     params(("id" = String, Path)),
-    request_body(content = Option<json::RetryBody<'_>>, content_type = "application/json"),
+    request_body(content = json::RetryBody<'_>, content_type = "application/json"),
     responses(
         (status = 200, body = json::StateReply, description = "it is ready"),
         Problem,

@@ -27,6 +27,7 @@ pub(super) async fn list(State(http): State<Http>) -> Result<Response, Problem> 
 #[utoipa::path(
     post, path = "/v1/workers/{id}/quiet", operation_id = "quiet_worker", tag = "workers",
     params(("id" = String, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 202, body = json::Asked, description = "it will be told"),
         Problem,
@@ -45,6 +46,7 @@ pub(super) async fn quiet(
 #[utoipa::path(
     post, path = "/v1/workers/{id}/stop", operation_id = "stop_worker", tag = "workers",
     params(("id" = String, Path)),
+    request_body(content = json::NoFields, content_type = "application/json"),
     responses(
         (status = 202, body = json::Asked, description = "it will be told"),
         Problem,

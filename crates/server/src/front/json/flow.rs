@@ -156,7 +156,7 @@ pub(in crate::front) fn flow_nodes<'a>(
 ) -> Result<Vec<FlowNode<'a>>, Error> {
     let node = |new: &'a NewTask<'_>| {
         let name = new.name.as_deref().unwrap_or_default();
-        let task = new.task().map_err(|error| in_node(name, error))?;
+        let task = new.task(broker).map_err(|error| in_node(name, error))?;
         let queue = new.queue.as_deref().unwrap_or(QUEUE_DEFAULT);
         let depends_on = new.depends_on.iter().flatten().map(Dependency::machine).collect();
         let on_failure = new.on_failure.unwrap_or_default().into();

@@ -6,7 +6,7 @@ use super::{
     retry::Retry,
     unique::Unique,
 };
-use crate::{Error, broker::Edit, front::edge};
+use crate::{Broker, Error, broker::Edit, front::edge};
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
@@ -103,7 +103,7 @@ impl NewTask<'_> {
     }
 
     /// The task, borrowed from this.
-    pub(in crate::front) fn task(&self) -> Result<MachineTask<'_>, Error> {
+    pub(in crate::front) fn task(&self, broker: &Broker) -> Result<MachineTask<'_>, Error> {
         let moment = |moment: Option<Moment>| moment.map(|moment| moment.0);
         let delay_ms = self.delay_ms.map(|ms| ms.0);
         let run_at = edge::when(delay_ms, moment(self.run_at), ["delay_ms", "run_at"])?;
@@ -114,7 +114,8 @@ impl NewTask<'_> {
             payload: self.decoded.as_deref().unwrap_or_else(json),
         };
         let draft = self.unique.as_ref().map(Unique::draft);
-        let unique = draft.map(|draft| draft.unique(&self.task_type, &body)).transpose()?;
+        let bytes_max = broker.payload_bytes_max();
+        let unique = draft.map(|draft| draft.unique(&self.task_type, &body, bytes_max));
         Ok(MachineTask {
             task_type: &self.task_type,
             body,
@@ -127,7 +128,7 @@ impl NewTask<'_> {
             retention_ms: self.retention_ms.map(|ms| ms.0),
             tags: self.tags.iter().flatten().map(String::as_str).collect(),
             fairness_key: self.fairness_key.as_deref(),
-            unique: unique.map(Box::new),
+            unique: unique.transpose()?.map(Box::new),
             ..MachineTask::default()
         })
     }
@@ -389,6 +390,11 @@ pub(in crate::front) struct ReleaseBody {
     /// The claim's token.
     pub(in crate::front) claim_token: u64,
 }
+
+/// An object without fields, or no body at all: there is nothing to say.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::front) struct NoFields {}
 
 /// What a retry changes; what is absent stays.
 #[derive(Debug, Default, Deserialize, ToSchema)]

@@ -2,7 +2,7 @@
 
 use super::{Moment, MomentSince1970, Ms, bytes::shown_payload, request::NewTask, retry::Retry};
 use crate::{
-    Error,
+    Broker, Error,
     broker::{FoundSchedule, QUEUE_DEFAULT},
     front::edge,
 };
@@ -84,7 +84,7 @@ impl ScheduleBody<'_> {
     }
 
     /// Its rules, borrowed from this.
-    pub(in crate::front) fn spec(&self) -> Result<ScheduleSpec<'_>, Error> {
+    pub(in crate::front) fn spec(&self, broker: &Broker) -> Result<ScheduleSpec<'_>, Error> {
         let every_ms = self.every_ms.map(|ms| ms.0);
         let queue = match (&self.queue, &self.task.queue) {
             (Some(queue), Some(other)) if queue != other => {
@@ -102,7 +102,7 @@ impl ScheduleBody<'_> {
         Ok(ScheduleSpec {
             rhythm: edge::rhythm(self.cron.as_deref(), every_ms, self.timezone.as_deref())?,
             home: ShardId(0),
-            enqueue: Enqueue { queue, task: self.task.task()? },
+            enqueue: Enqueue { queue, task: self.task.task(broker)? },
             overlap: match self.overlap {
                 Overlap::Skip => MachineOverlap::Skip,
                 Overlap::BufferOne => MachineOverlap::BufferOne,

@@ -109,6 +109,7 @@ fn errors() -> Vec<Error> {
         Error::NoQuorum { shard: 5 },
         Error::NoControl,
         Error::Refused("drain it first".into()),
+        Error::Forbidden("a page of another site".into()),
         Error::NotLeader { shard: 5, leader: Some(3) },
         Error::NotLeader { shard: 5, leader: None },
         Error::OutcomeUnknown,
@@ -130,6 +131,7 @@ fn errors() -> Vec<Error> {
             | Error::NoQuorum { .. }
             | Error::NoControl
             | Error::Refused(_)
+            | Error::Forbidden(_)
             | Error::NotLeader { .. }
             | Error::OutcomeUnknown
             | Error::Unavailable(_) => {}
