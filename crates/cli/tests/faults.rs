@@ -122,6 +122,30 @@ fn the_100_tasks_of_a_killed_worker_run_elsewhere_within_20_seconds() {
 }
 
 #[test]
+fn a_broker_that_stands_still_takes_no_task_from_a_live_worker() {
+    let yard = Yard::start();
+    let hold = "touch $FOLDER/began-$TASKYARD_ID; until [ -e $FOLDER/go ]; do sleep 0.1; done";
+    let _worker = yard.work("q", hold, &["--concurrency", "8"]);
+    let ids: Vec<String> = (0..8).map(|_| yard.ok(&["enqueue", "a", "--queue", "q"])).collect();
+    let began = |id: &String| yard.file(&format!("began-{id}")).exists();
+    until("all eight run", || ids.iter().all(began));
+
+    yard.broker.signal(Signal::STOP);
+    // Longer than a worker may be silent.
+    std::thread::sleep(Duration::from_secs(20));
+    yard.broker.signal(Signal::CONT);
+
+    // By then whatever was to end has ended.
+    let later = yard.ok(&["enqueue", "a", "--queue", "else", "--delay", "5s"]);
+    yard.until_state(&later, "ready");
+    fs::write(yard.file("go"), "").unwrap();
+    for id in &ids {
+        let task = yard.until_state(id, "succeeded");
+        assert_eq!((&task["attempt"], &task["losses"]), (&json!(1), &json!(0)), "{task}");
+    }
+}
+
+#[test]
 fn a_task_that_kills_its_workers_is_quarantined() {
     let yard = Yard::start();
     let id = yard.ok(&["enqueue", "poison", "--queue", "q"]);

@@ -7,6 +7,7 @@ use crate::draw::Draw;
 use crate::enqueue::at_most_bytes;
 use crate::life::{ClaimState, Ending, State};
 use crate::limits::*;
+use crate::machine::Counters;
 use crate::rejection::at_most;
 use crate::slab::Slot;
 use crate::transition::Place;
@@ -92,12 +93,13 @@ impl Turn<'_> {
             lease_expires_at: self.now,
             timeout_at: None,
             ends_at: self.now,
+            put_off_ms: 0,
             ready_since: since,
             // Where nobody reports, that it was handed out is all there is.
             engaged: claim.begun || claim.session.is_none(),
             cancel_requested: false,
         };
-        state.begin(self.now, timeout_ms, self.shard.counters.lease_floor);
+        state.begin(&self.shard.counters, timeout_ms);
         self.shard.serve(slot);
         self.shard.edit(slot, |task| task.attempt += 1);
         self.transition(slot, State::Claimed(Box::new(state)), Place::Back);
@@ -116,16 +118,29 @@ impl Turn<'_> {
 
 impl ClaimState {
     /// Lets its times run from `now`, when its worker gets it.
-    pub(crate) fn begin(
-        &mut self,
-        now: Timestamp,
-        timeout_ms: Option<u64>,
-        lease_floor: Timestamp,
-    ) {
+    pub(crate) fn begin(&mut self, counters: &Counters, timeout_ms: Option<u64>) {
+        let now = counters.now;
         self.claimed_at = now;
         self.lease_expires_at = now.plus_ms(self.lease_ms);
         self.timeout_at = timeout_ms.map(|ms| now.plus_ms(ms.saturating_add(TIMEOUT_GRACE_MS)));
-        self.set_end(lease_floor);
+        self.put_off_ms = counters.put_off_ms;
+        self.set_end(counters.lease_floor);
+    }
+
+    /// Lets its lease run from now on.
+    pub(crate) fn renew(&mut self, counters: &Counters, lease_ms: Option<u64>) {
+        self.catch_up(counters);
+        self.lease_expires_at = counters.now.plus_ms(lease_ms.unwrap_or(self.lease_ms));
+        self.set_end(counters.lease_floor);
+    }
+
+    /// Moves its times by what claims were put off since they were set.
+    pub(crate) fn catch_up(&mut self, counters: &Counters) {
+        let ms = counters.put_off_ms - self.put_off_ms;
+        self.put_off_ms = counters.put_off_ms;
+        self.lease_expires_at = self.lease_expires_at.plus_ms(ms);
+        self.timeout_at = self.timeout_at.map(|at| at.plus_ms(ms));
+        self.set_end(counters.lease_floor);
     }
 
     /// Sets when the claim ends by itself.

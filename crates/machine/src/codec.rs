@@ -93,6 +93,7 @@ wire_command! {
     20 => EndSession,
     23 => Deliver,
     24 => Delivered,
+    60 => PutOff,
     40 => SubmitFlow,
     41 => StageFlow,
     42 => CommitFlow,
@@ -158,6 +159,7 @@ wire_struct!(TrimQueue<'a> { queue, version });
 wire_words!(SessionEnd { 1 => Goodbye, 2 => Silence });
 wire_struct!(EndSession { session, reason, not_started, keep });
 wire_struct!(Deliver<'a> { from, sequence, command });
+wire_struct!(PutOff { claims_ms });
 wire_struct!(Delivered { to, up_to });
 wire_struct!(Attest { mark, replica, digest });
 wire_struct!(Dependency<'a> { name, on_failure });
@@ -458,6 +460,7 @@ pub(crate) mod tests {
             }),
             Command::ExpireDue,
             Command::BeginTerm,
+            Command::PutOff(PutOff { claims_ms: 20_000 }),
             Command::Deliver(Deliver { from: ShardId(3), sequence: 9, command: b"\x01\x02" }),
             Command::Delivered(Delivered { to: ShardId(3), up_to: 9 }),
             Command::Mark,

@@ -98,6 +98,8 @@ pub enum Command<'a> {
     ExpireDue,
     /// The first entry of a new leader: no claim lapses before `now` + `LEASE_FLOOR_MS`.
     BeginTerm,
+    /// Gives live claims the time that their workers could not use.
+    PutOff(PutOff),
     /// Applies a command that another shard's outbox owes this one, once.
     Deliver(Deliver<'a>),
     /// Drops what the target has taken from this shard's outbox.
@@ -549,6 +551,15 @@ pub struct Deliver<'a> {
     pub sequence: u64,
     /// The encoded command.
     pub command: &'a [u8],
+}
+
+/// Time that passed on this shard without its workers having it: the leader stood still and heard nobody,
+/// or its clock was set forward. Every live claim's lease and run time end so much later, and none ends
+/// within as much from now on, up to `LEASE_FLOOR_MS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutOff {
+    /// How much it is.
+    pub claims_ms: u64,
 }
 
 /// See [`Command::Delivered`].

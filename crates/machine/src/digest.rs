@@ -251,7 +251,9 @@ impl Machine {
     fn whole_digest(&self) -> Digest {
         let counters = self.counters;
         let mut digest = counters.digest;
-        digest.mix(counters.now.0, counters.lease_floor.0);
+        // Where nothing was ever put off, the digest is what it was before that could be.
+        let put_off = counters.put_off_ms.rotate_left(32);
+        digest.mix(counters.now.0, counters.lease_floor.0 ^ put_off);
         digest.mix(counters.next_sequence, counters.next_token);
         digest.mix(counters.next_back, counters.next_front);
         digest.mix(self.task_count(), self.other_records());
@@ -263,7 +265,7 @@ impl Machine {
 mod tests {
     use super::*;
     use crate::testing::*;
-    use crate::{Command, NewTask, QueueCommand, QueueSettings, Timestamp};
+    use crate::{Command, NewTask, PutOff, QueueCommand, QueueSettings, Timestamp};
 
     fn marked(yard: &mut Yard) -> u64 {
         yard.send(Command::Mark).unwrap();
@@ -300,7 +302,7 @@ mod tests {
             NewTask { body, ..new_task() }
         };
         type Differ = fn(&mut Yard);
-        let others: [(&str, Differ); 9] = [
+        let others: [(&str, Differ); 10] = [
             ("a task more", |yard| _ = yard.enqueue("mail")),
             ("a queue more", |yard| yard.set("other", QueueSettings::default())),
             ("other settings", |yard| yard.set("mail", QueueSettings::default())),
@@ -313,6 +315,9 @@ mod tests {
                 yard.release(&held).unwrap();
             }),
             ("an expiry of nothing, later", |yard| yard.wait_ms(1)),
+            ("claims put off", |yard| {
+                yard.send(Command::PutOff(PutOff { claims_ms: 1 })).unwrap();
+            }),
             ("a term", |yard| drop(yard.send(Command::BeginTerm).unwrap())),
             ("a removed task", |yard| {
                 yard.set("mail", QueueSettings { retention_count: Some(0), ..Default::default() });

@@ -68,14 +68,14 @@ impl Turn<'_> {
     /// Ends a claim that was not renewed, or an attempt that ran too long. A timeout is a failure,
     /// never a loss; and only a worker that had begun can be lost.
     fn claim_due(&mut self, slot: Slot) {
-        let floor = self.shard.counters.lease_floor;
-        if self.now < floor {
+        let counters = self.shard.counters;
+        let claim = self.task(slot).claim().expect("it is claimed");
+        if self.now < counters.lease_floor || claim.put_off_ms < counters.put_off_ms {
             self.shard.edit_deadline(slot, |task| {
-                task.claim_mut().expect("it is claimed").ends_at = floor;
+                task.claim_mut().expect("it is claimed").catch_up(&counters);
             });
             return;
         }
-        let claim = self.task(slot).claim().expect("it is claimed");
         if claim.timeout_at.is_none_or(|at| at > self.now) {
             let engaged = claim.engaged;
             self.lose(slot, engaged);

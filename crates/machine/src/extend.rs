@@ -57,13 +57,11 @@ impl Turn<'_> {
 
     /// Moves the lease's end: `lease_ms` from now, or as long as it was claimed for.
     fn renew_claim(&mut self, slot: Slot, lease_ms: Option<u64>) -> Timestamp {
-        let now = self.now;
-        let lease_floor = self.shard.counters.lease_floor;
+        let counters = self.shard.counters;
         self.shard.edit_deadline(slot, |task| {
             let claim = task.claim_mut().expect("only held tasks are renewed");
             claim.engaged = true;
-            claim.lease_expires_at = now.plus_ms(lease_ms.unwrap_or(claim.lease_ms));
-            claim.set_end(lease_floor);
+            claim.renew(&counters, lease_ms);
             claim.lease_expires_at
         })
     }
@@ -72,8 +70,9 @@ impl Turn<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Yard, extend};
-    use crate::{ClaimToken, Command, Progress, TaskStateName, limits::LEASE_FLOOR_MS};
+    use crate::limits::{LEASE_FLOOR_MS, TIMEOUT_GRACE_MS};
+    use crate::testing::{Yard, extend, new_task};
+    use crate::{AttemptOutcome, ClaimToken, Command, NewTask, Progress, PutOff, TaskStateName};
 
     #[test]
     fn an_extended_lease_runs_from_now() {
@@ -142,6 +141,77 @@ mod tests {
         let renewed = |cancel_requested| Renewal::Held { lease_expires_at, cancel_requested };
         let expected = vec![renewed(false), renewed(true), Renewal::Lost];
         assert_eq!(yard.send(Command::Renew(Renew { claims })), Ok(Outcome::Renewed(expected)));
+    }
+
+    fn put_off(yard: &mut Yard, claims_ms: u64) {
+        yard.pass_ms(claims_ms);
+        yard.send(Command::PutOff(PutOff { claims_ms })).unwrap();
+    }
+
+    #[test]
+    fn a_claim_has_as_much_time_left_after_a_standstill_as_before() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        yard.claim_one("mail");
+        yard.pass_ms(10_000);
+        put_off(&mut yard, 3_600_000);
+        let claim = yard.task(id).claim.unwrap();
+        assert_eq!(claim.lease_expires_at, yard.now().plus_ms(20_000));
+        yard.wait_ms(19_999);
+        assert_eq!(yard.state(id), TaskStateName::Claimed);
+        yard.wait_ms(1);
+        assert_eq!(yard.state(id), TaskStateName::Ready);
+        assert_eq!(yard.task(id).losses, 1);
+    }
+
+    #[test]
+    fn a_claim_that_was_about_to_end_gets_as_long_again_as_the_standstill_was_up_to_the_floor() {
+        for (stood_ms, left_ms) in [(2_500, 2_500), (20_000, LEASE_FLOOR_MS)] {
+            let mut yard = Yard::new();
+            let id = yard.enqueue("mail");
+            yard.claim_one("mail");
+            yard.pass_ms(29_999);
+            put_off(&mut yard, stood_ms);
+            yard.wait_ms(left_ms - 1);
+            assert_eq!(yard.state(id), TaskStateName::Claimed, "after {stood_ms} ms");
+            yard.wait_ms(1);
+            assert_eq!(yard.state(id), TaskStateName::Ready, "after {stood_ms} ms");
+        }
+    }
+
+    #[test]
+    fn a_standstill_does_not_count_as_run_time() {
+        let mut yard = Yard::new();
+        let task = NewTask { timeout_ms: Some(60_000), ..new_task() };
+        let id = yard.enqueue_task("mail", task).unwrap().id;
+        let held = yard.claim_one("mail");
+        put_off(&mut yard, 3_600_000);
+        // Renewed or not, its run time goes on where it was.
+        for passed_ms in [20_000, 20_000, 20_000, TIMEOUT_GRACE_MS - 1] {
+            yard.extend(&held).unwrap();
+            yard.wait_ms(passed_ms);
+            assert_eq!(yard.state(id), TaskStateName::Claimed);
+        }
+        yard.wait_ms(1);
+        assert_eq!(yard.task(id).attempts[0].outcome, AttemptOutcome::TimedOut);
+    }
+
+    #[test]
+    fn a_renewed_lease_runs_from_now_whatever_was_put_off() {
+        let mut yard = Yard::new();
+        let id = yard.enqueue("mail");
+        let held = yard.claim_one("mail");
+        put_off(&mut yard, 3_600_000);
+        yard.extend(&held).unwrap();
+        let later = yard.enqueue("mail");
+        yard.claim_one("mail");
+        for id in [id, later] {
+            let lease_expires_at = yard.task(id).claim.unwrap().lease_expires_at;
+            assert_eq!(lease_expires_at, yard.now().plus_ms(30_000));
+        }
+        yard.wait_ms(30_000);
+        assert_eq!(yard.state(id), TaskStateName::Ready);
+        assert_eq!(yard.state(later), TaskStateName::Ready);
     }
 
     #[test]

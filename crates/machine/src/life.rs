@@ -86,6 +86,8 @@ pub(crate) struct ClaimState {
     pub(crate) timeout_at: Option<Timestamp>,
     /// When the claim ends by itself: lease or timeout, not before the lease floor.
     pub(crate) ends_at: Timestamp,
+    /// `Counters::put_off_ms` as far as its times account for it.
+    pub(crate) put_off_ms: u64,
     /// Since when the task was ready, in case it is given back.
     pub(crate) ready_since: Timestamp,
     /// Its worker had started: it renewed or extended it at least once, or it has no session that

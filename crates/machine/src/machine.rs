@@ -94,6 +94,8 @@ pub(crate) struct Counters {
     pub(crate) now: Timestamp,
     /// No claim ends by itself before this.
     pub(crate) lease_floor: Timestamp,
+    /// By how much claims were put off so far, see [`crate::PutOff`].
+    pub(crate) put_off_ms: u64,
     /// The sequence of the next task id.
     pub(crate) next_sequence: u64,
     /// The next claim token.
@@ -111,6 +113,7 @@ pub(crate) struct Counters {
 wire_struct!(Counters {
     now,
     lease_floor,
+    put_off_ms,
     next_sequence,
     next_token,
     next_back,
@@ -125,6 +128,7 @@ impl Default for Counters {
         Counters {
             now: Timestamp(0),
             lease_floor: Timestamp(0),
+            put_off_ms: 0,
             next_sequence: 1,
             next_token: 1,
             next_back: MIDDLE,

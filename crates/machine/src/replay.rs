@@ -101,11 +101,11 @@ impl Turn<'_> {
     fn take_over(&mut self, slot: Slot) -> ClaimedTask {
         let token = self.next_token();
         let timeout_ms = self.shard.timeout_ms(slot);
-        let (now, lease_floor) = (self.now, self.shard.counters.lease_floor);
+        let counters = self.shard.counters;
         self.shard.edit_deadline(slot, |task| {
             let claim = task.claim_mut().expect("only what is held is taken over");
             claim.token = token;
-            claim.begin(now, timeout_ms, lease_floor);
+            claim.begin(&counters, timeout_ms);
         });
         self.shard.claimed_task(slot)
     }

@@ -119,6 +119,7 @@ fn write_state(state: &State, names: &Names, out: &mut Vec<u8>) {
             claim.lease_expires_at.write(out);
             claim.timeout_at.write(out);
             claim.ends_at.write(out);
+            claim.put_off_ms.write(out);
             claim.ready_since.write(out);
             claim.engaged.write(out);
             claim.cancel_requested.write(out);
@@ -146,6 +147,7 @@ fn read_state(reader: &mut Reader<'_>, names: &mut Names) -> Result<State, Decod
             lease_expires_at: reader.read()?,
             timeout_at: reader.read()?,
             ends_at: reader.read()?,
+            put_off_ms: reader.read()?,
             ready_since: reader.read()?,
             engaged: reader.read()?,
             cancel_requested: reader.read()?,

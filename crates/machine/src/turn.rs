@@ -5,8 +5,8 @@ use crate::limits::{EXPIRIES_PER_ENTRY_MAX, LEASE_FLOOR_MS};
 use crate::outbox::Asked;
 use crate::slab::Slot;
 use crate::{
-    ClaimToken, Command, Event, EventKind, Machine, Outcome, Payloads, Rejection, TaskId, TaskRef,
-    Timestamp,
+    ClaimToken, Command, Event, EventKind, Machine, Outcome, Payloads, PutOff, Rejection, TaskId,
+    TaskRef, Timestamp,
 };
 
 pub(crate) struct Turn<'m> {
@@ -88,6 +88,7 @@ impl<'m> Turn<'m> {
             Command::BackfillSchedule(backfill) => self.backfill_schedule(backfill),
             Command::ExpireDue => Ok(self.expire_due()),
             Command::BeginTerm => Ok(self.begin_term()),
+            Command::PutOff(put_off) => Ok(self.put_off(*put_off)),
             Command::Deliver(deliver) => self.deliver(*deliver),
             Command::Delivered(delivered) => Ok(self.delivered(*delivered)),
             Command::Mark => Ok(self.mark()),
@@ -98,6 +99,16 @@ impl<'m> Turn<'m> {
     /// An outage of the broker is not one of its workers: they get time to come back.
     fn begin_term(&mut self) -> Outcome {
         self.shard.counters.lease_floor = self.now.plus_ms(LEASE_FLOOR_MS);
+        Outcome::Done
+    }
+
+    /// Puts off the end of every live claim. A claim learns of it when it is due or renewed, so that the
+    /// entry costs the same however many claims there are.
+    fn put_off(&mut self, PutOff { claims_ms }: PutOff) -> Outcome {
+        let floor = self.now.plus_ms(claims_ms.min(LEASE_FLOOR_MS));
+        let counters = &mut self.shard.counters;
+        counters.put_off_ms = counters.put_off_ms.saturating_add(claims_ms);
+        counters.lease_floor = counters.lease_floor.max(floor);
         Outcome::Done
     }
 

@@ -192,7 +192,9 @@ impl Machine {
             worker: self.names.get(claim.worker).clone(),
             session: claim.session,
             claimed_at: claim.claimed_at,
-            lease_expires_at: claim.lease_expires_at,
+            lease_expires_at: claim
+                .lease_expires_at
+                .plus_ms(self.counters.put_off_ms - claim.put_off_ms),
             cancel_requested: claim.cancel_requested,
         })
     }

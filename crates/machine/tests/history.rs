@@ -212,6 +212,9 @@ impl Author {
                 keep: if self.random.chance(20) { vec![self.any()] } else { vec![] },
             }),
             91 if self.random.chance(10) => Command::BeginTerm,
+            91 if self.random.chance(20) => {
+                Command::PutOff(PutOff { claims_ms: self.random.below(30_000) })
+            }
             91 => Command::Mark,
             92 => Command::Delivered(Delivered { to: ShardId(0), up_to: self.random.below(20) }),
             93..=94 => self.deliver(),

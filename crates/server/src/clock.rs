@@ -5,10 +5,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicI64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tokio::sync::watch;
@@ -29,16 +26,39 @@ enum Source {
 struct Manual {
     wall_start_ms: u64,
     started: Instant,
-    moved: Mutex<Duration>,
-    /// How far the wall clock was set forward, or back if negative, apart from the time that passed.
-    jumped_ms: AtomicI64,
+    moves: Mutex<Moves>,
     changed: watch::Sender<u64>,
     on_move: Mutex<Vec<Box<dyn Fn() + Send>>>,
 }
 
+/// What a test did to a clock so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moves {
+    /// Time that passed.
+    moved: Duration,
+    /// As much of it as the process stood still.
+    stood: Duration,
+    /// How far the wall clock was set forward, or back if negative, apart from the time that passed.
+    jumped_ms: i64,
+}
+
+/// What a node's clock showed at one moment. Read once per turn of the loop.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    /// Wall time in milliseconds. May jump.
+    pub wall_ms: u64,
+    /// Monotonic time.
+    pub monotonic: Instant,
+    /// For how long a test let the process stand still so far; `None` of the system's clock.
+    pub stood: Option<Duration>,
+}
+
+/// Two clocks that are read within this show the same moment.
+const READ_WITHIN: Duration = Duration::from_millis(100);
+
 impl fmt::Debug for Manual {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Manual").field("moved", &self.moved_by()).finish_non_exhaustive()
+        f.debug_struct("Manual").field("moves", &*self.moves()).finish_non_exhaustive()
     }
 }
 
@@ -58,8 +78,7 @@ impl Clock {
         let manual = Manual {
             wall_start_ms: start_ms,
             started: Instant::now(),
-            moved: Mutex::new(Duration::ZERO),
-            jumped_ms: AtomicI64::new(0),
+            moves: Mutex::default(),
             changed: watch::Sender::new(0),
             on_move: Mutex::default(),
         };
@@ -74,10 +93,21 @@ impl Clock {
                 let since_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
                 since_ms.saturating_add_signed(*off_by_ms)
             }
-            Source::Manual(manual) => {
-                let moved_ms = manual.wall_start_ms + manual.moved_by().as_millis() as u64;
-                moved_ms.saturating_add_signed(manual.jumped_ms.load(Ordering::Relaxed))
-            }
+            Source::Manual(manual) => manual.reading().wall_ms,
+        }
+    }
+
+    /// Both times at one moment: a process that is stopped between two looks must not take the pause for
+    /// a jump of the wall clock.
+    pub(crate) fn reading(&self) -> Reading {
+        match &self.0 {
+            Source::System { .. } => loop {
+                let (before, wall_ms, monotonic) = (Instant::now(), self.wall_ms(), Instant::now());
+                if monotonic.duration_since(before) <= READ_WITHIN {
+                    return Reading { wall_ms, monotonic, stood: None };
+                }
+            },
+            Source::Manual(manual) => manual.reading(),
         }
     }
 
@@ -85,7 +115,7 @@ impl Clock {
     pub fn monotonic(&self) -> Instant {
         match &self.0 {
             Source::System { .. } => Instant::now(),
-            Source::Manual(manual) => manual.started + manual.moved_by(),
+            Source::Manual(manual) => manual.reading().monotonic,
         }
     }
 
@@ -101,7 +131,21 @@ impl Clock {
     /// If this is the system's clock.
     pub fn advance(&self, by: Duration) {
         let Source::Manual(manual) = &self.0 else { panic!("the system's clock can't be moved") };
-        *manual.moved.lock().unwrap_or_else(PoisonError::into_inner) += by;
+        manual.moves().moved += by;
+        manual.tell();
+    }
+
+    /// Moves a manual clock forward as if the whole process had stood still for that time: it was
+    /// stopped, or its machine was paused.
+    ///
+    /// # Panics
+    /// If this is the system's clock.
+    pub fn stand_still(&self, by: Duration) {
+        let Source::Manual(manual) = &self.0 else { panic!("the system's clock can't be moved") };
+        let mut moves = manual.moves();
+        moves.moved += by;
+        moves.stood += by;
+        drop(moves);
         manual.tell();
     }
 
@@ -112,7 +156,7 @@ impl Clock {
     /// If this is the system's clock.
     pub fn jump(&self, by_ms: i64) {
         let Source::Manual(manual) = &self.0 else { panic!("the system's clock can't be set") };
-        manual.jumped_ms.fetch_add(by_ms, Ordering::Relaxed);
+        manual.moves().jumped_ms += by_ms;
         manual.tell();
     }
 
@@ -146,7 +190,17 @@ impl Manual {
         }
     }
 
-    fn moved_by(&self) -> Duration {
-        *self.moved.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reading(&self) -> Reading {
+        let Moves { moved, stood, jumped_ms } = *self.moves();
+        let moved_ms = self.wall_start_ms + moved.as_millis() as u64;
+        Reading {
+            wall_ms: moved_ms.saturating_add_signed(jumped_ms),
+            monotonic: self.started + moved,
+            stood: Some(stood),
+        }
+    }
+
+    fn moves(&self) -> MutexGuard<'_, Moves> {
+        self.moves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

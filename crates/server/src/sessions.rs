@@ -28,7 +28,7 @@ use crate::{
     Clock, Error,
     limits::{self, LOST_KEPT_MAX, SESSIONS_MAX},
     random::random_u128,
-    shard::{CancelledClaim, HandedTask, News, Shards},
+    shard::{CancelledClaim, HandedTask, News, Shards, standstill::Standstill},
 };
 use listeners::Listeners;
 use orders::Remembered;
@@ -263,9 +263,30 @@ impl Sessions {
     pub(crate) async fn keep_telling(self) {
         let mut tick = tokio::time::interval(TELL_EVERY);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut standstill = Standstill::new(self.0.clock.reading());
         loop {
             tick.tick().await;
+            let lost = standstill.look(self.0.clock.reading(), TELL_EVERY);
+            self.make_up(lost.stood);
             self.tell();
+        }
+    }
+
+    /// This node stood still: what workers have said meanwhile waits to be read. That is no silence.
+    fn make_up(&self, stood: Duration) {
+        if stood.is_zero() {
+            return;
+        }
+        let sessions: Vec<_> = self.by_id().values().cloned().collect();
+        let now = self.0.clock.monotonic();
+        let later = |at: Instant| (at + stood).min(now);
+        for session in sessions {
+            let mut state = session.state();
+            state.heard_at = later(state.heard_at);
+            state.heard_here_at = later(state.heard_here_at);
+            if let Link::Cut { at } = &mut state.link {
+                *at = later(*at);
+            }
         }
     }
 

@@ -33,6 +33,7 @@ mod route;
 mod session_news;
 pub(crate) mod sessions;
 mod spread;
+pub(crate) mod standstill;
 #[cfg(test)]
 mod tests;
 pub(crate) mod timer;

@@ -30,7 +30,7 @@ mod turn;
 use crate::{
     Clock, Error,
     checkpoint::{Checkpointer, Failure},
-    clock,
+    clock::{self, Reading},
     cluster::{Fetcher, Routes, Snapshots},
     data_dir::Format,
     disk::DiskGuard,
@@ -40,8 +40,9 @@ use crate::{
     shard::{
         Shards,
         inbox::{Inbox, Taken},
-        leader_clock::{LeaderClock, Reading},
+        leader_clock::LeaderClock,
         sessions::Sessions,
+        standstill::{LOOK_EVERY, Lost, Standstill},
     },
     telemetry::Telemetry,
 };
@@ -59,7 +60,8 @@ use std::{
     time::{Duration, Instant},
 };
 use taskyard_machine::{
-    Command, EncodedCommand, EndSession, Event, RULES_CURRENT, SessionEnd, SessionId, ShardId,
+    Command, EncodedCommand, EndSession, Event, PutOff, RULES_CURRENT, SessionEnd, SessionId,
+    ShardId,
 };
 use taskyard_replica::Role;
 use tokio::sync::broadcast;
@@ -157,6 +159,7 @@ pub(crate) struct ShardLoop {
     /// The clock as this turn has read it.
     reading: Reading,
     real: Instant,
+    standstill: Standstill,
     sessions: Sessions,
     partial: Vec<Option<PartialAnswers>>,
     /// Slots of `partial` that are empty.
@@ -177,7 +180,7 @@ pub(crate) struct ShardLoop {
 impl ShardLoop {
     pub(crate) fn new(parts: Parts) -> ShardLoop {
         let Parts { format, recovered, inbox, log, checkpointer, clock, disk, .. } = parts;
-        let reading = Reading { wall_ms: clock.wall_ms(), monotonic: clock.monotonic() };
+        let reading = clock.reading();
         let real = clock::real_now();
         let mut this = ShardLoop {
             format,
@@ -207,6 +210,7 @@ impl ShardLoop {
             clock,
             reading,
             real,
+            standstill: Standstill::new(reading),
             sessions: Sessions::default(),
             partial: Vec::new(),
             partial_free: Vec::new(),
@@ -248,10 +252,12 @@ impl ShardLoop {
         self.follow_control()?;
         let mut inputs = Taken::default();
         loop {
-            self.inbox.take(&mut inputs, self.wait(), TURN_LOG_BYTES_MAX);
-            self.reading =
-                Reading { wall_ms: self.clock.wall_ms(), monotonic: self.clock.monotonic() };
+            let wait = self.wait();
+            self.inbox.take(&mut inputs, wait, TURN_LOG_BYTES_MAX);
+            self.reading = self.clock.reading();
             self.real = clock::real_now();
+            // Before anything is taken for late.
+            self.make_up(wait);
             while let Some(input) = inputs.next() {
                 self.accept(input)?;
             }
@@ -288,7 +294,8 @@ impl ShardLoop {
         if !self.active.is_empty() || self.checkpoints.has_bites() || control_has_ready {
             return Some(Duration::ZERO);
         }
-        let mut wait: Option<Duration> = None;
+        // A look that comes late shows that the process stood still.
+        let mut wait = (!self.clock.is_manual()).then_some(LOOK_EVERY);
         let mut until = |left: Duration, by_the_clock: bool| {
             // A manual clock stands still: only what is already due counts.
             if !by_the_clock || !self.clock.is_manual() || left.is_zero() {
@@ -349,6 +356,34 @@ impl ShardLoop {
         }
         self.end_holds();
         self.end_silent();
+    }
+
+    /// Gives sessions and claims the time that their workers did not have.
+    fn make_up(&mut self, waited: Option<Duration>) {
+        let lost = self.standstill.look(self.reading, waited.unwrap_or_default());
+        if lost.is_none() {
+            return;
+        }
+        let Lost { stood, jumped } = lost;
+        self.telemetry.note_standstill();
+        tracing::warn!(
+            "this node stood still for {stood:.1?}, and its wall clock went ahead by {jumped:.1?}: \
+             workers get that time again"
+        );
+        self.sessions.make_up(lost, self.reading.monotonic);
+        for number in self.shards.numbers() {
+            let shard = &mut self.shards[number];
+            let Some(clock) = &mut shard.leading else { continue };
+            let ahead = clock.step(self.reading);
+            if shard.replica.machine().machine.next_due().is_none() {
+                continue;
+            }
+            let claims_ms = u64::try_from((stood + ahead).as_millis()).unwrap_or(u64::MAX);
+            let put_off = EncodedCommand::new(&Command::PutOff(PutOff { claims_ms }));
+            // Ahead of whatever this turn finds due.
+            shard.pending.insert(0, (put_off, Waiting::Nobody));
+            self.activate(number);
+        }
     }
 
     /// Ends sessions that have been silent too long, where they hold claims.

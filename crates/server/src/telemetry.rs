@@ -60,6 +60,7 @@ pub(crate) struct Telemetry {
     log_syncs: Histogram,
     log_writes: Histogram,
     checkpoints: AtomicU64,
+    standstills: AtomicU64,
     routed_here: AtomicU64,
     routed_elsewhere: AtomicU64,
     gauges: Gauges,
@@ -109,6 +110,11 @@ impl Telemetry {
     /// Counts a checkpoint.
     pub(crate) fn note_checkpoint(&self) {
         self.checkpoints.fetch_add(1, Relaxed);
+    }
+
+    /// Counts a pause of the loop, or a jump of the wall clock.
+    pub(crate) fn note_standstill(&self) {
+        self.standstills.fetch_add(1, Relaxed);
     }
 
     /// Counts commands and claims that this node was asked for, by who leads their shard.
@@ -181,6 +187,11 @@ impl Telemetry {
         for (name, value, about) in [
             ("log_bytes_total", &self.log_bytes, "Bytes written to the log."),
             ("checkpoints_total", &self.checkpoints, "Checkpoints of shards."),
+            (
+                "standstills_total",
+                &self.standstills,
+                "How often this node stood still, or its wall clock jumped ahead, for more than 2 s: workers got that time again.",
+            ),
         ] {
             let name = format!("taskyard_{name}");
             text.about(&name, "counter", about);

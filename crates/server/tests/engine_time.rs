@@ -210,6 +210,65 @@ async fn a_closed_connection_leaves_five_seconds_and_what_never_began_is_not_los
     assert_eq!(bench.task(ids[1]).await.unwrap().losses, 0);
 }
 
+/// Eight tasks under a session with short leases: the broker stands still for longer than both.
+#[tokio::test]
+async fn a_standstill_of_the_broker_takes_nothing_from_a_live_worker() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, clock) = manual(dir.path());
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let session = SessionId(7);
+    bench.enqueue_many("mail", 8, b"x").await;
+    let mut claim = request("mail", 8);
+    (claim.session, claim.lease_ms) = (Some(session), 10_000);
+    let held = bench.0.claim(bench.0.home("mail"), claim, LONG).await.unwrap();
+    let counted = async || {
+        // What was due at the move has been done: an entry behind it is.
+        bench.enqueue("other", b"x").await;
+        let mut counted = Vec::new();
+        for handed in &held {
+            let task = bench.task(handed.task.id).await.unwrap();
+            counted.push((task.state, task.losses));
+        }
+        counted
+    };
+    let live = vec![(TaskStateName::Claimed, 0); 8];
+    for round in 0..3 {
+        clock.stand_still(Duration::from_secs(20));
+        assert_eq!(counted().await, live, "after {round} others");
+        // It is as if no time had passed, but for ever shorter rests of it.
+        clock.advance(Duration::from_secs(3));
+        assert_eq!(counted().await, live, "3 s after {round} others");
+    }
+    // A worker that does not come back is given up all the same: its session after 15 s of silence, its
+    // claims with their leases; and none of it sooner than 15 s after the last standstill.
+    clock.advance(Duration::from_millis(11_999));
+    assert_eq!(counted().await, live);
+    clock.advance(Duration::from_millis(1));
+    eventually("all are free", async || bench.ready("mail").await == 8).await;
+}
+
+/// The lease is an hour, and the wall clock jumps by two: set by hand, or the machine slept.
+#[tokio::test]
+async fn a_wall_clock_that_jumps_ahead_takes_nothing_from_a_live_worker() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, clock) = manual(dir.path());
+    let engine = start(&config);
+    let bench = Bench(engine.shards());
+    let id = bench.enqueue("mail", b"x").await;
+    let mut claim = request("mail", 1);
+    claim.lease_ms = 3_600_000;
+    bench.0.claim(bench.0.home("mail"), claim, LONG).await.unwrap();
+    clock.advance(Duration::from_secs(600));
+    clock.jump(7_200_000);
+    assert!(is(&bench, id, TaskStateName::Claimed).await);
+    clock.advance(Duration::from_millis(2_999_999));
+    bench.enqueue("mail", b"x").await;
+    assert!(is(&bench, id, TaskStateName::Claimed).await, "a lease is an hour of time that passes");
+    clock.advance(Duration::from_millis(1));
+    eventually("it is free", async || is(&bench, id, TaskStateName::Ready).await).await;
+}
+
 #[tokio::test]
 async fn a_restart_gives_sessions_fifteen_seconds() {
     let dir = tempfile::tempdir().unwrap();

@@ -91,6 +91,8 @@ struct Held {
     lease_ends_at: u64,
     timeout_at: Option<u64>,
     ends_at: u64,
+    /// What claims had been put off when its times were set.
+    put_off_ms: u64,
     started: bool,
     cancel_requested: bool,
 }
@@ -140,6 +142,8 @@ struct Queue {
 struct Model {
     now: u64,
     lease_floor: u64,
+    /// By how much claims were put off so far.
+    put_off_ms: u64,
     queues: BTreeMap<String, Queue>,
     tasks: Vec<Task>,
     requests: BTreeMap<(String, String), TaskId>,
@@ -194,6 +198,14 @@ impl Task {
 }
 
 impl Held {
+    /// Moves its times by what claims were put off since they were set.
+    fn catch_up(&mut self, put_off_ms: u64, floor: u64) {
+        let ms = put_off_ms - std::mem::replace(&mut self.put_off_ms, put_off_ms);
+        self.lease_ends_at += ms;
+        self.timeout_at = self.timeout_at.map(|at| at + ms);
+        self.set_end(floor);
+    }
+
     fn set_end(&mut self, floor: u64) {
         let timeout_at = self.timeout_at.unwrap_or(self.lease_ends_at);
         self.ends_at = self.lease_ends_at.min(timeout_at).max(floor);
@@ -287,6 +299,12 @@ impl Model {
             Command::ExpireDue => self.expire(answer),
             Command::BeginTerm => {
                 self.lease_floor = self.now + LEASE_FLOOR_MS;
+                expect(&Ok(Outcome::Done), answer)
+            }
+            Command::PutOff(put_off) => {
+                self.put_off_ms += put_off.claims_ms;
+                let floor = self.now + put_off.claims_ms.min(LEASE_FLOOR_MS);
+                self.lease_floor = self.lease_floor.max(floor);
                 expect(&Ok(Outcome::Done), answer)
             }
             unknown => Err(format!("the model does not know {unknown:?}")),
@@ -401,7 +419,7 @@ impl Model {
     /// Gives a ready task to a worker.
     fn take(&mut self, id: TaskId, token: u64, claim: &Claim<'_>) {
         self.serve(id);
-        let (now, floor) = (self.now, self.lease_floor);
+        let (now, floor, put_off_ms) = (self.now, self.lease_floor, self.put_off_ms);
         let held = self.change(id, |task| {
             let State::Ready { since } = task.state else { return None };
             task.attempt += 1;
@@ -413,6 +431,7 @@ impl Model {
                 lease_ends_at: now + claim.lease_ms,
                 timeout_at: task.timeout_ms.map(|ms| now + ms + TIMEOUT_GRACE_MS),
                 ends_at: 0,
+                put_off_ms,
                 started: claim.begun || claim.session.is_none(),
                 cancel_requested: false,
             };

@@ -96,9 +96,11 @@ fn judge(command: &Command<'_>) -> Again {
         | Command::TriggerSchedule(_)
         | Command::BackfillSchedule(_) => Again::Twice,
         // Leaders' own: never sent to another.
-        Command::FireSchedule(_) | Command::ExpireDue | Command::BeginTerm | Command::Mark => {
-            Again::Twice
-        }
+        Command::FireSchedule(_)
+        | Command::ExpireDue
+        | Command::BeginTerm
+        | Command::PutOff(_)
+        | Command::Mark => Again::Twice,
     }
 }
 

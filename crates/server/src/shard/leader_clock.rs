@@ -4,17 +4,9 @@
 //! later of the wall clock and the last time in the state, follows the wall clock forward, and runs at
 //! half speed while it is ahead of it.
 
+use crate::clock::Reading;
 use std::time::{Duration, Instant};
 use taskyard_machine::Timestamp;
-
-/// What a node's clock showed at one moment. Read once per turn of the loop.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reading {
-    /// Wall time in milliseconds. May jump.
-    pub wall_ms: u64,
-    /// Monotonic time.
-    pub monotonic: Instant,
-}
 
 /// The clock of one leader in one term.
 #[derive(Debug)]
@@ -44,6 +36,15 @@ impl LeaderClock {
         let at_its_speed = if is_ahead { self.now_ns + passed / 2 } else { at_full_speed };
         self.now_ns = at_its_speed.max(wall_ns);
         Timestamp((self.now_ns / NS_PER_MS) as u64)
+    }
+
+    /// How far it goes ahead now beyond the time that passed, since the wall clock did.
+    pub(crate) fn step(&mut self, reading: Reading) -> Duration {
+        let passed = reading.monotonic.saturating_duration_since(self.looked_at).as_nanos();
+        let before = self.now_ns;
+        self.now(reading);
+        let step = self.now_ns.saturating_sub(before + passed);
+        Duration::from_nanos(u64::try_from(step).unwrap_or(u64::MAX))
     }
 
     /// How long until this clock shows `due`, if the wall clock does not jump.
@@ -78,7 +79,7 @@ mod tests {
             self.passed_ms += ms;
             let wall = 10 * HOUR_MS as i64 + self.passed_ms as i64 + self.jumped_ms;
             let monotonic = self.started + Duration::from_millis(self.passed_ms);
-            Reading { wall_ms: wall as u64, monotonic }
+            Reading { wall_ms: wall as u64, monotonic, stood: None }
         }
     }
 

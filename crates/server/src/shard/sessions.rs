@@ -7,7 +7,7 @@
 //! asks over connections of its own has a minute from the last word of its node, for when that is gone it
 //! may beat elsewhere only then.
 
-use super::session_news::SessionNews;
+use super::{session_news::SessionNews, standstill::Lost};
 use crate::limits;
 use std::{
     collections::{BTreeSet, HashMap},
@@ -149,6 +149,18 @@ impl Sessions {
             session.ending.remove(&shard);
             !session.shards.is_empty()
         });
+    }
+
+    /// Time passed in which nobody could be heard. It does not count as silence, and every session has as
+    /// long again to be heard, up to the whole time.
+    pub(crate) fn make_up(&mut self, lost: Lost, now: Instant) {
+        let again_by = now + (lost.stood + lost.jumped).min(SILENCE_MAX);
+        let mut next: Option<Instant> = None;
+        for session in self.sessions.values_mut() {
+            session.ends_at = (session.ends_at + lost.stood).max(again_by);
+            next = next.into_iter().chain([session.ends_at]).min();
+        }
+        self.next_end_at = next;
     }
 
     /// When to look for silent ones next.

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use taskyard_machine::{
     Ack, Backoff, Body, Cancel, Claim, ClaimQueue, ClaimToken, Command, DeadAction, DeadCommand,
     EndSession, Enqueue, EnqueueBatch, EnqueueCut, Extend, Fail, FollowUp, NewTask, OnConflict,
-    PerKey, PurgeQueue, QueueCommand, QueueSettings, Rate, Release, Renew, Retry, RetryPolicy,
-    Selection, SessionEnd, SessionId, SetQueue, ShardId, Snooze, TaskError, TaskFilter, TaskId,
-    Timestamp, Unique, UniqueUntil, When,
+    PerKey, PurgeQueue, PutOff, QueueCommand, QueueSettings, Rate, Release, Renew, Retry,
+    RetryPolicy, Selection, SessionEnd, SessionId, SetQueue, ShardId, Snooze, TaskError,
+    TaskFilter, TaskId, Timestamp, Unique, UniqueUntil, When,
 };
 
 const QUEUES: [&str; 3] = ["mail", "video", "none-yet"];
@@ -230,6 +230,7 @@ pub(super) fn draw(
             Command::EndSession(EndSession { session, reason, not_started, keep })
         }
         94 if rng.chance(300) => Command::BeginTerm,
+        94 if rng.chance(300) => Command::PutOff(PutOff { claims_ms: rng.below(30_000) }),
         _ => Command::ExpireDue,
     }
 }

@@ -140,7 +140,8 @@ fn compare(model: &Model, machine: &Machine, bodies: &Bodies) -> Result<(), Diff
         let (run_at, claim) = match &task.state {
             State::Scheduled { run_at } => (Some(*run_at), None),
             State::Claimed(held) => {
-                (None, Some((held.token, held.lease_ends_at, held.cancel_requested)))
+                let lease_ends_at = held.lease_ends_at + (model.put_off_ms - held.put_off_ms);
+                (None, Some((held.token, lease_ends_at, held.cancel_requested)))
             }
             State::Ready { .. } | State::Finished { .. } => (None, None),
         };

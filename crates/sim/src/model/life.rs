@@ -166,10 +166,11 @@ impl Model {
     }
 
     pub(super) fn renew(&mut self, id: TaskId, lease_ms: Option<u64>) -> (u64, bool) {
-        let (now, floor) = (self.now, self.lease_floor);
+        let (now, floor, put_off_ms) = (self.now, self.lease_floor, self.put_off_ms);
         self.change(id, |task| match &mut task.state {
             State::Claimed(held) => {
                 held.started = true;
+                held.catch_up(put_off_ms, floor);
                 held.lease_ends_at = now + lease_ms.unwrap_or(held.lease_ms);
                 held.set_end(floor);
                 (held.lease_ends_at, held.cancel_requested)
@@ -220,11 +221,13 @@ impl Model {
                 self.finish(id, TaskStateName::Expired);
             }
             State::Scheduled { .. } | State::Ready { .. } => self.make_ready(id, self.now, false),
-            State::Claimed(_) if self.now < self.lease_floor => {
-                let floor = self.lease_floor;
+            State::Claimed(held)
+                if self.now < self.lease_floor || held.put_off_ms < self.put_off_ms =>
+            {
+                let (put_off_ms, floor) = (self.put_off_ms, self.lease_floor);
                 self.change(id, |task| {
                     if let State::Claimed(held) = &mut task.state {
-                        held.ends_at = floor;
+                        held.catch_up(put_off_ms, floor);
                     }
                 });
             }

@@ -69,8 +69,7 @@ fn what_a_leader_wants_itself_waits_for_the_end_of_a_transfer() {
     let (mut leader, mut follower) = (replica(1), replica(2));
     leader.replica.campaign();
     talk(&mut leader, &mut follower);
-    let reading =
-        crate::shard::leader_clock::Reading { wall_ms: 1_000, monotonic: crate::clock::real_now() };
+    let reading = crate::Clock::manual(1_000).reading();
     leader.leading = Some(LeaderClock::new(Timestamp(1_000), reading));
     leader.replica.transfer_leader(2);
     talk(&mut leader, &mut follower);
