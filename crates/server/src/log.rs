@@ -336,20 +336,21 @@ impl LogReader for GroupReader {
     /// If the entries can't be read back: they were synced, so the disk has lost them.
     fn entries(&self, from: u64, to: u64, bytes_max: u64) -> Vec<eraftpb::Entry> {
         let mut entries = Vec::new();
-        let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX);
-        let fetched = self.log.engine.fetch_entries_to::<Entries>(
-            self.group,
-            from,
-            to,
-            Some(bytes_max),
-            &mut entries,
-        );
-        if let Err(error) = fetched {
-            let group = self.group;
-            panic!(
-                "entries from {from} of group {group} can't be read back from the log: {}",
-                in_words(&error)
-            );
+        let mut bytes = 0;
+        // One by one: raft-engine keeps a group's index locked while it reads one entry. Of several it looks
+        // up all places first, and a purge may remove a file before they are read.
+        for index in from..to {
+            let found = self.log.engine.get_entry::<Entries>(self.group, index);
+            let entry = match found {
+                Ok(Some(entry)) => entry,
+                Ok(None) => self.unreadable(index, "it is not there"),
+                Err(error) => self.unreadable(index, &in_words(&error)),
+            };
+            bytes += entry.data.len() as u64;
+            if bytes > bytes_max && !entries.is_empty() {
+                break;
+            }
+            entries.push(entry);
         }
         entries
     }
@@ -358,12 +359,15 @@ impl LogReader for GroupReader {
         let entry = self.log.engine.get_entry::<Entries>(self.group, index);
         match entry {
             Ok(entry) => entry.map(|entry| entry.term),
-            Err(error) => {
-                let group = self.group;
-                let error = in_words(&error);
-                panic!("entry {index} of group {group} can't be read back from the log: {error}");
-            }
+            Err(error) => self.unreadable(index, &in_words(&error)),
         }
+    }
+}
+
+impl GroupReader {
+    fn unreadable(&self, index: u64, why: &str) -> ! {
+        let group = self.group;
+        panic!("entry {index} of group {group} can't be read back from the log: {why}")
     }
 }
 
@@ -533,6 +537,41 @@ mod tests {
         log.purge().unwrap();
         assert!(log.engine.get_used_size() <= 3 * SMALL_FILE_BYTES as usize, "{} files", files());
         assert!(before >= 10);
+    }
+
+    /// The thread that purges moves entries and removes their file, while others are read.
+    #[test]
+    fn entries_are_read_while_a_purge_moves_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = Arc::new(small(dir.path()));
+        let (quiet, hot) = (1, 2);
+        // As many as raft-engine moves, and large, so that they are being read for a while.
+        let moved: Vec<_> = (2..=30).map(|index| entry(index, 20_000)).collect();
+        let is_done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let reader = log.reader(quiet);
+                while !is_done.load(std::sync::atomic::Ordering::Relaxed) {
+                    let first = log.engine.first_index(quiet).unwrap_or(31);
+                    let found = reader.entries(first, 31, u64::MAX);
+                    assert_eq!(found.len() as u64, 31 - first);
+                }
+            });
+            let mut batch = Batch::default();
+            let mut index = 1;
+            for _ in 0..40 {
+                batch.append(quiet, &moved);
+                log.write(&mut batch).unwrap();
+                for _ in 0..6 {
+                    index += 1;
+                    batch.append(hot, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);
+                    batch.cut(hot, index - 1);
+                    log.write(&mut batch).unwrap();
+                }
+                log.purge().unwrap();
+            }
+            is_done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
     }
 
     /// A quiet group's entries were moved to the rewrite queue, then cut; the file with the cut's own

@@ -3,6 +3,10 @@
 //! raft-engine replaces the system's error by the name of the call, and panics where a sync fails. Here a
 //! failed sync unwinds to the writer with its error and without a panic's message. Invariant: after a
 //! failed sync nothing is synced again, since a second try may report success for what is lost.
+//!
+//! raft-engine moves entries into `*.rewrite` files with several writes and one sync. A power cut may then
+//! keep a later write and lose an earlier one, which looks like damage. So each write to these files is
+//! synced before the next one begins, as in the log itself.
 
 use raft_engine::env::{DefaultFileSystem, FileSystem, Handle, Permission, WriteExt};
 #[cfg(test)]
@@ -39,12 +43,14 @@ pub(super) struct Files {
 #[cfg(test)]
 pub(super) struct SyncFaults {
     syncs_left: AtomicU64,
+    /// By file: how much of it is surely on the disk, where that is asked for.
+    synced: std::sync::Mutex<Option<std::collections::BTreeMap<std::path::PathBuf, usize>>>,
 }
 
 #[cfg(test)]
 impl Default for SyncFaults {
     fn default() -> SyncFaults {
-        SyncFaults { syncs_left: AtomicU64::new(u64::MAX) }
+        SyncFaults { syncs_left: AtomicU64::new(u64::MAX), synced: None.into() }
     }
 }
 
@@ -54,16 +60,44 @@ impl SyncFaults {
         self.syncs_left.store(syncs, Ordering::Relaxed);
     }
 
+    /// From now on it is known how much of each file is synced.
+    pub(super) fn watch_syncs(&self) {
+        self.synced.lock().unwrap().get_or_insert_default();
+    }
+
+    fn note_synced(&self, path: &Path) {
+        if let Some(synced) = self.synced.lock().unwrap().as_mut() {
+            synced.insert(path.to_path_buf(), written_bytes(path));
+        }
+    }
+
+    /// How much of a file is synced; all of it, if nothing was since the watch began.
+    pub(super) fn synced_bytes(&self, path: &Path) -> usize {
+        let synced = self.synced.lock().unwrap();
+        let known = synced.as_ref().and_then(|synced| synced.get(path).copied());
+        known.unwrap_or_else(|| written_bytes(path))
+    }
+
     fn fails(&self) -> bool {
         let spend = |left: u64| left.checked_sub(1);
         self.syncs_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend).is_err()
     }
 }
 
+/// How much of a file was written: zeros at its end were only allocated.
+#[cfg(test)]
+fn written_bytes(path: &Path) -> usize {
+    let bytes = std::fs::read(path).unwrap_or_default();
+    bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
+}
+
 impl Files {
-    fn watched(&self, fd: Fd) -> LogFile {
+    fn watched(&self, path: &Path, fd: Fd) -> LogFile {
         LogFile {
             fd: Arc::new(fd),
+            syncs_each_write: path.extension().is_some_and(|end| end == "rewrite"),
+            #[cfg(test)]
+            path: path.to_path_buf(),
             #[cfg(test)]
             faults: Arc::clone(&self.faults),
         }
@@ -76,11 +110,14 @@ impl FileSystem for Files {
     type Writer = LogWriter;
 
     fn create<P: AsRef<Path>>(&self, path: P) -> io::Result<LogFile> {
-        DefaultFileSystem.create(path).map(|fd| self.watched(fd)).map_err(system_error)
+        let path = path.as_ref();
+        DefaultFileSystem.create(path).map(|fd| self.watched(path, fd)).map_err(system_error)
     }
 
     fn open<P: AsRef<Path>>(&self, path: P, permission: Permission) -> io::Result<LogFile> {
-        DefaultFileSystem.open(path, permission).map(|fd| self.watched(fd)).map_err(system_error)
+        let path = path.as_ref();
+        let opened = DefaultFileSystem.open(path, permission);
+        opened.map(|fd| self.watched(path, fd)).map_err(system_error)
     }
 
     fn delete<P: AsRef<Path>>(&self, path: P) -> io::Result<()> {
@@ -96,13 +133,18 @@ impl FileSystem for Files {
     }
 
     fn new_writer(&self, file: Arc<LogFile>) -> io::Result<LogWriter> {
-        DefaultFileSystem.new_writer(Arc::clone(&file.fd)).map(LogWriter)
+        let writer = DefaultFileSystem.new_writer(Arc::clone(&file.fd))?;
+        Ok(LogWriter { writer, file })
     }
 }
 
 /// One open file of the log.
 pub(super) struct LogFile {
     fd: Arc<Fd>,
+    /// Whether a write is on the disk before the next one begins, asked for or not.
+    syncs_each_write: bool,
+    #[cfg(test)]
+    path: std::path::PathBuf,
     #[cfg(test)]
     faults: Arc<SyncFaults>,
 }
@@ -126,35 +168,46 @@ impl Handle for LogFile {
         } else {
             synced
         };
+        #[cfg(test)]
+        if synced.is_ok() {
+            self.faults.note_synced(&self.path);
+        }
         synced.or_else(|error| resume_unwind(Box::new(SyncFailed(error))))
     }
 }
 
 /// Writes one file of the log.
-pub(super) struct LogWriter(<DefaultFileSystem as FileSystem>::Writer);
+pub(super) struct LogWriter {
+    writer: <DefaultFileSystem as FileSystem>::Writer,
+    file: Arc<LogFile>,
+}
 
 impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes).map_err(system_error)
+        let written = self.writer.write(bytes).map_err(system_error)?;
+        if self.file.syncs_each_write {
+            self.file.sync()?;
+        }
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        self.writer.flush()
     }
 }
 
 impl Seek for LogWriter {
     fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
-        self.0.seek(position)
+        self.writer.seek(position)
     }
 }
 
 impl WriteExt for LogWriter {
     fn truncate(&mut self, offset: usize) -> io::Result<()> {
-        self.0.truncate(offset).map_err(system_error)
+        self.writer.truncate(offset).map_err(system_error)
     }
 
     fn allocate(&mut self, offset: usize, bytes: usize) -> io::Result<()> {
-        self.0.allocate(offset, bytes).map_err(system_error)
+        self.writer.allocate(offset, bytes).map_err(system_error)
     }
 }
