@@ -17,6 +17,7 @@ mod size;
 mod source;
 mod tree;
 mod whitespace;
+mod width;
 
 use anyhow::Result;
 use std::{fmt, path::Path};
@@ -57,6 +58,7 @@ const RULES: &[Rule] = &[
     routes::check,
     size::check,
     whitespace::check,
+    width::check,
 ];
 
 /// Prints all findings; `true` if there are none.
