@@ -1,6 +1,7 @@
 //! Commands: sent on, sent again where that is safe, and answered for what they did.
 
 use super::*;
+use taskyard_machine::limits::DEDUP_WINDOW_MS_MIN;
 
 #[tokio::test]
 async fn a_lost_outcome_is_asked_for_again_only_by_an_identity() {
@@ -98,7 +99,8 @@ async fn a_named_enqueue_is_one_task_whatever_its_queue_remembers() {
     let [here, there, _] = three(&[2, 3]).await;
     let (shards, home) = (&here.shards, here.shards.home("mail"));
     here.leads(home, Some(2));
-    let settings = QueueSettings { dedup_window_ms: Some(0), ..QueueSettings::default() };
+    let dedup_window_ms = Some(DEDUP_WINDOW_MS_MIN);
+    let settings = QueueSettings { dedup_window_ms, ..QueueSettings::default() };
     let set = Command::SetQueue(SetQueue { queue: "mail", settings });
     shards.propose(home, EncodedCommand::new(&set), false).await.unwrap();
     there.bend(&[Bent::Loses]);
