@@ -1,6 +1,6 @@
 //! The one binary: `taskyard`.
 //!
-//! Every task of `work --exec` starts this binary again under two hidden names, so these are looked
+//! Every task of `work --exec` starts this binary again under three hidden names, so these are looked
 //! at before anything else.
 
 mod args;
@@ -53,6 +53,7 @@ fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     match arguments.first().and_then(|first| first.to_str()) {
         Some(exec::SUPERVISOR) => exec::supervisor_main(),
+        Some(exec::INIT) => exec::init_main(&arguments[1..]),
         Some(exec::LAUNCHER) => exec::launcher_main(&arguments[1..]),
         _ => match Cli::try_parse() {
             Ok(cli) => run(cli),
