@@ -178,7 +178,8 @@ fn tell_ahead(tasks: u64, at_least: bool) -> WaitReason {
         (0, _) => "no task is ahead of it".to_owned(),
         (1, false) => "1 task is ahead of it".to_owned(),
         (_, false) => format!("{tasks} tasks are ahead of it"),
-        (_, true) => format!("{tasks} tasks or more are ahead of it"),
+        (1, true) => "at least 1 task is ahead of it".to_owned(),
+        (_, true) => format!("at least {tasks} tasks are ahead of it"),
     };
     WaitReason { code: "ahead", message, ahead: Some(tasks), ..WaitReason::default() }
 }
