@@ -151,8 +151,8 @@ async fn follow(remote: &Remote, flow: &FlowHandle, patience: Option<Duration>) 
         }
         for words in stalled.look_at_flow(remote, flow).await {
             match &bar {
-                Some(bar) => bar.suspend(|| output.say(words)),
-                None => output.say(words),
+                Some(bar) => bar.suspend(|| output.say_waiting(&words)),
+                None => output.say_waiting(&words),
             }
         }
     }

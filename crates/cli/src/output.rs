@@ -90,6 +90,14 @@ impl Output {
         }
     }
 
+    /// Why a wait goes on: a script that waits has nobody else to tell its owner.
+    pub(crate) fn say_waiting(self, text: &str) {
+        match self.json {
+            true => eprintln!("{}", safe_json(&serde_json::json!({ "waiting": text }).to_string())),
+            false => self.say(text),
+        }
+    }
+
     pub(crate) fn paint(self, colour: Colour, text: impl Display) -> String {
         paint(self.colours, colour, text)
     }

@@ -159,7 +159,7 @@ async fn outcome(remote: &Remote, id: &TaskId, patience: Option<Duration>) -> Re
             return Ok(outcome);
         }
         for words in stalled.look_at_task(remote, id).await {
-            remote.output.say(words);
+            remote.output.say_waiting(&words);
         }
     }
 }

@@ -236,6 +236,7 @@ fn a_wait_says_after_a_while_that_nobody_listens_and_goes_on() {
         ("wait-queue", &["enqueue", "a", "7", "--queue", "wait-queue", "--wait"][..]),
         ("result-queue", &["task", "result", &later, "--wait"]),
         ("flow-queue", &["flow", "run", flow.to_str().unwrap()]),
+        ("script-queue", &["enqueue", "a", "--queue", "script-queue", "--wait", "--json"]),
     ]
     .map(|(queue, arguments)| {
         let mut command = yard.command(&[arguments, &end].concat());

@@ -86,9 +86,9 @@ pub(super) fn troubles(cluster: &ClusterDetails) -> Vec<String> {
     for node in &cluster.nodes {
         let id = node.id;
         match node.state.as_str() {
-            "up" if leads_nothing_yet(cluster, node) => lines.push(format!(
-                "node {id} leads nothing yet: others hand over to it when it has been back for a while"
-            )),
+            "up" if leads_nothing_yet(cluster, node) => {
+                lines.push(format!("node {id} leads nothing yet: others will hand over to it"))
+            }
             "up" => {}
             "down" if node.problem.is_empty() => lines.push(format!("node {id} does not answer")),
             "down" => lines.push(format!("node {id} does not answer: {}", node.problem)),

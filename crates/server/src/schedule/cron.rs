@@ -72,7 +72,7 @@ impl Cron {
         let pattern = parser.parse(fields).map_err(|error| {
             let why = told(&error.to_string());
             refused(match wrong_field(&parser, fields) {
-                Some((name, field, values)) => format!("{name} {field:?}: {why}; it has {values}"),
+                Some((name, field, values)) => format!("{name} {field:?}: {why}; give {values}"),
                 None => why,
             })
         })?;
