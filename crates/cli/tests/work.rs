@@ -103,6 +103,24 @@ fn a_command_reports_progress_and_what_the_next_attempt_goes_on_from() {
 }
 
 #[test]
+fn a_command_that_is_asked_to_stop_says_where_it_was() {
+    let yard = Yard::start();
+    let exec = r#"
+        [ -z "$TASKYARD_RESUME_STATE" ] || { printf %s "$TASKYARD_RESUME_STATE"; exit; }
+        trap 'echo "{\"resume_state\": {\"page\": 7}}" > "$TASKYARD_REPORT"; exit 1' TERM
+        touch $FOLDER/ready; while :; do sleep 0.01; done"#;
+    let more = ["--shutdown-grace", "100ms", "--kill-grace", "30s"];
+    let mut first = yard.work("q", exec, &more);
+    let id = yard.ok(&["enqueue", "a", "-q", "q"]);
+    until("it runs", || yard.file("ready").exists());
+    first.signal(Signal::TERM);
+    assert_eq!(first.code(), Some(0));
+    let _second = yard.work("q", exec, &[]);
+    let result = yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]);
+    assert_eq!(result, r#"{"page": 7}"#);
+}
+
+#[test]
 fn a_worker_of_root_says_what_its_commands_may_signal() {
     if !rustix::process::getuid().is_root() {
         return Need::Users.skip("only root can run commands as others");

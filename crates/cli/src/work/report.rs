@@ -9,7 +9,6 @@ use std::{
     fs::File,
     future::Future,
     io::{self, Read},
-    os::fd::OwnedFd,
     path::PathBuf,
 };
 
@@ -85,7 +84,7 @@ impl ReportPipe {
         }
         // What is still in the pipe. The runtime may not know of it yet, so it is not asked.
         let Ok(pipe) = self.receiver.into_nonblocking_fd() else { return };
-        let mut pipe = File::from(OwnedFd::from(pipe));
+        let mut pipe = File::from(pipe);
         while let Ok(count @ 1..) = pipe.read(&mut chunk) {
             listener.hear(lines.push(&chunk[..count])).await;
         }
