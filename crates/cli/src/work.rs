@@ -218,6 +218,7 @@ async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, 
         let report = match ReportPipe::make(runner.user.as_ref()) {
             Ok(pipe) => {
                 job.environment.push(("TASKYARD_REPORT", pipe.path().display().to_string()));
+                job.folder = Some(pipe.folder().to_owned());
                 pipe.during(&context, runner.run(job, stop)).await
             }
             Err(error) => {
@@ -313,7 +314,7 @@ fn job(context: &TaskContext, payload: &[u8]) -> Job {
     environment.extend(schedule.map(|name| ("TASKYARD_SCHEDULE", name.to_owned())));
     let occurrence = context.occurrence_at();
     environment.extend(occurrence.map(|at| ("TASKYARD_OCCURRENCE_AT", at.to_string())));
-    Job { payload: payload.to_vec(), environment, timeout }
+    Job { payload: payload.to_vec(), environment, timeout, folder: None }
 }
 
 /// The moment `left` from now, as RFC 3339.

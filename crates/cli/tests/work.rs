@@ -233,13 +233,19 @@ fn a_cancelled_task_is_killed_with_its_children() {
 #[test]
 fn killing_a_worker_kills_its_tasks_and_they_run_elsewhere() {
     let yard = Yard::start();
-    let first = yard.work("q", "setsid sleep 1000 & touch $FOLDER/ready; sleep 1000", &[]);
+    let exec = "setsid sleep 1000 & echo $TASKYARD_REPORT > $FOLDER/pipe; touch $FOLDER/ready; \
+        sleep 1000";
+    let first = yard.work("q", exec, &[]);
     let id = yard.ok(&["enqueue", "a", "-q", "q"]);
     until("it runs", || yard.file("ready").exists());
+    let pipe = fs::read_to_string(yard.file("pipe")).unwrap();
+    let folder = Path::new(pipe.trim()).parent().unwrap();
+    assert!(folder.exists());
     first.signal(Signal::KILL);
     let killed = Instant::now();
     let _second = yard.work("q", "echo done by another", &[]);
     until("its processes are gone", || processes_of(&id) == 0);
+    until("its pipe is gone", || !folder.exists());
     assert_eq!(
         yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]),
         "\"done by another\""

@@ -90,6 +90,9 @@ pub struct Job {
     pub environment: Vec<(&'static str, String)>,
     /// Killed after this.
     pub timeout: Option<Duration>,
+    /// A folder for this task alone, which its supervisor removes in the end: the worker may not
+    /// live to do it.
+    pub folder: Option<PathBuf>,
 }
 
 impl Runner {
@@ -111,6 +114,7 @@ impl Runner {
             cgroups: self.cgroups.clone(),
             pid_namespace: self.pid_namespace,
             user: self.user.clone(),
+            folder: job.folder,
             payload_bytes: job.payload.len(),
         };
         let request = request.encode(&job.payload)?;

@@ -58,6 +58,7 @@ pub fn try_pid_namespace(program: &Path) -> io::Result<()> {
         cgroups: None,
         pid_namespace: true,
         user: None,
+        folder: None,
         payload_bytes: 0,
     };
     let mut tried = Command::new(program)

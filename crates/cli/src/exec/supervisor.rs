@@ -72,6 +72,10 @@ fn supervise() -> io::Result<()> {
     let (request, payload) = Request::read(&mut control)?;
     let report = run(&request, payload, control)
         .unwrap_or_else(|error| Report::silent(Ending::NotStarted(explained(error).to_string())));
+    if let Some(folder) = &request.folder {
+        // Its error: the worker was quicker.
+        let _ = fs::remove_dir_all(folder);
+    }
     match report.write(&mut io::stdout().lock()) {
         // The worker is gone: nobody is left to report to.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

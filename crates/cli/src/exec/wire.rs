@@ -4,7 +4,10 @@
 //! The worker keeps the supervisor's stdin open while the task may run: its end, for whatever
 //! reason, means stop.
 
-use std::io::{self, BufRead, Read, Write};
+use std::{
+    io::{self, BufRead, Read, Write},
+    path::PathBuf,
+};
 
 use rustix::process::WaitStatus;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -39,6 +42,8 @@ pub(super) struct Request {
     pub(super) pid_namespace: bool,
     /// As whom it runs, if not as the worker's own user.
     pub(super) user: Option<User>,
+    /// Removed when the task has ended.
+    pub(super) folder: Option<PathBuf>,
     pub(super) payload_bytes: usize,
 }
 
@@ -182,6 +187,7 @@ mod tests {
             cgroups: None,
             pid_namespace: false,
             user: None,
+            folder: None,
             payload_bytes: 3,
         };
         let bytes = request.encode(b"a\nb").unwrap();

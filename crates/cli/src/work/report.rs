@@ -9,7 +9,7 @@ use std::{
     fs::File,
     future::Future,
     io::{self, Read},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use rustix::fs::{CWD, FileType, Mode, chown, mknodat};
@@ -32,7 +32,7 @@ const PERCENT_MAX: u32 = 100;
 
 /// A named pipe for one attempt.
 pub(super) struct ReportPipe {
-    /// Goes with the pipe in it.
+    /// Goes with the pipe in it, if the task's supervisor has not removed it.
     folder: TempDir,
     receiver: Receiver,
 }
@@ -54,6 +54,10 @@ impl ReportPipe {
 
     pub(super) fn path(&self) -> PathBuf {
         path_in(&self.folder)
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// Passes on what is said until `run` is ready, and all that was said by then.
