@@ -228,6 +228,17 @@ mod tests {
     }
 
     #[test]
+    fn json_that_may_go_on_is_no_result() {
+        let mut report = Report::silent(Ending::Exited(0));
+        report.stdout = [b"1".to_vec(), vec![b' '; RESULT_BYTES_MAX]].concat();
+        report.stdout_total = report.stdout.len() as u64;
+        let verdict = |report: &Report| report.verdict(None, &Limits::default());
+        assert_eq!(verdict(&report), Verdict::Ack(Some(b"1".to_vec())));
+        report.stdout_total += 1;
+        assert!(matches!(verdict(&report), Verdict::Fail(_)));
+    }
+
+    #[test]
     fn endings_become_errors() {
         for (ending, stderr, error_type, message, retryable) in [
             (Ending::Exited(3), "", "exit 3", "exited with code 3", true),

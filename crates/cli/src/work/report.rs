@@ -62,18 +62,21 @@ impl ReportPipe {
 
     /// Passes on what is said until `run` is ready, and all that was said by then.
     pub(super) async fn during<T>(self, context: &TaskContext, run: impl Future<Output = T>) -> T {
+        self.heard_during(Listener { context, has_complained: false }, run).await
+    }
+
+    async fn heard_during<T>(self, ear: impl Hear, run: impl Future<Output = T>) -> T {
         let (keep, ended) = oneshot::channel::<()>();
         let run = async {
             let outcome = run.await;
             drop(keep);
             outcome
         };
-        tokio::join!(run, self.listen(context, ended)).0
+        tokio::join!(run, self.listen(ear, ended)).0
     }
 
-    async fn listen(mut self, context: &TaskContext, mut ended: oneshot::Receiver<()>) {
+    async fn listen(mut self, mut ear: impl Hear, mut ended: oneshot::Receiver<()>) {
         let mut lines = Lines::default();
-        let mut listener = Listener { context, has_complained: false };
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {
             let read = tokio::select! {
@@ -81,18 +84,16 @@ impl ReportPipe {
                 read = self.receiver.read(&mut chunk) => read,
                 _ = &mut ended => break,
             };
-            match read {
-                Ok(count) => listener.hear(lines.push(&chunk[..count])).await,
-                Err(error) => return listener.complain(&format!("cannot be read: {error}")),
-            }
+            let Ok(count) = read else { break };
+            ear.hear(lines.push(&chunk[..count])).await;
         }
         // What is still in the pipe. The runtime may not know of it yet, so it is not asked.
         let Ok(pipe) = self.receiver.into_nonblocking_fd() else { return };
         let mut pipe = File::from(pipe);
         while let Ok(count @ 1..) = pipe.read(&mut chunk) {
-            listener.hear(lines.push(&chunk[..count])).await;
+            ear.hear(lines.push(&chunk[..count])).await;
         }
-        listener.hear(lines.end()).await;
+        ear.hear(lines.end()).await;
     }
 }
 
@@ -170,13 +171,18 @@ impl<'a> Line<'a> {
     }
 }
 
+/// Takes what is said; `None` stands for a line that is too long.
+trait Hear {
+    fn hear(&mut self, lines: Vec<Option<Vec<u8>>>) -> impl Future<Output = ()> + Send;
+}
+
 /// Tells the broker what is heard.
 struct Listener<'a> {
     context: &'a TaskContext,
     has_complained: bool,
 }
 
-impl Listener<'_> {
+impl Hear for Listener<'_> {
     /// Of several states only the last matters, and to save one takes a sync of the broker's disk:
     /// whoever says more than that waits for its pipe to be read.
     async fn hear(&mut self, lines: Vec<Option<Vec<u8>>>) {
@@ -203,7 +209,9 @@ impl Listener<'_> {
             self.complain(&format!("has a resume state that was not saved: {error}"));
         }
     }
+}
 
+impl Listener<'_> {
     /// Once for each attempt: a program that says nonsense may say it in a loop.
     fn complain(&mut self, problem: &str) {
         if !std::mem::replace(&mut self.has_complained, true) {
@@ -220,6 +228,14 @@ impl Listener<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    struct Heard(Vec<Vec<u8>>);
+
+    impl Hear for &mut Heard {
+        async fn hear(&mut self, lines: Vec<Option<Vec<u8>>>) {
+            self.0.extend(lines.into_iter().flatten());
+        }
+    }
 
     #[test]
     fn a_line_is_progress_or_resume_state_or_both() {
@@ -254,6 +270,18 @@ mod tests {
             let problem = check(text).unwrap_err();
             assert!(problem.contains(part), "{text}: {problem}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_said_right_before_the_end_is_heard() {
+        let pipe = ReportPipe::make(None).unwrap();
+        let path = pipe.path();
+        let mut heard = Heard(Vec::new());
+        // The runtime gets no chance to learn of it: this never waits.
+        let run = async { std::fs::write(&path, "a\nb").unwrap() };
+        pipe.heard_during(&mut heard, run).await;
+        assert_eq!(heard.0, [b"a\n".to_vec(), b"b".to_vec()]);
+        assert!(!path.exists());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use super::{PID_NAMESPACE, exists, needs::Need, processes_of, shell, text};
 
-use std::{fs, os::unix::fs::PermissionsExt, process::Command, time::Duration};
+use std::{fs, process::Command};
 
 use rustix::process::{Pid, Signal, getuid, kill_process};
 use taskyard_cli::exec::{Ending, User};
