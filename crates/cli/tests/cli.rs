@@ -368,13 +368,35 @@ fn dead_letters_are_listed_retried_and_discarded() {
 
 /// What the HTTP front says at `path`.
 fn http(yard: &Yard, path: &str) -> Value {
+    ask_http(yard, "GET", path, "")
+}
+
+fn ask_http(yard: &Yard, method: &str, path: &str, body: &str) -> Value {
     let mut stream = TcpStream::connect(yard.url.trim_start_matches("http://")).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json";
+    let length = body.len();
+    write!(stream, "{method} {path} HTTP/1.1\r\n{head}\r\ncontent-length: {length}\r\n\r\n{body}")
+        .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error} in {body}"))
+}
+
+#[test]
+fn an_attempt_of_a_worker_without_a_name_is_told_without_one() {
+    let yard = Yard::start();
+    let id = yard.ok(&["enqueue", "a", "-q", "q", "--retry", "never"]);
+    let claimed = ask_http(&yard, "POST", "/v1/claims", r#"{"queues": ["q"]}"#);
+    let token = &claimed["tasks"][0]["claim_token"];
+    let shown = yard.ok(&["task", "get", &id]);
+    assert!(shown.contains("  one without a name, since "), "{shown}");
+    let fail = format!(r#"{{"claim_token": {token}, "error": {{"type": "E", "message": "m"}}}}"#);
+    ask_http(&yard, "POST", &format!("/v1/tasks/{id}/fail"), &fail);
+    let shown = yard.ok(&["task", "get", &id]);
+    let attempt = shown.lines().last().unwrap();
+    assert!(attempt.contains("failed after ") && attempt.ends_with("s: E: m"), "{attempt}");
 }
 
 #[test]

@@ -218,6 +218,14 @@ mod tests {
         ] {
             assert_eq!(FromNow { until: now.plus_ms(ms), now }.to_string(), text);
         }
+        for (tasks, at_least, text) in [
+            (0, false, "no task is ahead of it"),
+            (1, false, "1 task is ahead of it"),
+            (1, true, "at least 1 task is ahead of it"),
+            (10_000, true, "at least 10000 tasks are ahead of it"),
+        ] {
+            assert_eq!(tell_ahead(tasks, at_least).message, text);
+        }
         let past = FromNow { until: Timestamp(5), now };
         assert_eq!(past.to_string(), "0 ms");
     }
