@@ -252,7 +252,10 @@ fn describe(task: &TaskDetails, output: Output) -> String {
     let now = now();
     let mut lines = Vec::new();
     let mut line = |name: &str, value: String| {
-        lines.push(format!("{}  {value}", output.paint(Colour::Grey, format!("{name:<12}"))));
+        lines.push(match name {
+            "state" => output.painted_field(name, &value),
+            _ => output.field(name, &value),
+        });
     };
     let when = |moment: Timestamp| format!("{moment} ({})", relative(moment, now));
     line("id", task.id.to_string());
