@@ -208,7 +208,6 @@ mod tests {
             "cluster drain two",
             "cluster transfer 1",
             "cluster status --watch --wait",
-            "serve --peer 7401",
             "demo --nodes 2",
             "demo --nodes 3 --listen 127.0.0.1:7400",
             "nonsense",

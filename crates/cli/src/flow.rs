@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use indicatif::ProgressBar;
 use serde::Serialize;
 use taskyard::{
@@ -21,7 +21,7 @@ use taskyard::{
 use crate::{
     args::{FlowListArgs, FlowOperation, FlowRunArgs},
     output::{self, Colour, Output, Table, now, plain, relative, shorten},
-    remote::Remote,
+    remote::{Remote, about},
     signals::Signals,
     stalled::Stalled,
     values,
@@ -43,7 +43,8 @@ pub(crate) async fn run(remote: &Remote, command: FlowOperation) -> Result<()> {
         FlowOperation::List(args) => list(remote, &args).await?,
         FlowOperation::Cancel { ids } => {
             for id in ids {
-                let state = client.flow(&*id).cancel().await.context(format!("flow {id}"))?;
+                let cancelled = client.flow(&*id).cancel().await;
+                let state = cancelled.map_err(|error| about(error, "flow", &id))?;
                 output.value(&Changed { id, state }, |Changed { id, state }| match state {
                     FlowState::Running => format!("{id} will be cancelled when its workers yield"),
                     state => format!("{id} is {}", paint(*output, *state)),
@@ -52,7 +53,8 @@ pub(crate) async fn run(remote: &Remote, command: FlowOperation) -> Result<()> {
         }
         FlowOperation::Retry { ids } => {
             for id in ids {
-                let state = client.flow(&*id).retry().await.context(format!("flow {id}"))?;
+                let retried = client.flow(&*id).retry().await;
+                let state = retried.map_err(|error| about(error, "flow", &id))?;
                 output.value(&Changed { id, state }, |Changed { id, state }| {
                     format!("{id} is {}", paint(*output, *state))
                 })?;
@@ -149,8 +151,8 @@ async fn follow(remote: &Remote, flow: &FlowHandle, patience: Option<Duration>) 
         }
         for words in stalled.look_at_flow(remote, flow).await {
             match &bar {
-                Some(bar) => bar.suspend(|| output.say(words)),
-                None => output.say(words),
+                Some(bar) => bar.suspend(|| output.say_waiting(&words)),
+                None => output.say_waiting(&words),
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The one binary: `taskyard`.
 //!
-//! Every task of `work --exec` starts this binary again under two hidden names, so these are looked
+//! Every task of `work --exec` starts this binary again under three hidden names, so these are looked
 //! at before anything else.
 
 mod args;
@@ -53,6 +53,7 @@ fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     match arguments.first().and_then(|first| first.to_str()) {
         Some(exec::SUPERVISOR) => exec::supervisor_main(),
+        Some(exec::INIT) => exec::init_main(&arguments[1..]),
         Some(exec::LAUNCHER) => exec::launcher_main(&arguments[1..]),
         _ => match Cli::try_parse() {
             Ok(cli) => run(cli),
@@ -63,15 +64,20 @@ fn main() -> ExitCode {
 
 /// Says what was typed wrongly, or the help that was asked for.
 fn refuse(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
-    let asked_for_json =
-        arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json");
-    if !error.use_stderr() || !asked_for_json {
+    let own = || arguments.iter().take_while(|word| *word != "--");
+    let asked_for_json = own().any(|word| word == "--json");
+    let asked_for_json_log = own().any(|word| word == "--log-format=json")
+        || own().zip(own().skip(1)).any(|(name, value)| name == "--log-format" && value == "json");
+    if !error.use_stderr() || !(asked_for_json || asked_for_json_log) {
         error.exit();
     }
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let text = text.split("\n\nFor more information").next().unwrap_or(text).trim_end().to_owned();
-    Complaint { code: "invalid_argument".to_owned(), text, exit_code: 2 }.print(true);
+    match asked_for_json {
+        true => Complaint { code: "invalid_argument".to_owned(), text, exit_code: 2 }.print(true),
+        false => log::json_error("invalid_argument", &text),
+    }
     ExitCode::from(2)
 }
 

@@ -67,7 +67,8 @@ impl Output {
     /// Writes data as it is, and a line end. A terminal gets it as text that cannot steer it.
     pub(crate) fn data(self, data: &[u8]) -> io::Result<()> {
         if io::stdout().is_terminal() {
-            return self.line(&String::from_utf8_lossy(data));
+            let text = String::from_utf8_lossy(data);
+            return print(safe(text.trim_end_matches('\n'), false).as_bytes());
         }
         print(data)
     }
@@ -88,6 +89,24 @@ impl Output {
         if !self.json {
             eprintln!("{}", safe(&text.to_string(), self.colours));
         }
+    }
+
+    /// Why a wait goes on: a script that waits has nobody else to tell its owner.
+    pub(crate) fn say_waiting(self, text: &str) {
+        match self.json {
+            true => eprintln!("{}", safe_json(&serde_json::json!({ "waiting": text }).to_string())),
+            false => self.say(text),
+        }
+    }
+
+    /// A line of a description: a name, and a value that brings no colours of its own.
+    pub(crate) fn field(self, name: &str, value: &str) -> String {
+        self.painted_field(name, &safe(value, false))
+    }
+
+    /// The same with a value that we have painted.
+    pub(crate) fn painted_field(self, name: &str, value: &str) -> String {
+        format!("{}  {value}", self.paint(Colour::Grey, format!("{name:<12}")))
     }
 
     pub(crate) fn paint(self, colour: Colour, text: impl Display) -> String {
@@ -333,6 +352,8 @@ mod tests {
         let painted = paint(true, Colour::Red, "größe");
         assert_eq!(safe(&painted, true), painted, "colours of our own stay");
         assert_eq!(safe(&painted, false), "\\u{1b}[31mgröße\\u{1b}[0m");
+        let field = Output { json: false, colours: true }.field("header", &painted);
+        assert_eq!(field, "\x1b[2mheader      \x1b[0m  \\u{1b}[31mgröße\\u{1b}[0m");
         let json = serde_json::to_string(hostile).unwrap();
         let shown = safe_json(&json);
         assert!(!shown.chars().any(steers), "{shown}");

@@ -13,6 +13,7 @@ use taskyard::Client;
 
 use crate::{
     args::Common,
+    log,
     output::{Colour, Output, may_colour, paint, safe},
 };
 
@@ -93,6 +94,13 @@ pub(crate) fn usage(message: impl Into<String>) -> anyhow::Error {
     anyhow::Error::new(Usage(message.into()))
 }
 
+/// An error of one of several things, with its name where the broker has not said it.
+pub(crate) fn about(error: taskyard::Error, noun: &str, id: &str) -> anyhow::Error {
+    let is_named = error.to_string().contains(id);
+    let error = anyhow::Error::new(error);
+    if is_named { error } else { error.context(format!("{noun} {id}")) }
+}
+
 /// What went wrong, for a person or for a script.
 pub(crate) struct Complaint {
     pub(crate) code: String,
@@ -105,6 +113,8 @@ impl Complaint {
     pub(crate) fn print(&self, json: bool) {
         if json {
             eprintln!("{}", serde_json::json!({ "code": self.code, "detail": self.text }));
+        } else if log::is_json() {
+            log::json_error(&self.code, &self.text);
         } else {
             let colours = may_colour() && std::io::stderr().is_terminal();
             eprintln!("{} {}", paint(colours, Colour::Red, "error:"), safe(&self.text, false));
@@ -171,6 +181,19 @@ mod tests {
         assert_eq!(complaint(&older_server.into()).exit_code, 1);
         let failed = complaint(&anyhow::anyhow!("no such file"));
         assert_eq!((failed.exit_code, failed.code.as_str()), (1, "failed"));
+    }
+
+    #[test]
+    fn a_thing_is_named_once() {
+        for (message, text) in [
+            ("task 7 is already succeeded", "task 7 is already succeeded"),
+            ("no majority", "task 7: no majority"),
+        ] {
+            let (code, message) = ("conflict".to_owned(), message.to_owned());
+            let error = about(taskyard::Error::Rejected { code, message }, "task", "7");
+            let complaint = complaint(&error);
+            assert_eq!((complaint.text.as_str(), complaint.exit_code), (text, 1));
+        }
     }
 
     #[test]

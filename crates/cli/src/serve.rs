@@ -16,9 +16,9 @@ pub(crate) fn run(args: &ServeArgs, output: Output) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     // First of all: from here on a signal is answered in order.
     let signals = runtime.block_on(async { Signals::listen() })?;
-    log::start(&args.log)?;
-    let config = settings::config(args)?;
-    let ended = runtime.block_on(serve(config, signals, output));
+    let told = settings::read(args).unwrap_or_else(|error| settings::Told::nothing(args, error));
+    log::start_as(told.log.as_deref(), told.log_format);
+    let ended = runtime.block_on(serve(told.config?, signals, output));
     // A broker that has stopped has closed everything. What one was doing that had not come up, as to read a
     // long log, can be left anywhere, as by a kill: the next start takes it up.
     runtime.shutdown_timeout(END_FOR_MAX);
@@ -69,6 +69,9 @@ async fn serve(config: Config, mut signals: Signals, output: Output) -> Result<(
             peer: node.peer_address().map(|peer| peer.to_string()).unwrap_or_default(),
             faktory,
         })?;
+    } else if log::is_json() {
+        let (version, faktory) = (env!("CARGO_PKG_VERSION"), faktory.unwrap_or_default());
+        tracing::info!(version, url, data = %shown, faktory, "listening");
     } else {
         let version = env!("CARGO_PKG_VERSION");
         eprintln!(

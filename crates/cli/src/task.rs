@@ -13,7 +13,7 @@ use crate::{
     args::{FilterArgs, PageArgs, TaskCommand},
     output::{Colour, Output, Table, now, plain, relative, shorten},
     payload,
-    remote::Remote,
+    remote::{Remote, about},
     stalled::Stalled,
     values,
 };
@@ -85,7 +85,7 @@ async fn change_each(
     for id in ids {
         match change(&id).await {
             Ok(state) => remote.output.value(&Changed { id, state }, &show)?,
-            Err(error) => failed.push(anyhow::Error::new(error).context(format!("task {id}"))),
+            Err(error) => failed.push(about(error, "task", &id)),
         }
     }
     let Some(last) = failed.pop() else { return Ok(()) };
@@ -159,7 +159,7 @@ async fn outcome(remote: &Remote, id: &TaskId, patience: Option<Duration>) -> Re
             return Ok(outcome);
         }
         for words in stalled.look_at_task(remote, id).await {
-            remote.output.say(words);
+            remote.output.say_waiting(&words);
         }
     }
 }
@@ -252,7 +252,10 @@ fn describe(task: &TaskDetails, output: Output) -> String {
     let now = now();
     let mut lines = Vec::new();
     let mut line = |name: &str, value: String| {
-        lines.push(format!("{}  {value}", output.paint(Colour::Grey, format!("{name:<12}"))));
+        lines.push(match name {
+            "state" => output.painted_field(name, &value),
+            _ => output.field(name, &value),
+        });
     };
     let when = |moment: Timestamp| format!("{moment} ({})", relative(moment, now));
     line("id", task.id.to_string());
@@ -278,7 +281,12 @@ fn describe(task: &TaskDetails, output: Output) -> String {
         let cancel = if claim.cancel_requested { ", asked to stop" } else { "" };
         line(
             "worker",
-            format!("{} since {}{cancel}", claim.worker, relative(claim.claimed_at, now)),
+            match claim.worker.as_str() {
+                "" => {
+                    format!("one without a name, since {}{cancel}", relative(claim.claimed_at, now))
+                }
+                worker => format!("{worker} since {}{cancel}", relative(claim.claimed_at, now)),
+            },
         );
     }
     if let Some(flow) = &task.flow {
@@ -315,9 +323,14 @@ fn describe(task: &TaskDetails, output: Output) -> String {
     for attempt in &task.attempts {
         let took = values::show_roughly(attempt.ended_at.since(attempt.claimed_at));
         let error = attempt.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+        // One that was claimed over HTTP, or whose worker was never heard, has no name.
+        let worker = match attempt.worker.as_str() {
+            "" => String::new(),
+            worker => format!(" on {worker}"),
+        };
         line(
             &format!("  #{}", attempt.attempt),
-            format!("{} after {took} on {}{error}", attempt.outcome, attempt.worker),
+            format!("{} after {took}{worker}{error}", attempt.outcome),
         );
     }
     lines.join("\n")

@@ -1,6 +1,10 @@
 //! Values as people type them: durations, sizes, moments, pairs. And back.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr, ToSocketAddrs},
+    time::Duration,
+};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 
@@ -39,10 +43,59 @@ pub(crate) fn address_or_none(text: &str) -> Result<AddressOrNone, String> {
     if text == "none" {
         return Ok(AddressOrNone(None));
     }
-    let address = text.parse().map_err(|_| {
-        format!("{text:?} is neither an address like 127.0.0.1:7419 nor the word none")
-    })?;
+    let address = address(text, 7419).map_err(|problem| format!("{problem}; or write none"))?;
     Ok(AddressOrNone(Some(address)))
+}
+
+/// An address to listen on, or a name that has one. What is neither is told with what to write, for
+/// which `port` is the usual one.
+pub(crate) fn address(text: &str, port: u16) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let no_host = |port: &str| {
+        format!(
+            "{text:?} has no host; write 127.0.0.1:{port} for this machine alone, or 0.0.0.0:{port} \
+             for every network that it is in"
+        )
+    };
+    let no_port = |address: &dyn fmt::Display| format!("{text:?} has no port; write {address}");
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Err(no_port(&SocketAddr::new(ip, port)));
+    }
+    let is_port = |text: &str| text.parse::<u16>().is_ok();
+    if let Some((scheme, rest)) = text.split_once("://") {
+        return Err(format!("{text:?} is a URL; write {rest} without {scheme}://"));
+    }
+    match text.rsplit_once(':') {
+        None if is_port(text) => Err(no_host(text)),
+        None if text.is_empty() => Err(no_host(&port.to_string())),
+        None => Err(no_port(&format_args!("{text}:{port}"))),
+        Some((_, wrong)) if !is_port(wrong) => {
+            Err(format!("{wrong:?} is no port; write a number from 0 to 65535 after the colon"))
+        }
+        Some(("" | "*", port)) => Err(no_host(port)),
+        Some((host, port)) if host.contains(':') && !host.starts_with('[') => {
+            Err(format!("{text:?} does not say where its port begins; write [{host}]:{port}"))
+        }
+        Some((host, _)) => resolved(text, host),
+    }
+}
+
+/// The address of a name: of IPv4 if it has one, as `localhost` has, because that is where clients
+/// that are told nothing look.
+fn resolved(text: &str, host: &str) -> Result<SocketAddr, String> {
+    let is_fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    if !host.chars().all(is_fine) {
+        return Err(format!("{host:?} is no name of a host; write one, or an IP address"));
+    }
+    let no_address = |why: &dyn fmt::Display| {
+        format!("{host:?} has no address here ({why}); write an IP address, such as 127.0.0.1")
+    };
+    let found: Vec<SocketAddr> =
+        text.to_socket_addrs().map_err(|error| no_address(&error))?.collect();
+    let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
+    first.copied().ok_or_else(|| no_address(&"none is known"))
 }
 
 /// The shortest exact way to write a duration, in whole milliseconds.
@@ -241,6 +294,39 @@ fn distance(from: &str, to: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_may_be_a_name_and_is_else_refused_with_what_to_write() {
+        for (text, found) in [
+            ("127.0.0.1:7400", "127.0.0.1:7400"),
+            ("[::1]:0", "[::1]:0"),
+            ("localhost:7400", "127.0.0.1:7400"),
+            ("LOCALHOST:0", "127.0.0.1:0"),
+        ] {
+            assert_eq!(address(text, 1), Ok(found.parse().unwrap()), "{text}");
+        }
+        for (text, part) in [
+            ("7401", "has no host; write 127.0.0.1:7401 for this machine alone, or 0.0.0.0:7401"),
+            (":7401", "write 127.0.0.1:7401"),
+            ("*:7401", "write 127.0.0.1:7401"),
+            ("", "write 127.0.0.1:7400"),
+            ("localhost", "has no port; write localhost:7400"),
+            ("10.0.0.5", "write 10.0.0.5:7400"),
+            ("::1", "has no port; write [::1]:7400"),
+            ("1:2:3:4:5:6:7:8:7400", "write [1:2:3:4:5:6:7:8]:7400"),
+            ("http://127.0.0.1:7400", "write 127.0.0.1:7400 without http://"),
+            ("localhost:70000", "\"70000\" is no port"),
+            ("localhost:", "\"\" is no port"),
+            ("a b:7400", "\"a b\" is no name of a host"),
+            // Longer than a name can be, so that nobody is asked for it.
+            (&format!("{}:7400", "x".repeat(64)), "has no address here"),
+        ] {
+            let problem = address(text, 7400).unwrap_err();
+            assert!(problem.contains(part), "{text}: {problem}");
+        }
+        assert_eq!(address_or_none("none"), Ok(AddressOrNone(None)));
+        assert!(address_or_none("no").unwrap_err().ends_with("write no:7419; or write none"));
+    }
 
     #[test]
     fn durations_are_read_and_shown() {

@@ -1,6 +1,7 @@
 //! `taskyard work`: a worker that runs a command for each task.
 
 mod parents;
+mod report;
 
 use std::{
     path::Path,
@@ -10,15 +11,20 @@ use std::{
 
 use anyhow::{Context, Result};
 use base64::{Engine, prelude::BASE64_STANDARD};
+use rustix::process::geteuid;
 use taskyard::{
     CancelReason, Cancelled, Client, Fail, RawResult, TaskContext, TaskRequest, Worker,
 };
-use taskyard_cli::exec::{Cgroups, Job, Limits, Runner, Verdict, user_threads_max};
+use taskyard_cli::exec::{
+    Cgroups, Job, Limits, Runner, Verdict, try_pid_namespace, user_threads_max,
+};
 use tokio::sync::oneshot;
 
+use self::report::ReportPipe;
 use crate::{
     args::{Common, WorkArgs},
-    log, remote,
+    log,
+    remote::{self, usage},
     signals::Signals,
 };
 
@@ -33,6 +39,9 @@ const COMPLAIN_EVERY: u32 = 15;
 
 pub(crate) fn run(args: &WorkArgs, common: &Common) -> Result<()> {
     log::start(&args.log)?;
+    if args.user.is_some() && !geteuid().is_root() {
+        return Err(usage("--user needs a worker of root: only root can run commands as others"));
+    }
     Runner::adopt_orphans().context("cannot look after the tasks' processes")?;
     let runner = runner(args);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -132,7 +141,44 @@ fn runner(args: &WorkArgs) -> Runner {
             None
         }
     };
-    Runner { program: OWN_PROGRAM.into(), argv, limits, cgroups, grace: args.kill_grace }
+    Runner {
+        program: OWN_PROGRAM.into(),
+        argv,
+        limits,
+        cgroups,
+        pid_namespace: pid_namespace(args),
+        user: args.user.clone(),
+        grace: args.kill_grace,
+    }
+}
+
+/// Whether each task gets a pid namespace; says what commands may signal without.
+fn pid_namespace(args: &WorkArgs) -> bool {
+    let why = match args.no_pid_namespace {
+        true => "--no-pid-namespace was given".to_owned(),
+        false => match try_pid_namespace(Path::new(OWN_PROGRAM)) {
+            Ok(()) => {
+                tracing::debug!("each task gets a pid namespace");
+                return true;
+            }
+            Err(why) => why.to_string(),
+        },
+    };
+    match (&args.user, geteuid().is_root()) {
+        (Some(_), _) => tracing::info!(
+            why,
+            "tasks get no pid namespaces: a command may signal other tasks, which run as the same \
+             user"
+        ),
+        (None, true) => tracing::warn!(
+            why,
+            "commands run as root and may signal and end every process of this machine, this worker \
+             too: run the worker as another user, or commands with --user NAME, or give the worker \
+             CAP_SYS_ADMIN, with which each task gets a pid namespace"
+        ),
+        (None, false) => tracing::debug!(why, "tasks get no pid namespaces"),
+    }
+    false
 }
 
 /// Adds what the kernel can do otherwise, and says that it is weaker.
@@ -160,7 +206,7 @@ async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, 
                 _ = dropped => {}
             }
         };
-        let told = match parents::told(&context).await {
+        let told = match parents::told(&context, runner.user.as_ref()).await {
             Ok(told) => told,
             Err(error) => {
                 let message = format!("cannot get the results of its parents: {error:#}");
@@ -169,7 +215,18 @@ async fn handle(runner: Arc<Runner>, request: TaskRequest) -> Result<RawResult, 
         };
         let mut job = job(&context, request.payload());
         job.environment.extend(told.environment.iter().cloned());
-        let report = runner.run(job, stop).await;
+        let report = match ReportPipe::make(runner.user.as_ref()) {
+            Ok(pipe) => {
+                job.environment.push(("TASKYARD_REPORT", pipe.path().display().to_string()));
+                job.folder = Some(pipe.folder().to_owned());
+                pipe.during(&context, runner.run(job, stop)).await
+            }
+            Err(error) => {
+                let id = context.id();
+                tracing::warn!(%id, %error, "cannot make TASKYARD_REPORT, the command goes without");
+                runner.run(job, stop).await
+            }
+        };
         drop(told);
         let verdict = report.map(|report| report.verdict(timeout, &runner.limits));
         log_end(&context, started.elapsed(), &verdict);
@@ -257,7 +314,7 @@ fn job(context: &TaskContext, payload: &[u8]) -> Job {
     environment.extend(schedule.map(|name| ("TASKYARD_SCHEDULE", name.to_owned())));
     let occurrence = context.occurrence_at();
     environment.extend(occurrence.map(|at| ("TASKYARD_OCCURRENCE_AT", at.to_string())));
-    Job { payload: payload.to_vec(), environment, timeout }
+    Job { payload: payload.to_vec(), environment, timeout, folder: None }
 }
 
 /// The moment `left` from now, as RFC 3339.

@@ -1,13 +1,13 @@
 //! `taskyard worker`: look at workers, quiet and stop them.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 use taskyard::{WorkerDetails, WorkerList};
 
 use crate::{
     args::WorkerCommand,
     output::{Colour, Output, Table, now, plain, relative, shorten},
-    remote::Remote,
+    remote::{Remote, about},
     values,
 };
 
@@ -35,7 +35,7 @@ pub(crate) async fn run(remote: &Remote, command: WorkerCommand) -> Result<()> {
         WorkerCommand::Quiet { ids } => {
             for id in ids {
                 let asked = remote.patiently(client.quiet_worker(&id)).await;
-                asked.with_context(|| format!("worker {id}"))?;
+                asked.map_err(|error| about(error, "worker", &id))?;
                 let text = format!("{id} finishes what it has and claims nothing more");
                 output.done(&Asked { id: &id, state: "quiet" }, text)?;
             }
@@ -43,7 +43,7 @@ pub(crate) async fn run(remote: &Remote, command: WorkerCommand) -> Result<()> {
         WorkerCommand::Stop { ids } => {
             for id in ids {
                 let asked = remote.patiently(client.stop_worker(&id)).await;
-                asked.with_context(|| format!("worker {id}"))?;
+                asked.map_err(|error| about(error, "worker", &id))?;
                 let text = format!("{id} was asked to shut down");
                 output.done(&Asked { id: &id, state: "stopping" }, text)?;
             }

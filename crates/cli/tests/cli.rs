@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read, Write},
+    io::{Read, Write},
     net::TcpStream,
     process::{Command, Stdio},
 };
@@ -117,21 +117,10 @@ fn each_of_several_tasks_is_changed_whatever_becomes_of_the_others() {
         assert_eq!(ran.code, 1, "{}", ran.stderr);
         assert_eq!(yard.task(&good)["state"], state);
         assert!(ran.stdout.contains(&good), "{}", ran.stdout);
-        for part in ["task bad: ", &gone, "2 of 3 tasks"] {
+        for part in ["error: id \"bad\" is not a task id", &gone, "2 of 3 tasks"] {
             assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
         }
     }
-}
-
-#[test]
-fn a_wait_that_was_too_short_says_so() {
-    let yard = Yard::start();
-    let ran = yard.run(&["enqueue", "a", "--wait", "--wait-for", "100ms"]);
-    assert_eq!(ran.code, 1);
-    assert!(ran.stderr.contains("is still ready after 100ms; wait longer"), "{}", ran.stderr);
-    assert!(!ran.stderr.contains("--wait"), "{}", ran.stderr);
-    let id = yard.json(&["task", "list"])[0]["id"].as_str().unwrap().to_owned();
-    assert!(yard.run(&["task", "result", &id]).stderr.contains("with --wait"));
 }
 
 #[test]
@@ -223,35 +212,6 @@ fn a_unique_key_is_answered_replaced_or_refused() {
     let nameless = yard.run(&["enqueue", "index", "--debounce", "10s"]);
     assert_eq!(nameless.code, 2, "{}", nameless.stderr);
     assert!(nameless.stderr.contains("--unique-key"), "{}", nameless.stderr);
-}
-
-#[test]
-fn a_wait_says_after_a_while_that_nobody_listens_and_goes_on() {
-    let yard = Yard::start();
-    let flow = yard.file("flow.json");
-    fs::write(&flow, r#"{"nodes": [{"name": "a", "type": "t", "queue": "flow-queue"}]}"#).unwrap();
-    let later = yard.ok(&["enqueue", "a", "\"7\"", "--queue", "result-queue"]);
-    let end = ["--wait-for", "60s"];
-    let waits = [
-        ("wait-queue", &["enqueue", "a", "7", "--queue", "wait-queue", "--wait"][..]),
-        ("result-queue", &["task", "result", &later, "--wait"]),
-        ("flow-queue", &["flow", "run", flow.to_str().unwrap()]),
-    ]
-    .map(|(queue, arguments)| {
-        let mut command = yard.command(&[arguments, &end].concat());
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
-        (queue, Process(command.spawn().unwrap()))
-    });
-    for (queue, mut waiting) in waits {
-        let mut stderr = BufReader::new(waiting.0.stderr.take().unwrap());
-        let mut said = String::new();
-        let expected = format!("no worker listens on queue {queue} now: start a worker");
-        while !said.contains(&expected) {
-            assert_ne!(stderr.read_line(&mut said).unwrap(), 0, "{queue}: it ended: {said}");
-        }
-        let _worker = yard.work(queue, "cat", &[]);
-        assert_eq!(waiting.code(), Some(0), "{queue}");
-    }
 }
 
 #[test]
@@ -408,13 +368,35 @@ fn dead_letters_are_listed_retried_and_discarded() {
 
 /// What the HTTP front says at `path`.
 fn http(yard: &Yard, path: &str) -> Value {
+    ask_http(yard, "GET", path, "")
+}
+
+fn ask_http(yard: &Yard, method: &str, path: &str, body: &str) -> Value {
     let mut stream = TcpStream::connect(yard.url.trim_start_matches("http://")).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json";
+    let length = body.len();
+    write!(stream, "{method} {path} HTTP/1.1\r\n{head}\r\ncontent-length: {length}\r\n\r\n{body}")
+        .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error} in {body}"))
+}
+
+#[test]
+fn an_attempt_of_a_worker_without_a_name_is_told_without_one() {
+    let yard = Yard::start();
+    let id = yard.ok(&["enqueue", "a", "-q", "q", "--retry", "never"]);
+    let claimed = ask_http(&yard, "POST", "/v1/claims", r#"{"queues": ["q"]}"#);
+    let token = &claimed["tasks"][0]["claim_token"];
+    let shown = yard.ok(&["task", "get", &id]);
+    assert!(shown.contains("  one without a name, since "), "{shown}");
+    let fail = format!(r#"{{"claim_token": {token}, "error": {{"type": "E", "message": "m"}}}}"#);
+    ask_http(&yard, "POST", &format!("/v1/tasks/{id}/fail"), &fail);
+    let shown = yard.ok(&["task", "get", &id]);
+    let attempt = shown.lines().last().unwrap();
+    assert!(attempt.contains("failed after ") && attempt.ends_with("s: E: m"), "{attempt}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! `work --exec`'s promise, with real processes: whatever a task's command does, the worker lives
 //! on, gets a bounded report, and no process of the task is left.
 
+mod reach;
+
 use crate::yard::needs;
 
 use std::{
@@ -18,8 +20,13 @@ use std::{
 };
 
 use needs::Need;
-use rustix::fs::{FlockOperation, flock};
-use taskyard_cli::exec::{Cgroups, Ending, Job, Limits, Report, Runner, Verdict};
+use rustix::{
+    fs::{FlockOperation, flock},
+    process::getuid,
+};
+use taskyard_cli::exec::{
+    Cgroups, Ending, Job, Limits, Report, Runner, User, Verdict, try_pid_namespace,
+};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_taskyard");
 const LONG: Duration = Duration::from_secs(30);
@@ -31,6 +38,16 @@ static CGROUPS: LazyLock<Option<Cgroups>> =
         Err(why) => {
             Need::Cgroups.skip(format!("there are no cgroups: {why}"));
             None
+        }
+    });
+
+/// Whether tasks get pid namespaces on this machine.
+static PID_NAMESPACE: LazyLock<bool> =
+    LazyLock::new(|| match try_pid_namespace(PROGRAM.as_ref()) {
+        Ok(()) => true,
+        Err(why) => {
+            Need::Namespaces.skip(format!("there are no pid namespaces: {why}"));
+            false
         }
     });
 
@@ -55,6 +72,8 @@ fn case(argv: &[&str]) -> Case {
             argv: argv.iter().map(|&argument| argument.to_owned()).collect(),
             limits: Limits::default(),
             cgroups: CGROUPS.clone(),
+            pid_namespace: *PID_NAMESPACE,
+            user: None,
             grace: Duration::from_millis(200),
         },
         job: Job { environment: vec![("TASKYARD_ID", id.clone())], ..Job::default() },
@@ -85,6 +104,17 @@ impl Case {
     /// As on a machine without cgroups.
     fn only_counted(mut self) -> Case {
         self.runner.cgroups = None;
+        self
+    }
+
+    /// As on a machine without pid namespaces.
+    fn among_all(mut self) -> Case {
+        self.runner.pid_namespace = false;
+        self
+    }
+
+    fn user(mut self, user: &str) -> Case {
+        self.runner.user = Some(User::find(user).unwrap());
         self
     }
 
@@ -173,8 +203,21 @@ async fn a_large_payload_passes_through_without_deadlock() {
     let report = case(&["wc", "-c"]).payload(payload.clone()).run().await;
     assert_eq!(text(&report.stdout).trim(), payload.len().to_string());
 
-    let report = case(&["cat"]).payload(payload).run().await;
-    assert_eq!((report.ending, report.stdout.len()), (Ending::Exited(0), 64 << 10));
+    let report = case(&["cat"]).payload(payload.clone()).run().await;
+    assert_eq!((report.ending, report.stdout_total), (Ending::Exited(0), payload.len() as u64));
+}
+
+#[tokio::test]
+async fn what_a_command_prints_is_whole_or_known_to_be_cut() {
+    let whole: Vec<u8> = (0..1 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
+    let report = case(&["cat"]).payload(whole.clone()).run().await;
+    assert!(report.stdout == whole, "{} bytes", report.stdout.len());
+    assert_eq!(report.verdict(None, &Limits::default()), Verdict::Ack(Some(whole)));
+
+    let report = shell("head -c 1048577 /dev/zero").run().await;
+    assert_eq!((report.stdout_total, report.stdout.len()), ((1 << 20) + 1, (1 << 20) + 1));
+    let Verdict::Fail(failure) = report.verdict(None, &Limits::default()) else { panic!() };
+    assert_eq!((failure.error_type.as_str(), failure.retryable), ("result too large", false));
 }
 
 #[tokio::test]
@@ -219,11 +262,12 @@ async fn a_command_in_a_name_with_a_zero_byte_is_an_error_and_no_panic() {
 }
 
 #[tokio::test]
-async fn endless_output_is_kept_to_its_tail() {
+async fn endless_output_is_kept_to_its_bounds() {
     let script = "yes out & yes err >&2";
     let report = shell(script).timeout(400).run().await;
     assert_eq!(report.ending, Ending::TimedOut);
-    assert_eq!(report.stdout.len(), 64 << 10);
+    assert_eq!(report.stdout.len(), (1 << 20) + 1);
+    assert!(report.stdout_total > 1 << 20);
     assert!(report.stderr.len() <= 8 << 10 && text(&report.stderr).contains("err\nerr"));
 }
 
@@ -298,6 +342,8 @@ async fn check_fork_bomb(again: &str) {
     fs::write(&script, bomb).unwrap();
     let case = || shell("sh $SCRIPT 0").processes(40).environment("SCRIPT", &script);
     assert_eq!(case().only_counted().run().await.ending, Ending::TooManyProcesses, "counted");
+    let alone = case().only_counted().among_all().run().await;
+    assert_eq!(alone.ending, Ending::TooManyProcesses, "counted, among all processes");
     if CGROUPS.is_some() {
         assert_eq!(case().run().await.ending, Ending::TooManyProcesses, "in a cgroup");
     }
@@ -434,7 +480,7 @@ async fn a_full_machine_is_a_reason_to_try_later_and_no_panic() {
 #[tokio::test]
 async fn without_a_cgroup_the_kernel_bounds_another_user_than_root() {
     const NOBODY: &str = "setpriv --reuid=65533 --regid=65533 --clear-groups";
-    if !rustix::process::getuid().is_root() {
+    if !getuid().is_root() {
         return Need::Users.skip("only root can become a user that has no other processes");
     }
     let can = Command::new("sh").args(["-c", &format!("{NOBODY} {PROGRAM} --version")]).output();
@@ -448,7 +494,7 @@ async fn without_a_cgroup_the_kernel_bounds_another_user_than_root() {
     let bomb = "b() { [ $1 -gt 7 ] && exec sleep 1; b $(($1 + 1)) & b $(($1 + 1)) & wait; }; b 0";
     let limits = Limits { user_threads_max: Some(60), ..Limits::default() };
     let case = || shell(bomb).limits(limits).only_counted();
-    let report = case().by_script(&script, &format!("exec {NOBODY}")).run().await;
+    let report = case().among_all().by_script(&script, &format!("exec {NOBODY}")).run().await;
     assert!(text(&report.stderr).contains("ork"), "no fork was refused: {report:?}");
     assert_eq!(text(&case().run().await.stderr), "", "it does not bind root");
 }
@@ -456,7 +502,7 @@ async fn without_a_cgroup_the_kernel_bounds_another_user_than_root() {
 #[tokio::test]
 async fn a_command_that_kills_its_supervisor_takes_nothing_else_with_it() {
     let other = tokio::spawn(shell("sleep 0.3; echo fine").run());
-    let report = shell("setsid sleep 1000 & kill -9 $PPID; sleep 1000").run().await;
+    let report = shell("setsid sleep 1000 & kill -9 $PPID; sleep 1000").among_all().run().await;
     assert_eq!(report.ending, Ending::Unsupervised);
     assert_eq!(text(&other.await.unwrap().stdout), "fine\n");
 }

@@ -152,7 +152,7 @@ fn a_task_that_kills_its_workers_is_quarantined() {
     // The parent of its supervisor is the worker.
     let poison = "kill -9 $(cut -d ' ' -f 4 /proc/$PPID/stat); sleep 1000";
     for death in 1..=3 {
-        let mut worker = yard.work("q", poison, &[]);
+        let mut worker = yard.work("q", poison, &["--no-pid-namespace"]);
         assert_eq!(worker.code(), None, "worker {death} was killed");
     }
     let task = yard.until_state(&id, "dead");

@@ -26,5 +26,6 @@ mod readme;
 mod schedule;
 mod serve;
 mod spread;
+mod waits;
 mod work;
 mod yard;

@@ -209,11 +209,74 @@ fn a_port_that_is_taken_is_named() {
 fn a_bad_configuration_exits_with_2_and_names_every_mistake() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("taskyard.toml");
-    fs::write(&file, "listn = \"127.0.0.1:0\"\nshards = \"many\"\n").unwrap();
-    let ran = taskyard(&["serve", "--config", file.to_str().unwrap()]);
-    assert_eq!(ran.code, 2, "{}", ran.stderr);
-    assert!(ran.stderr.contains("did you mean listen?"), "{}", ran.stderr);
-    assert!(ran.stderr.contains("many"), "{}", ran.stderr);
+    fs::write(&file, "listn = \"127.0.0.1:0\"\nshards = \"many\"\ndata = 5\n").unwrap();
+    let ran = taskyard(&["serve", "--config", file.to_str().unwrap(), "--peer", ":7401"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{}", ran.stderr);
+    let file = file.display();
+    for part in [
+        "error: --peer: \":7401\" has no host; write 127.0.0.1:7401".to_owned(),
+        format!("{file}:1: listn: there is no such key; did you mean listen?"),
+        format!("{file}:2: shards: \"many\" is not a number"),
+        format!("{file}:3: data: 5 is no text"),
+    ] {
+        assert!(ran.stderr.lines().any(|line| line.starts_with(&part)), "{part}: {}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_log_in_json_is_json_from_the_first_line_to_the_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, log) = (folder.path().join("taskyard.toml"), folder.path().join("log"));
+    let lines = |text: &str| -> Vec<Value> {
+        let read = |line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no JSON: {text}"));
+        text.lines().map(read).collect()
+    };
+    fs::write(&file, "log_format = \"json\"\nlog = \"info\"\nlisten = \"localhost:0\"\n").unwrap();
+    let serve = |data: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taskyard"));
+        command.args([
+            "serve",
+            "--peer",
+            "127.0.0.1:0",
+            "--faktory",
+            "localhost:0",
+            "--shards",
+            "4",
+        ]);
+        command.args(["--disk-reserve", "1M", "--data"]).arg(folder.path().join(data));
+        command.arg("--config").arg(&file).env_remove("RUST_LOG").env_remove("TASKYARD_URL");
+        command.stdin(Stdio::null());
+        command
+    };
+    let mut broker = serve("data");
+    let mut broker = Process(broker.stderr(fs::File::create(&log).unwrap()).spawn().unwrap());
+    until("it listens", || fs::read_to_string(&log).unwrap().contains("\"listening\""));
+    // A second one on the same directory can't start, and says so in the same format.
+    let ran = Ran::of(serve("data"), &["serve"]);
+    assert_eq!(ran.code, 1);
+    let last = lines(&ran.stderr).pop().unwrap();
+    assert!(last["message"].as_str().unwrap().contains("is in use by another"), "{last}");
+    assert_eq!((&last["level"], &last["code"]), (&Value::from("ERROR"), &Value::from("failed")));
+    broker.signal(Signal::TERM);
+    assert_eq!(broker.code(), Some(0));
+    let log = lines(&fs::read_to_string(&log).unwrap());
+    let listening = log.iter().find(|line| line["message"] == "listening").unwrap();
+    for (key, start) in [("url", "http://127.0.0.1:"), ("faktory", "tcp://127.0.0.1:")] {
+        assert!(listening[key].as_str().unwrap().starts_with(start), "{listening}");
+    }
+    assert_eq!(log.last().unwrap()["message"], "stopped");
+    // What is typed wrongly, in either way of finding it out.
+    fs::write(&file, "log_format = \"json\"\nshards = 0\nzone = 1\n").unwrap();
+    for (wrong, code) in [
+        (&["--config", file.to_str().unwrap()][..], "invalid_argument"),
+        (&["--nonsense", "--log-format", "json"], "invalid_argument"),
+        (&["--config", "/no/such/file", "--log-format=json"], "failed"),
+    ] {
+        let ran = taskyard(&[&["serve"], wrong].concat());
+        let told = lines(&ran.stderr);
+        assert_eq!((told.len(), &told[0]["code"]), (1, &Value::from(code)), "{}", ran.stderr);
+        assert_eq!(ran.code, if code == "failed" { 1 } else { 2 });
+    }
 }
 
 #[test]

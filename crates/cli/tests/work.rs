@@ -44,6 +44,136 @@ fn a_command_does_not_get_the_secrets_of_its_worker() {
 }
 
 #[test]
+fn a_result_is_what_a_command_printed_to_the_last_byte_or_an_error() {
+    let yard = Yard::start();
+    let exec = r#"case $TASKYARD_TYPE in
+        json) printf '{"text": "'; head -c 1048560 /dev/zero | tr '\0' x; printf '"}\n' ;;
+        text) head -c 1048574 /dev/zero | tr '\0' x ;;
+        bytes) printf 'a\377\000b\n' ;;
+        large) head -c 1048577 /dev/zero | tr '\0' x ;;
+    esac"#;
+    let _worker = yard.work("q", exec, &[]);
+    for (kind, bytes) in [("json", 1_048_572), ("text", 1_048_576)] {
+        let result = yard.ok(&["enqueue", kind, "-q", "q", "--wait"]);
+        assert_eq!(result.len(), bytes, "{kind}");
+        serde_json::from_str::<serde_json::Value>(&result).unwrap();
+    }
+    let bytes = yard.json(&["enqueue", "bytes", "-q", "q", "--wait"]).remove(0);
+    assert_eq!(bytes["result_base64"], "Yf8AYgo=", "{bytes}");
+    let id = yard.ok(&["enqueue", "large", "-q", "q"]);
+    let task = yard.until_state(&id, "dead");
+    let error = &task["attempts"][0]["error"];
+    assert_eq!(error["type"], "result too large");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("printed 1048577 bytes, 1048579 as JSON, and a result"), "{error}");
+    assert_eq!(task["attempts"].as_array().unwrap().len(), 1, "it is not tried again");
+}
+
+#[test]
+fn a_command_reports_progress_and_what_the_next_attempt_goes_on_from() {
+    let yard = Yard::start();
+    let exec = r#"
+        say() { echo "$1" > "$TASKYARD_REPORT"; }
+        case $TASKYARD_ATTEMPT in
+        1)  say '{"progress": {"percent": 40, "message": "page 4"}}'
+            say '{"resume_state": {"page": 3}}'
+            until [ -e $FOLDER/seen ]; do sleep 0.01; done
+            say 'nonsense'
+            say '{"resume_state": {"page": 4}}'
+            echo "$TASKYARD_REPORT" > $FOLDER/pipe
+            exit 1 ;;
+        *)  printf %s "$TASKYARD_RESUME_STATE" ;;
+        esac"#;
+    let log = fs::File::create(yard.file("log")).unwrap();
+    let mut worker = yard.command(&["work", "-q", "q", "--log", "warn", "--exec", exec]);
+    worker.env("FOLDER", yard.folder.path()).stderr(log);
+    let _worker = yard::Process(worker.spawn().unwrap());
+    let retry = ["--retry", "fixed", "--retry-delay", "10ms", "--retry-jitter", "0"];
+    let id = yard.ok(&[&["enqueue", "a", "-q", "q"][..], &retry].concat());
+    until("progress is seen", || !yard.task(&id)["progress"].is_null());
+    assert_eq!(yard.task(&id)["progress"], json!({"percent": 40, "message": "page 4"}));
+    fs::write(yard.file("seen"), "").unwrap();
+    let result = yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]);
+    assert_eq!(result, r#"{"page": 4}"#, "said last, right before its end");
+    let log = fs::read_to_string(yard.file("log")).unwrap();
+    assert_eq!(log.matches("has a line that is no report").count(), 1, "{log}");
+    let pipe = fs::read_to_string(yard.file("pipe")).unwrap();
+    let folder = Path::new(pipe.trim()).parent().unwrap();
+    until("its pipe is gone", || !folder.exists());
+}
+
+#[test]
+fn a_command_that_is_asked_to_stop_says_where_it_was() {
+    let yard = Yard::start();
+    let exec = r#"
+        [ -z "$TASKYARD_RESUME_STATE" ] || { printf %s "$TASKYARD_RESUME_STATE"; exit; }
+        trap 'echo "{\"resume_state\": {\"page\": 7}}" > "$TASKYARD_REPORT"; exit 1' TERM
+        touch $FOLDER/ready; while :; do sleep 0.01; done"#;
+    let more = ["--shutdown-grace", "100ms", "--kill-grace", "30s"];
+    let mut first = yard.work("q", exec, &more);
+    let id = yard.ok(&["enqueue", "a", "-q", "q"]);
+    until("it runs", || yard.file("ready").exists());
+    first.signal(Signal::TERM);
+    assert_eq!(first.code(), Some(0));
+    let _second = yard.work("q", exec, &[]);
+    let result = yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]);
+    assert_eq!(result, r#"{"page": 7}"#);
+}
+
+#[test]
+fn a_worker_of_root_says_what_its_commands_may_signal() {
+    if !rustix::process::getuid().is_root() {
+        return Need::Users.skip("only root can run commands as others");
+    }
+    let yard = Yard::start();
+    let said = |more: &[&str]| {
+        let log = yard.file("log");
+        let arguments = [&["work", "-q", "q", "--exec", "id -u"], more].concat();
+        let mut worker = yard.command(&arguments);
+        worker.stderr(fs::File::create(&log).unwrap());
+        let mut worker = yard::Process(worker.spawn().unwrap());
+        until("it waits for tasks", || {
+            fs::read_to_string(&log).unwrap().contains("waiting for tasks")
+        });
+        let user = yard.ok(&["enqueue", "a", "-q", "q", "--wait"]);
+        worker.signal(Signal::TERM);
+        assert_eq!(worker.code(), Some(0));
+        (user, fs::read_to_string(&log).unwrap())
+    };
+    let (user, log) = said(&["--no-pid-namespace"]);
+    assert!(log.contains("commands run as root and may signal and end every process"), "{log}");
+    assert_eq!(user, "0");
+    let (user, log) = said(&["--no-pid-namespace", "--user", "65532:65532"]);
+    assert!(log.contains("a command may signal other tasks") && !log.contains("as root"), "{log}");
+    assert_eq!(user, "65532");
+    let ran = yard.run(&["work", "--user", "nobody-at-all", "--exec", "true"]);
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("/etc/passwd has no user \"nobody-at-all\""), "{}", ran.stderr);
+}
+
+#[test]
+fn a_command_of_another_user_reports_and_reads_what_its_parents_left() {
+    if !rustix::process::getuid().is_root() {
+        return Need::Users.skip("only root can run commands as others");
+    }
+    let yard = Yard::start();
+    let exec = r#"case $TASKYARD_NODE in
+        large) head -c 100000 /dev/zero | tr '\0' x ;;
+        last) echo '{"resume_state": 7}' > "$TASKYARD_REPORT" && wc -c < "$TASKYARD_PARENTS_FILE" ;;
+    esac"#;
+    let _worker = yard.work("q", exec, &["--user", "65532:65532"]);
+    fs::write(
+        yard.file("flow.yaml"),
+        "name: two\nnodes:\n  - {name: large, type: a, queue: q}\n  \
+         - {name: last, type: a, queue: q, depends_on: [large]}\n",
+    )
+    .unwrap();
+    let flow = yard.run(&["flow", "run", yard.file("flow.yaml").to_str().unwrap(), "--json"]);
+    assert_eq!(flow.code, 0, "{}{}", flow.stdout, flow.stderr);
+    assert!(flow.stdout.contains("100012"), "{}", flow.stdout);
+}
+
+#[test]
 fn a_program_after_two_dashes_runs_without_a_shell() {
     let yard = Yard::start();
     let arguments = ["work", "-q", "q", "--log", "warn", "--", "printf", "%s", "$HOME;ls"];
@@ -103,13 +233,19 @@ fn a_cancelled_task_is_killed_with_its_children() {
 #[test]
 fn killing_a_worker_kills_its_tasks_and_they_run_elsewhere() {
     let yard = Yard::start();
-    let first = yard.work("q", "setsid sleep 1000 & touch $FOLDER/ready; sleep 1000", &[]);
+    let exec = "setsid sleep 1000 & echo $TASKYARD_REPORT > $FOLDER/pipe; touch $FOLDER/ready; \
+        sleep 1000";
+    let first = yard.work("q", exec, &[]);
     let id = yard.ok(&["enqueue", "a", "-q", "q"]);
     until("it runs", || yard.file("ready").exists());
+    let pipe = fs::read_to_string(yard.file("pipe")).unwrap();
+    let folder = Path::new(pipe.trim()).parent().unwrap();
+    assert!(folder.exists());
     first.signal(Signal::KILL);
     let killed = Instant::now();
     let _second = yard.work("q", "echo done by another", &[]);
     until("its processes are gone", || processes_of(&id) == 0);
+    until("its pipe is gone", || !folder.exists());
     assert_eq!(
         yard.ok(&["task", "result", &id, "--wait", "--wait-for", "30s"]),
         "\"done by another\""
@@ -132,7 +268,8 @@ fn what_survives_a_worker_and_its_supervisor_is_killed_by_the_next_worker() {
     let yard = Yard::start();
     let stray = "touch $FOLDER/ready; sleep 1000; true";
     let exec = format!("echo $PPID > $FOLDER/supervisor; setsid sh -c '{stray}' & sleep 1000");
-    let first = yard.work("q", &exec, &[]);
+    // In a namespace, what the command started would end with process 1.
+    let first = yard.work("q", &exec, &["--no-pid-namespace"]);
     let id = yard.ok(&["enqueue", "a", "-q", "q"]);
     until("it runs", || yard.file("ready").exists());
     assert!(processes_of(&id) > 0);
@@ -223,7 +360,8 @@ fn a_worker_survives_what_its_commands_do() {
         hog) dd if=/dev/zero of=/dev/null bs=900M count=1 ;;
         good) echo fine ;;
     esac"#;
-    let _worker = yard.work("q", nasty, &["--memory", "256M", "--concurrency", "4"]);
+    let more = ["--memory", "256M", "--concurrency", "4", "--no-pid-namespace"];
+    let _worker = yard.work("q", nasty, &more);
     let kinds = ["crash", "murder", "flood", "hog"];
     let ids = kinds.map(|kind| yard.ok(&["enqueue", kind, "-q", "q", "--max-attempts", "1"]));
     for (kind, id) in kinds.iter().zip(&ids) {

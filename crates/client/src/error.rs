@@ -173,6 +173,15 @@ impl Error {
                 format!("{server} closed the connection before the call was sent; send it again");
             return Error::unavailable(message);
         }
+        if let Some(limit) = message_limit(status.message()) {
+            return Error::Rejected {
+                code: "payload_too_large".to_string(),
+                message: format!(
+                    "{server}: one message would have more than {limit} bytes; send less at once, or \
+                     ask for less, such as a shorter page"
+                ),
+            };
+        }
         let message = match status.message() {
             "" => status.code().description(),
             message => message,
@@ -263,6 +272,14 @@ fn never_sent(status: &Status) -> bool {
     error.is_some_and(hyper::Error::is_canceled)
 }
 
+/// The bound that a message was over, if that is what the gRPC library says. It says so of what we
+/// send and of what we get, and in its own words.
+fn message_limit(message: &str) -> Option<u64> {
+    let (_, rest) = message.split_once("message length too large")?;
+    let (_, limit) = rest.split_once("limit is: ")?;
+    limit.split(' ').next()?.parse().ok()
+}
+
 fn causes(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
     std::iter::successors(status.source(), |error| (*error).source())
 }
@@ -307,6 +324,19 @@ mod tests {
         let error = Error::from_status("here", &status(Code::Unimplemented, None));
         assert_eq!(error.code(), "unimplemented");
         assert!(error.to_string().contains("here does not know this call"), "{error}");
+    }
+
+    #[test]
+    fn a_message_that_is_too_large_is_told_in_words() {
+        for verb in ["decoded", "encoded"] {
+            let words = format!(
+                "Error, {verb} message length too large: found 99 bytes, the limit is: 64 bytes"
+            );
+            let error = Error::from_status("here", &Status::new(Code::OutOfRange, words));
+            assert_eq!(error.code(), "payload_too_large");
+            let text = error.to_string();
+            assert!(text.starts_with("here: one message would have more than 64 bytes;"), "{text}");
+        }
     }
 
     #[test]

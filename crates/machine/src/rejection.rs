@@ -227,9 +227,8 @@ impl Rejection {
         match self {
             Rejection::InvalidArgument { .. }
             | Rejection::NeverRuns { .. }
-            | Rejection::ScheduleChanged { .. }
-            | Rejection::WrongFlowState { .. }
-            | Rejection::WrongState { .. } => "invalid_argument",
+            | Rejection::ScheduleChanged { .. } => "invalid_argument",
+            Rejection::WrongFlowState { .. } | Rejection::WrongState { .. } => "conflict",
             Rejection::BatchElement { rejection, .. } | Rejection::InNode { rejection, .. } => {
                 rejection.code()
             }

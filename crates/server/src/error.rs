@@ -174,7 +174,7 @@ impl Error {
             Error::Element { error, .. } | Error::Node { error, .. } => error.code(),
             // Most codes say that nothing changed, so that clients send it again by themselves.
             Error::HalfWay { error, .. } => match error.code() {
-                code @ ("invalid_argument" | "not_found") => code,
+                code @ ("invalid_argument" | "conflict" | "not_found") => code,
                 _ => "outcome_unknown",
             },
             Error::LimitExceeded(_) => "limit_exceeded",

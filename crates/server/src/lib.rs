@@ -66,4 +66,4 @@ pub use config::Config;
 pub use error::Error;
 pub use front::Front;
 pub use node::Node;
-pub use taskyard_machine::home_shard;
+pub use taskyard_machine::{home_shard, limits::RESULT_BYTES_MAX};

@@ -134,6 +134,6 @@ async fn a_retry_that_the_state_forbids_is_a_failed_precondition() {
     let claim = v1::ClaimRequest { queues: queues(&["q"]), ..v1::ClaimRequest::default() };
     assert_eq!(grpc.claim(claim).await.unwrap().into_inner().tasks.len(), 1);
     let refused = grpc.retry(v1::RetryRequest { id, ..Default::default() }).await.unwrap_err();
-    assert_eq!((refused.code(), code(&refused)), (Code::FailedPrecondition, "invalid_argument"));
+    assert_eq!((refused.code(), code(&refused)), (Code::FailedPrecondition, "conflict"));
     broker.stop().await;
 }

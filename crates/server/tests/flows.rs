@@ -503,9 +503,9 @@ async fn what_a_flows_state_does_not_allow_is_a_conflict() {
     let check = async |client: &mut Client, words: &str| {
         let answer = http::post(broker.address, &path, "").await;
         let (status, code, detail) = answer.problem();
-        assert_eq!((status, code.as_str()), (409, "invalid_argument"), "{detail}");
+        assert_eq!((status, code.as_str()), (409, "conflict"), "{detail}");
         assert!(detail.contains(words), "{detail}");
-        assert_eq!(answer.json()["title"], "the flow's state does not allow this");
+        assert_eq!(answer.json()["title"], "the state does not allow this");
         let request = v1::FlowRequest { id: flow.id.clone() };
         let refused = client.retry_flow(request).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused}");

@@ -4,44 +4,48 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
 
-use crate::{
-    remote::usage,
-    values::{self, AddressOrNone},
-};
+use crate::{remote::usage, values};
 
+/// All as text: what it means, and every mistake in it, is told together with those of the file.
 #[derive(Debug, Args)]
 #[command(after_help = SERVE_EXAMPLES)]
 pub(crate) struct ServeArgs {
     /// Where state is kept; made if it does not exist [default: ./taskyard-data]
     #[arg(long, env = "TASKYARD_DATA", value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
-    /// Address for gRPC and HTTP; port 0 takes any free one [default: 127.0.0.1:7400]
+    /// Address for gRPC and HTTP, or a name that has one; port 0 takes any free one
+    /// [default: 127.0.0.1:7400]
     #[arg(long, env = "TASKYARD_LISTEN", value_name = "ADDR")]
-    pub(crate) listen: Option<SocketAddr>,
+    pub(crate) listen: Option<String>,
     /// Shards of a new data directory, fixed from then on; one with another number is refused
     /// [default: what the directory has; 32 in a new one]
     #[arg(long, env = "TASKYARD_SHARDS", value_name = "N")]
-    pub(crate) shards: Option<u16>,
+    pub(crate) shards: Option<String>,
     /// Largest payload taken, up to 8M [default: 1M]
-    #[arg(long, env = "TASKYARD_PAYLOAD_MAX", value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
-    pub(crate) payload_max: Option<u64>,
+    #[arg(long, env = "TASKYARD_PAYLOAD_MAX", value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) payload_max: Option<String>,
     /// Memory for tasks and payloads; over it payloads go to disk, then enqueues are refused
     /// [default: half of the machine's]
-    #[arg(long, env = "TASKYARD_MEMORY_MAX", value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
-    pub(crate) memory_max: Option<u64>,
+    #[arg(long, env = "TASKYARD_MEMORY_MAX", value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) memory_max: Option<String>,
     /// Free disk space below which enqueues are refused [default: 1G]
-    #[arg(long, env = "TASKYARD_DISK_RESERVE", value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
-    pub(crate) disk_reserve: Option<u64>,
+    #[arg(long, env = "TASKYARD_DISK_RESERVE", value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) disk_reserve: Option<String>,
     /// Connections at once; those beyond are refused, but for /healthz, /readyz and /metrics. Fewer if
     /// the process may open fewer files [default: 20000]
     #[arg(long, env = "TASKYARD_CONNECTIONS_MAX", value_name = "N")]
-    pub(crate) connections_max: Option<usize>,
+    pub(crate) connections_max: Option<String>,
     /// How long a stop takes at most: for calls in flight, then for checkpoints [default: 10s]
-    #[arg(long, env = "TASKYARD_SHUTDOWN_GRACE", value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
-    pub(crate) shutdown_grace: Option<Duration>,
+    #[arg(
+        long,
+        env = "TASKYARD_SHUTDOWN_GRACE",
+        value_name = "DURATION",
+        allow_hyphen_values = true
+    )]
+    pub(crate) shutdown_grace: Option<String>,
     /// Address for other nodes of the cluster; port 0 takes any free one [default: 127.0.0.1:7401]
     #[arg(long, env = "TASKYARD_PEER", value_name = "ADDR", help_heading = CLUSTER)]
-    pub(crate) peer: Option<SocketAddr>,
+    pub(crate) peer: Option<String>,
     /// Join the cluster of the node with this peer address, if the data directory is new; several are
     /// tried in turn. A list with this node's own address is that of all nodes: the first one founds
     /// the cluster once all are up
@@ -66,11 +70,11 @@ pub(crate) struct ServeArgs {
     pub(crate) cluster_secret_file: Option<PathBuf>,
     /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5 [default: 3]
     #[arg(long, env = "TASKYARD_REPLICATION", value_name = "N", help_heading = CLUSTER)]
-    pub(crate) replication: Option<u8>,
+    pub(crate) replication: Option<String>,
     /// Address for Faktory clients, or none for no such port; port 0 takes any free one
     /// [default: 127.0.0.1:7419]
-    #[arg(long, env = "TASKYARD_FAKTORY", value_name = "ADDR|none", value_parser = values::address_or_none, help_heading = FAKTORY)]
-    pub(crate) faktory: Option<AddressOrNone>,
+    #[arg(long, env = "TASKYARD_FAKTORY", value_name = "ADDR|none", help_heading = FAKTORY)]
+    pub(crate) faktory: Option<String>,
     /// A file with the password of Faktory clients; its text may be in TASKYARD_FAKTORY_PASSWORD instead
     /// [default: none, whoever reaches the port gets in]
     #[arg(long, env = "TASKYARD_FAKTORY_PASSWORD_FILE", value_name = "FILE", help_heading = FAKTORY)]
@@ -85,8 +89,12 @@ pub(crate) struct ServeArgs {
     /// A TOML file with the same names as these options, with _ for -
     #[arg(long, env = "TASKYARD_CONFIG", value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) log: LogArgs,
+    /// What to log, such as warn or taskyard_server=debug [default: info]
+    #[arg(long, env = "RUST_LOG", value_name = "FILTER")]
+    pub(crate) log: Option<String>,
+    /// How to write the log, to stderr: text or json [default: text]
+    #[arg(long, env = "TASKYARD_LOG_FORMAT", value_name = "FORMAT")]
+    pub(crate) log_format: Option<String>,
 }
 
 const CLUSTER: &str = "Cluster";
@@ -120,6 +128,7 @@ A file:
   data = \"/var/lib/taskyard\"
   listen = \"10.0.0.5:7400\"
   memory_max = \"4G\"
+  log_format = \"json\"
   join = [\"10.0.0.1:7401\", \"10.0.0.2:7401\"]";
 
 #[derive(Clone, Debug, Args)]
@@ -138,6 +147,14 @@ pub(crate) enum LogFormat {
     Json,
 }
 
+impl LogFormat {
+    /// The format of a name.
+    pub(crate) fn read(name: &str) -> Result<LogFormat, String> {
+        <LogFormat as ValueEnum>::from_str(name, false)
+            .map_err(|_| format!("{name:?} is neither text nor json"))
+    }
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   taskyard demo
@@ -151,11 +168,15 @@ pub(crate) struct DemoArgs {
     #[arg(long)]
     pub(crate) keep: bool,
     /// Address for gRPC and HTTP; port 0 takes any free one.
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0", value_parser = demo_address)]
     pub(crate) listen: SocketAddr,
     /// How long the load runs.
     #[arg(long, value_name = "DURATION", default_value = "8s", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) duration: Duration,
+}
+
+fn demo_address(typed: &str) -> Result<SocketAddr, String> {
+    values::address(typed, 7400)
 }
 
 /// As many nodes as can lose one and go on.

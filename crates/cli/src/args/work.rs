@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use taskyard_cli::exec::User;
 
 use super::LogArgs;
 use crate::values;
@@ -29,6 +30,15 @@ pub(crate) struct WorkArgs {
     /// Kill a task that runs longer, if it brings no timeout of its own.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
+    /// Run commands as this user, a name or a number; :GROUP after it for another group than its
+    /// own. Only for a worker of root.
+    #[arg(long, value_name = "USER[:GROUP]", value_parser = User::find)]
+    pub(crate) user: Option<User>,
+    /// Let commands see and signal processes outside of their task, and mount for all. Otherwise
+    /// each task gets a pid namespace where the worker may make one, which is where it is root. See
+    /// docs/work.md.
+    #[arg(long)]
+    pub(crate) no_pid_namespace: bool,
     /// Address space of each process.
     #[arg(long, value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true, help_heading = "Limits of each task")]
     pub(crate) memory: Option<u64>,
@@ -62,7 +72,13 @@ TASKYARD_PARENT_ERRORS, all as JSON. A run of a schedule gets TASKYARD_SCHEDULE 
 TASKYARD_OCCURRENCE_AT (RFC 3339). The rest of its environment is the worker's, without the worker's
 own variables that begin with TASKYARD_, such as a token; TASKYARD_URL stays.
 
-  exit 0     the task succeeded; stdout (its last 64 KiB) is its result, as JSON if it is JSON
+TASKYARD_REPORT is a named pipe. Each line that is written to it is JSON and says how far the task
+is, what the next attempt should get as its resume state, or both:
+  echo '{\"progress\": {\"percent\": 40, \"message\": \"page 4\"}}' > \"$TASKYARD_REPORT\"
+  echo '{\"resume_state\": {\"page\": 4}}' > \"$TASKYARD_REPORT\"
+
+  exit 0     the task succeeded; stdout is its result: JSON if it is JSON, other text as a JSON
+             string, other bytes as they are. Above 1 MiB it is no result: the task fails for good
   exit 65    it failed for good: a dead letter, no retry
   any other  it failed, with the tail of stderr as its error; it is retried by its policy
 
@@ -70,7 +86,10 @@ What the command leaves running when it ends is killed. All of it, with children
 process group, is killed at its timeout, when the task is cancelled, when its lease is lost, and
 when the worker dies.
 
+A worker of root gives each task a pid namespace: its command can signal nothing outside of its task.
+
 Examples:
   taskyard work --queue mail --exec './send-mail'
   taskyard work -q urgent -q bulk -c 8 --memory 512M --timeout 5m --exec 'python3 job.py'
+  taskyard work -q mail --user mail --exec './send-mail'
   taskyard work -q images:3 -q videos:1 -- ffmpeg-wrapper --fast";

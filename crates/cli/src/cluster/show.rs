@@ -86,6 +86,9 @@ pub(super) fn troubles(cluster: &ClusterDetails) -> Vec<String> {
     for node in &cluster.nodes {
         let id = node.id;
         match node.state.as_str() {
+            "up" if leads_nothing_yet(cluster, node) => {
+                lines.push(format!("node {id} leads nothing yet: others will hand over to it"))
+            }
             "up" => {}
             "down" if node.problem.is_empty() => lines.push(format!("node {id} does not answer")),
             "down" => lines.push(format!("node {id} does not answer: {}", node.problem)),
@@ -111,6 +114,23 @@ pub(super) fn troubles(cluster: &ClusterDetails) -> Vec<String> {
         }
     }
     lines
+}
+
+/// Whether a node is about to be handed a group to lead: it leads none and could lead one whose
+/// leader has several.
+fn leads_nothing_yet(cluster: &ClusterDetails, node: &ClusterNode) -> bool {
+    let groups = || std::iter::once(&cluster.control).chain(&cluster.shards);
+    let leads = |id: u64| groups().filter(|group| group.leader == Some(id)).count();
+    let could_lead = |group: &ShardDetails| {
+        let mut replicas = group.replicas.iter();
+        let is_ready = |replica: &ReplicaDetails| {
+            replica.node == node.id && replica.role == "voter" && !lags(replica)
+        };
+        group.moving_to.is_empty()
+            && group.leader.is_some_and(|leader| leads(leader) > 1)
+            && replicas.any(is_ready)
+    };
+    !node.draining && !node.disk_low && leads(node.id) == 0 && groups().any(could_lead)
 }
 
 fn is_settled(cluster: &ClusterDetails, shard: &ShardDetails) -> bool {
@@ -253,7 +273,8 @@ mod tests {
     #[test]
     fn a_well_cluster_is_a_summary_and_its_nodes() {
         let nodes = [(1, "up"), (2, "up"), (3, "up")];
-        let shards = (0..32).map(|id| shard(id, &[1, 2, 3], Some(1))).collect();
+        let leader = |id: u32| Some(u64::from(id % 3 + 1));
+        let shards = (0..32).map(|id| shard(id, &[1, 2, 3], leader(id))).collect();
         let cluster = cluster(&nodes, shards);
         assert_eq!(troubles(&cluster), [""; 0]);
         let text = status(Output::plain(), &cluster, false);
@@ -262,6 +283,27 @@ mod tests {
         assert_eq!(text.lines().count(), 8, "{text}");
         let all = status(Output::plain(), &cluster, true);
         assert_eq!(all.lines().count(), 8 + 1 + 34, "{all}");
+    }
+
+    #[test]
+    fn a_node_that_is_back_and_leads_nothing_is_waited_for() {
+        let told = |leaders: &[u64], change: fn(&mut ClusterDetails)| {
+            let shards = (0..).zip(leaders).map(|(id, node)| shard(id, &[1, 2, 3], Some(*node)));
+            let mut cluster = cluster(&[(1, "up"), (2, "up"), (3, "up")], shards.collect());
+            change(&mut cluster);
+            troubles(&cluster).iter().any(|line| line.contains("node 3 leads nothing yet"))
+        };
+        assert!(told(&[1, 2, 2, 1], |_| ()));
+        // Node 1 leads the control group too.
+        assert!(told(&[1, 2], |_| ()));
+        assert!(!told(&[1, 2, 3], |_| ()));
+        assert!(!told(&[2], |_| ()), "no node leads more than one group");
+        assert!(!told(&[2, 2], |cluster| cluster.control.leader = Some(3)));
+        assert!(!told(&[1, 2, 2], |cluster| cluster.nodes[2].disk_low = true), "it gets none");
+        assert!(!told(&[1, 2, 2], |cluster| {
+            cluster.control.replicas.pop();
+            cluster.shards.iter_mut().for_each(|shard| drop(shard.replicas.pop()));
+        }));
     }
 
     #[test]

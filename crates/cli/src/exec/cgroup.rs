@@ -24,7 +24,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::launcher;
+use super::launcher::{self, Bounds};
 
 const PREFIX: &str = "taskyard";
 /// In the place of a supervisor's pid: the folder in which a worker tries whether it all works.
@@ -87,9 +87,10 @@ impl Cgroups {
     /// whether it may be entered.
     fn try_out(&self, program: &Path) -> io::Result<()> {
         let cgroup = self.make_for(TRIAL, Some(1))?;
+        let bounds = Bounds { cgroup: Some(cgroup.folder.clone()), ..Bounds::default() };
         let tried = Command::new(program)
             .arg0("taskyard")
-            .args(launcher::trial_arguments(&cgroup.folder))
+            .args(launcher::arguments(&[""; 0], &bounds)?)
             .stdin(Stdio::null())
             .output()?;
         match tried.status.success() {

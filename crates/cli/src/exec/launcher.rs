@@ -5,19 +5,19 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    fs,
+    fs, io,
     os::unix::process::CommandExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, ExitCode},
-    str::FromStr,
 };
 
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal,
     setrlimit,
 };
+use serde::{Deserialize, Serialize};
 
-use super::{cgroup, wire::Limits};
+use super::{cgroup, user::User, wire::Limits};
 
 /// The first argument that means this file.
 pub const SUBCOMMAND: &str = "__child";
@@ -28,37 +28,38 @@ const NOT_RUN: u8 = 126;
 /// When memory runs out the kernel should take a task before its worker.
 const OOM_SCORE: i32 = 500;
 
-/// In the place of a number or a path: there is none.
-const NONE: &str = "-";
-
-/// The arguments that make the launcher run `argv` within `limits`, in the cgroup of `cgroup`.
-pub(super) fn arguments(argv: &[String], limits: &Limits, cgroup: Option<&Path>) -> Vec<OsString> {
-    let number = |limit: Option<u64>| limit.map_or_else(|| NONE.to_owned(), |n| n.to_string());
-    let numbers = [
-        SUBCOMMAND.to_owned(),
-        getpid().as_raw_pid().to_string(),
-        number(limits.memory_bytes),
-        number(limits.cpu_seconds),
-        number(limits.user_threads_max),
-    ];
-    let cgroup = cgroup.map_or_else(|| NONE.into(), |folder| folder.as_os_str().to_owned());
-    let own = numbers.into_iter().map(OsString::from).chain([cgroup]);
-    own.chain(argv.iter().map(OsString::from)).collect()
+/// Within what a command runs.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Bounds {
+    pub(super) limits: Limits,
+    /// The folder of the task's cgroup.
+    pub(super) cgroup: Option<PathBuf>,
+    /// As whom, if not as the worker's own user.
+    pub(super) user: Option<User>,
 }
 
-/// The arguments that make it enter the cgroup of `folder` and end.
-pub(super) fn trial_arguments(folder: &Path) -> Vec<OsString> {
-    arguments(&[], &Limits::default(), Some(folder))
+#[derive(Serialize, Deserialize)]
+struct Launch {
+    /// Who starts the launcher, as the launcher sees it.
+    parent: i32,
+    bounds: Bounds,
+}
+
+/// The arguments that make the launcher run `argv` within `bounds`. Without a program it enters the
+/// cgroup and ends well.
+pub(super) fn arguments(argv: &[impl AsRef<OsStr>], bounds: &Bounds) -> io::Result<Vec<OsString>> {
+    let launch = Launch { parent: getpid().as_raw_pid(), bounds: bounds.clone() };
+    let own = [SUBCOMMAND.into(), serde_json::to_string(&launch)?.into()];
+    Ok(own.into_iter().chain(argv.iter().map(OsString::from)).collect())
 }
 
 /// Runs with the arguments that follow [`SUBCOMMAND`].
 pub fn main(arguments: &[OsString]) -> ExitCode {
-    let [parent, memory, cpu, user_threads, cgroup, command @ ..] = arguments else {
+    let Some((Launch { parent, bounds }, command)) = read(arguments) else {
         return refuse(NOT_RUN, "taskyard __child is started by taskyard work, not by hand");
     };
-    let cgroup = Some(Path::new(cgroup)).filter(|&folder| folder != Path::new(NONE));
     let Some((program, rest)) = command.split_first() else {
-        return match cgroup.map(cgroup::join) {
+        return match bounds.cgroup.as_deref().map(cgroup::join) {
             Some(Err(error)) => refuse(NOT_RUN, &format!("cannot enter a cgroup: {error}")),
             Some(Ok(())) | None => ExitCode::SUCCESS,
         };
@@ -66,34 +67,29 @@ pub fn main(arguments: &[OsString]) -> ExitCode {
     // Made before the limits bind: what is left to allocate after them is tiny.
     let mut command = Command::new(program);
     command.args(rest);
+    if let Some(user) = &bounds.user {
+        user.tell(&mut command);
+    }
     let program = program.display();
-    let limits = Limits {
-        memory_bytes: number(memory),
-        cpu_seconds: number(cpu),
-        user_threads_max: number(user_threads),
-        // Held by the cgroup and by the supervisor.
-        processes_max: None,
-    };
-    if let Err(error) = bind(number(parent), &limits, cgroup) {
+    if let Err(error) = bind(parent, &bounds) {
         return refuse(NOT_RUN, &format!("cannot set the limits of {program}: {error}"));
     }
     let error = command.exec();
     refuse(NOT_FOUND, &format!("cannot run {program}: {error}"))
 }
 
-fn number<T: FromStr>(text: &OsStr) -> Option<T> {
-    text.to_str()?.parse().ok()
+fn read(arguments: &[OsString]) -> Option<(Launch, &[OsString])> {
+    let (launch, argv) = arguments.split_first()?;
+    Some((serde_json::from_str(launch.to_str()?).ok()?, argv))
 }
 
-fn bind(parent: Option<i32>, limits: &Limits, cgroup: Option<&Path>) -> std::io::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))?;
-    if getppid() != parent.and_then(Pid::from_raw) {
-        return Err(std::io::Error::other("its supervisor is gone"));
-    }
+fn bind(parent: i32, bounds: &Bounds) -> io::Result<()> {
+    let Bounds { limits, cgroup, user } = bounds;
+    end_with(parent)?;
     raise_oom_score();
     // The command is not ours: give it back the pages that this binary asked to do without.
     let _ = rustix::thread::disable_transparent_huge_pages(false);
-    let joined = cgroup.is_some_and(|folder| cgroup::join(folder).is_ok());
+    let joined = cgroup.as_deref().is_some_and(|folder: &Path| cgroup::join(folder).is_ok());
     if let (false, Some(max)) = (joined, limits.user_threads_max) {
         limit(Resource::Nproc, max, max)?;
     }
@@ -104,11 +100,25 @@ fn bind(parent: Option<i32>, limits: &Limits, cgroup: Option<&Path>) -> std::io:
     if let Some(bytes) = limits.memory_bytes {
         limit(Resource::As, bytes, bytes)?;
     }
+    if let Some(user) = user {
+        user.become_it()?;
+        // The kernel forgets it when a process changes its user.
+        end_with(parent)?;
+    }
     Ok(())
 }
 
+/// The end of the process that started this one is from now on the end of this one too.
+fn end_with(parent: i32) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    match getppid() == Pid::from_raw(parent) {
+        true => Ok(()),
+        false => Err(io::Error::other("its supervisor is gone")),
+    }
+}
+
 /// Sets both limits of `resource`, or leaves those of the worker where they are tighter.
-fn limit(resource: Resource, soft: u64, hard: u64) -> std::io::Result<()> {
+fn limit(resource: Resource, soft: u64, hard: u64) -> io::Result<()> {
     let before = getrlimit(resource);
     let tighter = |limit: u64, before: Option<u64>| Some(limit.min(before.unwrap_or(u64::MAX)));
     let current = tighter(soft, before.current.or(before.maximum));

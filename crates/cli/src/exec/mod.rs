@@ -2,8 +2,10 @@
 //!
 //! ```text
 //! taskyard work ── taskyard __supervise ── taskyard __child, which becomes the command ── ...
-//!   (worker)         (one per task)           (own process group, limits)
+//!   (worker)         (one per task)           (own process group, limits, user)
 //! ```
+//! Where it may, the supervisor puts the command into a pid namespace (see `namespace.rs`).
+//!
 //! What a task starts is bounded by a cgroup where one can be made, else by RLIMIT_NPROC (far off) and
 //! by counting.
 //!
@@ -11,11 +13,13 @@
 //! it; should the supervisor itself be killed, its orphans fall to the worker, which sweeps them.
 
 mod cgroup;
+mod kept;
 mod launcher;
+mod namespace;
 mod nproc;
 mod supervisor;
-mod tail;
 mod tree;
+mod user;
 mod verdict;
 mod wire;
 
@@ -41,8 +45,10 @@ use self::cgroup::Cgroup;
 pub use self::{
     cgroup::Cgroups,
     launcher::{SUBCOMMAND as LAUNCHER, main as launcher_main},
+    namespace::{SUBCOMMAND as INIT, main as init_main, try_pid_namespace},
     nproc::user_threads_max,
     supervisor::{SUBCOMMAND as SUPERVISOR, main as supervisor_main},
+    user::User,
     verdict::{Failure, Verdict},
     wire::{Ending, Limits, Report},
 };
@@ -66,6 +72,10 @@ pub struct Runner {
     pub limits: Limits,
     /// Where each task gets a cgroup of its own. Without, its processes are counted.
     pub cgroups: Option<Cgroups>,
+    /// Whether each task gets a pid namespace of its own, so that it can signal nothing else.
+    pub pid_namespace: bool,
+    /// As whom tasks run, if not as the user of this process.
+    pub user: Option<User>,
     /// Between SIGTERM and SIGKILL.
     pub grace: Duration,
 }
@@ -80,6 +90,9 @@ pub struct Job {
     pub environment: Vec<(&'static str, String)>,
     /// Killed after this.
     pub timeout: Option<Duration>,
+    /// A folder for this task alone, which its supervisor removes in the end: the worker may not
+    /// live to do it.
+    pub folder: Option<PathBuf>,
 }
 
 impl Runner {
@@ -99,6 +112,9 @@ impl Runner {
             grace_ms: self.grace.as_millis().try_into().unwrap_or(u64::MAX),
             limits: self.limits,
             cgroups: self.cgroups.clone(),
+            pid_namespace: self.pid_namespace,
+            user: self.user.clone(),
+            folder: job.folder,
             payload_bytes: job.payload.len(),
         };
         let request = request.encode(&job.payload)?;
@@ -181,7 +197,7 @@ async fn exchange(
         Err(_) => {
             let cgroup = cgroups.zip(id).map(|(cgroups, id)| cgroups.left_by(id));
             sweep(cgroup.as_ref()).await;
-            Ok(Report { ending: Ending::Unsupervised, stdout: Vec::new(), stderr: Vec::new() })
+            Ok(Report::silent(Ending::Unsupervised))
         }
     }
 }

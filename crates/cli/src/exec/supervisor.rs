@@ -27,8 +27,10 @@ use rustix::{
 
 use super::{
     cgroup::Cgroup,
-    explained, launcher,
-    tail::TailReader,
+    explained,
+    kept::{Keep, Reader},
+    launcher::{self, Bounds},
+    namespace::{self, Namespace},
     tree,
     wire::{Ending, Report, Request, STDERR_BYTES_MAX, STDOUT_BYTES_MAX},
 };
@@ -68,11 +70,12 @@ fn supervise() -> io::Result<()> {
     set_child_subreaper(Some(getpid()))?;
     let mut control = BufReader::new(File::from(io::stdin().as_fd().try_clone_to_owned()?));
     let (request, payload) = Request::read(&mut control)?;
-    let report = run(&request, payload, control).unwrap_or_else(|error| Report {
-        ending: Ending::NotStarted(explained(error).to_string()),
-        stdout: Vec::new(),
-        stderr: Vec::new(),
-    });
+    let report = run(&request, payload, control)
+        .unwrap_or_else(|error| Report::silent(Ending::NotStarted(explained(error).to_string())));
+    if let Some(folder) = &request.folder {
+        // Its error: the worker was quicker.
+        let _ = fs::remove_dir_all(folder);
+    }
     match report.write(&mut io::stdout().lock()) {
         // The worker is gone: nobody is left to report to.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -83,8 +86,8 @@ fn supervise() -> io::Result<()> {
 /// Runs the command to its end and that of all it started. An error means that it never ran.
 fn run(request: &Request, payload: Vec<u8>, control: BufReader<File>) -> io::Result<Report> {
     // All threads before the command: where one is refused, there is nothing to end yet.
-    let (stdout, stdout_writer) = TailReader::start(STDOUT_BYTES_MAX)?;
-    let (stderr, stderr_writer) = TailReader::start(STDERR_BYTES_MAX)?;
+    let (stdout, stdout_writer) = Reader::start(Keep::First, STDOUT_BYTES_MAX)?;
+    let (stderr, stderr_writer) = Reader::start(Keep::Last, STDERR_BYTES_MAX)?;
     let (stdin, mut stdin_writer) = io::pipe()?;
     // A command may close its stdin unread; that is its own business.
     thread::Builder::new().spawn(move || stdin_writer.write_all(&payload))?;
@@ -96,10 +99,19 @@ fn run(request: &Request, payload: Vec<u8>, control: BufReader<File>) -> io::Res
     let cgroups = request.cgroups.as_ref();
     let cgroup =
         cgroups.and_then(|cgroups| cgroups.make(getpid(), request.limits.processes_max).ok());
-    let folder = cgroup.as_ref().map(Cgroup::folder);
+    let bounds = Bounds {
+        limits: request.limits,
+        cgroup: cgroup.as_ref().map(|cgroup| cgroup.folder().to_owned()),
+        user: request.user.clone(),
+    };
+    let namespace = if request.pid_namespace { Some(Namespace::enter()?) } else { None };
+    let arguments = match &namespace {
+        Some(namespace) => namespace.arguments(&request.argv, &bounds)?,
+        None => launcher::arguments(&request.argv, &bounds)?,
+    };
     let command = Command::new("/proc/self/exe")
         .arg0("taskyard")
-        .args(launcher::arguments(&request.argv, &request.limits, folder))
+        .args(arguments)
         .process_group(0)
         .stdin(stdin)
         .stdout(stdout_writer)
@@ -108,7 +120,7 @@ fn run(request: &Request, payload: Vec<u8>, control: BufReader<File>) -> io::Res
         .map(|child| Pid::from_child(&child))?;
     let _ = started.send(command);
 
-    let mut tree = Tree { command, cgroup, events, ended: None, none_left: false };
+    let mut tree = Tree { command, cgroup, namespace, events, ended: None, none_left: false };
     let ending = tree.watch(request);
     match ending {
         Ending::Stopped | Ending::TimedOut => {
@@ -123,7 +135,8 @@ fn run(request: &Request, payload: Vec<u8>, control: BufReader<File>) -> io::Res
     while !(stdout.is_finished() && stderr.is_finished()) && Instant::now() < drained_by {
         thread::sleep(Duration::from_millis(1));
     }
-    Ok(Report { ending, stdout: stdout.to_vec(), stderr: stderr.to_vec() })
+    let (stdout, stdout_total) = stdout.take();
+    Ok(Report { ending, stdout, stdout_total, stderr: stderr.take().0 })
 }
 
 /// The worker sends nothing after the payload, so any end of it is the end of the task.
@@ -159,8 +172,10 @@ fn reap(events: Sender<Event>) -> io::Result<Sender<Pid>> {
 }
 
 struct Tree {
+    /// The command, or process 1 of its namespace, which ends with it.
     command: Pid,
     cgroup: Option<Cgroup>,
+    namespace: Option<Namespace>,
     events: Receiver<Event>,
     ended: Option<WaitStatus>,
     none_left: bool,
@@ -177,7 +192,7 @@ impl Tree {
             match self.next([left, until_watch].into_iter().flatten().min()) {
                 // However it took the refusal: whether we see it in time must not decide.
                 Some(Event::Ended(_)) if self.was_refused() => return Ending::TooManyProcesses,
-                Some(Event::Ended(status)) => return ending(status),
+                Some(Event::Ended(status)) => return self.ending(status),
                 Some(Event::StopAsked) => return Ending::Stopped,
                 Some(Event::NoneLeft) => return Ending::Unsupervised,
                 None => {}
@@ -186,10 +201,25 @@ impl Tree {
                 return Ending::TimedOut;
             }
             // The count is for a task without a cgroup, and for one that has left its own.
+            let is_exceeded = |max| self.is_exceeded(max);
             if self.was_refused() || request.limits.processes_max.is_some_and(is_exceeded) {
                 return Ending::TooManyProcesses;
             }
         }
+    }
+
+    fn ending(&self, status: WaitStatus) -> Ending {
+        match &self.namespace {
+            Some(namespace) => namespace.ending(status),
+            None => Ending::of(status),
+        }
+    }
+
+    /// Whether the task has more processes than `max`.
+    fn is_exceeded(&self, max: u32) -> bool {
+        let ours = self.namespace.as_ref().map_or(0, |_| namespace::PROCESSES_OF_OURS);
+        let max = max.saturating_add(ours) as usize;
+        tree::count_descendants(getpid(), max.saturating_add(1)) > max
     }
 
     fn was_refused(&self) -> bool {
@@ -242,12 +272,6 @@ impl Tree {
     }
 }
 
-/// Whether there are more processes below us than `max`.
-fn is_exceeded(max: u32) -> bool {
-    let max = max as usize;
-    tree::count_descendants(getpid(), max.saturating_add(1)) > max
-}
-
 /// Runs `race` ahead of the processes it races with, as far as this process may. Those may be
 /// thousands, each in a session of its own with a full share of the processor; without this, a
 /// walk over them gets one share of thousands and never ends.
@@ -261,13 +285,5 @@ fn with_priority(race: impl FnOnce()) {
     race();
     if let Some((_, nice)) = before.as_deref().and_then(|text| text.trim().rsplit_once(' ')) {
         let _ = fs::write(AUTOGROUP, nice);
-    }
-}
-
-fn ending(status: WaitStatus) -> Ending {
-    match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => Ending::Exited(code),
-        (None, Some(signal)) => Ending::Signalled(signal),
-        (None, None) => Ending::Unsupervised,
     }
 }

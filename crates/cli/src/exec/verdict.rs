@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use taskyard_server::RESULT_BYTES_MAX;
+
 use super::wire::{Ending, Limits, Report};
 
 /// sysexits' EX_DATAERR: the payload is bad, and no retry will make it good.
@@ -13,7 +15,7 @@ const MESSAGE_CHARS_MAX: usize = 500;
 /// What to answer for a task.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
-    /// It succeeded, with this JSON text.
+    /// It succeeded, with this result: JSON, or bytes that are no text.
     Ack(Option<Vec<u8>>),
     /// It failed.
     Fail(Failure),
@@ -36,7 +38,7 @@ impl Report {
     /// Reads the report of a job that had `timeout` and `limits`.
     pub fn verdict(&self, timeout: Option<Duration>, limits: &Limits) -> Verdict {
         let (error_type, happened) = match &self.ending {
-            Ending::Exited(0) => return Verdict::Ack(result(&self.stdout)),
+            Ending::Exited(0) => return self.success(),
             Ending::Stopped => return Verdict::Stopped,
             Ending::Exited(code) => (format!("exit {code}"), format!("exited with code {code}")),
             Ending::Signalled(signal) => signalled(*signal, limits),
@@ -68,13 +70,39 @@ impl Report {
         self.fail(error_type, last_line.unwrap_or(happened))
     }
 
+    /// What the command printed is its result, unless it is more than a result may be.
+    fn success(&self) -> Verdict {
+        let encoded = result(&self.stdout);
+        let bytes = encoded.as_ref().map_or(0, Vec::len);
+        let is_whole = self.stdout.len() as u64 == self.stdout_total;
+        if is_whole && bytes <= RESULT_BYTES_MAX {
+            return Verdict::Ack(encoded);
+        }
+        let printed = match is_whole {
+            true => format!("{} bytes, {bytes} as JSON", self.stdout_total),
+            false => format!("{} bytes", self.stdout_total),
+        };
+        let message = format!(
+            "it exited with code 0 but printed {printed}, and a result has at most \
+             {RESULT_BYTES_MAX}: store it elsewhere and print where, and print what is no result \
+             to stderr"
+        );
+        // All of its work is done, and it would print the same again.
+        let failure = self.failure("result too large".to_owned(), message);
+        Verdict::Fail(Failure { retryable: false, ..failure })
+    }
+
     fn fail(&self, error_type: String, message: String) -> Verdict {
-        Verdict::Fail(Failure {
+        Verdict::Fail(self.failure(error_type, message))
+    }
+
+    fn failure(&self, error_type: String, message: String) -> Failure {
+        Failure {
             error_type,
             message,
             backtrace: String::from_utf8_lossy(&self.stderr).into_owned(),
             retryable: self.ending != Ending::Exited(BAD_DATA),
-        })
+        }
     }
 
     fn last_line(&self) -> Option<String> {
@@ -108,8 +136,8 @@ fn signalled(signal: i32, limits: &Limits) -> (String, String) {
     (name.to_owned(), happened)
 }
 
-/// stdout as JSON: itself if it is JSON, else a string of it without its last line end. Nothing
-/// printed is no result.
+/// stdout as a result: itself if it is JSON, a JSON string without its last line end if it is other
+/// text, else its bytes. Nothing printed is no result.
 fn result(stdout: &[u8]) -> Option<Vec<u8>> {
     if stdout.trim_ascii().is_empty() {
         return None;
@@ -117,8 +145,8 @@ fn result(stdout: &[u8]) -> Option<Vec<u8>> {
     if serde_json::from_slice::<serde::de::IgnoredAny>(stdout).is_ok() {
         return Some(stdout.trim_ascii().to_vec());
     }
-    let text = String::from_utf8_lossy(stdout);
-    let text = text.strip_suffix('\n').unwrap_or(&text);
+    let Ok(text) = std::str::from_utf8(stdout) else { return Some(stdout.to_vec()) };
+    let text = text.strip_suffix('\n').unwrap_or(text);
     Some(serde_json::Value::from(text).to_string().into_bytes())
 }
 
@@ -127,7 +155,8 @@ mod tests {
     use super::*;
 
     fn verdict(ending: Ending, stdout: &str, stderr: &str) -> Verdict {
-        let report = Report { ending, stdout: stdout.into(), stderr: stderr.into() };
+        let stdout_total = stdout.len() as u64;
+        let report = Report { ending, stdout: stdout.into(), stdout_total, stderr: stderr.into() };
         let limits = Limits { cpu_seconds: Some(2), processes_max: Some(8), ..Limits::default() };
         report.verdict(Some(Duration::from_secs(3)), &limits)
     }
@@ -146,6 +175,67 @@ mod tests {
             let acked = Verdict::Ack(result.map(|json| json.as_bytes().to_vec()));
             assert_eq!(verdict(Ending::Exited(0), stdout, "noise"), acked, "{stdout:?}");
         }
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_the_result_as_they_are() {
+        for bytes in [&b"\xff\x00\n"[..], b"a\xc3", b"\x89PNG\r\n"] {
+            let stdout_total = bytes.len() as u64;
+            let mut report = Report::silent(Ending::Exited(0));
+            (report.stdout, report.stdout_total) = (bytes.to_vec(), stdout_total);
+            let acked = Verdict::Ack(Some(bytes.to_vec()));
+            assert_eq!(report.verdict(None, &Limits::default()), acked, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_result_is_whole_or_an_error() {
+        let max = RESULT_BYTES_MAX;
+        for (byte, length, total, refused) in [
+            // As JSON, text has two quotes around it.
+            (b'x', max - 2, max - 2, None),
+            (
+                b'x',
+                max - 1,
+                max - 1,
+                Some(format!("printed {} bytes, {} as JSON", max - 1, max + 1)),
+            ),
+            (
+                b'"',
+                max / 2,
+                max / 2,
+                Some(format!("printed {} bytes, {} as JSON", max / 2, max + 2)),
+            ),
+            (b'1', max, max, None),
+            (0xff, max, max, None),
+            (0xff, max + 1, max + 1, Some(format!("printed {} bytes, ", max + 1))),
+            (0xff, max + 1, 1 << 40, Some(format!("printed {} bytes, and", 1_u64 << 40))),
+        ] {
+            let mut report = Report::silent(Ending::Exited(0));
+            (report.stdout, report.stdout_total) = (vec![byte; length], total as u64);
+            report.stderr = b"noise".to_vec();
+            let verdict = report.verdict(None, &Limits::default());
+            match (verdict, refused) {
+                (Verdict::Ack(result), None) => assert!(result.unwrap().len() <= max, "{length}"),
+                (Verdict::Fail(failure), Some(part)) => {
+                    assert!(failure.message.contains(&part), "{part}: {}", failure.message);
+                    assert_eq!(failure.error_type, "result too large");
+                    assert!(!failure.retryable && failure.backtrace == "noise", "{failure:?}");
+                }
+                (verdict, refused) => panic!("{length}, {refused:?}: {verdict:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn json_that_may_go_on_is_no_result() {
+        let mut report = Report::silent(Ending::Exited(0));
+        report.stdout = [b"1".to_vec(), vec![b' '; RESULT_BYTES_MAX]].concat();
+        report.stdout_total = report.stdout.len() as u64;
+        let verdict = |report: &Report| report.verdict(None, &Limits::default());
+        assert_eq!(verdict(&report), Verdict::Ack(Some(b"1".to_vec())));
+        report.stdout_total += 1;
+        assert!(matches!(verdict(&report), Verdict::Fail(_)));
     }
 
     #[test]

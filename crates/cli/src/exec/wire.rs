@@ -4,18 +4,24 @@
 //! The worker keeps the supervisor's stdin open while the task may run: its end, for whatever
 //! reason, means stop.
 
-use std::io::{self, BufRead, Read, Write};
+use std::{
+    io::{self, BufRead, Read, Write},
+    path::PathBuf,
+};
 
+use rustix::process::WaitStatus;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use taskyard_server::RESULT_BYTES_MAX;
 
-use super::cgroup::Cgroups;
+use super::{cgroup::Cgroups, user::User};
 
 /// Longest JSON line: a command line and a few numbers.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 /// Far above the largest payload a node accepts.
 const PAYLOAD_BYTES_MAX: usize = 64 << 20;
-/// stdout's last bytes are the task's result.
-pub(super) const STDOUT_BYTES_MAX: usize = 64 << 10;
+/// stdout is the task's result, and this much of it is kept: a larger one is no result. White space
+/// around JSON is left out of a result, and counts here all the same.
+pub(super) const STDOUT_BYTES_MAX: usize = RESULT_BYTES_MAX + 1;
 /// stderr's last bytes are the error's text.
 pub(super) const STDERR_BYTES_MAX: usize = 8 << 10;
 /// Most bytes of a report.
@@ -32,6 +38,12 @@ pub(super) struct Request {
     pub(super) limits: Limits,
     /// Where the cgroup of the task is made, if there may be one.
     pub(super) cgroups: Option<Cgroups>,
+    /// Whether the task gets a pid namespace of its own.
+    pub(super) pid_namespace: bool,
+    /// As whom it runs, if not as the worker's own user.
+    pub(super) user: Option<User>,
+    /// Removed when the task has ended.
+    pub(super) folder: Option<PathBuf>,
     pub(super) payload_bytes: usize,
 }
 
@@ -72,6 +84,7 @@ pub enum Ending {
 #[derive(Serialize, Deserialize)]
 struct ReportLine {
     ending: Ending,
+    stdout_total: u64,
     stdout_bytes: usize,
     stderr_bytes: usize,
 }
@@ -80,8 +93,10 @@ struct ReportLine {
 #[derive(Clone, Debug)]
 pub struct Report {
     pub ending: Ending,
-    /// The last bytes.
+    /// The first bytes: all of them up to one more than a result may have.
     pub stdout: Vec<u8>,
+    /// How many bytes there were.
+    pub stdout_total: u64,
     /// The last bytes.
     pub stderr: Vec<u8>,
 }
@@ -105,10 +120,27 @@ impl Request {
     }
 }
 
+impl Ending {
+    /// How a process ended that we did not end.
+    pub(super) fn of(status: WaitStatus) -> Ending {
+        match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Ending::Exited(code),
+            (None, Some(signal)) => Ending::Signalled(signal),
+            (None, None) => Ending::Unsupervised,
+        }
+    }
+}
+
 impl Report {
+    /// Of a task that printed nothing, or of which nobody heard.
+    pub(super) fn silent(ending: Ending) -> Report {
+        Report { ending, stdout: Vec::new(), stdout_total: 0, stderr: Vec::new() }
+    }
+
     pub(super) fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let line = ReportLine {
             ending: self.ending.clone(),
+            stdout_total: self.stdout_total,
             stdout_bytes: self.stdout.len(),
             stderr_bytes: self.stderr.len(),
         };
@@ -126,7 +158,12 @@ impl Report {
             return Err(io::Error::other("the report is cut short"));
         }
         let (stdout, stderr) = bytes.split_at(line.stdout_bytes);
-        Ok(Report { ending: line.ending, stdout: stdout.to_vec(), stderr: stderr.to_vec() })
+        Ok(Report {
+            ending: line.ending,
+            stdout: stdout.to_vec(),
+            stdout_total: line.stdout_total,
+            stderr: stderr.to_vec(),
+        })
     }
 }
 
@@ -148,6 +185,9 @@ mod tests {
             grace_ms: 10,
             limits: Limits { memory_bytes: Some(1), ..Limits::default() },
             cgroups: None,
+            pid_namespace: false,
+            user: None,
+            folder: None,
             payload_bytes: 3,
         };
         let bytes = request.encode(b"a\nb").unwrap();
@@ -157,14 +197,15 @@ mod tests {
         let report = Report {
             ending: Ending::Exited(3),
             stdout: b"1\n2".to_vec(),
+            stdout_total: 9,
             stderr: b"\xff".to_vec(),
         };
         let mut bytes = Vec::new();
         report.write(&mut bytes).unwrap();
         let read = Report::decode(&bytes).unwrap();
         assert_eq!(
-            (read.ending, read.stdout, read.stderr),
-            (report.ending, report.stdout, report.stderr)
+            (read.ending, read.stdout, read.stdout_total, read.stderr),
+            (report.ending, report.stdout, report.stdout_total, report.stderr)
         );
         assert!(Report::decode(&bytes[..bytes.len() - 1]).is_err(), "cut short");
         assert!(Report::decode(b"").is_err(), "nothing at all");

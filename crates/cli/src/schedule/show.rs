@@ -57,8 +57,9 @@ pub(super) fn describe(output: Output, schedule: &ScheduleDetails) -> String {
     let now = now();
     let sections = [rules(output, schedule, now), history(schedule, now)];
     let lines = sections.into_iter().flatten();
-    let lines = lines.map(|(name, value)| {
-        format!("{}  {value}", output.paint(Colour::Grey, format!("{name:<12}")))
+    let lines = lines.map(|(name, value)| match name {
+        "state" => output.painted_field(name, &value),
+        _ => output.field(name, &value),
     });
     lines.collect::<Vec<_>>().join("\n")
 }

@@ -1,24 +1,27 @@
 //! What a node is told: options over environment variables over a file over defaults.
 //!
-//! A file is checked whole: every mistake is reported at once, and an unknown key gets the one that
-//! was probably meant.
+//! All of it is checked before anything is told: every mistake of options and file is reported at
+//! once, those of the file with their lines, and an unknown key gets the one that was probably meant.
 
 mod secret;
+mod source;
 
 use std::{
-    fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::{Path, PathBuf},
-    time::Duration,
+    path::PathBuf,
+    str::FromStr,
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use taskyard_server::{Config, config::FaktoryTls};
-use toml::Value;
 
-use self::secret::{CLUSTER_SECRET, FAKTORY_PASSWORD};
+use self::{
+    secret::{CLUSTER_SECRET, FAKTORY_PASSWORD},
+    source::{Kind, Source},
+};
 use crate::{
-    args::ServeArgs,
+    args::{LogFormat, ServeArgs},
+    log,
     remote::usage,
     values::{self, AddressOrNone},
 };
@@ -26,52 +29,29 @@ use crate::{
 /// Where state is kept if nothing says so.
 const DATA: &str = "taskyard-data";
 
-/// The settings of a file, each as it stands there or not at all.
-#[derive(Debug, Default, PartialEq)]
-struct Settings {
-    data: Option<String>,
-    listen: Option<SocketAddr>,
-    shards: Option<u16>,
-    payload_max: Option<u64>,
-    memory_max: Option<u64>,
-    disk_reserve: Option<u64>,
-    connections_max: Option<usize>,
-    shutdown_grace: Option<Duration>,
-    peer: Option<SocketAddr>,
-    join: Vec<String>,
-    zone: Option<String>,
-    advertise: Option<String>,
-    advertise_clients: Option<String>,
-    allowed_hosts: Vec<String>,
-    cluster_secret_file: Option<String>,
-    replication: Option<u8>,
-    faktory: Option<AddressOrNone>,
-    faktory_password_file: Option<String>,
-    faktory_tls_cert: Option<String>,
-    faktory_tls_key: Option<String>,
-}
-
-const KEYS: [&str; 20] = [
-    "data",
-    "listen",
-    "shards",
-    "payload_max",
-    "memory_max",
-    "disk_reserve",
-    "connections_max",
-    "shutdown_grace",
-    "peer",
-    "join",
-    "zone",
-    "advertise",
-    "advertise_clients",
-    "allowed_hosts",
-    "cluster_secret_file",
-    "replication",
-    "faktory",
-    "faktory_password_file",
-    "faktory_tls_cert",
-    "faktory_tls_key",
+const KEYS: [(&str, Kind); 22] = [
+    ("data", Kind::Text),
+    ("listen", Kind::Text),
+    ("shards", Kind::Number),
+    ("payload_max", Kind::Number),
+    ("memory_max", Kind::Number),
+    ("disk_reserve", Kind::Number),
+    ("connections_max", Kind::Number),
+    ("shutdown_grace", Kind::Text),
+    ("peer", Kind::Text),
+    ("join", Kind::List),
+    ("zone", Kind::Text),
+    ("advertise", Kind::Text),
+    ("advertise_clients", Kind::Text),
+    ("allowed_hosts", Kind::List),
+    ("cluster_secret_file", Kind::Text),
+    ("replication", Kind::Number),
+    ("faktory", Kind::Text),
+    ("faktory_password_file", Kind::Text),
+    ("faktory_tls_cert", Kind::Text),
+    ("faktory_tls_key", Kind::Text),
+    ("log", Kind::Text),
+    ("log_format", Kind::Text),
 ];
 
 /// Where other nodes connect if nothing says so.
@@ -79,77 +59,120 @@ const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7401);
 /// Where Faktory clients connect if nothing says so: the port that they try.
 const FAKTORY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7419);
 
-/// What the node is told in the end.
-pub(super) fn config(args: &ServeArgs) -> Result<Config> {
-    let mut problems = Vec::new();
-    let file = match &args.config {
-        Some(path) => read(path, &mut problems)?,
-        None => Settings::default(),
-    };
-    let data =
-        args.data.clone().or(file.data.clone().map(Into::into)).unwrap_or_else(|| DATA.into());
-    let mut config = Config::new(data);
-    if let Some(listen) = args.listen.or(file.listen) {
+/// What `serve` is told in the end.
+pub(super) struct Told {
+    pub(super) log: Option<String>,
+    pub(super) log_format: LogFormat,
+    /// Or all mistakes.
+    pub(super) config: Result<Config>,
+}
+
+impl Told {
+    /// What is told where the file can't be read.
+    pub(super) fn nothing(args: &ServeArgs, error: anyhow::Error) -> Told {
+        let format = args.log_format.as_deref().map(LogFormat::read);
+        let log_format = format.and_then(Result::ok).unwrap_or(LogFormat::Text);
+        Told { log: None, log_format, config: Err(error) }
+    }
+}
+
+/// Reads options and file. The error is a file that can't be read at all.
+pub(super) fn read(args: &ServeArgs) -> Result<Told> {
+    let mut source = Source::read(args.config.as_deref(), &KEYS)?;
+    add_typed(&mut source, args);
+    let log = source.parsed("log", log::checked);
+    let log_format = source.parsed("log_format", LogFormat::read).unwrap_or(LogFormat::Text);
+    let mut config = Config::new(path(args.data.as_ref(), &source, "data").unwrap_or(DATA.into()));
+    set_limits(&mut config, &mut source);
+    set_cluster(&mut config, args, &mut source);
+    set_faktory(&mut config, args, &mut source);
+    if let Err(mistakes) = config.validate() {
+        mistakes.to_string().lines().for_each(|line| add_as_given(&mut source, line));
+    }
+    let mistakes = source.mistakes();
+    let config = if mistakes.is_empty() { Ok(config) } else { Err(usage(mistakes.join("\n"))) };
+    Ok(Told { log, log_format, config })
+}
+
+/// What was typed as text. Paths may be no text, and are taken from the arguments themselves.
+fn add_typed(source: &mut Source, args: &ServeArgs) {
+    let texts = [
+        ("listen", &args.listen),
+        ("shards", &args.shards),
+        ("payload_max", &args.payload_max),
+        ("memory_max", &args.memory_max),
+        ("disk_reserve", &args.disk_reserve),
+        ("connections_max", &args.connections_max),
+        ("shutdown_grace", &args.shutdown_grace),
+        ("peer", &args.peer),
+        ("zone", &args.zone),
+        ("advertise", &args.advertise),
+        ("advertise_clients", &args.advertise_clients),
+        ("replication", &args.replication),
+        ("faktory", &args.faktory),
+        ("log", &args.log),
+        ("log_format", &args.log_format),
+    ];
+    for (key, text) in texts {
+        source.typed(key, text.as_slice());
+    }
+    for (key, texts) in [("join", &args.join), ("allowed_hosts", &args.allowed_hosts)] {
+        source.typed(key, texts);
+    }
+}
+
+fn set_limits(config: &mut Config, source: &mut Source) {
+    if let Some(listen) = source.parsed("listen", |text| values::address(text, 7400)) {
         config.listen = Some(listen);
     }
-    config.shards = args.shards.or(file.shards);
-    if let Some(bytes) = args.payload_max.or(file.payload_max) {
+    config.shards = source.parsed("shards", |text| number(text, "a number from 1 to 4096"));
+    if let Some(bytes) = source.parsed("payload_max", values::size) {
         config.payload_bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX);
     }
-    if let Some(bytes) = args.memory_max.or(file.memory_max) {
+    if let Some(bytes) = source.parsed("memory_max", values::size) {
         config.memory_bytes_max = bytes;
     }
-    if let Some(bytes) = args.disk_reserve.or(file.disk_reserve) {
+    if let Some(bytes) = source.parsed("disk_reserve", values::size) {
         config.disk_reserve_bytes = bytes;
     }
-    if let Some(connections) = args.connections_max.or(file.connections_max) {
+    let connections = |text: &str| number(text, "a number of connections");
+    if let Some(connections) = source.parsed("connections_max", connections) {
         config.connections_max = connections;
     }
-    if let Some(grace) = args.shutdown_grace.or(file.shutdown_grace) {
+    if let Some(grace) = source.parsed("shutdown_grace", values::duration) {
         config.shutdown_grace = grace;
     }
-    set_cluster(&mut config, args, &file, &mut problems);
-    set_faktory(&mut config, args, &file, &mut problems);
-    if let Err(mistakes) = config.validate() {
-        problems.push(as_typed(&mistakes.to_string(), args));
-    }
-    if problems.is_empty() { Ok(config) } else { Err(usage(problems.join("\n"))) }
 }
 
 /// What the node is told about its cluster.
-fn set_cluster(config: &mut Config, args: &ServeArgs, file: &Settings, problems: &mut Vec<String>) {
-    config.peer = Some(args.peer.or(file.peer).unwrap_or(PEER));
-    config.join = if args.join.is_empty() { file.join.clone() } else { args.join.clone() };
-    config.zone = args.zone.clone().or(file.zone.clone()).unwrap_or_default();
-    config.advertise = args.advertise.clone().or(file.advertise.clone());
-    config.advertise_clients = args.advertise_clients.clone().or(file.advertise_clients.clone());
-    config.allowed_hosts = if args.allowed_hosts.is_empty() {
-        file.allowed_hosts.clone()
-    } else {
-        args.allowed_hosts.clone()
-    };
-    config.replication = args.replication.or(file.replication);
-    let secret_file =
-        typed_or(args.cluster_secret_file.as_ref(), file.cluster_secret_file.as_ref());
-    match CLUSTER_SECRET.read(secret_file.as_deref()) {
+fn set_cluster(config: &mut Config, args: &ServeArgs, source: &mut Source) {
+    let peer = source.parsed("peer", |text| values::address(text, 7401));
+    config.peer = Some(peer.unwrap_or(PEER));
+    config.join = source.list("join");
+    config.zone = source.text("zone").unwrap_or_default();
+    config.advertise = source.text("advertise");
+    config.advertise_clients = source.text("advertise_clients");
+    config.allowed_hosts = source.list("allowed_hosts");
+    config.replication = source.parsed("replication", |text| number(text, "1, 3 or 5"));
+    let secret = path(args.cluster_secret_file.as_ref(), source, "cluster_secret_file");
+    match CLUSTER_SECRET.read(secret.as_deref()) {
         Ok(secret) => config.cluster_secret = secret,
-        Err(problem) => problems.push(problem),
+        Err(problem) => source.mistake("cluster_secret_file", problem),
     }
 }
 
 /// What the node is told about Faktory clients.
-fn set_faktory(config: &mut Config, args: &ServeArgs, file: &Settings, problems: &mut Vec<String>) {
-    let AddressOrNone(address) =
-        args.faktory.or(file.faktory).unwrap_or(AddressOrNone(Some(FAKTORY)));
+fn set_faktory(config: &mut Config, args: &ServeArgs, source: &mut Source) {
+    let faktory = source.parsed("faktory", values::address_or_none);
+    let AddressOrNone(address) = faktory.unwrap_or(AddressOrNone(Some(FAKTORY)));
     config.faktory = address;
-    let password =
-        typed_or(args.faktory_password_file.as_ref(), file.faktory_password_file.as_ref());
+    let password = path(args.faktory_password_file.as_ref(), source, "faktory_password_file");
     match FAKTORY_PASSWORD.read(password.as_deref()) {
         Ok(password) => config.faktory_password = password,
-        Err(problem) => problems.push(problem),
+        Err(problem) => source.mistake("faktory_password_file", problem),
     }
-    let certificate = typed_or(args.faktory_tls_cert.as_ref(), file.faktory_tls_cert.as_ref());
-    let key = typed_or(args.faktory_tls_key.as_ref(), file.faktory_tls_key.as_ref());
+    let certificate = path(args.faktory_tls_cert.as_ref(), source, "faktory_tls_cert");
+    let key = path(args.faktory_tls_key.as_ref(), source, "faktory_tls_key");
     let alone = |given: &str, missing: &str| {
         format!(
             "{given} is set and {missing} is not; a certificate needs its key: set both or none"
@@ -159,160 +182,36 @@ fn set_faktory(config: &mut Config, args: &ServeArgs, file: &Settings, problems:
         (Some(certificate), Some(key)) => {
             config.faktory_tls = Some(FaktoryTls { certificate, key });
         }
-        (Some(_), None) => problems.push(alone("faktory_tls_cert", "faktory_tls_key")),
-        (None, Some(_)) => problems.push(alone("faktory_tls_key", "faktory_tls_cert")),
+        (Some(_), None) => {
+            source.mistake("faktory_tls_cert", alone("faktory_tls_cert", "faktory_tls_key"));
+        }
+        (None, Some(_)) => {
+            source.mistake("faktory_tls_key", alone("faktory_tls_key", "faktory_tls_cert"));
+        }
         (None, None) => {}
     }
 }
 
 /// A path that was typed, or else that of the file.
-fn typed_or(typed: Option<&PathBuf>, file: Option<&String>) -> Option<PathBuf> {
-    typed.cloned().or_else(|| file.map(Into::into))
+fn path(typed: Option<&PathBuf>, source: &Source, key: &'static str) -> Option<PathBuf> {
+    typed.cloned().or_else(|| source.path(key))
 }
 
-/// Says names as they were typed: a mistake about `payload_bytes_max` is one about `--payload-max`,
-/// or about `payload_max` in the file.
-fn as_typed(mistakes: &str, args: &ServeArgs) -> String {
-    let names = [
-        ("data is", "data", args.data.is_some()),
-        ("shards is", "shards", args.shards.is_some()),
-        ("payload_bytes_max is", "payload_max", args.payload_max.is_some()),
-        ("memory_bytes_max is", "memory_max", args.memory_max.is_some()),
-        ("connections_max is", "connections_max", args.connections_max.is_some()),
-        ("peer is", "peer", args.peer.is_some()),
-        ("join is", "join", !args.join.is_empty()),
-        ("zone is", "zone", args.zone.is_some()),
-        ("advertise is", "advertise", args.advertise.is_some()),
-        ("advertise_clients is", "advertise_clients", args.advertise_clients.is_some()),
-        ("allowed_hosts is", "allowed_hosts", !args.allowed_hosts.is_empty()),
-        ("replication is", "replication", args.replication.is_some()),
-        ("faktory is", "faktory", args.faktory.is_some()),
-    ];
-    let mut lines: Vec<String> = mistakes.lines().map(str::to_owned).collect();
-    for line in &mut lines {
-        let name = names.iter().find_map(|(start, key, is_option)| {
-            let rest = line.strip_prefix(start)?;
-            let option = format!("--{}", key.replace('_', "-"));
-            Some(format!("{} is{rest}", if *is_option { option.as_str() } else { key }))
-        });
-        if let Some(name) = name {
-            *line = name;
-        }
-    }
-    lines.join("\n")
+fn number<T: FromStr>(text: &str, what: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("{text:?} is not {what}"))
 }
 
-fn read(path: &Path, problems: &mut Vec<String>) -> Result<Settings> {
-    let shown = path.display();
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
-    let mut mistakes = Vec::new();
-    let settings = parse(&text, &mut mistakes);
-    problems.extend(mistakes.into_iter().map(|mistake| format!("{shown}: {mistake}")));
-    Ok(settings)
-}
-
-/// What can be read of a file; what cannot is added to the problems.
-fn parse(text: &str, problems: &mut Vec<String>) -> Settings {
-    let mut settings = Settings::default();
-    let table: toml::Table = match text.parse() {
-        Ok(table) => table,
-        Err(error) => {
-            problems.push(format!("it is no TOML: {error}"));
-            return settings;
-        }
+/// Adds a mistake that the server found, under the name that was given: one about
+/// `payload_bytes_max` is one about `--payload-max`, or about `payload_max` in the file.
+fn add_as_given(source: &mut Source, mistake: &str) {
+    let own_names = [("payload_bytes_max", "payload_max"), ("memory_bytes_max", "memory_max")];
+    let (name, rest) = mistake.split_once(' ').unwrap_or((mistake, ""));
+    let key = own_names.iter().find(|(own, _)| *own == name).map_or(name, |(_, key)| key);
+    let text = match KEYS.iter().any(|(known, _)| *known == key) {
+        true => format!("{} {rest}", source.name(key)),
+        false => mistake.to_owned(),
     };
-    for (key, value) in &table {
-        let taken = match key.as_str() {
-            "data" => take(&mut settings.data, value, |text| Ok(text.to_owned())),
-            "listen" => take(&mut settings.listen, value, |text| {
-                text.parse().map_err(|_| format!("{text:?} is no address like 127.0.0.1:7400"))
-            }),
-            "shards" => take(&mut settings.shards, value, |text| {
-                text.parse().map_err(|_| format!("{text:?} is no number from 1 to 4096"))
-            }),
-            "payload_max" => take(&mut settings.payload_max, value, values::size),
-            "memory_max" => take(&mut settings.memory_max, value, values::size),
-            "disk_reserve" => take(&mut settings.disk_reserve, value, values::size),
-            "connections_max" => take(&mut settings.connections_max, value, |text| {
-                text.parse().map_err(|_| format!("{text:?} is no number of connections"))
-            }),
-            "shutdown_grace" => take(&mut settings.shutdown_grace, value, values::duration),
-            "peer" => take(&mut settings.peer, value, |text| {
-                text.parse().map_err(|_| format!("{text:?} is no address like 10.0.0.5:7401"))
-            }),
-            "join" => take_list(&mut settings.join, value),
-            "zone" => take(&mut settings.zone, value, |text| Ok(text.to_owned())),
-            "advertise" => take(&mut settings.advertise, value, |text| Ok(text.to_owned())),
-            "advertise_clients" => {
-                take(&mut settings.advertise_clients, value, |text| Ok(text.to_owned()))
-            }
-            "allowed_hosts" => take_list(&mut settings.allowed_hosts, value),
-            "cluster_secret_file" => {
-                take(&mut settings.cluster_secret_file, value, |text| Ok(text.to_owned()))
-            }
-            "replication" => take(&mut settings.replication, value, |text| {
-                text.parse().map_err(|_| format!("{text:?} is not 1, 3 or 5"))
-            }),
-            "faktory" => take(&mut settings.faktory, value, values::address_or_none),
-            "faktory_password_file" => {
-                take(&mut settings.faktory_password_file, value, |text| Ok(text.to_owned()))
-            }
-            "faktory_tls_cert" => {
-                take(&mut settings.faktory_tls_cert, value, |text| Ok(text.to_owned()))
-            }
-            "faktory_tls_key" => {
-                take(&mut settings.faktory_tls_key, value, |text| Ok(text.to_owned()))
-            }
-            unknown => Err(format!("there is no such key{}", did_you_mean(unknown))),
-        };
-        if let Err(problem) = taken {
-            problems.push(format!("{key}: {problem}"));
-        }
-    }
-    settings
-}
-
-/// A value may be written as a text or, where it is a number, as one.
-fn take<T>(
-    slot: &mut Option<T>,
-    value: &Value,
-    read: impl FnOnce(&str) -> Result<T, String>,
-) -> Result<(), String> {
-    *slot = Some(match value {
-        Value::String(text) => read(text)?,
-        Value::Integer(number) => read(&number.to_string())?,
-        other => {
-            return Err(format!("a {} is neither a text nor a whole number", other.type_str()));
-        }
-    });
-    Ok(())
-}
-
-/// Several may be written as a list, or as one text with commas.
-fn take_list(slot: &mut Vec<String>, value: &Value) -> Result<(), String> {
-    let Value::Array(values) = value else {
-        let mut text = None;
-        take(&mut text, value, |text| Ok(text.to_owned()))?;
-        slot.extend(text.iter().flat_map(|text| text.split(',')).map(|one| one.trim().to_owned()));
-        return Ok(());
-    };
-    for value in values {
-        let Value::String(text) = value else {
-            return Err(format!(
-                "its list holds more than texts: a value of type {}",
-                value.type_str()
-            ));
-        };
-        slot.push(text.clone());
-    }
-    Ok(())
-}
-
-fn did_you_mean(unknown: &str) -> String {
-    match values::nearest(unknown, KEYS) {
-        Some(key) => format!("; did you mean {key}?"),
-        None => format!("; there are {}", KEYS.join(", ")),
-    }
+    source.mistake(key, text);
 }
 
 #[cfg(test)]
@@ -320,6 +219,11 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
     use clap::Parser;
+    use std::fs;
+
+    fn config(args: &ServeArgs) -> Result<Config> {
+        read(args).unwrap().config
+    }
 
     fn args(line: &str) -> ServeArgs {
         match Cli::try_parse_from(line.split_whitespace()).unwrap().command {
@@ -346,20 +250,77 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_of_a_file_is_reported_at_once() {
+    fn every_mistake_is_told_at_once_and_with_its_line() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("taskyard.toml");
-        let line = format!("taskyard serve --shards 9999 --config {}", file.display());
+        let line =
+            "taskyard serve --shards 9999 --listen 7400 --zone a --shutdown-grace 5 --config";
+        let line = format!("{line} {}", file.display());
         let error_of = |text: &str| {
             fs::write(&file, text).unwrap();
-            config(&args(&line)).unwrap_err().to_string()
+            let error = config(&args(&line)).unwrap_err().to_string();
+            error.replace(&file.display().to_string(), "FILE")
         };
-        let error = error_of("listn = 1\nlisten = \"many\"\nmemory_max = 1\npayload_max = \"1X\"");
-        for part in ["did you mean listen?", "many", "memory_max is 1", "1X", "--shards is 9999"] {
-            assert!(error.contains(part), "{part} in {error}");
-        }
-        let error = error_of("a = ");
-        assert!(error.contains("line 1") && error.contains("--shards is 9999"), "{error}");
+        let check = |text: &str, mistakes: &[&str]| {
+            let typed = [
+                "--listen: \"7400\" has no host; write 127.0.0.1:7400 for this machine alone",
+                "--shards is 9999; it must be 1 to 4096",
+                "--shutdown-grace: \"5\" is not a duration",
+            ];
+            let error = error_of(text);
+            let lines: Vec<&str> = error.lines().collect();
+            assert_eq!(lines.len(), 3 + mistakes.len(), "{text}: {error}");
+            for part in typed {
+                assert!(lines[..3].iter().any(|line| line.starts_with(part)), "{part} in {error}");
+            }
+            for (part, line) in mistakes.iter().zip(&lines[3..]) {
+                assert!(line.starts_with(part), "{part} in {error}");
+            }
+        };
+        check(
+            "listn = 1\n# nothing\npeer = \"many\"\nmemory_max = 1\npayload_max = \"1X\"\n\
+             data = 5\nzone = 7\nlog = \"a=b=c\"\nlog_format = \"xml\"\njoin = [1]\n\
+             connections_max = true\nreplication = 2\n",
+            &[
+                "FILE:1: listn: there is no such key; did you mean listen?",
+                "FILE:3: peer: \"many\" has no port; write many:7401",
+                "FILE:4: memory_max is 1; it must be at least",
+                "FILE:5: payload_max: \"1X\" is not a size",
+                "FILE:6: data: 5 is no text; put it in quotes",
+                "FILE:7: zone: 7 is no text; put it in quotes",
+                "FILE:8: log: \"a=b=c\" is no filter",
+                "FILE:9: log_format: \"xml\" is neither text nor json",
+                "FILE:10: join: its list has a value that is no text: 1",
+                "FILE:11: connections_max: true is neither a whole number nor a text",
+                "FILE:12: replication is 2; it must be 1, 3 or 5",
+            ],
+        );
+        check(
+            "a = \npeer = \"x\"\npeer = \"y\"\nzone = \"b\nlistne = 1\n[more]\nb = 1\n",
+            &[
+                "FILE:1: ",
+                "FILE:2: peer: \"x\" has no port",
+                "FILE:3: duplicate key",
+                "FILE:4: ",
+                "FILE:5: listne: there is no such key; did you mean listen?",
+                "FILE:6: more: there is no such key; there are data, listen",
+            ],
+        );
+        assert!(!folder.path().join("5").exists());
+    }
+
+    #[test]
+    fn the_log_is_set_by_the_file_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("taskyard.toml");
+        fs::write(&file, "log = \"warn\"\nlog_format = \"json\"\nshards = 0\n").unwrap();
+        let line = format!("taskyard serve --config {}", file.display());
+        let told = read(&args(&line)).unwrap();
+        assert_eq!((told.log.as_deref(), told.log_format), (Some("warn"), LogFormat::Json));
+        // Also where something else is wrong, which is told in that format.
+        assert!(told.config.is_err());
+        let told = read(&args(&format!("{line} --log debug --log-format text"))).unwrap();
+        assert_eq!((told.log.as_deref(), told.log_format), (Some("debug"), LogFormat::Text));
     }
 
     #[test]
@@ -390,7 +351,7 @@ mod tests {
         let error =
             config(&args(&format!("{line} --advertise 0.0.0.0:1"))).unwrap_err().to_string();
         for part in
-            ["did you mean join?", "more than texts", "replication is 2", "\"x\"", "--advertise is"]
+            ["did you mean join?", "that is no text", "replication is 2", "\"x\"", "--advertise is"]
         {
             assert!(error.contains(part), "{part} in {error}");
         }
@@ -420,7 +381,7 @@ mod tests {
         assert_eq!((typed.faktory, typed.faktory_tls.unwrap().key), (None, "k".into()));
         fs::write(&file, "faktory = \"no\"\nfaktory_tls_key = \"key.pem\"\n").unwrap();
         let error = config(&args(&line)).unwrap_err().to_string();
-        for part in ["nor the word none", "faktory_tls_cert is not; a certificate needs its key"] {
+        for part in ["or write none", "faktory_tls_cert is not; a certificate needs its key"] {
             assert!(error.contains(part), "{part} in {error}");
         }
         let line = "taskyard serve --faktory 127.0.0.1:7401";
@@ -441,6 +402,6 @@ mod tests {
         fs::write(&file, "memory_max = \"1M\"\n").unwrap();
         let line = format!("taskyard serve --config {}", file.display());
         let error = config(&args(&line)).unwrap_err().to_string();
-        assert!(error.starts_with("memory_max is 1048576"), "{error}");
+        assert!(error.contains(".toml:1: memory_max is 1048576"), "{error}");
     }
 }

@@ -5,9 +5,11 @@ use std::{collections::BTreeMap, io::Write};
 
 use anyhow::{Context, Result};
 use base64::{Engine, prelude::BASE64_STANDARD};
+use rustix::fs::fchown;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use taskyard::{TaskContext, TaskState};
+use taskyard_cli::exec::User;
 use tempfile::NamedTempFile;
 
 /// Larger than this goes into a file: the kernel takes variables of less than 128 KiB.
@@ -28,8 +30,9 @@ struct ParentError {
     error: Option<taskyard::TaskError>,
 }
 
-/// Gathers what the parents left, fetching what did not travel along with the task.
-pub(super) async fn told(context: &TaskContext) -> Result<Told> {
+/// Gathers what the parents left, fetching what did not travel along with the task. `user` is whom
+/// the command runs as, if not as our own user.
+pub(super) async fn told(context: &TaskContext, user: Option<&User>) -> Result<Told> {
     let (Some(flow), Some(node)) = (context.flow(), context.node()) else {
         return Ok(Told::default());
     };
@@ -58,6 +61,9 @@ pub(super) async fn told(context: &TaskContext) -> Result<Told> {
     }
     let mut file = NamedTempFile::with_prefix("taskyard-parents-")?;
     file.write_all(results.as_bytes())?;
+    if let Some(user) = user {
+        fchown(&file, Some(user.uid()), Some(user.gid()))?;
+    }
     told.environment.push(("TASKYARD_PARENTS_FILE", file.path().display().to_string()));
     told._file = Some(file);
     Ok(told)

@@ -178,7 +178,8 @@ fn tell_ahead(tasks: u64, at_least: bool) -> WaitReason {
         (0, _) => "no task is ahead of it".to_owned(),
         (1, false) => "1 task is ahead of it".to_owned(),
         (_, false) => format!("{tasks} tasks are ahead of it"),
-        (_, true) => format!("{tasks} tasks or more are ahead of it"),
+        (1, true) => "at least 1 task is ahead of it".to_owned(),
+        (_, true) => format!("at least {tasks} tasks are ahead of it"),
     };
     WaitReason { code: "ahead", message, ahead: Some(tasks), ..WaitReason::default() }
 }
@@ -216,6 +217,14 @@ mod tests {
             (7_260_000, "2 h 1 min"),
         ] {
             assert_eq!(FromNow { until: now.plus_ms(ms), now }.to_string(), text);
+        }
+        for (tasks, at_least, text) in [
+            (0, false, "no task is ahead of it"),
+            (1, false, "1 task is ahead of it"),
+            (1, true, "at least 1 task is ahead of it"),
+            (10_000, true, "at least 10000 tasks are ahead of it"),
+        ] {
+            assert_eq!(tell_ahead(tasks, at_least).message, text);
         }
         let past = FromNow { until: Timestamp(5), now };
         assert_eq!(past.to_string(), "0 ms");

@@ -7,7 +7,7 @@ mod unique;
 mod wire;
 mod work;
 
-pub(super) use wire::{CODE_KEY, grpc_code};
+pub(super) use wire::{CODE_KEY, TOO_LARGE, grpc_code, too_large};
 
 use crate::{
     Broker, Error,

@@ -7,7 +7,6 @@ use axum::{
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
-use taskyard_machine::Rejection;
 use utoipa::{
     IntoResponses, ToSchema,
     openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder, response},
@@ -56,21 +55,7 @@ impl Problem {
 impl From<Error> for Problem {
     fn from(error: Error) -> Problem {
         let problem = Problem::new(status(error.code()), error.code(), error.to_string());
-        let problem = Problem { holder: error.holder().map(|id| id.to_string()), ..problem };
-        match error {
-            // The request is fine, the task is not where it would make sense.
-            Error::Rejected(Rejection::WrongState { .. }) => Problem {
-                status: StatusCode::CONFLICT.as_u16(),
-                title: "the task's state does not allow this",
-                ..problem
-            },
-            Error::Rejected(Rejection::WrongFlowState { .. }) => Problem {
-                status: StatusCode::CONFLICT.as_u16(),
-                title: "the flow's state does not allow this",
-                ..problem
-            },
-            _ => problem,
-        }
+        Problem { holder: error.holder().map(|id| id.to_string()), ..problem }
     }
 }
 
@@ -116,7 +101,7 @@ fn title(code: &str) -> &'static str {
         "claim_lost" => "the claim is lost",
         "already_finished" => "the task has ended",
         "not_unique" => "another task holds the unique key",
-        "conflict" => "the cluster's state does not allow this",
+        "conflict" => "the state does not allow this",
         "payload_too_large" => "the payload is too large",
         "queue_full" => "the queue is full",
         "limit_exceeded" => "a limit is reached",

@@ -5,7 +5,7 @@
 
 use super::{
     browser::{self, Hosts, is_grpc},
-    grpc::{CODE_KEY, Grpc, grpc_code},
+    grpc::{CODE_KEY, Grpc, TOO_LARGE, grpc_code, too_large},
     http,
     problem::Problem,
 };
@@ -87,12 +87,17 @@ fn named(mut response: Response) -> Response {
     }
     let code = match status.map(Code::from_i32) {
         Some(Code::Internal) => "invalid_argument",
-        Some(Code::OutOfRange | Code::ResourceExhausted) => "payload_too_large",
+        Some(Code::OutOfRange | Code::ResourceExhausted) => TOO_LARGE,
         Some(Code::Unimplemented) => "not_found",
         _ => return response,
     };
     if code != "not_found" {
         headers.insert(GRPC_STATUS, HeaderValue::from(grpc_code(code) as i32));
+    }
+    if code == TOO_LARGE
+        && let Ok(words) = HeaderValue::try_from(too_large())
+    {
+        headers.insert(GRPC_MESSAGE, words);
     }
     headers.insert(CODE_KEY, HeaderValue::from_static(code));
     response

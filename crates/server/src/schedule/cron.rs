@@ -25,6 +25,16 @@ const MACROS: [(&str, &str); 7] = [
     ("@hourly", "0 * * * *"),
 ];
 
+/// The fields of an expression with seconds, and what they may be.
+const FIELDS: [(&str, &str); 6] = [
+    ("second", "0 to 59"),
+    ("minute", "0 to 59"),
+    ("hour", "0 to 23"),
+    ("day", "1 to 31, L for the last"),
+    ("month", "1 to 12 or JAN to DEC"),
+    ("weekday", "0 to 7 or SUN to SAT, both 0 and 7 for Sunday"),
+];
+
 /// An expression and the zone that its times are in.
 #[derive(Debug)]
 pub(super) struct Cron {
@@ -59,7 +69,13 @@ impl Cron {
         }
         let parser =
             CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
-        let pattern = parser.parse(fields).map_err(|error| refused(told(&error.to_string())))?;
+        let pattern = parser.parse(fields).map_err(|error| {
+            let why = told(&error.to_string());
+            refused(match wrong_field(&parser, fields) {
+                Some((name, field, values)) => format!("{name} {field:?}: {why}; give {values}"),
+                None => why,
+            })
+        })?;
         let follows_elapsed_time =
             (0..24).all(|hour| pattern.pattern.hour_match(hour).is_ok_and(|is| is));
         Ok(Cron { expression: text.into(), pattern, zone, follows_elapsed_time })
@@ -182,6 +198,24 @@ impl Cron {
     fn last_match(&self, from: civil::DateTime, inclusive: bool) -> Option<civil::DateTime> {
         self.pattern.find_previous_occurrence(&from, inclusive).ok()
     }
+}
+
+/// The first field that is wrong by itself, with its name and what it may be: the library says what
+/// is wrong, but not where.
+fn wrong_field<'a>(
+    parser: &CronParser,
+    fields: &'a str,
+) -> Option<(&'static str, &'a str, &'static str)> {
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let names = &FIELDS[FIELDS.len().checked_sub(fields.len())?..];
+    let is_wrong = |index: usize| {
+        let mut alone = vec!["*"; fields.len()];
+        alone[index] = fields[index];
+        parser.parse(&alone.join(" ")).is_err()
+    };
+    let index = (0..fields.len()).find(|&index| is_wrong(index))?;
+    let (name, values) = names[index];
+    Some((name, fields[index], values))
 }
 
 fn moment(at: Timestamp) -> Option<jiff::Timestamp> {

@@ -40,7 +40,7 @@ impl Model {
         let Some(task) = self.find(id) else { return expect_code(Some(self.missing(id)), answer) };
         match task.state_name() {
             TaskStateName::Claimed | TaskStateName::Succeeded => {
-                return expect_code(Some("invalid_argument"), answer);
+                return expect_code(Some("conflict"), answer);
             }
             TaskStateName::Ready => {}
             TaskStateName::Scheduled => self.make_ready(id, self.now, false),

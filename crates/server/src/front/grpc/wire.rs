@@ -6,14 +6,15 @@ use crate::{
     Broker, Error,
     broker::{BulkReport, DeadSelection, Found, QUEUE_DEFAULT, WaitReason},
     front::edge::{self, Growth, RateDraft, RetryDraft},
+    limits::BODY_BYTES_MAX,
     sessions::{Activity, Beat, Hello, Orders, Profile, WorkerView},
     shard::HandedTask,
 };
 use std::collections::HashMap;
 use taskyard_machine::{
     AfterFailure, AttemptView, Body, ClaimToken, Enqueue, Enqueued, Extend, Fail, NewTask, PerKey,
-    Progress, QueueSettings, QueueView, Rate, Rejection, Release, RetryPolicy, SessionId, Snooze,
-    TaskError, TaskId, TaskStateName, Timestamp, limits,
+    Progress, QueueSettings, QueueView, Rate, Release, RetryPolicy, SessionId, Snooze, TaskError,
+    TaskId, TaskStateName, Timestamp, limits,
 };
 use taskyard_proto::v1;
 use tonic::{Code, Status, metadata::MetadataValue};
@@ -26,14 +27,7 @@ const HOLDER_KEY: &str = "taskyard-holder";
 impl From<Error> for Status {
     fn from(error: Error) -> Status {
         let code = error.code();
-        let kind = match error {
-            // The request is fine; the task or flow is not where it would make sense.
-            Error::Rejected(Rejection::WrongState { .. } | Rejection::WrongFlowState { .. }) => {
-                Code::FailedPrecondition
-            }
-            _ => grpc_code(code),
-        };
-        let mut status = Status::new(kind, error.to_string());
+        let mut status = Status::new(grpc_code(code), error.to_string());
         status.metadata_mut().insert(CODE_KEY, MetadataValue::from_static(code));
         let holder = error.holder().and_then(|id| MetadataValue::try_from(id.to_string()).ok());
         if let Some(holder) = holder {
@@ -569,6 +563,15 @@ pub(super) fn worker(view: WorkerView) -> v1::Worker {
     }
 }
 
+/// The code of a message over the bound of one.
+pub(in crate::front) const TOO_LARGE: &str = "payload_too_large";
+
+/// What to do about a message over the bound of one, in ASCII: it also stands in a header.
+pub(in crate::front) fn too_large() -> String {
+    let bytes_max = BODY_BYTES_MAX;
+    format!("the request has more than {bytes_max} bytes; send less in one request")
+}
+
 /// A status that tonic made by itself (a message that can't be read) with the code it means.
 pub(super) fn named(status: Status) -> Status {
     let error = match status.code() {
@@ -576,7 +579,11 @@ pub(super) fn named(status: Status) -> Status {
         Code::Internal => {
             Error::Invalid(format!("the message can't be read: {}", status.message()))
         }
-        Code::OutOfRange => Error::Invalid(status.message().to_owned()),
+        Code::OutOfRange => {
+            let mut refused = Status::new(grpc_code(TOO_LARGE), too_large());
+            refused.metadata_mut().insert(CODE_KEY, MetadataValue::from_static(TOO_LARGE));
+            return refused;
+        }
         _ => return status,
     };
     error.into()

@@ -240,7 +240,7 @@ impl Run {
         let all = || 0..flow.nodes.len();
         let failed = all().any(|node| flow.is_settled(node) && !flow.is_well(node));
         if flow.cancel_requested || !failed {
-            return expect_code(Some("invalid_argument"), &answer);
+            return expect_code(Some("conflict"), &answer);
         }
         self.quiet()?;
         let after = &self.flows[number];
