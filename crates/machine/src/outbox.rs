@@ -3,6 +3,9 @@
 //! A message is stored in the entry of its cause and numbered per target. The leader delivers it as
 //! a command on the target, which takes each number once and in order; the sender drops it when the
 //! target has answered. So it arrives exactly once, whatever is sent again.
+//!
+//! Shards have clocks of their own, which may be far apart. A delay travels as a delay, with the time that
+//! the message has waited by its sender's clock; a moment is only what a client has named as a moment.
 
 use crate::entry::DecodeError;
 use crate::flow::{FlowTask, ParentResult};
@@ -15,7 +18,7 @@ use crate::watch::{TaskEnded, Watch};
 use crate::wire::{Reader, Wire, decode, encode, wire_struct};
 use crate::{
     Deliver, Delivered, Enqueue, EventKind, Machine, Outcome, QueueName, Rejection, ShardId,
-    TaskId, When,
+    TaskId, Timestamp, When,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,17 +32,28 @@ pub struct Outgoing {
     pub to: ShardId,
     /// Its number, from 1, per target.
     pub sequence: u64,
+    /// When it was stored, by the sender's time.
+    pub stored_at: Timestamp,
     /// The encoded message, for [`Deliver::command`].
     pub command: Box<[u8]>,
+}
+
+impl Outgoing {
+    /// The message as the leader of its sender, `from`, sends it at `now`.
+    pub fn deliver(&self, from: ShardId, now: Timestamp) -> Deliver<'_> {
+        let waited_ms = now.ms_since(self.stored_at);
+        Deliver { from, sequence: self.sequence, waited_ms, command: &self.command }
+    }
 }
 
 /// A message that waits for its target.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Owed {
+    stored_at: Timestamp,
     message: Box<[u8]>,
 }
 
-wire_struct!(Owed { message });
+wire_struct!(Owed { stored_at, message });
 
 impl Keep for Owed {
     type Key = (ShardId, u64);
@@ -251,17 +265,18 @@ impl Turn<'_> {
     /// Applies what the last command asked of this very shard, and what follows from that.
     pub(crate) fn settle(&mut self) {
         while let Some(message) = self.asked.here.pop_front() {
-            self.take_message(&decode(&message).expect("it was encoded in this entry"));
+            self.take_message(&decode(&message).expect("it was encoded in this entry"), 0);
         }
     }
 
     /// Stores what the entry owes other shards.
     pub(crate) fn store_owed(&mut self) {
+        let stored_at = self.now;
         for (to, deliveries) in std::mem::take(&mut self.asked.elsewhere) {
             let mut link = self.link(to);
             for message in deliveries {
                 link.sent += 1;
-                let owed = Owed { message: message.into_boxed_slice() };
+                let owed = Owed { stored_at, message: message.into_boxed_slice() };
                 self.shard.outbox.insert((to, link.sent), owed);
             }
             self.shard.links.insert(to, link);
@@ -271,10 +286,7 @@ impl Turn<'_> {
 
     /// Owes another shard a task under an id that was made here.
     pub(crate) fn owe_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>, watch: Option<Watch>) {
-        let mut enqueue = enqueue.clone();
-        // A delay counts from this entry, not from the delivery.
-        enqueue.task.run_at = When::At(enqueue.task.first_run_at(self.now));
-        self.owe(id.home, &Message::Enqueue { id, enqueue, watch });
+        self.owe(id.home, &Message::Enqueue { id, enqueue: enqueue.clone(), watch });
     }
 
     pub(crate) fn deliver(&mut self, deliver: Deliver<'_>) -> Result<Outcome, Rejection> {
@@ -296,7 +308,7 @@ impl Turn<'_> {
             self.check_message(message)?;
         }
         for message in &messages {
-            self.take_message(message);
+            self.take_message(message, deliver.waited_ms);
         }
         link.taken += 1;
         self.shard.links.insert(deliver.from, link);
@@ -329,12 +341,14 @@ impl Turn<'_> {
         check_name(queue)
     }
 
-    /// Does what a checked message asks.
-    fn take_message(&mut self, message: &Message<'_>) {
+    /// Does what a checked message asks that has waited so long.
+    fn take_message(&mut self, message: &Message<'_>, waited_ms: u64) {
         match message {
-            Message::Enqueue { id, enqueue, watch } => self.take_enqueue(*id, enqueue, *watch),
+            Message::Enqueue { id, enqueue, watch } => {
+                self.take_enqueue(*id, &enqueue.after_waiting(waited_ms), *watch);
+            }
             Message::TaskEnded(ended) => self.take_ended(ended),
-            Message::FlowTask(task) => self.take_flow_task(task),
+            Message::FlowTask(task) => self.take_flow_task(task, waited_ms),
             Message::Release { task, run, parents } => self.take_release(*task, *run, parents),
             Message::FailBlocked { task, run, parent } => {
                 self.take_fail_blocked(*task, *run, parent);
@@ -398,6 +412,20 @@ impl Turn<'_> {
     }
 }
 
+impl<'a> Enqueue<'a> {
+    /// The same after so long on the way: a delay, and the quiet that a debounced task waits for, count
+    /// from the entry that asked, not from the delivery.
+    pub(crate) fn after_waiting(&self, waited_ms: u64) -> Enqueue<'a> {
+        let mut enqueue = self.clone();
+        let delay_ms = match (enqueue.task.run_at, enqueue.task.debounce_ms()) {
+            (When::After { ms }, _) | (When::Now, Some(ms)) => ms,
+            (When::Now | When::At(_), _) => return enqueue,
+        };
+        enqueue.task.run_at = When::After { ms: delay_ms.saturating_sub(waited_ms) };
+        enqueue
+    }
+}
+
 fn check_name(queue: &str) -> Result<(), Rejection> {
     match QueueName::accepted(queue) {
         Ok(_) => Ok(()),
@@ -431,6 +459,7 @@ impl Machine {
             owed.take(share).map(|((to, sequence), owed)| Outgoing {
                 to,
                 sequence,
+                stored_at: owed.stored_at,
                 command: owed.message.clone(),
             })
         });
@@ -442,7 +471,9 @@ impl Machine {
 mod tests {
     use super::*;
     use crate::testing::{SHARD, START, Yard, new_task};
-    use crate::{Ack, Command, FollowUp, NewTask, QueueSettings, TaskStateName, Timestamp};
+    use crate::{
+        Ack, Command, FollowUp, NewTask, OnConflict, QueueSettings, TaskStateName, Unique,
+    };
 
     const OTHER: ShardId = ShardId(2);
 
@@ -460,9 +491,15 @@ mod tests {
     }
 
     fn deliver(target: &mut Yard, outgoing: &Outgoing) -> Result<Outcome, Rejection> {
-        let Outgoing { sequence, command, .. } = outgoing;
-        let deliver = Deliver { from: OTHER, sequence: *sequence, command };
-        target.send(Command::Deliver(deliver))
+        deliver_at(target, outgoing, outgoing.stored_at)
+    }
+
+    fn deliver_at(
+        target: &mut Yard,
+        outgoing: &Outgoing,
+        now: Timestamp,
+    ) -> Result<Outcome, Rejection> {
+        target.send(Command::Deliver(outgoing.deliver(OTHER, now)))
     }
 
     #[test]
@@ -505,8 +542,45 @@ mod tests {
         let run_at = When::After { ms: 60_000 };
         let id = follow(&mut source, NewTask { run_at, ..new_task() });
         target.pass_ms(20_000);
-        deliver(&mut target, &source.machine.outgoing(1)[0]).unwrap();
+        let now = Timestamp(START + 20_000);
+        deliver_at(&mut target, &source.machine.outgoing(1)[0], now).unwrap();
         assert_eq!(target.task(id).run_at, Some(Timestamp(START + 60_000)));
+    }
+
+    /// The clocks of two shards are an hour apart, either way: a task that is due at once is ready at
+    /// once, a delay is as long as it was asked for, and only a moment is a moment.
+    #[test]
+    fn delays_do_not_depend_on_how_far_the_clocks_of_two_shards_are_apart() {
+        const HOUR: u64 = 3_600_000;
+        let at = When::At(Timestamp(START + HOUR + 90_000));
+        let debounce = || {
+            let on_conflict = OnConflict::Replace;
+            let debounce_ms = Some(50_000);
+            let key = "k".into();
+            Box::new(Unique { key, until: None, window_ms: None, on_conflict, debounce_ms })
+        };
+        for (source_ahead, target_ahead) in [(HOUR, 0), (0, HOUR)] {
+            let (mut source, mut target) = (Yard::of_shard(OTHER), Yard::new());
+            source.pass_ms(source_ahead);
+            target.pass_ms(target_ahead);
+            let now = follow(&mut source, new_task());
+            let delayed = NewTask { run_at: When::After { ms: 60_000 }, ..new_task() };
+            let delayed = follow(&mut source, delayed);
+            let moment = follow(&mut source, NewTask { run_at: at, ..new_task() });
+            let quiet = NewTask { unique: Some(debounce()), ..new_task() };
+            let quiet = follow(&mut source, quiet);
+            // The messages wait for 20 s, which pass on both shards.
+            target.pass_ms(20_000);
+            let sent_at = Timestamp(START + source_ahead + 20_000);
+            for outgoing in source.machine.outgoing(10) {
+                deliver_at(&mut target, &outgoing, sent_at).unwrap();
+            }
+            let arrived = target.now();
+            assert_eq!(target.state(now), TaskStateName::Ready, "{source_ahead}");
+            assert_eq!(target.task(delayed).run_at, Some(arrived.plus_ms(40_000)));
+            assert_eq!(target.task(moment).run_at, Some(Timestamp(START + HOUR + 90_000)));
+            assert_eq!(target.task(quiet).run_at, Some(arrived.plus_ms(30_000)));
+        }
     }
 
     #[test]
@@ -516,7 +590,8 @@ mod tests {
         let id = TaskId { home: SHARD, origin: OTHER, ..follow(&mut Yard::new(), new_task()) };
         let task = NewTask { task_type: &long, priority: Some(9), ..new_task() };
         let message = Message::Enqueue { id, enqueue: Enqueue { queue: "..", task }, watch: None };
-        let outgoing = Outgoing { to: SHARD, sequence: 1, command: encode(&message) };
+        let (stored_at, command) = (Timestamp(START), encode(&message));
+        let outgoing = Outgoing { to: SHARD, sequence: 1, stored_at, command };
         assert_eq!(deliver(&mut target, &outgoing), Ok(Outcome::Taken));
         assert_eq!(target.state(id), TaskStateName::Ready);
     }
@@ -539,7 +614,7 @@ mod tests {
     fn foreign_bytes_are_refused() {
         let mut target = Yard::new();
         for command in [&b""[..], b"\x09", b"{\"task\":1}"] {
-            let deliver = Deliver { from: OTHER, sequence: 1, command };
+            let deliver = Deliver { from: OTHER, sequence: 1, waited_ms: 0, command };
             let rejection = target.send(Command::Deliver(deliver)).unwrap_err();
             assert_eq!(rejection.code(), "invalid_argument");
         }

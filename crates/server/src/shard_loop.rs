@@ -72,6 +72,8 @@ pub(crate) use recover::{Recovered, load, recover_all};
 const FAIL_FOR_MAX: Duration = Duration::from_secs(5);
 /// The same at a stop whose time is over: those that have nothing to do end in no time.
 const CLOSE_FOR_MIN: Duration = Duration::from_millis(100);
+/// Shards that are further ahead of the wall clock are told of.
+const TIME_AHEAD_TOLD: Duration = Duration::from_secs(2);
 /// And when it was dropped in a process that goes on.
 const HALT_FOR_MAX: Duration = Duration::from_secs(60);
 
@@ -162,6 +164,10 @@ pub(crate) struct ShardLoop {
     standstill: Standstill,
     sessions: Sessions,
     partial: Vec<Option<PartialAnswers>>,
+    /// How far the time of a shard that it leads is ahead of the wall clock, at most.
+    time_ahead: Duration,
+    /// Whether that was told.
+    told_ahead: bool,
     /// Slots of `partial` that are empty.
     partial_free: Vec<usize>,
     disk: DiskGuard,
@@ -213,6 +219,8 @@ impl ShardLoop {
             standstill: Standstill::new(reading),
             sessions: Sessions::default(),
             partial: Vec::new(),
+            time_ahead: Duration::ZERO,
+            told_ahead: false,
             partial_free: Vec::new(),
             disk,
             memory: MemoryBudget::new(parts.memory_bytes_max),
@@ -358,6 +366,25 @@ impl ShardLoop {
         self.end_silent();
     }
 
+        self.look_at_clocks();
+    }
+
+    /// Says when shards run ahead of the wall clock, and when they no longer do.
+    fn look_at_clocks(&mut self) {
+        let leading = self.shards.iter().filter_map(|shard| shard.leading.as_ref());
+        let ahead = leading.map(|clock| clock.ahead(self.reading)).max().unwrap_or_default();
+        self.time_ahead = ahead;
+        if !self.told_ahead && ahead > TIME_AHEAD_TOLD {
+            self.told_ahead = true;
+            tracing::warn!(
+                "the time of shards is up to {ahead:.1?} ahead of this node's wall clock: the clock was set \
+                 back, or that of an earlier leader was ahead. Shards go on, slower by 3 %, until both are \
+                 level; schedules and moments come early by that much until then"
+            );
+        } else if self.told_ahead && ahead.is_zero() {
+            self.told_ahead = false;
+            tracing::info!("the time of all shards is level with this node's wall clock again");
+        }
     /// Gives sessions and claims the time that their workers did not have.
     fn make_up(&mut self, waited: Option<Duration>) {
         let lost = self.standstill.look(self.reading, waited.unwrap_or_default());

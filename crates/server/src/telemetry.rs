@@ -76,6 +76,7 @@ struct Gauges {
     disk_full: AtomicU64,
     claims_parked: AtomicU64,
     shards_serving: AtomicU64,
+    time_ahead_ms: AtomicU64,
     snapshot_bytes_fetched: AtomicU64,
 }
 
@@ -89,6 +90,7 @@ pub(crate) struct NodeGauges {
     pub disk_full: bool,
     pub claims_parked: u64,
     pub shards_serving: u64,
+    pub time_ahead: Duration,
     pub snapshot_bytes_fetched: u64,
 }
 
@@ -132,6 +134,8 @@ impl Telemetry {
         gauges.disk_full.store(node.disk_full.into(), Relaxed);
         gauges.claims_parked.store(node.claims_parked, Relaxed);
         gauges.shards_serving.store(node.shards_serving, Relaxed);
+        let ahead_ms = u64::try_from(node.time_ahead.as_millis()).unwrap_or(u64::MAX);
+        gauges.time_ahead_ms.store(ahead_ms, Relaxed);
         gauges.snapshot_bytes_fetched.store(node.snapshot_bytes_fetched, Relaxed);
     }
 
@@ -184,6 +188,13 @@ impl Telemetry {
             text.about(&name, "gauge", about);
             text.line(&name, &[], value.load(Relaxed));
         }
+        let name = "taskyard_shard_time_ahead_seconds";
+        text.about(
+            name,
+            "gauge",
+            "How far the time of a shard that this node leads is ahead of its wall clock, at most: the clock was set back, or that of an earlier leader was ahead.",
+        );
+        text.line(name, &[], Seconds::from_ms(gauges.time_ahead_ms.load(Relaxed)));
         for (name, value, about) in [
             ("log_bytes_total", &self.log_bytes, "Bytes written to the log."),
             ("checkpoints_total", &self.checkpoints, "Checkpoints of shards."),

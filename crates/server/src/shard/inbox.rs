@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 use taskyard_machine::{
-    ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, ShardId, TaskId,
+    ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, ShardId, TaskId, Timestamp,
 };
 use taskyard_replica::{Change, ControlCommand, NodeId};
 use tokio::sync::{mpsc, oneshot};
@@ -33,7 +33,7 @@ const SMALL_MESSAGE_BYTES: usize = 1 << 10;
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, Error>>;
 
 /// A look at one shard's state on the loop's thread; told why if there is none.
-pub(crate) type ReadFn = Box<dyn FnOnce(Result<&Machine, Error>) + Send>;
+pub(crate) type ReadFn = Box<dyn FnOnce(Result<(&Machine, Timestamp), Error>) + Send>;
 
 /// Names one parked claim, hint or watch, so that it can be taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

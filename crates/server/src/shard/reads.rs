@@ -12,7 +12,7 @@ use crate::{Error, clock::real_now, peer::PeerNetwork};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
-use taskyard_machine::{Ask, Query, Rejection, ShardId, TaskId, ask};
+use taskyard_machine::{Ask, Machine, Query, Rejection, ShardId, TaskId, ask};
 use taskyard_replica::NodeId;
 
 impl Shards {
@@ -87,7 +87,8 @@ impl Shards {
             let query = Arc::clone(&query);
             async move {
                 let tried = if node == self.routes().me() {
-                    let read = self.local().read(shard, move |machine| machine.ask(&query));
+                    let look = move |machine: &Machine, now| machine.ask(&query, now);
+                    let read = self.local().read_at(shard, look);
                     Tried::here(read.await)
                 } else {
                     let call = ShardCall::Ask { shard, query: Query::clone(&query) };

@@ -23,7 +23,7 @@ use std::{
 };
 use taskyard_machine::{
     BulkProgress, ClaimToken, ClaimedTask, Command, Event, EventKind, Fail, Machine, Outcome,
-    Rejection, Release, SessionId, ShardId, TaskError, TaskId,
+    Rejection, Release, SessionId, ShardId, TaskError, TaskId, Timestamp,
 };
 use taskyard_replica::{NodeId, Progress, StateMachine};
 use tokio::sync::oneshot;
@@ -50,8 +50,8 @@ impl PartialAnswers {
 }
 
 /// A read that panics changes nothing, so that it ends its own call alone.
-fn serve_read(read: ReadFn, machine: &Machine) {
-    let served = catch_unwind(AssertUnwindSafe(|| read(Ok(machine))));
+fn serve_read(read: ReadFn, machine: &Machine, now: Timestamp) {
+    let served = catch_unwind(AssertUnwindSafe(|| read(Ok((machine, now)))));
     if let Err(panic) = served {
         tracing::error!("a read of the state has failed: {}", super::words_of(panic.as_ref()));
     }
@@ -90,11 +90,14 @@ impl ShardLoop {
         for read in progress.reads {
             let shard = &mut self.shards[number];
             for read in shard.reads_of(read) {
-                serve_read(read, shard.machine());
+                let machine = shard.machine();
+                serve_read(read, machine, clock.unwrap_or(machine.now()));
             }
         }
         for read in progress.reads_dropped {
+            let reading = self.reading;
             let error = self.not_leader(group);
+            let clock = shard.leading.as_mut().map(|clock| clock.now(reading));
             for read in self.shards[number].reads_of(read) {
                 read(Err(error.clone()));
             }
