@@ -23,6 +23,7 @@ mod recover;
 mod replicas;
 mod settle;
 mod snapshots;
+mod spares;
 #[cfg(test)]
 mod tests;
 mod turn;
@@ -67,13 +68,14 @@ use taskyard_replica::Role;
 use tokio::sync::broadcast;
 
 pub(crate) use recover::{Recovered, load, recover_all};
+pub(crate) use spares::Unread;
 
 /// How long the threads beside it are waited for after a failure.
 const FAIL_FOR_MAX: Duration = Duration::from_secs(5);
-/// The same at a stop whose time is over: those that have nothing to do end in no time.
-const CLOSE_FOR_MIN: Duration = Duration::from_millis(100);
 /// Shards that are further ahead of the wall clock are told of.
 const TIME_AHEAD_TOLD: Duration = Duration::from_secs(2);
+/// The same at a stop whose time is over: those that have nothing to do end in no time.
+const CLOSE_FOR_MIN: Duration = Duration::from_millis(100);
 /// And when it was dropped in a process that goes on.
 const HALT_FOR_MAX: Duration = Duration::from_secs(60);
 
@@ -162,12 +164,12 @@ pub(crate) struct ShardLoop {
     reading: Reading,
     real: Instant,
     standstill: Standstill,
-    sessions: Sessions,
-    partial: Vec<Option<PartialAnswers>>,
     /// How far the time of a shard that it leads is ahead of the wall clock, at most.
     time_ahead: Duration,
     /// Whether that was told.
     told_ahead: bool,
+    sessions: Sessions,
+    partial: Vec<Option<PartialAnswers>>,
     /// Slots of `partial` that are empty.
     partial_free: Vec<usize>,
     disk: DiskGuard,
@@ -217,10 +219,10 @@ impl ShardLoop {
             reading,
             real,
             standstill: Standstill::new(reading),
-            sessions: Sessions::default(),
-            partial: Vec::new(),
             time_ahead: Duration::ZERO,
             told_ahead: false,
+            sessions: Sessions::default(),
+            partial: Vec::new(),
             partial_free: Vec::new(),
             disk,
             memory: MemoryBudget::new(parts.memory_bytes_max),
@@ -364,8 +366,6 @@ impl ShardLoop {
         }
         self.end_holds();
         self.end_silent();
-    }
-
         self.look_at_clocks();
     }
 
@@ -385,6 +385,8 @@ impl ShardLoop {
             self.told_ahead = false;
             tracing::info!("the time of all shards is level with this node's wall clock again");
         }
+    }
+
     /// Gives sessions and claims the time that their workers did not have.
     fn make_up(&mut self, waited: Option<Duration>) {
         let lost = self.standstill.look(self.reading, waited.unwrap_or_default());

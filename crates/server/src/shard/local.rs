@@ -146,6 +146,13 @@ impl LocalShards<'_> {
         answered.await.unwrap_or_else(|_| Err(gone()))
     }
 
+    /// The encoded body of a task, from this node's replica of its shard, whichever node leads.
+    pub async fn spare_body(self, task: TaskId) -> Result<Option<Bytes>, Error> {
+        let (answer, answered) = oneshot::channel();
+        self.0.push(Input::Spare { task, answer })?;
+        answered.await.unwrap_or_else(|_| Err(gone()))
+    }
+
     /// See [`Shards::finished`].
     pub async fn finished(self, task: TaskId, wait: Duration) -> Result<bool, Error> {
         let (answer, answered) = oneshot::channel();

@@ -15,6 +15,9 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use taskyard_machine::{Ask, Machine, Query, Rejection, ShardId, TaskId, ask};
 use taskyard_replica::NodeId;
 
+/// How long another replica may take to give a body.
+const SPARE_WITHIN: Duration = Duration::from_secs(5);
+
 impl Shards {
     /// Asks whoever leads a shard until one has answered. `ask` asks one node, for so long.
     async fn read_routed<T, F>(
@@ -153,6 +156,19 @@ impl Shards {
             }
         };
         self.read_routed(network, shard, ask).await
+    }
+
+    /// The body of a task from another node's replica of its shard: this node's disk can't give it.
+    pub(crate) async fn spare_body(&self, node: NodeId, task: TaskId) -> Option<Bytes> {
+        let call = ShardCall::Spare { task };
+        let take = |reply| match reply {
+            ShardReply::Bodies(Ok(bodies)) => Some(Ok(bodies.into_iter().next().flatten())),
+            _ => None,
+        };
+        match self.forward(self.others()?, node, &call, SPARE_WITHIN, take).await {
+            Tried::Answered(Ok(body)) => body.map(|body| body.0),
+            Tried::Answered(Err(_)) | Tried::Refused(_) | Tried::Unknown => None,
+        }
     }
 
     pub(super) async fn claimable_routed(

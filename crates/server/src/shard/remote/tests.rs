@@ -71,6 +71,7 @@ fn calls() -> Vec<ShardCall> {
         ShardCall::Claimable { looks: vec![(ShardId(1), vec!["mail".into()])], wait_ms: 1 },
         ShardCall::Ask { shard: ShardId(1), query: ask::Task { task: TASK }.into() },
         ShardCall::Bodies { tasks: vec![TASK, TASK] },
+        ShardCall::Spare { task: TASK },
         ShardCall::Finished { task: TASK, wait_ms: 0 },
         ShardCall::Status,
         ShardCall::SetSpread([1, 13].into()),
@@ -83,6 +84,7 @@ fn calls() -> Vec<ShardCall> {
             | ShardCall::Claimable { .. }
             | ShardCall::Ask { .. }
             | ShardCall::Bodies { .. }
+            | ShardCall::Spare { .. }
             | ShardCall::Finished { .. }
             | ShardCall::Status
             | ShardCall::SetSpread(_) => {}
