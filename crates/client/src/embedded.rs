@@ -14,6 +14,8 @@ use std::{
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
+#[cfg(feature = "testing")]
+use std::time::Duration;
 use taskyard_server::{Config, Node};
 use tokio::{
     io::DuplexStream,
@@ -85,6 +87,12 @@ impl Embedded {
     /// Starts a worker of this broker.
     pub fn worker(&self) -> WorkerBuilder {
         Worker::builder(&self.client)
+    }
+
+    /// Lets waits of its clients that have no limit end after so long.
+    #[cfg(feature = "testing")]
+    pub(crate) fn set_patience(&mut self, patience: Duration) {
+        self.client = self.client.with_patience(patience);
     }
 
     /// Whether nothing is on its way between the broker's shards.
