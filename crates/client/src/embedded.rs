@@ -9,13 +9,13 @@ use crate::{
     connection::{Connection, RETURN_AFTER, Server, tuned},
 };
 use hyper_util::rt::TokioIo;
+#[cfg(feature = "testing")]
+use std::time::Duration;
 use std::{
     fmt, io,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
-#[cfg(feature = "testing")]
-use std::time::Duration;
 use taskyard_server::{Config, Node};
 use tokio::{
     io::DuplexStream,

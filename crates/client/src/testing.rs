@@ -85,10 +85,12 @@ impl TestBroker {
         Ok(TestBroker { clock, embedded, patience, workers, _directory: directory })
     }
 
-    /// How long a test waits for something that may never come before it is told: for what is due to be
-    /// done, and for results and flows without a limit of their own. 30 seconds of real time, if not said.
+    /// How long a test waits for something that may never come before it is told: for what is due
+    /// to be done, and for results and flows without a limit of their own. 30 seconds of real time,
+    /// if not said.
     ///
-    /// The clock stands until the test moves it, so that a result may depend on a retry which is never due.
+    /// The clock stands until the test moves it, so that a result may depend on a retry which is
+    /// never due.
     pub fn patience(mut self, patience: Duration) -> TestBroker {
         self.patience = patience;
         self.embedded.set_patience(patience);
@@ -119,14 +121,15 @@ impl TestBroker {
         Timestamp::from_millis(self.clock.wall_ms())
     }
 
-    /// Lets time pass: moves the clock forward from one due moment to the next, and waits until the broker
-    /// has done what is due. Each delayed or retried task is ready in its time, and a task that fails in its
-    /// retry waits for the next one; each occurrence of a schedule fires in its time.
+    /// Lets time pass: moves the clock forward from one due moment to the next, and waits until the
+    /// broker has done what is due. Each delayed or retried task is ready in its time, and a task
+    /// that fails in its retry waits for the next one; each occurrence of a schedule fires in its
+    /// time.
     ///
-    /// At each such moment the clock waits for workers to end what they have, as if they took no time; a
-    /// handler that waits for the test holds it up, and [`jump`](TestBroker::jump) does not. Without workers
-    /// nothing is waited for. What runs when the clock arrives is left running:
-    /// [`settle`](TestBroker::settle) waits for it.
+    /// At each such moment the clock waits for workers to end what they have, as if they took no
+    /// time; a handler that waits for the test holds it up, and [`jump`](TestBroker::jump) does
+    /// not. Without workers nothing is waited for. What runs when the clock arrives is left
+    /// running: [`settle`](TestBroker::settle) waits for it.
     ///
     /// Leases go by this clock too: let handlers finish first ([`settle`](TestBroker::settle)), or
     /// the move looks to the broker as if their worker had died.

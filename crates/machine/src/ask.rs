@@ -169,13 +169,13 @@ questions! {
     } -> TaskPage, |asked, machine| machine.tasks(&asked.filter(), asked.after, asked.limit as usize);
 
     /// All queues, by name.
-    4 => Queues {} -> Vec<QueueView>, |_, machine| machine.queues();
+    4 => Queues {} -> Vec<QueueView>, |_, machine, now| machine.queues_at(now);
 
     /// One queue.
     5 => Queue {
         /// Its name.
         queue: QueueName,
-    } -> Option<QueueView>, |asked, machine| machine.queue(&asked.queue);
+    } -> Option<QueueView>, |asked, machine, now| machine.queue_at(&asked.queue, now);
 
     /// A queue's own settings.
     6 => QueueSettings {

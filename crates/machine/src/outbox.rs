@@ -4,8 +4,9 @@
 //! a command on the target, which takes each number once and in order; the sender drops it when the
 //! target has answered. So it arrives exactly once, whatever is sent again.
 //!
-//! Shards have clocks of their own, which may be far apart. A delay travels as a delay, with the time that
-//! the message has waited by its sender's clock; a moment is only what a client has named as a moment.
+//! Shards have clocks of their own, which may be far apart. A delay travels as a delay, with the
+//! time that the message has waited by its sender's clock; a moment is only what a client has named
+//! as a moment.
 
 use crate::entry::DecodeError;
 use crate::flow::{FlowTask, ParentResult};
@@ -413,8 +414,8 @@ impl Turn<'_> {
 }
 
 impl<'a> Enqueue<'a> {
-    /// The same after so long on the way: a delay, and the quiet that a debounced task waits for, count
-    /// from the entry that asked, not from the delivery.
+    /// The same after so long on the way: a delay, and the quiet that a debounced task waits for,
+    /// count from the entry that asked, not from the delivery.
     pub(crate) fn after_waiting(&self, waited_ms: u64) -> Enqueue<'a> {
         let mut enqueue = self.clone();
         let delay_ms = match (enqueue.task.run_at, enqueue.task.debounce_ms()) {
@@ -547,8 +548,8 @@ mod tests {
         assert_eq!(target.task(id).run_at, Some(Timestamp(START + 60_000)));
     }
 
-    /// The clocks of two shards are an hour apart, either way: a task that is due at once is ready at
-    /// once, a delay is as long as it was asked for, and only a moment is a moment.
+    /// The clocks of two shards are an hour apart, either way: a task that is due at once is ready
+    /// at once, a delay is as long as it was asked for, and only a moment is a moment.
     #[test]
     fn delays_do_not_depend_on_how_far_the_clocks_of_two_shards_are_apart() {
         const HOUR: u64 = 3_600_000;

@@ -190,8 +190,9 @@ impl Turn<'_> {
         Ok(Outcome::ScheduleSet { is_new: true, is_changed: true })
     }
 
-    /// Refuses a next occurrence that was looked for from a moment which this shard has not reached: it was
-    /// computed by another leader's time, and occurrences would pass without being fired or counted.
+    /// Refuses a next occurrence that was looked for from a moment which this shard has not
+    /// reached: it was computed by another leader's time, and occurrences would pass without being
+    /// fired or counted.
     fn check_from(&self, name: &str, from: Timestamp) -> Result<(), Rejection> {
         if from <= self.now {
             return Ok(());

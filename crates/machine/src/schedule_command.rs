@@ -99,8 +99,8 @@ pub struct SetSchedule<'a> {
     pub name: &'a str,
     /// Its rules.
     pub spec: ScheduleSpec<'a>,
-    /// The leader's time from which `next_run_at` was looked for. A leader that has not got there yet
-    /// refuses, or the occurrences up to there would be lost and not counted.
+    /// The leader's time from which `next_run_at` was looked for. A leader that has not got there
+    /// yet refuses, or the occurrences up to there would be lost and not counted.
     pub from: Timestamp,
     /// The first occurrence after `from`. Not used while the rhythm stays what it was.
     pub next_run_at: Timestamp,

@@ -139,13 +139,8 @@ impl Telemetry {
         gauges.snapshot_bytes_fetched.store(node.snapshot_bytes_fetched, Relaxed);
     }
 
-    /// All metrics. `queues` are those of all shards that this node leads, `now_ms` is the wall clock.
-    pub(crate) fn render(
-        &self,
-        queues: &[QueueView],
-        cluster: &ClusterGauges,
-        now_ms: u64,
-    ) -> String {
+    /// All metrics. `queues` are those of all shards that this node leads.
+    pub(crate) fn render(&self, queues: &[QueueView], cluster: &ClusterGauges) -> String {
         let mut text = Text::default();
         text.about(
             "taskyard_events_total",
@@ -157,7 +152,7 @@ impl Telemetry {
         }
         self.render_node(&mut text);
         cluster.render(&mut text, self.gauges.snapshot_bytes_fetched.load(Relaxed));
-        render_queues(&mut text, queues, now_ms);
+        render_queues(&mut text, queues);
         text.0
     }
 
@@ -227,7 +222,7 @@ impl Telemetry {
     }
 }
 
-fn render_queues(text: &mut Text, queues: &[QueueView], now_ms: u64) {
+fn render_queues(text: &mut Text, queues: &[QueueView]) {
     text.about("taskyard_queues", "gauge", "Queues of this node.");
     text.line("taskyard_queues", &[], queues.len() as u64);
     let mut shown: Vec<&QueueView> = queues.iter().collect();
@@ -268,7 +263,7 @@ fn render_queues(text: &mut Text, queues: &[QueueView], now_ms: u64) {
     let name = "taskyard_queue_oldest_ready_seconds";
     text.about(name, "gauge", "How long the oldest ready task of a queue has been ready.");
     for queue in &shown {
-        let age_ms = queue.oldest_ready_at.map_or(0, |at| now_ms.saturating_sub(at.0));
+        let age_ms = queue.oldest_ready_for_ms.unwrap_or(0);
         text.line(name, &[("queue", queue.name.as_str())], Seconds::from_ms(age_ms));
     }
 }
@@ -396,7 +391,7 @@ mod tests {
             name: QueueName::parse("mail").unwrap(),
             paused: false,
             counts: QueueCounts { ready: 3, enqueued_total: 7, ..QueueCounts::default() },
-            oldest_ready_at: Some(Timestamp(1_000)),
+            oldest_ready_for_ms: Some(2_500),
         };
         let peer = PeerGauges {
             node: 2,
@@ -412,7 +407,7 @@ mod tests {
             snapshot_bytes_sent: 9,
             ..ClusterGauges::default()
         };
-        let text = telemetry.render(&[queue], &cluster, 3_500);
+        let text = telemetry.render(&[queue], &cluster);
         for line in [
             "taskyard_events_total{kind=\"session_ended\"} 1",
             "taskyard_log_bytes_total 300",

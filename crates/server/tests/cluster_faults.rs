@@ -270,7 +270,8 @@ async fn no_run_and_no_delay_depends_on_the_clock_of_the_node_that_is_asked() {
     let seen = http::get(at, &path).await.ok();
     assert_eq!(seen["missed_total"], 0, "{seen}");
 
-    // What follows there from a task here starts at once, and a delay is as long as it was asked for.
+    // What follows there from a task here starts at once, and a delay is as long as it was asked
+    // for.
     for (from, to) in [(hasty, right), (right, hasty)] {
         for delay in [Duration::ZERO, DELAY] {
             let task = enqueue(&nodes[0], from, Duration::ZERO).await;

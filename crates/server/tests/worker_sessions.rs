@@ -155,7 +155,8 @@ async fn beats_renew_leases_and_tell_of_what_was_lost() {
     broker.stop().await;
 }
 
-/// A lease is a length of time: the node that renews it has another clock than the shard that counts it.
+/// A lease is a length of time: the node that renews it has another clock than the shard that
+/// counts it.
 #[tokio::test]
 async fn leases_are_renewed_while_the_shard_is_an_hour_ahead_of_the_node() {
     let broker = Broker::manual().await;

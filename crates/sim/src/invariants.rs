@@ -268,7 +268,8 @@ impl Oracle {
         self.judge_delays(applied)
     }
 
-    /// However far the clocks of two shards are apart: what is due at once does not wait where it comes.
+    /// However far the clocks of two shards are apart: what is due at once does not wait where it
+    /// comes.
     fn judge_delays(&mut self, applied: &Applied) -> Result<(), Violation> {
         for event in &applied.events {
             let EventKind::TaskEnqueued(task) = &event.kind else { continue };

@@ -3,12 +3,7 @@
 use super::{
     Flow, FlowDetails, FlowId, FlowResults, FlowState, IntoFlow, Node, Reading, node::Draft,
 };
-use crate::{
-    Client, Error, TaskId, TaskState,
-    connection::Repeat,
-    random,
-    timestamp::millis,
-};
+use crate::{Client, Error, TaskId, TaskState, connection::Repeat, random, timestamp::millis};
 use serde::de::DeserializeOwned;
 use std::{
     collections::{BTreeMap, HashSet},

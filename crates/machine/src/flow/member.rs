@@ -52,8 +52,8 @@ impl Membership {
 }
 
 impl Turn<'_> {
-    /// Adds a node's task, whose message has waited so long. Unless it waits for parents its delay counts
-    /// from the entry that asked; else from its release.
+    /// Adds a node's task, whose message has waited so long. Unless it waits for parents its delay
+    /// counts from the entry that asked; else from its release.
     pub(crate) fn take_flow_task(&mut self, task: &FlowTask<'_>, waited_ms: u64) {
         if self.shard.ids.get(task.id).is_some() {
             return;

@@ -77,7 +77,8 @@ fn a_paused_schedule_has_no_next_run_until_it_is_resumed() {
     assert_eq!(resumed.next_run_at, Some(Timestamp(START + 70)));
 }
 
-/// The node that was asked may have a clock that is ahead, and so may a leader that was deposed meanwhile.
+/// The node that was asked may have a clock that is ahead, and so may a leader that was deposed
+/// meanwhile.
 #[test]
 fn a_next_run_that_was_looked_for_in_the_future_is_refused() {
     let mut yard = Yard::new();

@@ -354,7 +354,7 @@ drawn!(struct ClaimView {
 });
 drawn!(struct AttemptView { attempt, worker, claimed_at, ended_at, outcome, error });
 drawn!(struct TaskPage { tasks, next });
-drawn!(struct QueueView { name, paused, counts, oldest_ready_at });
+drawn!(struct QueueView { name, paused, counts, oldest_ready_for_ms });
 drawn!(struct QueueCounts {
     blocked, scheduled, ready, claimed, dead, finished, enqueued_total, succeeded_total,
     failed_total, dead_total, lost_total, expired_total, cancelled_total, retrying,

@@ -1,8 +1,9 @@
 //! Schedules: set, look at, pause, resume, trigger, backfill, remove.
 //!
 //! What a schedule's rules mean in moments is computed here, off the shard loop, and carried in the
-//! command; the machine only compares. Which of these moments are to come is said by the time of the leader
-//! that fires them: the clock of the node that is asked may be ahead, and occurrences up to there would be lost.
+//! command; the machine only compares. Which of these moments are to come is said by the time of
+//! the leader that fires them: the clock of the node that is asked may be ahead, and occurrences up
+//! to there would be lost.
 
 use super::{
     Broker, check_queue,

@@ -1,9 +1,10 @@
 //! LeaderClock: the time that a leader stamps on its entries.
 //!
-//! Invariant: it never goes back and never stands still, whatever the wall clock does. It starts at the
-//! later of the wall clock and the last time in the state, and goes on as time passes. It follows a wall
-//! clock that is ahead at once; while it is ahead itself, it goes on slower by a little until both are level,
-//! so that delays, leases and rates keep their lengths. See docs/decisions/015-time-of-a-shard.md.
+//! Invariant: it never goes back and never stands still, whatever the wall clock does. It starts at
+//! the later of the wall clock and the last time in the state, and goes on as time passes. It
+//! follows a wall clock that is ahead at once; while it is ahead itself, it goes on slower by a
+//! little until both are level, so that delays, leases and rates keep their lengths. See
+//! docs/decisions/015-time-of-a-shard.md.
 
 use crate::clock::Reading;
 use std::time::{Duration, Instant};
@@ -19,7 +20,8 @@ pub(crate) struct LeaderClock {
 
 const NS_PER_MS: u128 = 1_000_000;
 
-/// While it is ahead of the wall clock, this clock loses one part in so many: 3 %. An hour is made good in 32.
+/// While it is ahead of the wall clock, this clock loses one part in so many: 3 %. An hour is made
+/// good in 32.
 const SLOWER_BY_ONE_IN: u128 = 32;
 
 impl LeaderClock {

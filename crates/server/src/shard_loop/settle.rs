@@ -469,8 +469,8 @@ impl ShardLoop {
         }
     }
 
-    /// Fails a claimed task whose body no disk can give: no worker can run it, and one lost body is no
-    /// reason to stop all others. A retry reads it again.
+    /// Fails a claimed task whose body no disk can give: no worker can run it, and one lost body is
+    /// no reason to stop all others. A retry reads it again.
     fn bury(&mut self, task: TaskId, token: ClaimToken, Lost { error_type, what }: &Lost) {
         tracing::error!(
             "the body of task {task} {what}; the task is a dead letter now: check the disk, and look for \

@@ -1,8 +1,9 @@
-//! Spares: bodies that this node's disk can't give any more, from the other replicas of their shards.
+//! Spares: bodies that this node's disk can't give any more, from the other replicas of their
+//! shards.
 //!
-//! One bad block is no reason to stop a node. A body that came from another replica is what the state says
-//! (its length and checksum are part of it), and stays in memory: the disk has it no more. What no
-//! replica has is for the caller to judge.
+//! One bad block is no reason to stop a node. A body that came from another replica is what the
+//! state says (its length and checksum are part of it), and stays in memory: the disk has it no
+//! more. What no replica has is for the caller to judge.
 
 use super::ShardLoop;
 use crate::{
@@ -22,8 +23,8 @@ pub(crate) struct Unread {
 }
 
 impl ShardLoop {
-    /// Gets bodies that are not in memory from the disk, or else from other replicas. `then` is called
-    /// on another thread or on this one, with one answer per task.
+    /// Gets bodies that are not in memory from the disk, or else from other replicas. `then` is
+    /// called on another thread or on this one, with one answer per task.
     pub(super) fn read_bodies(
         &self,
         tasks: Vec<TaskId>,

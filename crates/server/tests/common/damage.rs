@@ -22,7 +22,8 @@ pub(crate) fn payload(number: usize) -> String {
     payload
 }
 
-/// Damages a byte of the first of the bodies that stands in a table of a data directory; its number.
+/// Damages a byte of the first of the bodies that stands in a table of a data directory; its
+/// number.
 pub(crate) fn damage_a_body(dir: &Path) -> usize {
     let tables = fs::read_dir(dir.join("state/keyspaces/2/tables")).unwrap();
     for table in tables.map(|entry| entry.unwrap().path()) {

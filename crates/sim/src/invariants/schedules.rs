@@ -142,8 +142,8 @@ impl Schedules {
         Ok(promised)
     }
 
-    /// New rules, and the end of a pause, begin with the first occurrence from then on: by the time of
-    /// whoever decides, not of whoever asks.
+    /// New rules, and the end of a pause, begin with the first occurrence from then on: by the time
+    /// of whoever decides, not of whoever asks.
     fn judge_next(
         &self,
         command: &Command<'_>,
