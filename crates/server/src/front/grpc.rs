@@ -294,7 +294,7 @@ impl Taskyard for Grpc {
         _: Request<v1::ListQueuesRequest>,
     ) -> Result<Response<v1::ListQueuesReply>, Status> {
         let queues = self.broker.queues().await?;
-        let queues = queues.iter().map(|view| wire::queue(view)).collect();
+        let queues = queues.iter().map(wire::queue).collect();
         Ok(Response::new(v1::ListQueuesReply { queues }))
     }
 

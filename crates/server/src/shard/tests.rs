@@ -9,7 +9,7 @@ mod sessions;
 
 use super::{route, *};
 use crate::{
-    Broker, Config,
+    Broker, Clock, Config,
     broker::ClaimAsked,
     cluster::{ClusterHandler, call_kind},
     limits,

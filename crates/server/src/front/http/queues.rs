@@ -26,7 +26,7 @@ const BULK_WAITED_FOR: Duration = Duration::from_millis(limits::BULK_WAIT_MS_MAX
 )]
 pub(super) async fn list(State(http): State<Http>) -> Result<Response, Problem> {
     let views = http.broker.queues().await?;
-    let queues = views.iter().map(|view| json::Queue::new(view)).collect();
+    let queues = views.iter().map(json::Queue::new).collect();
     Ok(ok(&json::QueueList { queues }))
 }
 
