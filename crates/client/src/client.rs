@@ -41,6 +41,8 @@ struct Shared {
     connection: Connection,
     gather: Gather,
     timeout: Duration,
+    /// How long a wait for an end lasts that has no limit of its own; for ever if `None`.
+    patience: Option<Duration>,
 }
 
 /// Settles how a [`Client`] reaches its broker. Made by [`Client::builder`].
@@ -108,7 +110,20 @@ impl Client {
 
     pub(crate) fn with(connection: Connection, timeout: Duration) -> Client {
         let gather = Gather::new(connection.clone());
-        Client(Arc::new(Shared { connection, gather, timeout }))
+        Client(Arc::new(Shared { connection, gather, timeout, patience: None }))
+    }
+
+    /// The same client, whose waits without a limit end after so long.
+    #[cfg(feature = "testing")]
+    pub(crate) fn with_patience(&self, patience: Duration) -> Client {
+        let (connection, timeout) = (self.connection().clone(), self.0.timeout);
+        let gather = Gather::new(connection.clone());
+        Client(Arc::new(Shared { connection, gather, timeout, patience: Some(patience) }))
+    }
+
+    /// How long a wait lasts that has no limit of its own; `None` is for ever.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        self.0.patience
     }
 
     pub(crate) fn connection(&self) -> &Connection {

@@ -9,6 +9,8 @@ use crate::{
     connection::{Connection, RETURN_AFTER, Server, tuned},
 };
 use hyper_util::rt::TokioIo;
+#[cfg(feature = "testing")]
+use std::time::Duration;
 use std::{
     fmt, io,
     path::PathBuf,
@@ -85,6 +87,12 @@ impl Embedded {
     /// Starts a worker of this broker.
     pub fn worker(&self) -> WorkerBuilder {
         Worker::builder(&self.client)
+    }
+
+    /// Lets waits of its clients that have no limit end after so long.
+    #[cfg(feature = "testing")]
+    pub(crate) fn set_patience(&mut self, patience: Duration) {
+        self.client = self.client.with_patience(patience);
     }
 
     /// Whether nothing is on its way between the broker's shards.

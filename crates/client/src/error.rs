@@ -75,12 +75,26 @@ pub enum Error {
         error: Option<TaskError>,
     },
     /// The task whose result was waited for has not ended in time.
-    #[error("task {task} is still {state} after {waited:?}; wait longer or look at its queue")]
+    #[error(
+        "task {task} is still {state} after {waited:?}; wait longer, look at its queue, or move the clock of a test"
+    )]
     NotFinished {
         /// The task.
         task: TaskId,
         /// Where it is.
         state: TaskState,
+        /// How long the call waited.
+        waited: Duration,
+    },
+    /// The flow whose end was waited for has not ended in time.
+    #[error(
+        "flow {flow} is still {state} after {waited:?}; look at its nodes, or move the clock of a test"
+    )]
+    FlowNotFinished {
+        /// The flow.
+        flow: FlowId,
+        /// Where it is.
+        state: FlowState,
         /// How long the call waited.
         waited: Duration,
     },
@@ -118,7 +132,7 @@ impl Error {
             Error::Invalid(_) => "invalid_argument",
             Error::Decode { .. } => "decode",
             Error::NotSucceeded { .. } | Error::FlowNotSucceeded { .. } => "not_succeeded",
-            Error::NotFinished { .. } => "not_finished",
+            Error::NotFinished { .. } | Error::FlowNotFinished { .. } => "not_finished",
         }
     }
 

@@ -105,7 +105,9 @@ impl<Output> ResultOf<Output> {
     }
 
     /// Gives up waiting after this long, with [`Error::NotFinished`]. Waits until the task ends, if
-    /// not said.
+    /// not said; in a test, as long as the [patience] of its broker.
+    ///
+    /// [patience]: https://docs.rs/taskyard/latest/taskyard/testing/struct.TestBroker.html#method.patience
     pub fn within(mut self, limit: Duration) -> ResultOf<Output> {
         self.within = Some(limit);
         self
@@ -119,6 +121,7 @@ impl<Output: DeserializeOwned + 'static> IntoFuture for ResultOf<Output> {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let ResultOf { client, task, within, .. } = self;
+            let within = within.or(client.patience());
             loop {
                 let outcome = client.outcome(&task, within.unwrap_or(WAIT_MAX)).await?;
                 match outcome.state {

@@ -58,6 +58,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(2);
 pub struct TestBroker {
     clock: Clock,
     embedded: Embedded,
+    patience: Duration,
     /// Workers that were started here, to know those that are about to connect.
     workers: Mutex<Vec<AbortHandle>>,
     _directory: TempDir,
@@ -78,9 +79,22 @@ impl TestBroker {
             clock: clock.clone(),
             ..Config::new(directory.path())
         };
-        let embedded = Embedded::start(config).await?;
-        let workers = Mutex::default();
-        Ok(TestBroker { clock, embedded, workers, _directory: directory })
+        let mut embedded = Embedded::start(config).await?;
+        embedded.set_patience(PATIENCE);
+        let (patience, workers) = (PATIENCE, Mutex::default());
+        Ok(TestBroker { clock, embedded, patience, workers, _directory: directory })
+    }
+
+    /// How long a test waits for something that may never come before it is told: for what is due
+    /// to be done, and for results and flows without a limit of their own. 30 seconds of real time,
+    /// if not said.
+    ///
+    /// The clock stands until the test moves it, so that a result may depend on a retry which is
+    /// never due.
+    pub fn patience(mut self, patience: Duration) -> TestBroker {
+        self.patience = patience;
+        self.embedded.set_patience(patience);
+        self
     }
 
     /// A client of this broker.
@@ -107,17 +121,21 @@ impl TestBroker {
         Timestamp::from_millis(self.clock.wall_ms())
     }
 
-    /// Lets time pass: moves the clock forward and waits until the broker has done what is due by then.
-    /// Delayed and retried tasks are ready, and schedules have fired each occurrence in its time.
+    /// Lets time pass: moves the clock forward from one due moment to the next, and waits until the
+    /// broker has done what is due. Each delayed or retried task is ready in its time, and a task
+    /// that fails in its retry waits for the next one; each occurrence of a schedule fires in its
+    /// time.
     ///
-    /// At each occurrence the clock waits for workers to end what they have, as if they took no time; a
-    /// handler that waits for the test holds it up, and [`jump`](TestBroker::jump) does not.
+    /// At each such moment the clock waits for workers to end what they have, as if they took no
+    /// time; a handler that waits for the test holds it up, and [`jump`](TestBroker::jump) does
+    /// not. Without workers nothing is waited for. What runs when the clock arrives is left
+    /// running: [`settle`](TestBroker::settle) waits for it.
     ///
     /// Leases go by this clock too: let handlers finish first ([`settle`](TestBroker::settle)), or
     /// the move looks to the broker as if their worker had died.
     pub async fn advance(&self, by: Duration) -> Result<(), Error> {
         let until = Timestamp::from_millis(self.now().as_millis() + millis(by));
-        while let Some(next) = self.next_occurrence().await?.filter(|at| *at < until) {
+        while let Some(next) = self.next_due().await?.filter(|at| *at < until) {
             self.jump(next.since(self.now())).await?;
             let idle = async || self.is_idle().await;
             self.until("workers to end what they have before the clock goes on", idle).await?;
@@ -164,13 +182,18 @@ impl TestBroker {
     /// something else, if only that no worker listens.
     async fn is_idle(&self) -> Result<bool, Error> {
         let client = self.client();
-        let queues = client.queues().await?;
-        if queues.iter().any(|queue| queue.claimed > 0) || !self.embedded.is_settled().await? {
+        if !self.embedded.is_settled().await? {
             return Ok(false);
         }
         let started = self.workers().iter().filter(|worker| !worker.is_finished()).count();
         let connected = client.workers().await?.workers;
-        if connected.iter().filter(|worker| worker.state != "lost").count() < started {
+        let connected = connected.iter().filter(|worker| worker.state != "lost").count();
+        if started == 0 && connected == 0 {
+            // What is claimed is in the hands of the test itself.
+            return Ok(true);
+        }
+        let queues = client.queues().await?;
+        if connected < started || queues.iter().any(|queue| queue.claimed > 0) {
             return Ok(false);
         }
         for queue in queues.iter().filter(|queue| queue.ready > 0) {
@@ -195,6 +218,16 @@ impl TestBroker {
         Ok(next)
     }
 
+    /// When the next task or schedule is due that waits for its time.
+    async fn next_due(&self) -> Result<Option<Timestamp>, Error> {
+        let mut next = self.next_occurrence().await?;
+        let mut waiting = self.client().tasks().state(TaskState::Scheduled);
+        while let Some(task) = waiting.next().await? {
+            next = next.into_iter().chain(task.run_at).min();
+        }
+        Ok(next)
+    }
+
     /// Waits until nothing is ready and nothing runs. Paused queues may keep what they have.
     pub async fn settle(&self) -> Result<(), Error> {
         let busy = |queue: &QueueDetails| queue.claimed > 0 || (queue.ready > 0 && !queue.paused);
@@ -215,11 +248,12 @@ impl TestBroker {
         what: &str,
         done: impl AsyncFn() -> Result<bool, Error>,
     ) -> Result<(), Error> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + self.patience;
         while !done().await? {
             if Instant::now() >= deadline {
                 let queues = self.client().queues().await?;
-                let message = format!("waited {PATIENCE:?} in vain for {what}; queues: {queues:?}");
+                let patience = self.patience;
+                let message = format!("waited {patience:?} in vain for {what}; queues: {queues:?}");
                 return Err(Error::Invalid(message));
             }
             tokio::time::sleep(LOOK_EVERY).await;

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 use taskyard::{
-    BoxError, Cancelled, Enqueued, Error, Fail, NewTask, RetryPolicy, Snooze, State, Task,
+    BoxError, Cancelled, Enqueued, Error, Fail, Flow, NewTask, RetryPolicy, Snooze, State, Task,
     TaskContext, TaskDetails, TaskRequest, TaskResponse, TaskState, testing::TestBroker,
 };
 use tokio::sync::Semaphore;
@@ -155,6 +155,45 @@ async fn a_failure_says_what_happens_next() {
         let after = details.run_at.map(|at| at.since(start).as_secs());
         assert_eq!(after, wakes_after, "{kind}");
     }
+}
+
+#[tokio::test]
+async fn every_retry_and_delay_runs_in_its_time_while_days_pass() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    let broker = broker().await;
+    let began_at = broker.now();
+    let _worker = broker
+        .run(broker.worker().handler("flaky", |context: TaskContext| async move {
+            match context.attempt() {
+                11 => Ok(11),
+                _ => Err(Fail::new("not yet")),
+            }
+        }))
+        .unwrap();
+    let policy = RetryPolicy::fixed(DAY).jitter(0.0);
+    let task = broker.client().task("flaky", &()).retry(policy).await.unwrap();
+    until(&broker, &task, |details| details.state == TaskState::Scheduled).await;
+    broker.advance(10 * DAY).await.unwrap();
+    broker.settle().await.unwrap();
+    assert_eq!(task.result().await.unwrap(), 11);
+    assert_eq!(broker.now().since(began_at), 10 * DAY);
+}
+
+/// The clock stands until the test moves it: a retry that is a day away never comes by itself.
+#[tokio::test]
+async fn a_test_is_told_of_a_result_that_does_not_come() {
+    let patience = Duration::from_millis(300);
+    let broker = broker().await.patience(patience);
+    let client = broker.client();
+    let task = client.task("later", &()).delay(Duration::from_secs(86_400)).await.unwrap();
+    let error = task.result().await.unwrap_err();
+    assert_eq!(error.code(), "not_finished");
+    assert!(error.to_string().contains("is still scheduled after 300ms"), "{error}");
+    let flow = Flow::new("");
+    let node = flow.add("later", NewTask::new("later", &()));
+    let flow = client.submit(flow).await.unwrap();
+    assert_eq!(flow.wait().await.unwrap_err().code(), "not_finished");
+    assert_eq!(flow.result_of(&node).await.unwrap_err().code(), "not_finished");
 }
 
 #[tokio::test]

@@ -21,8 +21,8 @@ pub trait Ask: Into<Query> + Send + 'static {
     /// What it is answered with.
     type Answer: Send + 'static;
 
-    /// Looks.
-    fn ask(&self, machine: &Machine) -> Self::Answer;
+    /// Looks. `now` is the leader's time, which goes on between entries.
+    fn ask(&self, machine: &Machine, now: Timestamp) -> Self::Answer;
 
     /// Its answer, out of what another node found; `None` if that answers another question.
     fn answer(found: Found) -> Option<Self::Answer>;
@@ -32,8 +32,8 @@ pub trait Ask: Into<Query> + Send + 'static {
 impl Ask for Query {
     type Answer = Found;
 
-    fn ask(&self, machine: &Machine) -> Found {
-        machine.ask(self)
+    fn ask(&self, machine: &Machine, now: Timestamp) -> Found {
+        machine.ask(self, now)
     }
 
     fn answer(found: Found) -> Option<Found> {
@@ -48,7 +48,7 @@ macro_rules! questions {
         $(#[$doc:meta])+
         $number:literal => $name:ident {
             $($(#[$field_doc:meta])+ $field:ident: $type:ty),* $(,)?
-        } -> $answer:ty, |$asked:pat_param, $machine:ident| $look:expr;
+        } -> $answer:ty, |$asked:pat_param, $machine:ident $(, $now:ident)?| $look:expr;
     )+) => {
         $(
             $(#[$doc])+
@@ -66,8 +66,9 @@ macro_rules! questions {
             impl Ask for $name {
                 type Answer = $answer;
 
-                fn ask(&self, machine: &Machine) -> $answer {
+                fn ask(&self, machine: &Machine, _now: Timestamp) -> $answer {
                     let ($asked, $machine) = (self, machine);
+                    $(let $now = _now;)?
                     $look
                 }
 
@@ -114,10 +115,10 @@ macro_rules! questions {
         }
 
         impl Machine {
-            /// Answers a question that came from another node.
-            pub fn ask(&self, query: &Query) -> Found {
+            /// Answers a question that came from another node, at `now` by the leader's clock.
+            pub fn ask(&self, query: &Query, now: Timestamp) -> Found {
                 match query {
-                    $(Query::$name(asked) => Found::$name(asked.ask(self)),)+
+                    $(Query::$name(asked) => Found::$name(asked.ask(self, now)),)+
                 }
             }
         }
@@ -168,13 +169,13 @@ questions! {
     } -> TaskPage, |asked, machine| machine.tasks(&asked.filter(), asked.after, asked.limit as usize);
 
     /// All queues, by name.
-    4 => Queues {} -> Vec<QueueView>, |_, machine| machine.queues();
+    4 => Queues {} -> Vec<QueueView>, |_, machine, now| machine.queues_at(now);
 
     /// One queue.
     5 => Queue {
         /// Its name.
         queue: QueueName,
-    } -> Option<QueueView>, |asked, machine| machine.queue(&asked.queue);
+    } -> Option<QueueView>, |asked, machine, now| machine.queue_at(&asked.queue, now);
 
     /// A queue's own settings.
     6 => QueueSettings {
@@ -186,9 +187,7 @@ questions! {
     7 => Why {
         /// Which task.
         task: TaskId,
-        /// The time where it is asked; the shard's own counts if it is later.
-        now: Timestamp,
-    } -> Option<WhyView>, |asked, machine| machine.why_view(asked.task, asked.now);
+    } -> Option<WhyView>, |asked, machine, now| machine.why_view(asked.task, now);
 
     /// The parents that a node of a flow still waits for, and how many there are in all.
     8 => UnfinishedParents {
@@ -205,8 +204,8 @@ questions! {
     /// The line between what the shard has taken and what it will take.
     9 => EnqueueCut {} -> crate::EnqueueCut, |_, machine| machine.enqueue_cut();
 
-    /// The shard's time.
-    10 => Now {} -> Timestamp, |_, machine| machine.now();
+    /// The shard's time, by its leader's clock.
+    10 => Now {} -> Timestamp, |_, machine, now| now.max(machine.now());
 
     /// Whether one of these queues has something to claim now.
     11 => Claimable {

@@ -229,6 +229,7 @@ impl Machine {
             priority: task.priority,
             attempt: task.attempt,
             lease_expires_at: claim.lease_expires_at,
+            lease_ms: claim.lease_ms,
             timeout_ms: self.timeout_ms(slot),
             enqueued_at: task.enqueued_at,
             resume_state: task.left().and_then(|left| left.resume_state.clone()),
@@ -383,7 +384,8 @@ mod tests {
         let claims = vec![(held.id, held.token)];
         let renewed = yard.send(Command::Renew(Renew { claims }));
         let (lease_expires_at, cancel_requested) = (Timestamp(START + 9_000), false);
-        let expected = Renewal::Held { lease_expires_at, cancel_requested };
+        let lease_ms = 5_000;
+        let expected = Renewal::Held { lease_expires_at, lease_ms, cancel_requested };
         assert_eq!(renewed, Ok(Outcome::Renewed(vec![expected])));
         let loaded = Machine::load(yard.machine.identity(), yard.machine.records()).unwrap();
         yard.machine = loaded;

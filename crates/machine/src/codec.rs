@@ -158,7 +158,7 @@ wire_struct!(SetQueue<'a> { queue, settings });
 wire_struct!(TrimQueue<'a> { queue, version });
 wire_words!(SessionEnd { 1 => Goodbye, 2 => Silence });
 wire_struct!(EndSession { session, reason, not_started, keep });
-wire_struct!(Deliver<'a> { from, sequence, command });
+wire_struct!(Deliver<'a> { from, sequence, waited_ms, command });
 wire_struct!(PutOff { claims_ms });
 wire_struct!(Delivered { to, up_to });
 wire_struct!(Attest { mark, replica, digest });
@@ -461,7 +461,12 @@ pub(crate) mod tests {
             Command::ExpireDue,
             Command::BeginTerm,
             Command::PutOff(PutOff { claims_ms: 20_000 }),
-            Command::Deliver(Deliver { from: ShardId(3), sequence: 9, command: b"\x01\x02" }),
+            Command::Deliver(Deliver {
+                from: ShardId(3),
+                sequence: 9,
+                waited_ms: 5,
+                command: b"\x01\x02",
+            }),
             Command::Delivered(Delivered { to: ShardId(3), up_to: 9 }),
             Command::Mark,
             Command::Attest(Attest { mark: 3, replica: 2, digest: u64::MAX }),
@@ -519,6 +524,7 @@ pub(crate) mod tests {
                     end_at: Some(Timestamp(2)),
                     remaining_runs: Some(3),
                 },
+                from: Timestamp(3),
                 next_run_at: Timestamp(4),
             }),
             Command::FireSchedule(FireSchedule {
@@ -533,6 +539,7 @@ pub(crate) mod tests {
             Command::ResumeSchedule(ResumeSchedule {
                 name: "nightly",
                 revision: 2,
+                from: Timestamp(3),
                 next_run_at: None,
             }),
             Command::TriggerSchedule(TriggerSchedule { name: "nightly" }),

@@ -549,6 +549,8 @@ pub struct Deliver<'a> {
     pub from: ShardId,
     /// Its number in that shard's outbox for this one, from 1, delivered in order.
     pub sequence: u64,
+    /// How long it has waited there, by that shard's time.
+    pub waited_ms: u64,
     /// The encoded command.
     pub command: &'a [u8],
 }

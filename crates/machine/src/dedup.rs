@@ -126,7 +126,7 @@ mod tests {
             ["mail", "video"].map(|queue| yard.enqueue_task(queue, request("r")).unwrap().id);
         yard.enqueue_task("mail", request("other")).unwrap();
         let found = |yard: &Yard, request_id: &str| {
-            MadeByRequest { request_id: request_id.into() }.ask(&yard.machine)
+            MadeByRequest { request_id: request_id.into() }.ask(&yard.machine, yard.now())
         };
         assert_eq!(found(&yard, "r"), made);
         assert_eq!(found(&yard, "unknown"), []);

@@ -10,8 +10,8 @@ use crate::turn::Turn;
 use crate::unique::Verdict;
 use crate::watch::Watch;
 use crate::{
-    Body, Enqueue, Enqueued, EventKind, NewTask, Outcome, QueueName, Rejection, ShardId, TaskId,
-    Timestamp, When,
+    Body, Enqueue, Enqueued, EventKind, Machine, NewTask, Outcome, QueueName, Rejection, ShardId,
+    TaskId, Timestamp, When,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -148,7 +148,7 @@ impl Turn<'_> {
         self.scratch.clear();
         body.encode_into(&mut self.scratch);
         self.payloads.put(id, &self.scratch);
-        (self.scratch.len() as u32, xxh3_64(&self.scratch) as u32)
+        body_mark(&self.scratch)
     }
 
     /// Whether a queue, which may not exist yet, can take `count` more tasks.
@@ -304,6 +304,19 @@ impl Body<'_> {
         }
         let bytes = self.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         at_most_bytes("headers", bytes, HEADERS_BYTES_MAX)
+    }
+}
+
+/// Length and checksum of an encoded body: what the state has of it.
+fn body_mark(body: &[u8]) -> (u32, u32) {
+    (body.len() as u32, xxh3_64(body) as u32)
+}
+
+impl Machine {
+    /// Whether these bytes are the body of a task, as far as length and checksum say.
+    pub fn is_body(&self, task: TaskId, body: &[u8]) -> bool {
+        let task = self.ids.get(task).map(|slot| self.tasks.get(slot));
+        task.is_some_and(|task| body_mark(body) == (task.body_bytes, task.body_checksum))
     }
 }
 

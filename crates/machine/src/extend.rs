@@ -27,7 +27,7 @@ impl Turn<'_> {
         }
         extend.check_bytes()?;
 
-        let lease_expires_at = self.renew_claim(slot, extend.lease_ms);
+        let (lease_expires_at, lease_ms) = self.renew_claim(slot, extend.lease_ms);
         if let Some(state) = extend.resume_state {
             self.shard.edit(slot, |task| task.left_mut().resume_state = Some(state.into()));
         }
@@ -37,7 +37,7 @@ impl Turn<'_> {
             self.emit_task(slot, |task| EventKind::TaskProgressed(task, progress.percent));
         }
         let cancel_requested = self.cancel_requested(slot);
-        Ok(Outcome::Extended { lease_expires_at, cancel_requested })
+        Ok(Outcome::Extended { lease_expires_at, lease_ms, cancel_requested })
     }
 
     /// One answer per claim, so that one lost claim does not cost the others their lease.
@@ -45,24 +45,25 @@ impl Turn<'_> {
         let mut renewals = Vec::with_capacity(renew.claims.len());
         for &(task, token) in &renew.claims {
             renewals.push(match self.find_held(task, token) {
-                Ok(slot) => Renewal::Held {
-                    lease_expires_at: self.renew_claim(slot, None),
-                    cancel_requested: self.cancel_requested(slot),
-                },
+                Ok(slot) => {
+                    let (lease_expires_at, lease_ms) = self.renew_claim(slot, None);
+                    let cancel_requested = self.cancel_requested(slot);
+                    Renewal::Held { lease_expires_at, lease_ms, cancel_requested }
+                }
                 Err(_) => Renewal::Lost,
             });
         }
         Ok(Outcome::Renewed(renewals))
     }
 
-    /// Moves the lease's end: `lease_ms` from now, or as long as it was claimed for.
-    fn renew_claim(&mut self, slot: Slot, lease_ms: Option<u64>) -> Timestamp {
+    /// Moves the lease's end: `lease_ms` from now, or as long as it was claimed for. Returns both.
+    fn renew_claim(&mut self, slot: Slot, lease_ms: Option<u64>) -> (Timestamp, u64) {
         let counters = self.shard.counters;
         self.shard.edit_deadline(slot, |task| {
             let claim = task.claim_mut().expect("only held tasks are renewed");
             claim.engaged = true;
             claim.renew(&counters, lease_ms);
-            claim.lease_expires_at
+            (claim.lease_expires_at, lease_ms.unwrap_or(claim.lease_ms))
         })
     }
 }
@@ -83,7 +84,8 @@ mod tests {
         for (lease_ms, expected) in [(None, 30_000), (Some(1_000), 1_000), (None, 30_000)] {
             let command = Command::Extend(Extend { lease_ms, ..extend(&held) });
             let lease_expires_at = yard.now().plus_ms(expected);
-            let outcome = Outcome::Extended { lease_expires_at, cancel_requested: false };
+            let (lease_ms, cancel_requested) = (expected, false);
+            let outcome = Outcome::Extended { lease_expires_at, lease_ms, cancel_requested };
             assert_eq!(yard.send(command), Ok(outcome));
         }
         yard.wait_ms(29_999);
@@ -138,7 +140,9 @@ mod tests {
             (held[0].id, ClaimToken(99)),
         ];
         let lease_expires_at = yard.now().plus_ms(30_000);
-        let renewed = |cancel_requested| Renewal::Held { lease_expires_at, cancel_requested };
+        let lease_ms = 30_000;
+        let renewed =
+            |cancel_requested| Renewal::Held { lease_expires_at, lease_ms, cancel_requested };
         let expected = vec![renewed(false), renewed(true), Renewal::Lost];
         assert_eq!(yard.send(Command::Renew(Renew { claims })), Ok(Outcome::Renewed(expected)));
     }

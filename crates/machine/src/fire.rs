@@ -93,7 +93,8 @@ impl Turn<'_> {
     /// Starts the run of an occurrence, which counts against the runs that remain.
     fn run_occurrence(&mut self, key: u128, spec: &ScheduleSpec<'_>, at: Timestamp) {
         let jitter_ms = Draw::new(key as u64 ^ at.0).up_to(spec.jitter_ms);
-        let run_at = When::At(at.plus_ms(jitter_ms));
+        // Counted from here: its queue's shard may have another time.
+        let run_at = When::After { ms: at.plus_ms(jitter_ms).ms_since(self.now) };
         let is_watched = spec.overlap != Overlap::Allow;
         let task = self.start_run(key, spec, &Run { at, run_at, is_watched });
         let name = self.shard.schedules.update(key, |schedule| {

@@ -3,6 +3,13 @@
 //! A message is stored in the entry of its cause and numbered per target. The leader delivers it as
 //! a command on the target, which takes each number once and in order; the sender drops it when the
 //! target has answered. So it arrives exactly once, whatever is sent again.
+//!
+//! Shards have clocks of their own, which may be far apart. A delay travels as a delay, with the
+//! time that the message has waited by its sender's clock; a moment is only what a client has named
+//! as a moment.
+
+#[cfg(test)]
+mod tests;
 
 use crate::entry::DecodeError;
 use crate::flow::{FlowTask, ParentResult};
@@ -15,7 +22,7 @@ use crate::watch::{TaskEnded, Watch};
 use crate::wire::{Reader, Wire, decode, encode, wire_struct};
 use crate::{
     Deliver, Delivered, Enqueue, EventKind, Machine, Outcome, QueueName, Rejection, ShardId,
-    TaskId, When,
+    TaskId, Timestamp, When,
 };
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,17 +36,28 @@ pub struct Outgoing {
     pub to: ShardId,
     /// Its number, from 1, per target.
     pub sequence: u64,
+    /// When it was stored, by the sender's time.
+    pub stored_at: Timestamp,
     /// The encoded message, for [`Deliver::command`].
     pub command: Box<[u8]>,
+}
+
+impl Outgoing {
+    /// The message as the leader of its sender, `from`, sends it at `now`.
+    pub fn deliver(&self, from: ShardId, now: Timestamp) -> Deliver<'_> {
+        let waited_ms = now.ms_since(self.stored_at);
+        Deliver { from, sequence: self.sequence, waited_ms, command: &self.command }
+    }
 }
 
 /// A message that waits for its target.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Owed {
+    stored_at: Timestamp,
     message: Box<[u8]>,
 }
 
-wire_struct!(Owed { message });
+wire_struct!(Owed { stored_at, message });
 
 impl Keep for Owed {
     type Key = (ShardId, u64);
@@ -251,17 +269,18 @@ impl Turn<'_> {
     /// Applies what the last command asked of this very shard, and what follows from that.
     pub(crate) fn settle(&mut self) {
         while let Some(message) = self.asked.here.pop_front() {
-            self.take_message(&decode(&message).expect("it was encoded in this entry"));
+            self.take_message(&decode(&message).expect("it was encoded in this entry"), 0);
         }
     }
 
     /// Stores what the entry owes other shards.
     pub(crate) fn store_owed(&mut self) {
+        let stored_at = self.now;
         for (to, deliveries) in std::mem::take(&mut self.asked.elsewhere) {
             let mut link = self.link(to);
             for message in deliveries {
                 link.sent += 1;
-                let owed = Owed { message: message.into_boxed_slice() };
+                let owed = Owed { stored_at, message: message.into_boxed_slice() };
                 self.shard.outbox.insert((to, link.sent), owed);
             }
             self.shard.links.insert(to, link);
@@ -271,10 +290,7 @@ impl Turn<'_> {
 
     /// Owes another shard a task under an id that was made here.
     pub(crate) fn owe_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>, watch: Option<Watch>) {
-        let mut enqueue = enqueue.clone();
-        // A delay counts from this entry, not from the delivery.
-        enqueue.task.run_at = When::At(enqueue.task.first_run_at(self.now));
-        self.owe(id.home, &Message::Enqueue { id, enqueue, watch });
+        self.owe(id.home, &Message::Enqueue { id, enqueue: enqueue.clone(), watch });
     }
 
     pub(crate) fn deliver(&mut self, deliver: Deliver<'_>) -> Result<Outcome, Rejection> {
@@ -296,7 +312,7 @@ impl Turn<'_> {
             self.check_message(message)?;
         }
         for message in &messages {
-            self.take_message(message);
+            self.take_message(message, deliver.waited_ms);
         }
         link.taken += 1;
         self.shard.links.insert(deliver.from, link);
@@ -329,12 +345,14 @@ impl Turn<'_> {
         check_name(queue)
     }
 
-    /// Does what a checked message asks.
-    fn take_message(&mut self, message: &Message<'_>) {
+    /// Does what a checked message asks that has waited so long.
+    fn take_message(&mut self, message: &Message<'_>, waited_ms: u64) {
         match message {
-            Message::Enqueue { id, enqueue, watch } => self.take_enqueue(*id, enqueue, *watch),
+            Message::Enqueue { id, enqueue, watch } => {
+                self.take_enqueue(*id, &enqueue.after_waiting(waited_ms), *watch);
+            }
             Message::TaskEnded(ended) => self.take_ended(ended),
-            Message::FlowTask(task) => self.take_flow_task(task),
+            Message::FlowTask(task) => self.take_flow_task(task, waited_ms),
             Message::Release { task, run, parents } => self.take_release(*task, *run, parents),
             Message::FailBlocked { task, run, parent } => {
                 self.take_fail_blocked(*task, *run, parent);
@@ -398,6 +416,20 @@ impl Turn<'_> {
     }
 }
 
+impl<'a> Enqueue<'a> {
+    /// The same after so long on the way: a delay, and the quiet that a debounced task waits for,
+    /// count from the entry that asked, not from the delivery.
+    pub(crate) fn after_waiting(&self, waited_ms: u64) -> Enqueue<'a> {
+        let mut enqueue = self.clone();
+        let delay_ms = match (enqueue.task.run_at, enqueue.task.debounce_ms()) {
+            (When::After { ms }, _) | (When::Now, Some(ms)) => ms,
+            (When::Now | When::At(_), _) => return enqueue,
+        };
+        enqueue.task.run_at = When::After { ms: delay_ms.saturating_sub(waited_ms) };
+        enqueue
+    }
+}
+
 fn check_name(queue: &str) -> Result<(), Rejection> {
     match QueueName::accepted(queue) {
         Ok(_) => Ok(()),
@@ -431,117 +463,10 @@ impl Machine {
             owed.take(share).map(|((to, sequence), owed)| Outgoing {
                 to,
                 sequence,
+                stored_at: owed.stored_at,
                 command: owed.message.clone(),
             })
         });
         owed.take(limit).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::{SHARD, START, Yard, new_task};
-    use crate::{Ack, Command, FollowUp, NewTask, QueueSettings, TaskStateName, Timestamp};
-
-    const OTHER: ShardId = ShardId(2);
-
-    /// Acks a task on shard 2 that is followed by one in queue `next` of shard 1.
-    fn follow(source: &mut Yard, task: NewTask<'_>) -> TaskId {
-        source.enqueue("mail");
-        let held = source.claim_one("mail");
-        let enqueue = Enqueue { queue: "next", task };
-        let follow_ups = vec![FollowUp { home: SHARD, enqueue }];
-        let ack = Ack { task: held.id, token: held.token, result: None, follow_ups };
-        match source.send(Command::Ack(ack)) {
-            Ok(Outcome::Acked { follow_ups }) => follow_ups[0],
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn deliver(target: &mut Yard, outgoing: &Outgoing) -> Result<Outcome, Rejection> {
-        let Outgoing { sequence, command, .. } = outgoing;
-        let deliver = Deliver { from: OTHER, sequence: *sequence, command };
-        target.send(Command::Deliver(deliver))
-    }
-
-    #[test]
-    fn a_follow_up_reaches_its_shard_once_however_often_it_is_delivered() {
-        let mut source = Yard::of_shard(OTHER);
-        let mut target = Yard::new();
-        let ids = [follow(&mut source, new_task()), follow(&mut source, new_task())];
-        assert!(source.events().contains(&EventKind::OutgoingQueued(SHARD)));
-        assert_eq!((ids[0].home, ids[0].origin), (SHARD, OTHER));
-        let outgoing = source.machine.outgoing(10);
-        assert_eq!(outgoing.iter().map(|o| o.sequence).collect::<Vec<_>>(), [1, 2]);
-        assert!(deliver(&mut target, &outgoing[1]).is_err(), "in order");
-        for outgoing in [&outgoing[0], &outgoing[1], &outgoing[0], &outgoing[1]] {
-            assert_eq!(deliver(&mut target, outgoing), Ok(Outcome::Taken));
-        }
-        for id in ids {
-            assert_eq!(target.state(id), TaskStateName::Ready);
-        }
-        assert_eq!(target.counts("next").enqueued_total, 2);
-    }
-
-    #[test]
-    fn what_was_taken_is_dropped_and_the_rest_stays() {
-        let mut source = Yard::of_shard(OTHER);
-        for _ in 0..3 {
-            follow(&mut source, new_task());
-        }
-        source.send(Command::Delivered(Delivered { to: SHARD, up_to: 2 })).unwrap();
-        let left = source.machine.outgoing(10);
-        assert_eq!(left.iter().map(|o| (o.to, o.sequence)).collect::<Vec<_>>(), [(SHARD, 3)]);
-        assert!(source.machine.outgoing(0).is_empty());
-        assert!(source.machine.outgoing_after(10, |_| 3).is_empty(), "it is only not dropped yet");
-    }
-
-    #[test]
-    fn an_accepted_follow_up_is_not_refused_and_its_delay_counts_from_the_ack() {
-        let mut source = Yard::of_shard(OTHER);
-        let mut target = Yard::new();
-        target.set("next", QueueSettings { max_length: Some(0), ..QueueSettings::default() });
-        let run_at = When::After { ms: 60_000 };
-        let id = follow(&mut source, NewTask { run_at, ..new_task() });
-        target.pass_ms(20_000);
-        deliver(&mut target, &source.machine.outgoing(1)[0]).unwrap();
-        assert_eq!(target.task(id).run_at, Some(Timestamp(START + 60_000)));
-    }
-
-    #[test]
-    fn what_an_earlier_version_accepted_is_taken() {
-        let mut target = Yard::new();
-        let long = "x".repeat(1_000);
-        let id = TaskId { home: SHARD, origin: OTHER, ..follow(&mut Yard::new(), new_task()) };
-        let task = NewTask { task_type: &long, priority: Some(9), ..new_task() };
-        let message = Message::Enqueue { id, enqueue: Enqueue { queue: "..", task }, watch: None };
-        let outgoing = Outgoing { to: SHARD, sequence: 1, command: encode(&message) };
-        assert_eq!(deliver(&mut target, &outgoing), Ok(Outcome::Taken));
-        assert_eq!(target.state(id), TaskStateName::Ready);
-    }
-
-    #[test]
-    fn a_known_request_is_not_made_twice() {
-        let mut source = Yard::of_shard(OTHER);
-        let mut target = Yard::new();
-        let request = || NewTask { request_id: Some("r"), ..new_task() };
-        let known = target.enqueue_task("next", request()).unwrap().id;
-        let promised = follow(&mut source, request());
-        deliver(&mut target, &source.machine.outgoing(1)[0]).unwrap();
-        assert_eq!(target.counts("next").enqueued_total, 1);
-        // The sender can't know of the other task, so that the id it gave names none.
-        assert_eq!(target.state(known), TaskStateName::Ready);
-        assert!(target.machine.task(promised).is_none());
-    }
-
-    #[test]
-    fn foreign_bytes_are_refused() {
-        let mut target = Yard::new();
-        for command in [&b""[..], b"\x09", b"{\"task\":1}"] {
-            let deliver = Deliver { from: OTHER, sequence: 1, command };
-            let rejection = target.send(Command::Deliver(deliver)).unwrap_err();
-            assert_eq!(rejection.code(), "invalid_argument");
-        }
     }
 }

@@ -30,8 +30,10 @@ pub enum Outcome {
     Failed(AfterFailure),
     /// To `Extend`.
     Extended {
-        /// The lease's new end.
+        /// The lease's new end, by the shard's time.
         lease_expires_at: Timestamp,
+        /// How long it is from now on: whoever is told has another clock.
+        lease_ms: u64,
         /// The worker should stop: the task is cancelled when it yields.
         cancel_requested: bool,
     },
@@ -138,8 +140,10 @@ pub struct ClaimedTask {
     pub priority: u8,
     /// This attempt's number, from 1.
     pub attempt: u32,
-    /// When the lease ends unless renewed.
+    /// When the lease ends unless renewed, by the shard's time.
     pub lease_expires_at: Timestamp,
+    /// How long it is: whoever gets the task has another clock.
+    pub lease_ms: u64,
     /// Longest run time of this attempt.
     pub timeout_ms: Option<u64>,
     /// When it was enqueued.
@@ -175,8 +179,10 @@ pub enum AfterFailure {
 pub enum Renewal {
     /// Still held.
     Held {
-        /// The lease's new end.
+        /// The lease's new end, by the shard's time.
         lease_expires_at: Timestamp,
+        /// How long it is from now on: whoever is told has another clock.
+        lease_ms: u64,
         /// The worker should stop.
         cancel_requested: bool,
     },
@@ -203,7 +209,7 @@ wire_enum!(Outcome {
     5 => Claimed(tasks),
     6 => Acked { follow_ups },
     7 => Failed(after),
-    8 => Extended { lease_expires_at, cancel_requested },
+    8 => Extended { lease_expires_at, lease_ms, cancel_requested },
     9 => Renewed(renewals),
     10 => Released { state },
     11 => Snoozed { run_at, state },
@@ -231,6 +237,7 @@ wire_struct!(ClaimedTask {
     priority,
     attempt,
     lease_expires_at,
+    lease_ms,
     timeout_ms,
     enqueued_at,
     resume_state,
@@ -239,5 +246,5 @@ wire_struct!(ClaimedTask {
     parents,
 });
 wire_enum!(AfterFailure { 1 => Retry { run_at }, 2 => Dead, 3 => Failed, 4 => Cancelled });
-wire_enum!(Renewal { 1 => Held { lease_expires_at, cancel_requested }, 2 => Lost });
+wire_enum!(Renewal { 1 => Held { lease_expires_at, lease_ms, cancel_requested }, 2 => Lost });
 wire_struct!(BulkProgress { changed, skipped, next });

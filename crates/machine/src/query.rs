@@ -189,8 +189,9 @@ pub struct QueueView {
     pub paused: bool,
     /// Tasks by state, exact.
     pub counts: QueueCounts,
-    /// When the oldest ready task became ready; with many keys, of those whose turn comes first.
-    pub oldest_ready_at: Option<Timestamp>,
+    /// How long the oldest ready task has been ready, by its shard's time; with many keys, of those
+    /// whose turn comes first.
+    pub oldest_ready_for_ms: Option<u64>,
 }
 
 impl QueueView {
@@ -212,8 +213,7 @@ impl QueueView {
         sum.lost_total += more.lost_total;
         sum.expired_total += more.expired_total;
         sum.cancelled_total += more.cancelled_total;
-        self.oldest_ready_at =
-            [self.oldest_ready_at, other.oldest_ready_at].into_iter().flatten().min();
+        self.oldest_ready_for_ms = self.oldest_ready_for_ms.max(other.oldest_ready_for_ms);
         self
     }
 }
@@ -282,7 +282,7 @@ wire_struct!(FlowMember { flow, node, failed_parent });
 wire_struct!(ClaimView { token, worker, session, claimed_at, lease_expires_at, cancel_requested });
 wire_struct!(AttemptView { attempt, worker, claimed_at, ended_at, outcome, error });
 wire_struct!(TaskPage { tasks, next });
-wire_struct!(QueueView { name, paused, counts, oldest_ready_at });
+wire_struct!(QueueView { name, paused, counts, oldest_ready_for_ms });
 wire_struct!(QueueCounts {
     blocked,
     scheduled,

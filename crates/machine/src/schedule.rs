@@ -145,11 +145,13 @@ impl Turn<'_> {
         at_most_bytes("the schedule", spec.len(), SCHEDULE_BYTES_MAX)?;
         let key = schedule_key(set.name);
         let Some(schedule) = self.shard.schedules.get(key) else {
+            self.check_from(set.name, set.from)?;
             return self.add_schedule(set, spec);
         };
         if schedule.spec == spec {
             return Ok(Outcome::ScheduleSet { is_new: false, is_changed: false });
         }
+        self.check_from(set.name, set.from)?;
         let old = schedule.spec();
         let timing = |spec: &ScheduleSpec<'_>| (encode(&spec.rhythm), spec.start_at, spec.end_at);
         let keeps_time = timing(&old) == timing(&set.spec);
@@ -186,6 +188,16 @@ impl Turn<'_> {
         let schedule = Schedule::new(set, spec, self.now);
         self.shard.schedules.insert(schedule_key(set.name), schedule);
         Ok(Outcome::ScheduleSet { is_new: true, is_changed: true })
+    }
+
+    /// Refuses a next occurrence that was looked for from a moment which this shard has not
+    /// reached: it was computed by another leader's time, and occurrences would pass without being
+    /// fired or counted.
+    fn check_from(&self, name: &str, from: Timestamp) -> Result<(), Rejection> {
+        if from <= self.now {
+            return Ok(());
+        }
+        Err(Rejection::ScheduleChanged { name: name.into() })
     }
 
     /// Forgets a schedule. The tasks that it fired are left alone.
@@ -226,6 +238,7 @@ impl Turn<'_> {
             return Ok(Outcome::Done);
         }
         schedule.check_revision(resume.revision)?;
+        self.check_from(resume.name, resume.from)?;
         let key = schedule_key(resume.name);
         self.shard.schedules.update(key, |schedule| {
             schedule.paused = false;

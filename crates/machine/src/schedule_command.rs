@@ -99,7 +99,10 @@ pub struct SetSchedule<'a> {
     pub name: &'a str,
     /// Its rules.
     pub spec: ScheduleSpec<'a>,
-    /// The first occurrence after now. Not used while the rhythm stays what it was.
+    /// The leader's time from which `next_run_at` was looked for. A leader that has not got there
+    /// yet refuses, or the occurrences up to there would be lost and not counted.
+    pub from: Timestamp,
+    /// The first occurrence after `from`. Not used while the rhythm stays what it was.
     pub next_run_at: Timestamp,
 }
 
@@ -142,7 +145,9 @@ pub struct ResumeSchedule<'a> {
     pub name: &'a str,
     /// The rules that the next occurrence follows from.
     pub revision: u64,
-    /// The first occurrence after now; `None` if there is none.
+    /// As for [`SetSchedule`].
+    pub from: Timestamp,
+    /// The first occurrence after `from`; `None` if there is none.
     pub next_run_at: Option<Timestamp>,
 }
 
@@ -178,11 +183,11 @@ wire_struct!(ScheduleSpec<'a> {
     end_at,
     remaining_runs,
 });
-wire_struct!(SetSchedule<'a> { name, spec, next_run_at });
+wire_struct!(SetSchedule<'a> { name, spec, from, next_run_at });
 wire_struct!(FireSchedule<'a> { name, revision, occurrences, left_out, next_run_at });
 wire_struct!(RemoveSchedule<'a> { name });
 wire_struct!(PauseSchedule<'a> { name, note });
-wire_struct!(ResumeSchedule<'a> { name, revision, next_run_at });
+wire_struct!(ResumeSchedule<'a> { name, revision, from, next_run_at });
 wire_struct!(TriggerSchedule<'a> { name });
 wire_struct!(BackfillSchedule<'a> { name, revision, occurrences });
 

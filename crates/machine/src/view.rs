@@ -69,14 +69,24 @@ impl Machine {
             && filter.flow.is_none_or(|flow| task.flow_id() == Some(flow))
     }
 
-    /// All queues, by name.
+    /// All queues, by name, as of the last entry.
     pub fn queues(&self) -> Vec<QueueView> {
-        self.queues.by_name.values().map(|&number| self.queue_view(number)).collect()
+        self.queues_at(self.now())
     }
 
-    /// One queue.
+    /// All queues, by name, at `now` by the leader's clock.
+    pub fn queues_at(&self, now: Timestamp) -> Vec<QueueView> {
+        self.queues.by_name.values().map(|&number| self.queue_view(number, now)).collect()
+    }
+
+    /// One queue, as of the last entry.
     pub fn queue(&self, queue: &QueueName) -> Option<QueueView> {
-        self.queues.find(queue.as_str()).map(|number| self.queue_view(number))
+        self.queue_at(queue, self.now())
+    }
+
+    /// One queue, at `now` by the leader's clock.
+    pub fn queue_at(&self, queue: &QueueName, now: Timestamp) -> Option<QueueView> {
+        self.queues.find(queue.as_str()).map(|number| self.queue_view(number, now))
     }
 
     /// A queue's own settings.
@@ -105,13 +115,13 @@ impl Machine {
         held.filter_map(claim).collect()
     }
 
-    fn queue_view(&self, number: Slot) -> QueueView {
+    fn queue_view(&self, number: Slot, now: Timestamp) -> QueueView {
         let queue = self.queues.get(number);
         QueueView {
             name: queue.name.clone(),
             paused: queue.paused,
             counts: queue.counts(),
-            oldest_ready_at: self.oldest_ready_at(queue),
+            oldest_ready_for_ms: self.oldest_ready_at(queue).map(|at| now.ms_since(at)),
         }
     }
 
@@ -323,13 +333,14 @@ mod tests {
         yard.pass_ms(10);
         yard.enqueue("mail");
         let name = QueueName::parse("mail").unwrap();
-        let oldest = yard.machine.queue(&name).unwrap().oldest_ready_at;
-        assert_eq!(oldest, Some(Timestamp(START)));
+        let oldest = yard.machine.queue(&name).unwrap().oldest_ready_for_ms;
+        assert_eq!(oldest, Some(yard.now().ms_since(Timestamp(START))));
         let held = yard.claim("mail", 2);
-        assert_eq!(yard.machine.queue(&name).unwrap().oldest_ready_at, None);
+        assert_eq!(yard.machine.queue(&name).unwrap().oldest_ready_for_ms, None);
         yard.pass_ms(10);
         yard.release(&held[1]).unwrap();
-        let oldest = yard.machine.queue(&name).unwrap().oldest_ready_at;
-        assert_eq!(oldest, Some(Timestamp(START)), "a released task is as old as before");
+        let oldest = yard.machine.queue(&name).unwrap().oldest_ready_for_ms;
+        let since = yard.now().ms_since(Timestamp(START));
+        assert_eq!(oldest, Some(since), "a released task is as old as before");
     }
 }

@@ -198,7 +198,7 @@ mod tests {
         let id = TaskId { incarnation: 7, home: SHARD, origin: OTHER, sequence: 1 };
         let enqueue = Enqueue { queue: "mail", task };
         let message = Message::Enqueue { id, enqueue, watch: Some(WATCH) }.encode();
-        let deliver = Deliver { from: OTHER, sequence: 1, command: &message };
+        let deliver = Deliver { from: OTHER, sequence: 1, waited_ms: 0, command: &message };
         assert_eq!(yard.send(Command::Deliver(deliver)), Ok(Outcome::Taken));
         id
     }

@@ -318,7 +318,8 @@ impl Author {
         };
         let position = sequence as usize % self.deliveries.len();
         let command = Box::leak(self.deliveries[position].clone());
-        Command::Deliver(Deliver { from: ShardId(2), sequence, command })
+        let waited_ms = self.random.below(5_000);
+        Command::Deliver(Deliver { from: ShardId(2), sequence, waited_ms, command })
     }
 
     fn learn(&mut self, answers: &[Result<Outcome, Rejection>]) {

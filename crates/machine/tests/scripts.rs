@@ -71,9 +71,9 @@ impl Story {
     /// Delivers what a shard owes the others, as their leaders do.
     fn carry(&mut self, line: &Line<'_>) -> Vec<String> {
         let mut told = Vec::new();
-        for Outgoing { to, sequence, command } in self.shard(line.shard).outgoing(100) {
-            let from = ShardId(line.shard);
-            let deliver = Command::Deliver(Deliver { from, sequence, command: &command });
+        for outgoing in self.shard(line.shard).outgoing(100) {
+            let Outgoing { to, sequence, .. } = outgoing;
+            let deliver = Command::Deliver(outgoing.deliver(ShardId(line.shard), line.now));
             let taken = self.send(to.0, line.now, &deliver);
             told.push(format!(
                 "message {sequence} to shard {to}: {}",

@@ -25,7 +25,7 @@ mod worker;
 
 pub(crate) use install::{Arrived, InstallError, SnapshotId};
 pub(crate) use parts::{Part, Position, RecordKind};
-pub(crate) use worker::{BodiesRequest, Checkpointer, Failure, Job, Report};
+pub(crate) use worker::{BodiesRequest, Checkpointer, Failure, Job, Report, StoredBody};
 
 use crate::{data_dir::Format, node::StartError, shard_loop::words_of};
 use bytes::Bytes;

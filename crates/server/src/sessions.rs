@@ -494,14 +494,9 @@ impl Held {
             token: handed.task.token,
             started,
             renewed_at: clock.monotonic(),
-            lease: left_of(handed.task.lease_expires_at, clock),
+            lease: Duration::from_millis(handed.task.lease_ms),
         }
     }
-}
-
-/// What is left of a lease.
-fn left_of(lease_expires_at: Timestamp, clock: &Clock) -> Duration {
-    Duration::from_millis(lease_expires_at.ms_since(Timestamp(clock.wall_ms())))
 }
 
 impl State {

@@ -49,7 +49,7 @@ pub use local::LocalShards;
 pub use session_news::SessionNews;
 
 use crate::{
-    Clock, Error, backup,
+    Error, backup,
     checkpoint::View,
     clock::real_now,
     cluster::{Routes, Snapshots},
@@ -78,7 +78,6 @@ pub struct Shards(Arc<Handle>);
 struct Handle {
     inbox: Arc<Inbox>,
     format: Format,
-    clock: Clock,
     tickets: AtomicU64,
     events: broadcast::Sender<Arc<Vec<Event>>>,
     telemetry: Arc<Telemetry>,
@@ -438,7 +437,7 @@ impl Shards {
             }
         }
         let cluster = self.cluster_gauges().await?;
-        Ok(self.0.telemetry.render(&merge_by_name(led), &cluster, self.0.clock.wall_ms()))
+        Ok(self.0.telemetry.render(&merge_by_name(led), &cluster))
     }
 
     /// All events of all shards from now on, batched per loop turn. A slow reader misses some and is told how many.

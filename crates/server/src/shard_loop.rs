@@ -23,6 +23,7 @@ mod recover;
 mod replicas;
 mod settle;
 mod snapshots;
+mod spares;
 #[cfg(test)]
 mod tests;
 mod turn;
@@ -67,9 +68,12 @@ use taskyard_replica::Role;
 use tokio::sync::broadcast;
 
 pub(crate) use recover::{Recovered, load, recover_all};
+pub(crate) use spares::Unread;
 
 /// How long the threads beside it are waited for after a failure.
 const FAIL_FOR_MAX: Duration = Duration::from_secs(5);
+/// Shards that are further ahead of the wall clock are told of.
+const TIME_AHEAD_TOLD: Duration = Duration::from_secs(2);
 /// The same at a stop whose time is over: those that have nothing to do end in no time.
 const CLOSE_FOR_MIN: Duration = Duration::from_millis(100);
 /// And when it was dropped in a process that goes on.
@@ -160,6 +164,10 @@ pub(crate) struct ShardLoop {
     reading: Reading,
     real: Instant,
     standstill: Standstill,
+    /// How far the time of a shard that it leads is ahead of the wall clock, at most.
+    time_ahead: Duration,
+    /// Whether that was told.
+    told_ahead: bool,
     sessions: Sessions,
     partial: Vec<Option<PartialAnswers>>,
     /// Slots of `partial` that are empty.
@@ -211,6 +219,8 @@ impl ShardLoop {
             reading,
             real,
             standstill: Standstill::new(reading),
+            time_ahead: Duration::ZERO,
+            told_ahead: false,
             sessions: Sessions::default(),
             partial: Vec::new(),
             partial_free: Vec::new(),
@@ -356,6 +366,25 @@ impl ShardLoop {
         }
         self.end_holds();
         self.end_silent();
+        self.look_at_clocks();
+    }
+
+    /// Says when shards run ahead of the wall clock, and when they no longer do.
+    fn look_at_clocks(&mut self) {
+        let leading = self.shards.iter().filter_map(|shard| shard.leading.as_ref());
+        let ahead = leading.map(|clock| clock.ahead(self.reading)).max().unwrap_or_default();
+        self.time_ahead = ahead;
+        if !self.told_ahead && ahead > TIME_AHEAD_TOLD {
+            self.told_ahead = true;
+            tracing::warn!(
+                "the time of shards is up to {ahead:.1?} ahead of this node's wall clock: the clock was set \
+                 back, or that of an earlier leader was ahead. Shards go on, slower by 3 %, until both are \
+                 level; schedules and moments come early by that much until then"
+            );
+        } else if self.told_ahead && ahead.is_zero() {
+            self.told_ahead = false;
+            tracing::info!("the time of all shards is level with this node's wall clock again");
+        }
     }
 
     /// Gives sessions and claims the time that their workers did not have.

@@ -76,6 +76,7 @@ struct Gauges {
     disk_full: AtomicU64,
     claims_parked: AtomicU64,
     shards_serving: AtomicU64,
+    time_ahead_ms: AtomicU64,
     snapshot_bytes_fetched: AtomicU64,
 }
 
@@ -89,6 +90,7 @@ pub(crate) struct NodeGauges {
     pub disk_full: bool,
     pub claims_parked: u64,
     pub shards_serving: u64,
+    pub time_ahead: Duration,
     pub snapshot_bytes_fetched: u64,
 }
 
@@ -132,16 +134,13 @@ impl Telemetry {
         gauges.disk_full.store(node.disk_full.into(), Relaxed);
         gauges.claims_parked.store(node.claims_parked, Relaxed);
         gauges.shards_serving.store(node.shards_serving, Relaxed);
+        let ahead_ms = u64::try_from(node.time_ahead.as_millis()).unwrap_or(u64::MAX);
+        gauges.time_ahead_ms.store(ahead_ms, Relaxed);
         gauges.snapshot_bytes_fetched.store(node.snapshot_bytes_fetched, Relaxed);
     }
 
-    /// All metrics. `queues` are those of all shards that this node leads, `now_ms` is the wall clock.
-    pub(crate) fn render(
-        &self,
-        queues: &[QueueView],
-        cluster: &ClusterGauges,
-        now_ms: u64,
-    ) -> String {
+    /// All metrics. `queues` are those of all shards that this node leads.
+    pub(crate) fn render(&self, queues: &[QueueView], cluster: &ClusterGauges) -> String {
         let mut text = Text::default();
         text.about(
             "taskyard_events_total",
@@ -153,7 +152,7 @@ impl Telemetry {
         }
         self.render_node(&mut text);
         cluster.render(&mut text, self.gauges.snapshot_bytes_fetched.load(Relaxed));
-        render_queues(&mut text, queues, now_ms);
+        render_queues(&mut text, queues);
         text.0
     }
 
@@ -184,6 +183,13 @@ impl Telemetry {
             text.about(&name, "gauge", about);
             text.line(&name, &[], value.load(Relaxed));
         }
+        let name = "taskyard_shard_time_ahead_seconds";
+        text.about(
+            name,
+            "gauge",
+            "How far the time of a shard that this node leads is ahead of its wall clock, at most: the clock was set back, or that of an earlier leader was ahead.",
+        );
+        text.line(name, &[], Seconds::from_ms(gauges.time_ahead_ms.load(Relaxed)));
         for (name, value, about) in [
             ("log_bytes_total", &self.log_bytes, "Bytes written to the log."),
             ("checkpoints_total", &self.checkpoints, "Checkpoints of shards."),
@@ -216,7 +222,7 @@ impl Telemetry {
     }
 }
 
-fn render_queues(text: &mut Text, queues: &[QueueView], now_ms: u64) {
+fn render_queues(text: &mut Text, queues: &[QueueView]) {
     text.about("taskyard_queues", "gauge", "Queues of this node.");
     text.line("taskyard_queues", &[], queues.len() as u64);
     let mut shown: Vec<&QueueView> = queues.iter().collect();
@@ -257,7 +263,7 @@ fn render_queues(text: &mut Text, queues: &[QueueView], now_ms: u64) {
     let name = "taskyard_queue_oldest_ready_seconds";
     text.about(name, "gauge", "How long the oldest ready task of a queue has been ready.");
     for queue in &shown {
-        let age_ms = queue.oldest_ready_at.map_or(0, |at| now_ms.saturating_sub(at.0));
+        let age_ms = queue.oldest_ready_for_ms.unwrap_or(0);
         text.line(name, &[("queue", queue.name.as_str())], Seconds::from_ms(age_ms));
     }
 }
@@ -385,7 +391,7 @@ mod tests {
             name: QueueName::parse("mail").unwrap(),
             paused: false,
             counts: QueueCounts { ready: 3, enqueued_total: 7, ..QueueCounts::default() },
-            oldest_ready_at: Some(Timestamp(1_000)),
+            oldest_ready_for_ms: Some(2_500),
         };
         let peer = PeerGauges {
             node: 2,
@@ -401,7 +407,7 @@ mod tests {
             snapshot_bytes_sent: 9,
             ..ClusterGauges::default()
         };
-        let text = telemetry.render(&[queue], &cluster, 3_500);
+        let text = telemetry.render(&[queue], &cluster);
         for line in [
             "taskyard_events_total{kind=\"session_ended\"} 1",
             "taskyard_log_bytes_total 300",

@@ -5,6 +5,7 @@ use crate::common::{
     cluster::{
         ANY_PORT, SHARDS, founder, joiner, joining, queues, three, three_with, transfer, voters,
     },
+    damage::{BODIES, damage_a_body, payload},
     eventually, http,
 };
 use serde_json::Value;
@@ -230,6 +231,108 @@ async fn shard_time_goes_on_with_clocks_an_hour_apart() {
         let took = asked.elapsed();
         assert!((DELAY..LATE_MAX).contains(&took), "{took:?} under node {leader}");
     }
+}
+
+/// Node 3 has a clock that is an hour ahead, and so has the shard that it leads.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_run_and_no_delay_depends_on_the_clock_of_the_node_that_is_asked() {
+    let ahead = |number: u64| Clock::system_off_by(if number == 3 { HOUR_MS } else { 0 });
+    let nodes = three_with(|number, config| config.clock = ahead(number)).await;
+    let queues = queues(&nodes[0]);
+    let at = nodes[2].address;
+    let (right, hasty) = (&queues[0], &queues[2]);
+    let enqueued_at = async |queue: &str| {
+        let task = enqueue(&nodes[0], queue, Duration::from_secs(60)).await;
+        task["enqueued_at"].as_str().unwrap().to_owned()
+    };
+    assert!(enqueued_at(right).await < enqueued_at(hasty).await, "shard 2 is ahead");
+
+    // A name like a queue's is at home where that queue is: on shard 0, whose time is right.
+    let path = format!("/v1/schedules/{right}");
+    let set = async |every_ms: u64| {
+        let rules = format!(
+            r#"{{"every_ms": {every_ms}, "queue": "runs", "overlap": "allow", "task": {{"type": "run"}}}}"#
+        );
+        http::put(at, &path, &rules).await.ok()
+    };
+    let fires = async |what: &str| {
+        let fired = async || http::get(at, &path).await.ok()["fired_total"].as_u64().unwrap();
+        let before = fired().await;
+        eventually(what, async || (fired().await >= before + 2).then_some(())).await;
+    };
+    set(1_000).await;
+    fires("a new schedule fires").await;
+    set(1_500).await;
+    fires("a schedule with new rules fires").await;
+    http::post(at, &format!("{path}/pause"), "{}").await.ok();
+    http::post(at, &format!("{path}/resume"), "{}").await.ok();
+    fires("a schedule that goes on after a pause fires").await;
+    let seen = http::get(at, &path).await.ok();
+    assert_eq!(seen["missed_total"], 0, "{seen}");
+
+    // What follows there from a task here starts at once, and a delay is as long as it was asked
+    // for.
+    for (from, to) in [(hasty, right), (right, hasty)] {
+        for delay in [Duration::ZERO, DELAY] {
+            let task = enqueue(&nodes[0], from, Duration::ZERO).await;
+            let claim = |queue: &str| {
+                let wait_ms = LATE_MAX.as_millis();
+                let claim = format!(r#"{{"queues": ["{queue}"], "wait_ms": {wait_ms}}}"#);
+                async move { http::post(at, "/v1/claims", &claim).await.ok()["tasks"][0].clone() }
+            };
+            let held = claim(from).await;
+            assert_eq!(held["id"], task["id"]);
+            let delay_ms = delay.as_millis();
+            let ack = format!(
+                r#"{{"claim_token": {}, "enqueue": [{{"queue": "{to}", "type": "next", "delay_ms": {delay_ms}}}]}}"#,
+                held["claim_token"]
+            );
+            let asked = Instant::now();
+            let path = format!("/v1/tasks/{}/ack", held["id"].as_str().unwrap());
+            let acked = http::post(at, &path, &ack).await.ok();
+            let followed = claim(to).await;
+            assert_eq!(followed["id"], acked["enqueued"][0], "from {from} to {to} after {delay:?}");
+            assert!(asked.elapsed() >= delay);
+            let done = format!(r#"{{"claim_token": {}}}"#, followed["claim_token"]);
+            let path = format!("/v1/tasks/{}/ack", followed["id"].as_str().unwrap());
+            http::post(at, &path, &done).await.ok();
+        }
+    }
+}
+
+/// A bad block under a body on the leader's disk: its replicas have the body.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_one_disk_can_not_give_comes_from_another_replica() {
+    let [one, two, _three] = three().await;
+    let queue = &queues(&two)[0];
+    let mut ids = Vec::new();
+    for number in 0..BODIES {
+        let task = format!(r#"{{"type": "test", "payload": "{}"}}"#, payload(number));
+        let path = format!("/v1/queues/{queue}/tasks");
+        let enqueued = http::post(two.address, &path, &task).await.ok();
+        ids.push(enqueued["id"].as_str().unwrap().to_owned());
+    }
+    let directory = one.stop().await;
+    let damaged = damage_a_body(directory.path());
+    let one = Broker::on(directory, again).await;
+    eventually("node 1 is back", async || {
+        (status(&two).await["nodes"][0]["state"] == "up").then_some(())
+    })
+    .await;
+    transfer(&two, 0, 1).await;
+    let mut claimed = Vec::new();
+    while claimed.len() < BODIES {
+        let claim = format!(r#"{{"queues": ["{queue}"], "max": 7, "wait_ms": 20000}}"#);
+        let tasks = http::post(two.address, "/v1/claims", &claim).await.ok();
+        for task in tasks["tasks"].as_array().unwrap() {
+            let number = ids.iter().position(|id| *id == task["id"]).unwrap();
+            assert_eq!(task["payload"], payload(number), "{number}");
+            claimed.push(number);
+        }
+    }
+    assert!(claimed.contains(&damaged));
+    assert_eq!(status(&two).await["shards"][0]["leader"], 1, "it leads all the while");
+    drop(one);
 }
 
 /// A drain that is begun could never end if what the node holds has nowhere to go.

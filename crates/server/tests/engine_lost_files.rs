@@ -1,12 +1,14 @@
 //! Parts of a data directory that are gone or of another one: refused in plain words, with nothing made
 //! anew and nothing thrown away, so that putting them back brings everything back.
 
+use crate::common::damage::{BODIES, damage_a_body, payload};
 use crate::engine::{Bench, config, start};
 use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
+use taskyard_machine::TaskStateName;
 use taskyard_server::{restore, shard::Engine};
 
 const TASKS: usize = 50;
@@ -82,6 +84,50 @@ async fn a_lost_part_of_the_checkpoints_is_refused_and_the_others_are_left_alone
 }
 
 /// As by a volume that is not mounted.
+/// A bad block on the disk: its task is a dead letter that says so, and all others are served.
+#[tokio::test]
+async fn a_body_that_can_not_be_read_ends_its_own_task_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let engine = start(&config(folder.path()));
+    let bench = Bench(engine.shards());
+    let mut ids = Vec::new();
+    for number in 0..BODIES {
+        ids.push(bench.enqueue("mail", payload(number).as_bytes()).await);
+    }
+    engine.stop();
+    let damaged = damage_a_body(folder.path());
+
+    let engine = start(&config(folder.path()));
+    let bench = Bench(engine.shards());
+    let error = bench.0.bodies(vec![ids[damaged]]).await.unwrap_err();
+    assert!(error.to_string().contains("another checksum than when it was written"), "{error}");
+    let page = bench.0.bodies(ids.clone()).await.unwrap();
+    let missing: Vec<usize> = (0..BODIES).filter(|&number| page[number].is_none()).collect();
+    assert_eq!(missing, [damaged], "a page shows all others");
+    let wait = std::time::Duration::from_secs(20);
+    let mut claimed = BTreeSet::new();
+    while claimed.len() < BODIES - 1 {
+        for handed in bench.claim("mail", 7, wait).await {
+            let number = ids.iter().position(|id| *id == handed.task.id).unwrap();
+            assert!(handed.body.ends_with(payload(number).as_bytes()));
+            assert!(claimed.insert(number));
+            bench.ack(handed.task.id, handed.task.token).await.unwrap();
+        }
+    }
+    let dead = bench.task(ids[damaged]).await.unwrap();
+    assert_eq!(dead.state, TaskStateName::Dead);
+    let error = &dead.attempts.last().unwrap().error;
+    assert!(format!("{error:?}").contains("BodyUnreadable"), "{error:?}");
+    assert!(format!("{error:?}").contains("another checksum"), "{error:?}");
+    // After a restart, too.
+    engine.stop();
+    let engine = start(&config(folder.path()));
+    let bench = Bench(engine.shards());
+    bench.enqueue("mail", b"one more").await;
+    assert_eq!(bench.claim("mail", 10, wait).await.len(), 1);
+    engine.stop();
+}
+
 #[tokio::test]
 async fn an_emptied_log_or_state_is_refused() {
     let folder = tempfile::tempdir().unwrap();

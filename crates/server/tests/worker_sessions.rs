@@ -155,6 +155,29 @@ async fn beats_renew_leases_and_tell_of_what_was_lost() {
     broker.stop().await;
 }
 
+/// A lease is a length of time: the node that renews it has another clock than the shard that
+/// counts it.
+#[tokio::test]
+async fn leases_are_renewed_while_the_shard_is_an_hour_ahead_of_the_node() {
+    let broker = Broker::manual().await;
+    broker.clock.jump(-3_600_000);
+    enqueue(&broker, "q", 1).await;
+    let mut worker = Worker::open(&broker, &["q"], 1).await;
+    worker.credits(1).await;
+    let tasks = worker.tasks(1).await;
+    worker.started(&tasks).await;
+    // Twice its lease.
+    for _ in 0..12 {
+        broker.clock.advance(Duration::from_secs(5));
+        worker.beat(&tasks).await;
+        assert_eq!(worker.orders().await.lost, []);
+    }
+    assert_eq!(state(&broker, &tasks[0].id).await, "claimed", "renewed");
+    let reply = worker.answer([ack(&tasks[0], None)]).await.remove(0);
+    assert_eq!(reply.error, None);
+    broker.stop().await;
+}
+
 #[tokio::test]
 async fn a_short_lease_asks_for_quicker_beats() {
     let broker = Broker::start().await;

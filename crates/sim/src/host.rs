@@ -187,7 +187,7 @@ impl Host {
     pub(crate) fn deliver(
         &mut self,
         shard: u16,
-        now: u64,
+        (now, stamp): (u64, u64),
         places: &[usize],
         rng: &mut Rng,
         output: &mut Output,
@@ -199,7 +199,8 @@ impl Host {
                 let node = self.owed.get(&to).map_or(places[0], |(_, node)| *node);
                 // Whoever did not answer may be down.
                 self.owed.insert(to, (now + OWED_MS_MAX, *rng.pick(places)));
-                let command = outgoing.command;
+                let deliver = outgoing.deliver(ShardId(shard), Timestamp(stamp));
+                let command = EncodedCommand::new(&Command::Deliver(deliver));
                 let sequence = outgoing.sequence;
                 output.peers.push((node, Peer::Owed { from: shard, to, sequence, command }));
             }

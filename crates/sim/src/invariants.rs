@@ -15,6 +15,7 @@ mod limits;
 mod schedules;
 mod words;
 
+use crate::clock::LeaderClock;
 use crate::every::Every;
 use crate::rng::hash;
 use crate::sabotage::Sabotage;
@@ -27,8 +28,8 @@ pub(crate) use schedules::Occurrence;
 use schedules::Schedules;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use taskyard_machine::{
-    Claim, ClaimedTask, Command, DeadAction, Entry, Event, EventKind, Machine, Outcome, Rejection,
-    Selection, TaskId, TaskStateName, TaskView,
+    Claim, ClaimedTask, Command, DeadAction, Entry, Event, EventKind, Machine, NewTask, Outcome,
+    Rejection, Selection, TaskId, TaskStateName, TaskView, When,
 };
 use words::{answer_word, word_for};
 
@@ -95,6 +96,8 @@ pub(crate) struct Oracle {
     acknowledged: BTreeSet<TaskId>,
     /// What acks, flows and schedules have promised to enqueue, here or on other shards.
     follow_ups: BTreeSet<TaskId>,
+    /// Those of them that are due at once, wherever they go, until they have come.
+    due_at_once: BTreeSet<TaskId>,
     flows: Flows,
     schedules: Schedules,
     pub(crate) control: ControlAccount,
@@ -114,6 +117,7 @@ impl Oracle {
             requests: BTreeMap::new(),
             acknowledged: BTreeSet::new(),
             follow_ups: BTreeSet::new(),
+            due_at_once: BTreeSet::new(),
             flows: Flows::default(),
             schedules: Schedules::default(),
             control: ControlAccount::default(),
@@ -134,7 +138,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// A leader stamps its entries: its time goes on at half speed at least.
+    /// A leader stamps its entries: its time goes on, almost as fast as time passes.
     pub(crate) fn stamped(
         &mut self,
         shard: u16,
@@ -147,10 +151,10 @@ impl Oracle {
         if term_last > term {
             return Ok(());
         }
-        if term_last == term && stamp < stamp_last + (now - at) / 2 {
+        if term_last == term && stamp < stamp_last + LeaderClock::advance_min(now - at) {
             let passed = now - at;
             return Err(format!(
-                "shard {shard}: time stands still, from {stamp_last} to {stamp} in {passed} ms"
+                "shard {shard}: time is too slow, from {stamp_last} to {stamp} in {passed} ms"
             ));
         }
         // Rounding must not add up: it is measured from where a term began.
@@ -244,7 +248,8 @@ impl Oracle {
         }
         let revived = account.revived(&entry.commands, &applied.outcomes);
         let mut born = born(&entry.commands, &applied.outcomes, now);
-        for (task, _) in &applied.runs {
+        // A run on another shard starts by that shard's time, which may be behind.
+        for (task, _) in applied.runs.iter().filter(|(task, _)| task.home == task.origin) {
             born.extend(self.schedules.starts_at(*task).map(|at| (*task, at.0)));
         }
         account.judge_refusals(&applied.outcomes, &revived)?;
@@ -259,7 +264,31 @@ impl Oracle {
         for (task, view) in &applied.views {
             account.compare(*task, view.as_ref())?;
         }
-        self.judge_requests(&entry.commands, &applied.outcomes)
+        self.judge_requests(&entry.commands, &applied.outcomes)?;
+        self.judge_delays(applied)
+    }
+
+    /// However far the clocks of two shards are apart: what is due at once does not wait where it
+    /// comes.
+    fn judge_delays(&mut self, applied: &Applied) -> Result<(), Violation> {
+        for event in &applied.events {
+            let EventKind::TaskEnqueued(task) = &event.kind else { continue };
+            if !self.due_at_once.remove(&task.id) {
+                continue;
+            }
+            *self.seen.entry("follow-up due at once").or_default() += 1;
+            let view = applied.views.iter().find(|(id, _)| *id == task.id);
+            let waits = view
+                .and_then(|(_, view)| view.as_ref())
+                .filter(|view| view.state == TaskStateName::Scheduled && view.attempt == 0);
+            if let Some(view) = waits {
+                return Err(format!(
+                    "follow-up {} is due at once and waits until {:?}",
+                    task.id, view.run_at
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// A request id names one task for ever; follow-ups are promised with their ids.
@@ -282,6 +311,10 @@ impl Oracle {
                     return Err(format!("ack of {} lost follow-ups", ack.task));
                 }
                 self.follow_ups.extend(follow_ups);
+                let tasks = ack.follow_ups.iter().map(|follow_up| &follow_up.enqueue.task);
+                let planned = follow_ups.iter().zip(tasks);
+                let at_once = planned.filter(|(_, task)| is_due_at_once(task));
+                self.due_at_once.extend(at_once.map(|(id, _)| id));
             }
         }
         Ok(())
@@ -384,6 +417,12 @@ impl Oracle {
     pub(crate) fn task_count(&self) -> usize {
         self.shards.iter().map(|account| account.tasks.len()).sum()
     }
+}
+
+/// Whether a new task may run as soon as it is there.
+fn is_due_at_once(task: &NewTask<'_>) -> bool {
+    let waits_for_quiet = task.unique.as_ref().is_some_and(|unique| unique.debounce_ms.is_some());
+    task.run_at == When::Now && !waits_for_quiet
 }
 
 impl ShardAccount {

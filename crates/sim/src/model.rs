@@ -229,8 +229,10 @@ impl Model {
                 Err(code) => expect_code(Some(code), answer),
                 Ok(()) => {
                     let (ends_at, cancel_requested) = self.renew(extend.task, extend.lease_ms);
-                    let lease_expires_at = Timestamp(ends_at);
-                    expect(&Ok(Outcome::Extended { lease_expires_at, cancel_requested }), answer)
+                    let (lease_expires_at, lease_ms) = (Timestamp(ends_at), ends_at - self.now);
+                    let extended =
+                        Outcome::Extended { lease_expires_at, lease_ms, cancel_requested };
+                    expect(&Ok(extended), answer)
                 }
             },
             Command::Renew(renew) => {
@@ -240,8 +242,9 @@ impl Model {
                         Err(_) => Renewal::Lost,
                         Ok(()) => {
                             let (ends_at, cancel_requested) = self.renew(*task, None);
+                            let lease_ms = ends_at - self.now;
                             let lease_expires_at = Timestamp(ends_at);
-                            Renewal::Held { lease_expires_at, cancel_requested }
+                            Renewal::Held { lease_expires_at, lease_ms, cancel_requested }
                         }
                     });
                 }

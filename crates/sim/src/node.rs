@@ -19,7 +19,7 @@ use crate::sabotage::Sabotage;
 use crate::shard::{Applied, Records};
 use crate::workload::{Answer, Asked, Call};
 use std::collections::{BTreeMap, VecDeque};
-use taskyard_machine::{Command, Deliver, EncodedCommand, Machine, RULES_CURRENT, ShardId};
+use taskyard_machine::{EncodedCommand, Machine, RULES_CURRENT};
 use taskyard_replica::eraftpb::Message;
 use taskyard_replica::{Change, ControlCommand, Members, NodeId, Role};
 
@@ -53,7 +53,7 @@ pub(crate) enum Peer {
         from: u16,
         to: u16,
         sequence: u64,
-        command: Box<[u8]>,
+        command: EncodedCommand,
     },
     /// What became of it.
     Taken {
@@ -280,7 +280,7 @@ impl Node {
 
     /// From here on clock, disk and process do what they should.
     pub(crate) fn heal(&mut self) {
-        // A shard whose time is ahead still has to wait for the clocks at half speed.
+        // A shard whose time is ahead stays so for long: it goes on a little slower until level.
         self.wall_offset = 0;
         self.sync_ms = SYNC_MS;
         self.slow_until = 0;
@@ -384,7 +384,7 @@ impl Node {
                 }
             }
             Peer::Owed { from: source, to, sequence, command } => {
-                self.owed(from, source, to, sequence, &command);
+                self.owed(from, source, to, sequence, command);
             }
             Peer::Taken { from: source, to, sequence, answer } => {
                 if let Some(host) = process.hosts.get_mut(&source) {
@@ -409,13 +409,11 @@ impl Node {
         Ok(())
     }
 
-    fn owed(&mut self, from: usize, source: u16, to: u16, sequence: u64, command: &[u8]) {
+    fn owed(&mut self, from: usize, source: u16, to: u16, sequence: u64, command: EncodedCommand) {
         if let Some(answer) = self.not_leading(to) {
             self.output.peers.push((from, Peer::Taken { from: source, to, sequence, answer }));
             return;
         }
-        let deliver = Deliver { from: ShardId(source), sequence, command };
-        let command = EncodedCommand::new(&Command::Deliver(deliver));
         let waiting = Waiting::Outbox { node: from, from: source, sequence };
         if let Some(host) = self.host_mut(to) {
             host.inbox.push_back((command, waiting));
@@ -502,7 +500,7 @@ impl Node {
             host.expire(stamp);
             host.fire(stamp, &mut self.rng);
             host.mark();
-            host.deliver(shard, now, &places, &mut self.rng, &mut self.output);
+            host.deliver(shard, (now, stamp), &places, &mut self.rng, &mut self.output);
             host.propose(rules, stamp, self.commands_max, &mut self.output);
         }
     }

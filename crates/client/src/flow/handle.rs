@@ -3,13 +3,7 @@
 use super::{
     Flow, FlowDetails, FlowId, FlowResults, FlowState, IntoFlow, Node, Reading, node::Draft,
 };
-use crate::{
-    Client, Error, TaskId, TaskState,
-    connection::Repeat,
-    inspect::{decode, result_bytes},
-    random,
-    timestamp::millis,
-};
+use crate::{Client, Error, TaskId, TaskState, connection::Repeat, random, timestamp::millis};
 use serde::de::DeserializeOwned;
 use std::{
     collections::{BTreeMap, HashSet},
@@ -116,8 +110,17 @@ impl<Output> FlowHandle<Output> {
     /// Waits until it has ended, however it ends, and returns how it stands then. Put a timeout
     /// around it to wait no longer than that.
     pub async fn wait(&self) -> Result<FlowDetails, Error> {
-        while !self.look(WAIT_MAX, true).await?.state.is_finished() {}
-        self.status().await
+        let patience = self.client.patience();
+        loop {
+            let details = self.progress(patience.unwrap_or(WAIT_MAX)).await?;
+            if details.state.is_finished() {
+                return self.status().await;
+            }
+            if let Some(waited) = patience {
+                let (flow, state) = (self.id.clone(), details.state);
+                return Err(Error::FlowNotFinished { flow, state, waited });
+            }
+        }
     }
 
     /// Its result, once it has ended; an error if it does not succeed.
@@ -148,21 +151,12 @@ impl<Output> FlowHandle<Output> {
 
     /// What one of its nodes returns, once the node's task has ended: any node, while the flow still
     /// runs.
-    pub async fn result_of<T: DeserializeOwned>(&self, node: &Node<T>) -> Result<T, Error> {
+    pub async fn result_of<T: DeserializeOwned + 'static>(
+        &self,
+        node: &Node<T>,
+    ) -> Result<T, Error> {
         let task = self.find_task(node.name()).await?;
-        loop {
-            let outcome = self.client.outcome(&task, WAIT_MAX).await?;
-            match outcome.state {
-                TaskState::Succeeded => {
-                    let result = result_bytes(outcome.result.as_deref());
-                    return decode(result, || format!("the result of task {task}"));
-                }
-                state if state.is_finished() => {
-                    return Err(Error::NotSucceeded { task, state, error: outcome.error });
-                }
-                _ => {}
-            }
-        }
+        self.client.result(task).await
     }
 
     /// Takes it back: what waits ends at once, what runs when its worker yields. Returns where the flow

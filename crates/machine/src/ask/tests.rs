@@ -115,9 +115,9 @@ where
 {
     let bytes = encode_for_node(VERSION, &asked.clone().into());
     let query: Query = decode_from_node(VERSION, &bytes).unwrap();
-    let bytes = encode_for_node(VERSION, &machine.ask(&query));
+    let bytes = encode_for_node(VERSION, &machine.ask(&query, machine.now()));
     let found = decode_from_node(VERSION, &bytes).unwrap();
-    let answer = asked.ask(machine);
+    let answer = asked.ask(machine, machine.now());
     assert_eq!(Q::answer(found).as_ref(), Some(&answer));
     answer
 }
@@ -154,7 +154,7 @@ fn a_question_over_bytes_is_answered_as_one_without() {
     let queue = check_asked(machine, &Queue { queue: name() }).unwrap();
     assert_eq!(check_asked(machine, &Queues {}), [queue]);
     assert!(check_asked(machine, &QueueSettings { queue: name() }).is_some());
-    let why = check_asked(machine, &Why { task: second, now: Timestamp(0) }).unwrap();
+    let why = check_asked(machine, &Why { task: second }).unwrap();
     assert_eq!((why.queue, why.now), (name(), machine.now()));
     assert_eq!(check_asked(machine, &Now {}), machine.now());
     assert_eq!(check_asked(machine, &EnqueueCut {}), machine.enqueue_cut());
@@ -198,7 +198,7 @@ fn flows_and_schedules_are_shown_over_bytes_too() {
         remaining_runs: None,
     };
     let next_run_at = yard.now().plus_ms(1);
-    let set = SetSchedule { name: "nightly", spec: spec.clone(), next_run_at };
+    let set = SetSchedule { name: "nightly", spec: spec.clone(), from: Timestamp(0), next_run_at };
     yard.send(Command::SetSchedule(set)).unwrap();
     let machine = &yard.machine;
 
@@ -227,16 +227,16 @@ fn whatever_is_asked_is_answered() {
     let mut draw = Draw::new(5);
     for _ in 0..ROUNDS {
         for (query, _) in drawn_questions(&mut draw) {
-            yard.machine.ask(&query);
+            yard.machine.ask(&query, yard.now());
         }
     }
-    assert!(!Claimable { queues: vec![] }.ask(&yard.machine));
+    assert!(!Claimable { queues: vec![] }.ask(&yard.machine, yard.now()));
 }
 
 #[test]
 fn an_answer_to_another_question_is_none() {
     let yard = Yard::new();
-    let found = yard.machine.ask(&Now {}.into());
+    let found = yard.machine.ask(&Now {}.into(), yard.now());
     assert_eq!(EnqueueCut::answer(found.clone()), None);
-    assert_eq!(Now::answer(found), Some(yard.machine.now()));
+    assert_eq!(Now::answer(found), Some(yard.now()));
 }

@@ -11,7 +11,7 @@ const OTHER: ShardId = ShardId(2);
 fn scheduled(spec: ScheduleSpec<'_>) -> Yard {
     let mut yard = Yard::new();
     let next_run_at = Timestamp(START + MINUTE);
-    let set = SetSchedule { name: "nightly", spec, next_run_at };
+    let set = SetSchedule { name: "nightly", spec, from: Timestamp(0), next_run_at };
     yard.send(Command::SetSchedule(set)).unwrap();
     yard
 }
@@ -118,7 +118,8 @@ fn what_was_decided_is_not_decided_again_when_the_rules_change() {
     // A gateway whose clock is behind computes an occurrence that has fired.
     let rhythm = Rhythm::Every { ms: MINUTE };
     let changed = ScheduleSpec { rhythm, overlap: Overlap::Allow, ..spec() };
-    let set = SetSchedule { name: "nightly", spec: changed, next_run_at: minute(1) };
+    let set =
+        SetSchedule { name: "nightly", spec: changed, from: Timestamp(0), next_run_at: minute(1) };
     yard.send(Command::SetSchedule(set)).unwrap();
     assert_eq!(fire(&mut yard, &[1]), Ok((0, 0, 0)));
     assert_eq!(fire_at(&mut yard, 2), (1, 0, 0));
@@ -288,7 +289,12 @@ fn what_is_buffered_waits_for_the_end_of_a_pause() {
     yard.send(Command::PauseSchedule(PauseSchedule { name: "nightly", note: "" })).unwrap();
     yard.ack(&held).unwrap();
     assert_eq!((view(&yard).buffered, view(&yard).fired), (Some(minute(2)), 1));
-    let resume = ResumeSchedule { name: "nightly", revision: 1, next_run_at: Some(minute(3)) };
+    let resume = ResumeSchedule {
+        name: "nightly",
+        revision: 1,
+        from: Timestamp(0),
+        next_run_at: Some(minute(3)),
+    };
     yard.send(Command::ResumeSchedule(resume)).unwrap();
     assert_eq!((view(&yard).buffered, view(&yard).fired), (None, 2));
 }
@@ -353,7 +359,8 @@ fn a_schedule_ends_after_its_last_run() {
     assert_eq!((ended.remaining_runs, ended.next_run_at), (Some(0), None));
     assert_eq!((ended.fired, yard.machine.next_schedule()), (2, None));
     let more = ScheduleSpec { remaining_runs: Some(5), overlap, ..spec() };
-    let set = SetSchedule { name: "nightly", spec: more, next_run_at: minute(3) };
+    let set =
+        SetSchedule { name: "nightly", spec: more, from: Timestamp(0), next_run_at: minute(3) };
     yard.send(Command::SetSchedule(set)).unwrap();
     assert_eq!(view(&yard).next_run_at, Some(minute(3)));
 }
@@ -420,10 +427,10 @@ fn a_run_on_another_shard_is_enqueued_cancelled_and_told_through_the_outbox() {
     let mut source = scheduled(ScheduleSpec { home: OTHER, overlap, ..spec() });
     let mut target = Yard::of_shard(OTHER);
     fn carry(from: &mut Yard, from_id: ShardId, to: &mut Yard, to_id: ShardId) {
-        for Outgoing { sequence, command, .. } in from.machine.outgoing(10) {
-            let deliver = Deliver { from: from_id, sequence, command: &command };
+        for outgoing in from.machine.outgoing(10) {
+            let deliver = outgoing.deliver(from_id, from.now());
             assert_eq!(to.send(Command::Deliver(deliver)), Ok(Outcome::Taken));
-            let delivered = Delivered { to: to_id, up_to: sequence };
+            let delivered = Delivered { to: to_id, up_to: outgoing.sequence };
             from.send(Command::Delivered(delivered)).unwrap();
         }
     }
@@ -458,7 +465,8 @@ fn the_end_of_a_run_of_a_removed_schedule_concerns_nobody() {
     fire_at(&mut yard, 2);
     yard.send(Command::RemoveSchedule(RemoveSchedule { name: "nightly" })).unwrap();
     assert_eq!(yard.state(first.id), TaskStateName::Claimed, "its task is left alone");
-    let set = SetSchedule { name: "nightly", spec: spec(), next_run_at: minute(3) };
+    let set =
+        SetSchedule { name: "nightly", spec: spec(), from: Timestamp(0), next_run_at: minute(3) };
     yard.send(Command::SetSchedule(set)).unwrap();
     fire_at(&mut yard, 3);
     let live = view(&yard).live;

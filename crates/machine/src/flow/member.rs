@@ -52,12 +52,14 @@ impl Membership {
 }
 
 impl Turn<'_> {
-    /// Adds a node's task.
-    pub(crate) fn take_flow_task(&mut self, task: &FlowTask<'_>) {
+    /// Adds a node's task, whose message has waited so long. Unless it waits for parents its delay
+    /// counts from the entry that asked; else from its release.
+    pub(crate) fn take_flow_task(&mut self, task: &FlowTask<'_>, waited_ms: u64) {
         if self.shard.ids.get(task.id).is_some() {
             return;
         }
         let FlowTask { flow, node, name, id, blocked, ref enqueue } = *task;
+        let enqueue = &enqueue.after_waiting(if blocked { 0 } else { waited_ms });
         let queue = self.queue_for_accepted(enqueue.queue).expect("its name was checked");
         let watch = Watch::Flow { flow, node, run: 0 };
         let membership = Membership {

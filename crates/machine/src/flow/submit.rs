@@ -14,7 +14,7 @@ use crate::turn::Turn;
 use crate::wire::{Wire, decode, wire_struct};
 use crate::{
     CommitFlow, Enqueued, EventKind, FlowNode, FlowState, Outcome, Rejection, StageFlow,
-    SubmitFlow, TaskId, Timestamp, When,
+    SubmitFlow, TaskId, Timestamp,
 };
 
 /// A flow whose parts are still coming.
@@ -267,11 +267,7 @@ impl Turn<'_> {
         doomed: &mut Vec<u32>,
     ) {
         let free = node.depends_on.is_empty();
-        let mut enqueue = node.enqueue.clone();
-        if free {
-            // A delay counts from this entry, not from the delivery; a blocked task's from its release.
-            enqueue.task.run_at = When::At(enqueue.task.run_at.moment(self.now));
-        }
+        let enqueue = node.enqueue.clone();
         let sent =
             FlowTask { flow, node: number, name: node.name, id: task, blocked: !free, enqueue };
         self.owe(task.home, &Message::FlowTask(sent));

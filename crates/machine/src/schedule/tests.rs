@@ -10,7 +10,12 @@ fn view(yard: &Yard) -> ScheduleView {
 
 fn set(yard: &mut Yard, spec: ScheduleSpec<'_>, next_run_at: u64) -> Result<Outcome, Rejection> {
     let next_run_at = Timestamp(next_run_at);
-    yard.send(Command::SetSchedule(SetSchedule { name: "nightly", spec, next_run_at }))
+    yard.send(Command::SetSchedule(SetSchedule {
+        name: "nightly",
+        spec,
+        from: Timestamp(0),
+        next_run_at,
+    }))
 }
 
 fn pause(yard: &mut Yard, note: &str) -> Result<Outcome, Rejection> {
@@ -19,7 +24,7 @@ fn pause(yard: &mut Yard, note: &str) -> Result<Outcome, Rejection> {
 
 fn resume(yard: &mut Yard, revision: u64, next_run_at: u64) -> Result<Outcome, Rejection> {
     let next_run_at = Some(Timestamp(next_run_at));
-    let resume = ResumeSchedule { name: "nightly", revision, next_run_at };
+    let resume = ResumeSchedule { name: "nightly", revision, from: Timestamp(0), next_run_at };
     yard.send(Command::ResumeSchedule(resume))
 }
 
@@ -70,6 +75,38 @@ fn a_paused_schedule_has_no_next_run_until_it_is_resumed() {
     let resumed = view(&yard);
     assert_eq!((resumed.paused, resumed.note.as_str()), (false, ""));
     assert_eq!(resumed.next_run_at, Some(Timestamp(START + 70)));
+}
+
+/// The node that was asked may have a clock that is ahead, and so may a leader that was deposed
+/// meanwhile.
+#[test]
+fn a_next_run_that_was_looked_for_in_the_future_is_refused() {
+    let mut yard = Yard::new();
+    let ahead = |next_run_at| SetSchedule {
+        name: "nightly",
+        spec: spec(),
+        from: Timestamp(START + 5_000),
+        next_run_at: Timestamp(next_run_at),
+    };
+    let changed = Rejection::ScheduleChanged { name: "nightly".into() };
+    let told = yard.send(Command::SetSchedule(ahead(START + 6_000)));
+    assert_eq!(told, Err(changed.clone()));
+    assert_eq!(yard.machine.schedules.len(), 0);
+    set(&mut yard, ScheduleSpec { jitter_ms: 5, ..spec() }, START + 1_000).unwrap();
+    let told = yard.send(Command::SetSchedule(ahead(START + 6_000)));
+    assert_eq!(told, Err(changed.clone()));
+    assert_eq!(view(&yard).next_run_at, Some(Timestamp(START + 1_000)));
+    pause(&mut yard, "").unwrap();
+    let resume = ResumeSchedule {
+        name: "nightly",
+        revision: 1,
+        from: Timestamp(START + 5_000),
+        next_run_at: Some(Timestamp(START + 6_000)),
+    };
+    assert_eq!(yard.send(Command::ResumeSchedule(resume)), Err(changed));
+    yard.pass_ms(5_000);
+    assert_eq!(yard.send(Command::ResumeSchedule(resume)), Ok(Outcome::Done));
+    assert_eq!(view(&yard).next_run_at, Some(Timestamp(START + 6_000)));
 }
 
 #[test]
@@ -179,7 +216,8 @@ fn rules_out_of_bounds_are_refused_and_named() {
     }
     let mut yard = Yard::new();
     for name in ["", "a b", "..", &"x".repeat(129)] {
-        let set = SetSchedule { name, spec: spec(), next_run_at: Timestamp(START) };
+        let set =
+            SetSchedule { name, spec: spec(), from: Timestamp(0), next_run_at: Timestamp(START) };
         let rejection = yard.send(Command::SetSchedule(set)).unwrap_err();
         assert!(rejection.to_string().starts_with("a schedule name"), "{rejection}");
     }
@@ -194,7 +232,7 @@ fn a_shard_holds_a_bounded_number_of_schedules() {
     for number in 0..SCHEDULES_PER_SHARD_MAX {
         let name = format!("s{number}");
         let next_run_at = Timestamp(START + 10);
-        let set = SetSchedule { name: &name, spec: spec(), next_run_at };
+        let set = SetSchedule { name: &name, spec: spec(), from: Timestamp(0), next_run_at };
         let schedule = Schedule::new(&set, encode(&set.spec), Timestamp(START));
         yard.machine.schedules.insert(schedule_key(&name), schedule);
     }
@@ -205,7 +243,12 @@ fn a_shard_holds_a_bounded_number_of_schedules() {
 fn schedules_are_listed_by_name_and_due_ones_by_time() {
     let mut yard = Yard::new();
     for (name, next) in [("c", 30), ("a", 20), ("b", 10)] {
-        let set = SetSchedule { name, spec: spec(), next_run_at: Timestamp(START + next) };
+        let set = SetSchedule {
+            name,
+            spec: spec(),
+            from: Timestamp(0),
+            next_run_at: Timestamp(START + next),
+        };
         yard.send(Command::SetSchedule(set)).unwrap();
     }
     let names = |after, limit| -> Vec<String> {

@@ -45,8 +45,7 @@ impl Cluster {
                 let delivered = self.delivered.entry((from, outgoing.to)).or_default();
                 if outgoing.sequence > *delivered {
                     *delivered = outgoing.sequence;
-                    let (sequence, command) = (outgoing.sequence, &*outgoing.command);
-                    let deliver = Deliver { from: ShardId(from), sequence, command };
+                    let deliver = outgoing.deliver(ShardId(from), outgoing.stored_at);
                     let target = &mut self.yards[usize::from(outgoing.to.0)];
                     assert_eq!(target.send(Command::Deliver(deliver)), Ok(Outcome::Taken));
                 }
@@ -140,7 +139,7 @@ fn settings_and_pause_reach_every_shard_once_and_in_order() {
     };
     let message = Message::QueueRules(rules(1, false)).encode();
     let sequence = 1;
-    let deliver = Deliver { from: ShardId(9), sequence, command: &message };
+    let deliver = Deliver { from: ShardId(9), sequence, waited_ms: 0, command: &message };
     cluster.at(1).send(Command::Deliver(deliver)).unwrap();
     assert_eq!(cluster.view(1).unwrap().version, 2, "what is older changes nothing");
     let resume = Command::ResumeQueue(QueueCommand { queue: QUEUE });

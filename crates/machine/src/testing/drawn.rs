@@ -313,7 +313,7 @@ drawn!(enum Outcome {
     Claimed(tasks),
     Acked { follow_ups },
     Failed(after),
-    Extended { lease_expires_at, cancel_requested },
+    Extended { lease_expires_at, lease_ms, cancel_requested },
     Renewed(renewals),
     Released { state },
     Snoozed { run_at, state },
@@ -334,12 +334,12 @@ drawn!(enum Outcome {
 });
 drawn!(struct Enqueued { id, duplicate });
 drawn!(struct ClaimedTask {
-    id, token, queue, task_type, priority, attempt, lease_expires_at, timeout_ms, enqueued_at,
-    resume_state, fairness_key, flow, parents,
+    id, token, queue, task_type, priority, attempt, lease_expires_at, lease_ms, timeout_ms,
+    enqueued_at, resume_state, fairness_key, flow, parents,
 });
 drawn!(struct ParentResult { name, task, state, result, omitted, error });
 drawn!(enum AfterFailure { Retry { run_at }, Dead, Failed, Cancelled });
-drawn!(enum Renewal { Held { lease_expires_at, cancel_requested }, Lost });
+drawn!(enum Renewal { Held { lease_expires_at, lease_ms, cancel_requested }, Lost });
 drawn!(struct BulkProgress { changed, skipped, next });
 drawn!(struct TaskView {
     id, queue, task_type, state, priority, attempt, max_attempts, losses, enqueued_at, run_at,
@@ -354,7 +354,7 @@ drawn!(struct ClaimView {
 });
 drawn!(struct AttemptView { attempt, worker, claimed_at, ended_at, outcome, error });
 drawn!(struct TaskPage { tasks, next });
-drawn!(struct QueueView { name, paused, counts, oldest_ready_at });
+drawn!(struct QueueView { name, paused, counts, oldest_ready_for_ms });
 drawn!(struct QueueCounts {
     blocked, scheduled, ready, claimed, dead, finished, enqueued_total, succeeded_total,
     failed_total, dead_total, lost_total, expired_total, cancelled_total, retrying,

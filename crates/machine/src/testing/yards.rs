@@ -31,7 +31,7 @@ impl Yards {
                 break;
             }
             for (from, out) in owed {
-                let deliver = Deliver { from, sequence: out.sequence, command: &out.command };
+                let deliver = out.deliver(from, self.yards[&from].now());
                 for _ in 0..2 {
                     let answer = self.on(out.to).send(Command::Deliver(deliver));
                     assert_eq!(answer, Ok(Outcome::Taken));

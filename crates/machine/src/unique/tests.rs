@@ -4,9 +4,9 @@ use super::*;
 use crate::limits::LOSSES_MAX;
 use crate::testing::{SHARD, START, Yard, claim, extend, fail, new_task, purge, tried};
 use crate::{
-    Ack, Body, Claim, Command, CommitBatch, DeadAction, DeadCommand, Deliver, Enqueue,
-    EnqueueBatch, EnqueueMany, Fail, FollowUp, Outcome, QueueSettings, Retry, Selection, SessionId,
-    ShardId, StageBatch, TaskFilter,
+    Ack, Body, Claim, Command, CommitBatch, DeadAction, DeadCommand, Enqueue, EnqueueBatch,
+    EnqueueMany, Fail, FollowUp, Outcome, QueueSettings, Retry, Selection, SessionId, ShardId,
+    StageBatch, TaskFilter,
 };
 
 fn by_key(key: &str) -> Unique<'_> {
@@ -493,8 +493,7 @@ fn deliveries_of_other_shards_are_never_refused() {
     let Ok(Outcome::Acked { follow_ups }) = source.send(Command::Ack(ack)) else { panic!() };
     target.pass_ms(200);
     for outgoing in source.machine.outgoing(10) {
-        let (sequence, command) = (outgoing.sequence, &*outgoing.command);
-        let deliver = Deliver { from: ShardId(2), sequence, command };
+        let deliver = outgoing.deliver(ShardId(2), outgoing.stored_at.plus_ms(200));
         assert_eq!(target.send(Command::Deliver(deliver)), Ok(Outcome::Taken));
     }
     assert_eq!(target.counts("next").enqueued_total, 1);

@@ -237,6 +237,7 @@ impl<'a> Line<'a> {
         let name = words[1];
         let moment = |text| Timestamp(START + ms(text));
         let next_run_at = self.option("next").map(moment);
+        let from = self.option("from").map_or(Timestamp(0), moment);
         let revision = self.option("revision").map_or(1, number);
         let occurrences = || plain(&words[2..]).map(moment).collect();
         match words[0] {
@@ -254,6 +255,7 @@ impl<'a> Line<'a> {
                     end_at: None,
                     remaining_runs: self.option("runs").map(number),
                 },
+                from,
                 next_run_at: next_run_at.expect("next=N"),
             }),
             "fire" => Command::FireSchedule(FireSchedule {
@@ -268,7 +270,9 @@ impl<'a> Line<'a> {
                 let note = self.option("note").unwrap_or_default();
                 Command::PauseSchedule(PauseSchedule { name, note })
             }
-            "resume" => Command::ResumeSchedule(ResumeSchedule { name, revision, next_run_at }),
+            "resume" => {
+                Command::ResumeSchedule(ResumeSchedule { name, revision, from, next_run_at })
+            }
             "trigger" => Command::TriggerSchedule(TriggerSchedule { name }),
             "backfill" => Command::BackfillSchedule(BackfillSchedule {
                 name,

@@ -33,13 +33,13 @@ fn outcome_lines(outcome: &Outcome) -> Vec<String> {
             AfterFailure::Failed => "failed".into(),
             AfterFailure::Cancelled => "cancelled".into(),
         }],
-        Outcome::Extended { lease_expires_at, cancel_requested } => {
+        Outcome::Extended { lease_expires_at, cancel_requested, .. } => {
             vec![held(*lease_expires_at, *cancel_requested)]
         }
         Outcome::Renewed(renewals) => renewals
             .iter()
             .map(|renewal| match renewal {
-                Renewal::Held { lease_expires_at, cancel_requested } => {
+                Renewal::Held { lease_expires_at, cancel_requested, .. } => {
                     held(*lease_expires_at, *cancel_requested)
                 }
                 Renewal::Lost => "lost".into(),

@@ -29,7 +29,7 @@ impl Broker {
     /// Renews a lease; its new end, and whether the worker should stop.
     pub async fn extend(&self, extend: Extend<'_>) -> Result<(Timestamp, bool), Error> {
         match self.finish(&Command::Extend(extend)).await? {
-            Outcome::Extended { lease_expires_at, cancel_requested } => {
+            Outcome::Extended { lease_expires_at, cancel_requested, .. } => {
                 Ok((lease_expires_at, cancel_requested))
             }
             other => unexpected(&other),

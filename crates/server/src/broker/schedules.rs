@@ -1,7 +1,9 @@
 //! Schedules: set, look at, pause, resume, trigger, backfill, remove.
 //!
 //! What a schedule's rules mean in moments is computed here, off the shard loop, and carried in the
-//! command; the machine only compares.
+//! command; the machine only compares. Which of these moments are to come is said by the time of
+//! the leader that fires them: the clock of the node that is asked may be ahead, and occurrences up
+//! to there would be lost.
 
 use super::{
     Broker, check_queue,
@@ -78,11 +80,22 @@ impl Broker {
         {
             return Ok((FoundSchedule::new(known), false));
         }
-        let next_run_at = timetable.first_after(self.now())?;
-        let set = Command::SetSchedule(SetSchedule { name, spec, next_run_at });
-        match self.shards().propose(shard, EncodedCommand::new(&set), true).await? {
-            Outcome::ScheduleSet { is_new, .. } => Ok((self.schedule(name).await?, is_new)),
-            other => unexpected(&other),
+        let mut tries = 0;
+        loop {
+            let from = self.shards().ask(shard, ask::Now {}).await?;
+            let next_run_at = timetable.first_after(from)?;
+            let set = SetSchedule { name, spec: spec.clone(), from, next_run_at };
+            let set = EncodedCommand::new(&Command::SetSchedule(set));
+            tries += 1;
+            match self.shards().propose(shard, set, true).await {
+                // Another node leads now, and its clock is behind.
+                Err(Error::Rejected(Rejection::ScheduleChanged { .. })) if tries < TRIES_MAX => {}
+                Ok(Outcome::ScheduleSet { is_new, .. }) => {
+                    return Ok((self.schedule(name).await?, is_new));
+                }
+                Ok(other) => unexpected(&other),
+                Err(error) => return Err(error),
+            }
         }
     }
 
@@ -136,8 +149,9 @@ impl Broker {
         let mut tries = 0;
         loop {
             let view = self.read_schedule(shard, name).await?.ok_or_else(|| not_found(name))?;
-            let next_run_at = timetable(&view.spec())?.next_after(self.now());
-            let resume = ResumeSchedule { name, revision: view.revision, next_run_at };
+            let from = self.shards().ask(shard, ask::Now {}).await?;
+            let next_run_at = timetable(&view.spec())?.next_after(from);
+            let resume = ResumeSchedule { name, revision: view.revision, from, next_run_at };
             tries += 1;
             match self.command_schedule(name, &Command::ResumeSchedule(resume)).await {
                 Err(Error::Rejected(Rejection::ScheduleChanged { .. })) if tries < TRIES_MAX => {}
@@ -169,7 +183,8 @@ impl Broker {
         from: Timestamp,
         to: Timestamp,
     ) -> Result<u64, Error> {
-        let now = self.now();
+        let shard = self.shard_of_schedule(name)?;
+        let now = self.shards().ask(shard, ask::Now {}).await?;
         if to > now {
             let text = format!("to {} is not in the past; choose an earlier one", InWords(to));
             return Err(Error::Invalid(text));
@@ -178,7 +193,6 @@ impl Broker {
             let text = format!("from {} is after to {}; swap them", InWords(from), InWords(to));
             return Err(Error::Invalid(text));
         }
-        let shard = self.shard_of_schedule(name)?;
         let view = self.read_schedule(shard, name).await?.ok_or_else(|| not_found(name))?;
         let spec = view.spec();
         let timetable = timetable(&spec)?;

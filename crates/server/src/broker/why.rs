@@ -36,7 +36,7 @@ impl Broker {
     /// What a task waits for, the first to overcome first.
     pub async fn why(&self, task: TaskId) -> Result<Vec<WaitReason>, Error> {
         let shard = self.shard_of_task(task)?;
-        let found = self.shards().ask(shard, ask::Why { task, now: self.now() }).await?;
+        let found = self.shards().ask(shard, ask::Why { task }).await?;
         let WhyView { queue, now, reasons } = found.ok_or(Rejection::TaskNotFound { task })?;
         let mut told = Vec::with_capacity(reasons.len() + 1);
         for reason in reasons {

@@ -5,11 +5,11 @@
 //! crash comes first. A generation is put to use again only when it is empty.
 
 use super::{
-    Cut, Store, StoreError, View, decode_cut, encode_cut,
+    Cut, Store, StoreError, View, decode_cut, encode_cut, in_words,
     install::Install,
     keys::{Generation, full_key, install_key, prefix, prefix_end, shards_in, slot_key},
 };
-use fjall::{PersistMode, Readable};
+use fjall::{Guard, Keyspace, PersistMode, Readable};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     ops::Bound,
@@ -98,7 +98,17 @@ impl Store {
         let failed = |error: fjall::Error| self.error("read", &error);
         let mut shards = BTreeSet::new();
         for keyspace in self.keyspaces() {
-            shards.extend(shards_in(keyspace).map_err(failed)?);
+            match shards_in(keyspace) {
+                Ok(found) => shards.extend(found),
+                // A bad block under a body is that body's matter. Garbage behind it stays.
+                Err(error) if self.holds_bodies(keyspace) => {
+                    tracing::error!(
+                        "a part of the stored bodies can't be read: {}",
+                        in_words(&error)
+                    );
+                }
+                Err(error) => return Err(failed(error)),
+            }
         }
         let mut moves = self.moves();
         for shard in shards {
@@ -125,12 +135,18 @@ impl Store {
 
     fn is_empty(&self, shard: ShardId, generation: Generation) -> Result<bool, StoreError> {
         for keyspace in self.keyspaces() {
-            if let Some(found) = keyspace.prefix(prefix(shard, generation)).next() {
-                found.key().map_err(|error| self.error("read", &error))?;
-                return Ok(false);
+            match keyspace.prefix(prefix(shard, generation)).next().map(Guard::key) {
+                None => {}
+                Some(Ok(_)) => return Ok(false),
+                Some(Err(_)) if self.holds_bodies(keyspace) => {}
+                Some(Err(error)) => return Err(self.error("read", &error)),
             }
         }
         Ok(true)
+    }
+
+    fn holds_bodies(&self, keyspace: &Keyspace) -> bool {
+        std::ptr::eq(keyspace, &self.bodies)
     }
 
     /// A generation for the first checkpoint of a shard. It is the current one from here on, so that nothing

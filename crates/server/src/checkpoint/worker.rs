@@ -2,7 +2,7 @@
 //!
 //! All that waits for the disk of checkpoints is done here: none of these threads is ever waited for by the loop, nor for long at the end: fjall may wait for ever on a disk
 //! that has failed. A failure of any of them is reported and stops the node: what it was about may be half
-//! done.
+//! done. But a body that can't be read is told to the caller alone: nothing else depends on it.
 
 use super::{Change, Cut, SnapshotId, Store, StoreError};
 use crate::{clock, data_dir::DataDir, log::Log};
@@ -43,11 +43,14 @@ pub(crate) enum Job {
     Drop(Box<dyn Send>),
 }
 
+/// A body as the store has it: `None` if it does not, or why it can't be read.
+pub(crate) type StoredBody = Result<Option<Bytes>, String>;
+
 /// Bodies that are not in memory.
 pub(crate) struct BodiesRequest {
     pub tasks: Vec<TaskId>,
-    /// Called with one answer per task; `None` if the store does not have it.
-    pub answer: Box<dyn FnOnce(Vec<Option<Bytes>>) + Send>,
+    /// Called with one answer per task.
+    pub answer: Box<dyn FnOnce(Vec<StoredBody>) + Send>,
 }
 
 /// What these threads tell the loop.
@@ -196,8 +199,8 @@ fn write_checkpoints(
 
 fn read_bodies(store: &Store, requests: &mpsc::Receiver<BodiesRequest>) -> Result<(), String> {
     for BodiesRequest { tasks, answer } in requests {
-        let bodies: Result<Vec<_>, _> = tasks.iter().map(|&task| store.body(task)).collect();
-        answer(bodies.map_err(|error| stopped(&error))?);
+        let read = |&task: &TaskId| store.body(task).map_err(|error| error.to_string());
+        answer(tasks.iter().map(read).collect());
     }
     Ok(())
 }

@@ -293,8 +293,8 @@ impl Taskyard for Grpc {
         &self,
         _: Request<v1::ListQueuesRequest>,
     ) -> Result<Response<v1::ListQueuesReply>, Status> {
-        let (queues, now) = (self.broker.queues().await?, self.broker.now());
-        let queues = queues.iter().map(|view| wire::queue(view, now)).collect();
+        let queues = self.broker.queues().await?;
+        let queues = queues.iter().map(wire::queue).collect();
         Ok(Response::new(v1::ListQueuesReply { queues }))
     }
 
@@ -303,7 +303,7 @@ impl Taskyard for Grpc {
         request: Request<v1::QueueRequest>,
     ) -> Result<Response<v1::Queue>, Status> {
         let view = self.broker.queue(&request.get_ref().queue).await?;
-        Ok(Response::new(wire::queue(&view, self.broker.now())))
+        Ok(Response::new(wire::queue(&view)))
     }
 
     async fn pause_queue(

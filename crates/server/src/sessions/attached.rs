@@ -3,7 +3,7 @@
 //! Dropping it without a goodbye cuts the session: it can be attached again for a while, then its
 //! claims run elsewhere. Attaching twice replaces the first stream, which learns it by `ordered`.
 
-use super::{Activity, BEAT_EVERY, Held, Link, Order, Profile, Session, left_of};
+use super::{Activity, BEAT_EVERY, Held, Link, Order, Profile, Session};
 use crate::{
     Broker, Error,
     broker::{ClaimAsked, Places, finished_task},
@@ -235,8 +235,8 @@ impl Attached {
             for (task, outcome) in tasks.into_iter().zip(&outcomes) {
                 let Some(task) = task else { continue };
                 match outcome {
-                    Ok(Outcome::Extended { lease_expires_at, .. }) => {
-                        let lease = left_of(*lease_expires_at, &clock);
+                    Ok(Outcome::Extended { lease_ms, .. }) => {
+                        let lease = Duration::from_millis(*lease_ms);
                         let known = state.claims.entry(task);
                         known.and_modify(|held| (held.renewed_at, held.lease) = (now, lease));
                     }
@@ -340,8 +340,8 @@ impl Attached {
                 let Ok(Outcome::Renewed(renewals)) = outcome else { continue };
                 for ((task, token), renewal) in claims.into_iter().zip(renewals) {
                     match renewal {
-                        Renewal::Held { cancel_requested, lease_expires_at } => {
-                            let lease = left_of(lease_expires_at, broker.clock());
+                        Renewal::Held { cancel_requested, lease_ms, .. } => {
+                            let lease = Duration::from_millis(lease_ms);
                             let held = Held { token, started: true, renewed_at: now, lease };
                             let known = state.claims.entry(task).or_insert(held);
                             (known.renewed_at, known.lease) = (now, lease);

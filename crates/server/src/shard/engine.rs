@@ -158,7 +158,6 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
     let handle = Shards(Arc::new(Handle {
         inbox: Arc::clone(&inbox),
         format,
-        clock: config.clock.clone(),
         tickets: AtomicU64::new(1),
         events: events.clone(),
         telemetry: Arc::clone(&telemetry),

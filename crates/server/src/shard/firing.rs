@@ -121,7 +121,7 @@ mod tests {
             let identity = Identity { incarnation: 1, shard: ShardId(0), shards: 8 };
             let mut shard = Shard(Machine::new(identity));
             let next_run_at = Timestamp(START + MINUTE);
-            let set = SetSchedule { name: "s", spec, next_run_at };
+            let set = SetSchedule { name: "s", spec, from: Timestamp(0), next_run_at };
             shard.apply(START, &EncodedCommand::new(&Command::SetSchedule(set)));
             shard
         }

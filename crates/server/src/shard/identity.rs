@@ -154,7 +154,12 @@ mod tests {
             (Command::CommitTally(CommitTally { tally: TASK }), Again::Same),
             (Command::PauseQueue(QueueCommand { queue: "mail" }), Again::Same),
             (
-                Command::Deliver(Deliver { from: ShardId(1), sequence: 3, command: b"" }),
+                Command::Deliver(Deliver {
+                    from: ShardId(1),
+                    sequence: 3,
+                    waited_ms: 5,
+                    command: b"",
+                }),
                 Again::Same,
             ),
         ];

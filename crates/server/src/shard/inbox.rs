@@ -10,9 +10,10 @@
 use super::{ClaimRequest, HandedTask, Hint, Look, ShardStatus, session_news::SessionNews};
 use crate::{
     Error,
-    checkpoint::{Report, View},
+    checkpoint::{Report, StoredBody, View},
     cluster::{Fetched, GroupStatus},
     limits::{INPUT_BYTES_MAX, INPUTS_MAX, RAFT_INPUT_BYTES_MAX},
+    shard_loop::Unread,
 };
 use bytes::Bytes;
 use std::{
@@ -21,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 use taskyard_machine::{
-    ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, ShardId, TaskId,
+    ClaimToken, ClaimedTask, EncodedCommand, Machine, Outcome, ShardId, TaskId, Timestamp,
 };
 use taskyard_replica::{Change, ControlCommand, NodeId};
 use tokio::sync::{mpsc, oneshot};
@@ -33,7 +34,7 @@ const SMALL_MESSAGE_BYTES: usize = 1 << 10;
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, Error>>;
 
 /// A look at one shard's state on the loop's thread; told why if there is none.
-pub(crate) type ReadFn = Box<dyn FnOnce(Result<&Machine, Error>) + Send>;
+pub(crate) type ReadFn = Box<dyn FnOnce(Result<(&Machine, Timestamp), Error>) + Send>;
 
 /// Names one parked claim, hint or watch, so that it can be taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -111,11 +112,23 @@ pub(crate) enum Input {
     Undelivered {
         claims: Vec<(TaskId, ClaimToken)>,
     },
-    /// Bodies of claimed tasks came from disk.
+    /// Bodies of claimed tasks came from disk, or from other replicas.
     BodiesRead {
         waiter: Waiter,
         tasks: Vec<ClaimedTask>,
-        bodies: Vec<Option<Bytes>>,
+        bodies: Vec<StoredBody>,
+    },
+    /// This node's disk could not give all of these bodies.
+    Unread(Unread),
+    /// What other replicas had of them, by position.
+    Spared {
+        unread: Unread,
+        found: Vec<(usize, Bytes)>,
+    },
+    /// The body of a task, for a node whose disk can't give it.
+    Spare {
+        task: TaskId,
+        answer: Answer<Option<Bytes>>,
     },
     /// What the node `from` tells of the sessions that it has.
     Sessions {

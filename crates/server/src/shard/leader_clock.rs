@@ -1,8 +1,10 @@
 //! LeaderClock: the time that a leader stamps on its entries.
 //!
-//! Invariant: it never goes back and never stands still, whatever the wall clock does. It starts at the
-//! later of the wall clock and the last time in the state, follows the wall clock forward, and runs at
-//! half speed while it is ahead of it.
+//! Invariant: it never goes back and never stands still, whatever the wall clock does. It starts at
+//! the later of the wall clock and the last time in the state, and goes on as time passes. It
+//! follows a wall clock that is ahead at once; while it is ahead itself, it goes on slower by a
+//! little until both are level, so that delays, leases and rates keep their lengths. See
+//! docs/decisions/015-time-of-a-shard.md.
 
 use crate::clock::Reading;
 use std::time::{Duration, Instant};
@@ -11,12 +13,16 @@ use taskyard_machine::Timestamp;
 /// The clock of one leader in one term.
 #[derive(Debug)]
 pub(crate) struct LeaderClock {
-    /// In nanoseconds since the epoch, so that half speed loses nothing between two looks.
+    /// In nanoseconds since the epoch, so that nothing is lost between two looks.
     now_ns: u128,
     looked_at: Instant,
 }
 
 const NS_PER_MS: u128 = 1_000_000;
+
+/// While it is ahead of the wall clock, this clock loses one part in so many: 3 %. An hour is made
+/// good in 32.
+const SLOWER_BY_ONE_IN: u128 = 32;
 
 impl LeaderClock {
     /// The clock of a leader whose state was last changed at `last`.
@@ -27,34 +33,49 @@ impl LeaderClock {
 
     /// The time to stamp now.
     pub(crate) fn now(&mut self, reading: Reading) -> Timestamp {
-        let passed = reading.monotonic.saturating_duration_since(self.looked_at).as_nanos();
+        let passed = self.passed(reading);
         self.looked_at = self.looked_at.max(reading.monotonic);
-        let wall_ns = u128::from(reading.wall_ms) * NS_PER_MS;
+        let wall_ns = wall_ns(reading);
         let at_full_speed = self.now_ns + passed;
         // The wall clock is read in whole milliseconds: within one of it is level with it.
         let is_ahead = at_full_speed > wall_ns + NS_PER_MS;
-        let at_its_speed = if is_ahead { self.now_ns + passed / 2 } else { at_full_speed };
-        self.now_ns = at_its_speed.max(wall_ns);
+        let lost = if is_ahead { passed / SLOWER_BY_ONE_IN } else { 0 };
+        self.now_ns = (at_full_speed - lost).max(wall_ns);
         Timestamp((self.now_ns / NS_PER_MS) as u64)
     }
 
     /// How far it goes ahead now beyond the time that passed, since the wall clock did.
     pub(crate) fn step(&mut self, reading: Reading) -> Duration {
-        let passed = reading.monotonic.saturating_duration_since(self.looked_at).as_nanos();
-        let before = self.now_ns;
+        let level = self.now_ns + self.passed(reading);
         self.now(reading);
-        let step = self.now_ns.saturating_sub(before + passed);
-        Duration::from_nanos(u64::try_from(step).unwrap_or(u64::MAX))
+        nanos(self.now_ns.saturating_sub(level))
+    }
+
+    /// How far it is ahead of the wall clock.
+    pub(crate) fn ahead(&self, reading: Reading) -> Duration {
+        let now_ns = self.now_ns + self.passed(reading);
+        nanos(now_ns.saturating_sub(wall_ns(reading) + NS_PER_MS))
     }
 
     /// How long until this clock shows `due`, if the wall clock does not jump.
     pub(crate) fn until(&self, due: Timestamp, reading: Reading) -> Duration {
-        let due_ns = u128::from(due.0) * NS_PER_MS;
-        let left = due_ns.saturating_sub(self.now_ns);
-        let is_ahead = self.now_ns > u128::from(reading.wall_ms) * NS_PER_MS + NS_PER_MS;
-        let left = if is_ahead { left * 2 } else { left };
-        Duration::from_nanos(u64::try_from(left).unwrap_or(u64::MAX))
+        let left = (u128::from(due.0) * NS_PER_MS).saturating_sub(self.now_ns);
+        // It may be level before then.
+        let by_then = self.now_ns.saturating_sub(wall_ns(reading) + NS_PER_MS);
+        nanos(left + by_then.min(left.div_ceil(SLOWER_BY_ONE_IN - 1)))
     }
+
+    fn passed(&self, reading: Reading) -> u128 {
+        reading.monotonic.saturating_duration_since(self.looked_at).as_nanos()
+    }
+}
+
+fn wall_ns(reading: Reading) -> u128 {
+    u128::from(reading.wall_ms) * NS_PER_MS
+}
+
+fn nanos(nanos: u128) -> Duration {
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -93,23 +114,42 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_clock_that_jumps_back_an_hour_slows_it_until_level() {
+    fn a_wall_clock_that_jumps_back_an_hour_slows_it_by_little_until_level() {
         let mut world = World::new();
         let mut clock = LeaderClock::new(Timestamp(0), world.after(0));
         let before = clock.now(world.after(1000));
         world.jumped_ms = -(HOUR_MS as i64);
         let mut last = before;
         for _ in 0..100 {
-            let now = clock.now(world.after(10));
-            assert_eq!(now.ms_since(last), 5, "half speed");
+            let now = clock.now(world.after(32));
+            assert_eq!(now.ms_since(last), 31, "nobody notices");
             last = now;
         }
-        // Half an hour of shard time passes while the wall clock makes good the whole hour.
-        let level = clock.now(world.after(2 * HOUR_MS));
+        let ahead = clock.ahead(world.after(0));
+        assert!(ahead > Duration::from_secs(3_599) && ahead < Duration::from_secs(3_600));
+        // Half of the hour is made good in half of the time.
+        let halfway = clock.now(world.after(16 * HOUR_MS));
+        let ahead_ms = halfway.0 - world.after(0).wall_ms;
+        assert!(ahead_ms.abs_diff(HOUR_MS / 2) < 1_000, "{ahead_ms}");
+        let level = clock.now(world.after(16 * HOUR_MS));
         let wall = world.after(0).wall_ms;
         assert!(level.0 >= wall && level.0 - wall < 2000, "{level} against {wall}");
         let later = clock.now(world.after(10_000));
         assert_eq!(later.0, world.after(0).wall_ms, "level again, at full speed");
+        assert_eq!(clock.ahead(world.after(0)), Duration::ZERO);
+    }
+
+    /// Set right again before it is level, the wall clock is followed as if nothing had happened.
+    #[test]
+    fn an_hour_that_comes_back_finds_it_close_behind() {
+        let mut world = World::new();
+        let mut clock = LeaderClock::new(Timestamp(0), world.after(0));
+        world.jumped_ms = -(HOUR_MS as i64);
+        clock.now(world.after(32_000));
+        world.jumped_ms = 0;
+        let step = clock.step(world.after(1_000));
+        assert_eq!(step, Duration::from_secs(1), "as much as it lost");
+        assert_eq!(clock.now(world.after(0)).0, world.after(0).wall_ms);
     }
 
     #[test]
@@ -120,7 +160,8 @@ mod tests {
         assert_eq!(clock.now(world.after(5)), Timestamp(11 * HOUR_MS + 5));
         world.jumped_ms = 0;
         let now = clock.now(world.after(10));
-        assert_eq!(now, Timestamp(11 * HOUR_MS + 10), "and back again: half speed from there");
+        let ahead = Timestamp(11 * HOUR_MS + 14);
+        assert_eq!(now, ahead, "and back again: it goes on from there");
     }
 
     #[test]
@@ -129,18 +170,21 @@ mod tests {
         let state = Timestamp(12 * HOUR_MS);
         let mut clock = LeaderClock::new(state, world.after(0));
         assert_eq!(clock.now(world.after(0)), state);
-        assert_eq!(clock.now(world.after(8)), Timestamp(state.0 + 4));
-        let left = clock.until(Timestamp(state.0 + 104), world.after(0));
-        assert_eq!(left, Duration::from_millis(200), "at half speed");
+        assert_eq!(clock.now(world.after(32)), Timestamp(state.0 + 31));
+        let left = clock.until(Timestamp(state.0 + 341), world.after(0));
+        assert_eq!(left, Duration::from_millis(320), "a little slower");
+        // It is two hours ahead, and level in 64: the rest goes at full speed.
+        let left = clock.until(Timestamp(state.0 + 1_000 * HOUR_MS), world.after(0));
+        assert_eq!(left.as_secs().div_ceil(3_600), 1_002);
     }
 
     #[test]
     fn small_steps_add_up() {
         let mut world = World::new();
         let mut clock = LeaderClock::new(Timestamp(20 * HOUR_MS), world.after(0));
-        for _ in 0..1000 {
+        for _ in 0..3_200 {
             clock.now(world.after(1));
         }
-        assert_eq!(clock.now(world.after(0)), Timestamp(20 * HOUR_MS + 500));
+        assert_eq!(clock.now(world.after(0)), Timestamp(20 * HOUR_MS + 3_100));
     }
 }

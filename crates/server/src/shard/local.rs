@@ -12,7 +12,7 @@ use crate::Error;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
-use taskyard_machine::{Ask, EncodedCommand, Machine, Outcome, ShardId, TaskId};
+use taskyard_machine::{Ask, EncodedCommand, Machine, Outcome, ShardId, TaskId, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 
 /// The shards that this node leads.
@@ -109,7 +109,7 @@ impl LocalShards<'_> {
 
     /// See [`Shards::ask`].
     pub async fn ask<Q: Ask>(self, shard: ShardId, question: Q) -> Result<Q::Answer, Error> {
-        self.read(shard, move |machine| question.ask(machine)).await
+        self.read_at(shard, move |machine, now| question.ask(machine, now)).await
     }
 
     /// Looks at the state on the loop's thread after confirming leadership. `read` must be quick.
@@ -118,9 +118,18 @@ impl LocalShards<'_> {
         T: Send + 'static,
         F: FnOnce(&Machine) -> T + Send + 'static,
     {
+        self.read_at(shard, move |machine, _| read(machine)).await
+    }
+
+    /// The same, with the leader's time.
+    pub(super) async fn read_at<T, F>(self, shard: ShardId, read: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Machine, Timestamp) -> T + Send + 'static,
+    {
         let (answer, answered) = oneshot::channel();
-        let read = move |machine: Result<&Machine, Error>| {
-            let _ = answer.send(machine.map(read));
+        let read = move |looked: Result<(&Machine, Timestamp), Error>| {
+            let _ = answer.send(looked.map(|(machine, now)| read(machine, now)));
         };
         self.0.push(Input::Read { shard, read: Box::new(read) })?;
         answered.await.unwrap_or_else(|_| Err(gone()))
@@ -134,6 +143,13 @@ impl LocalShards<'_> {
         try_join_all(shards.into_iter().map(|shard| self.read(shard, |_| ()))).await?;
         let (answer, answered) = oneshot::channel();
         self.0.push(Input::Bodies { tasks, answer })?;
+        answered.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// The encoded body of a task, from this node's replica of its shard, whichever node leads.
+    pub async fn spare_body(self, task: TaskId) -> Result<Option<Bytes>, Error> {
+        let (answer, answered) = oneshot::channel();
+        self.0.push(Input::Spare { task, answer })?;
         answered.await.unwrap_or_else(|_| Err(gone()))
     }
 

@@ -12,8 +12,11 @@ use crate::{Error, clock::real_now, peer::PeerNetwork};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
-use taskyard_machine::{Ask, Query, Rejection, ShardId, TaskId, ask};
+use taskyard_machine::{Ask, Machine, Query, Rejection, ShardId, TaskId, ask};
 use taskyard_replica::NodeId;
+
+/// How long another replica may take to give a body.
+const SPARE_WITHIN: Duration = Duration::from_secs(5);
 
 impl Shards {
     /// Asks whoever leads a shard until one has answered. `ask` asks one node, for so long.
@@ -87,7 +90,8 @@ impl Shards {
             let query = Arc::clone(&query);
             async move {
                 let tried = if node == self.routes().me() {
-                    let read = self.local().read(shard, move |machine| machine.ask(&query));
+                    let look = move |machine: &Machine, now| machine.ask(&query, now);
+                    let read = self.local().read_at(shard, look);
                     Tried::here(read.await)
                 } else {
                     let call = ShardCall::Ask { shard, query: Query::clone(&query) };
@@ -152,6 +156,19 @@ impl Shards {
             }
         };
         self.read_routed(network, shard, ask).await
+    }
+
+    /// The body of a task from another node's replica of its shard: this node's disk can't give it.
+    pub(crate) async fn spare_body(&self, node: NodeId, task: TaskId) -> Option<Bytes> {
+        let call = ShardCall::Spare { task };
+        let take = |reply| match reply {
+            ShardReply::Bodies(Ok(bodies)) => Some(Ok(bodies.into_iter().next().flatten())),
+            _ => None,
+        };
+        match self.forward(self.others()?, node, &call, SPARE_WITHIN, take).await {
+            Tried::Answered(Ok(body)) => body.map(|body| body.0),
+            Tried::Answered(Err(_)) | Tried::Refused(_) | Tried::Unknown => None,
+        }
     }
 
     pub(super) async fn claimable_routed(

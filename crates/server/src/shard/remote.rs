@@ -64,6 +64,11 @@ pub enum ShardCall {
         /// Whose.
         tasks: Vec<TaskId>,
     },
+    /// See [`LocalShards::spare_body`](super::LocalShards::spare_body).
+    Spare {
+        /// Whose.
+        task: TaskId,
+    },
     /// See [`Shards::finished`].
     Finished {
         /// The task or flow.
@@ -91,7 +96,7 @@ pub enum ShardReply {
     Claimable(Result<Vec<Hint>, Error>),
     /// What was found.
     Found(Box<Result<Found, Error>>),
-    /// One per task, `None` for one that is gone.
+    /// One per task, `None` for one that is gone. Also to [`ShardCall::Spare`].
     Bodies(Result<Vec<Option<KeptBody>>, Error>),
     /// Whether it has ended.
     Finished(Result<bool, Error>),
@@ -126,7 +131,7 @@ impl ShardCall {
             ShardCall::Claimable { looks, .. } => looks.iter().map(|(shard, _)| *shard).collect(),
             ShardCall::Bodies { tasks } => tasks.iter().map(|task| task.home).collect(),
             ShardCall::Finished { task, .. } => vec![task.home],
-            ShardCall::SetSpread(_) | ShardCall::Status => Vec::new(),
+            ShardCall::Spare { .. } | ShardCall::SetSpread(_) | ShardCall::Status => Vec::new(),
         };
         shards.sort_unstable();
         shards.dedup();
@@ -142,6 +147,7 @@ impl ShardCall {
             ShardCall::Propose { .. }
             | ShardCall::Ask { .. }
             | ShardCall::Bodies { .. }
+            | ShardCall::Spare { .. }
             | ShardCall::SetSpread(_)
             | ShardCall::Status => false,
         }
@@ -198,6 +204,10 @@ pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
                 bodies.into_iter().map(|body| body.map(KeptBody)).collect()
             };
             ShardReply::Bodies(shards.bodies(tasks).await.map(kept))
+        }
+        ShardCall::Spare { task } => {
+            let kept = |body: Option<Bytes>| vec![body.map(KeptBody)];
+            ShardReply::Bodies(shards.spare_body(task).await.map(kept))
         }
         ShardCall::Finished { task, wait_ms } => {
             ShardReply::Finished(shards.finished(task, wait_for(wait_ms)).await)
@@ -275,6 +285,7 @@ wire_enum!(ShardCall {
     4 => Ask { shard, query },
     5 => Bodies { tasks },
     6 => Finished { task, wait_ms },
+    7 => Spare { task },
     10 => Status,
     11 => SetSpread(command),
 });

@@ -9,7 +9,7 @@ mod sessions;
 
 use super::{route, *};
 use crate::{
-    Broker, Config,
+    Broker, Clock, Config,
     broker::ClaimAsked,
     cluster::{ClusterHandler, call_kind},
     limits,
@@ -149,7 +149,9 @@ fn refusal(call: &ShardCall, leader: Option<NodeId>) -> ShardReply {
         ShardCall::Ask { shard, .. } => ShardReply::Found(Box::new(Err(error(*shard)))),
         ShardCall::Bodies { tasks } => ShardReply::Bodies(Err(error(tasks[0].home))),
         ShardCall::Finished { task, .. } => ShardReply::Finished(Err(error(task.home))),
-        ShardCall::Status | ShardCall::SetSpread(_) => panic!("{call:?} is asked of no leader"),
+        ShardCall::Spare { .. } | ShardCall::Status | ShardCall::SetSpread(_) => {
+            panic!("{call:?} is asked of no leader")
+        }
     }
 }
 

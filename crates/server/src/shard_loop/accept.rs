@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Error,
-    checkpoint::{BodiesRequest, Failure, Report},
+    checkpoint::{Failure, Report, StoredBody},
     limits::TURN_LOG_BYTES_MAX,
     log::group_of,
     shard::{
@@ -64,6 +64,9 @@ impl ShardLoop {
             Input::BodiesRead { waiter, tasks, bodies } => {
                 self.bodies_read(waiter, tasks, bodies);
             }
+            Input::Unread(unread) => self.accept_unread(unread),
+            Input::Spared { unread, found } => self.accept_spared(unread, found),
+            Input::Spare { task, answer } => self.accept_spare(task, answer),
             Input::Sessions { from, news } => {
                 self.sessions.hear(from, news, self.reading.monotonic);
             }
@@ -255,12 +258,20 @@ impl ShardLoop {
             let _ = answer.send(Ok(found));
             return;
         }
-        let fill = move |read: Vec<Option<Bytes>>| {
+        let is_one = tasks.len() == 1;
+        let fill = move |read: Vec<StoredBody>| {
+            // A page shows the other tasks whole.
+            if is_one && let Some(Err(reason)) = read.first() {
+                let words =
+                    format!("the payload of the task can't be read: {reason}; check the disk");
+                return drop(answer.send(Err(Error::Unavailable(words))));
+            }
             let mut read = read.into_iter();
-            let filled = found.into_iter().map(|body| body.or_else(|| read.next().flatten()));
+            let mut next = || read.next().and_then(Result::ok).flatten();
+            let filled = found.into_iter().map(|body| body.or_else(&mut next));
             let _ = answer.send(Ok(filled.collect()));
         };
-        self.checkpointer.read(BodiesRequest { tasks: missing, answer: Box::new(fill) });
+        self.read_bodies(missing, fill);
     }
 
     fn accept_watch(&mut self, task: TaskId, ticket: TicketId, answer: Answer<bool>) {

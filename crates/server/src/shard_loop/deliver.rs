@@ -10,7 +10,7 @@ use crate::{
     shard::inbox::{Answer, Input},
 };
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
-use taskyard_machine::{Command, Deliver, Delivered, EncodedCommand, Outcome, ShardId};
+use taskyard_machine::{Command, Delivered, EncodedCommand, Outcome, ShardId};
 
 /// What is on its way to one target, by number.
 type Owed = Vec<(u64, EncodedCommand)>;
@@ -21,7 +21,9 @@ impl ShardLoop {
         if !self.holds.is_empty() {
             return;
         }
+        let reading = self.reading;
         let shard = &mut self.shards[number];
+        let Some(now) = shard.leading.as_mut().map(|clock| clock.now(reading)) else { return };
         let from = shard.id;
         for (to, up_to) in shard.outbox.take_delivered() {
             let command = EncodedCommand::new(&Command::Delivered(Delivered { to, up_to }));
@@ -30,7 +32,7 @@ impl ShardLoop {
         let mut away: BTreeMap<ShardId, Owed> = BTreeMap::new();
         for outgoing in shard.outbox.take_unsent(&shard.replica.machine().machine) {
             let sequence = outgoing.sequence;
-            let deliver = Command::Deliver(Deliver { from, sequence, command: &outgoing.command });
+            let deliver = Command::Deliver(outgoing.deliver(from, now));
             let target = usize::from(outgoing.to.0);
             let leads = self.shards.get(target).is_some_and(|target| target.leading.is_some());
             if leads {

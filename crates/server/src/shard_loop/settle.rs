@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     Error,
-    checkpoint::{BodiesRequest, Failure},
+    checkpoint::{Failure, StoredBody},
     log::group_of,
     shard::{
         CancelledClaim, HandedTask,
@@ -23,7 +23,7 @@ use std::{
 };
 use taskyard_machine::{
     BulkProgress, ClaimToken, ClaimedTask, Command, Event, EventKind, Fail, Machine, Outcome,
-    Rejection, Release, SessionId, ShardId, TaskError, TaskId,
+    Rejection, Release, SessionId, ShardId, TaskError, TaskId, Timestamp,
 };
 use taskyard_replica::{NodeId, Progress, StateMachine};
 use tokio::sync::oneshot;
@@ -32,6 +32,12 @@ use tokio::sync::oneshot;
 const END_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 type Outcomes = <State as StateMachine>::Outcome;
+
+/// What became of a body, as a dead letter says it.
+struct Lost {
+    error_type: &'static str,
+    what: String,
+}
 
 /// The answers of one call with several commands, until all are there.
 pub(super) struct PartialAnswers {
@@ -50,8 +56,8 @@ impl PartialAnswers {
 }
 
 /// A read that panics changes nothing, so that it ends its own call alone.
-fn serve_read(read: ReadFn, machine: &Machine) {
-    let served = catch_unwind(AssertUnwindSafe(|| read(Ok(machine))));
+fn serve_read(read: ReadFn, machine: &Machine, now: Timestamp) {
+    let served = catch_unwind(AssertUnwindSafe(|| read(Ok((machine, now)))));
     if let Err(panic) = served {
         tracing::error!("a read of the state has failed: {}", super::words_of(panic.as_ref()));
     }
@@ -88,9 +94,12 @@ impl ShardLoop {
             }
         }
         for read in progress.reads {
+            let reading = self.reading;
             let shard = &mut self.shards[number];
+            let clock = shard.leading.as_mut().map(|clock| clock.now(reading));
             for read in shard.reads_of(read) {
-                serve_read(read, shard.machine());
+                let machine = shard.machine();
+                serve_read(read, machine, clock.unwrap_or(machine.now()));
             }
         }
         for read in progress.reads_dropped {
@@ -403,13 +412,15 @@ impl ShardLoop {
         let missing = tasks.iter().zip(&bodies).filter(|(_, body)| body.is_none());
         let missing = missing.map(|(task, _)| task.id).collect();
         let inbox = Arc::clone(&self.inbox);
-        let answer = move |read: Vec<Option<Bytes>>| {
+        self.read_bodies(missing, move |read| {
             let mut read = read.into_iter();
-            let bodies = bodies.into_iter().map(|body| body.or_else(|| read.next().flatten()));
-            let bodies = bodies.collect();
+            let mut filled = |body: Option<Bytes>| match body {
+                Some(body) => Ok(Some(body)),
+                None => read.next().unwrap_or(Ok(None)),
+            };
+            let bodies = bodies.into_iter().map(&mut filled).collect();
             let _ = inbox.push(Input::BodiesRead { waiter, tasks, bodies });
-        };
-        self.checkpointer.read(BodiesRequest { tasks: missing, answer: Box::new(answer) });
+        });
     }
 
     /// Hands over what was read. A task may have ended, and its body gone, in the meantime.
@@ -417,18 +428,25 @@ impl ShardLoop {
         &mut self,
         mut waiter: Waiter,
         tasks: Vec<ClaimedTask>,
-        bodies: Vec<Option<Bytes>>,
+        bodies: Vec<StoredBody>,
     ) {
         let mut handed = Vec::with_capacity(tasks.len());
         let mut buried = None;
         for (task, body) in tasks.into_iter().zip(bodies) {
-            match body {
-                Some(body) => handed.push(HandedTask { task, body }),
-                None if self.is_held(task.id, task.token) => {
-                    self.bury(task.id, task.token);
-                    buried = Some(task.id.home);
+            let lost = match body {
+                Ok(Some(body)) => {
+                    handed.push(HandedTask { task, body });
+                    continue;
                 }
-                None => {}
+                Ok(None) => Lost { error_type: "BodyLost", what: "is gone from the disk".into() },
+                Err(reason) => Lost {
+                    error_type: "BodyUnreadable",
+                    what: format!("can't be read from the disk: {reason}"),
+                },
+            };
+            if self.is_held(task.id, task.token) {
+                self.bury(task.id, task.token, &lost);
+                buried = Some(task.id.home);
             }
         }
         match buried {
@@ -451,18 +469,18 @@ impl ShardLoop {
         }
     }
 
-    /// Fails a claimed task whose body the disk has lost: no worker can ever run it, and one lost
-    /// body is no reason to stop all others.
-    fn bury(&mut self, task: TaskId, token: ClaimToken) {
+    /// Fails a claimed task whose body no disk can give: no worker can run it, and one lost body is
+    /// no reason to stop all others. A retry reads it again.
+    fn bury(&mut self, task: TaskId, token: ClaimToken, Lost { error_type, what }: &Lost) {
         tracing::error!(
-            "the body of task {task} is gone from the disk: it is a dead letter now; check the disk, \
-             and look for the task in a backup"
+            "the body of task {task} {what}; the task is a dead letter now: check the disk, and look for \
+             the task in a backup"
         );
-        let error = TaskError {
-            error_type: "BodyLost",
-            message: "the task's body is gone from the broker's disk; enqueue it again from its source",
-            backtrace: "",
-        };
+        let message = format!(
+            "the broker could not hand the task out, for its body {what}; retry it once the disk is \
+             whole, or enqueue it again from its source"
+        );
+        let error = TaskError { error_type, message: &message, backtrace: "" };
         let fail = Fail { task, token, error, retry_at: None, retryable: false };
         self.command(usize::from(task.home.0), &Command::Fail(fail), Waiting::Nobody);
     }

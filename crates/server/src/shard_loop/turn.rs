@@ -83,6 +83,7 @@ impl ShardLoop {
             claims_parked: self.shards.iter().map(|shard| shard.waiters.len() as u64).sum(),
             shards_serving: self.shards.iter().filter(|shard| shard.leading.is_some()).count()
                 as u64,
+            time_ahead: self.time_ahead,
             snapshot_bytes_fetched: self.fetcher.bytes_fetched(),
         });
     }

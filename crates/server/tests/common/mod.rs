@@ -1,6 +1,7 @@
 //! What black-box tests share: a node on a directory of its own, and clients of both fronts.
 
 pub(crate) mod cluster;
+pub(crate) mod damage;
 pub(crate) mod faktory;
 pub(crate) mod http;
 pub(crate) mod slow;

@@ -7,8 +7,8 @@ use crate::every::Every;
 use crate::shard::Applied;
 use std::collections::{BTreeMap, BTreeSet};
 use taskyard_machine::{
-    Command, Entry, EventKind, Machine, Outcome, Overlap, Rejection, ScheduleSpec, SetSchedule,
-    ShardId, TaskId, Timestamp,
+    Command, Entry, EventKind, Machine, Occurrences, Outcome, Overlap, Rejection, ScheduleSpec,
+    SetSchedule, ShardId, TaskId, Timestamp,
 };
 
 /// A schedule that fires so often after faults ended goes on: each time the run before has ended.
@@ -104,6 +104,9 @@ impl Schedules {
     ) -> Result<Vec<TaskId>, Violation> {
         let mut promised = Vec::new();
         for (command, outcome) in entry.commands.iter().zip(&applied.outcomes) {
+            if let Ok(outcome) = outcome {
+                self.judge_next(command, outcome, entry.now)?;
+            }
             if let Some(word) = self.learn(command, outcome, entry.now, &mut promised) {
                 *seen.entry(word).or_default() += 1;
             }
@@ -137,6 +140,31 @@ impl Schedules {
         }
         self.judge_made(applied)?;
         Ok(promised)
+    }
+
+    /// New rules, and the end of a pause, begin with the first occurrence from then on: by the time
+    /// of whoever decides, not of whoever asks.
+    fn judge_next(
+        &self,
+        command: &Command<'_>,
+        outcome: &Outcome,
+        now: Timestamp,
+    ) -> Result<(), Violation> {
+        let (name, every, next) = match (command, outcome) {
+            (Command::SetSchedule(set), Outcome::ScheduleSet { is_changed: true, .. }) => {
+                (set.name, Every::of(&set.spec), Some(set.next_run_at))
+            }
+            (Command::ResumeSchedule(resume), _) => match self.known.get(resume.name) {
+                Some(known) if known.paused => (resume.name, known.every, resume.next_run_at),
+                _ => return Ok(()),
+            },
+            _ => return Ok(()),
+        };
+        let first = every.next_after(now);
+        if first.is_some_and(|first| next.is_none_or(|next| next > first)) {
+            return Err(format!("{name} goes on at {next:?}, its next occurrence is {first:?}"));
+        }
+        Ok(())
     }
 
     /// Takes in what a command has changed, and says it in words.

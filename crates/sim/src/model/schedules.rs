@@ -192,7 +192,8 @@ impl Run {
             _ => self.draw_spec(),
         };
         let Some(next) = next_occurrence(&spec, self.shards.now) else { return Ok(()) };
-        let set = SetSchedule { name, spec: spec.clone(), next_run_at: Timestamp(next) };
+        let from = Timestamp(self.shards.now);
+        let set = SetSchedule { name, spec: spec.clone(), from, next_run_at: Timestamp(next) };
         let (answer, events) = self.shards.send(HOME, &Command::SetSchedule(set));
         self.account.begin(self.shards.now, &events);
         let (is_new, is_changed) = self.account.set(name, spec, next);
@@ -274,7 +275,8 @@ impl Run {
         let revision = known.map_or(1, |known| known.revision);
         let next = known.and_then(|known| next_occurrence(&known.spec, self.shards.now));
         let next_run_at = next.map(Timestamp);
-        let command = Command::ResumeSchedule(ResumeSchedule { name, revision, next_run_at });
+        let from = Timestamp(self.shards.now);
+        let command = Command::ResumeSchedule(ResumeSchedule { name, revision, from, next_run_at });
         let answer = self.shards.send(HOME, &command);
         self.account.begin(self.shards.now, &answer.1);
         let found = self.account.resume(name, next)?;

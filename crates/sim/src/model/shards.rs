@@ -8,8 +8,8 @@ use crate::rng::Rng;
 use crate::shard::first_difference;
 use std::collections::BTreeMap;
 use taskyard_machine::{
-    Command, Deliver, Delivered, Event, Identity, Machine, NoPayloads, Outcome, Outgoing,
-    Rejection, ShardId,
+    Command, Delivered, Event, Identity, Machine, NoPayloads, Outcome, Outgoing, Rejection,
+    ShardId, Timestamp,
 };
 
 /// Machines of one cluster.
@@ -85,8 +85,7 @@ impl Shards {
         let sequence = owed.sequence;
         let again = sequence <= self.taken_of(from, to);
         let before = again.then(|| self.machines[to].state_hash());
-        let command = &owed.command;
-        let deliver = Deliver { from: ShardId(from as u16), sequence, command };
+        let deliver = owed.deliver(ShardId(from as u16), Timestamp(self.now));
         let (answer, events) = self.send(to, &Command::Deliver(deliver));
         if answer != Ok(Outcome::Taken) {
             return Err(format!("message {sequence} of {from} to {to} was answered {answer:?}"));

@@ -41,7 +41,8 @@ impl Workload {
         let next_run_at = first(drawn).expect("new rules begin before they end");
         self.drawn.insert(name, drawn);
         let spec = self.spec(drawn);
-        let set = Command::SetSchedule(SetSchedule { name, spec, next_run_at });
+        let from = Timestamp(self.wall);
+        let set = Command::SetSchedule(SetSchedule { name, spec, from, next_run_at });
         (ask(self.shard_of(name), &set), Purpose::Interfere, true)
     }
 
@@ -81,7 +82,8 @@ impl Workload {
             20..55 => {
                 let (every, revision) = known?;
                 let next_run_at = every.next_after(wall);
-                (Command::ResumeSchedule(ResumeSchedule { name, revision, next_run_at }), true)
+                let resume = ResumeSchedule { name, revision, from: wall, next_run_at };
+                (Command::ResumeSchedule(resume), true)
             }
             55..75 => (Command::TriggerSchedule(TriggerSchedule { name }), false),
             75..88 => {

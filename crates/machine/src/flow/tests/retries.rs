@@ -152,7 +152,7 @@ fn a_task_cancelled_while_its_release_is_on_its_way_is_retried_with_its_parents_
     yards.on(ShardId(2)).send(Command::Ack(ack)).unwrap();
     // The flow lets b go, but b is taken back before it hears of it.
     let told = yards.on(ShardId(2)).machine.outgoing(1).remove(0);
-    let deliver = Deliver { from: ShardId(2), sequence: told.sequence, command: &told.command };
+    let deliver = told.deliver(ShardId(2), told.stored_at);
     yards.on(HOME).send(Command::Deliver(deliver)).unwrap();
     yards.on(ShardId(3)).cancel(tasks["b"]).unwrap();
     yards.carry();

@@ -54,12 +54,11 @@ impl Shared {
         if names.contains(&"*") {
             return Ok(Reply::error("QUEUE LATENCY does not support wildcards"));
         }
-        let now = self.broker.now();
         let known = self.named(names).await?;
         let waits = |name: &&str| {
             let queue = known.iter().find(|queue| queue.name.as_str() == *name);
-            let since = queue.and_then(|queue| queue.oldest_ready_at);
-            since.map_or(0.0, |since| now.ms_since(since) as f64 / 1_000.0)
+            let waits_ms = queue.and_then(|queue| queue.oldest_ready_for_ms);
+            waits_ms.map_or(0.0, |ms| ms as f64 / 1_000.0)
         };
         let waits: BTreeMap<&str, f64> = names.iter().map(|name| (*name, waits(name))).collect();
         Ok(Reply::json(&waits))

@@ -449,7 +449,7 @@ pub(super) fn bulk_reply(report: BulkReport) -> Result<v1::BulkReply, Status> {
     Ok(v1::BulkReply { changed: report.changed, skipped: report.skipped, done })
 }
 
-pub(super) fn queue(view: &QueueView, now: Timestamp) -> v1::Queue {
+pub(super) fn queue(view: &QueueView) -> v1::Queue {
     let counts = view.counts;
     v1::Queue {
         name: view.name.as_str().to_owned(),
@@ -460,7 +460,7 @@ pub(super) fn queue(view: &QueueView, now: Timestamp) -> v1::Queue {
         blocked: counts.blocked,
         dead: counts.dead,
         paused: view.paused,
-        oldest_ready_age_ms: view.oldest_ready_at.map_or(0, |at| now.ms_since(at)),
+        oldest_ready_age_ms: view.oldest_ready_for_ms.unwrap_or(0),
         enqueued_total: counts.enqueued_total,
         succeeded_total: counts.succeeded_total,
         failed_total: counts.failed_total,

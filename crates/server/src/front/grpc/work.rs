@@ -334,7 +334,7 @@ fn reply(number: u64, outcome: Result<Outcome, Error>) -> v1::AnswerReply {
     match outcome {
         Ok(Outcome::Acked { follow_ups }) => reply.ack = Some(ack_reply(&follow_ups)),
         Ok(Outcome::Failed(after)) => reply.fail = Some(wire::fail_reply(after)),
-        Ok(Outcome::Extended { lease_expires_at, cancel_requested }) => {
+        Ok(Outcome::Extended { lease_expires_at, cancel_requested, .. }) => {
             let lease_expires_at = lease_expires_at.0;
             reply.extend = Some(v1::ExtendReply { lease_expires_at, cancel_requested });
         }

@@ -25,8 +25,8 @@ const BULK_WAITED_FOR: Duration = Duration::from_millis(limits::BULK_WAIT_MS_MAX
     ),
 )]
 pub(super) async fn list(State(http): State<Http>) -> Result<Response, Problem> {
-    let (views, now) = (http.broker.queues().await?, http.broker.now());
-    let queues = views.iter().map(|view| json::Queue::new(view, now)).collect();
+    let views = http.broker.queues().await?;
+    let queues = views.iter().map(json::Queue::new).collect();
     Ok(ok(&json::QueueList { queues }))
 }
 
@@ -44,7 +44,7 @@ pub(super) async fn queue(
     NamePath(queue): NamePath,
 ) -> Result<Response, Problem> {
     let view = http.broker.queue(&queue).await?;
-    Ok(ok(&json::Queue::new(&view, http.broker.now())))
+    Ok(ok(&json::Queue::new(&view)))
 }
 
 /// Stops handing out tasks of a queue.

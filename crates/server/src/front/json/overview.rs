@@ -3,7 +3,7 @@
 use super::Moment;
 use crate::{broker::BulkReport, cluster::Workers, sessions::WorkerView};
 use serde::Serialize;
-use taskyard_machine::{QueueView, Timestamp};
+use taskyard_machine::QueueView;
 use utoipa::ToSchema;
 
 /// One queue, with exact counts.
@@ -31,7 +31,7 @@ pub(in crate::front) struct Queue<'a> {
 }
 
 impl<'a> Queue<'a> {
-    pub(in crate::front) fn new(view: &'a QueueView, now: Timestamp) -> Queue<'a> {
+    pub(in crate::front) fn new(view: &'a QueueView) -> Queue<'a> {
         let counts = view.counts;
         Queue {
             name: view.name.as_str(),
@@ -42,7 +42,7 @@ impl<'a> Queue<'a> {
             blocked: counts.blocked,
             dead: counts.dead,
             paused: view.paused,
-            oldest_ready_age_ms: view.oldest_ready_at.map_or(0, |at| now.ms_since(at)),
+            oldest_ready_age_ms: view.oldest_ready_for_ms.unwrap_or(0),
             enqueued_total: counts.enqueued_total,
             succeeded_total: counts.succeeded_total,
             failed_total: counts.failed_total,

@@ -32,6 +32,7 @@ fn handed() -> HandedTask {
         priority: 9,
         attempt: 2,
         lease_expires_at: Timestamp(1 << 41),
+        lease_ms: 30_000,
         timeout_ms: Some(5),
         enqueued_at: Timestamp(3),
         resume_state: Some(b"page 2".as_slice().into()),
@@ -70,6 +71,7 @@ fn calls() -> Vec<ShardCall> {
         ShardCall::Claimable { looks: vec![(ShardId(1), vec!["mail".into()])], wait_ms: 1 },
         ShardCall::Ask { shard: ShardId(1), query: ask::Task { task: TASK }.into() },
         ShardCall::Bodies { tasks: vec![TASK, TASK] },
+        ShardCall::Spare { task: TASK },
         ShardCall::Finished { task: TASK, wait_ms: 0 },
         ShardCall::Status,
         ShardCall::SetSpread([1, 13].into()),
@@ -82,6 +84,7 @@ fn calls() -> Vec<ShardCall> {
             | ShardCall::Claimable { .. }
             | ShardCall::Ask { .. }
             | ShardCall::Bodies { .. }
+            | ShardCall::Spare { .. }
             | ShardCall::Finished { .. }
             | ShardCall::Status
             | ShardCall::SetSpread(_) => {}
@@ -242,7 +245,7 @@ fn the_layout_of_version_1_stays() {
         (
             ShardReply::Claimed(Ok(vec![handed()])),
             "010201010000000700010002000000000000012c09046d61696c0473656e6409028080808080\
-             400105030106706167652032010461636d65010000000700010002000000000000012c067365\
+             40b0ea010105030106706167652032010461636d65010000000700010002000000000000012c067365\
              636f6e6400010566697273740000000700010002000000000000012c0601023432010102696f\
              086e6f20726f7574651f010a746578742f706c61696e0105747261636501310900ff206c6574\
              746572",
