@@ -416,25 +416,27 @@ impl Machine {
         shards.iter().map(view).collect()
     }
 
-    /// What the outbox owes, in order per target, about `limit` in all. Targets share the limit, so
-    /// that one that is away does not hold up the others.
-    pub fn outgoing(&self, limit: usize) -> Vec<Outgoing> {
-        self.outgoing_after(limit, |_| 0)
+    /// The shards that this one has ever sent something, in their order.
+    pub fn targets(&self) -> impl Iterator<Item = ShardId> {
+        self.links.iter().map(|(shard, _)| shard)
     }
 
-    /// The same without what each target is known to have taken: up to this number.
-    pub fn outgoing_after(&self, limit: usize, taken: impl Fn(ShardId) -> u64) -> Vec<Outgoing> {
-        let targets = || self.links.iter().map(|(shard, _)| shard);
-        let share = limit.div_ceil(targets().count().max(1));
-        let owed = targets().flat_map(|to| {
-            let owed = self.outbox.range((to, taken(to).saturating_add(1))..=(to, u64::MAX));
-            owed.take(share).map(|((to, sequence), owed)| Outgoing {
-                to,
-                sequence,
-                command: owed.message.clone(),
-            })
+    /// What the outbox owes one target after this number, in order: each message's number and bytes.
+    pub fn owed_to(&self, to: ShardId, after: u64) -> impl Iterator<Item = (u64, &[u8])> {
+        let owed = self.outbox.range((to, after.saturating_add(1))..=(to, u64::MAX));
+        owed.map(|((_, sequence), owed)| (sequence, &*owed.message))
+    }
+
+    /// What the outbox owes, in order per target, about `limit` in all. Targets share the limit.
+    pub fn outgoing(&self, limit: usize) -> Vec<Outgoing> {
+        let owed = |to: &ShardId| self.owed_to(*to, 0).next().is_some();
+        let targets: Vec<ShardId> = self.targets().filter(owed).collect();
+        let share = limit.div_ceil(targets.len().max(1));
+        let outgoing = targets.into_iter().flat_map(|to| {
+            let owed = self.owed_to(to, 0).take(share);
+            owed.map(move |(sequence, message)| Outgoing { to, sequence, command: message.into() })
         });
-        owed.take(limit).collect()
+        outgoing.collect()
     }
 }
 
@@ -494,7 +496,10 @@ mod tests {
         let left = source.machine.outgoing(10);
         assert_eq!(left.iter().map(|o| (o.to, o.sequence)).collect::<Vec<_>>(), [(SHARD, 3)]);
         assert!(source.machine.outgoing(0).is_empty());
-        assert!(source.machine.outgoing_after(10, |_| 3).is_empty(), "it is only not dropped yet");
+        let owed_after = |after| source.machine.owed_to(SHARD, after).map(|(sequence, _)| sequence);
+        assert_eq!(owed_after(0).collect::<Vec<_>>(), [3]);
+        assert_eq!(owed_after(3).count(), 0, "it is only not dropped yet");
+        assert_eq!(source.machine.targets().collect::<Vec<_>>(), [SHARD]);
     }
 
     #[test]

@@ -2,21 +2,33 @@
 //!
 //! Messages are delivered in order, once per target and number: the target dedups. So whatever is
 //! forgotten here (a restart, a change of leader) is simply sent again.
+//!
+//! Invariant: each target that is owed something has a share of what may be on its way, and no other
+//! target can use it up. A target that does not answer delays its own messages alone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
-use taskyard_machine::{Machine, Outgoing, ShardId};
+use taskyard_machine::{Command, Deliver, EncodedCommand, Machine, ShardId};
 
-/// Messages on their way at once, per shard.
+/// Messages on their way at once, per shard. Each target that is owed something may have one, however
+/// many targets there are.
 const IN_FLIGHT_MAX: usize = 256;
 
-/// Bytes sent at once, about. The rest follows when the machine is told what was taken.
+/// Bytes sent at once, about. The rest follows when what was sent is answered.
 const BYTES_AT_ONCE_MAX: usize = 4 << 20;
 
 /// How long a target that has refused something is left alone: every try is a write of its log.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// One message on its way to its target.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    pub(crate) to: ShardId,
+    pub(crate) sequence: u64,
+    pub(crate) command: EncodedCommand,
+}
 
 /// What is on its way from one shard.
 #[derive(Debug, Default)]
@@ -47,27 +59,39 @@ impl Outbox {
         self.stirred || !self.untold.is_empty()
     }
 
-    /// What to deliver next.
-    pub(crate) fn take_unsent(&mut self, machine: &Machine) -> Vec<Outgoing> {
+    /// What to deliver next. What was sent before is not looked at again.
+    pub(crate) fn take_unsent(&mut self, machine: &Machine) -> Vec<Delivery> {
         if !std::mem::take(&mut self.stirred) {
             return Vec::new();
         }
-        // What was taken counts no more, whenever the machine may drop it: it must not stand before the rest.
-        let taken = |to| self.taken.get(&to).copied().unwrap_or_default();
-        let mut unsent = machine.outgoing_after(IN_FLIGHT_MAX, taken);
-        let mut bytes = 0;
-        unsent.retain(|outgoing| {
-            if self.refused.contains_key(&outgoing.to) || self.away.contains(&outgoing.to) {
-                return false;
+        let from = machine.identity().shard;
+        // What was taken counts no more, whenever the machine may drop it.
+        let first = |to| {
+            let taken = self.taken.get(&to).copied().unwrap_or_default();
+            machine.owed_to(to, taken).next().map(|(sequence, _)| (to, sequence))
+        };
+        let owed: Vec<(ShardId, u64)> = machine.targets().filter_map(first).collect();
+        let (share, share_bytes) = match owed.len() {
+            0 => return Vec::new(),
+            targets => (IN_FLIGHT_MAX.div_ceil(targets) as u64, BYTES_AT_ONCE_MAX / targets),
+        };
+        let mut unsent = Vec::new();
+        for (to, first) in owed {
+            if self.refused.contains_key(&to) || self.away.contains(&to) {
+                continue;
             }
-            let sent = self.sent.entry(outgoing.to).or_default();
-            let is_new = outgoing.sequence > *sent && bytes < BYTES_AT_ONCE_MAX;
-            if is_new {
-                bytes += outgoing.command.len();
-                *sent = outgoing.sequence;
+            let sent = self.sent.entry(to).or_default();
+            let mut bytes = 0;
+            for (sequence, message) in machine.owed_to(to, (*sent).max(first - 1)) {
+                if sequence >= first + share || bytes > share_bytes {
+                    break;
+                }
+                bytes += message.len();
+                *sent = sequence;
+                let deliver = Command::Deliver(Deliver { from, sequence, command: message });
+                unsent.push(Delivery { to, sequence, command: EncodedCommand::new(&deliver) });
             }
-            is_new
-        });
+        }
         unsent
     }
 
@@ -134,7 +158,7 @@ mod tests {
 
     /// A machine that owes one task to each of these shards.
     fn owing(targets: &[u16]) -> Machine {
-        let mut machine = Machine::new(Identity { incarnation: 1, shard: ShardId(0), shards: 8 });
+        let mut machine = Machine::new(Identity { incarnation: 1, shard: ShardId(0), shards: 512 });
         owe(&mut machine, targets);
         machine
     }
@@ -214,5 +238,29 @@ mod tests {
         outbox.taken(ShardId(1), share as u64);
         assert!(outbox.is_stirred());
         assert_eq!(outbox.take_delivered(), taken);
+    }
+
+    /// Of many targets, those with low numbers do not answer.
+    #[test]
+    fn targets_that_do_not_answer_take_nothing_from_the_others() {
+        let (stuck, well) = (1..=IN_FLIGHT_MAX as u16, IN_FLIGHT_MAX as u16 + 1..=400);
+        let mut machine = owing(&[]);
+        for first in (1..=400).step_by(100) {
+            owe(&mut machine, &(first..first + 100).collect::<Vec<_>>());
+        }
+        let mut outbox = Outbox::default();
+        let mut reached = BTreeSet::new();
+        for _ in 0..3 {
+            outbox.stir();
+            for outgoing in outbox.take_unsent(&machine) {
+                reached.insert(outgoing.to.0);
+                match stuck.contains(&outgoing.to.0) {
+                    true => outbox.sent_away(outgoing.to),
+                    false => outbox.taken(outgoing.to, outgoing.sequence),
+                }
+            }
+        }
+        let missed: Vec<u16> = well.filter(|target| !reached.contains(target)).collect();
+        assert_eq!(missed, [0u16; 0]);
     }
 }
