@@ -431,6 +431,11 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
+    /// Whether all that was known to be committed when it started is applied.
+    pub fn has_replayed(&self) -> bool {
+        self.applied >= self.replay_until
+    }
+
     /// This replica's id in its group.
     pub fn id(&self) -> u64 {
         self.node.raft.id

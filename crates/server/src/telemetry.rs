@@ -76,6 +76,7 @@ struct Gauges {
     disk_full: AtomicU64,
     claims_parked: AtomicU64,
     shards_serving: AtomicU64,
+    shards_stopped: AtomicU64,
     snapshot_bytes_fetched: AtomicU64,
 }
 
@@ -89,6 +90,7 @@ pub(crate) struct NodeGauges {
     pub disk_full: bool,
     pub claims_parked: u64,
     pub shards_serving: u64,
+    pub shards_stopped: u64,
     pub snapshot_bytes_fetched: u64,
 }
 
@@ -132,6 +134,7 @@ impl Telemetry {
         gauges.disk_full.store(node.disk_full.into(), Relaxed);
         gauges.claims_parked.store(node.claims_parked, Relaxed);
         gauges.shards_serving.store(node.shards_serving, Relaxed);
+        gauges.shards_stopped.store(node.shards_stopped, Relaxed);
         gauges.snapshot_bytes_fetched.store(node.snapshot_bytes_fetched, Relaxed);
     }
 
@@ -179,6 +182,11 @@ impl Telemetry {
             ),
             ("claims_parked", &gauges.claims_parked, "Claims that wait for tasks."),
             ("shards_serving", &gauges.shards_serving, "Shards that this node serves."),
+            (
+                "shards_stopped",
+                &gauges.shards_stopped,
+                "Shards whose replica on this node was stopped because their rules failed.",
+            ),
         ] {
             let name = format!("taskyard_{name}");
             text.about(&name, "gauge", about);

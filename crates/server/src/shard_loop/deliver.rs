@@ -21,7 +21,7 @@ type Owed = Vec<(u64, EncodedCommand)>;
 impl ShardLoop {
     /// Delivers what this shard owes, and tells it what its targets have taken.
     pub(super) fn deliver(&mut self, number: usize) {
-        if !self.holds.is_empty() {
+        if !self.holds.is_empty() || self.is_shut {
             return;
         }
         let shard = &mut self.shards[number];
