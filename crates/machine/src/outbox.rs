@@ -421,7 +421,8 @@ impl Machine {
         self.links.iter().map(|(shard, _)| shard)
     }
 
-    /// What the outbox owes one target after this number, in order: each message's number and bytes.
+    /// What the outbox owes one target after this number, in order: each message's number and
+    /// bytes.
     pub fn owed_to(&self, to: ShardId, after: u64) -> impl Iterator<Item = (u64, &[u8])> {
         let owed = self.outbox.range((to, after.saturating_add(1))..=(to, u64::MAX));
         owed.map(|((_, sequence), owed)| (sequence, &*owed.message))

@@ -1,8 +1,9 @@
 //! Stall: a leader whose entries do not reach its peers, though its peers are there.
 //!
-//! Heartbeats are small: a leader whose uplink is saturated keeps its office with them, while the entries
-//! behind them stand still. Such a leader steps down where others can elect one of themselves, and does
-//! not campaign for a while. When nobody else leads in that time, it campaigns again.
+//! Heartbeats are small: a leader whose uplink is saturated keeps its office with them, while the
+//! entries behind them stand still. Such a leader steps down where others can elect one of
+//! themselves, and does not campaign for a while. When nobody else leads in that time, it campaigns
+//! again.
 
 use crate::{Replica, StateMachine};
 use raft::StateRole;
@@ -66,8 +67,8 @@ impl Stall {
 }
 
 impl<M: StateMachine> Replica<M> {
-    /// Whether this replica has stepped down because its entries did not reach its peers, and leaves
-    /// leading to others.
+    /// Whether this replica has stepped down because its entries did not reach its peers, and
+    /// leaves leading to others.
     pub fn rests(&self) -> bool {
         self.stall.rest > 0
     }
@@ -87,8 +88,9 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
-    /// Whether the other voters that are heard are enough to elect one of themselves that has all that is
-    /// committed. Where they are not, stepping down would only hold up those that are behind.
+    /// Whether the other voters that are heard are enough to elect one of themselves that has all
+    /// that is committed. Where they are not, stepping down would only hold up those that are
+    /// behind.
     fn others_could_lead(&self) -> bool {
         let (members, me, committed) = (self.members(), self.id(), self.commit());
         let matched = |id: &u64| {
