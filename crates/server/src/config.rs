@@ -51,8 +51,8 @@ pub struct Config {
     /// cluster, the others join it. A directory that is in a cluster stays there. Default: none, a new
     /// directory founds a cluster of its own.
     pub join: Vec<String>,
-    /// Whether a data directory that was copied is surely the newest one of its node, so that no other
-    /// node needs to be asked. A wrong `true` may lose acknowledged tasks. Default `false`.
+    /// Whether a data directory that was copied is surely the newest one of its node, so that no
+    /// other node needs to be asked. A wrong `true` may lose acknowledged tasks. Default `false`.
     pub newest_copy: bool,
     /// What this node fails together with, such as a rack: replicas of a shard are spread over zones.
     /// Empty, the default, if unknown.

@@ -368,7 +368,8 @@ impl ShardLoop {
         self.end_silent();
     }
 
-    /// Takes part once the gate is open: from then on time passes for replicas, and messages are taken.
+    /// Takes part once the gate is open: from then on time passes for replicas, and messages are
+    /// taken.
     fn look_at_gate(&mut self) {
         if !self.is_shut {
             return;

@@ -1,5 +1,5 @@
-//! Copies of a node's data directory: one may be older than what the node has promised since, and counts
-//! only when no other node knows of a newer one.
+//! Copies of a node's data directory: one may be older than what the node has promised since, and
+//! counts only when no other node knows of a newer one.
 
 use crate::common::{
     Broker, DEADLINE,
@@ -59,7 +59,8 @@ fn copied(from: &TempDir) -> TempDir {
     to
 }
 
-/// Whether the file system under the tests says when a file was made: without that no copy is noticed.
+/// Whether the file system under the tests says when a file was made: without that no copy is
+/// noticed.
 fn tells_copies(dir: &TempDir) -> bool {
     let is_told = fs::metadata(dir.path()).and_then(|found| found.created()).is_ok();
     if !is_told {
@@ -94,8 +95,8 @@ async fn until_ended(node: &Broker) -> String {
     timeout(DEADLINE, node.node.failed()).await.expect("it ends").to_string()
 }
 
-/// The nodes of the older copy and of the other half of the majority were both away when the tasks were
-/// taken: neither of them can know.
+/// The nodes of the older copy and of the other half of the majority were both away when the tasks
+/// were taken: neither of them can know.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_older_copy_counts_for_nothing_before_every_other_node_has_let_it_in() {
     let [one, two, three] = three().await;
@@ -160,7 +161,8 @@ async fn a_cluster_that_is_moved_to_other_disks_as_a_whole_goes_on() {
     assert_eq!(waiting(&nodes[2]).await, 12);
 }
 
-/// The third node is lost for good, and the operator knows that the copy was made after all had stopped.
+/// The third node is lost for good, and the operator knows that the copy was made after all had
+/// stopped.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_newest_copy_counts_on_the_word_of_the_operator() {
     let [one, two, three] = three().await;

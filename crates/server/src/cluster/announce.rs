@@ -154,8 +154,8 @@ impl Cluster {
         }
     }
 
-    /// This data is older than what its node has promised since: it is never started again, so that its
-    /// count does not rise beyond what is known.
+    /// This data is older than what its node has promised since: it is never started again, so that
+    /// its count does not rise beyond what is known.
     fn outdate(&self, words: String) -> String {
         if let Err(error) = self.shards().starts().outdate(&words) {
             tracing::error!("never start this data directory again; it can't be marked: {error}");

@@ -1,13 +1,15 @@
 //! Gate: what a node hears of its peers before it takes part in its cluster again.
 //!
-//! Each peer knows, on its disk, which start of this node it has let in last, and refuses older data. So a
-//! node first says hello to all of them, and only then votes, appends or acknowledges anything:
+//! Each peer knows, on its disk, which start of this node it has let in last, and refuses older
+//! data. So a node first says hello to all of them, and only then votes, appends or acknowledges
+//! anything:
 //!
-//! - Each start waits until every peer was tried once, [`HEARS_FOR_MAX`] at most. A majority that is down
-//!   or cut off for longer keeps nobody from starting.
-//! - A data directory that was copied since its node last took part from it may be older than what the node
-//!   has promised since. It waits until every other node of the cluster has let it in, however long that
-//!   takes, or until an operator says that there is no newer one. One peer alone may be the one that knows.
+//! - Each start waits until every peer was tried once, [`HEARS_FOR_MAX`] at most. A majority that
+//!   is down or cut off for longer keeps nobody from starting.
+//! - A data directory that was copied since its node last took part from it may be older than what
+//!   the node has promised since. It waits until every other node of the cluster has let it in,
+//!   however long that takes, or until an operator says that there is no newer one. One peer alone
+//!   may be the one that knows.
 //!
 //! A node with nobody beside it has nobody to ask.
 
@@ -39,7 +41,8 @@ pub(crate) enum Gate {
 }
 
 impl Cluster {
-    /// Opens the gate when it is time. `joined_with` are the peers of a node whose map is not there yet.
+    /// Opens the gate when it is time. `joined_with` are the peers of a node whose map is not there
+    /// yet.
     pub(crate) async fn open_gate(self, joined_with: BTreeMap<NodeId, String>) {
         let begun = real_now();
         let [first, longest] = LOOK_AGAIN_AFTER;

@@ -105,8 +105,8 @@ impl Cluster {
         }
     }
 
-    /// Writes down which start of a node is about to be let in: what it promises from here on, older data
-    /// lacks.
+    /// Writes down which start of a node is about to be let in: what it promises from here on,
+    /// older data lacks.
     pub(crate) fn note_start(&self, hello: &PeerHello) -> BoxFuture<'static, Result<(), Refusal>> {
         let (shards, node, start) = (self.shards().clone(), hello.node, hello.start);
         Box::pin(async move {

@@ -1,8 +1,9 @@
 //! Seen: which start of each peer this node has let in, kept on the disk.
 //!
-//! Invariant: a peer's start is on the disk before anything that the peer sends is taken. So whatever this
-//! node was ever told by a peer, a vote or that it has an entry, an older copy of that peer's data is known
-//! here from then on, also after a restart, and whether the control group has heard of it or not.
+//! Invariant: a peer's start is on the disk before anything that the peer sends is taken. So
+//! whatever this node was ever told by a peer, a vote or that it has an entry, an older copy of
+//! that peer's data is known here from then on, also after a restart, and whether the control group
+//! has heard of it or not.
 
 use super::{SEEN_FILE, sync_dir, unusable, write_synced};
 use crate::node::StartError;
@@ -47,8 +48,8 @@ impl Seen {
         self.starts.lock().unwrap_or_else(PoisonError::into_inner).get(&node).copied()
     }
 
-    /// Writes down the start of a peer, synced, unless it is older than what is known: then that is given
-    /// back. Waits for the disk.
+    /// Writes down the start of a peer, synced, unless it is older than what is known: then that is
+    /// given back. Waits for the disk.
     pub(crate) fn note(&self, node: NodeId, start: Start) -> io::Result<Result<(), Start>> {
         let mut starts = self.starts.lock().unwrap_or_else(PoisonError::into_inner);
         match starts.get(&node) {

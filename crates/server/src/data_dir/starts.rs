@@ -1,9 +1,9 @@
-//! Starts: how often a data directory was started, and where it lies, so that an older copy of it is told
-//! from the newest one.
+//! Starts: how often a data directory was started, and where it lies, so that an older copy of it
+//! is told from the newest one.
 //!
-//! Invariants: a count is on the disk before anybody hears of it. So whoever knows of a count knows that
-//! every copy with a lower one is older. A directory that was found to be older is never started again: its
-//! count would rise beyond what is known.
+//! Invariants: a count is on the disk before anybody hears of it. So whoever knows of a count knows
+//! that every copy with a lower one is older. A directory that was found to be older is never
+//! started again: its count would rise beyond what is known.
 
 use super::{LOCK_FILE, OUTDATED_FILE, STARTS_FILE, sync_dir, unusable, write_synced};
 use crate::{node::StartError, random::random_u128};
@@ -34,8 +34,8 @@ struct Written {
     place: Option<Place>,
 }
 
-/// Which directory this is, for the file system: a copy is another one. The lock is the one file that is
-/// made once and never replaced.
+/// Which directory this is, for the file system: a copy is another one. The lock is the one file
+/// that is made once and never replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     inode: u64,

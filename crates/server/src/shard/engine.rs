@@ -49,7 +49,8 @@ impl Engine {
         Engine::drive(open(config)?)
     }
 
-    /// The same for a node that has peers: its replicas take part in their groups when the gate is opened.
+    /// The same for a node that has peers: its replicas take part in their groups when the gate is
+    /// opened.
     pub(crate) fn start_apart(config: &Config) -> Result<Engine, StartError> {
         let opened = open(config)?;
         let handle = &opened.parts.handle;

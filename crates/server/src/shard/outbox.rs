@@ -3,8 +3,8 @@
 //! Messages are delivered in order, once per target and number: the target dedups. So whatever is
 //! forgotten here (a restart, a change of leader) is simply sent again.
 //!
-//! Invariant: each target that is owed something has a share of what may be on its way, and no other
-//! target can use it up. A target that does not answer delays its own messages alone.
+//! Invariant: each target that is owed something has a share of what may be on its way, and no
+//! other target can use it up. A target that does not answer delays its own messages alone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,8 +12,8 @@ use std::{
 };
 use taskyard_machine::{Command, Deliver, EncodedCommand, Machine, ShardId};
 
-/// Messages on their way at once, per shard. Each target that is owed something may have one, however
-/// many targets there are.
+/// Messages on their way at once, per shard. Each target that is owed something may have one,
+/// however many targets there are.
 const IN_FLIGHT_MAX: usize = 256;
 
 /// Bytes sent at once, about. The rest follows when what was sent is answered.

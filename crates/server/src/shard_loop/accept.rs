@@ -133,8 +133,8 @@ impl ShardLoop {
         }
     }
 
-    /// Whether this node's data may be old, so that nothing of it is shown and nothing is added to it, not
-    /// even to groups that it leads alone.
+    /// Whether this node's data may be old, so that nothing of it is shown and nothing is added to
+    /// it, not even to groups that it leads alone.
     fn is_kept_out(&self) -> bool {
         self.is_shut && self.routes.gate() == Gate::Copied
     }

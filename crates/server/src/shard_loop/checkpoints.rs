@@ -286,8 +286,8 @@ impl Checkpoints {
         self.writing_for = Duration::ZERO;
     }
 
-    /// Ends the bites of a shard that is about to go. Says whether its checkpoint is being written: then
-    /// `abandoned` is to follow.
+    /// Ends the bites of a shard that is about to go. Says whether its checkpoint is being written:
+    /// then `abandoned` is to follow.
     pub(crate) fn abandon(&mut self, shard: &LocalShard) -> bool {
         self.frozen.retain(|number| *number != usize::from(shard.id.0));
         shard.checkpoint.stage == Stage::Writing

@@ -52,8 +52,8 @@ impl StateMachine for State {
     type Outcome = Vec<Result<Outcome, Rejection>>;
 
     /// # Panics
-    /// If this build can't read the entry or does not know its rules: going on without it would diverge
-    /// from the other replicas.
+    /// If this build can't read the entry or does not know its rules: going on without it would
+    /// diverge from the other replicas.
     fn apply(&mut self, index: u64, data: &[u8]) -> Self::Outcome {
         let shard = self.machine.identity().shard;
         let entry = Entry::decode(data).unwrap_or_else(|error| {

@@ -221,8 +221,8 @@ impl ShardLoop {
         self.remove_doomed()
     }
 
-    /// This node does not lead a group any more, because what it sent did not arrive. What is left of it
-    /// must not make the followers believe that their leader is still there.
+    /// This node does not lead a group any more, because what it sent did not arrive. What is left
+    /// of it must not make the followers believe that their leader is still there.
     fn forget_sent(&self, group: u64) {
         tracing::warn!(
             "this node leaves leading {} to other nodes: what it sent did not reach them in time, though they \

@@ -1,11 +1,11 @@
 //! Stopped: shards that this node has taken out of service, because their rules failed on an entry.
 //!
-//! Every replica that applies such an entry fails in the same way, and fails again after each start. So
-//! the failure ends that one replica, and the node goes on with all others. The control group has no such
-//! way out: without its map a node can't go on.
+//! Every replica that applies such an entry fails in the same way, and fails again after each
+//! start. So the failure ends that one replica, and the node goes on with all others. The control
+//! group has no such way out: without its map a node can't go on.
 //!
-//! Invariant: a stopped replica votes for nobody, answers nothing and writes nothing. Its log and its
-//! checkpoint stay as they were: a version with the mistake mended goes on from them.
+//! Invariant: a stopped replica votes for nobody, answers nothing and writes nothing. Its log and
+//! its checkpoint stay as they were: a version with the mistake mended goes on from them.
 
 use super::{ShardLoop, words_of};
 use crate::{
@@ -43,15 +43,18 @@ impl Stopped {
         &mut self,
         is_doomed: impl Fn(ShardId, u64) -> bool,
     ) -> Vec<(ShardId, u64)> {
-        let idle = self.0.extract_if(.., |shard, stopped| {
-            !stopped.is_writing && is_doomed(*shard, stopped.replica)
-        });
-        idle.map(|(shard, stopped)| (shard, stopped.replica)).collect()
+        let is_idle = |(shard, stopped): &(&ShardId, &StoppedReplica)| {
+            !stopped.is_writing && is_doomed(**shard, stopped.replica)
+        };
+        let idle = self.0.iter().filter(is_idle);
+        let idle: Vec<_> = idle.map(|(shard, stopped)| (*shard, stopped.replica)).collect();
+        self.0.retain(|shard, _| !idle.iter().any(|(gone, _)| gone == shard));
+        idle
     }
 }
 
-/// An entry that a newer version wrote: every shard may have such entries, and the whole node waits for
-/// that version.
+/// An entry that a newer version wrote: every shard may have such entries, and the whole node waits
+/// for that version.
 struct Unreadable(String);
 
 /// Ends the step that is under way, and with it the node: see [`Unreadable`].
