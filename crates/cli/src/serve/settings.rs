@@ -129,6 +129,7 @@ fn set_cluster(config: &mut Config, args: &ServeArgs, file: &Settings, problems:
         args.allowed_hosts.clone()
     };
     config.replication = args.replication.or(file.replication);
+    config.newest_copy = args.newest_copy;
     let secret_file =
         typed_or(args.cluster_secret_file.as_ref(), file.cluster_secret_file.as_ref());
     match CLUSTER_SECRET.read(secret_file.as_deref()) {
