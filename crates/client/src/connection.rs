@@ -1,23 +1,27 @@
 //! Connection: the servers of one cluster, the one in use, and the way to the next.
 //!
-//! Channels are opened when first needed; what this file adds is failover: a call that got no answer
-//! moves everyone to the next server, and waits longer each time around. The server that failed is
-//! dialled anew when its turn comes again: a channel repairs itself only as long as its own task
-//! lives, and that ends for good when there is no thread left to look up a name.
+//! Channels are opened when first needed; what this file adds is failover: a call that got no
+//! answer moves everyone to the next server, and waits longer each time around. The server that
+//! failed is dialled anew when its turn comes again: a channel repairs itself only as long as its
+//! own task lives, and that ends for good when there is no thread left to look up a name.
 //!
-//! The first server is the one that a client prefers. While it uses another, it looks now and then whether
-//! the first is ready again, and goes back to it: else all clients would end up on whichever node was
-//! restarted first. Nobody waits for that look, and calls under way end where they are.
+//! The first server is the one that a client prefers. While it uses another, it looks now and then
+//! whether the first is ready again, and goes back to it: else all clients would end up on
+//! whichever node was restarted first. Nobody waits for that look, and calls under way end where
+//! they are.
 //!
-//! A call that gives up says what a broker answered last, if one did: that a dead server can't be reached
-//! says less than the `no_quorum` of a living one.
+//! The first answer says which cluster the servers are of. Each request from then on names it, so
+//! that a server that has become another cluster refuses it before anything is done.
+//!
+//! A call that gives up says what a broker answered last, if one did: that a dead server can't be
+//! reached says less than the `no_quorum` of a living one.
 
 use crate::{Error, random};
 use std::{
     fmt,
     future::Future,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -40,6 +44,8 @@ pub(crate) type Wire = TaskyardClient<Channel>;
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// A dead peer is noticed after two of these, even if no packet says so.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
+/// The metadata by which servers and clients name a cluster.
+const CLUSTER_KEY: &str = "taskyard-cluster";
 /// Waits between tries start here and double.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 /// A server that is back is found within this.
@@ -56,6 +62,8 @@ pub(crate) struct Connection(Arc<Shared>);
 struct Shared {
     servers: Vec<Server>,
     token: Option<MetadataValue<Ascii>>,
+    /// Which cluster this is, once a server has said so.
+    cluster: Arc<OnceLock<MetadataValue<Ascii>>>,
     /// Which server is in use. Only ever grows; taken modulo the number of servers.
     current: AtomicUsize,
     channels: Mutex<Vec<Option<Channel>>>,
@@ -132,18 +140,20 @@ impl Connection {
             return Err(Error::Invalid("no server address given; say at least one".to_string()));
         }
         let token = token.map(bearer).transpose()?;
-        Ok(Connection::with(servers, token, 0, return_after, None))
+        Ok(Connection::with(servers, token, Arc::default(), 0, return_after, None))
     }
 
     /// The same, and its calls end this long after a node has said that there is no majority.
     pub(crate) fn no_quorum_timeout(self, timeout: Option<Duration>) -> Connection {
-        let Shared { servers, token, return_after, .. } = &*self.0;
-        Connection::with(servers.clone(), token.clone(), 0, *return_after, timeout)
+        let Shared { servers, token, cluster, return_after, .. } = &*self.0;
+        let (servers, token, cluster) = (servers.clone(), token.clone(), cluster.clone());
+        Connection::with(servers, token, cluster, 0, *return_after, timeout)
     }
 
     fn with(
         servers: Vec<Server>,
         token: Option<MetadataValue<Ascii>>,
+        cluster: Arc<OnceLock<MetadataValue<Ascii>>>,
         turn: usize,
         return_after: Duration,
         no_quorum_timeout: Option<Duration>,
@@ -154,6 +164,7 @@ impl Connection {
         Connection(Arc::new(Shared {
             servers,
             token,
+            cluster,
             current,
             channels,
             return_after,
@@ -164,9 +175,11 @@ impl Connection {
 
     /// The same servers with channels of their own, for a runtime of their own.
     pub(crate) fn separate(&self) -> Connection {
-        let Shared { servers, token, current, return_after, no_quorum_timeout, .. } = &*self.0;
+        let Shared { servers, token, cluster, current, return_after, .. } = &*self.0;
         let turn = current.load(Ordering::Relaxed);
-        Connection::with(servers.clone(), token.clone(), turn, *return_after, *no_quorum_timeout)
+        let (servers, token, cluster) = (servers.clone(), token.clone(), cluster.clone());
+        let timeout = self.0.no_quorum_timeout;
+        Connection::with(servers, token, cluster, turn, *return_after, timeout)
     }
 
     /// Looks whether the first server is back, if it is time: then everyone moves there. Nobody waits for it.
@@ -228,7 +241,19 @@ impl Connection {
         if let Some(token) = &self.0.token {
             request.metadata_mut().insert("authorization", token.clone());
         }
+        if let Some(cluster) = self.0.cluster.get() {
+            request.metadata_mut().insert(CLUSTER_KEY, cluster.clone());
+        }
         request
+    }
+
+    /// Remembers which cluster has answered, the first time.
+    pub(crate) fn note_cluster<T>(&self, response: &Response<T>) {
+        if self.0.cluster.get().is_none()
+            && let Some(cluster) = response.metadata().get(CLUSTER_KEY)
+        {
+            let _ = self.0.cluster.set(cluster.clone());
+        }
     }
 
     /// Makes a call until it is answered, is known to be pointless, or `deadline` has passed.
@@ -253,7 +278,10 @@ impl Connection {
             let answer =
                 tokio::time::timeout_at(tries.deadline, call(attempt.wire.clone(), request)).await;
             let error = match answer {
-                Ok(Ok(response)) => return Ok(response.into_inner()),
+                Ok(Ok(response)) => {
+                    self.note_cluster(&response);
+                    return Ok(response.into_inner());
+                }
                 Ok(Err(status)) => Error::from_status(attempt.server(), &status),
                 Err(_elapsed) => {
                     // The next call should not wait for the same silence: a server that was killed may

@@ -180,10 +180,13 @@ impl Batch {
             let mut attempt = connection.current();
             let call = attempt.wire.enqueue_many(connection.request(request.clone()));
             let (error, whole) = match tokio::time::timeout_at(tries.deadline, call).await {
-                Ok(Ok(reply)) => match self.answer(reply.into_inner()) {
-                    None => return,
-                    Some(undecided) => (undecided, false),
-                },
+                Ok(Ok(reply)) => {
+                    connection.note_cluster(&reply);
+                    match self.answer(reply.into_inner()) {
+                        None => return,
+                        Some(undecided) => (undecided, false),
+                    }
+                }
                 Ok(Err(status)) => (Error::from_status(attempt.server(), &status), true),
                 Err(_) => (attempt.timed_out(), true),
             };

@@ -79,3 +79,30 @@ async fn an_embedded_broker_keeps_its_tasks_and_its_directory_to_itself() {
     assert!(!matches!(gone, Ok(Ok(_))), "{gone:?}");
     broker.close().await;
 }
+
+/// A node that lost its data and is started without `--join` founds a cluster of its own.
+#[tokio::test]
+async fn a_client_refuses_a_server_that_has_become_another_cluster() {
+    let directories = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let first = node(directories[0].path(), 0).await;
+    let port = first.address().unwrap().port();
+    let connect = || Client::connect(format!("http://127.0.0.1:{port}"));
+    let client = connect().await.unwrap();
+    client.task("kept", &()).await.unwrap();
+    first.stop().await;
+
+    let second = node(directories[1].path(), port).await;
+    let refused = client.task("lost", &()).await.unwrap_err();
+    assert_eq!(refused.code(), "conflict", "{refused:?}");
+    let words = refused.to_string();
+    assert!(
+        words.contains("or this node lost its data and was started as a new cluster"),
+        "{words}"
+    );
+    assert!(client.queue("default").details().await.is_err(), "nothing of it is shown either");
+    // A client that never knew the old one is served; the refused task is not there.
+    let other = connect().await.unwrap();
+    other.task("new", &()).await.unwrap();
+    assert_eq!(other.queue("default").details().await.unwrap().ready, 1);
+    second.stop().await;
+}

@@ -122,6 +122,11 @@ pub struct DecodeError {
 }
 
 impl<'a> Entry<'a> {
+    /// Whether this build knows the rules that the entry follows.
+    pub fn is_known(&self) -> bool {
+        [RULES_CURRENT, RULES_CURRENT_AGAIN].contains(&self.rules)
+    }
+
     /// Reads an entry.
     pub fn decode(bytes: &'a [u8]) -> Result<Entry<'a>, DecodeError> {
         let mut reader = Reader::new(bytes);

@@ -140,7 +140,7 @@ limits! {
     FLOW_NODES_KEPT_MAX: usize = 200_000, "nodes";
     /// Results shown together with their flow; the rest is fetched task by task.
     FLOW_RESULT_BYTES_MAX: usize = 8 << 20, "bytes";
-    /// Results of parents that travel with one task; the rest is fetched task by task.
+    /// Results and errors of parents that travel with one task; the rest is fetched task by task.
     PARENTS_BYTES_MAX: usize = 4 << 20, "bytes";
     /// A result up to this travels to the tasks that depend on its task; a larger one stays with its task, where they fetch it.
     PARENT_RESULT_BYTES_MAX: usize = 64 << 10, "bytes";
@@ -213,6 +213,8 @@ limits! {
     OCCURRENCES_PER_ENTRY_MAX: usize = 1_000, "occurrences";
     /// Runs of one schedule that have not ended, while it looks at them; a trigger beyond is refused.
     SCHEDULE_LIVE_RUNS_MAX: usize = 1_000, "runs";
+    /// Each text by which a node is known: its addresses and its zone. Every node keeps those of all.
+    NODE_TEXT_BYTES_MAX: usize = 512, "bytes";
     /// Shards that one queue is spread over: each claim looks at all of them.
     SPREAD_MAX: u16 = 64, "shards";
     /// Queues that are spread at once: every node keeps where they lie.

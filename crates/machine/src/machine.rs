@@ -22,8 +22,8 @@ use crate::turn::Turn;
 use crate::unique::Window;
 use crate::wire::wire_struct;
 use crate::{
-    EnqueueCut, Entry, Event, Outcome, Payloads, RULES_CURRENT, RULES_CURRENT_AGAIN, Rejection,
-    SessionId, ShardId, TaskId, Timestamp,
+    EnqueueCut, Entry, Event, Outcome, Payloads, RULES_CURRENT, Rejection, SessionId, ShardId,
+    TaskId, Timestamp,
 };
 use std::collections::BTreeMap;
 
@@ -194,7 +194,7 @@ impl Machine {
         events: &mut Vec<Event>,
     ) -> Vec<Result<Outcome, Rejection>> {
         assert!(
-            [RULES_CURRENT, RULES_CURRENT_AGAIN].contains(&entry.rules),
+            entry.is_known(),
             "an entry follows rules {} and this build knows {RULES_CURRENT}; upgrade this node",
             entry.rules
         );

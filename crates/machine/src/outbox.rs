@@ -448,25 +448,41 @@ impl Machine {
         shards.iter().map(view).collect()
     }
 
-    /// What the outbox owes, in order per target, about `limit` in all. Targets share the limit, so
-    /// that one that is away does not hold up the others.
-    pub fn outgoing(&self, limit: usize) -> Vec<Outgoing> {
-        self.outgoing_after(limit, |_| 0)
+    /// The shards that this one has ever sent something, in their order.
+    pub fn targets(&self) -> impl Iterator<Item = ShardId> {
+        self.links.iter().map(|(shard, _)| shard)
     }
 
-    /// The same without what each target is known to have taken: up to this number.
-    pub fn outgoing_after(&self, limit: usize, taken: impl Fn(ShardId) -> u64) -> Vec<Outgoing> {
-        let targets = || self.links.iter().map(|(shard, _)| shard);
-        let share = limit.div_ceil(targets().count().max(1));
-        let owed = targets().flat_map(|to| {
-            let owed = self.outbox.range((to, taken(to).saturating_add(1))..=(to, u64::MAX));
-            owed.take(share).map(|((to, sequence), owed)| Outgoing {
+    /// What the outbox owes one target after this number, in order, as the leader sends it at `now`.
+    pub fn owed_to(
+        &self,
+        to: ShardId,
+        after: u64,
+        now: Timestamp,
+    ) -> impl Iterator<Item = Deliver<'_>> {
+        let owed = self.outbox.range((to, after.saturating_add(1))..=(to, u64::MAX));
+        owed.map(move |((_, sequence), owed)| Deliver {
+            from: self.identity().shard,
+            sequence,
+            waited_ms: now.ms_since(owed.stored_at),
+            command: &owed.message,
+        })
+    }
+
+    /// What the outbox owes, in order per target, about `limit` in all. Targets share the limit.
+    pub fn outgoing(&self, limit: usize) -> Vec<Outgoing> {
+        let owed_to = |to| self.outbox.range((to, 0)..=(to, u64::MAX));
+        let targets: Vec<ShardId> =
+            self.targets().filter(|to| owed_to(*to).next().is_some()).collect();
+        let share = limit.div_ceil(targets.len().max(1));
+        let outgoing = targets.into_iter().flat_map(|to| {
+            owed_to(to).take(share).map(|((to, sequence), owed)| Outgoing {
                 to,
                 sequence,
                 stored_at: owed.stored_at,
                 command: owed.message.clone(),
             })
         });
-        owed.take(limit).collect()
+        outgoing.collect()
     }
 }

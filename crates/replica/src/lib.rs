@@ -70,6 +70,7 @@ mod replica;
 mod restored;
 mod role;
 mod snapshot;
+mod stall;
 mod transfer;
 
 pub use control::{

@@ -12,6 +12,7 @@ use crate::log::{Log, LogReader, SnapshotSource};
 use crate::reads::Reads;
 use crate::restored::{Error, Restored};
 use crate::role::{NotLeader, ProposeRefused, Role};
+use crate::stall::Stall;
 use crate::{eraftpb, message};
 use bytes::Bytes;
 use eraftpb::{ConfChangeV2, EntryType, MessageType};
@@ -133,6 +134,7 @@ pub struct Replica<M: StateMachine> {
     pub(crate) declines: bool,
     /// Index and term of an entry here that no message can carry, see [`Replica::resign`].
     pub(crate) unsendable: Option<(u64, u64)>,
+    pub(crate) stall: Stall,
     applied: u64,
     applied_term: u64,
     pub(crate) conf_state: eraftpb::ConfState,
@@ -202,6 +204,7 @@ impl<M: StateMachine> Replica<M> {
             entry_bytes_max: config.entry_bytes_max,
             declines: false,
             unsendable: None,
+            stall: Stall::default(),
             applied: restored.applied,
             applied_term: restored.applied_term,
             conf_state: restored.conf_state,
@@ -285,6 +288,7 @@ impl<M: StateMachine> Replica<M> {
 
     /// One tick has passed.
     pub fn tick(&mut self) {
+        self.look_at_stall();
         let leads = self.node.raft.state == StateRole::Leader;
         if !leads && !self.may_campaign() {
             return;
@@ -427,6 +431,11 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
+    /// Whether all that was known to be committed when it started is applied.
+    pub fn has_replayed(&self) -> bool {
+        self.applied >= self.replay_until
+    }
+
     /// This replica's id in its group.
     pub fn id(&self) -> u64 {
         self.node.raft.id
@@ -535,7 +544,7 @@ impl<M: StateMachine> Replica<M> {
             && (!self.is_alone() || log.persisted == log.last_index())
     }
 
-    fn is_alone(&self) -> bool {
+    pub(crate) fn is_alone(&self) -> bool {
         self.node.raft.prs().is_singleton() && self.node.raft.promotable()
     }
 

@@ -59,7 +59,7 @@ impl<M: StateMachine> Replica<M> {
         {
             self.unsendable = None;
         }
-        self.declines || self.unsendable.is_some()
+        self.declines || self.unsendable.is_some() || (self.rests() && !self.is_alone())
     }
 
     /// Tells that peer `to` can't be reached: appends to it are probed instead of streamed, and

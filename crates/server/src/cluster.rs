@@ -13,6 +13,7 @@
 //! operate.rs   what operators ask for                view.rs     what they are shown
 //! copy.rs      a backup of the whole cluster         kept.rs     what a node keeps of its shards for one
 //! workers.rs   the workers of all nodes              gauges.rs   what metrics say of the cluster
+//! gate.rs      what a node hears of its peers before it takes part again
 //! ```
 //!
 //! Nothing here decides where a replica goes: that is `taskyard_replica::Control` and its plan.
@@ -22,6 +23,7 @@ mod call;
 mod copy;
 mod entrance;
 mod fetch;
+mod gate;
 mod gauges;
 mod groups;
 mod handler;
@@ -41,6 +43,7 @@ mod workers;
 pub use call::Operation;
 pub(crate) use call::{About, ClusterCall, ClusterReply};
 pub(crate) use entrance::{Entrance, enter};
+pub(crate) use gate::Gate;
 pub use groups::{GroupStatus, MemberStatus};
 pub use handler::{Admit, AnswerCall, AnswerJoin, ClusterHandler, Seated};
 pub(crate) use member::Cluster;

@@ -51,6 +51,9 @@ pub struct Config {
     /// cluster, the others join it. A directory that is in a cluster stays there. Default: none, a new
     /// directory founds a cluster of its own.
     pub join: Vec<String>,
+    /// Whether a data directory that was copied is surely the newest one of its node, so that no
+    /// other node needs to be asked. A wrong `true` may lose acknowledged tasks. Default `false`.
+    pub newest_copy: bool,
     /// What this node fails together with, such as a rack: replicas of a shard are spread over zones.
     /// Empty, the default, if unknown.
     pub zone: String,
@@ -110,6 +113,7 @@ impl Config {
             shutdown_grace: Duration::from_secs(10),
             peer: None,
             join: Vec::new(),
+            newest_copy: false,
             zone: String::new(),
             advertise: None,
             advertise_clients: None,

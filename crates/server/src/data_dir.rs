@@ -7,7 +7,9 @@
 //! state/    checkpoints and bodies
 //! JOINING   before FORMAT: names a directory that asks for a place in a cluster
 //! PEERS     where the nodes of that cluster were when it got one
-//! STARTS    how often it was started
+//! STARTS    how often it was started, and where it lay then
+//! SEEN      which start of each peer was let in last
+//! OUTDATED  there if a newer copy was started: the words that say so
 //! ```
 //! Invariant: where `FORMAT` exists, log and checkpoints exist too, marked with what it says: it gets its
 //! name last. So a log or a state that was emptied, exchanged or left behind is never taken for a new one.
@@ -15,10 +17,12 @@
 
 mod format;
 mod joining;
+mod seen;
 mod starts;
 
 pub(crate) use format::{FORMAT_VERSION, Format};
 pub(crate) use joining::{Joining, known_peers};
+pub(crate) use seen::Seen;
 pub(crate) use starts::Starts;
 
 use crate::{checkpoint::Store, log::Log, node::StartError};
@@ -40,6 +44,8 @@ const LOCK_FILE: &str = "LOCK";
 const JOINING_FILE: &str = "JOINING";
 const PEERS_FILE: &str = "PEERS";
 const STARTS_FILE: &str = "STARTS";
+const SEEN_FILE: &str = "SEEN";
+const OUTDATED_FILE: &str = "OUTDATED";
 /// A directory for its owner alone.
 const DIR_MODE: u32 = 0o700;
 /// A file for its owner alone.
@@ -182,6 +188,11 @@ impl DataDir {
     /// Counts a start. It is a data directory by now.
     pub(crate) fn begin_start(&self) -> Result<Starts, StartError> {
         Starts::begin(&self.path)
+    }
+
+    /// The starts of peers that it knows.
+    pub(crate) fn seen(&self) -> Result<Seen, StartError> {
+        Seen::open(&self.path)
     }
 
     /// What it was made as.

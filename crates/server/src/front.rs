@@ -2,6 +2,7 @@
 //! encodes.
 
 mod browser;
+mod cluster_id;
 mod connection;
 mod edge;
 mod faktory;

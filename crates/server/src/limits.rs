@@ -145,6 +145,8 @@ taskyard_machine::limits! {
     PEER_JOINS_MAX: usize = 16, "nodes";
     /// How long the cluster may take to answer a node that asks to join.
     PEER_JOIN_MS_MAX: u64 = 60_000, "ms";
+    /// How long a node that starts waits for peers that do not answer, before it votes and acknowledges: whoever knows newer data of it refuses it in that time.
+    START_HEARS_MS_MAX: u64 = 1_000, "ms";
     /// How often two connected nodes tell each other that they live, at least. One that is not heard otherwise is asked every quarter of a second.
     PEER_PING_EVERY_MS: u64 = 1_000, "ms";
     /// A peer that sends or takes nothing for this long is down.

@@ -79,7 +79,11 @@ impl Node {
             faktory_listener = listen_for_clients(faktory_bound).await?;
         }
         let opening = config.clone();
-        let engine = tokio::task::spawn_blocking(move || Engine::start(&opening)).await;
+        let engine = tokio::task::spawn_blocking(move || match opening.peer {
+            Some(_) => Engine::start_apart(&opening),
+            None => Engine::start(&opening),
+        })
+        .await;
         let engine = engine.map_err(|error| StartError(format!("recovery ended: {error}")))??;
         let cluster = Cluster::new(engine.shards(), about, config.clock.clone());
         let network =
@@ -245,6 +249,7 @@ fn keep_up(config: &Config, cluster: &Cluster) -> JoinSet<()> {
     if config.peer.is_some() {
         let joined_with = known_peers(&config.data);
         cluster.name_peers(&joined_with);
+        tasks.spawn(cluster.clone().open_gate(joined_with.clone()));
         tasks.spawn(cluster.clone().keep_peers(joined_with));
         tasks.spawn(cluster.clone().keep_routes());
         tasks.spawn(cluster.clone().keep_comparing_clocks());

@@ -74,14 +74,17 @@ pub trait PeerHandler: Send + Sync + 'static {
     /// secret, and nothing else is sure about it. May be asked again by a node that did not get the answer.
     fn joined(&self, hello: PeerHello, request: Bytes) -> BoxFuture<'static, Bytes>;
 
-    /// Whether a node that has proved the secret may connect; the words say why not, for example that
-    /// it was removed from the cluster.
-    fn admit(&self, _hello: &PeerHello) -> Result<(), String> {
+    /// Whether a node that has proved the secret may connect, for example not if it was removed
+    /// from the cluster.
+    fn admit(&self, _hello: &PeerHello) -> Result<(), Refusal> {
         Ok(())
     }
 
-    /// The node has its place here, until its connection ends: no other live process has its number.
-    fn seated(&self, _hello: &PeerHello) {}
+    /// The node has its place here, until its connection ends: no other live process has its
+    /// number. It is welcomed, and what it sends is taken, when this is done.
+    fn seated(&self, _hello: &PeerHello) -> BoxFuture<'static, Result<(), Refusal>> {
+        Box::pin(async { Ok(()) })
+    }
 
     /// The peer can be sent to. Told in turn with `peer_down`.
     fn peer_up(&self, node: NodeId);
@@ -378,6 +381,17 @@ impl PeerNetwork {
             return false;
         }
         self.link(node).is_some_and(|link| link.raft(Frame::new(Kind::Raft, group, message)))
+    }
+
+    /// Drops what waits to be written of a group's Raft messages: they came of an office that is
+    /// over.
+    pub(crate) fn forget_raft(&self, group: u64) {
+        let links = self.inner.links.read().unwrap_or_else(PoisonError::into_inner);
+        for (link, _) in links.by_node.values() {
+            if let Some(dialled) = link.dialled() {
+                dialled.queue.forget_raft(group);
+            }
+        }
     }
 
     /// Asks a peer, and waits for the answer at most so long. Dropping the future cancels the call on

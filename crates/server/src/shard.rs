@@ -53,7 +53,7 @@ use crate::{
     checkpoint::View,
     clock::real_now,
     cluster::{Routes, Snapshots},
-    data_dir::{Format, Starts},
+    data_dir::{Format, Seen, Starts},
     peer::PeerNetwork,
     telemetry::Telemetry,
 };
@@ -90,6 +90,8 @@ struct Handle {
     gateway: OnceLock<Gateway>,
     /// How often its data directory was started.
     starts: Starts,
+    /// Which start of each peer was let in here.
+    seen: Seen,
 }
 
 impl fmt::Debug for Shards {
@@ -201,6 +203,16 @@ impl Shards {
     /// How often this data directory was started.
     pub(crate) fn starts(&self) -> &Starts {
         &self.0.starts
+    }
+
+    /// Which start of each peer was let in here.
+    pub(crate) fn seen(&self) -> &Seen {
+        &self.0.seen
+    }
+
+    /// Has the loop look at what has changed beside it.
+    pub(crate) fn look(&self) {
+        let _ = self.push(Input::Look);
     }
 
     /// Who leads what, as far as this node knows.

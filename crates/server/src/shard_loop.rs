@@ -24,6 +24,7 @@ mod replicas;
 mod settle;
 mod snapshots;
 mod spares;
+mod stopped;
 #[cfg(test)]
 mod tests;
 mod turn;
@@ -32,7 +33,7 @@ use crate::{
     Clock, Error,
     checkpoint::{Checkpointer, Failure},
     clock::{self, Reading},
-    cluster::{Fetcher, Routes, Snapshots},
+    cluster::{Fetcher, Gate, Routes, Snapshots},
     data_dir::Format,
     disk::DiskGuard,
     limits::TURN_LOG_BYTES_MAX,
@@ -60,6 +61,7 @@ use std::{
     sync::{Arc, OnceLock, mpsc},
     time::{Duration, Instant},
 };
+use stopped::Stopped;
 use taskyard_machine::{
     Command, EncodedCommand, EndSession, Event, PutOff, RULES_CURRENT, SessionEnd, SessionId,
     ShardId,
@@ -137,10 +139,14 @@ pub(crate) struct ShardLoop {
     next_tick: Instant,
     /// Replicas that are to go.
     doomed: BTreeSet<usize>,
+    /// Shards whose rules failed here.
+    stopped: Stopped,
     /// Shards whose replica has left, and of which something may be stored still.
     leaving: BTreeSet<ShardId>,
     /// By group: the last replica that this node had and has no more.
     gone: BTreeMap<u64, u64>,
+    /// This node does not take part in its groups yet.
+    is_shut: bool,
     hand_over: Option<HandOver>,
     /// The last message that no frame could carry: its group, its receiver, its first entry.
     told_unsendable: Option<(u64, u64, Option<u64>)>,
@@ -190,6 +196,7 @@ impl ShardLoop {
         let Parts { format, recovered, inbox, log, checkpointer, clock, disk, .. } = parts;
         let reading = clock.reading();
         let real = clock::real_now();
+        let is_shut = parts.routes.gate() != Gate::Open;
         let mut this = ShardLoop {
             format,
             shards: Held::new(format.shards, recovered.shards),
@@ -203,8 +210,10 @@ impl ShardLoop {
             runtime: parts.runtime,
             next_tick: real,
             doomed: BTreeSet::new(),
+            stopped: Stopped::default(),
             leaving: BTreeSet::new(),
             gone: recovered.gone,
+            is_shut,
             hand_over: None,
             told_unsendable: None,
             held_bytes: 0,
@@ -274,6 +283,7 @@ impl ShardLoop {
             if self.course == Course::Halted {
                 return Ok(());
             }
+            self.look_at_gate();
             self.tick()?;
             self.look_at_time();
             self.turn()?;
@@ -384,6 +394,22 @@ impl ShardLoop {
         } else if self.told_ahead && ahead.is_zero() {
             self.told_ahead = false;
             tracing::info!("the time of all shards is level with this node's wall clock again");
+        }
+    }
+
+    /// Takes part once the gate is open: from then on time passes for replicas, and messages are
+    /// taken.
+    fn look_at_gate(&mut self) {
+        if !self.is_shut {
+            return;
+        }
+        if self.control.as_ref().is_none_or(|control| control.replica.has_replayed()) {
+            self.routes.set_replayed();
+        }
+        if self.routes.gate() == Gate::Open {
+            self.is_shut = false;
+            self.next_tick = self.real + peers::TICK;
+            self.shards.numbers().into_iter().for_each(|number| self.activate(number));
         }
     }
 

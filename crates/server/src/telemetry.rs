@@ -77,6 +77,7 @@ struct Gauges {
     claims_parked: AtomicU64,
     shards_serving: AtomicU64,
     time_ahead_ms: AtomicU64,
+    shards_stopped: AtomicU64,
     snapshot_bytes_fetched: AtomicU64,
 }
 
@@ -91,6 +92,7 @@ pub(crate) struct NodeGauges {
     pub claims_parked: u64,
     pub shards_serving: u64,
     pub time_ahead: Duration,
+    pub shards_stopped: u64,
     pub snapshot_bytes_fetched: u64,
 }
 
@@ -136,6 +138,7 @@ impl Telemetry {
         gauges.shards_serving.store(node.shards_serving, Relaxed);
         let ahead_ms = u64::try_from(node.time_ahead.as_millis()).unwrap_or(u64::MAX);
         gauges.time_ahead_ms.store(ahead_ms, Relaxed);
+        gauges.shards_stopped.store(node.shards_stopped, Relaxed);
         gauges.snapshot_bytes_fetched.store(node.snapshot_bytes_fetched, Relaxed);
     }
 
@@ -178,6 +181,11 @@ impl Telemetry {
             ),
             ("claims_parked", &gauges.claims_parked, "Claims that wait for tasks."),
             ("shards_serving", &gauges.shards_serving, "Shards that this node serves."),
+            (
+                "shards_stopped",
+                &gauges.shards_stopped,
+                "Shards whose replica on this node was stopped because their rules failed.",
+            ),
         ] {
             let name = format!("taskyard_{name}");
             text.about(&name, "gauge", about);

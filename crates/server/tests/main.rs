@@ -14,6 +14,7 @@ mod cluster_view;
 mod cluster_workers;
 mod common;
 mod connections;
+mod data_copies;
 mod dead_workers;
 mod engine;
 mod engine_backup;

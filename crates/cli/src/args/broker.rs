@@ -68,6 +68,11 @@ pub(crate) struct ServeArgs {
     /// TASKYARD_CLUSTER_SECRET instead [default: none, whoever reaches the peer address gets in]
     #[arg(long, env = "TASKYARD_CLUSTER_SECRET_FILE", value_name = "FILE", help_heading = CLUSTER)]
     pub(crate) cluster_secret_file: Option<PathBuf>,
+    /// Take part at once with a data directory that was copied, without the word of all other nodes
+    /// that they know no newer one. If there is one, acknowledged tasks may be lost. For this start
+    /// alone
+    #[arg(long, help_heading = CLUSTER)]
+    pub(crate) newest_copy: bool,
     /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5 [default: 3]
     #[arg(long, env = "TASKYARD_REPLICATION", value_name = "N", help_heading = CLUSTER)]
     pub(crate) replication: Option<String>,

@@ -154,6 +154,7 @@ fn set_cluster(config: &mut Config, args: &ServeArgs, source: &mut Source) {
     config.advertise_clients = source.text("advertise_clients");
     config.allowed_hosts = source.list("allowed_hosts");
     config.replication = source.parsed("replication", |text| number(text, "1, 3 or 5"));
+    config.newest_copy = args.newest_copy;
     let secret = path(args.cluster_secret_file.as_ref(), source, "cluster_secret_file");
     match CLUSTER_SECRET.read(secret.as_deref()) {
         Ok(secret) => config.cluster_secret = secret,

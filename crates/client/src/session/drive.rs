@@ -413,7 +413,9 @@ fn open(
         outgoing.try_send(hello).expect("the channel is new and has room");
         let request = connection.request(ReceiverStream::new(messages));
         let welcomed = async {
-            let mut incoming = attempt.wire.work(request).await?.into_inner();
+            let answer = attempt.wire.work(request).await?;
+            connection.note_cluster(&answer);
+            let mut incoming = answer.into_inner();
             let first = incoming.message().await?;
             Ok::<_, Status>((incoming, first))
         };

@@ -143,13 +143,16 @@ impl Turn<'_> {
             };
             let result = parent.result.as_ref().filter(|result| result.len() <= room);
             room -= result.map_or(0, |result| result.len());
+            let bytes = |error: &(Box<str>, Box<str>)| error.0.len() + error.1.len();
+            let error = parent.error.as_deref().filter(|error| bytes(error) <= room);
+            room -= error.map_or(0, bytes);
             ParentResult {
                 name: parent.name.clone(),
                 task: parent.task,
                 state: end.state(),
                 omitted: parent.result_left_out || result.is_none() && parent.result.is_some(),
                 result: result.cloned(),
-                error: parent.error.as_deref().cloned(),
+                error: error.cloned(),
             }
         });
         told.collect()

@@ -488,6 +488,54 @@ fn results_beyond_their_bound_in_all_are_left_with_their_tasks() {
     assert!(omitted[parents - 1] && all.parents[parents - 1].result.is_none());
 }
 
+/// What lets the last task go must fit into one message to its shard, whatever its parents came to.
+#[test]
+fn errors_beyond_the_bound_of_all_results_are_left_with_their_tasks() {
+    let mut yards = Yards::new();
+    let parents = 1 + limits::PARENTS_BYTES_MAX / limits::PARENT_RESULT_BYTES_MAX;
+    let names: Vec<String> = (0..parents + 17).map(|number| format!("p{number:02}")).collect();
+    let edges: Vec<_> = names.iter().map(|name| (name.as_str(), R)).collect();
+    let mut rows: Vec<Row<'_>> = names.iter().map(|name| (name.as_str(), 1, &[][..])).collect();
+    rows.push(("all", 2, &edges));
+    let (_, tasks) = yards.submit(&rows);
+    // The first fails with a few words, the last ones with many. What the others return leaves room
+    // for some of those.
+    let result = "x".repeat(limits::PARENT_RESULT_BYTES_MAX);
+    let many = "x".repeat(limits::PARENT_ERROR_BYTES_MAX);
+    for (number, name) in names.iter().enumerate() {
+        let held = yards.claim(tasks[name.as_str()]);
+        let (task, token) = (held.id, held.token);
+        let message = match number {
+            0 => Some("no"),
+            _ if number >= parents => Some(many.as_str()),
+            _ => None,
+        };
+        let command = match message {
+            None => Command::Ack(Ack {
+                task,
+                token,
+                result: Some(result.as_bytes()),
+                follow_ups: vec![],
+            }),
+            Some(message) => {
+                let error = TaskError { error_type: "E", message, backtrace: "" };
+                Command::Fail(Fail { task, token, error, retry_at: None, retryable: false })
+            }
+        };
+        yards.on(HOME).send(command).unwrap();
+    }
+    let owed = yards.on(HOME).machine.outgoing(1).remove(0);
+    let bound = limits::PARENTS_BYTES_MAX + 64 * names.len();
+    assert!(owed.command.len() <= bound, "{} bytes are owed", owed.command.len());
+    yards.carry();
+    let all = yards.claim(tasks["all"]);
+    let is_told = |number: usize| all.parents[number].error.is_some();
+    assert!(is_told(0), "there is room for it");
+    let told: Vec<usize> = (parents..names.len()).filter(|&number| is_told(number)).collect();
+    assert_eq!(told, (parents..parents + 15).collect::<Vec<_>>());
+    assert!(all.parents[parents..].iter().all(|parent| parent.state == Dead));
+}
+
 #[test]
 fn tasks_are_kept_with_their_flow_and_forgotten_with_it() {
     let mut yards = Yards::new();

@@ -60,7 +60,11 @@ fn what_was_taken_is_dropped_and_the_rest_stays() {
     let left = source.machine.outgoing(10);
     assert_eq!(left.iter().map(|o| (o.to, o.sequence)).collect::<Vec<_>>(), [(SHARD, 3)]);
     assert!(source.machine.outgoing(0).is_empty());
-    assert!(source.machine.outgoing_after(10, |_| 3).is_empty(), "it is only not dropped yet");
+    let owed_after =
+        |after| source.machine.owed_to(SHARD, after, Timestamp(START)).map(|owed| owed.sequence);
+    assert_eq!(owed_after(0).collect::<Vec<_>>(), [3]);
+    assert_eq!(owed_after(3).count(), 0, "it is only not dropped yet");
+    assert_eq!(source.machine.targets().collect::<Vec<_>>(), [SHARD]);
 }
 
 #[test]

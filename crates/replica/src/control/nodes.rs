@@ -3,6 +3,7 @@
 //! Invariant: a number is given once; a node leaves when nothing is placed on it any more.
 
 use super::{Control, ControlOutcome, ControlRejection, GroupPlacement, Node, NodeId, invalid};
+use taskyard_machine::limits::NODE_TEXT_BYTES_MAX;
 
 impl Control {
     pub(super) fn add_node(&mut self, id: NodeId, node: Node) -> ControlOutcome {
@@ -19,6 +20,14 @@ impl Control {
     pub(super) fn set_node(&mut self, id: NodeId, mut node: Node) -> ControlOutcome {
         if id == 0 {
             return Err(invalid("nodes are numbered from 1, not 0"));
+        }
+        for text in [&node.address, &node.serves, &node.zone] {
+            if text.len() > NODE_TEXT_BYTES_MAX {
+                let bytes = text.len();
+                return Err(invalid(format!(
+                    "an address or a zone of node {id} has {bytes} bytes, {NODE_TEXT_BYTES_MAX} are allowed"
+                )));
+            }
         }
         if self.was_removed(id) {
             return Err(ControlRejection::NodeTaken { node: id });

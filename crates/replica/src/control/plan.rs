@@ -42,6 +42,8 @@ pub struct Seen {
     pub away: BTreeSet<NodeId>,
     /// Nodes without room on their disks: they get no replicas, and lead nothing that another can.
     pub full: BTreeSet<NodeId>,
+    /// Nodes whose words reach the others too slowly: they are to lead nothing.
+    pub slow: BTreeSet<NodeId>,
     /// Nodes have just come or gone, or stop: leaders are not evened out before that is over.
     pub is_in_flux: bool,
 }
@@ -378,7 +380,8 @@ impl Control {
     fn lead_elsewhere(&self, moving: &[u64], seen: &Seen) -> Vec<Step> {
         let mut leads: BTreeMap<NodeId, usize> = BTreeMap::new();
         let may_lead = |node: &&NodeId| {
-            seen.alive.contains(node) && !seen.away.contains(node) && !seen.full.contains(node)
+            let is_fit = !seen.full.contains(node) && !seen.slow.contains(node);
+            seen.alive.contains(node) && !seen.away.contains(node) && is_fit
         };
         for node in self.nodes.keys().filter(may_lead) {
             leads.insert(*node, 0);
@@ -392,7 +395,8 @@ impl Control {
         }
         let mut steps = Vec::new();
         for (&group, found) in settled() {
-            let must_go = |node| self.draining.contains(&node) || seen.full.contains(&node);
+            let is_unfit = |node: &NodeId| seen.full.contains(node) || seen.slow.contains(node);
+            let must_go = |node| self.draining.contains(&node) || is_unfit(&node);
             if leader(group, found).is_some_and(must_go)
                 && let Some((to, node)) = self.successor(group, found, &leads)
             {

@@ -326,6 +326,34 @@ fn only_newer_data_of_a_node_follows_what_is_known_of_it() {
 }
 
 /// What is in a log or on its way from a node of another version: what is here never changes.
+/// What is known of all nodes travels in one message.
+#[test]
+fn a_node_with_a_long_name_is_refused() {
+    let mut control = Control::default();
+    let found = ControlCommand::Found { cluster: 1, incarnation: 1, shards: 1, rules: 1 };
+    check(&mut control, found).unwrap();
+    let long = "x".repeat(taskyard_machine::limits::NODE_TEXT_BYTES_MAX + 1);
+    type Change = fn(&mut Node, String);
+    let changes: [Change; 3] = [
+        |node, text| node.address = text,
+        |node, text| node.serves = text,
+        |node, text| node.zone = text,
+    ];
+    for change in changes {
+        let mut node = Node { rules_max: 1, ..Node::default() };
+        change(&mut node, long.clone());
+        for command in [
+            ControlCommand::AddNode { id: 1, node: node.clone() },
+            ControlCommand::SetNode { id: 1, node: node.clone() },
+        ] {
+            let refused = check(&mut control, command).unwrap_err();
+            assert!(refused.contains("has 513 bytes, 512 are allowed"), "{refused}");
+        }
+        change(&mut node, long[1..].to_owned());
+        check(&mut control.clone(), ControlCommand::AddNode { id: 1, node }).unwrap();
+    }
+}
+
 #[test]
 fn the_layout_of_format_1_stays() {
     let hex = |bytes: Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

@@ -71,6 +71,8 @@ pub(crate) struct Group {
     pub(crate) members: BTreeMap<u64, Member>,
     network: VecDeque<Message>,
     pub(crate) cut_off: BTreeSet<u64>,
+    /// Of what they send, entries are lost.
+    pub(crate) saturated: BTreeSet<u64>,
     seed: u64,
     /// What happened, for comparing runs.
     pub(crate) trace: Vec<String>,
@@ -88,6 +90,7 @@ impl Group {
             members: BTreeMap::new(),
             network: VecDeque::new(),
             cut_off: BTreeSet::new(),
+            saturated: BTreeSet::new(),
             seed,
             trace: Vec::new(),
             answers: BTreeMap::new(),
@@ -226,7 +229,9 @@ impl Group {
                 return;
             };
             let (from, to) = (message.from, message.to);
-            let reachable = !self.cut_off.contains(&from) && !self.cut_off.contains(&to);
+            let is_lost = self.saturated.contains(&from) && !message.entries.is_empty();
+            let reachable =
+                !is_lost && !self.cut_off.contains(&from) && !self.cut_off.contains(&to);
             let snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
             let message = decode_message(&encode_message(&message)).unwrap();
             let receiver = self.members.get_mut(&to).and_then(|member| member.replica.as_mut());

@@ -131,12 +131,13 @@ impl Cluster {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             if let Some(words) = self.outdated() {
-                return words;
+                return self.outdate(words);
             }
             let Some(network) = self.shards().network() else { continue };
             let (mut removed, mut in_use) = (None, None);
             for verdict in network.status().into_iter().filter_map(|peer| peer.verdict) {
                 match verdict.code {
+                    RefusalCode::Outdated => return self.outdate(verdict.words),
                     RefusalCode::NotAMember => removed = Some(verdict.words),
                     RefusalCode::NodeInUse => in_use = Some(verdict.words),
                     _ => {}
@@ -151,6 +152,15 @@ impl Cluster {
                 return words;
             }
         }
+    }
+
+    /// This data is older than what its node has promised since: it is never started again, so that
+    /// its count does not rise beyond what is known.
+    fn outdate(&self, words: String) -> String {
+        if let Err(error) = self.shards().starts().outdate(&words) {
+            tracing::error!("never start this data directory again; it can't be marked: {error}");
+        }
+        words
     }
 
     /// Warns of clocks that differ.
@@ -176,7 +186,7 @@ impl Cluster {
 /// The shards that no leader is known of, and no replica here would hear of one.
 fn unled_elsewhere(routes: &Routes) -> Vec<u64> {
     let control = routes.control();
-    let is_elsewhere = |group: &u64| control.replica_on(*group, routes.me()).is_none();
+    let is_elsewhere = |group: &u64| !routes.has_replica(*group);
     let unled = control.groups().skip(1).filter(|group| routes.leader_of(*group).is_none());
     unled.filter(is_elsewhere).collect()
 }

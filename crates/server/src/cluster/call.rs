@@ -93,6 +93,10 @@ pub(crate) struct Report {
     pub(crate) leaving: bool,
     /// Its disk has no room, or soon none, for new tasks: it is to be given neither leaders nor replicas.
     pub(crate) disk_low: bool,
+    /// What it sends reaches the other nodes too slowly: it is to be given no leaders.
+    pub(crate) slow: bool,
+    /// What is wrong with it, for people.
+    pub(crate) problem: Option<String>,
 }
 
 /// What a node says about itself: see `taskyard_replica::Node`.
@@ -262,7 +266,7 @@ wire_enum!(MemberChange {
     2 => AddLearner(replica),
     3 => Remove(replica),
 });
-wire_struct!(Report { build, groups, leaving, disk_low });
+wire_struct!(Report { build, groups, leaving, disk_low, slow, problem });
 wire_struct!(About { address, serves, zone, rules_max });
 
 #[cfg(test)]
@@ -309,6 +313,8 @@ mod tests {
                 groups: vec![],
                 leaving: true,
                 disk_low: true,
+                slow: true,
+                problem: Some("why".into()),
             }),
             ClusterReply::Joined(JoinAnswer::Later("soon".into())),
             ClusterReply::Frozen(vec![ShardId(2)]),
@@ -385,7 +391,8 @@ mod tests {
             installing: Some(6),
         };
         let (build, groups) = ("0.1".to_owned(), vec![status]);
-        let report = Report { build, groups, leaving: true, disk_low: false };
+        let problem = Some("no".to_owned());
+        let report = Report { build, groups, leaving: true, disk_low: false, slow: true, problem };
         let peers = BTreeMap::from([(1, "a:1".to_owned())]);
         let welcome = Welcome { cluster: 1, incarnation: 2, shards: 32, node: 3, peers };
         for (reply, expected) in [
@@ -393,7 +400,7 @@ mod tests {
             (
                 ClusterReply::Report(report),
                 "010103302e3101030104010101ae02ad02ac0202010201030104050101ac020201010601\
-                 00",
+                 000101026e6f",
             ),
             (
                 ClusterReply::Joined(JoinAnswer::Welcome(welcome)),

@@ -5,7 +5,7 @@
 
 use super::call_kind;
 use crate::{
-    peer::{PeerHandler, PeerHello},
+    peer::{PeerHandler, PeerHello, Refusal},
     shard::{SessionNews, Shards, remote},
 };
 use bytes::Bytes;
@@ -18,10 +18,9 @@ pub type AnswerCall = Arc<dyn Fn(NodeId, Bytes) -> BoxFuture<'static, Bytes> + S
 /// Answers a node that asks for a place in the cluster.
 pub type AnswerJoin = Arc<dyn Fn(PeerHello, Bytes) -> BoxFuture<'static, Bytes> + Send + Sync>;
 /// Says whether a node may connect, and if not, why.
-pub type Admit = Arc<dyn Fn(&PeerHello) -> Result<(), String> + Send + Sync>;
-
-/// Told who has connected.
-pub type Seated = Arc<dyn Fn(&PeerHello) + Send + Sync>;
+pub type Admit = Arc<dyn Fn(&PeerHello) -> Result<(), Refusal> + Send + Sync>;
+/// Writes down who is about to be let in.
+pub type Seated = Arc<dyn Fn(&PeerHello) -> BoxFuture<'static, Result<(), Refusal>> + Send + Sync>;
 
 /// What a node's peers reach. Kinds without an answer get an empty one.
 #[derive(Clone)]
@@ -36,7 +35,7 @@ pub struct ClusterHandler {
     pub joined: Option<AnswerJoin>,
     /// Who may connect; without it, everybody who knows the secret.
     pub admit: Option<Admit>,
-    /// Who wants to know who has connected.
+    /// Who writes down who is let in.
     pub seated: Option<Seated>,
 }
 
@@ -95,13 +94,14 @@ impl PeerHandler for ClusterHandler {
         }
     }
 
-    fn admit(&self, hello: &PeerHello) -> Result<(), String> {
+    fn admit(&self, hello: &PeerHello) -> Result<(), Refusal> {
         self.admit.as_ref().map_or(Ok(()), |admit| admit(hello))
     }
 
-    fn seated(&self, hello: &PeerHello) {
-        if let Some(seated) = &self.seated {
-            seated(hello);
+    fn seated(&self, hello: &PeerHello) -> BoxFuture<'static, Result<(), Refusal>> {
+        match &self.seated {
+            Some(seated) => seated(hello),
+            None => Box::pin(async { Ok(()) }),
         }
     }
 

@@ -6,7 +6,7 @@ use super::{About, ClusterCall, ClusterReply, Routes, call::Report};
 use crate::{
     Clock, Error,
     clock::real_now,
-    peer::{CallError, PeerHello},
+    peer::{CallError, PeerHello, Refusal, RefusalCode},
     sessions::Sessions,
     shard::Shards,
 };
@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 use taskyard_replica::{ControlCommand, Node, NodeId, Start};
-use tokio::time::timeout;
+use tokio::{task::spawn_blocking, time::timeout};
 
 /// How long a leader is looked for, and waited for.
 const LEADER_FOR_MAX: Duration = Duration::from_secs(10);
@@ -40,15 +40,13 @@ struct Inner {
     clock: Clock,
     /// Groups whose leader an operator has chosen, and when.
     chosen: Mutex<BTreeMap<u64, Instant>>,
-    /// The start of each node that has connected here. The control group may not know it yet.
-    started: Mutex<BTreeMap<NodeId, Start>>,
 }
 
 impl Cluster {
     pub(crate) fn new(shards: Shards, about: About, clock: Clock) -> Cluster {
         let sessions = Sessions::new(shards.clone(), clock.clone());
-        let (chosen, started) = (Mutex::default(), Mutex::default());
-        Cluster(Arc::new(Inner { shards, sessions, about, clock, chosen, started }))
+        let chosen = Mutex::default();
+        Cluster(Arc::new(Inner { shards, sessions, about, clock, chosen }))
     }
 
     pub(crate) fn shards(&self) -> &Shards {
@@ -75,12 +73,13 @@ impl Cluster {
         &self.0.clock
     }
 
-    /// Whether a node that has proved the secret may connect; the words say why not.
-    pub(crate) fn admit(&self, hello: &PeerHello) -> Result<(), String> {
+    /// Whether a node that has proved the secret may connect.
+    pub(crate) fn admit(&self, hello: &PeerHello) -> Result<(), Refusal> {
+        let refused = |words| Err(Refusal { code: RefusalCode::NotAMember, words });
         let (control, node) = (self.routes().control(), hello.node);
         let (known, rules) = (hello.rules, control.rules());
         if known < rules {
-            return Err(format!(
+            return refused(format!(
                 "node {node} knows rules up to {known}, the cluster runs on {rules}; start it with the \
                  version of the others"
             ));
@@ -89,7 +88,7 @@ impl Cluster {
         // A newer number than any that is known here is one that this node has not heard of yet.
         match control.was_removed(node) || control.has_given_up(node) {
             false => Ok(()),
-            true => Err(format!(
+            true => refused(format!(
                 "node {node} was removed from this cluster; to use its machine again, start it with a new \
                  data directory and --join"
             )),
@@ -97,18 +96,36 @@ impl Cluster {
     }
 
     /// Whether a node's data is as new as what is known of it, here or in the control group.
-    fn check_start(&self, node: NodeId, start: Start) -> Result<(), String> {
-        let here = self.started().get(&node).copied();
+    fn check_start(&self, node: NodeId, start: Start) -> Result<(), Refusal> {
+        let here = self.shards().seen().start(node);
         let known = here.into_iter().chain(self.routes().control().started(node));
         match known.into_iter().find(|known| !start.may_follow(*known)) {
-            Some(known) => Err(start.is_outdated(node, known)),
+            Some(known) => Err(outdated(node, start, known)),
             None => Ok(()),
         }
     }
 
-    /// Remembers which start of a node is connected: what it promises from here on, older data lacks.
-    pub(crate) fn note_start(&self, hello: &PeerHello) {
-        self.started().insert(hello.node, hello.start);
+    /// Writes down which start of a node is about to be let in: what it promises from here on,
+    /// older data lacks.
+    pub(crate) fn note_start(&self, hello: &PeerHello) -> BoxFuture<'static, Result<(), Refusal>> {
+        let (shards, node, start) = (self.shards().clone(), hello.node, hello.start);
+        Box::pin(async move {
+            if shards.seen().start(node) == Some(start) {
+                return Ok(());
+            }
+            let me = shards.routes().me();
+            let noted = spawn_blocking(move || shards.seen().note(node, start)).await;
+            let noted = noted.map_err(|error| error.to_string());
+            let noted = noted.and_then(|noted| noted.map_err(|error| error.to_string()));
+            match noted {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(known)) => Err(outdated(node, start, known)),
+                Err(error) => Err(Refusal {
+                    code: RefusalCode::Other,
+                    words: format!("node {me} can't write down who connects: {error}"),
+                }),
+            }
+        })
     }
 
     /// Why this node can't go on, if the control group knows newer data of it.
@@ -120,10 +137,6 @@ impl Cluster {
     /// Which start of this node this is.
     pub(super) fn start(&self) -> Start {
         self.shards().starts().start()
-    }
-
-    fn started(&self) -> MutexGuard<'_, BTreeMap<NodeId, Start>> {
-        self.0.started.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Answers a call about the cluster: what comes after its first byte.
@@ -208,8 +221,9 @@ impl Cluster {
 
     async fn report(&self) -> Result<Report, Error> {
         let (build, leaving) = (BUILD.to_owned(), self.routes().is_leaving());
-        let disk_low = self.routes().is_disk_low();
-        Ok(Report { build, groups: self.shards().groups().await?, leaving, disk_low })
+        let (disk_low, slow) = (self.routes().is_disk_low(), self.routes().is_slow());
+        let (groups, problem) = (self.shards().groups().await?, self.routes().problem());
+        Ok(Report { build, groups, leaving, disk_low, slow, problem })
     }
 
     /// Writes down what a node says about itself, if that is new.
@@ -312,6 +326,10 @@ impl Cluster {
     fn chosen(&self) -> MutexGuard<'_, BTreeMap<u64, Instant>> {
         self.0.chosen.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn outdated(node: NodeId, start: Start, known: Start) -> Refusal {
+    Refusal { code: RefusalCode::Outdated, words: start.is_outdated(node, known) }
 }
 
 /// What this node runs, for people.

@@ -3,12 +3,13 @@
 //! The shard loop writes what it sees of the groups that have a replica here; for all others the
 //! router writes what it was told. Either may be stale: whoever is asked and does not lead says so.
 
+use super::Gate;
 use crate::clock::real_now;
 use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
     time::Instant,
 };
@@ -30,6 +31,16 @@ pub(crate) struct Routes {
     leaving: AtomicBool,
     /// This node's disk is short of room, and others should lead.
     disk_low: AtomicBool,
+    /// What this node sends reaches others too slowly, and they should lead.
+    slow: AtomicBool,
+    /// Whether this node takes part, as a `Gate`.
+    gate: AtomicU8,
+    /// The map is as new as this node's log.
+    replayed: AtomicBool,
+    /// What this node waits for before it takes part.
+    kept_out: RwLock<Option<String>>,
+    /// By group: why this node's replica of it was stopped.
+    stopped: RwLock<BTreeMap<u64, String>>,
     control: RwLock<Arc<Control>>,
     /// The control state knows of no other node.
     is_alone: AtomicBool,
@@ -48,6 +59,11 @@ impl Routes {
             came: AtomicU64::new(0),
             leaving: AtomicBool::new(false),
             disk_low: AtomicBool::new(false),
+            slow: AtomicBool::new(false),
+            gate: AtomicU8::new(Gate::Open as u8),
+            replayed: AtomicBool::new(false),
+            kept_out: RwLock::default(),
+            stopped: RwLock::default(),
             control: RwLock::default(),
             is_alone: AtomicBool::new(false),
             has_spreads: AtomicBool::new(false),
@@ -124,6 +140,80 @@ impl Routes {
     /// Whether it is.
     pub(crate) fn is_disk_low(&self) -> bool {
         self.disk_low.load(Ordering::Acquire)
+    }
+
+    /// Notes whether what this node sends reaches others too slowly.
+    pub(crate) fn set_slow(&self, is_slow: bool) {
+        self.slow.store(is_slow, Ordering::Release);
+    }
+
+    /// Whether it does.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.slow.load(Ordering::Acquire)
+    }
+
+    /// What is wrong with this node, for people.
+    pub(crate) fn problem(&self) -> Option<String> {
+        let stopped = self.stopped.read().unwrap_or_else(PoisonError::into_inner);
+        let slow =
+            "what this node sends reaches the other nodes too slowly: they lead in its place";
+        let slow = || self.is_slow().then(|| slow.to_owned());
+        stopped.values().next().cloned().or_else(|| self.kept_out()).or_else(slow)
+    }
+
+    pub(crate) fn set_gate(&self, gate: Gate) {
+        self.gate.store(gate as u8, Ordering::Release);
+    }
+
+    pub(crate) fn gate(&self) -> Gate {
+        match self.gate.load(Ordering::Acquire) {
+            gate if gate == Gate::Hears as u8 => Gate::Hears,
+            gate if gate == Gate::Copied as u8 => Gate::Copied,
+            _ => Gate::Open,
+        }
+    }
+
+    /// The map has all that this node's log knows to be committed.
+    pub(crate) fn set_replayed(&self) {
+        self.replayed.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_replayed(&self) -> bool {
+        self.replayed.load(Ordering::Acquire)
+    }
+
+    /// Notes what this node waits for before it takes part.
+    pub(crate) fn set_kept_out(&self, words: Option<String>) {
+        *self.kept_out.write().unwrap_or_else(PoisonError::into_inner) = words;
+    }
+
+    /// What this node waits for before it takes part, once that takes long.
+    pub(crate) fn kept_out(&self) -> Option<String> {
+        self.kept_out.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes why this node's replica of a group was stopped: it hears of no leader any more.
+    pub(crate) fn set_stopped(&self, group: u64, words: String) {
+        self.stopped.write().unwrap_or_else(PoisonError::into_inner).insert(group, words);
+        self.tell();
+    }
+
+    /// Nothing is left of the replica that was stopped.
+    pub(crate) fn clear_stopped(&self, group: u64) {
+        self.stopped.write().unwrap_or_else(PoisonError::into_inner).remove(&group);
+    }
+
+    /// Why this node's replica of a group was stopped, if it was.
+    pub(crate) fn stopped(&self, group: u64) -> Option<String> {
+        self.stopped.read().unwrap_or_else(PoisonError::into_inner).get(&group).cloned()
+    }
+
+    /// Whether this node has a replica of a group that hears of its leader as soon as anybody.
+    pub(crate) fn has_replica(&self, group: u64) -> bool {
+        let is_stopped =
+            || self.stopped.read().unwrap_or_else(PoisonError::into_inner).contains_key(&group);
+        let hears = self.gate() != Gate::Copied;
+        hears && self.control().replica_on(group, self.me).is_some() && !is_stopped()
     }
 
     /// The control state as this node has applied it; not founded in a node that has just joined.

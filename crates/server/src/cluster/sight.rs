@@ -79,6 +79,7 @@ impl Sight {
             alive: self.reports.keys().copied().collect(),
             away: self.control.nodes().keys().copied().filter(|node| self.is_away(*node)).collect(),
             full: self.that_are(|report| report.disk_low),
+            slow: self.that_are(|report| report.slow),
             ..Seen::default()
         }
     }

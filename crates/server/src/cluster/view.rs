@@ -218,7 +218,7 @@ impl Cluster {
             leads: 0,
             replicas: 0,
             disk_low: false,
-            problem: None,
+            problem: self.routes().problem(),
         }
     }
 
@@ -263,7 +263,7 @@ impl Cluster {
             leads: view.shards.iter().filter(|shard| shard.leader == Some(id)).count(),
             replicas: view.shards.iter().filter(|shard| shard.is_on(id)).count(),
             disk_low: report.is_some_and(|report| report.disk_low),
-            problem: report.is_none().then(problem).flatten(),
+            problem: report.map_or_else(problem, |report| report.problem.clone()),
         }
     }
 }

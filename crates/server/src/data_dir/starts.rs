@@ -1,15 +1,18 @@
-//! Starts: how often a data directory was started, counted in it, so that its peers tell an older copy of
-//! it from the newest one.
+//! Starts: how often a data directory was started, and where it lies, so that an older copy of it
+//! is told from the newest one.
 //!
-//! Invariant: a count is on the disk before anybody hears of it. So whoever knows of a count knows that
-//! every copy with a lower one is older.
+//! Invariants: a count is on the disk before anybody hears of it. So whoever knows of a count knows
+//! that every copy with a lower one is older. A directory that was found to be older is never
+//! started again: its count would rise beyond what is known.
 
-use super::{STARTS_FILE, sync_dir, unusable, write_synced};
+use super::{LOCK_FILE, OUTDATED_FILE, STARTS_FILE, sync_dir, unusable, write_synced};
 use crate::{node::StartError, random::random_u128};
 use std::{
     fs, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::UNIX_EPOCH,
 };
 use taskyard_replica::Start;
 
@@ -18,14 +21,47 @@ use taskyard_replica::Start;
 pub(crate) struct Starts {
     path: PathBuf,
     boot: u128,
-    count: AtomicU64,
+    /// Where the directory lies.
+    place: Option<Place>,
+    written: Mutex<Written>,
+}
+
+/// What the file says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Written {
+    count: u64,
+    /// Where the directory lay when its node last took part in its cluster from it.
+    place: Option<Place>,
+}
+
+/// Which directory this is, for the file system: a copy is another one. The lock is the one file
+/// that is made once and never replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    inode: u64,
+    born_ns: u128,
+}
+
+impl Place {
+    /// `None` where the file system does not say when a file was made: inodes alone are used again.
+    fn of(path: &Path) -> Option<Place> {
+        let lock = fs::metadata(path.join(LOCK_FILE)).ok()?;
+        let born = lock.created().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        Some(Place { inode: lock.ino(), born_ns: born.as_nanos() })
+    }
 }
 
 impl Starts {
     /// Counts the start of this process.
     pub(super) fn begin(path: &Path) -> Result<Starts, StartError> {
+        match fs::read_to_string(path.join(OUTDATED_FILE)) {
+            Ok(words) => return Err(StartError(words.trim().to_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(unusable(&path.join(OUTDATED_FILE), &error)),
+        }
         let file = path.join(STARTS_FILE);
-        let count = match fs::read_to_string(&file) {
+        let place = Place::of(path);
+        let written = match fs::read_to_string(&file) {
             Ok(text) => parse(&text).ok_or_else(|| {
                 StartError(format!(
                     "{} is damaged; restore a backup into a new directory, or rebuild this node from the \
@@ -34,49 +70,97 @@ impl Starts {
                     file.display()
                 ))
             })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Written { count: 0, place },
             Err(error) => return Err(unusable(&file, &error)),
         };
-        let count = AtomicU64::new(count);
-        let starts = Starts { path: path.to_path_buf(), boot: random_u128(), count };
+        let written = Mutex::new(written);
+        let starts = Starts { path: path.to_path_buf(), boot: random_u128(), place, written };
         starts.raise().map_err(|error| unusable(path, &error))?;
         Ok(starts)
     }
 
     /// Raises the count: copies that were made before are older from here on.
     pub(crate) fn raise(&self) -> io::Result<()> {
-        let next = self.count.load(Ordering::Acquire) + 1;
-        let (file, new) = (self.path.join(STARTS_FILE), self.path.join(STARTS_FILE_NEW));
-        write_synced(
-            &new,
-            &format!("# Counts the starts of this data directory. Don't edit.\nstarts = {next}\n"),
-        )?;
-        fs::rename(new, file)?;
-        sync_dir(&self.path)?;
-        self.count.store(next, Ordering::Release);
+        let mut written = self.written();
+        let next = Written { count: written.count + 1, place: written.place };
+        self.write(next)?;
+        *written = next;
         Ok(())
     }
 
     /// This process, as others may know it.
     pub(crate) fn start(&self) -> Start {
-        Start { count: self.count.load(Ordering::Acquire), boot: self.boot }
+        Start { count: self.written().count, boot: self.boot }
+    }
+
+    /// Whether the directory was copied since its node last took part in its cluster from it.
+    pub(crate) fn is_copy(&self) -> bool {
+        self.written().place != self.place
+    }
+
+    /// The copy is the newest one: it counts as the directory itself from here on.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        let mut written = self.written();
+        let next = Written { place: self.place, ..*written };
+        self.write(next)?;
+        *written = next;
+        Ok(())
+    }
+
+    /// A newer copy of the directory was started: this one is never started again.
+    pub(crate) fn outdate(&self, words: &str) -> io::Result<()> {
+        write_synced(&self.path.join(OUTDATED_FILE), &format!("{words}\n"))?;
+        sync_dir(&self.path)
+    }
+
+    fn write(&self, Written { count, place }: Written) -> io::Result<()> {
+        let (file, new) = (self.path.join(STARTS_FILE), self.path.join(STARTS_FILE_NEW));
+        let place = place.map_or_else(String::new, |Place { inode, born_ns }| {
+            format!("inode = {inode}\nborn_ns = {born_ns}\n")
+        });
+        write_synced(
+            &new,
+            &format!(
+                "# Counts the starts of this data directory. Don't edit.\nstarts = {count}\n{place}"
+            ),
+        )?;
+        fs::rename(new, file)?;
+        sync_dir(&self.path)
+    }
+
+    fn written(&self) -> MutexGuard<'_, Written> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Its name until it is whole.
 const STARTS_FILE_NEW: &str = "STARTS.new";
 
-fn parse(text: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix("starts = "))?.parse().ok()
+fn parse(text: &str) -> Option<Written> {
+    let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+    let place = match (line("inode = "), line("born_ns = ")) {
+        (None, None) => None,
+        (inode, born_ns) => {
+            Some(Place { inode: inode?.parse().ok()?, born_ns: born_ns?.parse().ok()? })
+        }
+    };
+    Some(Written { count: line("starts = ")?.parse().ok()?, place })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// A directory with a lock, as `DataDir` makes it.
+    fn dir() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(LOCK_FILE), "1").unwrap();
+        dir
+    }
+
     #[test]
     fn every_start_counts_and_a_copy_goes_on_from_where_it_was_made() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = dir();
         let begin = || Starts::begin(dir.path()).unwrap();
         let first = begin();
         assert_eq!(first.start().count, 1);
@@ -93,5 +177,39 @@ mod tests {
         fs::write(dir.path().join(STARTS_FILE), "starts = many").unwrap();
         let refused = Starts::begin(dir.path()).unwrap_err().0;
         assert!(refused.contains("STARTS is damaged; restore a backup"), "{refused}");
+    }
+
+    #[test]
+    fn a_directory_that_was_copied_knows_it_until_it_is_settled() {
+        let (from, to) = (dir(), dir());
+        let begun = Starts::begin(from.path()).unwrap();
+        assert!(!begun.is_copy(), "a new one");
+        assert!(!Starts::begin(from.path()).unwrap().is_copy(), "started again");
+        if Place::of(from.path()).is_none() {
+            return eprintln!("skipped: this file system does not say when a file was made");
+        }
+        fs::copy(from.path().join(STARTS_FILE), to.path().join(STARTS_FILE)).unwrap();
+        assert!(Starts::begin(to.path()).unwrap().is_copy());
+        let again = Starts::begin(to.path()).unwrap();
+        assert!(again.is_copy(), "a start alone settles nothing");
+        again.settle().unwrap();
+        assert!(!again.is_copy());
+        again.raise().unwrap();
+        assert!(!Starts::begin(to.path()).unwrap().is_copy());
+        assert!(!Starts::begin(from.path()).unwrap().is_copy());
+        // In the place of the original, as from a backup of the disk.
+        fs::copy(from.path().join(STARTS_FILE), to.path().join(STARTS_FILE)).unwrap();
+        assert!(Starts::begin(to.path()).unwrap().is_copy());
+    }
+
+    #[test]
+    fn a_directory_that_is_outdated_is_never_started_again() {
+        let dir = dir();
+        let starts = Starts::begin(dir.path()).unwrap();
+        starts.outdate("a newer one was started").unwrap();
+        for _ in 0..3 {
+            let refused = Starts::begin(dir.path()).unwrap_err().0;
+            assert_eq!(refused, "a newer one was started");
+        }
     }
 }

@@ -5,6 +5,7 @@
 
 use super::{
     browser::{self, Hosts, is_grpc},
+    cluster_id,
     grpc::{CODE_KEY, Grpc, TOO_LARGE, grpc_code, too_large},
     http,
     problem::Problem,
@@ -36,6 +37,7 @@ pub(super) fn all(broker: &Broker, hosts: Hosts) -> Router {
     http::router(broker.clone())
         .merge(grpc)
         .layer(from_fn_with_state(hosts, browser::refuse_foreign))
+        .layer(from_fn_with_state(cluster_id::value(&broker.cluster_id()), cluster_id::tell))
         .layer(from_fn(guard))
 }
 

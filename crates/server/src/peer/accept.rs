@@ -247,12 +247,10 @@ impl Listed {
         write_frame(writer, &challenge).await?;
         let peer = challenging.proved(&reader.frame().await?)?;
         if peer.cluster != 0 {
-            if let Err(words) = core.handler.admit(&peer) {
-                return Err(Turned::Refused(Refusal::new(RefusalCode::NotAMember, words)));
-            }
+            core.handler.admit(&peer).map_err(Turned::Refused)?;
             core.accepted.seat(self.connection, &peer, end).map_err(Turned::Refused)?;
             self.node = Some(peer.node);
-            core.handler.seated(&peer);
+            core.handler.seated(&peer).await.map_err(Turned::Refused)?;
         }
         write_frame(writer, &welcome()).await?;
         Ok(peer)
@@ -321,6 +319,7 @@ fn named(code: RefusalCode) -> &'static str {
         RefusalCode::Full => "too many peers",
         RefusalCode::WrongNode => "wrong node",
         RefusalCode::NoCluster => "no cluster here",
+        RefusalCode::Outdated => "outdated data",
         RefusalCode::Other => "refused",
     }
 }

@@ -9,7 +9,7 @@ use super::{
     calls::Dialled,
     connection::{Ended, FrameReader, write_frame},
     frame::{Kind, PREFACE},
-    handshake::{Dialing, HandshakeError, Identity, Nonce, PeerHello, Refusal, RefusalCode},
+    handshake::{Dialing, HandshakeError, Identity, Nonce, PeerHello, Refusal},
     hearing::Look,
 };
 use crate::{clock::real_now, pauses::Pauses, random::random_u64};
@@ -222,10 +222,7 @@ impl Link {
         // Who may not connect here is not sent anything either: what it does not know would break it.
         let dialled = dialled.await.and_then(|opened| match core.handler.admit(&opened.2) {
             Ok(()) => Ok(opened),
-            Err(words) => {
-                let refusal = Refusal::new(RefusalCode::NotAMember, words);
-                Err(HandshakeError::RefusedByUs(refusal).into())
-            }
+            Err(refusal) => Err(HandshakeError::RefusedByUs(refusal).into()),
         });
         core.listen_for(self.node).tried();
         let (mut reader, writer, peer) = match dialled {

@@ -71,6 +71,8 @@ pub enum RefusalCode {
     WrongNode = 8,
     /// The node that was asked belongs to no cluster itself.
     NoCluster = 9,
+    /// The node's data is older than what it was last started with.
+    Outdated = 10,
     /// A reason that a newer version has.
     Other = 255,
 }
@@ -87,6 +89,7 @@ impl RefusalCode {
             7 => RefusalCode::Full,
             8 => RefusalCode::WrongNode,
             9 => RefusalCode::NoCluster,
+            10 => RefusalCode::Outdated,
             _ => RefusalCode::Other,
         }
     }

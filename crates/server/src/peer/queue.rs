@@ -100,6 +100,13 @@ impl SendQueue {
         dropped
     }
 
+    /// Drops the Raft messages of a group.
+    pub(super) fn forget_raft(&self, group: u64) {
+        let mut lanes = self.lanes();
+        lanes.raft.retain(|frame| frame.stream != group);
+        lanes.raft_bytes = lanes.raft.iter().map(cost).sum();
+    }
+
     /// Adds what is told. The newest is always taken, whatever its size: older ones go for it.
     pub(super) fn push_tell(&self, frame: Frame) {
         let mut lanes = self.lanes();
@@ -320,6 +327,19 @@ mod tests {
         }
         assert!(bytes.is_empty());
         frames
+    }
+
+    #[test]
+    fn what_is_forgotten_of_one_group_leaves_the_others_alone() {
+        let queue = SendQueue::new(BOUNDS);
+        for group in [7, 8, 7, 9] {
+            queue.push_raft(raft(group, 10));
+        }
+        queue.forget_raft(7);
+        let cost = cost(&raft(8, 10));
+        assert_eq!(queue.waiting(), (2, 2 * cost));
+        assert_eq!(taken(&queue), [(Kind::Raft, 8), (Kind::Raft, 9)]);
+        assert_eq!(queue.waiting(), (0, 0));
     }
 
     #[test]

@@ -135,9 +135,12 @@ impl PeerHandler for Handler {
         Box::pin(async move { Bytes::from(answer) })
     }
 
-    fn admit(&self, hello: &PeerHello) -> Result<(), String> {
+    fn admit(&self, hello: &PeerHello) -> Result<(), Refusal> {
         match self.0.seen.lock().unwrap().removed.contains(&hello.node) {
-            true => Err(format!("node {} was removed from the cluster", hello.node)),
+            true => Err(Refusal::new(
+                RefusalCode::NotAMember,
+                format!("node {} was removed from the cluster", hello.node),
+            )),
             false => Ok(()),
         }
     }

@@ -11,7 +11,7 @@ use crate::{
     Config,
     checkpoint::Checkpointer,
     clock,
-    cluster::{Fetcher, Routes, Snapshots},
+    cluster::{Fetcher, Gate, Routes, Snapshots},
     data_dir::DataDir,
     disk::DiskGuard,
     limits,
@@ -46,7 +46,21 @@ impl Engine {
     /// Opens `config.data` and recovers its replicas. Blocks until all shards serve that this node leads
     /// alone; others need their peers, see `Shards::connect`.
     pub fn start(config: &Config) -> Result<Engine, StartError> {
-        let Opened { parts, data, serves } = open(config)?;
+        Engine::drive(open(config)?)
+    }
+
+    /// The same for a node that has peers: its replicas take part in their groups when the gate is
+    /// opened.
+    pub(crate) fn start_apart(config: &Config) -> Result<Engine, StartError> {
+        let opened = open(config)?;
+        let handle = &opened.parts.handle;
+        let must_ask = handle.starts().is_copy() && !config.newest_copy;
+        handle.routes().set_gate(if must_ask { Gate::Copied } else { Gate::Hears });
+        Engine::drive(opened)
+    }
+
+    fn drive(opened: Opened) -> Result<Engine, StartError> {
+        let Opened { parts, data, serves } = opened;
         let (handle, inbox) = (parts.handle.clone(), Arc::clone(&parts.inbox));
         #[cfg(test)]
         let log_seen = Arc::downgrade(&parts.log);
@@ -136,6 +150,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
     let (store, log) = data.contents().map_err(unreadable)?;
     data.seal()?;
     let starts = data.begin_start()?;
+    let seen = data.seen()?;
     let recovered = recover_all(format, &store, &log).map_err(unreadable)?;
     let inbox = Arc::new(Inbox::default());
     let report = {
@@ -166,6 +181,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
         snapshots: Arc::clone(&snapshots),
         gateway: OnceLock::new(),
         starts,
+        seen,
     }));
     let parts = Parts {
         format,

@@ -2,21 +2,33 @@
 //!
 //! Messages are delivered in order, once per target and number: the target dedups. So whatever is
 //! forgotten here (a restart, a change of leader) is simply sent again.
+//!
+//! Invariant: each target that is owed something has a share of what may be on its way, and no
+//! other target can use it up. A target that does not answer delays its own messages alone.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
-use taskyard_machine::{Machine, Outgoing, ShardId};
+use taskyard_machine::{Command, EncodedCommand, Machine, ShardId, Timestamp};
 
-/// Messages on their way at once, per shard.
+/// Messages on their way at once, per shard. Each target that is owed something may have one,
+/// however many targets there are.
 const IN_FLIGHT_MAX: usize = 256;
 
-/// Bytes sent at once, about. The rest follows when the machine is told what was taken.
+/// Bytes sent at once, about. The rest follows when what was sent is answered.
 const BYTES_AT_ONCE_MAX: usize = 4 << 20;
 
 /// How long a target that has refused something is left alone: every try is a write of its log.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// One message on its way to its target.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    pub(crate) to: ShardId,
+    pub(crate) sequence: u64,
+    pub(crate) command: EncodedCommand,
+}
 
 /// What is on its way from one shard.
 #[derive(Debug, Default)]
@@ -47,27 +59,39 @@ impl Outbox {
         self.stirred || !self.untold.is_empty()
     }
 
-    /// What to deliver next.
-    pub(crate) fn take_unsent(&mut self, machine: &Machine) -> Vec<Outgoing> {
+    /// What to deliver next. What was sent before is not looked at again.
+    pub(crate) fn take_unsent(&mut self, machine: &Machine, now: Timestamp) -> Vec<Delivery> {
         if !std::mem::take(&mut self.stirred) {
             return Vec::new();
         }
-        // What was taken counts no more, whenever the machine may drop it: it must not stand before the rest.
-        let taken = |to| self.taken.get(&to).copied().unwrap_or_default();
-        let mut unsent = machine.outgoing_after(IN_FLIGHT_MAX, taken);
-        let mut bytes = 0;
-        unsent.retain(|outgoing| {
-            if self.refused.contains_key(&outgoing.to) || self.away.contains(&outgoing.to) {
-                return false;
+        // What was taken counts no more, whenever the machine may drop it.
+        let first = |to| {
+            let taken = self.taken.get(&to).copied().unwrap_or_default();
+            machine.owed_to(to, taken, now).next().map(|owed| (to, owed.sequence))
+        };
+        let owed: Vec<(ShardId, u64)> = machine.targets().filter_map(first).collect();
+        let (share, share_bytes) = match owed.len() {
+            0 => return Vec::new(),
+            targets => (IN_FLIGHT_MAX.div_ceil(targets) as u64, BYTES_AT_ONCE_MAX / targets),
+        };
+        let mut unsent = Vec::new();
+        for (to, first) in owed {
+            if self.refused.contains_key(&to) || self.away.contains(&to) {
+                continue;
             }
-            let sent = self.sent.entry(outgoing.to).or_default();
-            let is_new = outgoing.sequence > *sent && bytes < BYTES_AT_ONCE_MAX;
-            if is_new {
-                bytes += outgoing.command.len();
-                *sent = outgoing.sequence;
+            let sent = self.sent.entry(to).or_default();
+            let mut bytes = 0;
+            for deliver in machine.owed_to(to, (*sent).max(first - 1), now) {
+                let sequence = deliver.sequence;
+                if sequence >= first + share || bytes > share_bytes {
+                    break;
+                }
+                bytes += deliver.command.len();
+                *sent = sequence;
+                let command = EncodedCommand::new(&Command::Deliver(deliver));
+                unsent.push(Delivery { to, sequence, command });
             }
-            is_new
-        });
+        }
         unsent
     }
 
@@ -121,11 +145,13 @@ mod tests {
     use super::*;
     use taskyard_machine::{
         Ack, Claim, ClaimQueue, Command, EncodedCommand, Enqueue, Entry, EntryBuilder, FollowUp,
-        Identity, NewTask, NoPayloads, Outcome, Timestamp, limits,
+        Identity, NewTask, NoPayloads, Outcome, limits,
     };
 
+    const NOW: Timestamp = Timestamp(1_000);
+
     fn apply(machine: &mut Machine, command: &Command<'_>) -> Outcome {
-        let mut entry = EntryBuilder::new(Timestamp(1_000));
+        let mut entry = EntryBuilder::new(NOW);
         entry.push(&EncodedCommand::new(command));
         let entry = entry.finish();
         let entry = Entry::decode(&entry).unwrap();
@@ -134,7 +160,7 @@ mod tests {
 
     /// A machine that owes one task to each of these shards.
     fn owing(targets: &[u16]) -> Machine {
-        let mut machine = Machine::new(Identity { incarnation: 1, shard: ShardId(0), shards: 8 });
+        let mut machine = Machine::new(Identity { incarnation: 1, shard: ShardId(0), shards: 512 });
         owe(&mut machine, targets);
         machine
     }
@@ -171,7 +197,7 @@ mod tests {
         let real = Instant::now();
         let mut outbox = Outbox::default();
         let sent = |outbox: &mut Outbox| -> Vec<u16> {
-            outbox.take_unsent(&machine).iter().map(|outgoing| outgoing.to.0).collect()
+            outbox.take_unsent(&machine, NOW).iter().map(|outgoing| outgoing.to.0).collect()
         };
         outbox.stir();
         assert_eq!(sent(&mut outbox), [1, 2]);
@@ -199,7 +225,7 @@ mod tests {
         let mut outbox = Outbox::default();
         let sent = |outbox: &mut Outbox| -> Vec<u64> {
             outbox.stir();
-            let unsent = outbox.take_unsent(&machine).into_iter();
+            let unsent = outbox.take_unsent(&machine, NOW).into_iter();
             unsent.filter(|outgoing| outgoing.to == ShardId(1)).map(|o| o.sequence).collect()
         };
         let first = sent(&mut outbox);
@@ -214,5 +240,29 @@ mod tests {
         outbox.taken(ShardId(1), share as u64);
         assert!(outbox.is_stirred());
         assert_eq!(outbox.take_delivered(), taken);
+    }
+
+    /// Of many targets, those with low numbers do not answer.
+    #[test]
+    fn targets_that_do_not_answer_take_nothing_from_the_others() {
+        let (stuck, well) = (1..=IN_FLIGHT_MAX as u16, IN_FLIGHT_MAX as u16 + 1..=400);
+        let mut machine = owing(&[]);
+        for first in (1..=400).step_by(100) {
+            owe(&mut machine, &(first..first + 100).collect::<Vec<_>>());
+        }
+        let mut outbox = Outbox::default();
+        let mut reached = BTreeSet::new();
+        for _ in 0..3 {
+            outbox.stir();
+            for outgoing in outbox.take_unsent(&machine, NOW) {
+                reached.insert(outgoing.to.0);
+                match stuck.contains(&outgoing.to.0) {
+                    true => outbox.sent_away(outgoing.to),
+                    false => outbox.taken(outgoing.to, outgoing.sequence),
+                }
+            }
+        }
+        let missed: Vec<u16> = well.filter(|target| !reached.contains(target)).collect();
+        assert_eq!(missed, [0u16; 0]);
     }
 }

@@ -208,7 +208,10 @@ impl<'a> Search<'a> {
     fn over(&self) -> Error {
         match self.is_unknown {
             true => Error::OutcomeUnknown,
-            false => Error::NoQuorum { shard: self.shard.0 },
+            false => match self.shards.routes().stopped(self.group()) {
+                Some(words) => Error::Unavailable(words),
+                None => Error::NoQuorum { shard: self.shard.0 },
+            },
         }
     }
 
@@ -279,7 +282,6 @@ impl Shards {
 
     /// Whether this node has a replica of a shard, which hears of its leader as soon as anybody.
     pub(super) fn has_replica_here(&self, shard: ShardId) -> bool {
-        let routes = self.routes();
-        routes.control().replica_on(group_of(shard), routes.me()).is_some()
+        self.routes().has_replica(group_of(shard))
     }
 }

@@ -8,6 +8,7 @@ use super::{
 use crate::{
     Error,
     checkpoint::{Failure, Report, StoredBody},
+    cluster::Gate,
     limits::TURN_LOG_BYTES_MAX,
     log::group_of,
     shard::{
@@ -72,6 +73,9 @@ impl ShardLoop {
             }
             Input::Status(answer) => drop(answer.send(self.status())),
             Input::Groups(answer) => drop(answer.send(self.groups())),
+            Input::Control { answer, .. } if self.is_kept_out() => {
+                drop(answer.send(Err(self.kept_out_error())));
+            }
             Input::Control { command, answer } => match &mut self.control {
                 Some(control) => control.propose(command.encode(), Some(answer)),
                 None => drop(answer.send(Err(control::not_leader()))),
@@ -126,17 +130,32 @@ impl ShardLoop {
         let number = usize::from(shard.0);
         let rises = |shard: &LocalShard| shard.leading.is_none() && shard.replica.is_rising();
         let has_room = self.held_bytes < TURN_LOG_BYTES_MAX;
-        match self.shards.get(number).is_some_and(rises) && has_room {
+        match self.shards.get(number).is_some_and(rises) && has_room && !self.is_kept_out() {
             true => Ok(number),
             false => self.number(shard),
         }
+    }
+
+    /// Whether this node's data may be old, so that nothing of it is shown and nothing is added to
+    /// it, not even to groups that it leads alone.
+    fn is_kept_out(&self) -> bool {
+        self.is_shut && self.routes.gate() == Gate::Copied
+    }
+
+    fn kept_out_error(&self) -> Error {
+        let words =
+            "this node's data directory was copied, and it asks its peers whether it is the newest";
+        Error::Unavailable(self.routes.kept_out().unwrap_or_else(|| words.to_owned()))
     }
 
     /// The place of a shard that this node leads.
     fn number(&self, shard: ShardId) -> Result<usize, Error> {
         let number = usize::from(shard.0);
         if self.shards.get(number).is_some_and(|shard| shard.leading.is_some()) {
-            return Ok(number);
+            return match self.is_kept_out() {
+                true => Err(self.kept_out_error()),
+                false => Ok(number),
+            };
         }
         let count = self.shards.count();
         if number >= count {
@@ -144,7 +163,14 @@ impl ShardLoop {
                 "there is no shard {shard}; this cluster has {count}"
             )));
         }
-        Err(self.not_leader(group_of(shard)))
+        let group = group_of(shard);
+        match self.routes.stopped(group) {
+            // Nobody else could lead it.
+            Some(words) if self.network.get().is_none() || self.routes.is_alone() => {
+                Err(Error::Unavailable(words))
+            }
+            _ => Err(self.not_leader(group)),
+        }
     }
 
     /// Whether a command may be taken now. Without room for new tasks the repetition of an enqueue
@@ -296,7 +322,10 @@ impl ShardLoop {
             Report::Failed(failure) => return Err(failure),
             Report::Written(shard, cut) => {
                 let number = usize::from(shard.0);
-                let Some(shard) = self.shards.get_mut(number) else { return Ok(()) };
+                let Some(shard) = self.shards.get_mut(number) else {
+                    self.written_of_stopped(shard);
+                    return self.remove_stopped();
+                };
                 self.checkpoints.written(shard, &cut);
                 let job = shard.order_switch();
                 self.order(job);

@@ -70,6 +70,11 @@ impl Checkpoint {
         }
     }
 
+    /// The last entry in the last synced checkpoint.
+    pub(crate) fn stored(&self) -> u64 {
+        self.stored
+    }
+
     /// When it is due, if it is.
     pub(crate) fn due_at(&self) -> Option<Instant> {
         self.due_at.filter(|_| self.stage == Stage::Idle && !self.held)
@@ -277,6 +282,19 @@ impl Checkpoints {
         let is_released = std::mem::take(&mut shard.checkpoint.log_is_released);
         let up_to = if is_released { cut.index } else { log_needed_after(shard, before) };
         cut_log(shard, up_to);
+        self.writing -= 1;
+        self.writing_for = Duration::ZERO;
+    }
+
+    /// Ends the bites of a shard that is about to go. Says whether its checkpoint is being written:
+    /// then `abandoned` is to follow.
+    pub(crate) fn abandon(&mut self, shard: &LocalShard) -> bool {
+        self.frozen.retain(|number| *number != usize::from(shard.id.0));
+        shard.checkpoint.stage == Stage::Writing
+    }
+
+    /// The checkpoint of a shard that has gone is written.
+    pub(crate) fn abandoned(&mut self) {
         self.writing -= 1;
         self.writing_for = Duration::ZERO;
     }

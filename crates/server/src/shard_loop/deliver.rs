@@ -7,7 +7,10 @@
 use super::{ShardLoop, local::Waiting};
 use crate::{
     Error,
-    shard::inbox::{Answer, Input},
+    shard::{
+        inbox::{Answer, Input},
+        outbox::Delivery,
+    },
 };
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 use taskyard_machine::{Command, Delivered, EncodedCommand, Outcome, ShardId};
@@ -18,7 +21,7 @@ type Owed = Vec<(u64, EncodedCommand)>;
 impl ShardLoop {
     /// Delivers what this shard owes, and tells it what its targets have taken.
     pub(super) fn deliver(&mut self, number: usize) {
-        if !self.holds.is_empty() {
+        if !self.holds.is_empty() || self.is_shut {
             return;
         }
         let reading = self.reading;
@@ -30,16 +33,15 @@ impl ShardLoop {
             shard.pending.push((command, Waiting::Delivered { to, up_to }));
         }
         let mut away: BTreeMap<ShardId, Owed> = BTreeMap::new();
-        for outgoing in shard.outbox.take_unsent(&shard.replica.machine().machine) {
-            let sequence = outgoing.sequence;
-            let deliver = Command::Deliver(outgoing.deliver(from, now));
-            let target = usize::from(outgoing.to.0);
-            let leads = self.shards.get(target).is_some_and(|target| target.leading.is_some());
-            if leads {
-                self.command(target, &deliver, Waiting::Deliver { from, sequence });
-            } else {
-                let owed = (sequence, EncodedCommand::new(&deliver));
-                away.entry(outgoing.to).or_default().push(owed);
+        for delivery in shard.outbox.take_unsent(&shard.replica.machine().machine, now) {
+            let Delivery { to, sequence, command } = delivery;
+            let target = usize::from(to.0);
+            match self.shards.get_mut(target).filter(|target| target.leading.is_some()) {
+                Some(leads) => {
+                    leads.pending.push((command, Waiting::Deliver { from, sequence }));
+                    self.activate(target);
+                }
+                None => away.entry(to).or_default().push((sequence, command)),
             }
         }
         for (to, owed) in away {

@@ -1,6 +1,6 @@
 //! LocalShard: one shard as the loop's thread holds it: its replica, and all that waits for it.
 
-use super::{checkpoints::Checkpoint, control::has_others, install::Install};
+use super::{checkpoints::Checkpoint, control::has_others, install::Install, stopped::unreadable};
 use crate::{
     Error,
     payloads::Bodies,
@@ -20,8 +20,8 @@ use std::{
     time::Instant,
 };
 use taskyard_machine::{
-    EncodedCommand, Entry, EntryBuilder, Event, Machine, Outcome, Rejection, SessionId, ShardId,
-    Timestamp,
+    EncodedCommand, Entry, EntryBuilder, Event, Machine, Outcome, RULES_CURRENT, Rejection,
+    SessionId, ShardId, Timestamp,
 };
 use taskyard_replica::{NodeId, ProposeRefused, Replica, StateMachine, eraftpb::HardState};
 
@@ -52,17 +52,34 @@ impl StateMachine for State {
     type Outcome = Vec<Result<Outcome, Rejection>>;
 
     /// # Panics
-    /// If the entry can't be read: going on without it would diverge from the other replicas.
+    /// If this build can't read the entry or does not know its rules: going on without it would
+    /// diverge from the other replicas.
     fn apply(&mut self, index: u64, data: &[u8]) -> Self::Outcome {
+        let shard = self.machine.identity().shard;
         let entry = Entry::decode(data).unwrap_or_else(|error| {
-            let shard = self.machine.identity().shard;
-            panic!("entry {index} of shard {shard}: {error}; start the newer version that wrote it")
+            unreadable(format!(
+                "entry {index} of shard {shard}: {error}; start the newer version that wrote it"
+            ))
         });
+        if !entry.is_known() {
+            unreadable(format!(
+                "entry {index} of shard {shard} follows rules {}, and this build knows {RULES_CURRENT}; \
+                 start the newer version that wrote it",
+                entry.rules
+            ));
+        }
         self.log_bytes += data.len() as u64;
         self.unmarked = entry.unmarked_after(self.unmarked);
-        self.machine.apply(&entry, &mut self.bodies, &mut self.events)
+        let outcomes = self.machine.apply(&entry, &mut self.bodies, &mut self.events);
+        #[cfg(test)]
+        assert!(!data.windows(MISTAKE.len()).any(|bytes| bytes == MISTAKE), "a rule is wrong");
+        outcomes
     }
 }
+
+/// In tests: an entry with these bytes meets a mistake in the rules.
+#[cfg(test)]
+pub(crate) const MISTAKE: &[u8] = b"a-mistake-in-a-rule";
 
 /// Who waits for the outcome of one command.
 pub(crate) enum Waiting {

@@ -7,7 +7,7 @@ use super::{ShardLoop, control};
 use crate::{
     Error,
     checkpoint::Failure,
-    cluster::{GroupStatus, MemberStatus},
+    cluster::{GroupStatus, MemberStatus, name_of},
     limits::{COMMAND_BYTES_MAX, PEER_FRAME_BYTES_MAX},
     shard::inbox::Answer,
 };
@@ -32,6 +32,9 @@ impl ShardLoop {
     /// Takes a message of a peer's replica. One for a replica that is not here is ignored: it is not
     /// here yet, or no longer.
     pub(super) fn accept_raft(&mut self, from: NodeId, group: u64, bytes: &Bytes) {
+        if self.is_shut {
+            return;
+        }
         let message = match decode_message(bytes) {
             Ok(message) => message,
             Err(error) => {
@@ -83,7 +86,7 @@ impl ShardLoop {
             }
             let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
             let is_sent = match (self.network.get(), self.node_of(group, to)) {
-                (Some(network), Some(node)) => {
+                (Some(network), Some(node)) if !self.is_shut => {
                     network.raft(node, group, Bytes::from(encode_message(&message)))
                 }
                 _ => false,
@@ -188,23 +191,47 @@ impl ShardLoop {
             return Ok(());
         }
         self.next_tick = self.real + TICK;
+        if self.is_shut {
+            return Ok(());
+        }
         if let Some(control) = &mut self.control
             && control.has_peers
+            && tick_one(&mut control.replica)
         {
-            control.replica.tick();
+            self.forget_sent(CONTROL_GROUP);
         }
         for number in self.shards.numbers() {
             let shard = &mut self.shards[number];
             if shard.has_peers {
-                shard.replica.tick();
+                if tick_one(&mut shard.replica) {
+                    let group = shard.group;
+                    self.forget_sent(group);
+                }
+                let shard = &mut self.shards[number];
                 // What is pending waits for the end of a transfer, which only ticks can bring.
                 if shard.replica.has_ready() || !shard.pending.is_empty() {
                     self.activate(number);
                 }
             }
         }
+        let control_rests = self.control.as_ref().is_some_and(|control| control.replica.rests());
+        self.routes
+            .set_slow(control_rests || self.shards.iter().any(|shard| shard.replica.rests()));
         self.look_at_snapshots();
         self.remove_doomed()
+    }
+
+    /// This node does not lead a group any more, because what it sent did not arrive. What is left
+    /// of it must not make the followers believe that their leader is still there.
+    fn forget_sent(&self, group: u64) {
+        tracing::warn!(
+            "this node leaves leading {} to other nodes: what it sent did not reach them in time, though they \
+             answer; look at the network of this node",
+            name_of(group)
+        );
+        if let Some(network) = self.network.get() {
+            network.forget_raft(group);
+        }
     }
 
     /// Tells everybody on this node who leads a group now.
@@ -315,6 +342,13 @@ impl ShardLoop {
 pub(super) enum Led<'a> {
     Control(&'a mut control::LocalControl),
     Shard(usize),
+}
+
+/// Lets a tick pass. Says whether the replica stepped down because its entries do not arrive.
+fn tick_one<M: StateMachine>(replica: &mut Replica<M>) -> bool {
+    let rested = replica.rests();
+    replica.tick();
+    replica.rests() && !rested
 }
 
 /// Proposes a change, unless the group has moved on since it was planned.

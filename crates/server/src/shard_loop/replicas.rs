@@ -126,10 +126,12 @@ impl ShardLoop {
             }
             if let (Some(id), None) = (wanted, held)
                 && !self.leaving.contains(&shard)
+                && self.stopped.replica(shard).is_none()
             {
                 self.make_replica(shard, id);
             }
         }
+        self.remove_stopped()?;
         self.remove_doomed()
     }
 
@@ -182,6 +184,11 @@ impl ShardLoop {
             let LocalShard { replica, .. } = *shard;
             self.order(Some(Job::Drop(Box::new(replica))));
         }
+        self.removed(leaving)
+    }
+
+    /// Removes what is stored of shards, once the log has forgotten them, synced.
+    pub(super) fn removed(&mut self, leaving: Vec<ShardId>) -> Result<(), Failure> {
         if leaving.is_empty() {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! One node's loop, turned by hand: its peers are the test, and no tick passes unless the test says so.
 
 mod own_commands;
+mod stopped;
 
 use super::*;
 use crate::{
@@ -17,7 +18,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt, future::BoxFuture};
 use taskyard_machine::{Ack, ClaimToken, Enqueue, Enqueued, NewTask, Outcome, TaskId, ask};
 use taskyard_replica::{
-    Change, ControlCommand, Members, Node, NodeId, encode_message,
+    Change, ControlCommand, Members, Node, NodeId, Placement, encode_message,
     eraftpb::{Entry as LogEntry, Message, MessageType},
 };
 use tokio::{net::TcpListener, sync::oneshot};
@@ -501,4 +502,41 @@ fn a_leader_that_can_not_send_its_entry_ends_its_leadership() {
     node.turn();
     assert!(!node.leads() && !node.replica().is_rising());
     assert_eq!(node.replica().term(), term, "it does not even ask for votes");
+}
+
+/// Its heartbeats are answered, and no follower ever has its next entry.
+#[test]
+fn a_leader_whose_entries_do_not_arrive_says_that_it_is_slow_until_it_may_lead_again() {
+    let mut node = ByHand::new();
+    let (answer, mut answered) = oneshot::channel();
+    node.take(Input::Propose { shard: SHARD, command: enqueue(), enqueue: true, answer });
+    let term = node.replica().term();
+    let mut ticks = 0;
+    while node.leads() {
+        PEERS
+            .iter()
+            .for_each(|peer| node.hear(*peer, MessageType::MsgHeartbeatResponse, term, |_| ()));
+        node.inner.real += peers::TICK;
+        node.inner.tick().unwrap();
+        node.turn();
+        ticks += 1;
+        assert!(ticks < 1_000, "it leads for ever");
+    }
+    assert_eq!(answered.try_recv().unwrap(), Err(Error::OutcomeUnknown));
+    assert!(node.shards.routes().is_slow());
+    let problem = node.shards.routes().problem().unwrap();
+    assert!(
+        problem.starts_with("what this node sends reaches the other nodes too slowly"),
+        "{problem}"
+    );
+    node.is_deposed_by(2);
+    let mut ticks = 0;
+    while node.shards.routes().is_slow() {
+        node.hear(2, MessageType::MsgHeartbeat, term + 1, |_| ());
+        node.inner.real += peers::TICK;
+        node.inner.tick().unwrap();
+        ticks += 1;
+        assert!(ticks < 10_000, "it is slow for ever");
+    }
+    assert_eq!(node.shards.routes().problem(), None);
 }

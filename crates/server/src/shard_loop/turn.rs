@@ -2,7 +2,7 @@
 //!
 //! Invariant: what a replica sends after a write, and what is answered, comes after that write's sync.
 
-use super::{LocalShard, ShardLoop, Waiting};
+use super::{LocalShard, ShardLoop, Waiting, stopped::guarded};
 use crate::{
     checkpoint::{Failure, Job},
     telemetry::NodeGauges,
@@ -24,7 +24,9 @@ impl ShardLoop {
             self.shards[number].is_active = false;
         }
         for &number in &round {
-            self.prepare(number);
+            if let Err(panic) = guarded(|| self.prepare(number)) {
+                self.stop_shard(number, "a look at its state", panic.as_ref())?;
+            }
         }
         let mut persisting: Vec<(usize, u64)> = Vec::new();
         let all = round.clone();
@@ -43,7 +45,14 @@ impl ShardLoop {
                 let Some(shard) = self.shards.get(number) else { continue };
                 let was_leading = shard.leading.is_some();
                 let replica = &mut self.shards[number].replica;
-                let progress = replica.persisted(ready);
+                let progress = match guarded(|| replica.persisted(ready)) {
+                    Ok(progress) => progress,
+                    Err(panic) => {
+                        let doing = format!("entry {} of its log", replica.applied());
+                        self.stop_shard(number, &doing, panic.as_ref())?;
+                        continue;
+                    }
+                };
                 if let Some(replaced) = replica.take_replaced() {
                     self.order(Some(Job::Drop(Box::new(replaced))));
                 }
@@ -81,6 +90,7 @@ impl ShardLoop {
             disk_free_bytes: self.disk.free_bytes(),
             disk_full: self.disk.is_full(),
             claims_parked: self.shards.iter().map(|shard| shard.waiters.len() as u64).sum(),
+            shards_stopped: self.stopped.count(),
             shards_serving: self.shards.iter().filter(|shard| shard.leading.is_some()).count()
                 as u64,
             time_ahead: self.time_ahead,

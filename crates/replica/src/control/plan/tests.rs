@@ -514,6 +514,25 @@ fn a_node_without_room_leads_nothing_that_another_can() {
     world.check_even(3);
 }
 
+#[test]
+fn a_slow_node_leads_nothing_and_keeps_its_replicas() {
+    let mut world = World::founded(6);
+    (2..=3).for_each(|id| world.join(id, ""));
+    world.settle();
+    lead_all(&mut world, 2);
+    world.seen.held = (0..=6).collect();
+    world.seen.slow = [2].into();
+    world.settle();
+    assert!(world.control.groups().all(|group| leader_of(&world, group) != 2));
+    assert_eq!(shards_on(&world, 2), 6);
+    world.join(4, "");
+    world.settle();
+    assert!(world.control.groups().all(|group| leader_of(&world, group) != 2));
+    world.seen = Seen { slow: BTreeSet::new(), held: BTreeSet::new(), ..world.seen };
+    world.settle();
+    world.check_even(3);
+}
+
 /// The shards that have a voter or a learner on a node.
 fn shards_on(world: &World, node: NodeId) -> usize {
     let has = |group: &u64| world.control.replica_on(*group, node).is_some();

@@ -1,0 +1,73 @@
+//! A leader whose uplink is saturated: its heartbeats arrive, its entries do not.
+
+use crate::harness::Group;
+use taskyard_replica::Role;
+
+/// Ticks after which such a leader has stepped down.
+const STALLED: usize = 220;
+
+fn leads(group: &mut Group, id: u64) -> bool {
+    matches!(group.replica(id).role(), Role::Leader { .. })
+}
+
+#[test]
+fn a_leader_whose_entries_do_not_arrive_leaves_leading_to_the_others() {
+    let mut group = Group::new(7, &[1, 2, 3]);
+    let old = group.elect();
+    group.propose(old, "kept", 1);
+    group.tick(5);
+    group.saturated.insert(old);
+    group.propose(old, "lost", 2);
+    group.tick(150);
+    assert!(leads(&mut group, old), "a short wait is no reason");
+    group.tick(STALLED - 150);
+    assert!(group.replica(old).rests());
+    let new = group.elect();
+    assert_ne!(new, old);
+    assert_eq!(group.dropped, [2]);
+    group.propose(new, "next", 3);
+    group.tick(5);
+    for id in 1..=3 {
+        assert_eq!(group.words(id), ["kept", "next"], "replica {id}");
+    }
+    // It refuses what it is handed, and votes for others.
+    group.replica(new).transfer_leader(old);
+    group.tick(1);
+    assert!(leads(&mut group, new));
+    group.saturated.clear();
+    group.stop(new);
+    let third = group.elect();
+    assert_ne!(third, old);
+    group.start(new);
+    group.tick(1_500);
+    assert!(!group.replica(old).rests(), "it may lead again later");
+}
+
+#[test]
+fn a_leader_goes_on_while_the_others_could_elect_nobody() {
+    let mut group = Group::new(7, &[1, 2, 3]);
+    let leader = group.elect();
+    group.tick(5);
+    let down = leader % 3 + 1;
+    group.stop(down);
+    group.saturated.insert(leader);
+    group.propose(leader, "late", 1);
+    group.tick(3 * STALLED);
+    assert!(leads(&mut group, leader));
+    // The line is free again, and all that waited arrives.
+    group.saturated.clear();
+    group.tick(20);
+    assert_eq!(group.answers[&1], "word 1");
+}
+
+#[test]
+fn a_leader_that_is_only_busy_goes_on() {
+    let mut group = Group::new(7, &[1, 2, 3]);
+    let leader = group.elect();
+    for number in 0..3 * STALLED as u64 {
+        group.propose(leader, &format!("w{number}"), number);
+        group.tick(1);
+    }
+    assert!(leads(&mut group, leader));
+    assert_eq!(group.answers.len(), 3 * STALLED);
+}

@@ -1,0 +1,145 @@
+//! Stopped: shards that this node has taken out of service, because their rules failed on an entry.
+//!
+//! Every replica that applies such an entry fails in the same way, and fails again after each
+//! start. So the failure ends that one replica, and the node goes on with all others. The control
+//! group has no such way out: without its map a node can't go on.
+//!
+//! Invariant: a stopped replica votes for nobody, answers nothing and writes nothing. Its log and
+//! its checkpoint stay as they were: a version with the mistake mended goes on from them.
+
+use super::{ShardLoop, words_of};
+use crate::{
+    checkpoint::{Failure, Job},
+    log::group_of,
+};
+use std::{
+    any::Any,
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind, panic_any},
+};
+use taskyard_machine::ShardId;
+
+/// The stopped replicas of this node, by shard.
+#[derive(Default)]
+pub(super) struct Stopped(BTreeMap<ShardId, StoppedReplica>);
+
+struct StoppedReplica {
+    replica: u64,
+    /// A checkpoint of it was on its way to the disk and is not reported yet.
+    is_writing: bool,
+}
+
+impl Stopped {
+    pub(super) fn count(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    pub(super) fn replica(&self, shard: ShardId) -> Option<u64> {
+        self.0.get(&shard).map(|stopped| stopped.replica)
+    }
+
+    /// Stopped replicas that nothing is written of any more and that are to go.
+    pub(super) fn take_idle(
+        &mut self,
+        is_doomed: impl Fn(ShardId, u64) -> bool,
+    ) -> Vec<(ShardId, u64)> {
+        let is_idle = |(shard, stopped): &(&ShardId, &StoppedReplica)| {
+            !stopped.is_writing && is_doomed(**shard, stopped.replica)
+        };
+        let idle = self.0.iter().filter(is_idle);
+        let idle: Vec<_> = idle.map(|(shard, stopped)| (*shard, stopped.replica)).collect();
+        self.0.retain(|shard, _| !idle.iter().any(|(gone, _)| gone == shard));
+        idle
+    }
+}
+
+/// An entry that a newer version wrote: every shard may have such entries, and the whole node waits
+/// for that version.
+struct Unreadable(String);
+
+/// Ends the step that is under way, and with it the node: see [`Unreadable`].
+pub(super) fn unreadable(words: String) -> ! {
+    panic_any(Unreadable(words))
+}
+
+/// Does a step of one shard. A panic in it comes back as a value.
+pub(super) fn guarded<T>(step: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
+    catch_unwind(AssertUnwindSafe(step))
+}
+
+impl ShardLoop {
+    /// Takes a shard out of service after a panic in `doing`. Callers learn that their outcome is
+    /// unknown, other replicas elect another leader.
+    pub(super) fn stop_shard(
+        &mut self,
+        number: usize,
+        doing: &str,
+        panic: &(dyn Any + Send),
+    ) -> Result<(), Failure> {
+        if let Some(Unreadable(words)) = panic.downcast_ref() {
+            return Err(Failure(words.clone()));
+        }
+        let Some(shard) = self.shards.get(number) else { return Ok(()) };
+        let (id, replica, node) = (shard.id, &shard.replica, self.format.node);
+        let words = format!(
+            "shard {id} is stopped on node {node}, because {doing} failed: {}; keep the data directory for \
+             a report, and start a version in which this is mended",
+            words_of(panic)
+        );
+        tracing::error!(
+            replica = replica.id(),
+            term = replica.term(),
+            entry = replica.applied(),
+            entry_term = replica.applied_term(),
+            committed = replica.commit(),
+            last = replica.last_index(),
+            checkpoint = shard.checkpoint.stored(),
+            shard_time_ms = replica.machine().machine.now().0,
+            tasks = replica.machine().machine.task_count(),
+            "{words}; all other shards of this node go on"
+        );
+        let (group, replica) = (shard.group, replica.id());
+        self.routes.set_stopped(group, words);
+        self.end_calls(number);
+        let Some(mut shard) = self.shards.remove(number) else { return Ok(()) };
+        let error = self.not_leader(group);
+        drop(shard.end_all(&error));
+        let is_writing = self.checkpoints.abandon(&shard);
+        self.stopped.0.insert(id, StoppedReplica { replica, is_writing });
+        self.sessions.forget(id);
+        self.memory.forget(&shard);
+        self.active.retain(|other| *other != number);
+        self.doomed.remove(&number);
+        self.routes.set_leader(group, None);
+        self.order(Some(Job::Drop(shard)));
+        Ok(())
+    }
+
+    /// The checkpoint of a shard that is not here any more is written.
+    pub(super) fn written_of_stopped(&mut self, shard: ShardId) {
+        if let Some(stopped) = self.stopped.0.get_mut(&shard)
+            && std::mem::take(&mut stopped.is_writing)
+        {
+            self.checkpoints.abandoned();
+        }
+    }
+
+    /// Throws away what is stored of stopped replicas that the map no longer names here.
+    pub(super) fn remove_stopped(&mut self) -> Result<(), Failure> {
+        let (map, me) = (self.routes.control(), self.format.node);
+        let is_doomed = |shard: ShardId, replica: u64| {
+            let group = group_of(shard);
+            map.replica_on(group, me) != Some(replica) && replica < map.replica_next(group)
+        };
+        let doomed = self.stopped.take_idle(is_doomed);
+        for &(shard, replica) in &doomed {
+            tracing::info!(
+                "replica {replica} of shard {shard}, which was stopped, is gone from this node"
+            );
+            self.batch.forget(group_of(shard), replica);
+            self.gone.insert(group_of(shard), replica);
+            self.routes.clear_stopped(group_of(shard));
+        }
+        self.removed(doomed.into_iter().map(|(shard, _)| shard).collect())
+    }
+}
