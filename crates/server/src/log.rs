@@ -20,7 +20,10 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 use taskyard_machine::ShardId;
@@ -29,7 +32,7 @@ use taskyard_replica::{CONTROL_GROUP, LogReader, eraftpb};
 /// One file of the log. Larger ones are rotated less often and freed later.
 const FILE_BYTES: u64 = 64 << 20;
 /// Past this, shards whose entries are oldest are asked to make a checkpoint.
-const PURGE_BYTES: u64 = 512 << 20;
+pub(crate) const PURGE_BYTES: u64 = 512 << 20;
 const HARD_STATE_KEY: &[u8] = b"hard_state";
 const CUT_KEY: &[u8] = b"cut";
 const MARK_KEY: &[u8] = b"mark";
@@ -58,6 +61,10 @@ impl MessageExt for Entries {
 pub(crate) struct Log {
     /// Shared with nobody, until a failed sync leaks it.
     engine: Arc<Engine<Files>>,
+    file_bytes: u64,
+    /// Bytes written since it was opened, and how many of them when files were last freed.
+    written: AtomicU64,
+    purged_at: AtomicU64,
     #[cfg(test)]
     faults: Arc<files::SyncFaults>,
 }
@@ -203,6 +210,9 @@ impl Log {
         })?;
         let log = Log {
             engine: Arc::new(engine),
+            file_bytes,
+            written: AtomicU64::new(0),
+            purged_at: AtomicU64::new(0),
             #[cfg(test)]
             faults,
         };
@@ -295,6 +305,7 @@ impl Log {
         raft_engine::set_perf_context(raft_engine::PerfContext::default());
         let bytes = self.guarded(|| self.engine.write(&mut batch.0, true))?;
         let synced_in = raft_engine::get_perf_context().log_sync_duration;
+        self.written.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(Written { bytes, synced_in, took: begun.elapsed() })
     }
 
@@ -303,9 +314,22 @@ impl Log {
         GroupReader { log: Arc::clone(self), group }
     }
 
+    /// How much was written since it was opened.
+    pub(crate) fn position(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
     /// Frees files that nothing needs any more. Returns groups that keep old files from being
-    /// freed: they should be checkpointed. For a thread of its own: it may take a while.
+    /// freed: they should be checkpointed. For a thread of its own: it may take a while. Does nothing
+    /// until a file's worth was written since the last time: raft-engine counts how often it has asked
+    /// for a group, and then copies the entries, which the checkpoint under way is about to free.
     pub(crate) fn purge(&self) -> Result<Vec<u64>, WriteError> {
+        let position = self.position();
+        let purged_at = self.purged_at.load(Ordering::Relaxed);
+        if purged_at > 0 && position < purged_at + self.file_bytes {
+            return Ok(Vec::new());
+        }
+        self.purged_at.store(position, Ordering::Relaxed);
         self.guarded(|| self.engine.purge_expired_files())
     }
 
@@ -537,6 +561,29 @@ mod tests {
         log.purge().unwrap();
         assert!(log.engine.get_used_size() <= 3 * SMALL_FILE_BYTES as usize, "{} files", files());
         assert!(before >= 10);
+    }
+
+    /// Each checkpoint that is written asks for a purge. raft-engine takes the tenth in a row for a sign
+    /// that nobody listens, and copies what the group's next checkpoint would have freed.
+    #[test]
+    fn purges_in_a_row_ask_once_and_copy_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = small(dir.path());
+        let mut batch = Batch::default();
+        for part in 0..10 {
+            let entries = (part * 40 + 2..part * 40 + 42).map(|index| entry(index, 26_000));
+            batch.append(1, &entries.collect::<Vec<_>>());
+            log.write(&mut batch).unwrap();
+        }
+        assert_eq!(log.purge().unwrap(), [1], "it has old entries");
+        for _ in 0..20 {
+            assert!(log.purge().unwrap().is_empty(), "nothing was written since");
+        }
+        let copied = newest_file(dir.path(), "rewrite");
+        assert!(fs::metadata(copied).unwrap().len() < 1_000, "entries were copied");
+        batch.append(1, &[entry(402, SMALL_FILE_BYTES as usize)]);
+        log.write(&mut batch).unwrap();
+        assert_eq!(log.purge().unwrap(), [1], "it still has");
     }
 
     /// The thread that purges moves entries and removes their file, while others are read.

@@ -17,6 +17,7 @@ mod hand_over;
 mod held;
 mod install;
 mod local;
+mod log_age;
 mod memory;
 mod peers;
 mod recover;
@@ -46,7 +47,7 @@ use crate::{
     },
     telemetry::Telemetry,
 };
-use checkpoints::Checkpoints;
+use checkpoints::{At, Checkpoints};
 use control::LocalControl;
 use hand_over::HandOver;
 use held::Held;
@@ -168,6 +169,8 @@ pub(crate) struct ShardLoop {
     memory: MemoryBudget,
     /// Log written since files were last freed.
     log_bytes_untidy: u64,
+    /// A checkpoint was written: once its cut of the log is synced, files may be freed.
+    is_untidy: bool,
     turn_events: Vec<Event>,
     events: broadcast::Sender<Arc<Vec<Event>>>,
     telemetry: Arc<Telemetry>,
@@ -217,6 +220,7 @@ impl ShardLoop {
             disk,
             memory: MemoryBudget::new(parts.memory_bytes_max),
             log_bytes_untidy: 0,
+            is_untidy: false,
             turn_events: Vec::new(),
             events: parts.events,
             telemetry: parts.telemetry,
@@ -272,7 +276,8 @@ impl ShardLoop {
                 self.look_if_up();
             }
             self.publish();
-            self.checkpoints.step(&mut self.shards, &self.checkpointer, self.reading.monotonic);
+            let at = At { now: self.reading.monotonic, log: self.log.position() };
+            self.checkpoints.step(&mut self.shards, &self.checkpointer, at);
             self.checkpoints.look(self.real)?;
             if self.has_stopped() {
                 return Ok(());

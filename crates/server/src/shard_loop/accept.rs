@@ -291,7 +291,7 @@ impl ShardLoop {
                 self.order(job);
                 self.telemetry.note_checkpoint();
                 self.activate(number);
-                self.tidy();
+                self.is_untidy = true;
             }
             Report::Switched(shard, id, is_switched) => {
                 self.accept_switched(shard, id, is_switched);
@@ -300,7 +300,7 @@ impl ShardLoop {
             Report::Holding(groups) => {
                 for shard in self.shards.iter_mut() {
                     if groups.contains(&shard.group) {
-                        Checkpoints::release_log(shard);
+                        Checkpoints::shorten_log(shard);
                     }
                 }
             }

@@ -66,6 +66,10 @@ impl ShardLoop {
                 shard.due = shard.next_due();
             }
         }
+        if std::mem::take(&mut self.is_untidy) {
+            // The cuts of this turn are synced: now a purge knows what is garbage.
+            self.tidy();
+        }
         self.memory.enforce(&mut self.shards);
         self.disk.check();
         self.routes.set_disk_low(self.disk.is_low());
