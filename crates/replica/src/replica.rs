@@ -12,12 +12,13 @@ use crate::log::{Log, LogReader, SnapshotSource};
 use crate::reads::Reads;
 use crate::restored::{Error, Restored};
 use crate::role::{NotLeader, ProposeRefused, Role};
+use crate::room::Room;
 use crate::{eraftpb, message};
 use bytes::Bytes;
 use eraftpb::{ConfChangeV2, EntryType, MessageType};
 use protobuf::Message as _;
 use raft::{RawNode, ReadOnlyOption, SnapshotStatus, StateRole, Storage};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// What a group agrees on.
 pub trait StateMachine {
@@ -133,6 +134,9 @@ pub struct Replica<M: StateMachine> {
     pub(crate) declines: bool,
     /// Index and term of an entry here that no message can carry, see [`Replica::resign`].
     pub(crate) unsendable: Option<(u64, u64)>,
+    /// How much room its disk has, and those of others as they last said.
+    pub(crate) room: Room,
+    pub(crate) rooms: BTreeMap<u64, Room>,
     applied: u64,
     applied_term: u64,
     pub(crate) conf_state: eraftpb::ConfState,
@@ -202,6 +206,8 @@ impl<M: StateMachine> Replica<M> {
             entry_bytes_max: config.entry_bytes_max,
             declines: false,
             unsendable: None,
+            room: Room::default(),
+            rooms: BTreeMap::new(),
             applied: restored.applied,
             applied_term: restored.applied_term,
             conf_state: restored.conf_state,
@@ -270,9 +276,13 @@ impl<M: StateMachine> Replica<M> {
     ///
     /// # Panics
     /// If it proves that a committed entry differs or was lost here: going on would diverge.
-    pub fn step(&mut self, message: eraftpb::Message) {
+    pub fn step(&mut self, mut message: eraftpb::Message) {
         if !message::is_sound(&message, self.id(), self.last_index()) {
             return;
+        }
+        self.take_what_fits(&mut message);
+        if message.get_msg_type() == MessageType::MsgHeartbeatResponse {
+            self.hear_room(message.from, message.reject_hint);
         }
         match message.get_msg_type() {
             MessageType::MsgTimeoutNow => self.take_over(message),
@@ -336,8 +346,10 @@ impl<M: StateMachine> Replica<M> {
         let entries = ready.take_entries();
         let committed = ready.take_committed_entries();
         let snapshot = Some(ready.snapshot().clone()).filter(|snapshot| !snapshot.is_empty());
-        let messages_now = ready.take_messages();
-        let messages = ready.take_persisted_messages();
+        let mut messages_now = ready.take_messages();
+        let mut messages = ready.take_persisted_messages();
+        self.tell_room(&mut messages_now);
+        self.tell_room(&mut messages);
         let hard_state = ready.hs().cloned();
         let must_sync = ready.must_sync();
         let metadata = snapshot.as_ref().map(|snapshot| snapshot.get_metadata().clone());
@@ -535,7 +547,7 @@ impl<M: StateMachine> Replica<M> {
             && (!self.is_alone() || log.persisted == log.last_index())
     }
 
-    fn is_alone(&self) -> bool {
+    pub(crate) fn is_alone(&self) -> bool {
         self.node.raft.prs().is_singleton() && self.node.raft.promotable()
     }
 

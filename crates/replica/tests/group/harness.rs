@@ -80,6 +80,8 @@ pub(crate) struct Group {
     pub(crate) dropped: Vec<u64>,
     pub(crate) reads: Vec<u64>,
     pub(crate) reads_dropped: Vec<u64>,
+    /// Entries that each replica was sent.
+    pub(crate) entries_sent: BTreeMap<u64, usize>,
 }
 
 impl Group {
@@ -95,6 +97,7 @@ impl Group {
             dropped: Vec::new(),
             reads: Vec::new(),
             reads_dropped: Vec::new(),
+            entries_sent: BTreeMap::new(),
         };
         for &id in voters {
             group.add(id, Restored::first(voters));
@@ -226,6 +229,7 @@ impl Group {
                 return;
             };
             let (from, to) = (message.from, message.to);
+            *self.entries_sent.entry(to).or_default() += message.entries.len();
             let reachable = !self.cut_off.contains(&from) && !self.cut_off.contains(&to);
             let snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
             let message = decode_message(&encode_message(&message)).unwrap();
