@@ -7,7 +7,6 @@
 //! A group's history begins at index 1, term 1, where its first voters are set and no entry is: so
 //! whoever joins later starts behind the log, gets a snapshot, and learns the voters with it.
 
-use crate::election::election_timeout;
 use crate::log::{Log, LogReader, SnapshotSource};
 use crate::reads::Reads;
 use crate::restored::{Error, Restored};
@@ -127,7 +126,7 @@ struct Proposal {
 pub struct Replica<M: StateMachine> {
     pub(crate) node: RawNode<Log>,
     machine: M,
-    seed: u64,
+    pub(crate) seed: u64,
     pub(crate) election_ticks: usize,
     entry_bytes_max: usize,
     /// It is not to lead.
@@ -291,32 +290,6 @@ impl<M: StateMachine> Replica<M> {
             _ => drop(self.node.step(message)),
         }
         self.settle();
-    }
-
-    /// One tick has passed.
-    pub fn tick(&mut self) {
-        let leads = self.node.raft.state == StateRole::Leader;
-        if !leads && !self.may_campaign() {
-            return;
-        }
-        if !leads && self.may_not_lead() {
-            self.let_time_pass();
-            return;
-        }
-        // Raft has drawn a timeout from the thread's randomness; it looks at it here alone.
-        let timeout = election_timeout(self.seed, self.id(), self.term(), self.election_ticks);
-        self.node.raft.set_randomized_election_timeout(timeout);
-        self.node.tick();
-        self.settle();
-    }
-
-    /// Tries to become leader now.
-    pub fn campaign(&mut self) {
-        if self.may_campaign() && !self.may_not_lead() {
-            // Refused only while membership changes are unapplied; then a later tick does it.
-            let _ = self.node.campaign();
-            self.settle();
-        }
     }
 
     /// Tells what came of a snapshot message to `to`. Nothing else is sent to it before this is told.

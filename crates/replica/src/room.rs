@@ -96,9 +96,9 @@ impl<M: StateMachine> Replica<M> {
     /// A member has answered a heartbeat: sends it no entries while it is full. Raft sends none to a member
     /// that gets a snapshot, so that such a member passes for one, with nothing to get.
     pub(crate) fn hear_room(&mut self, from: u64, hint: u64) {
+        let Some(progress) = self.node.raft.mut_prs().get_mut(from) else { return };
         let room = Room::from_hint(hint);
         let before = self.rooms.insert(from, room).unwrap_or_default();
-        let Some(progress) = self.node.raft.mut_prs().get_mut(from) else { return };
         if room == Room::Full && progress.state != ProgressState::Snapshot {
             progress.become_snapshot(progress.matched);
         } else if before == Room::Full && room != Room::Full {

@@ -22,6 +22,7 @@ mod memory;
 mod peers;
 mod recover;
 mod replicas;
+mod room;
 mod settle;
 mod snapshots;
 #[cfg(test)]
@@ -53,6 +54,7 @@ use hand_over::HandOver;
 use held::Held;
 use local::{LocalShard, Waiting};
 use memory::MemoryBudget;
+use room::DiskRoom;
 use settle::PartialAnswers;
 use std::{
     any::Any,
@@ -166,6 +168,7 @@ pub(crate) struct ShardLoop {
     /// Slots of `partial` that are empty.
     partial_free: Vec<usize>,
     disk: DiskGuard,
+    disk_room: DiskRoom,
     memory: MemoryBudget,
     /// Log written since files were last freed.
     log_bytes_untidy: u64,
@@ -218,6 +221,7 @@ impl ShardLoop {
             partial: Vec::new(),
             partial_free: Vec::new(),
             disk,
+            disk_room: DiskRoom::default(),
             memory: MemoryBudget::new(parts.memory_bytes_max),
             log_bytes_untidy: 0,
             is_untidy: false,
@@ -233,6 +237,7 @@ impl ShardLoop {
             this.shards[number].replica.set_snapshot_source(source);
             this.activate(number);
         }
+        this.look_at_disk();
         this
     }
 
@@ -262,6 +267,7 @@ impl ShardLoop {
             self.real = clock::real_now();
             // Before anything is taken for late.
             self.make_up(wait);
+            self.look_at_disk();
             while let Some(input) = inputs.next() {
                 self.accept(input)?;
             }
@@ -277,7 +283,7 @@ impl ShardLoop {
             }
             self.publish();
             let at = At { now: self.reading.monotonic, log: self.log.position() };
-            self.checkpoints.step(&mut self.shards, &self.checkpointer, at);
+            self.checkpoints.step(&mut self.shards, &self.checkpointer, &self.snapshots, at);
             self.checkpoints.look(self.real)?;
             if self.has_stopped() {
                 return Ok(());
@@ -327,10 +333,13 @@ impl ShardLoop {
             for at in [shard.waiters.next_look(), shard.outbox.next_look()].into_iter().flatten() {
                 until(at.saturating_duration_since(self.real), false);
             }
-            if let Some(at) = shard.compares_at() {
+            if let Some(at) = shard.compares_at()
+                && self.may_append(usize::from(shard.id.0))
+            {
                 until(at.saturating_duration_since(now), true);
             }
             if self.checkpoints.may_begin()
+                && self.checkpoints.has_room_for(shard)
                 && let Some(at) = shard.checkpoint.due_at()
             {
                 until(at.saturating_duration_since(now), true);
@@ -492,6 +501,10 @@ impl ShardLoop {
         Error::Unavailable("this node is stopping; send it to another one, or again later".into())
     }
 
+    fn still_error() -> Error {
+        Error::Unavailable("the disk of this node is full; free some space, then ask again".into())
+    }
+
     fn has_stopped(&self) -> bool {
         let Course::Stopping { until } = self.course else { return false };
         let is_quiet = self.active.is_empty()
@@ -500,7 +513,7 @@ impl ShardLoop {
             && self
                 .shards
                 .iter()
-                .all(|shard| shard.checkpoint.is_idle() && !shard.checkpoint.is_wanted());
+                .all(|shard| shard.checkpoint.is_idle() && !self.checkpoints.wants(shard));
         // Without its peers a leader's calls may never end.
         let is_over = self.real >= until;
         (is_quiet && (is_written || is_over)) || (is_over && self.ticks())

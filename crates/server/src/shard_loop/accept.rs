@@ -19,13 +19,14 @@ use crate::{
 use bytes::Bytes;
 use std::time::Instant;
 use taskyard_machine::{EncodedCommand, Outcome, Rejection, ShardId, TaskId};
+use taskyard_replica::Room;
 use tokio::sync::{mpsc, oneshot};
 
 impl ShardLoop {
     pub(super) fn accept(&mut self, input: Input) -> Result<(), Failure> {
         match input {
             Input::Propose { shard, command, enqueue, answer } => {
-                match self.admit(shard, enqueue.then_some(&command)) {
+                match self.admit_command(shard, &command, enqueue) {
                     Ok(number) => self.add(number, command, Waiting::Call(answer)),
                     Err(error) => drop(answer.send(Err(error))),
                 }
@@ -69,6 +70,12 @@ impl ShardLoop {
             }
             Input::Status(answer) => drop(answer.send(self.status())),
             Input::Groups(answer) => drop(answer.send(self.groups())),
+            Input::Control { answer, .. } if self.stands_still() => {
+                drop(answer.send(Err(ShardLoop::still_error())));
+            }
+            Input::Change { answer, .. } if self.stands_still() => {
+                drop(answer.send(Err(ShardLoop::still_error())));
+            }
             Input::Control { command, answer } => match &mut self.control {
                 Some(control) => control.propose(command.encode(), Some(answer)),
                 None => drop(answer.send(Err(control::not_leader()))),
@@ -101,6 +108,10 @@ impl ShardLoop {
                 }
             },
             Input::Backup(order) => match self.course {
+                // It begins with a checkpoint of each shard.
+                _ if self.room() == Room::Full => {
+                    drop(order.written.send(Err(ShardLoop::still_error())));
+                }
                 Course::Going => self.checkpoints.backup(order),
                 Course::Stopping { .. } | Course::Halted => {
                     drop(order.written.send(Err(ShardLoop::stopped_error())));
@@ -156,10 +167,26 @@ impl ShardLoop {
         {
             // What one that does not lead yet knows of repetitions may be old.
             self.number(shard)?;
+            if self.shards[number].replica.is_handing_over() {
+                // To a node with more room, as soon as this one has noticed that it has none.
+                return Err(self.not_leader(group_of(shard)));
+            }
             if !self.shards[number].machine().is_repetition(enqueue) {
                 return Err(full);
             }
         }
+        Ok(number)
+    }
+
+    /// The same for a command: there must be room for it in the log.
+    fn admit_command(
+        &mut self,
+        shard: ShardId,
+        command: &EncodedCommand,
+        enqueue: bool,
+    ) -> Result<usize, Error> {
+        let number = self.admit(shard, enqueue.then_some(command))?;
+        self.room_for(number, command.as_bytes().len())?;
         Ok(number)
     }
 
@@ -188,7 +215,7 @@ impl ShardLoop {
             self.answer_if_whole(slot);
         }
         for (position, (shard, command)) in commands.into_iter().enumerate() {
-            match self.admit(shard, enqueue.then_some(&command)) {
+            match self.admit_command(shard, &command, enqueue) {
                 Ok(number) => self.add(number, command, Waiting::Part { slot, position }),
                 Err(error) => self.answer_part(slot, position, Err(error)),
             }
@@ -298,9 +325,10 @@ impl ShardLoop {
             }
             Report::Removed(shard) => self.accept_removed(shard),
             Report::Holding(groups) => {
+                let log = self.log.position();
                 for shard in self.shards.iter_mut() {
                     if groups.contains(&shard.group) {
-                        Checkpoints::shorten_log(shard);
+                        self.checkpoints.shorten_log(shard, log, &self.snapshots);
                     }
                 }
             }

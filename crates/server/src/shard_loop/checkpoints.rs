@@ -12,7 +12,10 @@
 use super::{held::Held, local::LocalShard, log_age::LogAge};
 use crate::{
     checkpoint::{Change, Checkpointer, Cut, Failure, Job, View},
-    limits::{self, CHECKPOINT_LOG_BYTES_MAX, DIRTY_RECORDS_MAX, LOG_KEPT_BYTES_MAX},
+    cluster::Snapshots,
+    limits::{
+        self, CHECKPOINT_LOG_BYTES_MAX, DIRTY_RECORDS_MAX, LOG_KEPT_BYTES_MAX, LOG_PINNED_BYTES_MAX,
+    },
     log::PURGE_BYTES,
     shard::inbox::{Answer, BackupOrder},
 };
@@ -21,6 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 use taskyard_machine::{RecordKey, ShardId, TaskId};
+use taskyard_replica::Room;
 
 /// The usual wait for a checkpoint; the wait for the first one is a share of it.
 const WHOLE: u64 = 1 << 16;
@@ -155,6 +159,9 @@ pub(crate) struct Checkpoints {
     ordered: usize,
     /// Where the log stood when it was last looked at how much of it is kept.
     log_looked_at: u64,
+    /// How much the next one may take of the disk, and how much room that has for others.
+    room_bytes: u64,
+    room: Room,
     /// When the thread that writes was last looked at, and how long it has not ended anything by then.
     looked_at: Option<Instant>,
     writing_for: Duration,
@@ -201,6 +208,21 @@ impl Checkpoints {
     /// more: they wait in memory.
     pub(crate) fn may_begin(&self) -> bool {
         self.writing < 2 && !self.has_backups() && self.quiet_until.is_none()
+    }
+
+    /// Says how much the next one may take of the disk.
+    pub(crate) fn set_room(&mut self, bytes: u64, room: Room) {
+        (self.room_bytes, self.room) = (bytes, room);
+    }
+
+    /// Whether the disk has room for a checkpoint: it takes about what the log has taken since the last.
+    pub(crate) fn has_room_for(&self, shard: &LocalShard) -> bool {
+        shard.state().log_bytes < self.room_bytes
+    }
+
+    /// Whether one is to begin before the node ends, and can.
+    pub(crate) fn wants(&self, shard: &LocalShard) -> bool {
+        shard.checkpoint.is_wanted() && self.has_room_for(shard)
     }
 
     /// Whether nothing is under way.
@@ -259,29 +281,46 @@ impl Checkpoints {
 
     /// Old entries of `shard` keep files of the log from being freed. A checkpoint that is under way frees
     /// them by itself.
-    pub(crate) fn shorten_log(shard: &mut LocalShard) {
-        if shard.checkpoint.is_idle() {
-            cut_log(shard, shard.checkpoint.stored);
+    pub(crate) fn shorten_log(&self, shard: &mut LocalShard, log: u64, snapshots: &Snapshots) {
+        if shard.checkpoint.is_idle() && self.drop_log(shard, log, snapshots) {
             Checkpoints::want(shard);
         }
     }
 
-    /// Drops what the log has kept for peers that are too far behind: they get a snapshot.
-    fn look_at_log(&mut self, shards: &mut Held, log: u64) {
+    /// Drops what the log has kept for peers that are down or too far behind: they get a snapshot.
+    fn look_at_log(&mut self, shards: &mut Held, log: u64, snapshots: &Snapshots) {
         if log < self.log_looked_at + LOOK_EVERY_BYTES {
             return;
         }
         self.log_looked_at = log;
         for shard in shards.iter_mut() {
             if shard.checkpoint.log.kept(log) >= LOG_KEPT_BYTES_MAX {
-                cut_log(shard, shard.checkpoint.stored);
+                self.drop_log(shard, log, snapshots);
             }
         }
     }
 
+    /// Drops the log before the last checkpoint, or before what a peer needs that is catching up; `false`
+    /// if it is kept for one.
+    fn drop_log(&self, shard: &mut LocalShard, log: u64, snapshots: &Snapshots) -> bool {
+        let may_keep =
+            self.room == Room::Enough && shard.checkpoint.log.kept(log) < LOG_PINNED_BYTES_MAX;
+        let stored = shard.checkpoint.stored;
+        let needed = needed_after(shard, snapshots).filter(|index| may_keep && *index < stored);
+        cut_log(shard, needed.unwrap_or(stored));
+        snapshots.overtaken(shard.id, shard.replica.first_index() - 1);
+        needed.is_none()
+    }
+
     /// Begins what is due and takes one bite.
-    pub(crate) fn step(&mut self, shards: &mut Held, checkpointer: &Checkpointer, at: At) {
-        self.look_at_log(shards, at.log);
+    pub(crate) fn step(
+        &mut self,
+        shards: &mut Held,
+        checkpointer: &Checkpointer,
+        snapshots: &Snapshots,
+        at: At,
+    ) {
+        self.look_at_log(shards, at.log, snapshots);
         if self.frozen.is_empty() {
             if self.writing == 0 && self.backups_frozen.is_empty() {
                 self.quiet_asked.drain(..).for_each(|answer| drop(answer.send(Ok(()))));
@@ -344,7 +383,7 @@ impl Checkpoints {
         }
         while self.may_begin()
             && self.frozen.is_empty()
-            && let Some(shard) = longest_due(shards, at)
+            && let Some(shard) = longest_due(shards, at, self.room_bytes)
         {
             if freeze(shard, at.log) {
                 self.frozen.push_back(usize::from(shard.id.0));
@@ -377,9 +416,11 @@ impl Checkpoints {
 
 /// The shard whose checkpoint is to begin next: whoever has waited longest, so that busy shards do not
 /// keep the others from ever getting one.
-fn longest_due(shards: &mut Held, at: At) -> Option<&mut LocalShard> {
+fn longest_due(shards: &mut Held, at: At, room_bytes: u64) -> Option<&mut LocalShard> {
     let since = |shard: &LocalShard| shard.checkpoint.due_since(at, shard.has_peers);
-    shards.iter_mut().filter(|shard| since(shard).is_some()).min_by_key(|shard| since(shard))
+    let fits = |shard: &LocalShard| shard.state().log_bytes < room_bytes;
+    let due = shards.iter_mut().filter(|shard| since(shard).is_some() && fits(shard));
+    due.min_by_key(|shard| since(shard))
 }
 
 /// Up to where the log is not needed after a checkpoint. Peers that are behind get what is kept of it: a
@@ -390,6 +431,18 @@ fn log_needed_after(shard: &LocalShard, before: u64) -> u64 {
     }
     let matched = shard.replica.peers().into_iter().map(|peer| peer.matched);
     matched.min().map_or(before, |matched| matched.min(before))
+}
+
+/// After which entry the log is needed by a peer that gets on: with a snapshot that it fetches, or with the
+/// log itself.
+fn needed_after(shard: &LocalShard, snapshots: &Snapshots) -> Option<u64> {
+    let first = shard.replica.first_index();
+    let follows = shard
+        .replica
+        .peers()
+        .into_iter()
+        .filter(|peer| peer.active && peer.room != Room::Full && peer.matched + 1 >= first);
+    follows.map(|peer| peer.matched).chain(snapshots.pinned(shard.id)).min()
 }
 
 /// Drops the log up to `up_to`, with the next write.

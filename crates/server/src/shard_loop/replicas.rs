@@ -155,6 +155,7 @@ impl ShardLoop {
             Checkpoint::apart(shard, 0, self.log.position()),
         );
         local.is_new = true;
+        local.replica.set_room(self.room());
         self.offer_snapshots(&mut local);
         self.shards.insert(local);
         self.activate(usize::from(shard.0));

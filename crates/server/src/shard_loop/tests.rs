@@ -2,6 +2,7 @@
 
 mod log_kept;
 mod own_commands;
+mod room;
 
 use super::*;
 use crate::{
