@@ -1,4 +1,37 @@
-//! When a silent leader is given up: drawn from seed, replica and term, so that a simulation replays.
+//! Elections: when a silent leader is given up, and who stands. The timeout is drawn from seed, replica and
+//! term, so that a simulation replays.
+
+use crate::{Replica, StateMachine};
+use raft::StateRole;
+
+impl<M: StateMachine> Replica<M> {
+    /// One tick has passed.
+    pub fn tick(&mut self) {
+        self.look_at_stall();
+        let leads = self.node.raft.state == StateRole::Leader;
+        if !leads && !self.may_campaign() {
+            return;
+        }
+        if !leads && self.may_not_lead() {
+            self.let_time_pass();
+            return;
+        }
+        // Raft has drawn a timeout from the thread's randomness; it looks at it here alone.
+        let timeout = election_timeout(self.seed, self.id(), self.term(), self.election_ticks);
+        self.node.raft.set_randomized_election_timeout(timeout);
+        self.node.tick();
+        self.settle();
+    }
+
+    /// Tries to become leader now.
+    pub fn campaign(&mut self) {
+        if self.may_campaign() && !self.may_not_lead() {
+            // Refused only while membership changes are unapplied; then a later tick does it.
+            let _ = self.node.campaign();
+            self.settle();
+        }
+    }
+}
 
 /// Ticks of silence after which a replica campaigns in a term: from `ticks` to just under twice that.
 pub(crate) fn election_timeout(seed: u64, id: u64, term: u64, ticks: usize) -> usize {

@@ -69,6 +69,7 @@ mod reads;
 mod replica;
 mod restored;
 mod role;
+mod room;
 mod snapshot;
 mod stall;
 mod transfer;
@@ -86,6 +87,7 @@ pub use raft::eraftpb;
 pub use replica::{Applied, Config, Progress, Ready, Replica, StateMachine};
 pub use restored::{Error, Restored};
 pub use role::{NotLeader, ProposeRefused, Role};
+pub use room::Room;
 
 /// The consensus group of the control state; data shard `n` is group `n + 1`.
 pub const CONTROL_GROUP: u64 = 0;

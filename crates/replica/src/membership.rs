@@ -7,7 +7,7 @@
 use crate::eraftpb::{
     ConfChangeSingle, ConfChangeTransition, ConfChangeType, ConfChangeV2, ConfState,
 };
-use crate::{NotLeader, Replica, Role, StateMachine};
+use crate::{NotLeader, Replica, Role, Room, StateMachine};
 use raft::StateRole;
 
 /// One change of one member.
@@ -58,6 +58,8 @@ pub struct PeerProgress {
     /// Whether it was heard of within an election timeout, and holds something of the log. One that was
     /// only just let in is not active, however little it lacks.
     pub active: bool,
+    /// How much room its disk has, as it last said.
+    pub room: Room,
 }
 
 impl<M: StateMachine> Replica<M> {
@@ -112,6 +114,7 @@ impl<M: StateMachine> Replica<M> {
                 lag: last.saturating_sub(progress.matched),
                 // Raft takes whoever it has just let in for active, before a word was heard of it.
                 active: id == self.id() || (progress.recent_active && progress.matched > 0),
+                room: self.room_of(id),
             })
             .collect();
         peers.sort_unstable_by_key(|peer| peer.id);

@@ -7,18 +7,18 @@
 //! A group's history begins at index 1, term 1, where its first voters are set and no entry is: so
 //! whoever joins later starts behind the log, gets a snapshot, and learns the voters with it.
 
-use crate::election::election_timeout;
 use crate::log::{Log, LogReader, SnapshotSource};
 use crate::reads::Reads;
 use crate::restored::{Error, Restored};
 use crate::role::{NotLeader, ProposeRefused, Role};
+use crate::room::Room;
 use crate::stall::Stall;
 use crate::{eraftpb, message};
 use bytes::Bytes;
 use eraftpb::{ConfChangeV2, EntryType, MessageType};
 use protobuf::Message as _;
 use raft::{RawNode, ReadOnlyOption, SnapshotStatus, StateRole, Storage};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// What a group agrees on.
 pub trait StateMachine {
@@ -127,7 +127,7 @@ struct Proposal {
 pub struct Replica<M: StateMachine> {
     pub(crate) node: RawNode<Log>,
     machine: M,
-    seed: u64,
+    pub(crate) seed: u64,
     pub(crate) election_ticks: usize,
     entry_bytes_max: usize,
     /// It is not to lead.
@@ -135,6 +135,9 @@ pub struct Replica<M: StateMachine> {
     /// Index and term of an entry here that no message can carry, see [`Replica::resign`].
     pub(crate) unsendable: Option<(u64, u64)>,
     pub(crate) stall: Stall,
+    /// How much room its disk has, and those of others as they last said.
+    pub(crate) room: Room,
+    pub(crate) rooms: BTreeMap<u64, Room>,
     applied: u64,
     applied_term: u64,
     pub(crate) conf_state: eraftpb::ConfState,
@@ -205,6 +208,8 @@ impl<M: StateMachine> Replica<M> {
             declines: false,
             unsendable: None,
             stall: Stall::default(),
+            room: Room::default(),
+            rooms: BTreeMap::new(),
             applied: restored.applied,
             applied_term: restored.applied_term,
             conf_state: restored.conf_state,
@@ -273,9 +278,13 @@ impl<M: StateMachine> Replica<M> {
     ///
     /// # Panics
     /// If it proves that a committed entry differs or was lost here: going on would diverge.
-    pub fn step(&mut self, message: eraftpb::Message) {
+    pub fn step(&mut self, mut message: eraftpb::Message) {
         if !message::is_sound(&message, self.id(), self.last_index()) {
             return;
+        }
+        self.take_what_fits(&mut message);
+        if message.get_msg_type() == MessageType::MsgHeartbeatResponse {
+            self.hear_room(message.from, message.reject_hint);
         }
         match message.get_msg_type() {
             MessageType::MsgTimeoutNow => self.take_over(message),
@@ -284,33 +293,6 @@ impl<M: StateMachine> Replica<M> {
             _ => drop(self.node.step(message)),
         }
         self.settle();
-    }
-
-    /// One tick has passed.
-    pub fn tick(&mut self) {
-        self.look_at_stall();
-        let leads = self.node.raft.state == StateRole::Leader;
-        if !leads && !self.may_campaign() {
-            return;
-        }
-        if !leads && self.may_not_lead() {
-            self.let_time_pass();
-            return;
-        }
-        // Raft has drawn a timeout from the thread's randomness; it looks at it here alone.
-        let timeout = election_timeout(self.seed, self.id(), self.term(), self.election_ticks);
-        self.node.raft.set_randomized_election_timeout(timeout);
-        self.node.tick();
-        self.settle();
-    }
-
-    /// Tries to become leader now.
-    pub fn campaign(&mut self) {
-        if self.may_campaign() && !self.may_not_lead() {
-            // Refused only while membership changes are unapplied; then a later tick does it.
-            let _ = self.node.campaign();
-            self.settle();
-        }
     }
 
     /// Tells what came of a snapshot message to `to`. Nothing else is sent to it before this is told.
@@ -340,8 +322,10 @@ impl<M: StateMachine> Replica<M> {
         let entries = ready.take_entries();
         let committed = ready.take_committed_entries();
         let snapshot = Some(ready.snapshot().clone()).filter(|snapshot| !snapshot.is_empty());
-        let messages_now = ready.take_messages();
-        let messages = ready.take_persisted_messages();
+        let mut messages_now = ready.take_messages();
+        let mut messages = ready.take_persisted_messages();
+        self.tell_room(&mut messages_now);
+        self.tell_room(&mut messages);
         let hard_state = ready.hs().cloned();
         let must_sync = ready.must_sync();
         let metadata = snapshot.as_ref().map(|snapshot| snapshot.get_metadata().clone());

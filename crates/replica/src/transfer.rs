@@ -5,7 +5,7 @@
 //! once.
 
 use crate::eraftpb::{Message, MessageType};
-use crate::{Replica, StateMachine};
+use crate::{Replica, Room, StateMachine};
 use raft::StateRole;
 
 impl<M: StateMachine> Replica<M> {
@@ -59,7 +59,9 @@ impl<M: StateMachine> Replica<M> {
         {
             self.unsendable = None;
         }
-        self.declines || self.unsendable.is_some() || (self.rests() && !self.is_alone())
+        let is_full = self.room == Room::Full;
+        let is_unfit = (is_full || self.rests()) && !self.is_alone();
+        self.declines || self.unsendable.is_some() || is_unfit
     }
 
     /// Tells that peer `to` can't be reached: appends to it are probed instead of streamed, and

@@ -1,18 +1,27 @@
-//! DiskGuard: keeps a reserve of free disk space.
+//! DiskGuard: how much space the disk has left, and what may still be written.
 //!
-//! Below the reserve enqueues are refused; reads, claims and acks go on, and they are what frees space.
-//! A little above it the disk is low: in a cluster others are to lead before anything is refused. Both end
-//! by themselves.
+//! | free space | what happens |
+//! |---|---|
+//! | up to a tenth above the reserve | the disk is low: in a cluster others are to lead |
+//! | below the reserve | enqueues are refused; reads, claims and acks go on, and they are what frees space |
+//! | below the floor | nothing more is taken into the log; the node goes on to vote |
+//! | below a quarter of the floor | the node stands still |
+//!
+//! Each ends by itself when there is clearly more space. Without a reserve none of them begins.
 
-use crate::{Error, clock};
+use crate::{Error, clock, limits::DISK_FLOOR_BYTES_MAX};
 use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
+use taskyard_replica::Room;
 
-/// Free space is asked for after this long, or after this many bytes were written.
-const CHECK_AFTER: Duration = Duration::from_secs(1);
-const CHECK_AFTER_BYTES: u64 = 16 << 20;
+/// Free space is asked for at most this often: other programs fill a disk in no time.
+const CHECK_AFTER: Duration = Duration::from_millis(1);
+/// How often a disk that is short of space is looked at without being asked.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often a start that waits for room says so.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// Watches the disk of one directory.
 #[derive(Debug)]
@@ -24,8 +33,49 @@ pub(crate) struct DiskGuard {
     is_short: bool,
     /// It was near its reserve and has not had clearly more since: leaders should not come and go.
     is_low: bool,
+    /// It was below its floor, or below a quarter of that, and has not had clearly more since.
+    is_filled: bool,
+    stands_still: bool,
     checked_at: Instant,
-    written: u64,
+    /// Stands in for the file system.
+    #[cfg(test)]
+    pretended: Option<u64>,
+    /// What was taken and is not written yet.
+    taken: u64,
+}
+
+/// Free space below which a node takes nothing into its log.
+fn floor(reserve_bytes: u64) -> u64 {
+    (reserve_bytes / 4).min(DISK_FLOOR_BYTES_MAX)
+}
+
+/// Free space below which a node stands still: a vote may not fit.
+fn least(reserve_bytes: u64) -> u64 {
+    floor(reserve_bytes) / 4
+}
+
+/// Free space of the disk that `path` is on; `None` where the file system does not say.
+fn free_bytes(path: &Path) -> Option<u64> {
+    let found = path.ancestors().find_map(|path| rustix::fs::statvfs(path).ok())?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+/// Waits until a start fits on the disk of `path`. A start without room would fail half-way, and whoever
+/// starts the node again would do so for ever.
+pub(crate) async fn until_room(path: &Path, reserve_bytes: u64) {
+    let mut told_at: Option<Instant> = None;
+    while let Some(free) = free_bytes(path).filter(|free| *free < least(reserve_bytes)) {
+        if told_at.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+            told_at = Some(clock::real_now());
+            tracing::warn!(
+                "the disk of {} has {free} bytes left: this node starts as soon as there are {}; free \
+                 some space",
+                path.display(),
+                least(reserve_bytes)
+            );
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
 impl DiskGuard {
@@ -36,16 +86,61 @@ impl DiskGuard {
             free_bytes: u64::MAX,
             is_short: false,
             is_low: false,
+            is_filled: false,
+            stands_still: false,
             checked_at: clock::real_now(),
-            written: 0,
+            taken: 0,
+            #[cfg(test)]
+            pretended: None,
         };
         guard.look();
         guard
     }
 
-    /// This much was written to the log; about as much follows in checkpoints.
+    /// What was taken is written to the log now.
     pub(crate) fn note_written(&mut self, bytes: u64) {
-        self.written += bytes;
+        self.taken = 0;
+        self.free_bytes = self.free_bytes.saturating_sub(bytes);
+    }
+
+    /// Takes so many bytes for the log, if they fit above the floor.
+    pub(crate) fn take(&mut self, bytes: u64) -> Result<(), Error> {
+        let left = self.free_bytes.saturating_sub(self.taken).saturating_sub(bytes);
+        if !self.is_filled && left < floor(self.reserve_bytes) {
+            self.is_filled = true;
+            self.tell_filled();
+        }
+        if !self.is_filled {
+            self.taken += bytes;
+            return Ok(());
+        }
+        Err(Error::DiskFull(format!(
+            "the disk of {} has {} bytes left, too few for anything new; free some space and send it again",
+            self.path.display(),
+            self.free_bytes
+        )))
+    }
+
+    /// How much room a replica on this disk has.
+    pub(crate) fn room(&self) -> Room {
+        match (self.is_filled, self.is_low) {
+            (true, _) => Room::Full,
+            (false, true) => Room::Low,
+            (false, false) => Room::Enough,
+        }
+    }
+
+    /// Free space above the floor: what a checkpoint may take.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        match self.is_filled {
+            true => 0,
+            false => self.free_bytes.saturating_sub(floor(self.reserve_bytes)),
+        }
+    }
+
+    /// Whether anything may be written, be it a vote.
+    pub(crate) fn can_write(&self) -> bool {
+        !self.stands_still
     }
 
     /// Free space, as last seen.
@@ -67,19 +162,18 @@ impl DiskGuard {
     /// When to look again without being asked: while it is short of space, so that its recovery is
     /// told even if nobody enqueues.
     pub(crate) fn next_look(&self) -> Option<Instant> {
-        (self.is_short || self.is_low).then(|| self.checked_at + CHECK_AFTER)
+        (self.is_short || self.is_low || self.is_filled).then(|| self.checked_at + LOOK_EVERY)
     }
 
     /// Asks for the free space if that was long ago.
     pub(crate) fn check(&mut self) {
-        if self.written >= CHECK_AFTER_BYTES || self.checked_at.elapsed() >= CHECK_AFTER {
+        if self.checked_at.elapsed() >= CHECK_AFTER {
             self.look();
         }
     }
 
     /// Whether more tasks may be taken.
-    pub(crate) fn admit(&mut self) -> Result<(), Error> {
-        self.check();
+    pub(crate) fn admit(&self) -> Result<(), Error> {
         if !self.is_full() {
             return Ok(());
         }
@@ -92,11 +186,13 @@ impl DiskGuard {
 
     fn look(&mut self) {
         // Where the file system tells nothing, nothing is refused.
-        if let Ok(found) = rustix::fs::statvfs(&self.path) {
-            self.free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
+        let found = free_bytes(&self.path);
+        #[cfg(test)]
+        let found = self.pretended.or(found);
+        if let Some(free) = found {
+            self.free_bytes = free;
         }
         self.checked_at = clock::real_now();
-        self.written = 0;
         self.tell();
     }
 
@@ -114,6 +210,50 @@ impl DiskGuard {
             self.is_short = false;
             tracing::info!("the disk of {path} has {free} bytes left: enqueues are taken again");
         }
+        let (floor, least) = (floor(reserve), least(reserve));
+        // Half as much again, so that the next entry fits too.
+        let half_more = |bytes: u64| bytes + bytes / 2;
+        let was_filled = self.is_filled;
+        self.is_filled = free < if was_filled { half_more(floor) } else { floor };
+        if self.is_filled && !was_filled {
+            self.tell_filled();
+        } else if was_filled && !self.is_filled {
+            tracing::info!("the disk of {path} has {free} bytes left: entries are taken again");
+        }
+        let stood_still = self.stands_still;
+        self.stands_still = free < if stood_still { half_more(least) } else { least };
+        if self.stands_still && !stood_still {
+            tracing::error!(
+                "the disk of {path} has {free} bytes left: this node stands still until there are {}; \
+                 free some space",
+                half_more(least)
+            );
+        } else if stood_still && !self.stands_still {
+            tracing::info!("the disk of {path} has {free} bytes left: this node goes on");
+        }
+    }
+
+    /// From now on the disk has so much left.
+    #[cfg(test)]
+    pub(crate) fn pretend(&mut self, free_bytes: u64) {
+        self.pretended = Some(free_bytes);
+        self.look();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn reserve_bytes(&self) -> u64 {
+        self.reserve_bytes
+    }
+
+    fn tell_filled(&self) {
+        let floor = floor(self.reserve_bytes);
+        tracing::error!(
+            "the disk of {} has {} bytes left: this node takes nothing more into its log until there are \
+             {}, and goes on to vote; free some space",
+            self.path.display(),
+            self.free_bytes,
+            floor + floor / 2
+        );
     }
 }
 
@@ -124,7 +264,8 @@ mod tests {
     #[test]
     fn a_disk_below_its_reserve_is_full_in_plain_words() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(DiskGuard::new(dir.path(), 0).admit().is_ok());
+        let mut without = DiskGuard::new(dir.path(), 0);
+        assert!(without.admit().is_ok() && without.take(1 << 40).is_ok() && without.can_write());
         let error = DiskGuard::new(dir.path(), u64::MAX).admit().unwrap_err();
         assert_eq!(error.code(), "disk_full");
         assert!(error.to_string().contains("its reserve is 18446744073709551615"), "{error}");
@@ -168,5 +309,44 @@ mod tests {
             guard.tell();
             assert_eq!((guard.is_full(), guard.is_short), (is_full, is_short), "{free_bytes}");
         }
+    }
+
+    #[test]
+    fn below_its_floor_a_disk_takes_nothing_and_below_a_quarter_of_it_stands_still() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut guard = DiskGuard::new(dir.path(), 0);
+        guard.reserve_bytes = 64 << 20;
+        const MIB: u64 = 1 << 20;
+        for (free, room, can_write, room_bytes) in [
+            (80, Room::Enough, true, 64),
+            (70, Room::Low, true, 54),
+            (16, Room::Low, true, 0),
+            (15, Room::Full, true, 0),
+            (4, Room::Full, true, 0),
+            (3, Room::Full, false, 0),
+            (5, Room::Full, false, 0),
+            (6, Room::Full, true, 0),
+            (23, Room::Full, true, 0),
+            (24, Room::Low, true, 8),
+        ] {
+            guard.free_bytes = free * MIB;
+            guard.tell();
+            let found = (guard.room(), guard.can_write(), guard.room_bytes());
+            assert_eq!(found, (room, can_write, room_bytes * MIB), "with {free} MiB");
+            assert_eq!(guard.take(1).is_ok(), room != Room::Full && free > 16, "with {free} MiB");
+            guard.is_filled = room == Room::Full;
+        }
+    }
+
+    /// Many megabytes come in between two looks.
+    #[test]
+    fn what_is_taken_and_not_written_yet_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut guard = DiskGuard::new(dir.path(), 0);
+        (guard.reserve_bytes, guard.free_bytes) = (4_000, 1_500);
+        assert!(guard.take(300).is_ok() && guard.take(200).is_ok());
+        let refused = guard.take(1).unwrap_err();
+        assert!(refused.to_string().contains("has 1500 bytes left, too few"), "{refused}");
+        assert_eq!(guard.room(), Room::Full);
     }
 }

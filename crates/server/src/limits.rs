@@ -123,6 +123,12 @@ taskyard_machine::limits! {
     TURN_LOG_BYTES_MAX: usize = 16 << 20, "bytes";
     /// Log of a shard after which it is checkpointed: bounds the replay at the next start.
     CHECKPOINT_LOG_BYTES_MAX: u64 = 64 << 20, "bytes";
+    /// Log of all shards of a node that is written before an old entry goes: each changed shard is checkpointed within this (half of it, with other replicas), and an entry is kept no longer for a replica that is down.
+    LOG_KEPT_BYTES_MAX: u64 = 384 << 20, "bytes";
+    /// The same while another replica is getting a snapshot that the entry follows, or is catching up with the log, and this node's disk has room. Beyond that the other replica begins anew.
+    LOG_PINNED_BYTES_MAX: u64 = 4 << 30, "bytes";
+    /// Free disk space below which a node takes nothing more into its log, at most; otherwise a quarter of the reserve. It goes on to vote, and stands still below a quarter of this.
+    DISK_FLOOR_BYTES_MAX: u64 = 256 << 20, "bytes";
     /// Changed records of a shard after which it is checkpointed: bounds the batch that is written at once.
     DIRTY_RECORDS_MAX: usize = 200_000, "records";
     /// How long a change may wait for a checkpoint.

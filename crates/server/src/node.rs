@@ -6,6 +6,7 @@ use crate::{
     cluster::{About, Cluster, ClusterHandler, Entrance, Operation, enter},
     data_dir::known_peers,
     descriptors,
+    disk::until_room,
     front::{FaktoryDoor, Hosts, Tls},
     limits,
     peer::{PeerConfig, PeerNetwork},
@@ -42,9 +43,11 @@ pub struct Node {
 
 impl Node {
     /// Opens the data directory, joining a cluster if it is told to and the directory is new, recovers
-    /// every shard and starts to listen. Joining takes as long as it takes: drop the future to give up.
+    /// every shard and starts to listen. Waits for room on a disk that is full. Both take as long as
+    /// they take: drop the future to give up.
     pub async fn start(config: Config) -> Result<Node, StartError> {
         config.validate()?;
+        until_room(&config.data, config.disk_reserve_bytes).await;
         // Before the data directory: a port that is taken is found out in no time.
         let mut listener = listen_for_clients(config.listen).await?;
         let mut faktory_listener = listen_for_clients(config.faktory).await?;

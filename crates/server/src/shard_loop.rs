@@ -17,10 +17,12 @@ mod hand_over;
 mod held;
 mod install;
 mod local;
+mod log_age;
 mod memory;
 mod peers;
 mod recover;
 mod replicas;
+mod room;
 mod settle;
 mod snapshots;
 mod spares;
@@ -48,12 +50,13 @@ use crate::{
     },
     telemetry::Telemetry,
 };
-use checkpoints::Checkpoints;
+use checkpoints::{At, Checkpoints};
 use control::LocalControl;
 use hand_over::HandOver;
 use held::Held;
 use local::{LocalShard, Waiting};
 use memory::MemoryBudget;
+use room::DiskRoom;
 use settle::PartialAnswers;
 use std::{
     any::Any,
@@ -179,9 +182,12 @@ pub(crate) struct ShardLoop {
     /// Slots of `partial` that are empty.
     partial_free: Vec<usize>,
     disk: DiskGuard,
+    disk_room: DiskRoom,
     memory: MemoryBudget,
     /// Log written since files were last freed.
     log_bytes_untidy: u64,
+    /// A checkpoint was written: once its cut of the log is synced, files may be freed.
+    is_untidy: bool,
     turn_events: Vec<Event>,
     events: broadcast::Sender<Arc<Vec<Event>>>,
     telemetry: Arc<Telemetry>,
@@ -234,8 +240,10 @@ impl ShardLoop {
             partial: Vec::new(),
             partial_free: Vec::new(),
             disk,
+            disk_room: DiskRoom::default(),
             memory: MemoryBudget::new(parts.memory_bytes_max),
             log_bytes_untidy: 0,
+            is_untidy: false,
             turn_events: Vec::new(),
             events: parts.events,
             telemetry: parts.telemetry,
@@ -248,6 +256,7 @@ impl ShardLoop {
             this.shards[number].replica.set_snapshot_source(source);
             this.activate(number);
         }
+        this.look_at_disk();
         this
     }
 
@@ -277,6 +286,7 @@ impl ShardLoop {
             self.real = clock::real_now();
             // Before anything is taken for late.
             self.make_up(wait);
+            self.look_at_disk();
             while let Some(input) = inputs.next() {
                 self.accept(input)?;
             }
@@ -292,7 +302,8 @@ impl ShardLoop {
                 self.look_if_up();
             }
             self.publish();
-            self.checkpoints.step(&mut self.shards, &self.checkpointer, self.reading.monotonic);
+            let at = At { now: self.reading.monotonic, log: self.log.position() };
+            self.checkpoints.step(&mut self.shards, &self.checkpointer, &self.snapshots, at);
             self.checkpoints.look(self.real)?;
             if self.has_stopped() {
                 return Ok(());
@@ -342,10 +353,13 @@ impl ShardLoop {
             for at in [shard.waiters.next_look(), shard.outbox.next_look()].into_iter().flatten() {
                 until(at.saturating_duration_since(self.real), false);
             }
-            if let Some(at) = shard.compares_at() {
+            if let Some(at) = shard.compares_at()
+                && self.may_append(usize::from(shard.id.0))
+            {
                 until(at.saturating_duration_since(now), true);
             }
             if self.checkpoints.may_begin()
+                && self.checkpoints.has_room_for(shard)
                 && let Some(at) = shard.checkpoint.due_at()
             {
                 until(at.saturating_duration_since(now), true);
@@ -542,6 +556,10 @@ impl ShardLoop {
         Error::Unavailable("this node is stopping; send it to another one, or again later".into())
     }
 
+    fn still_error() -> Error {
+        Error::Unavailable("the disk of this node is full; free some space, then ask again".into())
+    }
+
     fn has_stopped(&self) -> bool {
         let Course::Stopping { until } = self.course else { return false };
         let is_quiet = self.active.is_empty()
@@ -550,7 +568,7 @@ impl ShardLoop {
             && self
                 .shards
                 .iter()
-                .all(|shard| shard.checkpoint.is_idle() && !shard.checkpoint.is_wanted());
+                .all(|shard| shard.checkpoint.is_idle() && !self.checkpoints.wants(shard));
         // Without its peers a leader's calls may never end.
         let is_over = self.real >= until;
         (is_quiet && (is_written || is_over)) || (is_over && self.ticks())

@@ -52,7 +52,7 @@ Rules for Prometheus; the times are a beginning, to be set by what you can bear.
 # Leaders come and go: nodes are overloaded, or the network between them is bad.
 - alert: TaskyardLeadersChange
   expr: increase(taskyard_leader_changes_total[10m]) > 3 * scalar(max(taskyard_shards))
-# It lets others lead; below the reserve it refuses enqueues.
+# It lets others lead; below the reserve it refuses enqueues, and close to the end it stands still.
 - alert: TaskyardDiskLow
   expr: taskyard_disk_low == 1 or taskyard_disk_full == 1
 - alert: TaskyardMemoryFull

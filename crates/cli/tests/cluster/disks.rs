@@ -1,10 +1,12 @@
-//! Disks of a cluster of three. One is damaged or really full: the node on it ends and says why, the others
-//! go on, and the node is rebuilt from them. One is nearly full: the others lead, until all are.
+//! Disks of a cluster of three. One is damaged: the node on it ends and says why, the others go on, and the
+//! node is rebuilt from them. One is nearly full: the others lead, until all are. One is full: its node
+//! stays up, and follows again once there is room.
 
 use crate::{
     cluster::{
         history::Answer,
         load::{QUEUES, queue},
+        namespaces::{Namespaces, with_namespaces},
         nodes::{NODES, Nodes},
         plain::Plain,
     },
@@ -15,21 +17,22 @@ use crate::{
 };
 use serde_json::Value;
 use std::{
-    fs::{self, File, OpenOptions},
-    io::Write,
+    fs::{self, OpenOptions},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
-use taskyard_proto::v1::{EnqueueRequest, NewTask};
 
-/// Enough for a node to start, little enough to be filled.
-const DISK: &str = "24m";
-/// What fills it.
-const LARGE_BYTES: usize = 512 << 10;
 /// A disk that a node keeps a good part of free.
 const ROOMY: &str = "96m";
 const ROOMY_RESERVE: &str = "24M";
+/// Less free space than that reserve, and than a quarter of it.
+const BELOW_RESERVE: u64 = 20 << 20;
+const BELOW_FLOOR: u64 = 4 << 20;
 /// A reserve that no disk has.
 const RESERVE_OF_ALL: &str = "1000000G";
 
@@ -55,7 +58,7 @@ fn rebuild(nodes: &mut Nodes, place: usize, lost: u64, disk: Option<&'static str
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_with_a_damaged_log_or_a_full_disk_end_and_are_rebuilt_while_the_others_go_on() {
+async fn a_node_with_a_damaged_log_ends_and_is_rebuilt_while_the_others_go_on() {
     let mut nodes = Nodes::form(NODES);
     write_everywhere(&nodes, 1, "well").await;
 
@@ -69,21 +72,78 @@ async fn nodes_with_a_damaged_log_or_a_full_disk_end_and_are_rebuilt_while_the_o
         format!("`taskyard cluster remove {lost} --force`, then start this one with a new data");
     assert!(said.contains(&how) && said.contains("--join"), "{said}");
     write_everywhere(&nodes, 1, "damaged").await;
-    if let Err(why) = needs::disks() {
-        Need::Disks.skip(why);
-        return rebuild(&mut nodes, 2, lost, None);
-    }
-    rebuild(&mut nodes, 2, lost, Some(DISK));
-
-    let lost = nodes.number(2);
-    let full = tokio::spawn(fill(nodes.nodes[0].url()));
-    let said = nodes.until_failed(2);
-    full.abort();
-    assert!(said.contains("No space left on device"), "{said}");
-    assert!(said.contains("nothing unsynced was acknowledged; check the disk"), "{said}");
-    write_everywhere(&nodes, 1, "full").await;
     rebuild(&mut nodes, 2, lost, None);
     write_everywhere(&nodes, 2, "rebuilt").await;
+}
+
+/// Leaves so much of the disk that a folder is on, in one step.
+fn leave(folder: &Path, left: u64) {
+    let filler = OpenOptions::new().create(true).append(true).open(folder.join("filler")).unwrap();
+    let found = rustix::fs::statvfs(folder).unwrap();
+    let held = filler.metadata().unwrap().len();
+    let free = found.f_bavail * found.f_frsize;
+    match free.checked_sub(left) {
+        Some(more) => {
+            rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), held, more)
+                .unwrap();
+        }
+        None => filler.set_len(held.saturating_sub(left - free)).unwrap(),
+    }
+}
+
+/// A full disk ended the node, which came back to the same end for as long as it was full.
+#[test]
+fn a_node_whose_disk_is_full_stays_up_starts_again_and_follows_when_there_is_room() {
+    let name = "cluster::disks::a_node_whose_disk_is_full_stays_up_starts_again_and_follows_when_there_is_room";
+    with_namespaces(name, async {
+        let mut nodes = Nodes::form_on_disks(Box::new(Namespaces::new()), NODES, ROOMY);
+        nodes.stop(2);
+        nodes.set_reserve(2, Some(ROOMY_RESERVE));
+        nodes.start(2);
+        nodes.until_settled();
+        let data = nodes.nodes[2].data();
+        let until_said = |nodes: &Nodes, words: &str, times: usize| {
+            until(&format!("node 2 has said: {words}"), || nodes.nodes[2].said(words) >= times);
+        };
+        let (full, still) = ("takes nothing more into its log", "this node stands still");
+
+        leave(&data, BELOW_FLOOR);
+        until_said(&nodes, full, 1);
+        for place in 0..nodes.len() {
+            write_everywhere(&nodes, place, &format!("full-{place}")).await;
+        }
+        nodes.fill_disk(2);
+        until_said(&nodes, still, 1);
+        write_everywhere(&nodes, 0, "no-room-at-all").await;
+
+        // One that is started anew waits, rather than fail half-way.
+        nodes.kill(2);
+        nodes.start(2);
+        until_said(&nodes, "this node starts as soon as", 1);
+        write_everywhere(&nodes, 1, "waiting").await;
+        leave(&data, BELOW_FLOOR);
+        until_said(&nodes, full, 2);
+        write_everywhere(&nodes, 1, "full-again").await;
+
+        fs::remove_file(data.join("filler")).unwrap();
+        nodes.until_settled();
+        until_low(&nodes, 2, false);
+        write_everywhere(&nodes, 2, "room-again").await;
+        nodes.stop(2);
+    });
+}
+
+/// Enqueues through a node until it is told to end; whether that was ever refused for want of room.
+async fn was_refused(url: String, is_over: Arc<AtomicBool>) -> bool {
+    let node = Plain::to(&url);
+    let mut refused = false;
+    let mut number = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        let answer = node.enqueue(&queue(number % QUEUES), &format!("{url}-{number}")).await;
+        refused |= answer == Answer::Rejected("disk_full".into());
+        number += 1;
+    }
+    refused
 }
 
 /// Whether the node at a place is low on disk, and how many groups it leads, as the first one says.
@@ -118,21 +178,21 @@ async fn a_leader_whose_disk_fills_up_hands_over_and_leads_again_when_it_has_roo
     rebuild(&mut nodes, 2, lost, Some(ROOMY));
     until_low(&nodes, 2, false);
     let data = nodes.nodes[2].data_inside();
-    let mut filler = File::create(data.join("filler")).unwrap();
-    let free_bytes = || {
-        let found = rustix::fs::statvfs(&data).unwrap();
-        found.f_bavail * found.f_frsize
-    };
-    while free_bytes() > 20 << 20 {
-        filler.write_all(&[0; 1 << 16]).unwrap();
-    }
+    let is_over = Arc::new(AtomicBool::new(false));
+    let clients = nodes.urls().into_iter().map(|url| was_refused(url, Arc::clone(&is_over)));
+    let clients: Vec<_> = clients.map(tokio::spawn).collect();
+    // Between two looks: nobody has seen it near its reserve.
+    leave(&data, BELOW_RESERVE);
     until_low(&nodes, 2, true);
+    is_over.store(true, Ordering::Relaxed);
+    for client in clients {
+        assert!(!client.await.unwrap(), "there was room on two other disks");
+    }
     for place in 0..nodes.len() {
         write_everywhere(&nodes, place, &format!("low-{place}")).await;
     }
     assert_eq!(low_and_leads(&nodes, 2), Some((true, 0)));
     fs::remove_file(data.join("filler")).unwrap();
-    drop(filler);
     until_low(&nodes, 2, false);
     write_everywhere(&nodes, 2, "roomy").await;
 }
@@ -184,15 +244,4 @@ fn damage(file: &Path) {
     let mut byte = [0];
     file.read_exact_at(&mut byte, 1_000).unwrap();
     file.write_all_at(&[!byte[0]], 1_000).unwrap();
-}
-
-/// Writes large tasks to all queues, for ever.
-async fn fill(url: String) {
-    let mut client = Plain::to(&url).0;
-    for number in (0..QUEUES).cycle() {
-        let (queue, payload) = (queue(number), vec![0; LARGE_BYTES].into());
-        let task = NewTask { queue, payload, r#type: "large".into(), ..NewTask::default() };
-        // The full node takes none of those that it leads any more, for as long as it lives.
-        let _ = client.enqueue(EnqueueRequest { task: Some(task) }).await;
-    }
 }

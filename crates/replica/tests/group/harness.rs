@@ -82,6 +82,8 @@ pub(crate) struct Group {
     pub(crate) dropped: Vec<u64>,
     pub(crate) reads: Vec<u64>,
     pub(crate) reads_dropped: Vec<u64>,
+    /// Entries that each replica was sent.
+    pub(crate) entries_sent: BTreeMap<u64, usize>,
 }
 
 impl Group {
@@ -98,6 +100,7 @@ impl Group {
             dropped: Vec::new(),
             reads: Vec::new(),
             reads_dropped: Vec::new(),
+            entries_sent: BTreeMap::new(),
         };
         for &id in voters {
             group.add(id, Restored::first(voters));
@@ -229,6 +232,7 @@ impl Group {
                 return;
             };
             let (from, to) = (message.from, message.to);
+            *self.entries_sent.entry(to).or_default() += message.entries.len();
             let is_lost = self.saturated.contains(&from) && !message.entries.is_empty();
             let reachable =
                 !is_lost && !self.cut_off.contains(&from) && !self.cut_off.contains(&to);

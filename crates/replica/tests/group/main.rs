@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap here is a failed test")]
 
 mod harness;
+mod room;
 mod stall;
 mod transfer;
 

@@ -6,7 +6,7 @@
 //! transfer of a shard is under way, and each order ends with one input to the loop, unless a newer one or
 //! the end of the replica takes its place.
 
-use super::snapshots::{PartReply, PartRequest, SnapshotOffer};
+use super::snapshots::{PartReply, PartRequest, SnapshotOffer, Wants};
 use crate::{
     checkpoint::{
         Arrived, Cut, Failure, InstallError, Part, Position, Report, SnapshotId, Store, StoreError,
@@ -21,7 +21,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -37,6 +37,8 @@ const BYTES_PER_SECOND: u64 = 64 << 20;
 const PART_FOR_MAX: Duration = Duration::from_secs(30);
 /// An order that waits for its turn tells its source so often that it still does.
 const KEEP_EVERY: Duration = Duration::from_secs(20);
+/// How often a transfer that waits for room on the disk looks again.
+const ROOM_EVERY: Duration = Duration::from_secs(1);
 /// A source that answers nothing for so long is given up: it has closed its view by then.
 const SILENT_FOR_MAX: Duration = Duration::from_secs(60);
 const RETRY_AFTER_MIN: Duration = Duration::from_millis(50);
@@ -86,6 +88,17 @@ impl SnapshotOrder {
         let metadata = self.message.get_snapshot().get_metadata();
         let conf_state = metadata.get_conf_state().clone();
         Cut { index: metadata.index, term: metadata.term, conf_state }
+    }
+
+    /// The same order for another snapshot of the same source: raft's message brings that one instead.
+    fn with(mut self, cut: Cut) -> SnapshotOrder {
+        let offer = SnapshotOffer { source: self.source, shard: self.shard, index: cut.index };
+        let snapshot = self.message.mut_snapshot();
+        snapshot.data = offer.encode();
+        let metadata = snapshot.mut_metadata();
+        (metadata.index, metadata.term) = (cut.index, cut.term);
+        metadata.set_conf_state(cut.conf_state);
+        self
     }
 
     /// Which snapshot it is.
@@ -142,6 +155,8 @@ struct Shared {
     /// When the next part may be asked for.
     next_part_at: Mutex<Option<Instant>>,
     running: Mutex<BTreeMap<ShardId, Running>>,
+    /// The disk has no room for more.
+    is_paused: AtomicBool,
     /// Of all parts that have come.
     bytes_fetched: AtomicU64,
 }
@@ -165,6 +180,7 @@ impl Fetcher {
             turns: Semaphore::new(TRANSFERS_MAX),
             next_part_at: Mutex::default(),
             running: Mutex::default(),
+            is_paused: AtomicBool::new(false),
             bytes_fetched: AtomicU64::new(0),
         }))
     }
@@ -178,6 +194,11 @@ impl Fetcher {
             Some(other) => other.next = Some(order),
             None => self.0.begin(&mut running, order),
         }
+    }
+
+    /// Asks for no more parts while the disk has no room for them, or goes on.
+    pub(crate) fn pause(&self, is_paused: bool) {
+        self.0.is_paused.store(is_paused, Ordering::Release);
     }
 
     /// The loop has taken what came: from here on it knows itself what it wants.
@@ -288,18 +309,21 @@ struct Transfer {
 }
 
 impl Transfer {
-    async fn run(self) {
+    async fn run(mut self) {
         let fetched = self.fetch().await;
         self.shared.end(self.shard, fetched);
     }
 
-    async fn fetch(&self) -> Result<Machine, FetchError> {
-        let _turn = self.turn().await?;
+    async fn fetch(&mut self) -> Result<Machine, FetchError> {
+        let shared = Arc::clone(&self.shared);
+        let _turn = self.turn(&shared).await?;
+        self.begin().await?;
         let (shard, id) = (self.shard, self.id);
         let mut arrived = self.with_store(move |store| store.begin_install(shard, id)).await?;
         let mut restarts = 0;
         while !arrived.position.is_end() {
             self.shared.running().entry(shard).and_modify(|running| running.bytes = arrived.bytes);
+            self.until_room().await?;
             let from = arrived.position.clone();
             let part = self.part(from.clone()).await?;
             let wait = self.shared.pace(part.records.len() as u64);
@@ -316,14 +340,17 @@ impl Transfer {
     }
 
     /// Waits for its turn. The source keeps the snapshot meanwhile.
-    async fn turn(&self) -> Result<tokio::sync::SemaphorePermit<'_>, FetchError> {
+    async fn turn<'a>(
+        &self,
+        shared: &'a Shared,
+    ) -> Result<tokio::sync::SemaphorePermit<'a>, FetchError> {
         loop {
-            let turn = tokio::time::timeout(KEEP_EVERY, self.shared.turns.acquire()).await;
+            let turn = tokio::time::timeout(KEEP_EVERY, shared.turns.acquire()).await;
             match turn {
                 Ok(turn) => return turn.map_err(|_| FetchError::Failed("the node ends".into())),
                 Err(_elapsed) => {
                     // One that is not reached now may be when the turn comes.
-                    if matches!(self.ask(None).await, Ok(PartReply::Gone)) {
+                    if matches!(self.ask(Wants::Keep).await, Ok(PartReply::Gone)) {
                         return Err(FetchError::Gone);
                     }
                 }
@@ -331,25 +358,61 @@ impl Transfer {
         }
     }
 
-    async fn ask(&self, from: Option<Position>) -> Result<PartReply, CallError> {
-        let request = PartRequest { shard: self.shard, index: self.id.index, from };
+    /// Waits while the disk has no room. The source keeps the snapshot meanwhile.
+    async fn until_room(&self) -> Result<(), FetchError> {
+        while self.shared.is_paused.load(Ordering::Acquire) {
+            if matches!(self.ask(Wants::Keep).await, Ok(PartReply::Gone)) {
+                return Err(FetchError::Gone);
+            }
+            tokio::time::sleep(ROOM_EVERY).await;
+        }
+        Ok(())
+    }
+
+    /// Begins with the newest snapshot that the source has by now, or goes on with one that has begun.
+    async fn begin(&mut self) -> Result<(), FetchError> {
+        let begun = match self.answer(Wants::Begin(self.id.replica)).await? {
+            PartReply::Begun(cut) => PartReply::begun(&cut),
+            _ => None,
+        };
+        let Some(cut) = begun.filter(|cut| cut.index >= self.id.index) else {
+            return Err(FetchError::Failed("what it begins with can't be read".into()));
+        };
+        let mut running = self.shared.running();
+        let Some(running) = running.get_mut(&self.shard) else {
+            return Err(FetchError::Failed("it is not wanted any more".into()));
+        };
+        if cut.index > self.id.index {
+            running.order = running.order.clone().with(cut);
+            self.id = running.order.id();
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, wants: Wants) -> Result<PartReply, CallError> {
+        let request = PartRequest { shard: self.shard, index: self.id.index, wants };
         let call = self.network.call(self.id.source, request.encode(), PART_FOR_MAX);
         let reply = call.await?;
         Ok(PartReply::decode(&reply).unwrap_or_else(|error| PartReply::Failed(error.what)))
     }
 
-    /// The part at a position, however often the connection breaks.
+    /// The part at a position.
     async fn part(&self, from: Position) -> Result<Part, FetchError> {
+        match self.answer(Wants::Part(from)).await? {
+            PartReply::Part(part) => Ok(part),
+            _ => Err(FetchError::Failed("a part was asked for, and none came".into())),
+        }
+    }
+
+    /// What the source answers, however often the connection breaks.
+    async fn answer(&self, wants: Wants) -> Result<PartReply, FetchError> {
         let begun = clock::real_now();
         let mut pause = RETRY_AFTER_MIN;
         loop {
-            match self.ask(Some(from.clone())).await {
-                Ok(PartReply::Part(part)) => return Ok(part),
+            match self.ask(wants.clone()).await {
                 Ok(PartReply::Gone) => return Err(FetchError::Gone),
                 Ok(PartReply::Failed(why)) => return Err(FetchError::Failed(why)),
-                Ok(PartReply::Kept) => {
-                    return Err(FetchError::Failed("a part was asked for, and none came".into()));
-                }
+                Ok(reply) => return Ok(reply),
                 Err(error) if begun.elapsed() >= SILENT_FOR_MAX || self.has_next() => {
                     return Err(FetchError::Failed(error.to_string()));
                 }
@@ -378,7 +441,14 @@ impl Transfer {
             }
             loaded
         });
-        loaded.await.map_err(FetchError::Failed)
+        // A large state takes a while, and the log after it is kept only for as long as somebody asks.
+        let mut loaded = std::pin::pin!(loaded);
+        loop {
+            match tokio::time::timeout(KEEP_EVERY, &mut loaded).await {
+                Ok(loaded) => return loaded.map_err(FetchError::Failed),
+                Err(_elapsed) => drop(self.ask(Wants::Keep).await),
+            }
+        }
     }
 
     /// Does what touches the disk on a thread that may wait for it.

@@ -6,15 +6,19 @@
 //! checkpoint is registered again with raft's next message, and the transfer goes on. A replica that asks
 //! again, as after a crash, is offered the checkpoint that it was getting, for as long as the log follows
 //! it: newer ones come all the time, and it would never get to the end of one.
+//!
+//! An offer may wait for its turn behind those of other shards, so a transfer begins with the newest
+//! checkpoint there is by then. From that moment on the log after the checkpoint is kept, as far as a
+//! bound allows: a snapshot that the log does not follow is of no use to its receiver.
 
 use super::{call_kind, kept::KeptCopies};
 use crate::{
-    checkpoint::{Cut, Part, Position, Store, View},
+    checkpoint::{Cut, Part, Position, Store, View, decode_cut, encode_cut},
     clock,
 };
 use bytes::Bytes;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -50,7 +54,7 @@ pub(crate) struct SnapshotOffer {
 wire_struct!(SnapshotOffer { source, shard, index });
 
 impl SnapshotOffer {
-    fn encode(&self) -> Bytes {
+    pub(super) fn encode(&self) -> Bytes {
         encode_for_node(VERSION, self).into()
     }
 
@@ -60,16 +64,28 @@ impl SnapshotOffer {
     }
 }
 
-/// Asks for a part of a snapshot.
+/// Asks for something of a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PartRequest {
     pub shard: ShardId,
     pub index: u64,
-    /// Where it begins; `None` only keeps the snapshot for later.
-    pub from: Option<Position>,
+    pub wants: Wants,
 }
 
-wire_struct!(PartRequest { shard, index, from });
+wire_struct!(PartRequest { shard, index, wants });
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wants {
+    /// The snapshot is to be kept for later.
+    Keep,
+    /// The transfer to this replica begins: which snapshot it is to get, the one that was offered or a
+    /// newer one.
+    Begin(u64),
+    /// The part that begins here.
+    Part(Position),
+}
+
+wire_enum!(Wants { 1 => Keep, 2 => Begin(to), 3 => Part(position) });
 
 impl PartRequest {
     /// The whole call, with its kind.
@@ -90,11 +106,18 @@ pub(super) enum PartReply {
     Gone,
     /// It can't be read, or the request can't; says why.
     Failed(String),
+    /// The snapshot to get, as [`encode_cut`] writes it.
+    Begun(Vec<u8>),
 }
 
-wire_enum!(PartReply { 1 => Part(part), 2 => Kept, 3 => Gone, 4 => Failed(why) });
+wire_enum!(PartReply { 1 => Part(part), 2 => Kept, 3 => Gone, 4 => Failed(why), 5 => Begun(cut) });
 
 impl PartReply {
+    /// The snapshot that a transfer begins with.
+    pub(super) fn begun(bytes: &[u8]) -> Option<Cut> {
+        decode_cut(bytes)
+    }
+
     pub(super) fn decode(bytes: &[u8]) -> Result<PartReply, DecodeError> {
         decode_from_node(VERSION, bytes)
     }
@@ -104,15 +127,15 @@ struct Offered {
     view: Arc<View>,
     cut: Cut,
     used_at: Instant,
-    /// The replicas that raft sent it to.
-    to: BTreeSet<u64>,
+    /// The replicas that raft sent it to, and whether their transfers have begun.
+    to: BTreeMap<u64, bool>,
 }
 
 impl Offered {
     /// What raft sends a replica of it.
     fn offer(&mut self, me: NodeId, shard: ShardId, to: u64, now: Instant) -> SnapshotState {
         self.used_at = now;
-        self.to.insert(to);
+        self.to.entry(to).or_default();
         let Cut { index, term, conf_state } = self.cut.clone();
         let data = SnapshotOffer { source: me, shard, index }.encode();
         SnapshotState { index, term, conf_state, data }
@@ -124,7 +147,7 @@ struct State {
     store: Option<Arc<Store>>,
     offered: BTreeMap<(ShardId, u64), Offered>,
     /// Shards that need a newer checkpoint for somebody.
-    wanted: BTreeSet<ShardId>,
+    wanted: std::collections::BTreeSet<ShardId>,
     /// Those to whom something was offered that nobody fetched to its end.
     unused: Vec<(ShardId, u64)>,
 }
@@ -133,14 +156,14 @@ impl State {
     /// The newest that a replica was offered before, unless the log begins after it by now.
     fn begun(&mut self, shard: ShardId, index_min: u64, to: u64) -> Option<&mut Offered> {
         let offered = self.offered.range_mut((shard, index_min)..=(shard, u64::MAX));
-        offered.rev().map(|(_, offered)| offered).find(|offered| offered.to.contains(&to))
+        offered.rev().map(|(_, offered)| offered).find(|offered| offered.to.contains_key(&to))
     }
 
     fn close_unused(&mut self, now: Instant) {
         self.offered.retain(|(shard, _), offered| {
             let is_used = now.saturating_duration_since(offered.used_at) < UNUSED_FOR_MAX;
             if !is_used {
-                self.unused.extend(offered.to.iter().map(|to| (*shard, *to)));
+                self.unused.extend(offered.to.keys().map(|to| (*shard, *to)));
             }
             is_used
         });
@@ -163,7 +186,7 @@ impl Snapshots {
         let state = State {
             store: Some(Arc::clone(store)),
             offered: BTreeMap::new(),
-            wanted: BTreeSet::new(),
+            wanted: Default::default(),
             unused: Vec::new(),
         };
         Arc::new(Snapshots {
@@ -193,7 +216,7 @@ impl Snapshots {
     }
 
     /// Shards that need a checkpoint now, since the last one does not help a peer. Asked each tick.
-    pub(crate) fn take_wanted(&self) -> BTreeSet<ShardId> {
+    pub(crate) fn take_wanted(&self) -> std::collections::BTreeSet<ShardId> {
         std::mem::take(&mut self.lock().wanted)
     }
 
@@ -204,6 +227,27 @@ impl Snapshots {
         let mut state = self.lock();
         state.close_unused(now);
         std::mem::take(&mut state.unused)
+    }
+
+    /// The oldest snapshot of a shard that is being fetched: the log after it is needed.
+    pub(crate) fn pinned(&self, shard: ShardId) -> Option<u64> {
+        let state = self.lock();
+        let mut offered = state.offered.range((shard, 0)..=(shard, u64::MAX));
+        let is_fetched = |offered: &Offered| offered.to.values().any(|has_begun| *has_begun);
+        offered.find(|(_, offered)| is_fetched(offered)).map(|((_, index), _)| *index)
+    }
+
+    /// The log of a shard begins after `index` now: older snapshots of it are of no use to anybody.
+    pub(crate) fn overtaken(&self, shard: ShardId, index: u64) {
+        let mut state = self.lock();
+        let State { offered, unused, .. } = &mut *state;
+        offered.retain(|(of, at), old| {
+            let is_older = *of == shard && *at < index;
+            if is_older {
+                unused.extend(old.to.keys().map(|to| (shard, *to)));
+            }
+            !is_older
+        });
     }
 
     /// Answers a call of the kind `SNAPSHOT`; `request` is what follows the kind.
@@ -220,9 +264,16 @@ impl Snapshots {
         served.await.unwrap_or_else(failed).into()
     }
 
-    fn reply(&self, PartRequest { shard, index, from }: &PartRequest) -> PartReply {
+    fn reply(&self, PartRequest { shard, index, wants }: &PartRequest) -> PartReply {
         let Some(view) = self.used(*shard, *index) else { return PartReply::Gone };
-        let Some(from) = from else { return PartReply::Kept };
+        let from = match wants {
+            Wants::Keep => return PartReply::Kept,
+            Wants::Begin(to) => {
+                let begun = self.begin(*shard, *index, *to);
+                return begun.map_or(PartReply::Gone, |cut| PartReply::Begun(encode_cut(&cut)));
+            }
+            Wants::Part(from) => from,
+        };
         match view.part(*shard, from, PART_BYTES) {
             Ok(part) => {
                 self.bytes_sent.fetch_add(part.records.len() as u64, Ordering::Relaxed);
@@ -230,6 +281,35 @@ impl Snapshots {
             }
             Err(error) => PartReply::Failed(error.to_string()),
         }
+    }
+
+    /// A transfer begins: with the newest checkpoint, unless some of the one that was offered is there.
+    pub(crate) fn begin(&self, shard: ShardId, index: u64, to: u64) -> Option<Cut> {
+        let view = self.lock().store.as_ref()?.view();
+        let newest = view.cut(shard).ok().flatten();
+        let newest = newest.filter(|cut| cut.index > index && knows(&cut.conf_state, to));
+        let now = clock::real_now();
+        let mut state = self.lock();
+        let offered = state.offered.get_mut(&(shard, index))?;
+        let has_begun = offered.to.get(&to).copied().unwrap_or_default();
+        let Some(cut) = newest.filter(|_| !has_begun) else {
+            offered.to.insert(to, true);
+            return Some(offered.cut.clone());
+        };
+        offered.to.remove(&to);
+        if offered.to.is_empty() {
+            state.offered.remove(&(shard, index));
+        }
+        let (key, view) = ((shard, cut.index), Arc::new(view));
+        let newer = state.offered.entry(key).or_insert_with(|| Offered {
+            view,
+            cut,
+            used_at: now,
+            to: BTreeMap::new(),
+        });
+        newer.used_at = now;
+        newer.to.insert(to, true);
+        Some(newer.cut.clone())
     }
 
     fn used(&self, shard: ShardId, index: u64) -> Option<Arc<View>> {
@@ -266,7 +346,7 @@ impl Snapshots {
         let view = Arc::new(view);
         let offered = state.offered.entry(key);
         let offered =
-            offered.or_insert_with(|| Offered { view, cut, used_at: now, to: BTreeSet::new() });
+            offered.or_insert_with(|| Offered { view, cut, used_at: now, to: BTreeMap::new() });
         Some(offered.offer(self.me, shard, to, now))
     }
 }
@@ -317,6 +397,50 @@ mod tests {
         assert_eq!(offered(10, 1), Some(60));
     }
 
+    /// While an offer waits behind other shards, the log goes on, and may leave it behind.
+    #[test]
+    fn a_transfer_begins_with_the_newest_checkpoint_and_keeps_the_log_after_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let snapshots = Snapshots::new(9, &store);
+        let (shard, source) = (ShardId(2), snapshots.source(ShardId(2)));
+        let write = |index| {
+            let conf_state = ConfState { voters: vec![1, 2], ..ConfState::default() };
+            store.write(shard, &Cut { index, term: 2, conf_state }, Vec::new()).unwrap();
+        };
+        let begin = |index, to| {
+            let wants = Wants::Begin(to);
+            match snapshots.reply(&PartRequest { shard, index, wants }) {
+                PartReply::Begun(cut) => PartReply::begun(&cut).map(|cut| cut.index),
+                PartReply::Gone => None,
+                other => panic!("{other:?}"),
+            }
+        };
+        write(40);
+        for to in [1, 2] {
+            assert_eq!(source.snapshot(10, to).map(|state| state.index), Some(40));
+        }
+        assert_eq!(snapshots.pinned(shard), None, "nobody fetches it yet");
+        write(50);
+        assert_eq!(begin(40, 1), Some(50));
+        assert_eq!(snapshots.pinned(shard), Some(50));
+        write(60);
+        assert_eq!(begin(50, 1), Some(50), "some of it is there");
+        let offered = source.snapshot(10, 1).map(|state| state.index);
+        assert_eq!(offered, Some(50), "raft asks again, as after a crash");
+        assert_eq!(begin(40, 2), Some(60));
+        assert_eq!(begin(40, 2), None, "nobody is offered that any more");
+        assert_eq!(snapshots.pinned(shard), Some(50), "the older of the two");
+
+        // The log could not be kept for so long.
+        snapshots.overtaken(shard, 55);
+        assert_eq!(snapshots.pinned(shard), Some(60));
+        assert_eq!(snapshots.take_unused(clock::real_now()), [(shard, 1)]);
+        assert_eq!(begin(50, 1), None);
+        snapshots.take_unused(clock::real_now() + UNUSED_FOR_MAX);
+        assert_eq!(snapshots.pinned(shard), None, "nobody has fetched anything in a long time");
+    }
+
     #[test]
     fn a_checkpoint_that_does_not_help_is_asked_for_anew_and_a_view_ends_when_unused() {
         let dir = tempfile::tempdir().unwrap();
@@ -325,7 +449,7 @@ mod tests {
         let (shard, other) = (ShardId(2), ShardId(3));
         let source = snapshots.source(shard);
         assert!(source.snapshot(0, 1).is_none(), "there is none");
-        assert_eq!(snapshots.take_wanted(), BTreeSet::from([shard]));
+        assert_eq!(snapshots.take_wanted(), [shard].into());
         let conf_state =
             ConfState { voters: vec![1, 2], learners: vec![3], ..ConfState::default() };
         let cut = Cut { index: 40, term: 2, conf_state };
@@ -343,11 +467,11 @@ mod tests {
                 assert_eq!(offer, SnapshotOffer { source: 9, shard, index: 40 });
             }
         }
-        let ask = |shard, index, from| snapshots.reply(&PartRequest { shard, index, from });
-        assert_eq!(ask(shard, 41, None), PartReply::Gone);
-        assert_eq!(ask(other, 40, None), PartReply::Gone);
-        assert_eq!(ask(shard, 40, None), PartReply::Kept);
-        let PartReply::Part(part) = ask(shard, 40, Some(Position::default())) else {
+        let ask = |shard, index, wants| snapshots.reply(&PartRequest { shard, index, wants });
+        assert_eq!(ask(shard, 41, Wants::Keep), PartReply::Gone);
+        assert_eq!(ask(other, 40, Wants::Keep), PartReply::Gone);
+        assert_eq!(ask(shard, 40, Wants::Keep), PartReply::Kept);
+        let PartReply::Part(part) = ask(shard, 40, Wants::Part(Position::default())) else {
             panic!("there is a part")
         };
         assert!(part.next.is_end(), "of nothing");
@@ -357,7 +481,7 @@ mod tests {
             snapshots.take_unused(now + UNUSED_FOR_MAX),
             [(shard, 1), (shard, 2), (shard, 3)]
         );
-        assert_eq!(ask(shard, 40, None), PartReply::Gone);
+        assert_eq!(ask(shard, 40, Wants::Keep), PartReply::Gone);
         assert!(source.snapshot(0, 1).is_some());
         snapshots.close();
         assert!(source.snapshot(0, 1).is_none());

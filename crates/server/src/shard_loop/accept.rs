@@ -20,13 +20,14 @@ use crate::{
 use bytes::Bytes;
 use std::time::Instant;
 use taskyard_machine::{EncodedCommand, Outcome, Rejection, ShardId, TaskId};
+use taskyard_replica::Room;
 use tokio::sync::{mpsc, oneshot};
 
 impl ShardLoop {
     pub(super) fn accept(&mut self, input: Input) -> Result<(), Failure> {
         match input {
             Input::Propose { shard, command, enqueue, answer } => {
-                match self.admit(shard, enqueue.then_some(&command)) {
+                match self.admit_command(shard, &command, enqueue) {
                     Ok(number) => self.add(number, command, Waiting::Call(answer)),
                     Err(error) => drop(answer.send(Err(error))),
                 }
@@ -76,6 +77,12 @@ impl ShardLoop {
             Input::Control { answer, .. } if self.is_kept_out() => {
                 drop(answer.send(Err(self.kept_out_error())));
             }
+            Input::Control { answer, .. } if self.stands_still() => {
+                drop(answer.send(Err(ShardLoop::still_error())));
+            }
+            Input::Change { answer, .. } if self.stands_still() => {
+                drop(answer.send(Err(ShardLoop::still_error())));
+            }
             Input::Control { command, answer } => match &mut self.control {
                 Some(control) => control.propose(command.encode(), Some(answer)),
                 None => drop(answer.send(Err(control::not_leader()))),
@@ -108,6 +115,10 @@ impl ShardLoop {
                 }
             },
             Input::Backup(order) => match self.course {
+                // It begins with a checkpoint of each shard.
+                _ if self.room() == Room::Full => {
+                    drop(order.written.send(Err(ShardLoop::still_error())));
+                }
                 Course::Going => self.checkpoints.backup(order),
                 Course::Stopping { .. } | Course::Halted => {
                     drop(order.written.send(Err(ShardLoop::stopped_error())));
@@ -185,10 +196,26 @@ impl ShardLoop {
         {
             // What one that does not lead yet knows of repetitions may be old.
             self.number(shard)?;
+            if self.shards[number].replica.is_handing_over() {
+                // To a node with more room, as soon as this one has noticed that it has none.
+                return Err(self.not_leader(group_of(shard)));
+            }
             if !self.shards[number].machine().is_repetition(enqueue) {
                 return Err(full);
             }
         }
+        Ok(number)
+    }
+
+    /// The same for a command: there must be room for it in the log.
+    fn admit_command(
+        &mut self,
+        shard: ShardId,
+        command: &EncodedCommand,
+        enqueue: bool,
+    ) -> Result<usize, Error> {
+        let number = self.admit(shard, enqueue.then_some(command))?;
+        self.room_for(number, command.as_bytes().len())?;
         Ok(number)
     }
 
@@ -217,7 +244,7 @@ impl ShardLoop {
             self.answer_if_whole(slot);
         }
         for (position, (shard, command)) in commands.into_iter().enumerate() {
-            match self.admit(shard, enqueue.then_some(&command)) {
+            match self.admit_command(shard, &command, enqueue) {
                 Ok(number) => self.add(number, command, Waiting::Part { slot, position }),
                 Err(error) => self.answer_part(slot, position, Err(error)),
             }
@@ -331,16 +358,17 @@ impl ShardLoop {
                 self.order(job);
                 self.telemetry.note_checkpoint();
                 self.activate(number);
-                self.tidy();
+                self.is_untidy = true;
             }
             Report::Switched(shard, id, is_switched) => {
                 self.accept_switched(shard, id, is_switched);
             }
             Report::Removed(shard) => self.accept_removed(shard),
             Report::Holding(groups) => {
+                let log = self.log.position();
                 for shard in self.shards.iter_mut() {
                     if groups.contains(&shard.group) {
-                        Checkpoints::release_log(shard);
+                        self.checkpoints.shorten_log(shard, log, &self.snapshots);
                     }
                 }
             }

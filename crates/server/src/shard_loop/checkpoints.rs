@@ -4,21 +4,34 @@
 //! handed to the thread that writes; so the loop is never held for long. When it is synced, the log up to
 //! the cut is dropped. A backup freezes all shards in the same turn, so that what they owe each other
 //! fits together.
+//!
+//! A shard's checkpoint is due by time, by what the shard itself has written, and by what all shards have
+//! written since: then the log is short enough before raft-engine has to ask for it. The first checkpoint
+//! of each shard is due earlier, each shard at a time of its own, so that they never come all at once.
 
-use super::{held::Held, local::LocalShard};
+use super::{held::Held, local::LocalShard, log_age::LogAge};
 use crate::{
     checkpoint::{Change, Checkpointer, Cut, Failure, Job, View},
-    limits::{self, CHECKPOINT_LOG_BYTES_MAX, DIRTY_RECORDS_MAX},
+    cluster::Snapshots,
+    limits::{
+        self, CHECKPOINT_LOG_BYTES_MAX, DIRTY_RECORDS_MAX, LOG_KEPT_BYTES_MAX, LOG_PINNED_BYTES_MAX,
+    },
+    log::PURGE_BYTES,
     shard::inbox::{Answer, BackupOrder},
 };
 use std::{
     collections::VecDeque,
     time::{Duration, Instant},
 };
-use taskyard_machine::{RecordKey, TaskId};
+use taskyard_machine::{RecordKey, ShardId, TaskId};
+use taskyard_replica::Room;
 
-/// How long a change may wait for a checkpoint.
-const DIRTY_FOR_MAX: Duration = Duration::from_millis(limits::DIRTY_FOR_MS_MAX);
+/// The usual wait for a checkpoint; the wait for the first one is a share of it.
+const WHOLE: u64 = 1 << 16;
+// raft-engine asks for checkpoints of shards with entries in the oldest fifth of a log of this size.
+const _: () = assert!(LOG_KEPT_BYTES_MAX <= PURGE_BYTES * 3 / 4);
+/// How much log is written between two looks at how much is kept.
+const LOOK_EVERY_BYTES: u64 = 1 << 20;
 /// Records encoded per turn, about half a millisecond's work.
 const BITE_RECORDS: usize = 512;
 /// How long the writing thread may take for one checkpoint. A disk that has failed may hold it for ever,
@@ -51,13 +64,23 @@ pub(crate) struct Checkpoint {
     /// The cut under way, and the bodies that go with it.
     cut: Option<Cut>,
     bodies: Vec<TaskId>,
-    /// The log before the next checkpoint is kept for nobody.
-    log_is_released: bool,
+    /// What of the log the shard keeps.
+    log: LogAge,
+    /// How much of the usual wait the next checkpoint has, of [`WHOLE`].
+    share: u64,
+}
+
+/// A moment: on the clock, and by what was written to the log since the start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At {
+    pub now: Instant,
+    pub log: u64,
 }
 
 impl Checkpoint {
-    /// Of a shard whose last checkpoint holds all up to `stored`.
-    pub(crate) fn new(stored: u64) -> Checkpoint {
+    /// Of a shard whose last checkpoint holds all up to `stored`, and whose log begins at this position or
+    /// later.
+    pub(crate) fn new(stored: u64, log: u64) -> Checkpoint {
         Checkpoint {
             stage: Stage::Idle,
             stored,
@@ -66,7 +89,8 @@ impl Checkpoint {
             due_at: None,
             cut: None,
             bodies: Vec::new(),
-            log_is_released: false,
+            log: LogAge::new(stored, log),
+            share: WHOLE,
         }
     }
 
@@ -75,17 +99,34 @@ impl Checkpoint {
         self.stored
     }
 
+    /// The same for one of many shards that begin together: their first checkpoints come apart.
+    pub(crate) fn apart(shard: ShardId, stored: u64, log: u64) -> Checkpoint {
+        // Multiples of the golden ratio's fraction spread evenly, however many there are.
+        let share = WHOLE - u64::from(shard.0.wrapping_mul(40_503));
+        Checkpoint { share, ..Checkpoint::new(stored, log) }
+    }
+
     /// When it is due, if it is.
     pub(crate) fn due_at(&self) -> Option<Instant> {
         self.due_at.filter(|_| self.stage == Stage::Idle && !self.held)
     }
 
+    /// Something has changed; the first change since the last checkpoint says when the next is due.
+    fn changed(&mut self, now: Instant) {
+        let wait = Duration::from_millis(limits::DIRTY_FOR_MS_MAX * self.share / WHOLE);
+        self.due_at.get_or_insert(now + wait);
+    }
+
     /// Since when it is to begin, if it is.
-    fn due_since(&self, now: Instant) -> Option<Instant> {
+    fn due_since(&self, at: At, has_peers: bool) -> Option<Instant> {
         let may_begin = self.stage == Stage::Idle && !self.held;
-        let is_due = self.wanted || self.due_at.is_some_and(|due_at| due_at <= now);
+        // With peers the log is kept from the checkpoint before the last one on.
+        let kept_max = if has_peers { LOG_KEPT_BYTES_MAX / 2 } else { LOG_KEPT_BYTES_MAX };
+        let log_is_long = self.log.since_checkpoint(at.log) >= kept_max * self.share / WHOLE;
+        let is_due =
+            self.wanted || self.due_at.is_some_and(|due_at| log_is_long || due_at <= at.now);
         // What is wanted early counts from the change that made it dirty, as all others do.
-        (may_begin && is_due).then_some(self.due_at.unwrap_or(now))
+        (may_begin && is_due).then_some(self.due_at.unwrap_or(at.now))
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -109,7 +150,7 @@ impl Checkpoint {
     /// A snapshot has taken the state's place: all up to `index` is stored, and nothing has changed since.
     pub(crate) fn installed(&mut self, index: u64) {
         assert!(self.is_idle(), "a snapshot at {index} was installed under a checkpoint");
-        *self = Checkpoint::new(index);
+        *self = Checkpoint::new(index, self.log.checkpointed_at());
     }
 }
 
@@ -121,6 +162,11 @@ pub(crate) struct Checkpoints {
     writing: usize,
     /// Other things that the thread which writes them is to do, and has not reported done.
     ordered: usize,
+    /// Where the log stood when it was last looked at how much of it is kept.
+    log_looked_at: u64,
+    /// How much the next one may take of the disk, and how much room that has for others.
+    room_bytes: u64,
+    room: Room,
     /// When the thread that writes was last looked at, and how long it has not ended anything by then.
     looked_at: Option<Instant>,
     writing_for: Duration,
@@ -169,6 +215,21 @@ impl Checkpoints {
         self.writing < 2 && !self.has_backups() && self.quiet_until.is_none()
     }
 
+    /// Says how much the next one may take of the disk.
+    pub(crate) fn set_room(&mut self, bytes: u64, room: Room) {
+        (self.room_bytes, self.room) = (bytes, room);
+    }
+
+    /// Whether the disk has room for a checkpoint: it takes about what the log has taken since the last.
+    pub(crate) fn has_room_for(&self, shard: &LocalShard) -> bool {
+        shard.state().log_bytes < self.room_bytes
+    }
+
+    /// Whether one is to begin before the node ends, and can.
+    pub(crate) fn wants(&self, shard: &LocalShard) -> bool {
+        shard.checkpoint.is_wanted() && self.has_room_for(shard)
+    }
+
     /// Whether nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.frozen.is_empty() && self.writing == 0 && !self.has_backups()
@@ -215,7 +276,7 @@ impl Checkpoints {
         let grown = state.log_bytes >= CHECKPOINT_LOG_BYTES_MAX
             || state.machine.dirty_records() >= DIRTY_RECORDS_MAX;
         shard.checkpoint.wanted |= grown;
-        shard.checkpoint.due_at.get_or_insert(now + DIRTY_FOR_MAX);
+        shard.checkpoint.changed(now);
     }
 
     /// Asks for a checkpoint of `shard` as soon as may be.
@@ -223,20 +284,53 @@ impl Checkpoints {
         shard.checkpoint.wanted = true;
     }
 
-    /// The log has grown so far that it can't wait for peers that are behind: they get a snapshot.
-    pub(crate) fn release_log(shard: &mut LocalShard) {
-        cut_log(shard, shard.checkpoint.stored);
-        shard.checkpoint.log_is_released = true;
-        Checkpoints::want(shard);
+    /// Old entries of `shard` keep files of the log from being freed. A checkpoint that is under way frees
+    /// them by itself.
+    pub(crate) fn shorten_log(&self, shard: &mut LocalShard, log: u64, snapshots: &Snapshots) {
+        if shard.checkpoint.is_idle() && self.drop_log(shard, log, snapshots) {
+            Checkpoints::want(shard);
+        }
+    }
+
+    /// Drops what the log has kept for peers that are down or too far behind: they get a snapshot.
+    fn look_at_log(&mut self, shards: &mut Held, log: u64, snapshots: &Snapshots) {
+        if log < self.log_looked_at + LOOK_EVERY_BYTES {
+            return;
+        }
+        self.log_looked_at = log;
+        for shard in shards.iter_mut() {
+            if shard.checkpoint.log.kept(log) >= LOG_KEPT_BYTES_MAX {
+                self.drop_log(shard, log, snapshots);
+            }
+        }
+    }
+
+    /// Drops the log before the last checkpoint, or before what a peer needs that is catching up; `false`
+    /// if it is kept for one.
+    fn drop_log(&self, shard: &mut LocalShard, log: u64, snapshots: &Snapshots) -> bool {
+        let may_keep =
+            self.room == Room::Enough && shard.checkpoint.log.kept(log) < LOG_PINNED_BYTES_MAX;
+        let stored = shard.checkpoint.stored;
+        let needed = needed_after(shard, snapshots).filter(|index| may_keep && *index < stored);
+        cut_log(shard, needed.unwrap_or(stored));
+        snapshots.overtaken(shard.id, shard.replica.first_index() - 1);
+        needed.is_none()
     }
 
     /// Begins what is due and takes one bite.
-    pub(crate) fn step(&mut self, shards: &mut Held, checkpointer: &Checkpointer, now: Instant) {
+    pub(crate) fn step(
+        &mut self,
+        shards: &mut Held,
+        checkpointer: &Checkpointer,
+        snapshots: &Snapshots,
+        at: At,
+    ) {
+        self.look_at_log(shards, at.log, snapshots);
         if self.frozen.is_empty() {
             if self.writing == 0 && self.backups_frozen.is_empty() {
                 self.quiet_asked.drain(..).for_each(|answer| drop(answer.send(Ok(()))));
             }
-            self.begin(shards, checkpointer, now);
+            self.begin(shards, checkpointer, at);
         }
         if let Some(&number) = self.frozen.front() {
             self.hand_out(&mut shards[number], checkpointer);
@@ -249,9 +343,10 @@ impl Checkpoints {
         &mut self,
         shard: &mut LocalShard,
         checkpointer: &Checkpointer,
-        now: Instant,
+        at: At,
     ) {
-        if self.frozen.is_empty() && shard.checkpoint.due_since(now).is_some() && freeze(shard) {
+        let is_due = shard.checkpoint.due_since(at, shard.has_peers).is_some();
+        if self.frozen.is_empty() && is_due && freeze(shard, at.log) {
             self.frozen.push_back(usize::from(shard.id.0));
         }
         if !self.frozen.is_empty() {
@@ -279,9 +374,7 @@ impl Checkpoints {
         let before = std::mem::replace(&mut shard.checkpoint.stored, cut.index);
         shard.checkpoint.stage = Stage::Idle;
         shard.checkpoint.cut = None;
-        let is_released = std::mem::take(&mut shard.checkpoint.log_is_released);
-        let up_to = if is_released { cut.index } else { log_needed_after(shard, before) };
-        cut_log(shard, up_to);
+        cut_log(shard, log_needed_after(shard, before));
         self.writing -= 1;
         self.writing_for = Duration::ZERO;
     }
@@ -299,25 +392,25 @@ impl Checkpoints {
         self.writing_for = Duration::ZERO;
     }
 
-    fn begin(&mut self, shards: &mut Held, checkpointer: &Checkpointer, now: Instant) {
+    fn begin(&mut self, shards: &mut Held, checkpointer: &Checkpointer, at: At) {
         if self.has_backups() {
             if self.writing == 0 {
-                self.back_up(shards, checkpointer);
+                self.back_up(shards, checkpointer, at.log);
             }
             return;
         }
         while self.may_begin()
             && self.frozen.is_empty()
-            && let Some(shard) = longest_due(shards, now)
+            && let Some(shard) = longest_due(shards, at, self.room_bytes)
         {
-            if freeze(shard) {
+            if freeze(shard, at.log) {
                 self.frozen.push_back(usize::from(shard.id.0));
             }
         }
     }
 
     /// Nothing is under way: takes the view of what was frozen, or freezes all for those who ask.
-    fn back_up(&mut self, shards: &mut Held, checkpointer: &Checkpointer) {
+    fn back_up(&mut self, shards: &mut Held, checkpointer: &Checkpointer, log: u64) {
         let frozen = std::mem::take(&mut self.backups_frozen);
         if !frozen.is_empty() {
             checkpointer.job(Job::Look(Box::new(move |store| {
@@ -328,7 +421,7 @@ impl Checkpoints {
             return;
         }
         for shard in shards.iter_mut() {
-            if freeze(shard) {
+            if freeze(shard, log) {
                 self.frozen.push_back(usize::from(shard.id.0));
             }
         }
@@ -341,9 +434,11 @@ impl Checkpoints {
 
 /// The shard whose checkpoint is to begin next: whoever has waited longest, so that busy shards do not
 /// keep the others from ever getting one.
-fn longest_due(shards: &mut Held, now: Instant) -> Option<&mut LocalShard> {
-    let since = |shard: &LocalShard| shard.checkpoint.due_since(now);
-    shards.iter_mut().filter(|shard| since(shard).is_some()).min_by_key(|shard| since(shard))
+fn longest_due(shards: &mut Held, at: At, room_bytes: u64) -> Option<&mut LocalShard> {
+    let since = |shard: &LocalShard| shard.checkpoint.due_since(at, shard.has_peers);
+    let fits = |shard: &LocalShard| shard.state().log_bytes < room_bytes;
+    let due = shards.iter_mut().filter(|shard| since(shard).is_some() && fits(shard));
+    due.min_by_key(|shard| since(shard))
 }
 
 /// Up to where the log is not needed after a checkpoint. Peers that are behind get what is kept of it: a
@@ -356,22 +451,36 @@ fn log_needed_after(shard: &LocalShard, before: u64) -> u64 {
     matched.min().map_or(before, |matched| matched.min(before))
 }
 
+/// After which entry the log is needed by a peer that gets on: with a snapshot that it fetches, or with the
+/// log itself.
+fn needed_after(shard: &LocalShard, snapshots: &Snapshots) -> Option<u64> {
+    let first = shard.replica.first_index();
+    let follows = shard
+        .replica
+        .peers()
+        .into_iter()
+        .filter(|peer| peer.active && peer.room != Room::Full && peer.matched + 1 >= first);
+    follows.map(|peer| peer.matched).chain(snapshots.pinned(shard.id)).min()
+}
+
 /// Drops the log up to `up_to`, with the next write.
 fn cut_log(shard: &mut LocalShard, up_to: u64) {
     if up_to >= shard.replica.first_index() {
         shard.replica.compact(up_to);
         shard.log_cut = Some(up_to);
+        shard.checkpoint.log.cut(up_to);
     }
 }
 
 /// Marks the cut of a checkpoint; `false` if there is nothing new.
-fn freeze(shard: &mut LocalShard) -> bool {
+fn freeze(shard: &mut LocalShard, log: u64) -> bool {
     if shard.checkpoint.held {
         return false;
     }
     let index = shard.replica.applied();
     shard.checkpoint.wanted = false;
     shard.checkpoint.due_at = None;
+    shard.checkpoint.share = WHOLE;
     if index == shard.checkpoint.stored {
         return false;
     }
@@ -383,6 +492,7 @@ fn freeze(shard: &mut LocalShard) -> bool {
     state.log_bytes = 0;
     shard.checkpoint.cut = Some(Cut { index, term, conf_state });
     shard.checkpoint.stage = Stage::Frozen;
+    shard.checkpoint.log.checkpoint(index, log);
     true
 }
 
@@ -416,20 +526,68 @@ mod tests {
     #[test]
     fn every_shard_has_its_turn_however_busy_the_others_are() {
         let mut now = crate::clock::real_now();
-        let mut checkpoints = [Checkpoint::new(0), Checkpoint::new(0), Checkpoint::new(0)];
+        let mut checkpoints = [0; 3].map(|_| Checkpoint::new(0, 0));
         let mut begun = Vec::new();
         for _ in 0..6 {
             for checkpoint in &mut checkpoints {
                 now += Duration::from_millis(1);
                 checkpoint.wanted = true;
-                checkpoint.due_at.get_or_insert(now + DIRTY_FOR_MAX);
+                checkpoint.changed(now);
             }
-            let since = |number: &usize| checkpoints[*number].due_since(now);
+            let since = |number: &usize| checkpoints[*number].due_since(At { now, log: 0 }, true);
             let next = (0..3).filter(|number| since(number).is_some()).min_by_key(since).unwrap();
             begun.push(next);
-            checkpoints[next] = Checkpoint::new(0);
+            checkpoints[next] = Checkpoint::new(0, 0);
         }
         assert_eq!(begun, [0, 1, 2, 0, 1, 2]);
+    }
+
+    /// The moments at which shards that begin together want their first checkpoint, in order.
+    fn first_dues(step: impl Fn(u64) -> At) -> Vec<u64> {
+        let begun = step(0).now;
+        let mut checkpoints: Vec<_> =
+            (0..32).map(|id| Checkpoint::apart(ShardId(id), 0, 0)).collect();
+        checkpoints.iter_mut().for_each(|checkpoint| checkpoint.changed(begun));
+        let since = |checkpoint: &Checkpoint, at| checkpoint.due_since(at, false).is_some();
+        let first = |checkpoint| (0..=64).find(|part| since(checkpoint, step(*part)));
+        let mut dues: Vec<_> = checkpoints.iter().map(|one| first(one).unwrap()).collect();
+        dues.sort_unstable();
+        dues
+    }
+
+    /// Shards that start together were all due in the same moment, each minute and each purge again.
+    #[test]
+    fn shards_that_begin_together_are_checkpointed_apart_by_time_and_by_log() {
+        let now = crate::clock::real_now();
+        let minute = Duration::from_millis(limits::DIRTY_FOR_MS_MAX);
+        let by_time = first_dues(|part| At { now: now + minute * part as u32 / 64, log: 0 });
+        let by_log = first_dues(|part| At { now, log: LOG_KEPT_BYTES_MAX * part / 64 });
+        assert_eq!(by_time, by_log);
+        for dues in [by_time, by_log] {
+            for (place, due) in dues.iter().enumerate() {
+                // One after the other, about two parts apart.
+                let expected = 2 * (place as u64 + 1);
+                assert!(due.abs_diff(expected) <= 2, "{dues:?}");
+            }
+        }
+    }
+
+    /// raft-engine asks for all shards with old entries at once, when its files have reached their bound.
+    #[test]
+    fn a_changed_shard_is_checkpointed_before_the_log_has_reached_its_bound() {
+        let now = crate::clock::real_now();
+        for (has_peers, most) in [(false, LOG_KEPT_BYTES_MAX), (true, LOG_KEPT_BYTES_MAX / 2)] {
+            let mut checkpoint = Checkpoint::new(7, 100);
+            let is_due = |checkpoint: &Checkpoint, log| {
+                checkpoint.due_since(At { now, log }, has_peers).is_some()
+            };
+            assert!(!is_due(&checkpoint, 100 + most), "it has not changed");
+            checkpoint.changed(now);
+            assert!(!is_due(&checkpoint, 99 + most));
+            assert!(is_due(&checkpoint, 100 + most));
+            checkpoint.hold();
+            assert!(!is_due(&checkpoint, 100 + most));
+        }
     }
 
     #[test]

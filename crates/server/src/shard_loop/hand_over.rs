@@ -124,7 +124,10 @@ fn heirs<M: StateMachine>(replica: &Replica<M>) -> Option<Vec<(u64, u64)>> {
 
 /// Of nodes with a replica and what that lacks: the one that was given least so far, among those that are
 /// about as far as the best.
-fn choose(heirs: &[(NodeId, u64, u64)], given: &BTreeMap<NodeId, usize>) -> Option<(NodeId, u64)> {
+pub(super) fn choose(
+    heirs: &[(NodeId, u64, u64)],
+    given: &BTreeMap<NodeId, usize>,
+) -> Option<(NodeId, u64)> {
     let least = heirs.iter().map(|(_, _, lag)| *lag).min()?;
     let near = heirs.iter().filter(|(_, _, lag)| *lag <= least.saturating_add(LAG_MAX));
     let next = near.min_by_key(|(node, _, lag)| (given.get(node).copied().unwrap_or(0), *lag));

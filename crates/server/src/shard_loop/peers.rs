@@ -43,7 +43,12 @@ impl ShardLoop {
             }
         };
         if group == CONTROL_GROUP {
-            self.accept_control(from, message);
+            if !self.stands_still() {
+                self.accept_control(from, message);
+            }
+            return;
+        }
+        if !self.has_room_for(&message) {
             return;
         }
         let number = usize::try_from(group - 1).unwrap_or(usize::MAX);
@@ -191,7 +196,8 @@ impl ShardLoop {
             return Ok(());
         }
         self.next_tick = self.real + TICK;
-        if self.is_shut {
+        if self.is_shut || self.stands_still() {
+            // An election is a vote, which may not fit.
             return Ok(());
         }
         if let Some(control) = &mut self.control

@@ -128,7 +128,9 @@ fn recover(
         Ok(replica) => replica.map_err(|error| damaged(error.to_string()))?,
         Err(panic) => return Err(damaged(super::words_of(panic.as_ref()))),
     };
-    Ok(Some(LocalShard::new(shard, group, replica, Checkpoint::new(stored))))
+    // Where in the log its entries are is not known: they count as the first that this start has written.
+    let checkpoint = Checkpoint::apart(shard, stored, 0);
+    Ok(Some(LocalShard::new(shard, group, replica, checkpoint)))
 }
 
 /// Builds a shard's state from its records; what is wrong with them, in words.

@@ -150,8 +150,14 @@ impl ShardLoop {
         let replica =
             Replica::new(&config, restored, reader, state).expect("an empty replica fits together");
         tracing::info!("replica {id} of shard {shard} is made on this node");
-        let mut local = LocalShard::new(shard, group, replica, Checkpoint::new(0));
+        let mut local = LocalShard::new(
+            shard,
+            group,
+            replica,
+            Checkpoint::apart(shard, 0, self.log.position()),
+        );
         local.is_new = true;
+        local.replica.set_room(self.room());
         self.offer_snapshots(&mut local);
         self.shards.insert(local);
         self.activate(usize::from(shard.0));

@@ -1,6 +1,8 @@
 //! One node's loop, turned by hand: its peers are the test, and no tick passes unless the test says so.
 
+mod log_kept;
 mod own_commands;
+mod room;
 mod stopped;
 
 use super::*;

@@ -2,13 +2,14 @@
 //!
 //! Invariant: what a replica sends after a write, and what is answered, comes after that write's sync.
 
-use super::{LocalShard, ShardLoop, Waiting, stopped::guarded};
+use super::{LocalShard, ShardLoop, Waiting, local::Unproposed, stopped::guarded};
 use crate::{
     checkpoint::{Failure, Job},
+    shard::inbox::ReadFn,
     telemetry::NodeGauges,
 };
 use taskyard_machine::{Command, EncodedCommand};
-use taskyard_replica::CONTROL_GROUP;
+use taskyard_replica::{CONTROL_GROUP, Room};
 
 /// After so many bytes of log, files that nothing needs any more are looked for.
 const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;
@@ -71,12 +72,17 @@ impl ShardLoop {
             self.activate(number);
         }
         for number in all {
+            let may_append = self.may_append(number);
             if let Some(shard) = self.shards.get_mut(number) {
-                shard.due = shard.next_due();
+                shard.due = shard.next_due().filter(|_| may_append);
             }
         }
+        if self.is_untidy && self.room() != Room::Full {
+            // The cuts of this turn are synced: now a purge knows what is garbage. To free space takes some.
+            self.is_untidy = false;
+            self.tidy();
+        }
         self.memory.enforce(&mut self.shards);
-        self.disk.check();
         self.routes.set_disk_low(self.disk.is_low());
         self.measure();
         Ok(())
@@ -101,6 +107,7 @@ impl ShardLoop {
     /// Lets a leader propose what is waiting, due or owed.
     fn prepare(&mut self, number: usize) {
         let rules = self.rules;
+        let (may_append, stands_still) = (self.may_append(number), self.stands_still());
         let Some(shard) = self.shards.get_mut(number) else { return };
         if shard.leading.is_none() && shard.replica.is_rising() {
             // It serves in a moment: what came before waits for that.
@@ -119,6 +126,14 @@ impl ShardLoop {
             return;
         };
         let now = clock.now(self.reading);
+        shard.waiters.wake_due(self.real);
+        if !may_append {
+            // What is due waits for room; what was admitted is decided all the same.
+            let unproposed =
+                if stands_still { Unproposed::default() } else { shard.propose(rules, now) };
+            let reads = shard.ask_reads();
+            return self.refuse_unproposed(number, unproposed, reads);
+        }
         if shard.timer.fires(&shard.replica.machine().machine, now) {
             shard.pending.push((EncodedCommand::new(&Command::ExpireDue), Waiting::Expiry));
         }
@@ -129,7 +144,6 @@ impl ShardLoop {
         if shard.has_peers && shard.comparison.is_due(unmarked, self.reading.monotonic) {
             shard.pending.push((EncodedCommand::new(&Command::Mark), Waiting::Mark));
         }
-        shard.waiters.wake_due(self.real);
         if shard.waiters.is_woken() {
             let state = shard.replica.machine();
             for served in shard.waiters.serve(&state.machine, now, self.real) {
@@ -145,6 +159,10 @@ impl ShardLoop {
         let shard = &mut self.shards[number];
         let unproposed = shard.propose(rules, now);
         let reads = shard.ask_reads();
+        self.refuse_unproposed(number, unproposed, reads);
+    }
+
+    fn refuse_unproposed(&mut self, number: usize, unproposed: Unproposed, reads: Vec<ReadFn>) {
         self.refuse(number, unproposed.not_leading, reads);
         for (waiting, error) in unproposed.too_large {
             self.refuse_large(number, waiting, &error);
@@ -153,11 +171,12 @@ impl ShardLoop {
 
     /// Adds what one shard has to write to the batch.
     fn gather(&mut self, number: usize, persisting: &mut Vec<(usize, u64)>) {
+        let stands_still = self.stands_still();
         let Some(shard) = self.shards.get_mut(number) else { return };
         if std::mem::take(&mut shard.is_new) {
             self.batch.replica(shard.group, shard.replica.id());
         }
-        if let Some(index) = shard.log_cut.take() {
+        if !stands_still && let Some(index) = shard.log_cut.take() {
             self.batch.cut(shard.group, index);
         }
         let Some(mut ready) = shard.replica.ready() else { return };

@@ -8,7 +8,7 @@ use crate::{
     data_dir::DataDir,
     log::{Log, group_of},
     shard_loop::{
-        checkpoints::{Checkpoint, Checkpoints},
+        checkpoints::{At, Checkpoint, Checkpoints},
         load,
         local::Waiting,
         recover::{check_they_meet, finish_install, restored},
@@ -166,7 +166,7 @@ fn start(id: u64, restored: Restored, log: &Arc<Log>, machine: Machine, stored: 
         Config { id, seed: 1, heartbeat_ticks: 2, election_ticks: 10, entry_bytes_max: 1 << 20 };
     let reader = Box::new(log.reader(group_of(SHARD)));
     let replica = Replica::new(&config, restored, reader, State::new(machine)).unwrap();
-    LocalShard::new(SHARD, group_of(SHARD), replica, Checkpoint::new(stored))
+    LocalShard::new(SHARD, group_of(SHARD), replica, Checkpoint::new(stored, 0))
 }
 
 /// A leader with a hundred tasks, of whose log nothing is left; its follower has nothing at all.
@@ -295,8 +295,8 @@ fn a_snapshot_waits_for_the_checkpoint_under_way() {
     let checkpointer = Checkpointer::start(&data, store, log, report).unwrap();
     let mut checkpoints = Checkpoints::default();
     Checkpoints::want(&mut follower.shard);
-    let now = clock::real_now();
-    checkpoints.step_alone(&mut follower.shard, &checkpointer, now);
+    let at = At { now: clock::real_now(), log: 0 };
+    checkpoints.step_alone(&mut follower.shard, &checkpointer, at);
     assert!(!follower.shard.checkpoint.is_idle());
 
     leader.enqueue(5);
@@ -308,12 +308,12 @@ fn a_snapshot_waits_for_the_checkpoint_under_way() {
     follower.take(newer);
     assert!(follower.shard.replica.pending_snapshot().is_none(), "a cut is frozen");
     while checkpoints.has_bites() {
-        checkpoints.step_alone(&mut follower.shard, &checkpointer, now);
+        checkpoints.step_alone(&mut follower.shard, &checkpointer, at);
     }
     let Ok(Report::Written(_, cut)) = reports.recv() else { panic!("it is not written") };
     checkpoints.written(&mut follower.shard, &cut);
     Checkpoints::want(&mut follower.shard);
-    checkpoints.step_alone(&mut follower.shard, &checkpointer, now);
+    checkpoints.step_alone(&mut follower.shard, &checkpointer, at);
     assert!(follower.shard.checkpoint.is_idle(), "no new one begins");
     let job = follower.shard.order_switch();
     follower.work(job);

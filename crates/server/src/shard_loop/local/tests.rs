@@ -38,7 +38,7 @@ fn replica(id: u64) -> LocalShard {
     let restored = Restored { conf_state, ..Restored::default() };
     let state = State::new(Machine::new(IDENTITY));
     let replica = Replica::new(&config, restored, Box::new(NoDisk), state).unwrap();
-    LocalShard::new(SHARD, 3, replica, Checkpoint::new(0))
+    LocalShard::new(SHARD, 3, replica, Checkpoint::new(0, 0))
 }
 
 /// Does what is to be done; what is to be sent.
