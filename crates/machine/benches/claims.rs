@@ -59,6 +59,7 @@ impl Case {
         for _ in 0..CLAIMS {
             held.extend(self.apply(vec![Command::Claim(Claim {
                 queues: vec![ClaimQueue { name: "q", weight: 1 }],
+                types: vec![],
                 weighted_seed: None,
                 tasks_max: 1,
                 lease_ms: 30_000,

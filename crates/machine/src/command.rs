@@ -284,6 +284,9 @@ pub struct Unstage {
 pub struct Claim<'a> {
     /// Where to look, at least one. Unknown queues are empty, not an error.
     pub queues: Vec<ClaimQueue<'a>>,
+    /// The types of tasks that the worker can run; empty: any type. A type that no task has is empty,
+    /// not an error.
+    pub types: Vec<&'a str>,
     /// `None`: queues in strict order. `Some`: drawn by weight, from this seed.
     pub weighted_seed: Option<u64>,
     /// At most this many tasks, at least 1.

@@ -91,6 +91,7 @@ mod settings;
 mod slab;
 mod spread;
 mod stage;
+mod strands;
 mod tally;
 mod tally_command;
 mod task;

@@ -1,5 +1,6 @@
 //! Claims: from queues of one shard, parked there; or of several, parked as hints on each. A queue that
-//! is spread lies on several; when it comes to lie elsewhere, whoever waits looks there too.
+//! is spread lies on several; when it comes to lie elsewhere, whoever waits looks there too. A claim may
+//! name the types of tasks that its worker can run.
 //!
 //! A claim over several shards asks the nodes that lead them which have something, then claims from those
 //! one at a time (strict) or by shares drawn from the weights. When nothing is there it leaves a hint on
@@ -10,7 +11,7 @@ use crate::{
     Error,
     clock::real_now,
     random::random_u64,
-    shard::{ClaimRequest, HandedTask, Hint, Look},
+    shard::{ClaimRequest, HandedTask, Hint, Look, Sought, TaskTypes},
 };
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use std::{collections::BTreeMap, time::Duration};
@@ -32,9 +33,38 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 pub struct Places {
     weighted: bool,
     queues: Vec<(String, u32)>,
+    types: TaskTypes,
 }
 
 impl Places {
+    /// The same for tasks of these types alone; of any type, if there are none.
+    pub fn of_types(self, types: Vec<String>) -> Result<Places, Error> {
+        let (count, count_max) = (types.len(), limits::CLAIM_TYPES_MAX);
+        if count > count_max {
+            let text = format!(
+                "types names {count} types, at most {count_max} are allowed; split the worker, or \
+                 claim without types"
+            );
+            return Err(Error::Invalid(text));
+        }
+        for name in &types {
+            if name.is_empty() {
+                return Err(Error::Invalid("types holds an empty type; leave it out".into()));
+            }
+            let (bytes, bytes_max) = (name.len(), limits::TYPE_BYTES_MAX);
+            if bytes > bytes_max {
+                let text = format!("a type has {bytes} bytes, at most {bytes_max} are allowed");
+                return Err(Error::Invalid(text));
+            }
+        }
+        Ok(Places { types: TaskTypes::new(types), ..self })
+    }
+
+    /// The types of tasks that it takes.
+    pub(crate) fn types(&self) -> &TaskTypes {
+        &self.types
+    }
+
     /// The names of all its queues.
     pub(crate) fn queues(&self) -> impl Iterator<Item = &str> {
         self.queues.iter().map(|(name, _)| name.as_str())
@@ -117,7 +147,7 @@ impl Broker {
             }
         }
         let queues = queues.iter().map(|(name, weight)| (name.clone(), (*weight).max(1)));
-        Ok(Places { weighted, queues: queues.collect() })
+        Ok(Places { weighted, queues: queues.collect(), types: TaskTypes::ANY })
     }
 
     /// Groups the queues of a claim by the shards that they lie on now. The shards of a spread queue
@@ -227,7 +257,8 @@ impl Broker {
             return Ok(claimed);
         }
         let queues = run.queues.iter().map(|(name, _)| name.clone()).collect();
-        match self.shards().ask(run.shard, ask::Claimable { queues }).await? {
+        let types = places.types.names().to_vec();
+        match self.shards().ask(run.shard, ask::Claimable { queues, types }).await? {
             true => claim().await,
             false => Ok(claimed),
         }
@@ -240,7 +271,7 @@ impl Broker {
         asked: &ClaimAsked,
         wait: Duration,
     ) -> Result<Vec<HandedTask>, Error> {
-        let looks = looks(runs);
+        let looks = looks(places, runs);
         // That there is nothing is an answer only where nobody waits for more.
         let hints = match wait.is_zero() {
             true => self.shards().probe_strictly(&looks, PROBE_FOR_MAX).await,
@@ -383,18 +414,20 @@ fn ready_shards(hints: Vec<Hint>) -> Result<Vec<(ShardId, u64)>, Error> {
 }
 
 /// All queues of a claim, by shard.
-fn looks(runs: &[Run]) -> Vec<Look> {
+fn looks(places: &Places, runs: &[Run]) -> Vec<Look> {
     let mut queues: BTreeMap<ShardId, Vec<String>> = BTreeMap::new();
     for run in runs {
         let names = run.queues.iter().map(|(name, _)| name.clone());
         queues.entry(run.shard).or_default().extend(names);
     }
-    queues.into_iter().collect()
+    let sought = |queues| Sought { queues, types: places.types.clone() };
+    queues.into_iter().map(|(shard, queues)| (shard, sought(queues))).collect()
 }
 
 fn request(places: &Places, run: &Run, asked: &ClaimAsked, tasks_max: u32) -> ClaimRequest {
     ClaimRequest {
         queues: run.queues.clone(),
+        types: places.types.clone(),
         weighted: places.weighted,
         tasks_max,
         lease_ms: asked.lease_ms,

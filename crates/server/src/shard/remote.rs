@@ -47,7 +47,7 @@ pub enum ShardCall {
     },
     /// See [`LocalShards::claimable`](super::LocalShards::claimable).
     Claimable {
-        /// Shards, and queues of each.
+        /// Shards, and what is sought of each.
         looks: Vec<Look>,
         /// How long it parks, see [`wait_ms`]; 0 does not park.
         wait_ms: u64,
@@ -291,6 +291,7 @@ wire_enum!(ShardReply {
 });
 wire_struct!(ClaimRequest {
     queues,
+    types,
     weighted,
     tasks_max,
     lease_ms,

@@ -1,7 +1,10 @@
 //! Calls and replies arrive as they were, and damage gives an error or a value, never more.
 
 use super::*;
-use crate::{Config, shard::Engine};
+use crate::{
+    Config,
+    shard::{Engine, Sought, TaskTypes},
+};
 use std::{collections::BTreeSet, fmt::Debug};
 use taskyard_machine::{
     Backoff, ClaimNumber, ClaimToken, ClaimedTask, Command, Enqueue, FlowMember, NewTask,
@@ -42,9 +45,15 @@ fn handed() -> HandedTask {
     HandedTask { task, body: body() }
 }
 
+fn sought() -> Sought {
+    let types = TaskTypes::new(vec!["send".into(), "render".into()]);
+    Sought { queues: vec!["mail".into()], types }
+}
+
 fn request() -> ClaimRequest {
     ClaimRequest {
         queues: vec![("mail".into(), 1), ("video".into(), 1_000)],
+        types: sought().types,
         weighted: true,
         tasks_max: 10,
         lease_ms: 30_000,
@@ -67,7 +76,7 @@ fn calls() -> Vec<ShardCall> {
             enqueue: true,
         },
         ShardCall::Claim { shard: ShardId(1), request: request(), wait_ms: 60_000 },
-        ShardCall::Claimable { looks: vec![(ShardId(1), vec!["mail".into()])], wait_ms: 1 },
+        ShardCall::Claimable { looks: vec![(ShardId(1), sought())], wait_ms: 1 },
         ShardCall::Ask { shard: ShardId(1), query: ask::Task { task: TASK }.into() },
         ShardCall::Bodies { tasks: vec![TASK, TASK] },
         ShardCall::Finished { task: TASK, wait_ms: 0 },
