@@ -63,8 +63,8 @@ impl Turn<'_> {
         taken
     }
 
-    /// The task of these types to claim next in a queue. Those past their `expires_at` end on the way,
-    /// up to the entry's bound; `ExpireDue` ends the rest.
+    /// The task of these types to claim next in a queue. Those past their `expires_at` end on the
+    /// way, up to the entry's bound; `ExpireDue` ends the rest.
     fn next_runnable(&mut self, queue: &str, wanted: &Wanted) -> Option<Slot> {
         let number = self.shard.queues.find(queue)?;
         loop {

@@ -1,9 +1,9 @@
 //! Fairness: who comes next in a queue, and what its limits let through.
 //!
 //! Priority first, raised by age if the queue wants it; then the keys take turns, `weight` tasks each;
-//! then age. A claim that names types sees the same queue without the tasks of other types: priorities,
-//! turns and ages stay as they are. Everything here changes in the same entry as its cause, and follows
-//! from images alone.
+//! then age. A claim that names types sees the same queue without the tasks of other types:
+//! priorities, turns and ages stay as they are. Everything here changes in the same entry as its
+//! cause, and follows from images alone.
 
 use crate::image;
 use crate::keys::{Key, Line};
@@ -20,8 +20,8 @@ use std::cmp::Reverse;
 
 /// Who comes next.
 impl Machine {
-    /// The ready task of these types to claim next in a queue, as far as keys allow; the queue's own
-    /// limits are asked before.
+    /// The ready task of these types to claim next in a queue, as far as keys allow; the queue's
+    /// own limits are asked before.
     pub(crate) fn first_in_turn(&mut self, number: Slot, wanted: &Wanted) -> Option<Slot> {
         let queue = self.queues.get(number);
         if queue.is_plain() {
@@ -85,9 +85,9 @@ impl Machine {
         }
     }
 
-    /// How many tasks of these types a queue could hand out at `now`. Exact, but for claims that name
-    /// types where keys have limits: then a key's room counts for each of its types, so that the number
-    /// may be too large. It is 0 only if there is none.
+    /// How many tasks of these types a queue could hand out at `now`. Exact, but for claims that
+    /// name types where keys have limits: then a key's room counts for each of its types, so that
+    /// the number may be too large. It is 0 only if there is none.
     pub(crate) fn room(&self, number: Slot, now: Timestamp, wanted: &Wanted) -> u64 {
         let queue = self.queues.get(number);
         if queue.paused {
@@ -149,8 +149,7 @@ impl Machine {
         let rings = queue.rings.as_mut().expect("a queue whose key has a line has rings");
         let side = rings.ring_mut(priority).side(key.closed);
         for line in key.types(priority) {
-            side.remove(&Line { turn: old, ..*line });
-            side.insert(line, slot);
+            side.move_line(line, old);
         }
     }
 
@@ -310,9 +309,10 @@ impl Machine {
         }
     }
 
-    /// Brings a key in step with its tasks, its limits and the time: whether its lines may be served,
-    /// and when time changes that. If they were closed and may be served now, the queue counts as
-    /// opened; from an open line others are claimed already. The key is gone after if nothing needs it.
+    /// Brings a key in step with its tasks, its limits and the time: whether its lines may be
+    /// served, and when time changes that. If they were closed and may be served now, the queue
+    /// counts as opened; from an open line others are claimed already. The key is gone after if
+    /// nothing needs it.
     pub(crate) fn refresh_key(&mut self, slot: Slot) {
         let now = self.counters.now;
         let key = self.keys.get(slot);
@@ -464,8 +464,9 @@ impl Queue {
         self.settings.rate.map_or(u64::MAX, |rate| self.bucket.tokens(rate, now))
     }
 
-    /// When it must be looked at though nobody asks: at once while new limits are being brought to its
-    /// keys, when its tasks without a key are no longer held back, when its bucket has a token again.
+    /// When it must be looked at though nobody asks: at once while new limits are being brought to
+    /// its keys, when its tasks without a key are no longer held back, when its bucket has a token
+    /// again.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
         if self.sweep.is_some() {
             return Some(Timestamp(0));

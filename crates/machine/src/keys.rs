@@ -1,12 +1,13 @@
 //! Keys: whom a task is for, inside its queue. Tasks of different keys take turns.
 //!
 //! A key's ready tasks stand in lines, one per priority. Each line has a turn: the ring of a queue and
-//! a priority is its lines by turn, the next one first. A line has one list per type of its tasks, all
-//! with the same turn. The lines of a key that may not run now (at its limit, out of tokens, held back)
-//! stand apart, with their turns, so that no claim looks at them.
+//! a priority is its lines by turn, the next one first. A line has one list per type of its tasks,
+//! all with the same turn. The lines of a key that may not run now (at its limit, out of tokens,
+//! held back) stand apart, with their turns, so that no claim looks at them.
 //!
-//! When the turn of a line changes, each of its types moves in the ring: a key costs as much as it has
-//! types ready at one priority. Producers have few; a bound on types per key would end the worst case.
+//! When the turn of a line changes, each of its types moves in the ring: a key costs as much as it
+//! has types ready at one priority. Producers have few; a bound on types per key would end the
+//! worst case.
 //!
 //! A key is kept while a task names it, its bucket is not full or it is held back. All that decides
 //! who comes next is part of its image.
@@ -56,8 +57,8 @@ pub(crate) struct Key {
 /// Ready tasks of one key, priority and type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Line {
-    /// Its place among the lines of its ring. Unique on the shard, as the orders of tasks are; the same
-    /// for all types.
+    /// Its place among the lines of its ring. Unique on the shard, as the orders of tasks are; the
+    /// same for all types.
     pub(crate) turn: u64,
     pub(crate) tasks: Lane,
     pub(crate) task_type: NameId,
@@ -424,9 +425,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Counts what each key may do; of it only whether it is closed is part of an image. Time or new
-    /// limits may have changed the rest since the key was last looked at, but an open key with ready
-    /// tasks counts until then.
+    /// Counts what each key may do; of it only whether it is closed is part of an image. Time or
+    /// new limits may have changed the rest since the key was last looked at, but an open key with
+    /// ready tasks counts until then.
     pub(crate) fn count_keys(&mut self) -> Result<(), ImageError> {
         for slot in self.keys.by_id.values().copied().collect::<Vec<_>>() {
             let key = self.keys.get(slot);

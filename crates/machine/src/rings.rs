@@ -1,9 +1,9 @@
 //! Rings: the lines of a queue that has keys, one ring per priority.
 //!
-//! A ring is lines by turn: the line with the smallest turn is served next, and gets a new turn behind
-//! all others when its share is used up. A line is in the ring once for each type of its tasks, so that
-//! a claim that names types never looks at lines without them. The queue's tasks without a key stand in
-//! its lane as ever, and take part with a turn of their own.
+//! A ring is lines by turn: the line with the smallest turn is served next, and gets a new turn
+//! behind all others when its share is used up. A line is in the ring once for each type of its
+//! tasks, so that a claim that names types never looks at lines without them. The queue's tasks
+//! without a key stand in its lane as ever, and take part with a turn of their own.
 
 use crate::entry::DecodeError;
 use crate::keys::{Keys, Line};
@@ -34,7 +34,7 @@ impl Ring {
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Side {
     by_type: BTreeMap<NameId, TypeLines>,
-    /// The first turn of each type.
+    /// The first turn of each type, if there are several types.
     heads: BTreeSet<(u64, NameId)>,
 }
 
@@ -61,30 +61,47 @@ impl Side {
     /// Enters a line for one type of its tasks; the key that has its turn already.
     pub(crate) fn insert(&mut self, line: &Line, key: Slot) -> Option<Slot> {
         let of_type = self.by_type.entry(line.task_type).or_default();
-        let first = of_type.first_turn();
+        let before = of_type.first_turn();
         let other = of_type.lines.insert(line.turn, key);
         of_type.tasks += u64::from(line.tasks.length);
-        if first.is_none_or(|first| line.turn < first) {
-            first.map(|first| self.heads.remove(&(first, line.task_type)));
-            self.heads.insert((line.turn, line.task_type));
-        }
+        let after = of_type.first_turn();
+        self.refresh_heads(line.task_type, before, after);
         other
     }
 
     /// The reverse of `insert`.
     pub(crate) fn remove(&mut self, line: &Line) {
         let Some(of_type) = self.by_type.get_mut(&line.task_type) else { return };
-        of_type.tasks -= u64::from(line.tasks.length);
-        let first = of_type.first_turn();
+        let before = of_type.first_turn();
         of_type.lines.remove(&line.turn);
-        let next = of_type.first_turn();
-        if first == next {
-            return;
+        of_type.tasks -= u64::from(line.tasks.length);
+        let after = of_type.first_turn();
+        if after.is_none() {
+            self.by_type.remove(&line.task_type);
         }
-        self.heads.remove(&(line.turn, line.task_type));
-        match next {
-            Some(next) => drop(self.heads.insert((next, line.task_type))),
-            None => drop(self.by_type.remove(&line.task_type)),
+        self.refresh_heads(line.task_type, before, after);
+    }
+
+    /// Brings a line that had another turn to its place.
+    pub(crate) fn move_line(&mut self, line: &Line, old: u64) {
+        let Some(of_type) = self.by_type.get_mut(&line.task_type) else { return };
+        let before = of_type.first_turn();
+        let key = of_type.lines.remove(&old);
+        key.map(|key| of_type.lines.insert(line.turn, key));
+        let after = of_type.first_turn();
+        self.refresh_heads(line.task_type, before, after);
+    }
+
+    /// Most sides have one type, and need no order among types.
+    fn refresh_heads(&mut self, task_type: NameId, before: Option<u64>, after: Option<u64>) {
+        if self.by_type.len() < 2 {
+            self.heads.clear();
+        } else if self.heads.is_empty() {
+            let head = |(&of, lines): (&NameId, &TypeLines)| Some((lines.first_turn()?, of));
+            self.heads = self.by_type.iter().filter_map(head).collect();
+        } else if before != after {
+            before.map(|turn| self.heads.remove(&(turn, task_type)));
+            after.map(|turn| self.heads.insert((turn, task_type)));
         }
     }
 
@@ -107,8 +124,11 @@ impl Side {
         let head =
             |of_type: &TypeLines| of_type.lines.first_key_value().map(|(&turn, &key)| (turn, key));
         match wanted {
-            Wanted::Any => head(self.by_type.get(&self.heads.first()?.1)?),
-            Wanted::These(types) if types.len() > self.by_type.len() => {
+            Wanted::Any => match self.heads.first() {
+                Some((_, of)) => head(self.by_type.get(of)?),
+                None => head(self.by_type.values().next()?),
+            },
+            Wanted::These(types) if !self.heads.is_empty() && types.len() > self.heads.len() => {
                 let (_, of) = self.heads.iter().find(|(_, of)| wanted.has(*of))?;
                 head(self.by_type.get(of)?)
             }
@@ -188,7 +208,8 @@ impl Rings {
         })
     }
 
-    /// The part of a queue's image that is about its rings; the lines are in the images of the keys.
+    /// The part of a queue's image that is about its rings; the lines are in the images of the
+    /// keys.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
         for OwnTurn { turn, served } in self.unkeyed {
             turn.write(out);

@@ -1,8 +1,8 @@
 //! Strands: ready tasks of one lane, in one list per type.
 //!
-//! A claim that names types takes the oldest task among the heads of its types, and never walks over
-//! tasks of other types. A claim of any type takes the oldest head of all. Most lanes hold one type:
-//! such a lane is one list and nothing more.
+//! A claim that names types takes the oldest task among the heads of its types, and never walks
+//! over tasks of other types. A claim of any type takes the oldest head of all. Most lanes hold one
+//! type: such a lane is one list and nothing more.
 
 use crate::life::Task;
 use crate::names::{NameId, Names};

@@ -1,8 +1,8 @@
 //! Who comes next in a queue of the model, and what its limits let through.
 //!
 //! Priority first, raised by age if the queue wants it; then the keys that wait take turns, `weight`
-//! tasks each; then age. What a key may do is counted anew from all tasks each time it is asked. A claim
-//! that names types passes over tasks of other types, and changes nothing about turns.
+//! tasks each; then age. What a key may do is counted anew from all tasks each time it is asked. A
+//! claim that names types passes over tasks of other types, and changes nothing about turns.
 
 use super::{Model, Queue, State, Task};
 use std::cmp::Reverse;

@@ -103,8 +103,8 @@ impl Model {
                     Claimable::At(at) => return Err(format!("queue {name}: at {at:?}, not now")),
                     Claimable::OnEvent => 0,
                 };
-                // A token that came in for a key that is open anyway is counted when the key is next
-                // looked at.
+                // A token that came in for a key that is open anyway is counted when the key is
+                // next looked at.
                 let drips = queue.settings.per_key.is_some_and(|per_key| per_key.rate.is_some());
                 let at_least = if drips { room.min(1) } else { room };
                 // The room of a limited key counts for each of its types.
