@@ -58,7 +58,8 @@ impl Claim {
         self
     }
 
-    /// Only tasks of these types, up to 256: those that this program can run. Any type, if not said.
+    /// Only tasks of these types, up to 256: those that this program can run. Any type, if not
+    /// said.
     pub fn types(mut self, types: impl IntoIterator<Item = impl Into<String>>) -> Claim {
         self.request.types = types.into_iter().map(Into::into).collect();
         self

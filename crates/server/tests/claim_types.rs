@@ -1,5 +1,5 @@
-//! Claims by type: a worker is handed the types that it names and no others, whichever way it claims,
-//! and a task of a type that nobody takes says so.
+//! Claims by type: a worker is handed the types that it names and no others, whichever way it
+//! claims, and a task of a type that nobody takes says so.
 
 use crate::common::{
     Broker, DEADLINE, eventually, http, queues, task,

@@ -14,8 +14,8 @@ pub(crate) struct WorkArgs {
     /// chance in these shares.
     #[arg(long, short, value_name = "NAME[:WEIGHT]", default_value = "default", value_parser = values::weighted)]
     pub(crate) queue: Vec<(String, Option<u32>)>,
-    /// The type of tasks to work on; may be given several times, up to 256. Tasks of other types stay
-    /// for other workers [default: any type]
+    /// The type of tasks to work on; may be given several times, up to 256. Tasks of other types
+    /// stay for other workers [default: any type]
     #[arg(long = "type", short = 't', value_name = "TYPE")]
     pub(crate) types: Vec<String>,
     /// Tasks at once [default: one per processor]

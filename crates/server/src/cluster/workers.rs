@@ -19,8 +19,8 @@ use taskyard_replica::NodeId;
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// How long it may take for all its workers, if they are many.
 const LIST_WITHIN: Duration = Duration::from_secs(5);
-/// Workers in one answer: each takes up to 74 KiB, most of it its types, and an answer should not hold
-/// up others behind it.
+/// Workers in one answer: each takes up to 74 KiB, most of it its types, and an answer should not
+/// hold up others behind it.
 const WORKERS_PER_ANSWER: usize = 100;
 
 /// What a node is asked about its workers.
@@ -147,8 +147,8 @@ impl Cluster {
         self.ask_all_about_workers(&others, &remember, Some).await;
     }
 
-    /// Whether a worker or a waiting claim of any node that answers would take tasks of a queue and a
-    /// type, and the nodes that did not answer.
+    /// Whether a worker or a waiting claim of any node that answers would take tasks of a queue and
+    /// a type, and the nodes that did not answer.
     pub(crate) async fn heard(&self, queue: &str, task_type: &str) -> (Heard, Vec<NodeId>) {
         let own = self.sessions().heard(queue, task_type);
         let others = match self.other_nodes() {
@@ -238,8 +238,8 @@ fn sort_out<T>(asked: Vec<(NodeId, Option<T>)>) -> (Vec<(NodeId, T)>, Vec<NodeId
     (answers, missing)
 }
 
-/// Each worker as the node knows it that heard it last, those connected longest first. One that went on
-/// elsewhere may still be known where it was.
+/// Each worker as the node knows it that heard it last, those connected longest first. One that
+/// went on elsewhere may still be known where it was.
 fn each_once(all: impl Iterator<Item = WorkerView>) -> Vec<WorkerView> {
     let mut by_id: BTreeMap<SessionId, WorkerView> = BTreeMap::new();
     for worker in all {

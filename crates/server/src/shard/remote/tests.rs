@@ -235,8 +235,8 @@ fn the_layout_of_version_1_stays() {
     for (call, expected) in [
         (
             claim,
-            "0102ac0202046d61696c0105766964656fe807010ab0ea0101ffffffffffffffffffffffffff\
-             ffffff0103010106686f73742d31e0d403",
+            "0102ac0202046d61696c0105766964656fe807020672656e6465720473656e64010ab0ea0101\
+             ffffffffffffffffffffffffffffffff0103010106686f73742d31e0d403",
         ),
         (
             ShardCall::Ask { shard: ShardId(1), query: sketch.into() },
