@@ -83,7 +83,8 @@ impl Stalled {
 fn advice(code: &str) -> Option<&'static str> {
     match code {
         "queue_paused" => Some("let it go on with taskyard queue resume"),
-        code if code.starts_with("no_worker") => Some("start a worker, as with taskyard work"),
+        "no_worker" => Some("start a worker, as with taskyard work"),
+        "no_worker_for_type" => Some("start a worker for it, as with taskyard work --type"),
         _ => None,
     }
 }
@@ -110,6 +111,8 @@ mod tests {
             assert!(said[0].contains(part), "{said:?}");
         }
         assert!(stalled.new_words(&reasons).is_empty(), "once");
+        let foreign = stalled.new_words(&[reason("no_worker_for_type", "none takes type t")]);
+        assert!(foreign[0].contains("work --type"), "{foreign:?}");
         let paused = stalled.new_words(&[reason("queue_paused", "queue q is paused")]);
         assert!(paused[0].contains("queue resume"), "{paused:?}");
     }

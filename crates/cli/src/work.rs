@@ -4,6 +4,7 @@ mod parents;
 mod report;
 
 use std::{
+    collections::BTreeSet,
     path::Path,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -110,7 +111,14 @@ fn worker(args: &WorkArgs, client: Client, runner: Runner) -> Result<Worker> {
         builder = builder.timeout(timeout);
     }
     let handler = move |request: TaskRequest| handle(Arc::clone(&runner), request);
-    Ok(builder.fallback(handler).build()?)
+    let types: BTreeSet<&String> = args.types.iter().collect();
+    let builder = match types.is_empty() {
+        true => builder.fallback(handler),
+        false => types
+            .into_iter()
+            .fold(builder, |builder, name| builder.handler(name.as_str(), handler.clone())),
+    };
+    Ok(builder.build()?)
 }
 
 fn concurrency(args: &WorkArgs) -> usize {

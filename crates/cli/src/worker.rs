@@ -80,6 +80,7 @@ fn table(workers: &[WorkerDetails]) -> Table {
         "state",
         ">busy",
         "queues",
+        "types",
         "node",
         "host",
         ">pid",
@@ -100,6 +101,7 @@ fn table(workers: &[WorkerDetails]) -> Table {
             (colour, worker.state.clone()),
             plain(format!("{}/{}", worker.busy, worker.slots)),
             plain(shorten(&worker.queues.join(" "), 40)),
+            plain(types(worker)),
             plain(worker.node),
             plain(&worker.host),
             plain(worker.pid),
@@ -109,4 +111,12 @@ fn table(workers: &[WorkerDetails]) -> Table {
         ]);
     }
     table
+}
+
+/// What a worker takes, as much of it as fits a column.
+fn types(worker: &WorkerDetails) -> String {
+    match worker.types.is_empty() {
+        true => "any".to_owned(),
+        false => shorten(&worker.types.join(" "), 40),
+    }
 }

@@ -267,6 +267,7 @@ async fn work(
             lease_ms: 3_600_000,
             wait_ms: 1_000,
             worker: format!("worker-{worker}"),
+            types: vec![],
         };
         let Ok(reply) = client.claim(claim).await else { return };
         for task in reply.into_inner().tasks {

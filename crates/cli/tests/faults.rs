@@ -33,7 +33,8 @@ async fn consume(url: String, acked: Arc<Mutex<BTreeSet<String>>>) {
     loop {
         let queues = vec![QueueWeight { name: "default".into(), weight: 0 }];
         let (worker, lease_ms) = ("by hand".into(), 60_000);
-        let claim = ClaimRequest { queues, max: 5, lease_ms, wait_ms: 1_000, worker };
+        let claim =
+            ClaimRequest { queues, max: 5, lease_ms, wait_ms: 1_000, worker, types: vec![] };
         let Ok(claimed) = client.claim(claim).await else { return };
         for task in claimed.into_inner().tasks {
             let (id, claim_token) = (task.id, task.claim_token);

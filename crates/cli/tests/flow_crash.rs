@@ -156,6 +156,7 @@ async fn work(address: SocketAddr, done: Arc<AtomicBool>, callbacks: Arc<Mutex<V
             lease_ms: 1_000,
             wait_ms: 500,
             worker: String::new(),
+            types: vec![],
         };
         let Ok(reply) = client.claim(claim).await else {
             client = connect(address).await;

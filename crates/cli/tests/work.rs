@@ -174,6 +174,25 @@ fn a_command_of_another_user_reports_and_reads_what_its_parents_left() {
 }
 
 #[test]
+fn work_takes_the_types_that_it_names() {
+    let yard = Yard::start();
+    let foreign = yard.ok(&["enqueue", "video", "-q", "q"]);
+    let _worker = yard.work("q", "printf %s $TASKYARD_TYPE", &["--type", "mail", "-t", "sms"]);
+    for name in ["mail", "sms"] {
+        assert_eq!(yard.ok(&["enqueue", name, "-q", "q", "--wait"]), format!("\"{name}\""));
+    }
+    let view: serde_json::Value =
+        serde_json::from_str(&yard.ok(&["task", "get", &foreign, "--json"])).unwrap();
+    assert_eq!((&view["state"], &view["attempt"]), (&json!("ready"), &json!(0)));
+    let why = yard.ok(&["task", "why", &foreign]);
+    assert!(why.contains("none of them takes tasks of type video"), "{why}");
+    let workers = yard.ok(&["worker", "list"]);
+    assert!(workers.contains("mail sms"), "{workers}");
+    let _other = yard.work("q", "echo done", &["--type", "video"]);
+    yard.ok(&["task", "result", &foreign, "--wait"]);
+}
+
+#[test]
 fn a_program_after_two_dashes_runs_without_a_shell() {
     let yard = Yard::start();
     let arguments = ["work", "-q", "q", "--log", "warn", "--", "printf", "%s", "$HOME;ls"];

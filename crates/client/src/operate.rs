@@ -97,6 +97,9 @@ pub struct WorkerDetails {
     pub version: String,
     /// The queues it claims from.
     pub queues: Vec<String>,
+    /// The types of the tasks that it takes; empty: any type.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub types: Vec<String>,
     /// How many tasks it runs at once.
     pub slots: u32,
     /// How many it runs now.
@@ -128,6 +131,7 @@ impl From<v1::Worker> for WorkerDetails {
             pid: wire.pid,
             version: wire.version,
             queues: wire.queues,
+            types: wire.types,
             slots: wire.slots,
             busy: wire.busy,
             state: wire.state,

@@ -8,6 +8,7 @@ use crate::{
     WorkerHandle, timestamp::millis,
 };
 use std::{
+    collections::BTreeSet,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -197,11 +198,20 @@ impl TestBroker {
             return Ok(false);
         }
         for queue in queues.iter().filter(|queue| queue.ready > 0) {
-            let mut ready = client.tasks().queue(&queue.name).state(TaskState::Ready).page_size(1);
-            let Some(task) = ready.next().await? else { return Ok(false) };
-            let reasons = client.why(task.id).await?;
-            let first = reasons.first().map_or("", |reason| reason.code.as_str());
-            if matches!(first, "" | "ahead" | "running" | "finished") {
+            // Workers may take some types and not others: the first task of each is looked at.
+            let mut looked_at = BTreeSet::new();
+            let mut ready = client.tasks().queue(&queue.name).state(TaskState::Ready);
+            while let Some(task) = ready.next().await? {
+                if !looked_at.insert(task.kind) {
+                    continue;
+                }
+                let reasons = client.why(task.id).await?;
+                let first = reasons.first().map_or("", |reason| reason.code.as_str());
+                if matches!(first, "" | "ahead" | "running" | "finished") {
+                    return Ok(false);
+                }
+            }
+            if looked_at.is_empty() {
                 return Ok(false);
             }
         }

@@ -30,7 +30,8 @@ impl Client {
 #[non_exhaustive]
 pub struct WaitReason {
     /// A stable word: `parents`, `queue_paused`, `scheduled`, `queue_concurrency`, `queue_rate`,
-    /// `key_concurrency`, `key_rate`, `key_held`, `no_worker`, `ahead`, `running`, `finished`.
+    /// `key_concurrency`, `key_rate`, `key_held`, `no_worker`, `no_worker_for_type`, `ahead`,
+    /// `running`, `finished`.
     pub code: String,
     /// The same for people.
     pub message: String,

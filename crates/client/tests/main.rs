@@ -14,4 +14,5 @@ mod restart;
 mod schedules;
 mod session_stream;
 mod spread;
+mod types;
 mod worker;

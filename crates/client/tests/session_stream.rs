@@ -256,6 +256,32 @@ async fn a_worker_that_is_refused_says_so() {
 }
 
 #[tokio::test]
+async fn a_worker_names_its_types_and_fails_what_it_is_handed_beyond_them() {
+    let mut broker = FakeBroker::start();
+    let _worker =
+        waiting(&broker, |builder| builder.handler("other", || async { Ok::<_, Fail>(()) }));
+    let mut stream = broker.stream().await;
+    assert_eq!(stream.welcome(b"s1").await.types, ["other", "wait"]);
+    // A broker that knows no types.
+    stream.hand_out(vec![claimed("t1", "unknown", "1")]).await;
+    let Some(Answer::Fail(fail)) = stream.answer().await.answer else { panic!("it must fail") };
+    assert_eq!(fail.error.unwrap_or_default().r#type, "no_handler");
+}
+
+#[tokio::test]
+async fn handlers_are_bounded_unless_there_is_a_fallback() {
+    let broker = FakeBroker::start();
+    let many = || {
+        (0..257).fold(Worker::builder(broker.url()), |builder, number| {
+            builder.handler(format!("t{number}"), || async { Ok::<_, Fail>(()) })
+        })
+    };
+    let error = many().build().unwrap_err().to_string();
+    assert!(error.contains("handlers for 257 types; one worker names 256 at most"), "{error}");
+    assert!(many().fallback(|| async { Ok::<_, Fail>(()) }).build().is_ok());
+}
+
+#[tokio::test]
 async fn a_worker_that_is_dropped_gives_everything_back() {
     let mut broker = FakeBroker::start();
     let worker = waiting(&broker, |builder| builder);

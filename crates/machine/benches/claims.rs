@@ -1,9 +1,10 @@
-//! What limits and keys cost a claim, all in one run: `cargo bench -p taskyard-machine`.
+//! What limits, keys and types cost a claim, all in one run: `cargo bench -p taskyard-machine`.
 //!
 //! Every machine has the same number of waiting tasks, and they take turns, so that whatever disturbs
 //! the run disturbs all of them alike. What is told is the median of the rounds, against the same queue
 //! without limits and against the plainest queue. A limit that costs more than `COST_MAX` against the
-//! same queue without one fails the run.
+//! same queue without one fails the run, and so do claims that name types, with tasks of another
+//! type in front of all that they take, if they cost more than `TYPES_COST_MAX`.
 #![allow(clippy::disallowed_methods, reason = "a measurement reads the time")]
 #![allow(clippy::float_arithmetic, reason = "ratios are for people")]
 
@@ -16,12 +17,18 @@ const ROUNDS: usize = 101;
 const CLAIMS: usize = 1_000;
 /// What a claim with limits may take, of one of the same keys without.
 const COST_MAX: f64 = 1.25;
+/// What a claim that names types may take, of a claim of any type among the same keys. One that
+/// looked at foreign tasks would take a thousand times as much.
+const TYPES_COST_MAX: f64 = 3.0;
+/// What typed claims take; they stand behind all tasks of the other type.
+const WANTED: usize = ROUNDS * CLAIMS;
 const IDENTITY: Identity = Identity { incarnation: 1, shard: ShardId(0), shards: 1 };
 
 struct Case {
     name: &'static str,
     keys: usize,
     limited: bool,
+    typed: bool,
     machine: Machine,
     events: Vec<Event>,
     now: u64,
@@ -30,16 +37,26 @@ struct Case {
 
 impl Case {
     fn new(name: &'static str, keys: usize, settings: QueueSettings) -> Case {
+        Case::of(name, keys, settings, false)
+    }
+
+    /// Claims name types, and tasks of another type come first.
+    fn typed(name: &'static str, keys: usize) -> Case {
+        Case::of(name, keys, QueueSettings::default(), true)
+    }
+
+    fn of(name: &'static str, keys: usize, settings: QueueSettings, typed: bool) -> Case {
         let (machine, now) = (Machine::new(IDENTITY), 1_000_000);
         let limited = settings != QueueSettings::default();
         let (events, rounds) = (Vec::new(), Vec::new());
-        let mut case = Case { name, keys, limited, machine, events, now, rounds };
+        let mut case = Case { name, keys, limited, typed, machine, events, now, rounds };
         let settings = QueueSettings { retention_count: Some(0), ..settings };
         case.apply(vec![Command::SetQueue(SetQueue { queue: "q", settings })]);
-        for number in 0..TASKS {
+        for number in 0..TASKS + if typed { WANTED } else { 0 } {
             let key = (keys > 0).then(|| format!("customer-{}", number % keys));
             let fairness_key = key.as_deref();
-            let task = NewTask { task_type: "t", fairness_key, ..NewTask::default() };
+            let task_type = if typed && number < TASKS { "foreign" } else { "t" };
+            let task = NewTask { task_type, fairness_key, ..NewTask::default() };
             case.apply(vec![Command::Enqueue(Enqueue { queue: "q", task })]);
         }
         case
@@ -59,6 +76,7 @@ impl Case {
         for _ in 0..CLAIMS {
             held.extend(self.apply(vec![Command::Claim(Claim {
                 queues: vec![ClaimQueue { name: "q", weight: 1 }],
+                types: if self.typed { vec!["s", "t", "u"] } else { vec![] },
                 weighted_seed: None,
                 tasks_max: 1,
                 lease_ms: 30_000,
@@ -101,6 +119,9 @@ fn main() -> ExitCode {
         Case::new("100 keys, key limits", 100, of_keys()),
         Case::new("1,000,000 keys", 1_000_000, none()),
         Case::new("1,000,000 keys, key limits", 1_000_000, of_keys()),
+        Case::typed("types, no keys", 0),
+        Case::typed("types, 100 keys", 100),
+        Case::typed("types, 1,000,000 keys", 1_000_000),
     ];
     let bytes: Vec<u64> = cases.iter().map(|case| case.machine.memory_bytes()).collect();
     for _ in 0..ROUNDS {
@@ -109,13 +130,16 @@ fn main() -> ExitCode {
         }
     }
     let medians: Vec<f64> = cases.iter_mut().map(Case::median).collect();
-    let mut dearest: f64 = 0.0;
+    let (mut dearest, mut dearest_typed): (f64, f64) = (0.0, 0.0);
     for ((case, median), bytes) in cases.iter().zip(&medians).zip(bytes) {
-        let unlimited = cases.iter().position(|other| other.keys == case.keys && !other.limited);
+        let is_base = |other: &Case| other.keys == case.keys && !other.limited && !other.typed;
+        let unlimited = cases.iter().position(is_base);
         let unlimited = medians[unlimited.expect("each number of keys has a case without limits")];
         let (cost, plain) = (median / unlimited, median / medians[0]);
-        dearest = dearest.max(cost);
-        let per_task = bytes / TASKS as u64;
+        let dearest = if case.typed { &mut dearest_typed } else { &mut dearest };
+        *dearest = dearest.max(cost);
+        let tasks = TASKS + if case.typed { WANTED } else { 0 };
+        let per_task = bytes / tasks as u64;
         println!(
             "{:<28} {median:>7.0} ns a claim, {cost:.2} of the same keys without limits, \
              {plain:.2} of plain, {per_task} bytes a task",
@@ -125,6 +149,12 @@ fn main() -> ExitCode {
     if dearest > COST_MAX {
         println!(
             "a limit costs too much: {dearest:.2} of the same queue without, above {COST_MAX}"
+        );
+        return ExitCode::FAILURE;
+    }
+    if dearest_typed > TYPES_COST_MAX {
+        println!(
+            "types cost too much: {dearest_typed:.2} of a claim of any type, above {TYPES_COST_MAX}"
         );
         return ExitCode::FAILURE;
     }

@@ -211,6 +211,8 @@ questions! {
     11 => Claimable {
         /// Their names.
         queues: Vec<String>,
+        /// Of these types; empty: of any.
+        types: Vec<String>,
     } -> bool, |asked, machine| {
         matches!(machine.claimable(&asked.claim(), machine.now()), Claims::Now(_))
     };
@@ -331,6 +333,7 @@ impl Claimable {
     fn claim(&self) -> Claim<'_> {
         Claim {
             queues: self.queues.iter().map(|name| ClaimQueue { name, weight: 1 }).collect(),
+            types: self.types.iter().map(String::as_str).collect(),
             weighted_seed: None,
             tasks_max: 1,
             lease_ms: limits::LEASE_MS_DEFAULT,

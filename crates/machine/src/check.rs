@@ -3,7 +3,9 @@
 use crate::life::Task;
 use crate::limits::PRIORITY_MAX;
 use crate::queue::{Lane, LaneId};
+use crate::rings::Side;
 use crate::slab::{NO_SLOT, Slot};
+use crate::strands::Strand;
 use crate::{Machine, SessionId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,13 +76,24 @@ impl Machine {
         for (number, queue) in self.queues.slab.iter() {
             let name = &queue.name;
             ensure!(self.queues.find(name.as_str()) == Some(number), "queue {name} is not found");
-            for id in LaneId::all() {
+            for id in LaneId::others() {
                 let lane = queue.lane(id);
                 self.check_lane(lane, &format!("lane {id:?} of queue {name}"), |task| {
-                    let here = task.key().is_none() || !id.is_ready();
-                    task.queue == number && LaneId::of(task) == id && here
+                    task.queue == number && LaneId::of(task) == id
                 })?;
                 seen += lane.length as usize;
+            }
+            for priority in 0..=PRIORITY_MAX {
+                let (id, strands) = (LaneId::ready_at(priority), queue.strands(priority));
+                let lane = format!("lane {id:?} of queue {name}");
+                strands.check(&self.tasks).map_err(|what| format!("{lane} {what}"))?;
+                for Strand { task_type, tasks } in strands.iter() {
+                    self.check_lane(&tasks, &lane, |task| {
+                        let here = task.key().is_none() && task.task_type == task_type;
+                        task.queue == number && LaneId::of(task) == id && here
+                    })?;
+                    seen += tasks.length as usize;
+                }
             }
         }
         for (slot, key) in self.keys.slab.iter() {
@@ -90,7 +103,10 @@ impl Machine {
                 self.check_lane(
                     &line.tasks,
                     &format!("lane {lane:?} of key {}", key.text),
-                    |task| task.key() == Some(slot) && LaneId::of(task) == lane,
+                    |task| {
+                        let here = task.key() == Some(slot) && task.task_type == line.task_type;
+                        here && LaneId::of(task) == lane
+                    },
                 )?;
                 seen += line.tasks.length as usize;
             }
@@ -136,7 +152,8 @@ impl Machine {
             }
         }
         ensure!(self.opened.is_empty(), "opened queues were not told");
-        let mut lines: BTreeMap<(Slot, u8, bool), BTreeMap<u64, Slot>> = BTreeMap::new();
+        let mut lines: BTreeMap<(Slot, u8, bool), Side> = BTreeMap::new();
+        let mut turns: BTreeMap<(Slot, u8, u64), Slot> = BTreeMap::new();
         let mut of_queue: BTreeMap<Slot, (u32, u64, u64)> = BTreeMap::new();
         let mut heap_bytes = 0;
         let mut due = BTreeMap::new();
@@ -150,7 +167,11 @@ impl Machine {
             ensure!(key.counted <= key.ready(), "{name} counts more than is ready");
             for line in &key.lines {
                 let side = lines.entry((key.id.queue, line.priority, key.closed)).or_default();
-                ensure!(side.insert(line.turn, slot).is_none(), "{name} shares its turn");
+                ensure!(side.insert(line, slot).is_none(), "{name} has two lines of one type");
+                let turn = turns.insert((key.id.queue, line.priority, line.turn), slot);
+                ensure!(turn.is_none_or(|other| other == slot), "{name} shares its turn");
+                let first = key.line(line.priority).map(|first| (first.turn, first.served));
+                ensure!(first == Some((line.turn, line.served)), "{name} has two turns at once");
             }
             let (keys, ready, available) = of_queue.entry(key.id.queue).or_default();
             *keys += 1;

@@ -1,7 +1,7 @@
 //! Claim: which tasks a worker gets, in which order, and under which terms.
 //!
 //! Queues come in strict order or are drawn by weight, one draw per task; `fairness.rs` says who comes
-//! next in a queue, and what its limits let through.
+//! next in a queue, and what its limits let through. A claim that names types never gets another.
 
 use crate::draw::Draw;
 use crate::enqueue::at_most_bytes;
@@ -10,6 +10,7 @@ use crate::limits::*;
 use crate::machine::Counters;
 use crate::rejection::at_most;
 use crate::slab::Slot;
+use crate::strands::Wanted;
 use crate::transition::Place;
 use crate::turn::Turn;
 use crate::{
@@ -23,31 +24,37 @@ impl Turn<'_> {
         if let Some(answer) = self.repeated(claim)? {
             return Ok(Outcome::Claimed(answer));
         }
+        let wanted = Wanted::new(&claim.types, &self.shard.names);
         let answer = match claim.weighted_seed {
-            None => self.claim_strict(claim),
-            Some(seed) => self.claim_weighted(claim, seed),
+            None => self.claim_strict(claim, &wanted),
+            Some(seed) => self.claim_weighted(claim, &wanted, seed),
         };
         Ok(Outcome::Claimed(answer))
     }
 
-    fn claim_strict(&mut self, claim: &Claim<'_>) -> Vec<ClaimedTask> {
+    fn claim_strict(&mut self, claim: &Claim<'_>, wanted: &Wanted) -> Vec<ClaimedTask> {
         let mut taken = Vec::new();
         for queue in &claim.queues {
             while taken.len() < claim.tasks_max as usize {
-                let Some(slot) = self.next_runnable(queue.name) else { break };
+                let Some(slot) = self.next_runnable(queue.name, wanted) else { break };
                 taken.push(self.take(slot, claim));
             }
         }
         taken
     }
 
-    fn claim_weighted(&mut self, claim: &Claim<'_>, seed: u64) -> Vec<ClaimedTask> {
+    fn claim_weighted(
+        &mut self,
+        claim: &Claim<'_>,
+        wanted: &Wanted,
+        seed: u64,
+    ) -> Vec<ClaimedTask> {
         let mut taken = Vec::new();
         let mut draw = Draw::new(seed);
         let mut open: Vec<&ClaimQueue<'_>> = claim.queues.iter().collect();
         while taken.len() < claim.tasks_max as usize && !open.is_empty() {
             let position = draw_by_weight(&open, &mut draw);
-            match self.next_runnable(open[position].name) {
+            match self.next_runnable(open[position].name, wanted) {
                 Some(slot) => taken.push(self.take(slot, claim)),
                 // An empty queue leaves the draw, and the rest keep their shares.
                 None => drop(open.remove(position)),
@@ -56,16 +63,16 @@ impl Turn<'_> {
         taken
     }
 
-    /// The task to claim next in a queue. Those past their `expires_at` end on the way, up to the
-    /// entry's bound; `ExpireDue` ends the rest.
-    fn next_runnable(&mut self, queue: &str) -> Option<Slot> {
+    /// The task of these types to claim next in a queue. Those past their `expires_at` end on the
+    /// way, up to the entry's bound; `ExpireDue` ends the rest.
+    fn next_runnable(&mut self, queue: &str, wanted: &Wanted) -> Option<Slot> {
         let number = self.shard.queues.find(queue)?;
         loop {
             let queue = self.shard.queues.get(number);
             if queue.paused || queue.slots() == 0 || queue.tokens(self.now) == 0 {
                 return None;
             }
-            let slot = self.shard.first_in_turn(number)?;
+            let slot = self.shard.first_in_turn(number, wanted)?;
             if self.task(slot).expires_at().is_none_or(|at| at > self.now) {
                 return Some(slot);
             }
@@ -162,6 +169,10 @@ impl Claim<'_> {
         at_most("max", self.tasks_max.into(), CLAIM_TASKS_MAX as u64)?;
         check_lease(self.lease_ms)?;
         at_most_bytes("worker", self.worker.len(), WORKER_NAME_BYTES_MAX)?;
+        at_most("the number of types", self.types.len() as u64, CLAIM_TYPES_MAX as u64)?;
+        for name in &self.types {
+            at_most_bytes("type", name.len(), TYPE_BYTES_MAX)?;
+        }
         for queue in &self.queues {
             if queue.weight == 0 {
                 return Err(Rejection::invalid(format!(
@@ -203,8 +214,10 @@ impl Machine {
         if self.was_sent_before(claim) {
             return Claimable::Now(1);
         }
+        let wanted = Wanted::new(&claim.types, &self.names);
         let found = || claim.queues.iter().filter_map(|queue| self.queues.find(queue.name));
-        let room = found().fold(0u64, |sum, number| sum.saturating_add(self.room(number, now)));
+        let room = found().map(|number| self.room(number, now, &wanted));
+        let room = room.fold(0u64, u64::saturating_add);
         if room > 0 {
             return Claimable::Now(room);
         }
@@ -269,6 +282,73 @@ mod tests {
         let mut enqueue = |priority| yard.enqueue_task("mail", prioritised(priority)).unwrap().id;
         let [low, middle, high, also_high] = [0, 5, 9, 9].map(&mut enqueue);
         assert_eq!(ids(&yard.claim("mail", 10)), [high, also_high, middle, low]);
+    }
+
+    #[test]
+    fn a_claim_gets_only_the_types_that_it_names() {
+        let mut yard = Yard::new();
+        let mut enqueue =
+            |task_type| yard.enqueue_task("mail", NewTask { task_type, ..new_task() }).unwrap().id;
+        let [a, b, c, also_a] = ["a", "b", "c", "a"].map(&mut enqueue);
+        let of = |types: &[&'static str]| Claim {
+            types: types.to_vec(),
+            tasks_max: 10,
+            ..claim("mail")
+        };
+        let claimable = |yard: &Yard, types| yard.machine.claimable(&of(types), yard.now());
+        assert_eq!(claimable(&yard, &["nobody"]), Claimable::OnEvent);
+        assert_eq!(claimable(&yard, &["a", "c", "a"]), Claimable::Now(3), "each type counts once");
+        assert!(yard.claim_with(of(&["nobody"])).is_empty());
+        assert_eq!(ids(&yard.claim_with(of(&["c", "nobody", "a"]))), [a, c, also_a]);
+        assert_eq!(claimable(&yard, &["a", "c"]), Claimable::At(Timestamp(START + 30_000)));
+        assert_eq!(yard.task(b).attempt, 0, "what others can't run spends nothing");
+        assert_eq!(ids(&yard.claim("mail", 10)), [b]);
+    }
+
+    #[test]
+    fn a_task_that_comes_back_stands_before_its_type_and_before_all() {
+        let mut yard = Yard::new();
+        let mut enqueue =
+            |task_type| yard.enqueue_task("mail", NewTask { task_type, ..new_task() }).unwrap().id;
+        let [a, b, also_a] = ["a", "b", "a"].map(&mut enqueue);
+        let of = |types: &[&'static str]| Claim { types: types.to_vec(), ..claim("mail") };
+        let held = yard.claim_with(of(&["b"])).remove(0);
+        yard.release(&held).unwrap();
+        yard.machine.check().unwrap();
+        assert_eq!(ids(&yard.claim_with(of(&["a", "b"]))), [b], "before older ones");
+        assert_eq!(ids(&yard.claim("mail", 2)), [a, also_a]);
+    }
+
+    #[test]
+    fn many_types_at_once_come_in_order_whatever_is_wanted() {
+        let mut yard = Yard::new();
+        let names: Vec<String> = (0..40).map(|number| format!("type {number}")).collect();
+        let mut all = Vec::new();
+        for number in 0..200 {
+            let task_type = &names[number * 7 % 40];
+            let task = NewTask { task_type, ..new_task() };
+            all.push((yard.enqueue_task("mail", task).unwrap().id, task_type));
+        }
+        let mut last = String::new();
+        for (few, many) in [(0..3, 3..40), (5..6, 0..6), (0..40, 0..0)] {
+            for range in [few, many] {
+                let types: Vec<&str> = names[range].iter().map(String::as_str).collect();
+                let first = |all: &[(TaskId, &String)]| {
+                    all.iter().position(|(_, of)| types.contains(&of.as_str()))
+                };
+                for _ in 0..20 {
+                    if types.is_empty() {
+                        break;
+                    }
+                    let taken = yard.claim_with(Claim { types: types.clone(), ..claim("mail") });
+                    let expected = first(&all).map(|position| all.remove(position));
+                    assert_eq!(ids(&taken), Vec::from_iter(expected.map(|(id, _)| id)));
+                    last.extend(taken.iter().map(|task| &*task.task_type));
+                    yard.machine.check().unwrap();
+                }
+            }
+        }
+        assert!(last.contains("type 39"));
     }
 
     #[test]
@@ -351,6 +431,8 @@ mod tests {
             Claim { lease_ms: 999, ..claim("mail") },
             Claim { lease_ms: LEASE_MS_MAX + 1, ..claim("mail") },
             Claim { worker: &worker, ..claim("mail") },
+            Claim { types: vec!["t"; CLAIM_TYPES_MAX + 1], ..claim("mail") },
+            Claim { types: vec![&worker], ..claim("mail") },
         ];
         for claim in bad {
             let rejection = yard.send(Command::Claim(claim.clone())).unwrap_err();

@@ -132,7 +132,7 @@ wire_struct!(StageBatch<'a> { batch_id, queue, part, tasks });
 wire_struct!(CommitBatch { batch_id, parts });
 wire_struct!(Unstage { batch_id });
 wire_struct!(Claim<'a> {
-    queues, weighted_seed, tasks_max, lease_ms, session, number, begun, worker,
+    queues, types, weighted_seed, tasks_max, lease_ms, session, number, begun, worker,
 });
 wire_struct!(ClaimNumber { sequence, sending });
 wire_struct!(ClaimQueue<'a> { name, weight });
@@ -378,6 +378,7 @@ pub(crate) mod tests {
                     ClaimQueue { name: "mail", weight: 1 },
                     ClaimQueue { name: "x", weight: 1_000 },
                 ],
+                types: vec!["send", "render"],
                 weighted_seed: Some(u64::MAX),
                 tasks_max: 10,
                 lease_ms: 30_000,

@@ -284,6 +284,9 @@ pub struct Unstage {
 pub struct Claim<'a> {
     /// Where to look, at least one. Unknown queues are empty, not an error.
     pub queues: Vec<ClaimQueue<'a>>,
+    /// The types of tasks that the worker can run; empty: any type. A type that no task has is
+    /// empty, not an error.
+    pub types: Vec<&'a str>,
     /// `None`: queues in strict order. `Some`: drawn by weight, from this seed.
     pub weighted_seed: Option<u64>,
     /// At most this many tasks, at least 1.
@@ -294,8 +297,9 @@ pub struct Claim<'a> {
     pub session: Option<SessionId>,
     /// The session's number for this claim, by which its repetition gets the same tasks.
     pub number: Option<ClaimNumber>,
-    /// Whether what is handed out counts as begun, so that its lapse is a loss: of a worker that never tells
-    /// when it begins, and beats for none of its tasks. Without a session it counts so in any case.
+    /// Whether what is handed out counts as begun, so that its lapse is a loss: of a worker that
+    /// never tells when it begins, and beats for none of its tasks. Without a session it counts so
+    /// in any case.
     pub begun: bool,
     /// Who claims, for people.
     pub worker: &'a str,
@@ -306,8 +310,8 @@ pub struct Claim<'a> {
 pub struct ClaimNumber {
     /// Which claim: the session's own, never used for another.
     pub sequence: u64,
-    /// Which sending of it, from 0. A later one takes over what an earlier one got, under new tokens;
-    /// an earlier one that comes after a later one gets nothing.
+    /// Which sending of it, from 0. A later one takes over what an earlier one got, under new
+    /// tokens; an earlier one that comes after a later one gets nothing.
     pub sending: u32,
 }
 
@@ -333,7 +337,8 @@ pub struct Ack<'a> {
     pub follow_ups: Vec<FollowUp<'a>>,
 }
 
-/// A task that follows from something: an ack, or a step of a tally; or one that is added to a tally.
+/// A task that follows from something: an ack, or a step of a tally; or one that is added to a
+/// tally.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FollowUp<'a> {
     /// The shard of its queue.
@@ -384,7 +389,8 @@ pub struct Extend<'a> {
     pub task: TaskId,
     /// The claim's token.
     pub token: ClaimToken,
-    /// The new lease, from now; `None` is as long as it was claimed for, or as the task itself says.
+    /// The new lease, from now; `None` is as long as it was claimed for, or as the task itself
+    /// says.
     pub lease_ms: Option<u64>,
     /// How far it is.
     pub progress: Option<Progress<'a>>,
@@ -555,9 +561,9 @@ pub struct Deliver<'a> {
     pub command: &'a [u8],
 }
 
-/// Time that passed on this shard without its workers having it: the leader stood still and heard nobody,
-/// or its clock was set forward. Every live claim's lease and run time end so much later, and none ends
-/// within as much from now on, up to `LEASE_FLOOR_MS`.
+/// Time that passed on this shard without its workers having it: the leader stood still and heard
+/// nobody, or its clock was set forward. Every live claim's lease and run time end so much later,
+/// and none ends within as much from now on, up to `LEASE_FLOOR_MS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutOff {
     /// How much it is.

@@ -1,15 +1,18 @@
 //! Fairness: who comes next in a queue, and what its limits let through.
 //!
 //! Priority first, raised by age if the queue wants it; then the keys take turns, `weight` tasks each;
-//! then age. Everything here changes in the same entry as its cause, and follows from images alone.
+//! then age. A claim that names types sees the same queue without the tasks of other types:
+//! priorities, turns and ages stay as they are. Everything here changes in the same entry as its
+//! cause, and follows from images alone.
 
 use crate::image;
-use crate::keys::Key;
+use crate::keys::{Key, Line};
 use crate::life::State;
 use crate::limits::{EXPIRIES_PER_ENTRY_MAX, PRIORITY_MAX};
-use crate::queue::{LaneId, Queue};
+use crate::queue::{Lane, LaneId, Queue};
 use crate::rings::{OwnTurn, Rings};
-use crate::slab::{NO_SLOT, Slot};
+use crate::slab::Slot;
+use crate::strands::Wanted;
 use crate::transition::Place;
 use crate::turn::Turn;
 use crate::{EventKind, Machine, Timestamp};
@@ -17,36 +20,37 @@ use std::cmp::Reverse;
 
 /// Who comes next.
 impl Machine {
-    /// The ready task to claim next in a queue, as far as keys allow; the queue's own limits are asked
-    /// before.
-    pub(crate) fn first_in_turn(&mut self, number: Slot) -> Option<Slot> {
+    /// The ready task of these types to claim next in a queue, as far as keys allow; the queue's
+    /// own limits are asked before.
+    pub(crate) fn first_in_turn(&mut self, number: Slot, wanted: &Wanted) -> Option<Slot> {
         let queue = self.queues.get(number);
         if queue.is_plain() {
-            return queue.first_ready();
+            return queue.first_ready(wanted, &self.tasks);
         }
         if queue.sweep.is_some() {
-            self.close_fronts(number);
+            self.close_fronts(number, wanted);
         }
         let queue = self.queues.get(number);
         let mut fronts =
-            (0..=PRIORITY_MAX).rev().filter_map(|priority| self.front(queue, priority));
+            (0..=PRIORITY_MAX).rev().filter_map(|priority| self.front(queue, priority, wanted));
         match queue.settings.ageing_ms {
             None => fronts.next(),
             Some(ageing_ms) => fronts.max_by_key(|&slot| self.seniority(slot, ageing_ms)),
         }
     }
 
-    /// The first task of a priority.
-    fn front(&self, queue: &Queue, priority: u8) -> Option<Slot> {
-        let head = queue.lane(LaneId::ready_at(priority)).head;
-        let unkeyed = (head != NO_SLOT && queue.held_until.is_none()).then_some(head);
+    /// The first task of these types at a priority.
+    fn front(&self, queue: &Queue, priority: u8, wanted: &Wanted) -> Option<Slot> {
+        let lane = queue.strands(priority);
+        let unkeyed = lane.first_of(wanted, &self.tasks).filter(|_| queue.held_until.is_none());
         let Some(rings) = &queue.rings else { return unkeyed };
-        let keyed = rings.ring(priority).open.first_key_value();
+        let keyed = rings.ring(priority).open.first(wanted);
+        // The turn is of the whole lane, whatever types are wanted.
+        let comes_first =
+            |turn| lane.first().is_some_and(|head| self.unkeyed_turn(rings, priority, head) < turn);
         match (unkeyed, keyed) {
-            (Some(head), Some((&turn, _))) if self.unkeyed_turn(rings, priority, head) < turn => {
-                Some(head)
-            }
-            (_, Some((_, &key))) => Some(self.keys.get(key).line(priority)?.tasks.head),
+            (Some(task), Some((turn, _))) if comes_first(turn) => Some(task),
+            (_, Some((_, key))) => self.keys.get(key).first(priority, wanted, &self.tasks),
             (unkeyed, None) => unkeyed,
         }
     }
@@ -68,11 +72,11 @@ impl Machine {
     }
 
     /// While new limits are still being brought to all keys, those that come first are asked anew.
-    fn close_fronts(&mut self, number: Slot) {
+    fn close_fronts(&mut self, number: Slot, wanted: &Wanted) {
         for priority in 0..=PRIORITY_MAX {
             loop {
                 let Some(rings) = &self.queues.get(number).rings else { return };
-                let Some((_, &key)) = rings.ring(priority).open.first_key_value() else { break };
+                let Some((_, key)) = rings.ring(priority).open.first(wanted) else { break };
                 self.refresh_key(key);
                 if !self.keys.get(key).closed {
                     break;
@@ -81,15 +85,20 @@ impl Machine {
         }
     }
 
-    /// How many tasks of a queue could be claimed at `now`.
-    pub(crate) fn room(&self, number: Slot, now: Timestamp) -> u64 {
+    /// How many tasks of these types a queue could hand out at `now`. Exact, but for claims that
+    /// name types where keys have limits: then a key's room counts for each of its types, so that
+    /// the number may be too large. It is 0 only if there is none.
+    pub(crate) fn room(&self, number: Slot, now: Timestamp, wanted: &Wanted) -> u64 {
         let queue = self.queues.get(number);
         if queue.paused {
             return 0;
         }
-        let unkeyed = if queue.held_until.is_some() { 0 } else { queue.unkeyed_ready() };
-        let available = unkeyed + queue.rings.as_ref().map_or(0, |rings| rings.available);
-        available.min(queue.slots()).min(queue.tokens(now))
+        let unkeyed = if queue.held_until.is_some() { 0 } else { queue.unkeyed_ready(wanted) };
+        let keyed = queue.rings.as_ref().map_or(0, |rings| match wanted {
+            Wanted::Any => rings.available,
+            Wanted::These(_) => rings.open_tasks(wanted).min(rings.available),
+        });
+        (unkeyed + keyed).min(queue.slots()).min(queue.tokens(now))
     }
 
     /// Counts a claim against its queue and key, and passes the turn on when its share is used up.
@@ -118,22 +127,29 @@ impl Machine {
         let weight = queue.weight(&key.text);
         let rate = queue.settings.per_key.and_then(|per_key| per_key.rate);
         let line = key.line(priority).expect("a ready task stands in its key's line");
-        let (old, length, closed) = (line.turn, line.tasks.length, key.closed);
-        let share_used = u32::from(line.served) + 1 >= weight;
+        let (old, served, length) = (line.turn, line.served, key.length(priority));
+        let share_used = u32::from(served) + 1 >= weight;
         let moves = share_used && length > 1;
         let turn = if moves { self.next_order(Place::Back) } else { old };
         self.edit_key(slot, |key| {
-            let line = key.line_mut(priority);
-            line.turn = turn;
-            line.served = if share_used { 0 } else { line.served + 1 };
+            key.set_turn(priority, turn, if share_used { 0 } else { served + 1 });
             if let Some(rate) = rate {
                 key.throttle_mut().bucket = key.bucket().taken(rate, now);
             }
         });
         if moves {
-            let side = self.rings_mut(number).ring_mut(priority).side(closed);
-            side.remove(&old);
-            side.insert(turn, slot);
+            self.move_line(slot, priority, old);
+        }
+    }
+
+    /// Brings a line that has another turn than before to its place in the ring.
+    fn move_line(&mut self, slot: Slot, priority: u8, old: u64) {
+        let key = self.keys.slab.get(slot);
+        let queue = self.queues.slab.get_mut(key.id.queue);
+        let rings = queue.rings.as_mut().expect("a queue whose key has a line has rings");
+        let side = rings.ring_mut(priority).side(key.closed);
+        for line in key.types(priority) {
+            side.move_line(line, old);
         }
     }
 
@@ -167,6 +183,10 @@ impl Machine {
         let settings = &self.queues.get(number).settings;
         let (rate, key_rate) = (settings.rate, settings.per_key.and_then(|keys| keys.rate));
         if let Some(rate) = rate {
+            // The task that comes back tells those that wait for its type; the token is for all.
+            if self.queues.get(number).bucket.was_empty() {
+                self.opened.push(number);
+            }
             self.edit_queue(number, |queue| queue.bucket = queue.bucket.given(rate, now));
         }
         if let (Some(key), Some(rate)) = (key, key_rate) {
@@ -207,26 +227,27 @@ impl Machine {
     pub(crate) fn push_keyed(&mut self, key: Slot, slot: Slot, place: Place) {
         let task = self.tasks.get(slot);
         let (number, priority, order) = (task.queue, task.priority, task.order);
+        let task_type = task.task_type;
         let found = self.keys.get(key);
-        let (closed, old) = (found.closed, found.line(priority).map(|line| line.turn));
-        if old.is_none() || place == Place::Front {
-            self.edit_key(key, |key| match old {
-                None => key.add_line(priority, order),
-                Some(_) => {
-                    let line = key.line_mut(priority);
-                    (line.turn, line.served) = (order, 0);
-                }
-            });
-            let side = self.rings_mut(number).ring_mut(priority).side(closed);
-            old.map(|old| side.remove(&old));
-            side.insert(order, key);
+        let (closed, old) = (found.closed, found.line(priority).copied());
+        if let (Some(old), Place::Front) = (old, place) {
+            self.edit_key(key, |key| key.set_turn(priority, order, 0));
+            self.move_line(key, priority, old.turn);
         }
-        let line = &mut self.keys.slab.get_mut(key).line_mut(priority).tasks;
-        match place {
-            Place::Front => line.push_front(&mut self.tasks, slot),
-            Place::Back => line.push_back(&mut self.tasks, slot),
+        if self.keys.get(key).line_of(priority, task_type).is_none() {
+            let (turn, served) = match old {
+                Some(old) if place == Place::Back => (old.turn, old.served),
+                _ => (order, 0),
+            };
+            let line = Line { turn, tasks: Lane::EMPTY, task_type, served, priority };
+            self.edit_key(key, |key| key.add_line(line));
+            self.rings_mut(number).ring_mut(priority).side(closed).insert(&line, key);
         }
-        self.rings_mut(number).ready += 1;
+        let line = self.keys.slab.get_mut(key).line_of_mut(priority, task_type);
+        line.tasks.push(&mut self.tasks, slot, place);
+        let rings = self.rings_mut(number);
+        rings.ring_mut(priority).side(closed).joined(task_type);
+        rings.ready += 1;
     }
 
     /// Puts a ready task without a key into its lane, ahead of all keys if it goes to the front.
@@ -238,17 +259,20 @@ impl Machine {
 
     pub(crate) fn unlink_keyed(&mut self, key: Slot, slot: Slot) {
         let task = self.tasks.get(slot);
-        let (number, priority) = (task.queue, task.priority);
+        let (number, priority, task_type) = (task.queue, task.priority, task.task_type);
         let found = self.keys.slab.get_mut(key);
         let closed = found.closed;
-        let line = found.line_mut(priority);
+        let line = found.line_of_mut(priority, task_type);
         line.tasks.unlink(&mut self.tasks, slot);
-        let (turn, length) = (line.turn, line.tasks.length);
+        let line = *line;
         let rings = self.rings_mut(number);
         rings.ready -= 1;
-        if length == 0 {
-            rings.ring_mut(priority).side(closed).remove(&turn);
-            self.edit_key(key, |key| key.lines.retain(|line| line.priority != priority));
+        let side = rings.ring_mut(priority).side(closed);
+        side.left(task_type);
+        if line.tasks.length == 0 {
+            side.remove(&line);
+            let is_it = |line: &Line| line.priority == priority && line.task_type == task_type;
+            self.edit_key(key, |key| key.lines.retain(|line| !is_it(line)));
         }
     }
 
@@ -285,9 +309,10 @@ impl Machine {
         }
     }
 
-    /// Brings a key in step with its tasks, its limits and the time: whether its lines may be served,
-    /// and when time changes that. If they were closed and may be served now, the queue counts as
-    /// opened; from an open line others are claimed already. The key is gone after if nothing needs it.
+    /// Brings a key in step with its tasks, its limits and the time: whether its lines may be
+    /// served, and when time changes that. If they were closed and may be served now, the queue
+    /// counts as opened; from an open line others are claimed already. The key is gone after if
+    /// nothing needs it.
     pub(crate) fn refresh_key(&mut self, slot: Slot) {
         let now = self.counters.now;
         let key = self.keys.get(slot);
@@ -313,8 +338,8 @@ impl Machine {
         if was_closed != next.closed {
             for line in &key.lines {
                 let ring = rings.ring_mut(line.priority);
-                ring.side(was_closed).remove(&line.turn);
-                ring.side(next.closed).insert(line.turn, slot);
+                ring.side(was_closed).remove(line);
+                ring.side(next.closed).insert(line, slot);
             }
         }
         rings.available = rings.available - u64::from(counted) + u64::from(next.counted);
@@ -409,7 +434,7 @@ impl Turn<'_> {
         opened.sort_unstable();
         opened.dedup();
         for &number in &opened {
-            if self.shard.room(number, self.now) > 0 {
+            if self.shard.room(number, self.now, &Wanted::Any) > 0 {
                 let name = self.shard.queues.get(number).name.clone();
                 self.emit(EventKind::QueueOpened(name));
             }
@@ -439,8 +464,9 @@ impl Queue {
         self.settings.rate.map_or(u64::MAX, |rate| self.bucket.tokens(rate, now))
     }
 
-    /// When it must be looked at though nobody asks: at once while new limits are being brought to its
-    /// keys, when its tasks without a key are no longer held back, when its bucket has a token again.
+    /// When it must be looked at though nobody asks: at once while new limits are being brought to
+    /// its keys, when its tasks without a key are no longer held back, when its bucket has a token
+    /// again.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
         if self.sweep.is_some() {
             return Some(Timestamp(0));

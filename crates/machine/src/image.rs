@@ -13,6 +13,7 @@ use crate::names::Names;
 use crate::queue::{LaneId, Queue};
 use crate::slab::Slot;
 use crate::task_image::{encode_queue, encode_task, read_queue, read_task};
+use crate::transition::Place;
 use crate::wire::{Reader, Wire, decode, encode, wire_struct};
 use crate::{Identity, Machine, TaskId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -393,8 +394,8 @@ impl Machine {
             match self.tasks.get(slot).key() {
                 Some(key) => self.load_keyed(key, lane, slot)?,
                 None => {
-                    let lane = self.queues.slab.get_mut(queue).lane_mut(lane);
-                    lane.push_back(&mut self.tasks, slot);
+                    let queue = self.queues.slab.get_mut(queue);
+                    queue.push(&mut self.tasks, lane, slot, Place::Back);
                 }
             }
             self.index(slot);

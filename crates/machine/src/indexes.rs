@@ -81,13 +81,7 @@ impl Machine {
         self.index(slot);
         match key {
             Some(key) if lane.is_ready() => self.push_keyed(key, slot, place),
-            _ => {
-                let list = self.queues.slab.get_mut(queue).lane_mut(lane);
-                match place {
-                    Place::Front => list.push_front(&mut self.tasks, slot),
-                    Place::Back => list.push_back(&mut self.tasks, slot),
-                }
-            }
+            _ => self.queues.slab.get_mut(queue).push(&mut self.tasks, lane, slot, place),
         }
         match key {
             Some(key) => self.linked_keyed(key, lane),
@@ -130,7 +124,7 @@ impl Machine {
         }
         match key {
             Some(key) if lane.is_ready() => self.unlink_keyed(key, slot),
-            _ => self.queues.slab.get_mut(queue).lane_mut(lane).unlink(&mut self.tasks, slot),
+            _ => self.queues.slab.get_mut(queue).unlink(&mut self.tasks, lane, slot),
         }
         if lane == LaneId::CLAIMED {
             self.claim_ended(queue, key);

@@ -1,18 +1,27 @@
 //! Keys: whom a task is for, inside its queue. Tasks of different keys take turns.
 //!
 //! A key's ready tasks stand in lines, one per priority. Each line has a turn: the ring of a queue and
-//! a priority is its lines by turn, the next one first. The lines of a key that may not run now (at
-//! its limit, out of tokens, held back) stand apart, with their turns, so that no claim looks at them.
+//! a priority is its lines by turn, the next one first. A line has one list per type of its tasks,
+//! all with the same turn. The lines of a key that may not run now (at its limit, out of tokens,
+//! held back) stand apart, with their turns, so that no claim looks at them.
+//!
+//! When the turn of a line changes, each of its types moves in the ring: a key costs as much as it
+//! has types ready at one priority. Producers have few; a bound on types per key would end the
+//! worst case.
 //!
 //! A key is kept while a task names it, its bucket is not full or it is held back. All that decides
 //! who comes next is part of its image.
 
 use crate::bucket::Bucket;
 use crate::entry::DecodeError;
+use crate::life::Task;
 use crate::limits::PRIORITY_MAX;
+use crate::names::NameId;
 use crate::queue::{Lane, LaneId};
 use crate::settings::PerKey;
 use crate::slab::{Slab, Slot};
+use crate::strands::Wanted;
+use crate::transition::Place;
 use crate::wire::{Reader, Wire, wire_struct};
 use crate::{ImageError, Machine, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,18 +49,20 @@ pub(crate) struct Key {
     pub(crate) counted: u32,
     /// Whether its lines stand apart from the ring.
     pub(crate) closed: bool,
-    /// Its lines that are not empty, by priority.
+    /// Its lines that are not empty, by priority; of a line one entry per type.
     pub(crate) lines: Vec<Line>,
     pub(crate) throttle: Option<Box<Throttle>>,
 }
 
-/// Ready tasks of one key and priority.
+/// Ready tasks of one key, priority and type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Line {
-    /// Its place among the lines of its ring. Unique on the shard, as the orders of tasks are.
+    /// Its place among the lines of its ring. Unique on the shard, as the orders of tasks are; the
+    /// same for all types.
     pub(crate) turn: u64,
     pub(crate) tasks: Lane,
-    /// Tasks taken in the current turn.
+    pub(crate) task_type: NameId,
+    /// Tasks taken in the current turn, of all types.
     pub(crate) served: u16,
     pub(crate) priority: u8,
 }
@@ -89,20 +100,54 @@ impl Key {
         }
     }
 
+    /// The line of a priority: its first type. Turn and share are the same for all.
     pub(crate) fn line(&self, priority: u8) -> Option<&Line> {
         self.lines.iter().find(|line| line.priority == priority)
     }
 
-    pub(crate) fn line_mut(&mut self, priority: u8) -> &mut Line {
-        let line = self.lines.iter_mut().find(|line| line.priority == priority);
-        line.unwrap_or_else(|| panic!("a key has no line of priority {priority}"))
+    /// All types of a line.
+    pub(crate) fn types(&self, priority: u8) -> impl Iterator<Item = &Line> {
+        self.lines.iter().filter(move |line| line.priority == priority)
     }
 
-    pub(crate) fn add_line(&mut self, priority: u8, turn: u64) {
-        let position = self.lines.partition_point(|line| line.priority < priority);
-        // Most keys use one priority.
+    pub(crate) fn line_of(&self, priority: u8, task_type: NameId) -> Option<&Line> {
+        self.types(priority).find(|line| line.task_type == task_type)
+    }
+
+    pub(crate) fn line_of_mut(&mut self, priority: u8, task_type: NameId) -> &mut Line {
+        let is_it = |line: &&mut Line| line.priority == priority && line.task_type == task_type;
+        let line = self.lines.iter_mut().find(is_it);
+        line.unwrap_or_else(|| panic!("a key has no line of priority {priority} and that type"))
+    }
+
+    pub(crate) fn add_line(&mut self, line: Line) {
+        let position = self.lines.partition_point(|other| other.priority <= line.priority);
+        // Most keys use one priority and type.
         self.lines.reserve_exact(1);
-        self.lines.insert(position, Line { turn, tasks: Lane::EMPTY, served: 0, priority });
+        self.lines.insert(position, line);
+    }
+
+    /// Gives a line another turn.
+    pub(crate) fn set_turn(&mut self, priority: u8, turn: u64, served: u16) {
+        for line in self.lines.iter_mut().filter(|line| line.priority == priority) {
+            (line.turn, line.served) = (turn, served);
+        }
+    }
+
+    /// How many tasks stand in a line.
+    pub(crate) fn length(&self, priority: u8) -> u32 {
+        self.types(priority).map(|line| line.tasks.length).sum()
+    }
+
+    /// The oldest task of a line, of these types.
+    pub(crate) fn first(&self, priority: u8, wanted: &Wanted, tasks: &Slab<Task>) -> Option<Slot> {
+        let of_types = self.types(priority).filter(|line| wanted.has(line.task_type));
+        let mut heads = of_types.map(|line| line.tasks.head);
+        let first = heads.next()?;
+        Some(heads.fold(first, |first, head| {
+            let is_older = tasks.get(head).order < tasks.get(first).order;
+            if is_older { head } else { first }
+        }))
     }
 
     pub(crate) fn ready(&self) -> u32 {
@@ -277,8 +322,9 @@ impl Keys {
             if priority > PRIORITY_MAX || key.line(priority).is_some() {
                 return Err(reader.error(format_args!("a line of priority {priority}")));
             }
-            key.add_line(priority, turn);
-            key.line_mut(priority).served = served;
+            // Its tasks say of which types it is.
+            let (tasks, task_type) = (Lane::EMPTY, NameId::FIRST);
+            key.add_line(Line { turn, tasks, task_type, served, priority });
         }
         self.heap_bytes += self.get(slot).heap_bytes() as u64;
         Ok(())
@@ -302,14 +348,16 @@ pub(crate) fn encode_key(key: &Key) -> Box<[u8]> {
         let Line { turn, served, priority, .. } = *line;
         TurnImage { priority, turn, served }
     };
-    key.lines.iter().map(turn).collect::<Vec<_>>().write(&mut out);
+    let mut turns: Vec<TurnImage> = key.lines.iter().map(turn).collect();
+    turns.dedup_by_key(|turn| turn.priority);
+    turns.write(&mut out);
     key.throttle.as_deref().copied().write(&mut out);
     out.into_boxed_slice()
 }
 
 /// Reloading.
 impl Machine {
-    /// Puts the lines of all keys into the rings, still empty.
+    /// Gives queues their keys; lines come into the rings with their first tasks.
     pub(crate) fn rebuild_rings(&mut self) -> Result<(), ImageError> {
         for (slot, key) in self.keys.slab.iter() {
             let damaged = |what: &str| ImageError { what: format!("key {:?}: {what}", key.id) };
@@ -319,12 +367,6 @@ impl Machine {
             let queue = self.queues.slab.get_mut(key.id.queue);
             let rings = queue.rings.as_mut().ok_or_else(|| damaged("its queue has no rings"))?;
             rings.keys += 1;
-            for line in &key.lines {
-                let side = rings.ring_mut(line.priority).side(key.closed);
-                if side.insert(line.turn, slot).is_some() {
-                    return Err(damaged("another has its turn"));
-                }
-            }
             if let Some(at) = key.due_at() {
                 self.deadlines.keys.insert((at, key.id), slot);
             }
@@ -340,29 +382,52 @@ impl Machine {
         slot: Slot,
     ) -> Result<(), ImageError> {
         let task = self.tasks.get(slot);
-        let (queue, priority) = (task.queue, task.priority);
+        let (queue, priority, task_type) = (task.queue, task.priority, task.task_type);
         let found = self.keys.slab.get_mut(key);
         found.tasks += 1;
         if lane == LaneId::CLAIMED {
             found.claimed += 1;
         }
         if !lane.is_ready() {
-            let lane = self.queues.slab.get_mut(queue).lane_mut(lane);
-            lane.push_back(&mut self.tasks, slot);
+            let queue = self.queues.slab.get_mut(queue);
+            queue.push(&mut self.tasks, lane, slot, Place::Back);
             return Ok(());
         }
-        if found.line(priority).is_none() {
+        let Some(&line) = found.line(priority) else {
             let id = self.tasks.get(slot).id;
             return Err(ImageError { what: format!("the line of task {id} is missing") });
+        };
+        let is_empty = line.tasks.length == 0;
+        let is_new = is_empty || found.line_of(priority, task_type).is_none();
+        if is_empty {
+            found.lines.retain(|line| line.priority != priority);
         }
-        found.line_mut(priority).tasks.push_back(&mut self.tasks, slot);
-        self.rings_mut(queue).ready += 1;
+        if is_new {
+            let before = found.heap_bytes() as u64;
+            found.add_line(Line { task_type, tasks: Lane::EMPTY, ..line });
+            let added = found.heap_bytes() as u64 - before;
+            self.keys.heap_bytes += if is_empty { 0 } else { added };
+        }
+        let (closed, id) = (found.closed, found.id);
+        found.line_of_mut(priority, task_type).tasks.push_back(&mut self.tasks, slot);
+        let rings = self.rings_mut(queue);
+        rings.ready += 1;
+        let side = rings.ring_mut(priority).side(closed);
+        match is_new {
+            false => side.joined(task_type),
+            true => {
+                let line = Line { task_type, tasks: Lane { length: 1, ..Lane::EMPTY }, ..line };
+                if side.insert(&line, key).is_some_and(|other| other != key) {
+                    return Err(ImageError { what: format!("key {id:?}: another has its turn") });
+                }
+            }
+        }
         Ok(())
     }
 
-    /// Counts what each key may do; of it only whether it is closed is part of an image. Time or new
-    /// limits may have changed the rest since the key was last looked at, but an open key with ready
-    /// tasks counts until then.
+    /// Counts what each key may do; of it only whether it is closed is part of an image. Time or
+    /// new limits may have changed the rest since the key was last looked at, but an open key with
+    /// ready tasks counts until then.
     pub(crate) fn count_keys(&mut self) -> Result<(), ImageError> {
         for slot in self.keys.by_id.values().copied().collect::<Vec<_>>() {
             let key = self.keys.get(slot);
@@ -408,7 +473,9 @@ mod tests {
         let id = keys.find(0, "tenant-1").expect_err("it is new");
         let slot = keys.add(id, "tenant-1");
         keys.heap_bytes -= keys.get(slot).heap_bytes() as u64;
-        keys.slab.get_mut(slot).add_line(5, 1);
+        let (tasks, task_type) = (Lane::EMPTY, NameId::FIRST);
+        let line = Line { turn: 1, tasks, task_type, served: 0, priority: 5 };
+        keys.slab.get_mut(slot).add_line(line);
         keys.heap_bytes += keys.get(slot).heap_bytes() as u64;
         assert!(keys.memory_bytes() <= 180, "{}", keys.memory_bytes());
     }

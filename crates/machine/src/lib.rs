@@ -11,7 +11,8 @@
 //! ```text
 //! machine.rs     the state and its door         turn.rs       one entry at work on the state
 //! life.rs        a task                         queue.rs      settings, totals and lanes of a queue
-//! fairness.rs    who comes next in a queue: keys.rs, rings.rs, bucket.rs; why.rs explains it
+//! fairness.rs    who comes next in a queue: keys.rs, rings.rs, strands.rs (types), bucket.rs;
+//!                why.rs explains it
 //! deadlines.rs   the time index                 dedup.rs      request ids
 //! unique.rs      unique keys                    retry.rs      retry policies
 //! flow.rs        graphs of tasks                tally.rs      counts of tasks
@@ -91,6 +92,7 @@ mod settings;
 mod slab;
 mod spread;
 mod stage;
+mod strands;
 mod tally;
 mod tally_command;
 mod task;

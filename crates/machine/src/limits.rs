@@ -74,6 +74,8 @@ limits! {
     CLAIM_TASKS_MAX: usize = 1_000, "tasks";
     /// Queues in one claim: each is looked at for every claim.
     CLAIM_QUEUES_MAX: usize = 64, "queues";
+    /// Types in one claim: each travels with the claim, and is looked up in each of its queues.
+    CLAIM_TYPES_MAX: usize = 256, "types";
     /// A fairness key is a customer's name, not a document; it is kept once however many tasks have it.
     FAIRNESS_KEY_BYTES_MAX: usize = 256, "bytes";
     /// Keys with a weight of their own in one queue: its settings are written whole with each change.

@@ -6,9 +6,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A name in the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A name in the table. Replicas number names differently: nothing that replicas must agree on may
+/// depend on the order of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NameId(u32);
+
+impl NameId {
+    pub(crate) const FIRST: NameId = NameId(0);
+}
 
 #[derive(Debug)]
 struct Name {
@@ -61,6 +66,11 @@ impl Names {
             self.by_text.remove(&name.text);
             self.free.push(id);
         }
+    }
+
+    /// The name of a text that somebody uses.
+    pub(crate) fn find(&self, text: &str) -> Option<NameId> {
+        self.by_text.get(text).copied()
     }
 
     pub(crate) fn get(&self, id: NameId) -> &Arc<str> {

@@ -3,7 +3,8 @@
 //! Every task is in exactly one lane of its queue, which follows from its state: one lane of ready
 //! tasks per priority, and one each for the blocked, scheduled, retrying, claimed, finished and dead; but ready
 //! tasks with a fairness key stand in their key's line instead. So lane lengths are the exact counts. A
-//! lane is a list through the tasks themselves, sorted by their `order`.
+//! lane is a list through the tasks themselves, sorted by their `order`; a lane of ready tasks is
+//! one such list per type.
 
 use crate::bucket::Bucket;
 use crate::life::{Ending, State, Task};
@@ -14,6 +15,8 @@ use crate::limits::{
 use crate::rings::Rings;
 use crate::slab::{NO_SLOT, Slab, Slot};
 use crate::spread::Laid;
+use crate::strands::{Strands, Wanted};
+use crate::transition::Place;
 use crate::wire::wire_struct;
 use crate::{QueueCounts, QueueName, QueueSettings, Timestamp};
 use std::collections::BTreeMap;
@@ -34,7 +37,10 @@ impl LaneId {
     pub(crate) const BLOCKED: LaneId = LaneId(PRIORITY_MAX + 6);
     /// Scheduled, because the last attempt failed, timed out or was lost.
     pub(crate) const RETRYING: LaneId = LaneId(PRIORITY_MAX + 7);
-    pub(crate) const COUNT: usize = PRIORITY_MAX as usize + 8;
+    /// How many lanes hold ready tasks.
+    const READY_COUNT: usize = PRIORITY_MAX as usize + 1;
+    /// How many hold others.
+    const OTHER_COUNT: usize = 7;
 
     /// Lanes whose tasks the queue's own retention removes.
     pub(crate) const RETAINED: [LaneId; 2] = [LaneId::FINISHED, LaneId::DEAD];
@@ -48,13 +54,9 @@ impl LaneId {
         self.0 <= PRIORITY_MAX
     }
 
-    /// Lanes of ready tasks, in the order in which they are claimed.
-    pub(crate) fn ready() -> impl Iterator<Item = LaneId> {
-        (0..=PRIORITY_MAX).rev().map(LaneId)
-    }
-
-    pub(crate) fn all() -> impl Iterator<Item = LaneId> {
-        (0..LaneId::COUNT as u8).map(LaneId)
+    /// All lanes but those of ready tasks.
+    pub(crate) fn others() -> impl Iterator<Item = LaneId> {
+        (LaneId::READY_COUNT..LaneId::READY_COUNT + LaneId::OTHER_COUNT).map(|id| LaneId(id as u8))
     }
 
     /// The lane in which a task belongs.
@@ -86,6 +88,17 @@ pub(crate) struct Lane {
 impl Lane {
     pub(crate) const EMPTY: Lane = Lane { head: NO_SLOT, tail: NO_SLOT, length: 0 };
 
+    pub(crate) fn first(&self) -> Option<Slot> {
+        (self.head != NO_SLOT).then_some(self.head)
+    }
+
+    pub(crate) fn push(&mut self, tasks: &mut Slab<Task>, slot: Slot, place: Place) {
+        match place {
+            Place::Front => self.push_front(tasks, slot),
+            Place::Back => self.push_back(tasks, slot),
+        }
+    }
+
     pub(crate) fn push_back(&mut self, tasks: &mut Slab<Task>, slot: Slot) {
         let task = tasks.get_mut(slot);
         (task.previous, task.next) = (self.tail, NO_SLOT);
@@ -97,7 +110,7 @@ impl Lane {
         self.length += 1;
     }
 
-    pub(crate) fn push_front(&mut self, tasks: &mut Slab<Task>, slot: Slot) {
+    fn push_front(&mut self, tasks: &mut Slab<Task>, slot: Slot) {
         let task = tasks.get_mut(slot);
         (task.previous, task.next) = (NO_SLOT, self.head);
         match self.head {
@@ -157,7 +170,9 @@ pub(crate) struct Queue {
     pub(crate) paused: bool,
     pub(crate) settings: QueueSettings,
     pub(crate) totals: Totals,
-    pub(crate) lanes: [Lane; LaneId::COUNT],
+    /// Ready tasks without a key, by priority.
+    ready: [Strands; LaneId::READY_COUNT],
+    others: [Lane; LaneId::OTHER_COUNT],
     /// The deadline of each of `LaneId::RETAINED` that the time index holds.
     pub(crate) retention_due: [Option<Timestamp>; 2],
     /// What is left of `settings.rate`.
@@ -181,7 +196,8 @@ impl Queue {
             paused: false,
             settings: QueueSettings::default(),
             totals: Totals::default(),
-            lanes: [Lane::EMPTY; LaneId::COUNT],
+            ready: [const { Strands::EMPTY }; LaneId::READY_COUNT],
+            others: [Lane::EMPTY; LaneId::OTHER_COUNT],
             retention_due: [None; 2],
             bucket: Bucket::FULL,
             held_until: None,
@@ -192,25 +208,44 @@ impl Queue {
         }
     }
 
+    /// A lane of tasks that are not ready.
     pub(crate) fn lane(&self, id: LaneId) -> &Lane {
-        &self.lanes[id.0 as usize]
+        &self.others[id.0 as usize - LaneId::READY_COUNT]
     }
 
-    pub(crate) fn lane_mut(&mut self, id: LaneId) -> &mut Lane {
-        &mut self.lanes[id.0 as usize]
+    /// Ready tasks of a priority that have no key.
+    pub(crate) fn strands(&self, priority: u8) -> &Strands {
+        &self.ready[usize::from(priority)]
     }
 
-    /// The task without a key to claim next.
-    pub(crate) fn first_ready(&self) -> Option<Slot> {
-        LaneId::ready().map(|id| self.lane(id).head).find(|&head| head != NO_SLOT)
+    /// Puts a task into its lane; not a ready one with a key, which stands in its key's line.
+    pub(crate) fn push(&mut self, tasks: &mut Slab<Task>, lane: LaneId, slot: Slot, place: Place) {
+        match lane.is_ready() {
+            true => self.ready[usize::from(lane.0)].push(tasks, slot, place),
+            false => self.others[lane.0 as usize - LaneId::READY_COUNT].push(tasks, slot, place),
+        }
+    }
+
+    /// The reverse of `push`.
+    pub(crate) fn unlink(&mut self, tasks: &mut Slab<Task>, lane: LaneId, slot: Slot) {
+        match lane.is_ready() {
+            true => self.ready[usize::from(lane.0)].unlink(tasks, slot),
+            false => self.others[lane.0 as usize - LaneId::READY_COUNT].unlink(tasks, slot),
+        }
+    }
+
+    /// The task without a key to claim next, of these types.
+    pub(crate) fn first_ready(&self, wanted: &Wanted, tasks: &Slab<Task>) -> Option<Slot> {
+        self.ready.iter().rev().find_map(|strands| strands.first_of(wanted, tasks))
     }
 
     pub(crate) fn ready(&self) -> u64 {
-        self.unkeyed_ready() + self.rings.as_ref().map_or(0, |rings| rings.ready)
+        self.unkeyed_ready(&Wanted::Any) + self.rings.as_ref().map_or(0, |rings| rings.ready)
     }
 
-    pub(crate) fn unkeyed_ready(&self) -> u64 {
-        LaneId::ready().map(|id| u64::from(self.lane(id).length)).sum()
+    /// Ready tasks of these types that have no key.
+    pub(crate) fn unkeyed_ready(&self, wanted: &Wanted) -> u64 {
+        self.ready.iter().map(|strands| u64::from(strands.length_of(wanted))).sum()
     }
 
     /// Tasks that wait for their time, whatever for.

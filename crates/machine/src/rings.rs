@@ -1,28 +1,165 @@
 //! Rings: the lines of a queue that has keys, one ring per priority.
 //!
-//! A ring is a map by turn: the line with the smallest turn is served next, and gets a new turn behind
-//! all others when its share is used up. The queue's tasks without a key stand in its lane as ever,
-//! and take part with a turn of their own.
+//! A ring is lines by turn: the line with the smallest turn is served next, and gets a new turn
+//! behind all others when its share is used up. A line is in the ring once for each type of its
+//! tasks, so that a claim that names types never looks at lines without them. The queue's tasks
+//! without a key stand in its lane as ever, and take part with a turn of their own.
 
 use crate::entry::DecodeError;
+use crate::keys::{Keys, Line};
 use crate::limits::PRIORITY_MAX;
+use crate::names::NameId;
 use crate::slab::Slot;
+use crate::strands::Wanted;
 use crate::wire::{Reader, Wire};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const PRIORITIES: usize = PRIORITY_MAX as usize + 1;
 
-/// The lines of one priority that are not empty: by turn, the key. Each is in one of the two.
+/// The lines of one priority that are not empty. Each is in one of the two.
 #[derive(Debug, Default)]
 pub(crate) struct Ring {
-    pub(crate) open: BTreeMap<u64, Slot>,
+    pub(crate) open: Side,
     /// Lines of keys that may not run now.
-    pub(crate) closed: BTreeMap<u64, Slot>,
+    pub(crate) closed: Side,
 }
 
 impl Ring {
-    pub(crate) fn side(&mut self, closed: bool) -> &mut BTreeMap<u64, Slot> {
+    pub(crate) fn side(&mut self, closed: bool) -> &mut Side {
         if closed { &mut self.closed } else { &mut self.open }
+    }
+}
+
+/// Lines by type and turn.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Side {
+    by_type: BTreeMap<NameId, TypeLines>,
+    /// The first turn of each type, if there are several types.
+    heads: BTreeSet<(u64, NameId)>,
+}
+
+/// Lines with tasks of one type.
+#[derive(Debug, Default, PartialEq)]
+struct TypeLines {
+    /// By turn, the key.
+    lines: BTreeMap<u64, Slot>,
+    /// Tasks of the type in them.
+    tasks: u64,
+}
+
+impl TypeLines {
+    fn first_turn(&self) -> Option<u64> {
+        self.lines.first_key_value().map(|(&turn, _)| turn)
+    }
+}
+
+impl Side {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_type.is_empty()
+    }
+
+    /// Enters a line for one type of its tasks; the key that has its turn already.
+    pub(crate) fn insert(&mut self, line: &Line, key: Slot) -> Option<Slot> {
+        let of_type = self.by_type.entry(line.task_type).or_default();
+        let before = of_type.first_turn();
+        let other = of_type.lines.insert(line.turn, key);
+        of_type.tasks += u64::from(line.tasks.length);
+        let after = of_type.first_turn();
+        self.refresh_heads(line.task_type, before, after);
+        other
+    }
+
+    /// The reverse of `insert`.
+    pub(crate) fn remove(&mut self, line: &Line) {
+        let Some(of_type) = self.by_type.get_mut(&line.task_type) else { return };
+        let before = of_type.first_turn();
+        of_type.lines.remove(&line.turn);
+        of_type.tasks -= u64::from(line.tasks.length);
+        let after = of_type.first_turn();
+        if after.is_none() {
+            self.by_type.remove(&line.task_type);
+        }
+        self.refresh_heads(line.task_type, before, after);
+    }
+
+    /// Brings a line that had another turn to its place.
+    pub(crate) fn move_line(&mut self, line: &Line, old: u64) {
+        let Some(of_type) = self.by_type.get_mut(&line.task_type) else { return };
+        let before = of_type.first_turn();
+        let key = of_type.lines.remove(&old);
+        key.map(|key| of_type.lines.insert(line.turn, key));
+        let after = of_type.first_turn();
+        self.refresh_heads(line.task_type, before, after);
+    }
+
+    /// Most sides have one type, and need no order among types.
+    fn refresh_heads(&mut self, task_type: NameId, before: Option<u64>, after: Option<u64>) {
+        if self.by_type.len() < 2 {
+            self.heads.clear();
+        } else if self.heads.is_empty() {
+            let head = |(&of, lines): (&NameId, &TypeLines)| Some((lines.first_turn()?, of));
+            self.heads = self.by_type.iter().filter_map(head).collect();
+        } else if before != after {
+            before.map(|turn| self.heads.remove(&(turn, task_type)));
+            after.map(|turn| self.heads.insert((turn, task_type)));
+        }
+    }
+
+    /// One more task stands in a line of this type.
+    pub(crate) fn joined(&mut self, task_type: NameId) {
+        if let Some(of_type) = self.by_type.get_mut(&task_type) {
+            of_type.tasks += 1;
+        }
+    }
+
+    /// One task has left a line of this type.
+    pub(crate) fn left(&mut self, task_type: NameId) {
+        if let Some(of_type) = self.by_type.get_mut(&task_type) {
+            of_type.tasks -= 1;
+        }
+    }
+
+    /// The line to serve next among those with tasks of these types: its turn and key.
+    pub(crate) fn first(&self, wanted: &Wanted) -> Option<(u64, Slot)> {
+        let head =
+            |of_type: &TypeLines| of_type.lines.first_key_value().map(|(&turn, &key)| (turn, key));
+        match wanted {
+            Wanted::Any => match self.heads.first() {
+                Some((_, of)) => head(self.by_type.get(of)?),
+                None => head(self.by_type.values().next()?),
+            },
+            Wanted::These(types) if !self.heads.is_empty() && types.len() > self.heads.len() => {
+                let (_, of) = self.heads.iter().find(|(_, of)| wanted.has(*of))?;
+                head(self.by_type.get(of)?)
+            }
+            Wanted::These(types) => types.iter().filter_map(|of| head(self.by_type.get(of)?)).min(),
+        }
+    }
+
+    /// Tasks of these types.
+    pub(crate) fn tasks(&self, wanted: &Wanted) -> u64 {
+        match wanted {
+            Wanted::Any => self.by_type.values().map(|of_type| of_type.tasks).sum(),
+            Wanted::These(types) => {
+                types.iter().filter_map(|of| self.by_type.get(of)).map(|found| found.tasks).sum()
+            }
+        }
+    }
+
+    /// The first `count_max` lines as (turn, key), each once.
+    pub(crate) fn lines(&self, priority: u8, keys: &Keys, count_max: usize) -> Vec<(u64, Slot)> {
+        let mut found = Vec::new();
+        for (&task_type, of_type) in &self.by_type {
+            // A line with several types is found at the first of them.
+            let is_first = |key: &Slot| {
+                keys.get(*key).line(priority).is_some_and(|line| line.task_type == task_type)
+            };
+            let lines = of_type.lines.iter().take(count_max).filter(|(_, key)| is_first(key));
+            found.extend(lines.map(|(&turn, &key)| (turn, key)));
+        }
+        found.sort_unstable();
+        found.truncate(count_max);
+        found
     }
 }
 
@@ -55,16 +192,24 @@ impl Rings {
         &mut self.rings[usize::from(priority)]
     }
 
-    /// Lines as (priority, turn, key), the highest priority first, open ones before closed ones.
-    pub(crate) fn lines(&self) -> impl Iterator<Item = (u8, u64, Slot)> {
-        (0..=PRIORITY_MAX).rev().flat_map(|priority| {
+    /// Tasks of these types in lines of keys that may run.
+    pub(crate) fn open_tasks(&self, wanted: &Wanted) -> u64 {
+        self.rings.iter().map(|ring| ring.open.tasks(wanted)).sum()
+    }
+
+    /// Lines as (priority, key), the highest priority first, open ones before closed ones: of each
+    /// priority and side the first `count_max`.
+    pub(crate) fn lines(&self, keys: &Keys, count_max: usize) -> impl Iterator<Item = (u8, Slot)> {
+        (0..=PRIORITY_MAX).rev().flat_map(move |priority| {
             let ring = self.ring(priority);
-            let lines = ring.open.iter().chain(&ring.closed);
-            lines.map(move |(&turn, &key)| (priority, turn, key))
+            let lines = [&ring.open, &ring.closed];
+            let lines = lines.map(|side| side.lines(priority, keys, count_max));
+            lines.into_iter().flatten().map(move |(_, key)| (priority, key))
         })
     }
 
-    /// The part of a queue's image that is about its rings; the lines are in the images of the keys.
+    /// The part of a queue's image that is about its rings; the lines are in the images of the
+    /// keys.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
         for OwnTurn { turn, served } in self.unkeyed {
             turn.write(out);

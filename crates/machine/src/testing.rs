@@ -211,6 +211,7 @@ pub(crate) fn tried(max_attempts: u32) -> NewTask<'static> {
 pub(crate) fn claim(queue: &str) -> Claim<'_> {
     Claim {
         queues: vec![ClaimQueue { name: queue, weight: 1 }],
+        types: vec![],
         weighted_seed: None,
         tasks_max: 1,
         lease_ms: 30_000,

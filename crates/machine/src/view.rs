@@ -1,10 +1,11 @@
 //! Queries: the state as fronts, dashboard and CLI see it. They take `&self` and decide nothing.
 
 use crate::life::{Attempt, State, Task};
-use crate::limits::{PAGE_TASKS_MAX, SCAN_TASKS_MAX};
-use crate::queue::{LaneId, Queue};
+use crate::limits::{PAGE_TASKS_MAX, PRIORITY_MAX, SCAN_TASKS_MAX};
+use crate::queue::Queue;
 use crate::retry::RetryPolicy;
-use crate::slab::{NO_SLOT, Slot};
+use crate::slab::Slot;
+use crate::strands::Wanted;
 use crate::{
     AttemptOutcome, AttemptView, ClaimToken, ClaimView, Machine, QueueName, QueueSettings,
     QueueView, SessionId, TaskFilter, TaskId, TaskPage, TaskStateName, TaskView, Timestamp,
@@ -127,12 +128,12 @@ impl Machine {
 
     /// Lanes and lines are in the order in which tasks became ready, so that a head is the oldest.
     fn oldest_ready_at(&self, queue: &Queue) -> Option<Timestamp> {
-        let lanes = LaneId::ready().map(|lane| queue.lane(lane).head);
-        let lines = queue.rings.iter().flat_map(|rings| rings.lines().take(LINES_LOOKED_AT));
-        let lines = lines.filter_map(|(priority, _, key)| self.keys.get(key).line(priority));
+        let lanes = (0..=PRIORITY_MAX).filter_map(|priority| queue.strands(priority).first());
+        let rings = queue.rings.iter();
+        let lines = rings.flat_map(|rings| rings.lines(&self.keys, LINES_LOOKED_AT));
+        let first = |(priority, key)| self.keys.get(key).first(priority, &Wanted::Any, &self.tasks);
         lanes
-            .chain(lines.map(|line| line.tasks.head))
-            .filter(|&head| head != NO_SLOT)
+            .chain(lines.take(LINES_LOOKED_AT).filter_map(first))
             .filter_map(|head| match self.tasks.get(head).state {
                 State::Ready { since } => Some(since),
                 _ => None,

@@ -2,7 +2,8 @@
 
 use crate::life::State;
 use crate::limits::AHEAD_MAX;
-use crate::queue::{LaneId, Queue};
+use crate::names::NameId;
+use crate::queue::{Lane, LaneId, Queue};
 use crate::slab::{NO_SLOT, Slot};
 use crate::wire::{wire_enum, wire_struct};
 use crate::{AttemptOutcome, Machine, QueueName, TaskId, TaskStateName, Timestamp};
@@ -13,6 +14,8 @@ use std::sync::Arc;
 pub struct WhyView {
     /// The task's queue.
     pub queue: QueueName,
+    /// The task's type.
+    pub task_type: Arc<str>,
     /// The moment: what was asked for, or the shard's own time if that is later.
     pub now: Timestamp,
     /// What it waits for, the first to overcome first.
@@ -107,7 +110,7 @@ pub enum ScheduledFor {
     Snooze,
 }
 
-wire_struct!(WhyView { queue, now, reasons });
+wire_struct!(WhyView { queue, task_type, now, reasons });
 wire_enum!(Reason {
     1 => Parents { flow, node },
     2 => QueuePaused,
@@ -139,9 +142,10 @@ impl Machine {
     /// What a task waits for, with its queue, at `now` or the shard's own time if that is later.
     pub fn why_view(&self, task: TaskId, now: Timestamp) -> Option<WhyView> {
         let now = now.max(self.now());
-        let queue = self.tasks.get(self.ids.get(task)?).queue;
-        let queue = self.queues.get(queue).name.clone();
-        Some(WhyView { queue, now, reasons: self.why(task, now)? })
+        let found = self.tasks.get(self.ids.get(task)?);
+        let queue = self.queues.get(found.queue).name.clone();
+        let task_type = self.names.get(found.task_type).clone();
+        Some(WhyView { queue, task_type, now, reasons: self.why(task, now)? })
     }
 
     /// What a task waits for at `now`, the first to overcome first; `None` if it is not known here.
@@ -244,6 +248,16 @@ impl Machine {
             before += 1;
             previous = self.tasks.get(previous).previous;
         }
+        for head in self.heads_of_other_types(slot) {
+            let mut next = head;
+            while next != NO_SLOT
+                && self.tasks.get(next).order < task.order
+                && !count.at_least_reached(before)
+            {
+                before += 1;
+                next = self.tasks.get(next).next;
+            }
+        }
         let turns = (u64::from(own.served) + before) / u64::from(own.weight);
         count.tasks += before;
         self.each_line(queue, task.priority, &mut count, |line, count| {
@@ -258,6 +272,23 @@ impl Machine {
         Reason::Ahead { tasks, at_least }
     }
 
+    /// The first task of each other type in the line of a ready task.
+    fn heads_of_other_types(&self, slot: Slot) -> Vec<Slot> {
+        let task = self.tasks.get(slot);
+        let line: Vec<(NameId, Lane)> = match task.key() {
+            Some(key) => {
+                let lines = self.keys.get(key).types(task.priority);
+                lines.map(|line| (line.task_type, line.tasks)).collect()
+            }
+            None => {
+                let strands = self.queues.get(task.queue).strands(task.priority).iter();
+                strands.map(|strand| (strand.task_type, strand.tasks)).collect()
+            }
+        };
+        let others = line.into_iter().filter(|(of, _)| *of != task.task_type);
+        others.map(|(_, tasks)| tasks.head).collect()
+    }
+
     /// Looks at the lines of a priority that are served now, the queue's tasks without a key among
     /// them.
     fn each_line(
@@ -267,16 +298,12 @@ impl Machine {
         count: &mut Count,
         mut look: impl FnMut(OtherLine, &mut Count),
     ) {
-        let head = queue.lane(LaneId::ready_at(priority)).head;
-        if head != NO_SLOT && queue.held_until.is_none() {
-            look(self.line_of(head), count);
-        }
+        let head = queue.strands(priority).first().filter(|_| queue.held_until.is_none());
+        head.into_iter().for_each(|head| look(self.line_of(head), count));
         let Some(rings) = &queue.rings else { return };
-        for (looked_at, &key) in rings.ring(priority).open.values().enumerate() {
-            if looked_at == AHEAD_MAX {
-                count.at_least = true;
-                return;
-            }
+        let lines = rings.ring(priority).open.lines(priority, &self.keys, AHEAD_MAX + 1);
+        count.at_least |= lines.len() > AHEAD_MAX;
+        for (_, key) in lines.into_iter().take(AHEAD_MAX) {
             if let Some(line) = self.keys.get(key).line(priority) {
                 look(self.line_of(line.tasks.head), count);
             }
@@ -290,15 +317,16 @@ impl Machine {
         if let Some(key) = task.key().map(|key| self.keys.get(key))
             && let Some(line) = key.line(task.priority)
         {
-            let (turn, served, length) = (line.turn, line.served, line.tasks.length);
+            let (turn, served, length) = (line.turn, line.served, key.length(task.priority));
             return OtherLine { turn, served, length, weight: queue.weight(&key.text) };
         }
-        let lane = queue.lane(LaneId::ready_at(task.priority));
+        let lane = queue.strands(task.priority);
         let (turn, served) = queue.rings.as_ref().map_or((0, 0), |rings| {
             let own = rings.unkeyed[usize::from(task.priority)];
-            (self.unkeyed_turn(rings, task.priority, lane.head), own.served)
+            let head = lane.first().expect("a ready task stands in its lane");
+            (self.unkeyed_turn(rings, task.priority, head), own.served)
         });
-        OtherLine { turn, served, length: lane.length, weight: queue.weight("") }
+        OtherLine { turn, served, length: lane.length(), weight: queue.weight("") }
     }
 }
 

@@ -31,6 +31,16 @@ const SESSIONS: [SessionId; 3] = [SessionId(1), SessionId(2), SessionId(3)];
 const KEYS: [&str; 6] = ["acme", "bolt", "coil", "dune", "echo", "fern"];
 const REQUESTS: [&str; 6] = ["r1", "r2", "r3", "r4", "r5", "r6"];
 
+const TYPES: [&str; 4] = ["send", "resize", "index", "purge"];
+
+/// Types of a claim: any, or some of them.
+fn types(random: &mut Random) -> Vec<&'static str> {
+    if random.chance(40) {
+        return vec![];
+    }
+    (0..1 + random.below(3)).map(|_| random.pick(&TYPES)).collect()
+}
+
 /// A key that others want too, held in any way.
 fn unique(random: &mut Random) -> Unique<'static> {
     let on_conflict = random.pick(&[OnConflict::Existing, OnConflict::Replace, OnConflict::Reject]);
@@ -74,7 +84,7 @@ impl Author {
             jitter_thousandths: 250,
         });
         NewTask {
-            task_type: if random.chance(1) { "" } else { random.pick(&["send", "resize"]) },
+            task_type: if random.chance(1) { "" } else { random.pick(&TYPES) },
             body: Body { content_type: "", headers: vec![], payload: b"{}" },
             priority: random.chance(40).then(|| random.below(11) as u8),
             run_at,
@@ -236,6 +246,7 @@ impl Author {
             queues: (0..1 + self.random.below(3))
                 .map(|_| ClaimQueue { name: self.random.pick(&QUEUES), weight: 3 })
                 .collect(),
+            types: types(&mut self.random),
             weighted_seed: self.random.chance(40).then(|| self.random.next()),
             tasks_max: 1 + self.random.below(5) as u32,
             lease_ms: 1_000 + self.random.below(20_000),
@@ -389,6 +400,7 @@ fn messages_from_shard_2() -> Vec<Box<[u8]>> {
             &mut machine,
             Command::Claim(Claim {
                 queues: vec![ClaimQueue { name: "parents", weight: 1 }],
+                types: vec![],
                 weighted_seed: None,
                 tasks_max: 1,
                 lease_ms: 30_000,
@@ -516,10 +528,16 @@ fn run(seed: u64, entries: usize) {
 fn drain_alike(live: &mut Machine, mut now: u64, seed: u64) {
     let mut reloaded = Machine::load(IDENTITY, live.records()).expect("it loads");
     let mut drained = 0;
+    let resume = QUEUES.map(|queue| Command::ResumeQueue(QueueCommand { queue })).to_vec();
+    let entry = Entry { rules: RULES_CURRENT, now: Timestamp(now), commands: resume };
+    for machine in [&mut *live, &mut reloaded] {
+        machine.apply(&entry, &mut NoPayloads, &mut Vec::new());
+    }
     for _ in 0..400 {
         now += 50;
         let claim = Claim {
             queues: QUEUES.map(|name| ClaimQueue { name, weight: 1 }).to_vec(),
+            types: if drained % 2 == 0 { vec![] } else { vec!["resize", "index"] },
             weighted_seed: None,
             tasks_max: 3,
             lease_ms: 1_000,

@@ -107,6 +107,8 @@ taskyard_machine::limits! {
     LOST_KEPT_MAX: usize = 10_000, "workers";
     /// Claims and hints that one shard parks. Each is a worker that waits: more workers than this for one shard's queues are a mistake in somebody's loop.
     PARKED_MAX: usize = 100_000, "claims";
+    /// Different lists of types that the claims parked at one queue name: each list is looked at when the queue has something. Workers of one program name the same list.
+    PARKED_TYPE_LISTS_MAX: usize = 1_000, "lists";
     /// Calls that wait for the shards of a node. More than this is a disk that stands still: a call beyond is refused with `unavailable`.
     INPUTS_MAX: usize = 1_000_000, "calls";
     /// What those calls add to the log. The same holds beyond.

@@ -21,6 +21,7 @@ mod view;
 
 pub use asking::Asking;
 pub use attached::{Attached, Beat, Hello, Orders};
+pub(crate) use listeners::Heard;
 pub(crate) use orders::Ordered;
 pub use view::{Profile, WorkerState, WorkerView};
 
@@ -196,14 +197,16 @@ impl Sessions {
         (workers, views.next().is_some())
     }
 
-    /// Whether a worker or a waiting claim would take tasks of a queue.
-    pub(crate) fn listens(&self, queue: &str) -> bool {
-        if self.listeners().has(queue) {
-            return true;
+    /// Whether a worker or a waiting claim would take tasks of a queue and a type.
+    pub(crate) fn heard(&self, queue: &str, task_type: &str) -> Heard {
+        let heard = self.listeners().heard(queue, task_type);
+        if heard == Heard::Yes {
+            return heard;
         }
         let sessions: Vec<_> = self.by_id().values().cloned().collect();
         let now = self.0.clock.monotonic();
-        sessions.iter().any(|session| session.state().listens(queue, now))
+        let by = sessions.iter().map(|session| session.state().heard(queue, task_type, now));
+        by.max().map_or(heard, |by| by.max(heard))
     }
 
     /// Claims without a session that wait here.
@@ -528,10 +531,13 @@ impl State {
         }
     }
 
-    /// Whether it would take tasks of a queue.
-    fn listens(&self, queue: &str, now: Instant) -> bool {
+    /// Whether it would take tasks of a queue and a type.
+    fn heard(&self, queue: &str, task_type: &str, now: Instant) -> Heard {
         let takes = !self.is_elsewhere && self.shown(now) == WorkerState::Running;
-        takes && self.profile.queues.iter().any(|name| name == queue)
+        match takes && self.profile.queues.iter().any(|name| name == queue) {
+            true => Heard::by(&self.profile.types, task_type),
+            false => Heard::Nobody,
+        }
     }
 }
 

@@ -34,6 +34,7 @@ mod session_news;
 pub(crate) mod sessions;
 mod spread;
 pub(crate) mod standstill;
+mod task_types;
 #[cfg(test)]
 mod tests;
 pub(crate) mod timer;
@@ -44,9 +45,10 @@ pub use engine::Engine;
 use gateway::Gateway;
 pub(crate) use gateway::News;
 pub use gateway::{CancelledClaim, HeardWorker};
-pub use hints::{Hint, Hints, Look};
+pub use hints::{Hint, Hints, Look, Sought};
 pub use local::LocalShards;
 pub use session_news::SessionNews;
+pub use task_types::TaskTypes;
 
 use crate::{
     Error, backup,
@@ -105,6 +107,8 @@ impl fmt::Debug for Shards {
 pub struct ClaimRequest {
     /// Queue names and weights; all must live on the same shard.
     pub queues: Vec<(String, u32)>,
+    /// The types of tasks that the worker can run.
+    pub types: TaskTypes,
     /// `true`: drawn by weight; else strict order.
     pub weighted: bool,
     /// At most this many.
@@ -131,6 +135,7 @@ impl ClaimRequest {
     pub(crate) fn command(&self, seed: u64) -> Claim<'_> {
         Claim {
             queues: self.queues(),
+            types: self.types.borrowed(),
             weighted_seed: self.weighted.then_some(seed),
             tasks_max: self.tasks_max,
             lease_ms: self.lease_ms,
@@ -318,19 +323,19 @@ impl Shards {
         }
     }
 
-    /// Parks until one of `queues` (all on `shard`) may have something to claim, or `wait` is over
+    /// Parks until `sought` (all on `shard`) may have something to claim, or `wait` is over
     /// (`false`). For claims over several shards: the gateway then claims from one shard at a time.
     /// A hint is no claim: it takes nothing from parked claims, and if the one that was woken does
     /// not claim (it went away), the next one is woken soon.
     pub async fn claimable(
         &self,
         shard: ShardId,
-        queues: Vec<String>,
+        sought: Sought,
         wait: Duration,
     ) -> Result<bool, Error> {
         match self.others() {
-            None => self.local().claimable_one(shard, queues, wait).await.map_err(alone),
-            Some(network) => self.claimable_routed(network, shard, queues, wait).await,
+            None => self.local().claimable_one(shard, sought, wait).await.map_err(alone),
+            Some(network) => self.claimable_routed(network, shard, sought, wait).await,
         }
     }
 

@@ -21,8 +21,14 @@ async fn claim(
     max: u32,
     wait_ms: u64,
 ) -> Vec<v1::ClaimedTask> {
-    let request =
-        v1::ClaimRequest { queues: queues(names), max, wait_ms, worker: "w".into(), lease_ms: 0 };
+    let request = v1::ClaimRequest {
+        queues: queues(names),
+        max,
+        wait_ms,
+        worker: "w".into(),
+        lease_ms: 0,
+        types: vec![],
+    };
     let reply = timeout(DEADLINE, client.claim(request)).await.expect("an answer in time");
     reply.unwrap().into_inner().tasks
 }

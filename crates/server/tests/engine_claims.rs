@@ -5,6 +5,7 @@ use crate::engine;
 use crate::engine::{Bench, config, request, start, waits};
 use std::time::Duration;
 use taskyard_machine::{Body, Command, EncodedCommand, Enqueue, NewTask, TaskStateName};
+use taskyard_server::shard::Sought;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -110,7 +111,7 @@ async fn hints_tell_of_tasks_and_take_nothing() {
     let engine = start(&config(dir.path()));
     let bench = Bench(engine.shards());
     let home = bench.0.home("mail");
-    let hint = || bench.0.claimable(home, vec!["mail".into()], LONG);
+    let hint = || bench.0.claimable(home, Sought::of_any_type(vec!["mail".into()]), LONG);
     let mut first = Box::pin(hint());
     let mut second = Box::pin(hint());
     assert!(waits(&mut first).await);
@@ -120,7 +121,13 @@ async fn hints_tell_of_tasks_and_take_nothing() {
     // The first does not claim: the second's turn comes.
     assert!(second.await.unwrap());
     assert_eq!(bench.claim("mail", 1, Duration::ZERO).await.len(), 1);
-    assert!(!bench.0.claimable(home, vec!["mail".into()], Duration::from_millis(1)).await.unwrap());
+    assert!(
+        !bench
+            .0
+            .claimable(home, Sought::of_any_type(vec!["mail".into()]), Duration::from_millis(1))
+            .await
+            .unwrap()
+    );
 }
 
 #[tokio::test]

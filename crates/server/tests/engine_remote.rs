@@ -11,7 +11,7 @@ use taskyard_machine::{
 use taskyard_server::{
     Error,
     shard::{
-        HandedTask, SessionNews, Shards,
+        HandedTask, SessionNews, Shards, Sought,
         remote::{ShardCall, ShardReply, serve, serve_bytes, wait_ms},
     },
 };
@@ -135,7 +135,7 @@ async fn a_parked_claim_and_a_hint_are_woken_over_bytes() {
     let bench = Bench(engine.shards());
     let (shards, home) = (&bench.0, bench.0.home("mail"));
     let hint = |wait| ShardCall::Claimable {
-        looks: vec![(home, vec!["mail".into()])],
+        looks: vec![(home, Sought::of_any_type(vec!["mail".into()]))],
         wait_ms: wait_ms(wait),
     };
     let probed = send(shards, hint(Duration::ZERO)).await;

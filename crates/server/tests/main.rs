@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod bad_input_grpc;
+mod claim_types;
 mod claims;
 mod cluster_backup;
 mod cluster_faults;

@@ -406,7 +406,7 @@ impl Model {
         let mut taken_in_order = taken.iter();
         for queue in &claim.queues {
             while expected.len() < claim.tasks_max as usize {
-                let Some(id) = self.best_ready(queue.name) else { break };
+                let Some(id) = self.best_ready(queue.name, &claim.types) else { break };
                 expected.push(id);
                 let Some(given) = taken_in_order.next() else { break };
                 if given.id != id || given.token.0 <= self.token_last {

@@ -15,6 +15,10 @@ pub(crate) struct WorkArgs {
     /// chance in these shares.
     #[arg(long, short, value_name = "NAME[:WEIGHT]", default_value = "default", value_parser = values::weighted)]
     pub(crate) queue: Vec<(String, Option<u32>)>,
+    /// The type of tasks to work on; may be given several times, up to 256. Tasks of other types
+    /// stay for other workers [default: any type]
+    #[arg(long = "type", short = 't', value_name = "TYPE")]
+    pub(crate) types: Vec<String>,
     /// Tasks at once [default: one per processor]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) concurrency: Option<u32>,
@@ -90,6 +94,7 @@ A worker of root gives each task a pid namespace: its command can signal nothing
 
 Examples:
   taskyard work --queue mail --exec './send-mail'
+  taskyard work -q media --type thumbnail --type transcode --exec './media'
   taskyard work -q urgent -q bulk -c 8 --memory 512M --timeout 5m --exec 'python3 job.py'
   taskyard work -q mail --user mail --exec './send-mail'
   taskyard work -q images:3 -q videos:1 -- ffmpeg-wrapper --fast";

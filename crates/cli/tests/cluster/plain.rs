@@ -56,6 +56,7 @@ impl Plain {
             lease_ms: u64::try_from(lease.as_millis()).unwrap(),
             wait_ms: u64::try_from(CLAIM_WAIT.as_millis()).unwrap(),
             worker: worker.into(),
+            types: vec![],
         };
         let mut client = self.0.clone();
         let reply = sort(client.claim(request)).await;

@@ -23,6 +23,8 @@ const CONCURRENCY: usize = 10;
 const CONCURRENCY_MAX: usize = 1_000;
 /// Queues that one worker can claim from.
 const QUEUES_MAX: usize = 64;
+/// Types that one worker may name.
+const TYPES_MAX: usize = 256;
 /// The bounds of a lease.
 const LEASES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(24 * 3_600));
 /// How long a stopping worker lets handlers finish, if not said: with what follows it stays below
@@ -139,6 +141,9 @@ impl WorkerBuilder {
 
     /// Runs an async function for tasks of a type known by name.
     ///
+    /// The worker is handed tasks of the types that have a handler, and no others, unless it has a
+    /// [`fallback`](WorkerBuilder::fallback). It has handlers for 256 types at most then.
+    ///
     /// It takes the payload, if it wants it, as its first argument, and up to four things that can be
     /// taken [from a task](crate::FromTask).
     pub fn handler<H, Arguments>(self, kind: impl Into<String>, handler: H) -> WorkerBuilder
@@ -180,7 +185,8 @@ impl WorkerBuilder {
         self.add_route(Some(kind.into()), route, H::missing)
     }
 
-    /// Runs an async function for tasks of all types that have no handler of their own.
+    /// Runs an async function for tasks of all types that have no handler of their own: the worker
+    /// takes any type then.
     pub fn fallback<H, Arguments>(self, handler: H) -> WorkerBuilder
     where
         H: Handler<Arguments>,
@@ -211,6 +217,7 @@ impl WorkerBuilder {
             return Err(Error::Invalid(self.problems.join("; ")));
         }
         let client = self.broker.0?;
+        let types = self.routes.types();
         let routes = Arc::new(self.routes);
         let routed = tower::service_fn(move |request: TaskRequest| {
             let routes = Arc::clone(&routes);
@@ -224,6 +231,7 @@ impl WorkerBuilder {
             pid: std::process::id(),
             version: concat!("taskyard-rust/", env!("CARGO_PKG_VERSION")).to_string(),
             queues: self.queues,
+            types,
             slots: u32::try_from(self.concurrency).unwrap_or(u32::MAX),
             lease_ms: self.lease.map_or(0, millis),
             ..v1::Hello::default()
@@ -293,6 +301,13 @@ impl WorkerBuilder {
             let queues = self.queues.len();
             problems.push(format!("{queues} queues; one worker claims from {QUEUES_MAX} at most"));
         }
+        let types = self.routes.types().len();
+        if types > TYPES_MAX {
+            problems.push(format!(
+                "handlers for {types} types; one worker names {TYPES_MAX} at most: split it, or add a \
+                 fallback, with which it takes any type"
+            ));
+        }
         for queue in &self.queues {
             if self.queues.iter().filter(|other| other.name == queue.name).count() > 1 {
                 problems.push(format!("queue {} is named twice; name it once", queue.name));
@@ -323,6 +338,14 @@ impl fmt::Debug for WorkerBuilder {
 }
 
 impl Routes {
+    /// What the worker can run; none stands for any type.
+    fn types(&self) -> Vec<String> {
+        match self.fallback {
+            Some(_) => Vec::new(),
+            None => self.by_kind.keys().cloned().collect(),
+        }
+    }
+
     async fn call(&self, request: TaskRequest) -> TaskResponse {
         let kind = request.context().kind();
         match self.by_kind.get(kind).or(self.fallback.as_ref()) {

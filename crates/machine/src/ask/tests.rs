@@ -158,8 +158,11 @@ fn a_question_over_bytes_is_answered_as_one_without() {
     assert_eq!((why.queue, why.now), (name(), machine.now()));
     assert_eq!(check_asked(machine, &Now {}), machine.now());
     assert_eq!(check_asked(machine, &EnqueueCut {}), machine.enqueue_cut());
-    assert!(check_asked(machine, &Claimable { queues: vec!["none".into(), "mail".into()] }));
-    assert!(!check_asked(machine, &Claimable { queues: vec!["none".into()] }));
+    assert!(check_asked(
+        machine,
+        &Claimable { queues: vec!["none".into(), "mail".into()], types: vec![] }
+    ));
+    assert!(!check_asked(machine, &Claimable { queues: vec!["none".into()], types: vec![] }));
     let sketches = check_asked(machine, &Sketches { tasks: vec![first, TaskId::from_u128(0)] });
     assert_eq!(sketches[0].as_ref().unwrap().state, TaskStateName::Claimed);
     assert_eq!(sketches[1], None);
@@ -230,7 +233,7 @@ fn whatever_is_asked_is_answered() {
             yard.machine.ask(&query, yard.now());
         }
     }
-    assert!(!Claimable { queues: vec![] }.ask(&yard.machine, yard.now()));
+    assert!(!Claimable { queues: vec![], types: vec![] }.ask(&yard.machine, yard.now()));
 }
 
 #[test]

@@ -47,7 +47,31 @@ fn a_key_with_many_tasks_does_not_delay_one_with_few() {
         yard.enqueue_unchecked("mail", keyed("b"));
     }
     assert_eq!(keys(&yard.claim("mail", 21)), "ababababababababababa");
-    assert_eq!(yard.machine.room(0, yard.now()), 19_989);
+    assert_eq!(yard.machine.room(0, yard.now(), &Wanted::Any), 19_989);
+}
+
+#[test]
+fn types_share_the_turns_of_their_key() {
+    let mut yard = Yard::new();
+    let enqueue = |yard: &mut Yard, tasks: &[(&'static str, &'static str)]| {
+        for &(key, task_type) in tasks {
+            yard.enqueue_task("mail", NewTask { task_type, ..keyed(key) }).unwrap();
+        }
+    };
+    let of = |types: &[&'static str], tasks_max| {
+        let types = types.to_vec();
+        crate::Claim { types, tasks_max, ..claim("mail") }
+    };
+    enqueue(&mut yard, &[("a", "x"), ("a", "y"), ("b", "x"), ("a", "x"), ("b", "x"), ("a", "y")]);
+    enqueue(&mut yard, &[("a", "z"), ("c", "z")]);
+    assert_eq!(keys(&yard.claim_with(of(&["x", "y"], 9))), "ababaa", "two types have one turn");
+    assert_eq!(keys(&yard.claim_with(of(&["z"], 9))), "ca", "a had its turns");
+    enqueue(&mut yard, &[("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")]);
+    let taken = ["y", "x", "y", "x"].map(|name| keys(&yard.claim_with(of(&[name], 1))));
+    assert_eq!(taken.concat(), "abba", "a turn spent on one type is spent for the others");
+    let records = yard.machine.records();
+    yard.machine = Machine::load(yard.machine.identity(), records).unwrap();
+    yard.machine.check().unwrap();
 }
 
 #[test]
@@ -318,7 +342,7 @@ fn a_million_keys_take_turns() {
     // The first keys are at their limits, and no claim looks at them again.
     let mut order = Vec::new();
     for _ in 0..1_000 {
-        let slot = machine.first_in_turn(0).expect("a key may run");
+        let slot = machine.first_in_turn(0, &Wanted::Any).expect("a key may run");
         order.push(machine.tasks.get(slot).id.sequence);
         let mut events = Vec::new();
         let commands = vec![Command::Claim(claim("mail"))];
@@ -326,5 +350,5 @@ fn a_million_keys_take_turns() {
         machine.apply(&entry, &mut crate::NoPayloads, &mut events);
     }
     assert!(order.is_sorted(), "each in its turn");
-    assert_eq!(machine.room(0, machine.now()), count + 1 - 1_000);
+    assert_eq!(machine.room(0, machine.now(), &Wanted::Any), count + 1 - 1_000);
 }

@@ -373,7 +373,7 @@ drawn!(enum Backoff {
 });
 drawn!(struct Rate { per_second_millionths, burst });
 drawn!(struct PerKey { concurrency, rate });
-drawn!(struct WhyView { queue, now, reasons });
+drawn!(struct WhyView { queue, task_type, now, reasons });
 drawn!(enum Reason {
     Parents { flow, node },
     QueuePaused,

@@ -211,7 +211,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// `claim a,b*3`: from a and b, b three times as often if drawn by weight.
+    /// `claim a,b*3`: from a and b, b three times as often if drawn by weight; `types=send,render`.
     fn claim(&self, queues: &'a str) -> Command<'a> {
         let queues = queues.split(',').map(|queue| match queue.split_once('*') {
             Some((name, weight)) => ClaimQueue { name, weight: number(weight) },
@@ -219,6 +219,7 @@ impl<'a> Line<'a> {
         });
         Command::Claim(Claim {
             queues: queues.collect(),
+            types: self.option("types").map_or(vec![], |types| types.split(',').collect()),
             weighted_seed: self.option("seed").map(number),
             tasks_max: self.option("max").map_or(1, number),
             lease_ms: self.option("lease").map_or(30_000, ms),

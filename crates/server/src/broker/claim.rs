@@ -1,26 +1,30 @@
 //! Claims: from queues of one shard, parked there; or of several, parked as hints on each. A queue that
-//! is spread lies on several; when it comes to lie elsewhere, whoever waits looks there too.
+//! is spread lies on several; when it comes to lie elsewhere, whoever waits looks there too. A
+//! claim may name the types of tasks that its worker can run.
 //!
-//! A claim over several shards asks the nodes that lead them which have something, then claims from those
-//! one at a time (strict) or by shares drawn from the weights. When nothing is there it leaves a hint on
-//! every shard and sleeps. Nothing claimed is lost when the caller goes away: `Holding` releases it.
+//! A claim over several shards asks the nodes that lead them which have something, then claims from
+//! those one at a time (strict) or by shares drawn from the weights. When nothing is there it
+//! leaves a hint on every shard and sleeps. Nothing claimed is lost when the caller goes away:
+//! `Holding` releases it.
 
 use super::{Broker, check_queue};
 use crate::{
     Error,
     clock::real_now,
     random::random_u64,
-    shard::{ClaimRequest, HandedTask, Hint, Look},
+    shard::{ClaimRequest, HandedTask, Hint, Look, Sought, TaskTypes},
 };
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use std::{collections::BTreeMap, time::Duration};
 use taskyard_machine::{SessionId, ShardId, ask, limits};
 use tokio::time::timeout;
 
-/// How long a claim over several shards waits for each of them to say whether it has something: more
-/// than a leader takes, and not so long that work of the others waits for one without a leader.
+/// How long a claim over several shards waits for each of them to say whether it has something:
+/// more than a leader takes, and not so long that work of the others waits for one without a
+/// leader.
 const PROBE_FOR_MAX: Duration = Duration::from_millis(250);
-/// The same for what is claimed of one of them then. Longer, for what is given up there comes back late.
+/// The same for what is claimed of one of them then. Longer, for what is given up there comes back
+/// late.
 const CLAIM_FOR_MAX: Duration = Duration::from_secs(1);
 /// A weight is split among shards in so many parts.
 const WEIGHT_PARTS: u64 = 1 << 20;
@@ -32,9 +36,38 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 pub struct Places {
     weighted: bool,
     queues: Vec<(String, u32)>,
+    types: TaskTypes,
 }
 
 impl Places {
+    /// The same for tasks of these types alone; of any type, if there are none.
+    pub fn of_types(self, types: Vec<String>) -> Result<Places, Error> {
+        let (count, count_max) = (types.len(), limits::CLAIM_TYPES_MAX);
+        if count > count_max {
+            let text = format!(
+                "types names {count} types, at most {count_max} are allowed; split the worker, or \
+                 claim without types"
+            );
+            return Err(Error::Invalid(text));
+        }
+        for name in &types {
+            if name.is_empty() {
+                return Err(Error::Invalid("types holds an empty type; leave it out".into()));
+            }
+            let (bytes, bytes_max) = (name.len(), limits::TYPE_BYTES_MAX);
+            if bytes > bytes_max {
+                let text = format!("a type has {bytes} bytes, at most {bytes_max} are allowed");
+                return Err(Error::Invalid(text));
+            }
+        }
+        Ok(Places { types: TaskTypes::new(types), ..self })
+    }
+
+    /// The types of tasks that it takes.
+    pub(crate) fn types(&self) -> &TaskTypes {
+        &self.types
+    }
+
     /// The names of all its queues.
     pub(crate) fn queues(&self) -> impl Iterator<Item = &str> {
         self.queues.iter().map(|(name, _)| name.as_str())
@@ -94,7 +127,8 @@ pub(crate) fn check_wait(wait_ms: u64) -> Result<Duration, Error> {
 }
 
 impl Broker {
-    /// Checks the queues of a claim. Queues are looked at in the order given; if any has a weight (not 0), all are drawn by weight, those without one as 1.
+    /// Checks the queues of a claim. Queues are looked at in the order given; if any has a weight
+    /// (not 0), all are drawn by weight, those without one as 1.
     pub fn places(&self, queues: &[(String, u32)]) -> Result<Places, Error> {
         if queues.is_empty() {
             return Err(Error::Invalid("queues is empty; name at least one queue".into()));
@@ -117,11 +151,11 @@ impl Broker {
             }
         }
         let queues = queues.iter().map(|(name, weight)| (name.clone(), (*weight).max(1)));
-        Ok(Places { weighted, queues: queues.collect() })
+        Ok(Places { weighted, queues: queues.collect(), types: TaskTypes::ANY })
     }
 
-    /// Groups the queues of a claim by the shards that they lie on now. The shards of a spread queue
-    /// are looked at from any of them on, so that none comes last each time.
+    /// Groups the queues of a claim by the shards that they lie on now. The shards of a spread
+    /// queue are looked at from any of them on, so that none comes last each time.
     fn runs(&self, places: &Places) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for (name, weight) in &places.queues {
@@ -162,8 +196,8 @@ impl Broker {
         }
     }
 
-    /// Claims up to `asked.tasks_max` tasks; when nothing is ready, waits up to `wait` for the first.
-    /// Dropping the future gives back whatever it had claimed.
+    /// Claims up to `asked.tasks_max` tasks; when nothing is ready, waits up to `wait` for the
+    /// first. Dropping the future gives back whatever it had claimed.
     pub async fn claim(
         &self,
         places: &Places,
@@ -210,8 +244,8 @@ impl Broker {
         }
     }
 
-    /// Claims without waiting from one shard. That there is nothing is said by a leader that has confirmed
-    /// that it still is one: a deposed one does not know what has come since.
+    /// Claims without waiting from one shard. That there is nothing is said by a leader that has
+    /// confirmed that it still is one: a deposed one does not know what has come since.
     async fn claim_strictly(
         &self,
         places: &Places,
@@ -227,7 +261,8 @@ impl Broker {
             return Ok(claimed);
         }
         let queues = run.queues.iter().map(|(name, _)| name.clone()).collect();
-        match self.shards().ask(run.shard, ask::Claimable { queues }).await? {
+        let types = places.types.names().to_vec();
+        match self.shards().ask(run.shard, ask::Claimable { queues, types }).await? {
             true => claim().await,
             false => Ok(claimed),
         }
@@ -240,7 +275,7 @@ impl Broker {
         asked: &ClaimAsked,
         wait: Duration,
     ) -> Result<Vec<HandedTask>, Error> {
-        let looks = looks(runs);
+        let looks = looks(places, runs);
         // That there is nothing is an answer only where nobody waits for more.
         let hints = match wait.is_zero() {
             true => self.shards().probe_strictly(&looks, PROBE_FOR_MAX).await,
@@ -315,7 +350,8 @@ impl Broker {
             let shares = draw(&runs, left, random_u64());
             let claims = runs.iter().zip(shares).filter(|(_, share)| *share > 0);
             let claims = claims.map(|(run, share)| self.claim_run(places, run, asked, share));
-            // Each is held as soon as it comes: a caller that goes away meanwhile leaves nothing behind.
+            // Each is held as soon as it comes: a caller that goes away meanwhile leaves nothing
+            // behind.
             let mut claims: FuturesUnordered<_> = claims.collect();
             while let Some(claimed) = claims.next().await {
                 take(&mut held, claimed);
@@ -324,8 +360,8 @@ impl Broker {
         }
         let all = runs.iter().fold(0u64, |all, run| all.saturating_add(count(run)));
         if !places.weighted && runs.len() > 1 && all <= u64::from(left) {
-            // There is room for all that there is: no shard needs to wait for what another leaves. Each
-            // gives what it said at most, though it may have more by now.
+            // There is room for all that there is: no shard needs to wait for what another leaves.
+            // Each gives what it said at most, though it may have more by now.
             let claims =
                 runs.iter().map(|run| self.claim_run(places, run, asked, count(run) as u32));
             let mut claims: FuturesUnordered<_> = claims.collect();
@@ -348,8 +384,8 @@ impl Broker {
         }
     }
 
-    /// Claims without waiting from one shard. What comes too late goes back: a shard without a leader
-    /// must not keep tasks of the others waiting.
+    /// Claims without waiting from one shard. What comes too late goes back: a shard without a
+    /// leader must not keep tasks of the others waiting.
     async fn claim_run(
         &self,
         places: &Places,
@@ -364,8 +400,8 @@ impl Broker {
     }
 }
 
-/// The shards that have something for a claim now, and how much. One that does not answer at once counts as empty:
-/// its hint will tell. An error if none answers.
+/// The shards that have something for a claim now, and how much. One that does not answer at once
+/// counts as empty: its hint will tell. An error if none answers.
 fn ready_shards(hints: Vec<Hint>) -> Result<Vec<(ShardId, u64)>, Error> {
     let asked = hints.len();
     let (mut ready, mut failed) = (Vec::new(), Vec::new());
@@ -383,18 +419,20 @@ fn ready_shards(hints: Vec<Hint>) -> Result<Vec<(ShardId, u64)>, Error> {
 }
 
 /// All queues of a claim, by shard.
-fn looks(runs: &[Run]) -> Vec<Look> {
+fn looks(places: &Places, runs: &[Run]) -> Vec<Look> {
     let mut queues: BTreeMap<ShardId, Vec<String>> = BTreeMap::new();
     for run in runs {
         let names = run.queues.iter().map(|(name, _)| name.clone());
         queues.entry(run.shard).or_default().extend(names);
     }
-    queues.into_iter().collect()
+    let sought = |queues| Sought { queues, types: places.types.clone() };
+    queues.into_iter().map(|(shard, queues)| (shard, sought(queues))).collect()
 }
 
 fn request(places: &Places, run: &Run, asked: &ClaimAsked, tasks_max: u32) -> ClaimRequest {
     ClaimRequest {
         queues: run.queues.clone(),
+        types: places.types.clone(),
         weighted: places.weighted,
         tasks_max,
         lease_ms: asked.lease_ms,
@@ -405,8 +443,8 @@ fn request(places: &Places, run: &Run, asked: &ClaimAsked, tasks_max: u32) -> Cl
     }
 }
 
-/// The weight of each run. A queue that lies on several of them has its weight in all together, or a
-/// spread would be a weight of its own.
+/// The weight of each run. A queue that lies on several of them has its weight in all together, or
+/// a spread would be a weight of its own.
 fn weights(runs: &[&Run]) -> Vec<u64> {
     let mut shares: BTreeMap<&str, u64> = BTreeMap::new();
     for (name, _) in runs.iter().flat_map(|run| &run.queues) {

@@ -1,7 +1,7 @@
 //! Why a task waits: what its shard knows, and whether anybody listens on its queue.
 
 use super::Broker;
-use crate::{Error, cluster::did_not_answer, moment::InWords};
+use crate::{Error, cluster::did_not_answer, moment::InWords, sessions::Heard};
 use std::fmt;
 use taskyard_machine::{Reason, Rejection, ScheduledFor, TaskId, Timestamp, WhyView, ask};
 use taskyard_replica::NodeId;
@@ -37,7 +37,8 @@ impl Broker {
     pub async fn why(&self, task: TaskId) -> Result<Vec<WaitReason>, Error> {
         let shard = self.shard_of_task(task)?;
         let found = self.shards().ask(shard, ask::Why { task }).await?;
-        let WhyView { queue, now, reasons } = found.ok_or(Rejection::TaskNotFound { task })?;
+        let WhyView { queue, task_type, now, reasons } =
+            found.ok_or(Rejection::TaskNotFound { task })?;
         let mut told = Vec::with_capacity(reasons.len() + 1);
         for reason in reasons {
             if let Reason::Parents { flow, node } = reason {
@@ -45,8 +46,9 @@ impl Broker {
                 continue;
             }
             let ready = matches!(reason, Reason::Ahead { .. });
-            if ready && let Some(missing) = self.0.cluster.nobody_listens(queue.as_str()).await {
-                told.push(tell_no_worker(queue.as_str(), &missing));
+            if ready {
+                let (heard, missing) = self.0.cluster.heard(queue.as_str(), &task_type).await;
+                told.extend(tell_no_worker(queue.as_str(), &task_type, heard, &missing));
             }
             let is_next = told.is_empty();
             told.push(match reason {
@@ -109,15 +111,27 @@ fn tell(reason: Reason, queue: &str, now: Timestamp) -> WaitReason {
     }
 }
 
-fn tell_no_worker(queue: &str, missing: &[NodeId]) -> WaitReason {
-    let message = match missing {
-        [] => format!("no worker listens on queue {queue} now"),
-        missing => format!(
-            "no worker listens on queue {queue} now, as far as is known: {}",
-            did_not_answer(missing)
-        ),
+fn tell_no_worker(
+    queue: &str,
+    task_type: &str,
+    heard: Heard,
+    missing: &[NodeId],
+) -> Option<WaitReason> {
+    let (code, nobody) = match heard {
+        Heard::Yes => return None,
+        Heard::Nobody => ("no_worker", format!("no worker listens on queue {queue} now")),
+        Heard::OtherTypes => {
+            let nobody = format!(
+                "workers listen on queue {queue}, but none of them takes tasks of type {task_type}"
+            );
+            ("no_worker_for_type", nobody)
+        }
     };
-    WaitReason { code: "no_worker", message, ..WaitReason::default() }
+    let message = match missing {
+        [] => nobody,
+        missing => format!("{nobody}, as far as is known: {}", did_not_answer(missing)),
+    };
+    Some(WaitReason { code, message, ..WaitReason::default() })
 }
 
 fn tell_scheduled(until: Timestamp, reason: ScheduledFor, now: Timestamp) -> WaitReason {

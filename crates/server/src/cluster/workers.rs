@@ -8,7 +8,7 @@ use super::{Cluster, ClusterCall, ClusterReply};
 use crate::{
     Error,
     clock::real_now,
-    sessions::{Activity, Ordered, WorkerView},
+    sessions::{Activity, Heard, Ordered, WorkerView},
 };
 use futures_util::future::join_all;
 use std::{collections::BTreeMap, time::Duration};
@@ -19,8 +19,9 @@ use taskyard_replica::NodeId;
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// How long it may take for all its workers, if they are many.
 const LIST_WITHIN: Duration = Duration::from_secs(5);
-/// Workers in one answer: each takes up to 9 KiB, and an answer should not hold up others behind it.
-const WORKERS_PER_ANSWER: usize = 500;
+/// Workers in one answer: each takes up to 74 KiB, most of it its types, and an answer should not
+/// hold up others behind it.
+const WORKERS_PER_ANSWER: usize = 100;
 
 /// What a node is asked about its workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +32,8 @@ pub(crate) enum WorkerCall {
     Order { session: SessionId, activity: Activity },
     /// Another node has that worker; it may come here before it was told.
     Remember { session: SessionId, activity: Activity },
-    /// Would one of them take tasks of a queue?
-    Listens { queue: String },
+    /// Would one of them take tasks of a queue and a type?
+    Listens { queue: String, task_type: String },
 }
 
 /// The answer to a [`WorkerCall`].
@@ -45,20 +46,20 @@ pub(crate) enum WorkerReply {
     /// To `Remember`.
     Remembered,
     /// To `Listens`.
-    Listens(bool),
+    Listens(Heard),
 }
 
 wire_enum!(WorkerCall {
     1 => List { after },
     2 => Order { session, activity },
     3 => Remember { session, activity },
-    4 => Listens { queue },
+    4 => Listens { queue, task_type },
 });
 wire_enum!(WorkerReply {
     1 => List { workers, more },
     2 => Ordered(ordered),
     3 => Remembered,
-    4 => Listens(listens),
+    4 => Listens(heard),
 });
 
 /// The workers of a cluster.
@@ -146,20 +147,25 @@ impl Cluster {
         self.ask_all_about_workers(&others, &remember, Some).await;
     }
 
-    /// If no worker and no waiting claim of any node that answers would take tasks of a queue: the nodes
-    /// that did not answer.
-    pub(crate) async fn nobody_listens(&self, queue: &str) -> Option<Vec<NodeId>> {
-        if self.sessions().listens(queue) {
-            return None;
-        }
-        let others = self.other_nodes().ok()?;
-        let call = WorkerCall::Listens { queue: queue.to_owned() };
+    /// Whether a worker or a waiting claim of any node that answers would take tasks of a queue and
+    /// a type, and the nodes that did not answer.
+    pub(crate) async fn heard(&self, queue: &str, task_type: &str) -> (Heard, Vec<NodeId>) {
+        let own = self.sessions().heard(queue, task_type);
+        let others = match self.other_nodes() {
+            Ok(others) if own < Heard::Yes => others,
+            Ok(_) => return (own, Vec::new()),
+            // Whoever does not know the other nodes can't say that nobody listens there.
+            Err(_) => return (Heard::Yes, Vec::new()),
+        };
+        let (queue, task_type) = (queue.to_owned(), task_type.to_owned());
+        let call = WorkerCall::Listens { queue, task_type };
         let take = |reply| match reply {
-            WorkerReply::Listens(listens) => Some(listens),
+            WorkerReply::Listens(heard) => Some(heard),
             _ => None,
         };
         let (answers, missing) = self.ask_all_about_workers(&others, &call, take).await;
-        answers.iter().all(|(_, listens)| !listens).then_some(missing)
+        let heard = answers.into_iter().map(|(_, heard)| heard).max();
+        (heard.map_or(own, |heard| heard.max(own)), missing)
     }
 
     /// This node's side of it.
@@ -177,7 +183,9 @@ impl Cluster {
                 sessions.remember(session, activity);
                 WorkerReply::Remembered
             }
-            WorkerCall::Listens { queue } => WorkerReply::Listens(sessions.listens(&queue)),
+            WorkerCall::Listens { queue, task_type } => {
+                WorkerReply::Listens(sessions.heard(&queue, &task_type))
+            }
         }
     }
 
@@ -230,8 +238,8 @@ fn sort_out<T>(asked: Vec<(NodeId, Option<T>)>) -> (Vec<(NodeId, T)>, Vec<NodeId
     (answers, missing)
 }
 
-/// Each worker as the node knows it that heard it last, those connected longest first. One that went on
-/// elsewhere may still be known where it was.
+/// Each worker as the node knows it that heard it last, those connected longest first. One that
+/// went on elsewhere may still be known where it was.
 fn each_once(all: impl Iterator<Item = WorkerView>) -> Vec<WorkerView> {
     let mut by_id: BTreeMap<SessionId, WorkerView> = BTreeMap::new();
     for worker in all {
@@ -289,7 +297,7 @@ mod tests {
             WorkerCall::List { after: Some(session) },
             WorkerCall::Order { session, activity },
             WorkerCall::Remember { session, activity: Activity::Quiet },
-            WorkerCall::Listens { queue: "mail".into() },
+            WorkerCall::Listens { queue: "mail".into(), task_type: "send".into() },
         ] {
             let call = ClusterCall::Worker(call);
             assert_eq!(ClusterCall::decode(&call.encode()[1..]), Ok(call));
@@ -298,7 +306,7 @@ mod tests {
             WorkerReply::List { workers: vec![worker(1, 2, 3, 4)], more: true },
             WorkerReply::Ordered(Ordered::Waits),
             WorkerReply::Remembered,
-            WorkerReply::Listens(true),
+            WorkerReply::Listens(Heard::OtherTypes),
         ] {
             let reply = ClusterReply::Worker(reply);
             assert_eq!(ClusterReply::decode(&reply.encode()), Ok(reply));

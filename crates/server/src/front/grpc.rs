@@ -147,6 +147,7 @@ impl Taskyard for Grpc {
     ) -> Result<Response<v1::ClaimReply>, Status> {
         let request = request.into_inner();
         let places = self.broker.places(&wire::queue_weights(request.queues))?;
+        let places = places.of_types(request.types)?;
         let asked = ClaimAsked {
             tasks_max: request.max.max(1),
             lease_ms: wire::lease_ms(request.lease_ms),

@@ -32,10 +32,12 @@ type Claim = (TaskId, ClaimToken);
 pub struct Hello {
     /// The session to resume; `None` opens one.
     pub resumed: Option<SessionId>,
-    /// Who it is; its queues are taken from `queues`.
+    /// Who it is; its queues and types are taken from `queues` and `types`.
     pub profile: Profile,
     /// Where it claims from, with weights.
     pub queues: Vec<(String, u32)>,
+    /// The types of tasks that it can run; none stands for any.
+    pub types: Vec<String>,
     /// Lease of each claim.
     pub lease_ms: u64,
     /// On resume: what it still holds. Other claims of the session are released.
@@ -82,9 +84,10 @@ impl Attached {
     /// Opens or resumes a session. On resume, claims that the worker does not list are released, and
     /// the orders say which of those it lists are not its own any more.
     pub async fn open(broker: &Broker, hello: Hello) -> Result<(Attached, Orders), Error> {
-        let Hello { resumed, mut profile, queues, lease_ms, held, activity } = hello;
+        let Hello { resumed, mut profile, queues, types, lease_ms, held, activity } = hello;
         profile.queues = queues.iter().map(|(name, _)| name.clone()).collect();
-        let places = broker.places(&queues)?;
+        let places = broker.places(&queues)?.of_types(types)?;
+        profile.types = places.types().clone();
         let worker = profile.name.clone();
         let mut asked =
             ClaimAsked { tasks_max: profile.slots, lease_ms, session: None, begun: false, worker };

@@ -1,5 +1,6 @@
 //! What is shown of a worker, to people and to other nodes.
 
+use crate::shard::TaskTypes;
 use taskyard_machine::{
     SessionId, Timestamp,
     wire::{wire_enum, wire_struct},
@@ -19,6 +20,8 @@ pub struct Profile {
     pub version: String,
     /// The queues it claims from.
     pub queues: Vec<String>,
+    /// The types of tasks it takes.
+    pub types: TaskTypes,
     /// How many tasks it runs at once.
     pub slots: u32,
 }
@@ -71,7 +74,7 @@ pub struct WorkerView {
     pub rss_bytes: u64,
 }
 
-wire_struct!(Profile { name, host, pid, version, queues, slots });
+wire_struct!(Profile { name, host, pid, version, queues, types, slots });
 wire_enum!(WorkerState { 1 => Running, 2 => Quiet, 3 => Stopping, 4 => Lost });
 wire_struct!(WorkerView {
     id,

@@ -254,7 +254,7 @@ mod tests {
     use crate::{
         checkpoint::{Change, Store},
         log::{FIRST_REPLICA, group_of},
-        shard::ClaimRequest,
+        shard::{ClaimRequest, Sought, TaskTypes},
     };
     use taskyard_machine::{
         Body, Command, EncodedCommand, Enqueue, NewTask, Outcome, QueueCommand, RULES_CURRENT,
@@ -274,7 +274,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let engine = Engine::start(&config(dir.path())).unwrap();
         let shards = engine.shards();
-        let parked = shards.claimable(ShardId(0), vec!["mail".into()], Duration::from_secs(60));
+        let parked = shards.claimable(
+            ShardId(0),
+            Sought::of_any_type(vec!["mail".into()]),
+            Duration::from_secs(60),
+        );
         let mut parked = Box::pin(parked);
         tokio::select! {
             biased;
@@ -369,6 +373,7 @@ mod tests {
         let shards = engine.shards();
         let request = ClaimRequest {
             queues: vec![("mail".into(), 1)],
+            types: TaskTypes::ANY,
             weighted: false,
             tasks_max: 1,
             lease_ms: 30_000,

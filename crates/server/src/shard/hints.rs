@@ -5,7 +5,7 @@
 //! asked at the wrong node is asked again shard by shard, by `reads.rs`, which searches.
 
 use super::{
-    Shards,
+    Shards, TaskTypes,
     forward::ANSWER_MARGIN,
     remote::{ShardCall, ShardReply, wait_ms},
     route::Tried,
@@ -20,12 +20,30 @@ use std::{
     collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
 };
-use taskyard_machine::{ShardId, ask};
+use taskyard_machine::{ShardId, ask, wire::wire_struct};
 use taskyard_replica::NodeId;
 use tokio::time::timeout;
 
-/// Queues of one shard that somebody would claim from.
-pub type Look = (ShardId, Vec<String>);
+/// What somebody would claim of one shard.
+pub type Look = (ShardId, Sought);
+
+/// Tasks that somebody would claim.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sought {
+    /// From these queues.
+    pub queues: Vec<String>,
+    /// Of these types.
+    pub types: TaskTypes,
+}
+
+impl Sought {
+    /// Tasks of any type.
+    pub fn of_any_type(queues: Vec<String>) -> Sought {
+        Sought { queues, types: TaskTypes::ANY }
+    }
+}
+
+wire_struct!(Sought { queues, types });
 
 /// What is said of a shard: how many tasks there may be to claim.
 pub type Hint = (ShardId, Result<u64, Error>);
@@ -72,8 +90,9 @@ impl Shards {
     }
 
     async fn ask_each(&self, looks: impl Iterator<Item = &Look>, until: Instant) -> Vec<Hint> {
-        let asked = looks.map(|(shard, queues)| async move {
-            let question = ask::Claimable { queues: queues.clone() };
+        let asked = looks.map(|(shard, sought)| async move {
+            let (queues, types) = (sought.queues.clone(), sought.types.names().to_vec());
+            let question = ask::Claimable { queues, types };
             let left = until.saturating_duration_since(real_now());
             let found = timeout(left, self.ask(*shard, question)).await;
             let found = found.unwrap_or(Err(Error::NoQuorum { shard: shard.0 }));
@@ -103,13 +122,13 @@ impl Shards {
             *leader == me || others.is_some_and(|network| network.is_reached(*leader))
         };
         let (mut nodes, mut lost) = (BTreeMap::<NodeId, Vec<Look>>::new(), Vec::new());
-        for (shard, queues) in looks {
+        for (shard, sought) in looks {
             let leader = match others {
                 None => Some(me),
                 Some(_) => routes.leader(shard).filter(is_reached),
             };
             match leader {
-                Some(leader) => nodes.entry(leader).or_default().push((shard, queues)),
+                Some(leader) => nodes.entry(leader).or_default().push((shard, sought)),
                 None => lost.push(shard),
             }
         }
@@ -167,7 +186,7 @@ impl Shards {
 pub struct Hints<'a> {
     shards: &'a Shards,
     until: Instant,
-    looks: BTreeMap<ShardId, Vec<String>>,
+    looks: BTreeMap<ShardId, Sought>,
     /// Shards that nobody is asked about now.
     idle: Vec<ShardId>,
     told: VecDeque<Hint>,
@@ -199,11 +218,11 @@ impl<'a> Hints<'a> {
 
     /// Searches for the shard's leader after a pause, and waits there.
     pub fn search(&mut self, shard: ShardId, pause: Duration) {
-        let (shards, queues, until) = (self.shards, self.looks[&shard].clone(), self.until);
+        let (shards, sought, until) = (self.shards, self.looks[&shard].clone(), self.until);
         self.asked.push(Box::pin(async move {
             tokio::time::sleep(pause).await;
             let left = until.saturating_duration_since(real_now());
-            let found = shards.claimable(shard, queues, left).await;
+            let found = shards.claimable(shard, sought, left).await;
             let hint = found.map(|has_something| if has_something { SOME } else { 0 });
             Told { hints: vec![(shard, hint)], ..Told::default() }
         }));

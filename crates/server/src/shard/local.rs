@@ -5,7 +5,7 @@
 //! served by these methods alone, so that no call goes round in circles.
 
 use super::{
-    ClaimRequest, HandedTask, Hint, Look, ShardStatus, Shards, gone,
+    ClaimRequest, HandedTask, Hint, Look, ShardStatus, Shards, Sought, gone,
     inbox::{Input, TicketId, Waiter},
 };
 use crate::Error;
@@ -78,10 +78,10 @@ impl LocalShards<'_> {
     pub(super) async fn claimable_one(
         self,
         shard: ShardId,
-        queues: Vec<String>,
+        sought: Sought,
         wait: Duration,
     ) -> Result<bool, Error> {
-        let hints = self.claimable(vec![(shard, queues)], wait).await?;
+        let hints = self.claimable(vec![(shard, sought)], wait).await?;
         hints.into_iter().next().map_or(Ok(false), |(_, hint)| hint.map(|count| count > 0))
     }
 

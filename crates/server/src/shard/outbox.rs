@@ -171,6 +171,7 @@ mod tests {
         apply(machine, &Command::Enqueue(Enqueue { queue: "q", task: task() }));
         let claim = Claim {
             queues: vec![ClaimQueue { name: "q", weight: 1 }],
+            types: vec![],
             weighted_seed: None,
             tasks_max: 1,
             lease_ms: limits::LEASE_MS_DEFAULT,

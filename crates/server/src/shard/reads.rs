@@ -2,7 +2,7 @@
 //! that they are asked again whatever became of the last time.
 
 use super::{
-    Shards,
+    Shards, Sought,
     forward::ANSWER_MARGIN,
     proposals::ANSWER_FOR_MAX,
     remote::{ShardCall, ShardReply, wait_ms},
@@ -175,17 +175,17 @@ impl Shards {
         &self,
         network: &PeerNetwork,
         shard: ShardId,
-        queues: Vec<String>,
+        sought: Sought,
         wait: Duration,
     ) -> Result<bool, Error> {
         let ask = |node, left| {
-            let queues = queues.clone();
+            let sought = sought.clone();
             async move {
                 if node == self.routes().me() {
-                    return Tried::here(self.local().claimable_one(shard, queues, left).await);
+                    return Tried::here(self.local().claimable_one(shard, sought, left).await);
                 }
                 let call =
-                    ShardCall::Claimable { looks: vec![(shard, queues)], wait_ms: wait_ms(left) };
+                    ShardCall::Claimable { looks: vec![(shard, sought)], wait_ms: wait_ms(left) };
                 let take = |reply| match reply {
                     ShardReply::Claimable(Ok(hints)) => {
                         let hint = hints.into_iter().next().map(|(_, hint)| hint);

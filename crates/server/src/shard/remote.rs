@@ -47,7 +47,7 @@ pub enum ShardCall {
     },
     /// See [`LocalShards::claimable`](super::LocalShards::claimable).
     Claimable {
-        /// Shards, and queues of each.
+        /// Shards, and what is sought of each.
         looks: Vec<Look>,
         /// How long it parks, see [`wait_ms`]; 0 does not park.
         wait_ms: u64,
@@ -302,6 +302,7 @@ wire_enum!(ShardReply {
 });
 wire_struct!(ClaimRequest {
     queues,
+    types,
     weighted,
     tasks_max,
     lease_ms,

@@ -1,14 +1,19 @@
 //! Waiters: claims of one shard, parked until an event wakes them.
 //!
 //! A parked claim costs its memory and nothing else: no log entry, no timer. It stands in line at each
-//! of its queues. A wake of a queue serves its line from the front, as far as there are tasks that are
-//! not promised to claims on their way through the log; it never looks at other queues' lines.
+//! of its queues, together with the claims that name the same types. A wake of a queue serves its
+//! lines from the front, the claim that came first before others, as far as there are tasks of its
+//! types that are not promised to claims on their way through the log; it never looks at other
+//! queues. A ready task of a type that no line names wakes nobody.
 
 use super::{
-    Hint,
+    Hint, Sought, TaskTypes,
     inbox::{TicketId, Waiter},
 };
-use crate::{Error, limits::PARKED_MAX};
+use crate::{
+    Error,
+    limits::{PARKED_MAX, PARKED_TYPE_LISTS_MAX},
+};
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     time::{Duration, Instant},
@@ -21,7 +26,7 @@ const HINT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 enum Parked {
     Claim(Waiter),
-    Hint { queues: Vec<String>, answer: HintAnswer },
+    Hint { sought: Sought, answer: HintAnswer },
 }
 
 impl Parked {
@@ -29,6 +34,14 @@ impl Parked {
         match self {
             Parked::Claim(waiter) => waiter.answer.is_closed(),
             Parked::Hint { answer, .. } => answer.is_closed(),
+        }
+    }
+
+    /// How many lines it stands in.
+    fn lines(&self) -> usize {
+        match self {
+            Parked::Claim(waiter) => waiter.request.queues.len(),
+            Parked::Hint { sought, .. } => sought.queues.len(),
         }
     }
 }
@@ -54,7 +67,7 @@ impl HintAnswer {
     }
 }
 
-/// Who stands in line at one queue. Entries whose ticket is no longer parked are skipped.
+/// Who waits for the same types at one queue. Entries whose ticket is no longer parked are skipped.
 #[derive(Default)]
 struct Line {
     claims: VecDeque<TicketId>,
@@ -63,17 +76,107 @@ struct Line {
     promised: u64,
 }
 
+impl Line {
+    fn side(&mut self, hints: bool) -> &mut VecDeque<TicketId> {
+        if hints { &mut self.hints } else { &mut self.claims }
+    }
+
+    fn is_waited_in(&self) -> bool {
+        !self.claims.is_empty() || !self.hints.is_empty()
+    }
+}
+
+/// The lines at one queue, by types.
+#[derive(Default)]
+struct Lines {
+    by_types: HashMap<TaskTypes, Line>,
+    /// How many of them name a type.
+    naming: HashMap<String, usize>,
+}
+
+impl Lines {
+    /// The line of these types, made if there is none.
+    fn line(&mut self, types: &TaskTypes) -> &mut Line {
+        if !self.by_types.contains_key(types) {
+            for name in types.names() {
+                *self.naming.entry(name.clone()).or_default() += 1;
+            }
+            self.by_types.insert(types.clone(), Line::default());
+        }
+        self.by_types.get_mut(types).expect("just made")
+    }
+
+    /// Whether a line of these types is there or may be made. Lines in which nobody stands any more
+    /// make room.
+    fn has_room_for(&mut self, types: &TaskTypes, parked: &HashMap<TicketId, Parked>) -> bool {
+        let is_full = |lines: &Lines| lines.by_types.len() >= PARKED_TYPE_LISTS_MAX;
+        if !is_full(self) || self.by_types.contains_key(types) {
+            return true;
+        }
+        self.retain(|line| {
+            let is_there = |ticket: &TicketId| parked.contains_key(ticket);
+            line.claims.iter().any(is_there) || line.hints.iter().any(is_there) || line.promised > 0
+        });
+        !is_full(self)
+    }
+
+    fn wants(&self, task_type: &str) -> bool {
+        self.naming.contains_key(task_type) || self.by_types.contains_key(&TaskTypes::ANY)
+    }
+
+    fn retain(&mut self, mut keep: impl FnMut(&mut Line) -> bool) {
+        let naming = &mut self.naming;
+        self.by_types.retain(|types, line| {
+            let kept = keep(line);
+            for name in types.names().iter().filter(|_| !kept) {
+                if let Some(count) = naming.get_mut(name) {
+                    *count -= 1;
+                    if *count == 0 {
+                        naming.remove(name);
+                    }
+                }
+            }
+            kept
+        });
+    }
+
+    /// What is promised of tasks that fit these types.
+    fn promised(&self, types: &TaskTypes) -> u64 {
+        let overlapping = self.by_types.iter().filter(|(other, _)| other.overlaps(types));
+        overlapping.map(|(_, line)| line.promised).sum()
+    }
+
+    /// How many tasks of these types a claim could have now, beside what is promised.
+    fn free(&self, queue: &str, types: &TaskTypes, machine: &Machine, now: Timestamp) -> u64 {
+        // Limits of the queue let through so many of all types together.
+        let of_all = claimable(queue, &TaskTypes::ANY, machine, now);
+        let left = of_all.saturating_sub(self.promised(&TaskTypes::ANY));
+        if types.is_any() || left == 0 {
+            return left;
+        }
+        left.min(claimable(queue, types, machine, now).saturating_sub(self.promised(types)))
+    }
+}
+
+/// What a claim on its way was promised of one queue.
+#[derive(Default)]
+pub(crate) struct Promise {
+    pub queue: String,
+    types: TaskTypes,
+    count: u64,
+}
+
 /// A claim to be proposed, and what was promised to it.
 pub(crate) struct Served {
     pub waiter: Waiter,
-    pub promised: (String, u64),
+    pub promised: Promise,
 }
 
 /// The parked claims of one shard.
 #[derive(Default)]
 pub(crate) struct Waiters {
     parked: HashMap<TicketId, Parked>,
-    lines: HashMap<String, Line>,
+    queues: HashMap<String, Lines>,
     /// Queues to serve in this turn.
     woken: Vec<String>,
     /// Queues whose hints are looked at again: who was told may be gone before it claims.
@@ -92,12 +195,13 @@ impl Waiters {
 
     /// Parks a claim at the end of its lines, or refuses it.
     pub(crate) fn park(&mut self, waiter: Waiter) {
-        if self.parked.len() >= PARKED_MAX {
-            let _ = waiter.answer.send(Err(full()));
+        let queues = waiter.request.queues.iter().map(|(queue, _)| queue.as_str());
+        if let Err(error) = self.check_room(queues, &waiter.request.types) {
+            let _ = waiter.answer.send(Err(error));
             return;
         }
         for (queue, _) in &waiter.request.queues {
-            self.line(queue).claims.push_back(waiter.ticket);
+            self.line(queue, &waiter.request.types).claims.push_back(waiter.ticket);
             self.woken.push(queue.clone());
         }
         if !waiter.parks {
@@ -113,22 +217,23 @@ impl Waiters {
             return;
         }
         for (queue, _) in &waiter.request.queues {
-            self.line(queue).claims.push_front(waiter.ticket);
+            self.line(queue, &waiter.request.types).claims.push_front(waiter.ticket);
         }
         self.parked.insert(waiter.ticket, Parked::Claim(waiter));
     }
 
     /// Parks a hint: it is told when one of its queues has something.
-    pub(crate) fn park_hint(&mut self, ticket: TicketId, queues: Vec<String>, answer: HintAnswer) {
-        if self.parked.len() >= PARKED_MAX {
-            let _ = answer.send(Err(full()));
+    pub(crate) fn park_hint(&mut self, ticket: TicketId, sought: Sought, answer: HintAnswer) {
+        let queues = sought.queues.iter().map(String::as_str);
+        if let Err(error) = self.check_room(queues, &sought.types) {
+            let _ = answer.send(Err(error));
             return;
         }
-        for queue in &queues {
-            self.line(queue).hints.push_back(ticket);
+        for queue in &sought.queues {
+            self.line(queue, &sought.types).hints.push_back(ticket);
             self.woken.push(queue.clone());
         }
-        self.parked.insert(ticket, Parked::Hint { queues, answer });
+        self.parked.insert(ticket, Parked::Hint { sought, answer });
     }
 
     /// Nobody waits for this one any more.
@@ -141,17 +246,32 @@ impl Waiters {
     /// A queue may have something.
     pub(crate) fn wake(&mut self, queue: &str) {
         if !self.parked.is_empty()
-            && self.lines.contains_key(queue)
+            && self.queues.contains_key(queue)
             && self.woken.last().is_none_or(|last| last != queue)
         {
             self.woken.push(queue.to_owned());
         }
     }
 
-    /// How many tasks of a queue a claim could have now, beside what is promised.
-    pub(crate) fn free(&self, queue: &str, machine: &Machine, now: Timestamp) -> u64 {
-        let promised = self.lines.get(queue).map_or(0, |line| line.promised);
-        free(queue, promised, machine, now)
+    /// A queue has a task of a type.
+    pub(crate) fn wake_for(&mut self, queue: &str, task_type: &str) {
+        if self.queues.get(queue).is_some_and(|lines| lines.wants(task_type)) {
+            self.wake(queue);
+        }
+    }
+
+    /// How many tasks of a queue and these types a claim could have now, beside what is promised.
+    pub(crate) fn free(
+        &self,
+        queue: &str,
+        types: &TaskTypes,
+        machine: &Machine,
+        now: Timestamp,
+    ) -> u64 {
+        match self.queues.get(queue) {
+            Some(lines) => lines.free(queue, types, machine, now),
+            None => claimable(queue, types, machine, now),
+        }
     }
 
     /// Whether [`Waiters::serve`] has something to look at.
@@ -159,15 +279,17 @@ impl Waiters {
         !self.woken.is_empty() || !self.hasty.is_empty()
     }
 
-    /// A proposed claim has been decided and took so many tasks of the queue that it was promised, or
-    /// it never will be. Whoever waits behind it is looked at again: what it left there, or what came
-    /// to a queue that had something promised, may not be told by an event.
-    pub(crate) fn settle(&mut self, (queue, promised): &(String, u64), taken: u64) {
-        if let Some(line) = self.lines.get_mut(queue) {
-            line.promised = line.promised.saturating_sub(*promised);
-            if taken < *promised || !line.claims.is_empty() || !line.hints.is_empty() {
-                self.woken.push(queue.clone());
-            }
+    /// A proposed claim has been decided and took so many tasks of the queue that it was promised,
+    /// or it never will be. Whoever waits behind it is looked at again: what it left there, or what
+    /// came to a queue that had something promised, may not be told by an event.
+    pub(crate) fn settle(&mut self, promised: &Promise, taken: u64) {
+        let Promise { queue, types, count } = promised;
+        let Some(lines) = self.queues.get_mut(queue) else { return };
+        if let Some(line) = lines.by_types.get_mut(types) {
+            line.promised = line.promised.saturating_sub(*count);
+        }
+        if taken < *count || lines.by_types.values().any(Line::is_waited_in) {
+            self.woken.push(queue.clone());
         }
     }
 
@@ -184,7 +306,8 @@ impl Waiters {
         }
     }
 
-    /// Takes claims that can get something out of the woken queues' lines, and tells hints of the rest.
+    /// Takes claims that can get something out of the woken queues' lines, and tells hints of the
+    /// rest.
     pub(crate) fn serve(
         &mut self,
         machine: &Machine,
@@ -202,10 +325,11 @@ impl Waiters {
             if let Some(parked) = self.parked.remove(&ticket) {
                 self.left(&parked);
                 match parked {
-                    // It was decided before, and its answer got lost: that needs no task that is ready.
-                    // So none is promised to it, whatever its queues are: another node may have named none.
+                    // It was decided before, and its answer got lost: that needs no task that is
+                    // ready. So none is promised to it, whatever its queues are: another node may
+                    // have named none.
                     Parked::Claim(waiter) if is_repeated(machine, &waiter, now) => {
-                        served.push(Served { waiter, promised: (String::new(), 0) });
+                        served.push(Served { waiter, promised: Promise::default() });
                     }
                     Parked::Claim(waiter) => drop(waiter.answer.send(Ok(Vec::new()))),
                     Parked::Hint { .. } => {}
@@ -230,13 +354,16 @@ impl Waiters {
             }
         }
         // Claims on their way are still settled: what they were promised stays taken until then.
-        let mut lines = std::mem::take(&mut self.lines);
-        lines.retain(|_, line| {
-            line.claims.clear();
-            line.hints.clear();
-            line.promised > 0
+        let mut queues = std::mem::take(&mut self.queues);
+        queues.retain(|_, lines| {
+            lines.retain(|line| {
+                line.claims.clear();
+                line.hints.clear();
+                line.promised > 0
+            });
+            !lines.by_types.is_empty()
         });
-        *self = Waiters { lines, ..Waiters::default() };
+        *self = Waiters { queues, ..Waiters::default() };
     }
 
     fn serve_queue(
@@ -247,61 +374,88 @@ impl Waiters {
         real: Instant,
         served: &mut Vec<Served>,
     ) {
-        let Some(line) = self.lines.get_mut(queue) else { return };
-        let mut free = free(queue, line.promised, machine, now);
-        while free > 0
-            && let Some(ticket) = line.claims.pop_front()
+        let Some(lines) = self.queues.get_mut(queue) else { return };
+        let waited_in = lines.by_types.iter().filter(|(_, line)| line.is_waited_in());
+        let types: Vec<TaskTypes> = waited_in.map(|(types, _)| types.clone()).collect();
+        let mut room: Vec<Room> = types
+            .into_iter()
+            .map(|types| Room { free: lines.free(queue, &types, machine, now), types })
+            .filter(|room| room.free > 0)
+            .collect();
+        let mut left = lines.free(queue, &TaskTypes::ANY, machine, now);
+        let (parked, stale) = (&mut self.parked, &mut self.stale);
+        while left > 0
+            && let Some((position, ticket)) = first_in_line(lines, &room, parked, stale, false)
         {
-            let Some(parked) = self.parked.remove(&ticket) else {
-                self.stale = self.stale.saturating_sub(1);
-                continue;
-            };
-            let Parked::Claim(waiter) = parked else {
+            let Some(Parked::Claim(waiter)) = parked.remove(&ticket) else {
                 unreachable!("hints stand in their own line")
             };
-            self.stale += waiter.request.queues.len() - 1;
+            let types = room[position].types.clone();
+            lines.line(&types).claims.pop_front();
+            *stale += waiter.request.queues.len() - 1;
             if waiter.answer.is_closed() {
                 continue;
             }
-            let taken = u64::from(waiter.request.tasks_max).min(free);
-            line.promised += taken;
-            free -= taken;
-            served.push(Served { waiter, promised: (queue.to_owned(), taken) });
+            let count = u64::from(waiter.request.tasks_max).min(room[position].free).min(left);
+            lines.line(&types).promised += count;
+            left -= count;
+            take(&mut room, &types, count);
+            let promised = Promise { queue: queue.to_owned(), types, count };
+            served.push(Served { waiter, promised });
         }
         let mut told = false;
-        while free > 0
-            && let Some(ticket) = line.hints.pop_front()
+        while left > 0
+            && let Some((position, ticket)) = first_in_line(lines, &room, parked, stale, true)
         {
-            let Some(parked) = self.parked.remove(&ticket) else {
-                self.stale = self.stale.saturating_sub(1);
-                continue;
-            };
-            let Parked::Hint { queues, answer } = parked else {
+            let Some(Parked::Hint { sought, answer }) = parked.remove(&ticket) else {
                 unreachable!("claims stand in their own line")
             };
-            self.stale += queues.len() - 1;
-            if answer.send(Ok(free)) {
-                free -= 1;
+            let types = room[position].types.clone();
+            lines.line(&types).hints.pop_front();
+            *stale += sought.queues.len() - 1;
+            if answer.send(Ok(room[position].free.min(left))) {
+                left -= 1;
+                take(&mut room, &types, 1);
                 told = true;
             }
         }
-        if told && !line.hints.is_empty() {
+        if told && lines.by_types.values().any(|line| !line.hints.is_empty()) {
             self.hints_again.insert((real + HINT_AGAIN_AFTER, queue.to_owned()));
         }
     }
 
-    fn line(&mut self, queue: &str) -> &mut Line {
-        if !self.lines.contains_key(queue) {
-            self.lines.insert(queue.to_owned(), Line::default());
+    fn line(&mut self, queue: &str, types: &TaskTypes) -> &mut Line {
+        if !self.queues.contains_key(queue) {
+            self.queues.insert(queue.to_owned(), Lines::default());
         }
-        self.lines.get_mut(queue).expect("just made")
+        self.queues.get_mut(queue).expect("just made").line(types)
+    }
+
+    fn check_room<'a>(
+        &mut self,
+        mut queues: impl Iterator<Item = &'a str>,
+        types: &TaskTypes,
+    ) -> Result<(), Error> {
+        if self.parked.len() >= PARKED_MAX {
+            return Err(Error::LimitExceeded(format!(
+                "{PARKED_MAX} claims are parked on this shard; claim without waiting, or later"
+            )));
+        }
+        let (lines, parked) = (&mut self.queues, &self.parked);
+        let is_full = |queue: &&str| {
+            lines.get_mut(*queue).is_some_and(|lines| !lines.has_room_for(types, parked))
+        };
+        match queues.find(is_full) {
+            None => Ok(()),
+            Some(queue) => Err(Error::LimitExceeded(format!(
+                "claims that wait on queue {queue} name {PARKED_TYPE_LISTS_MAX} different lists of \
+                 types; let workers share lists, or claim later"
+            ))),
+        }
     }
 
     fn left(&mut self, parked: &Parked) {
-        self.stale += match parked {
-            Parked::Claim(waiter) => waiter.request.queues.len(),
-            Parked::Hint { queues, .. } => queues.len(),
-        };
+        self.stale += parked.lines();
         self.sweep();
     }
 
@@ -313,26 +467,69 @@ impl Waiters {
         self.stale = 0;
         let parked = &mut self.parked;
         parked.retain(|_, parked| !parked.is_gone());
-        self.lines.retain(|_, line| {
-            line.claims.retain(|ticket| parked.contains_key(ticket));
-            line.hints.retain(|ticket| parked.contains_key(ticket));
-            !line.claims.is_empty() || !line.hints.is_empty() || line.promised > 0
+        self.queues.retain(|_, lines| {
+            lines.retain(|line| {
+                line.claims.retain(|ticket| parked.contains_key(ticket));
+                line.hints.retain(|ticket| parked.contains_key(ticket));
+                line.is_waited_in() || line.promised > 0
+            });
+            !lines.by_types.is_empty()
         });
     }
 }
 
-fn free(queue: &str, promised: u64, machine: &Machine, now: Timestamp) -> u64 {
-    match machine.claimable(&look(queue), now) {
-        Claimable::Now(ready) => ready.saturating_sub(promised),
+/// What is left for the claims of one line.
+struct Room {
+    types: TaskTypes,
+    free: u64,
+}
+
+/// Takes tasks that fit these types from all that may want them.
+fn take(room: &mut [Room], types: &TaskTypes, count: u64) {
+    for other in room.iter_mut().filter(|other| other.types.overlaps(types)) {
+        other.free = other.free.saturating_sub(count);
+    }
+}
+
+/// Which of the lines with room has the ticket that came first, without taking it out.
+fn first_in_line(
+    lines: &mut Lines,
+    room: &[Room],
+    parked: &HashMap<TicketId, Parked>,
+    stale: &mut usize,
+    hints: bool,
+) -> Option<(usize, TicketId)> {
+    let mut first: Option<(usize, TicketId)> = None;
+    for (position, Room { types, .. }) in room.iter().enumerate().filter(|(_, it)| it.free > 0) {
+        let side = lines.line(types).side(hints);
+        while let Some(ticket) = side.front().copied() {
+            if parked.contains_key(&ticket) {
+                if first.is_none_or(|(_, other)| ticket < other) {
+                    first = Some((position, ticket));
+                }
+                break;
+            }
+            side.pop_front();
+            *stale = stale.saturating_sub(1);
+        }
+    }
+    first
+}
+
+/// How many tasks of a queue and these types a claim would get.
+fn claimable(queue: &str, types: &TaskTypes, machine: &Machine, now: Timestamp) -> u64 {
+    match machine.claimable(&look(queue, types), now) {
+        Claimable::Now(ready) => ready,
         // What becomes due comes with an event of its own.
         Claimable::At(_) | Claimable::OnEvent => 0,
     }
 }
 
-/// A claim of everything in one queue, to ask whether there is something.
-fn look(queue: &str) -> Claim<'_> {
+/// A claim of everything of these types in one queue, to ask whether there is something.
+fn look<'a>(queue: &'a str, types: &'a TaskTypes) -> Claim<'a> {
     Claim {
         queues: vec![ClaimQueue { name: queue, weight: 1 }],
+        types: types.borrowed(),
         weighted_seed: None,
         tasks_max: 1,
         lease_ms: taskyard_machine::limits::LEASE_MS_DEFAULT,
@@ -349,224 +546,5 @@ fn is_repeated(machine: &Machine, waiter: &Waiter, now: Timestamp) -> bool {
         && matches!(machine.claimable(&waiter.request.command(0), now), Claimable::Now(_))
 }
 
-fn full() -> Error {
-    Error::LimitExceeded(format!(
-        "{PARKED_MAX} claims are parked on this shard; claim without waiting, or later"
-    ))
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::shard::{ClaimRequest, HandedTask};
-    use taskyard_machine::{
-        ClaimNumber, Command, EncodedCommand, Enqueue, Entry, EntryBuilder, Identity, NewTask,
-        NoPayloads, SessionId, ShardId,
-    };
-    use tokio::sync::oneshot;
-
-    const NOW: Timestamp = Timestamp(1_000);
-    type Answered = oneshot::Receiver<Result<Vec<HandedTask>, Error>>;
-
-    fn machine(tasks: &[(&str, usize)]) -> Machine {
-        let identity = Identity { incarnation: 1, shard: ShardId(0), shards: 1 };
-        let mut machine = Machine::new(identity);
-        let mut entry = EntryBuilder::new(NOW);
-        for (queue, count) in tasks {
-            for _ in 0..*count {
-                let task = NewTask { task_type: "t", ..NewTask::default() };
-                entry.push(&EncodedCommand::new(&Command::Enqueue(Enqueue { queue, task })));
-            }
-        }
-        let entry = entry.finish();
-        let entry = Entry::decode(&entry).unwrap();
-        machine.apply(&entry, &mut NoPayloads, &mut Vec::new());
-        machine
-    }
-
-    fn claim(ticket: u64, queues: &[&str], tasks_max: u32) -> (Waiter, Answered) {
-        let (answer, answered) = oneshot::channel();
-        let request = ClaimRequest {
-            queues: queues.iter().map(|queue| ((*queue).to_owned(), 1)).collect(),
-            weighted: false,
-            tasks_max,
-            lease_ms: 30_000,
-            session: None,
-            number: None,
-            begun: false,
-            worker: String::new(),
-        };
-        (Waiter { ticket: TicketId(ticket), request, parks: true, answer }, answered)
-    }
-
-    /// Parks claims of one task each.
-    fn park(
-        waiters: &mut Waiters,
-        tickets: std::ops::Range<u64>,
-        queues: &[&str],
-    ) -> Vec<Answered> {
-        let park = |ticket| {
-            let (waiter, answered) = claim(ticket, queues, 1);
-            waiters.park(waiter);
-            answered
-        };
-        tickets.map(park).collect()
-    }
-
-    /// The same machine, after a session has claimed once under a number.
-    fn claimed(mut machine: Machine, queue: &str, session: SessionId, sequence: u64) -> Machine {
-        let mut entry = EntryBuilder::new(NOW.plus_ms(1));
-        let number = Some(ClaimNumber { sequence, sending: 0 });
-        let claim = Claim { session: Some(session), number, ..look(queue) };
-        entry.push(&EncodedCommand::new(&Command::Claim(claim)));
-        let entry = entry.finish();
-        let entry = Entry::decode(&entry).unwrap();
-        machine.apply(&entry, &mut NoPayloads, &mut Vec::new());
-        machine
-    }
-
-    fn serve(waiters: &mut Waiters, machine: &Machine) -> (Vec<u64>, Vec<Served>) {
-        let served = waiters.serve(machine, NOW, Instant::now());
-        (served.iter().map(|served| served.waiter.ticket.0).collect(), served)
-    }
-
-    #[test]
-    fn a_wake_takes_as_many_as_there_are_tasks_from_the_front() {
-        let mut waiters = Waiters::default();
-        let _answered = park(&mut waiters, 0..5, &["mail"]);
-        assert_eq!(serve(&mut waiters, &machine(&[("mail", 2)])).0, [0, 1]);
-        assert_eq!(waiters.len(), 3);
-        assert!(!waiters.is_woken());
-        waiters.wake("other");
-        assert!(!waiters.is_woken(), "nobody stands there");
-        waiters.wake("mail");
-        let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 3)]));
-        assert_eq!(tickets, [2], "two of the three are promised to those before");
-        waiters.settle(&served[0].promised, 1);
-        waiters.wake("mail");
-        assert_eq!(serve(&mut waiters, &machine(&[("mail", 4)])).0, [3, 4]);
-    }
-
-    /// A limit that lets one more through says nothing when the queue was open before.
-    #[test]
-    fn whoever_waits_behind_a_promise_is_looked_at_when_it_is_kept() {
-        let mut waiters = Waiters::default();
-        let _answered = park(&mut waiters, 0..2, &["mail"]);
-        let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 1)]));
-        assert_eq!(tickets, [0]);
-        waiters.settle(&served[0].promised, 1);
-        assert_eq!(serve(&mut waiters, &machine(&[("mail", 1)])).0, [1]);
-        assert!(!waiters.is_woken());
-    }
-
-    #[test]
-    fn a_large_claim_takes_what_there_is_and_the_next_one_waits() {
-        let mut waiters = Waiters::default();
-        let (first, _first) = claim(1, &["mail"], 100);
-        let (second, _second) = claim(2, &["mail"], 100);
-        waiters.park(first);
-        waiters.park(second);
-        assert_eq!(serve(&mut waiters, &machine(&[("mail", 3)])).0, [1]);
-    }
-
-    #[test]
-    fn who_left_is_passed_over_and_who_got_nothing_keeps_its_place() {
-        let mut waiters = Waiters::default();
-        let mut answered = park(&mut waiters, 0..4, &["mail"]);
-        drop(answered.remove(0));
-        waiters.unpark(TicketId(1));
-        let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 1)]));
-        assert_eq!(tickets, [2]);
-        for served in served {
-            waiters.settle(&served.promised, 0);
-            waiters.park_again(served.waiter);
-        }
-        assert!(serve(&mut waiters, &machine(&[])).0.is_empty(), "somebody else has taken it");
-        waiters.wake("mail");
-        assert_eq!(serve(&mut waiters, &machine(&[("mail", 2)])).0, [2, 3]);
-    }
-
-    #[test]
-    fn what_a_claim_left_of_its_promise_goes_to_the_next_in_line() {
-        let mut waiters = Waiters::default();
-        let _first = park(&mut waiters, 1..2, &["a", "b"]);
-        let _second = park(&mut waiters, 2..3, &["b"]);
-        let (tickets, served) = serve(&mut waiters, &machine(&[("b", 1)]));
-        assert_eq!(tickets, [1]);
-        // A task for `a` was enqueued in the same entry, and the claim took that one.
-        waiters.settle(&served[0].promised, 0);
-        assert_eq!(serve(&mut waiters, &machine(&[("b", 1)])).0, [2]);
-    }
-
-    #[test]
-    fn promises_outlive_the_end_of_the_lines() {
-        let mut waiters = Waiters::default();
-        let _leaving = park(&mut waiters, 1..3, &["mail"]);
-        let (_, served) = serve(&mut waiters, &machine(&[("mail", 1)]));
-        waiters.end(None);
-        assert_eq!(waiters.len(), 0);
-        let _answered = park(&mut waiters, 3..6, &["mail"]);
-        assert_eq!(serve(&mut waiters, &machine(&[("mail", 2)])).0, [3], "one is promised");
-        waiters.settle(&served[0].promised, 1);
-        waiters.wake("mail");
-        assert_eq!(serve(&mut waiters, &machine(&[("mail", 2)])).0, [4], "the other still is");
-    }
-
-    #[test]
-    fn a_claim_of_many_queues_is_served_once() {
-        let mut waiters = Waiters::default();
-        let _answered = park(&mut waiters, 0..300, &["a", "b", "c"]);
-        let (tickets, _) = serve(&mut waiters, &machine(&[("a", 1), ("c", 1)]));
-        assert_eq!(tickets, [0, 1]);
-        for ticket in 2..300 {
-            waiters.unpark(TicketId(ticket));
-        }
-        assert_eq!(waiters.len(), 0);
-        let held: usize = waiters.lines.values().map(|line| line.claims.len()).sum();
-        assert!(held <= 128, "lines are cleaned of {held}");
-    }
-
-    #[test]
-    fn a_claim_that_does_not_wait_is_told_at_once() {
-        let mut waiters = Waiters::default();
-        for (ticket, queues) in [(1, &["mail"][..]), (2, &[])] {
-            let (mut waiter, mut answered) = claim(ticket, queues, 1);
-            waiter.parks = false;
-            waiters.park(waiter);
-            assert!(waiters.is_woken());
-            assert!(serve(&mut waiters, &machine(&[])).0.is_empty());
-            assert!(answered.try_recv().unwrap().unwrap().is_empty());
-        }
-        assert_eq!(waiters.len(), 0);
-    }
-
-    /// As it may come from a node of another version. What is wrong with it is for the machine to say.
-    #[test]
-    fn a_repeated_claim_is_served_and_promised_nothing_even_without_queues() {
-        let session = SessionId(7);
-        let machine = claimed(machine(&[("mail", 1)]), "mail", session, 3);
-        for (ticket, queues) in [(1, &["mail"][..]), (2, &["other", "mail"]), (3, &[])] {
-            let mut waiters = Waiters::default();
-            let (mut waiter, _answered) = claim(ticket, queues, 1);
-            waiter.parks = false;
-            (waiter.request.session, waiter.request.number) =
-                (Some(session), Some(ClaimNumber { sequence: 3, sending: 1 }));
-            waiters.park(waiter);
-            let (tickets, served) = serve(&mut waiters, &machine);
-            assert_eq!(tickets, [ticket], "{queues:?}");
-            waiters.settle(&served[0].promised, 0);
-            assert!(waiters.lines.values().all(|line| line.promised == 0));
-        }
-    }
-
-    #[test]
-    fn the_bound_is_a_named_answer() {
-        let mut waiters = Waiters::default();
-        let _answered = park(&mut waiters, 0..PARKED_MAX as u64, &["mail"]);
-        let (waiter, mut answered) = claim(u64::MAX, &["mail"], 1);
-        waiters.park(waiter);
-        let error = answered.try_recv().unwrap().unwrap_err();
-        assert_eq!(error.code(), "limit_exceeded");
-        assert_eq!(waiters.len(), PARKED_MAX);
-    }
-}
+mod tests;

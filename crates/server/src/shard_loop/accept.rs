@@ -12,7 +12,7 @@ use crate::{
     limits::TURN_LOG_BYTES_MAX,
     log::group_of,
     shard::{
-        Hint, Look, ShardStatus,
+        Hint, Look, ShardStatus, Sought,
         inbox::{Answer, Input, ReadFn, TicketId},
         waiters::HintAnswer,
     },
@@ -43,7 +43,7 @@ impl ShardLoop {
                 Err(error) => drop(waiter.answer.send(Err(error))),
             },
             Input::Probe { looks, answer } => {
-                let probe = |(shard, queues): Look| (shard, self.probe(shard, &queues));
+                let probe = |(shard, sought): Look| (shard, self.probe(shard, &sought));
                 let _ = answer.send(looks.into_iter().map(probe).collect());
             }
             Input::Hints { ticket, looks, answer } => self.accept_hints(ticket, looks, &answer),
@@ -252,7 +252,7 @@ impl ShardLoop {
     }
 
     /// How many tasks of a shard could be claimed now that nobody is promised.
-    fn probe(&mut self, shard: ShardId, queues: &[String]) -> Result<u64, Error> {
+    fn probe(&mut self, shard: ShardId, sought: &Sought) -> Result<u64, Error> {
         let number = self.number(shard)?;
         let reading = self.reading;
         let shard = &mut self.shards[number];
@@ -260,7 +260,8 @@ impl ShardLoop {
             return Ok(0);
         };
         let machine = &shard.replica.machine().machine;
-        Ok(queues.iter().map(|queue| shard.waiters.free(queue, machine, now)).sum())
+        let free = |queue: &String| shard.waiters.free(queue, &sought.types, machine, now);
+        Ok(sought.queues.iter().map(free).sum())
     }
 
     fn accept_hints(
@@ -269,11 +270,11 @@ impl ShardLoop {
         looks: Vec<Look>,
         answer: &mpsc::UnboundedSender<Hint>,
     ) {
-        for (shard, queues) in looks {
+        for (shard, sought) in looks {
             let answer = HintAnswer::new(shard, answer.clone());
             match self.admit(shard, None) {
                 Ok(number) => {
-                    self.shards[number].waiters.park_hint(ticket, queues, answer);
+                    self.shards[number].waiters.park_hint(ticket, sought, answer);
                     self.activate(number);
                 }
                 Err(error) => drop(answer.send(Err(error))),

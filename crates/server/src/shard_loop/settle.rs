@@ -142,10 +142,11 @@ impl ShardLoop {
                 shard.replica.machine_mut().bodies.cool(task);
             }
             match &event.kind {
-                // Expired tasks may have stood before others, and kept a claim from them.
-                EventKind::TaskReady(task) | EventKind::TaskExpired(task) => {
-                    shard.waiters.wake(task.queue.as_str());
+                EventKind::TaskReady(task) => {
+                    shard.waiters.wake_for(task.queue.as_str(), &task.task_type);
                 }
+                // Expired tasks may have stood before others, and kept a claim from them.
+                EventKind::TaskExpired(task) => shard.waiters.wake(task.queue.as_str()),
                 EventKind::QueueResumed(queue)
                 | EventKind::QueueOpened(queue)
                 | EventKind::QueueSet(queue) => {
@@ -209,7 +210,7 @@ impl ShardLoop {
                 let shard = &mut self.shards[number];
                 let taken = match &outcome {
                     Ok(Outcome::Claimed(tasks)) => {
-                        let queue = &served.promised.0;
+                        let queue = &served.promised.queue;
                         tasks.iter().filter(|task| task.queue.as_str() == queue).count()
                     }
                     _ => 0,

@@ -11,7 +11,7 @@ use crate::{
     limits::COMMAND_BYTES_MAX,
     peer::{PeerConfig, PeerHandler, PeerHello},
     shard::{
-        ClaimRequest,
+        ClaimRequest, TaskTypes,
         engine::{Opened, open},
         inbox::Input,
     },
@@ -202,6 +202,7 @@ fn enqueue() -> EncodedCommand {
 fn claim() -> ClaimRequest {
     ClaimRequest {
         queues: vec![("mail".into(), 1)],
+        types: TaskTypes::ANY,
         weighted: false,
         tasks_max: 1,
         lease_ms: 30_000,

@@ -7,7 +7,7 @@ use taskyard_machine::{
 };
 use taskyard_server::{
     Clock, Config, Error,
-    shard::{ClaimRequest, Engine, HandedTask, Shards},
+    shard::{ClaimRequest, Engine, HandedTask, Shards, TaskTypes},
 };
 
 /// When manual clocks start: far from zero, like real ones.
@@ -115,6 +115,7 @@ impl Bench {
 pub(crate) fn request(queue: &str, tasks_max: u32) -> ClaimRequest {
     ClaimRequest {
         queues: vec![(queue.into(), 1)],
+        types: TaskTypes::ANY,
         weighted: false,
         tasks_max,
         lease_ms: 30_000,

@@ -16,6 +16,9 @@ const QUEUES: [&str; 3] = ["mail", "video", "none-yet"];
 const REQUESTS: [&str; 8] = ["r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8"];
 const PAYLOADS: [&[u8]; 4] = [b"one", b"two", b"three", b"four"];
 const KEYS: [&str; 3] = ["a", "b", "c"];
+/// No task is of the last type.
+const CLAIMED_TYPES: [&[&str]; 6] =
+    [&["work"], &["other"], &["third"], &["other", "work"], &["nobody", "third"], &["nobody"]];
 
 /// What holds for a whole history.
 pub(super) struct Terms {
@@ -28,6 +31,8 @@ pub(super) struct Terms {
     unique: bool,
     /// Whether workers often push back.
     pushes_back: bool,
+    /// Whether claims name types.
+    types: bool,
     /// The one rate of each queue's keys. With time in steps of `STEP_MS` their tokens come in on
     /// the grid on which the machine looks at them.
     key_rates: [Rate; 3],
@@ -51,7 +56,8 @@ impl Terms {
         let key_rates = [rate(), rate(), rate()];
         let (prompt, limits) = (rng.chance(600), rng.chance(850));
         let (unique, pushes_back) = (rng.chance(600), prompt && limits && rng.chance(400));
-        Terms { key_rates, prompt, limits, unique, pushes_back }
+        let types = rng.chance(500);
+        Terms { key_rates, prompt, limits, unique, pushes_back, types }
     }
 
     /// A span in the steps of this history.
@@ -154,6 +160,7 @@ pub(super) fn draw(
             queues.rotate_left(rng.below(3) as usize);
             Command::Claim(Claim {
                 queues,
+                types: if terms.types { rng.pick(&CLAIMED_TYPES).to_vec() } else { vec![] },
                 weighted_seed: None,
                 tasks_max: rng.between(1, 4) as u32,
                 lease_ms: rng.between(1_000, 8_000),
@@ -248,7 +255,11 @@ fn new_task(rng: &mut Rng, terms: &Terms, now: u64) -> NewTask<'static> {
     let unique = (terms.unique && rng.chance(600)).then(|| unique(rng));
     let debounced = unique.as_ref().is_some_and(|unique| unique.debounce_ms.is_some());
     NewTask {
-        task_type: if rng.chance(900) { "work" } else { "other" },
+        task_type: match terms.types {
+            true => *rng.pick(&["work", "work", "other", "third"]),
+            false if rng.chance(900) => "work",
+            false => "other",
+        },
         body: Body { payload, ..Body::default() },
         priority: rng.chance(500).then(|| rng.between(lowest, highest) as u8),
         run_at: match rng.below(10) {

@@ -1,7 +1,8 @@
 //! Who comes next in a queue of the model, and what its limits let through.
 //!
 //! Priority first, raised by age if the queue wants it; then the keys that wait take turns, `weight`
-//! tasks each; then age. What a key may do is counted anew from all tasks each time it is asked.
+//! tasks each; then age. What a key may do is counted anew from all tasks each time it is asked. A
+//! claim that names types passes over tasks of other types, and changes nothing about turns.
 
 use super::{Model, Queue, State, Task};
 use std::cmp::Reverse;
@@ -112,10 +113,10 @@ impl Model {
         self.in_queue(queue).filter(stands)
     }
 
-    /// The oldest ready task of a key, or of those without one, at a priority.
-    fn head(&self, queue: &str, key: Option<&str>, priority: u8) -> Option<&Task> {
-        let line = self.ready(queue, key).filter(|task| task.priority == priority);
-        line.min_by_key(|task| task.order)
+    /// The oldest ready task of these types of a key, or of those without one, at a priority.
+    fn head(&self, queue: &str, key: Option<&str>, priority: u8, types: &[&str]) -> Option<&Task> {
+        let fits = |task: &&Task| task.priority == priority && is_of(task, types);
+        self.ready(queue, key).filter(fits).min_by_key(|task| task.order)
     }
 
     /// How many tasks a queue's own limits let through now.
@@ -150,11 +151,12 @@ impl Model {
         keys
     }
 
-    /// How many tasks of a queue could be claimed now.
-    pub(super) fn room(&self, queue: &str) -> u64 {
+    /// How many tasks of these types of a queue could be claimed now.
+    pub(super) fn room(&self, queue: &str, types: &[&str]) -> u64 {
         let of_key = |key: Option<String>| {
             let key = key.as_deref();
-            (self.ready(queue, key).count() as u64).min(self.key_room(queue, key))
+            let ready = self.ready(queue, key).filter(|task| is_of(task, types));
+            (ready.count() as u64).min(self.key_room(queue, key))
         };
         let there: u64 = self.keys_of(queue).into_iter().map(of_key).sum();
         there.min(self.queue_room(queue))
@@ -168,13 +170,13 @@ impl Model {
         })
     }
 
-    /// The task to claim next. Those that are past their expiry end on the way.
-    pub(super) fn best_ready(&mut self, queue: &str) -> Option<TaskId> {
+    /// The task of these types to claim next. Those that are past their expiry end on the way.
+    pub(super) fn best_ready(&mut self, queue: &str, types: &[&str]) -> Option<TaskId> {
         loop {
             if self.queue_room(queue) == 0 {
                 return None;
             }
-            let best = self.first_in_turn(queue)?;
+            let best = self.first_in_turn(queue, types)?;
             let id = best.id;
             if best.expires_at.is_none_or(|at| at > self.now) {
                 return Some(id);
@@ -183,9 +185,9 @@ impl Model {
         }
     }
 
-    fn first_in_turn(&self, queue: &str) -> Option<&Task> {
+    fn first_in_turn(&self, queue: &str, types: &[&str]) -> Option<&Task> {
         let ageing_ms = self.queues.get(queue)?.settings.ageing_ms;
-        let fronts = (0..=PRIORITY_MAX).filter_map(|priority| self.front(queue, priority));
+        let fronts = (0..=PRIORITY_MAX).filter_map(|priority| self.front(queue, priority, types));
         fronts.max_by_key(|task| {
             let State::Ready { since } = task.state else { unreachable!("only ready ones stand") };
             match ageing_ms {
@@ -198,19 +200,26 @@ impl Model {
         })
     }
 
-    /// Who comes first at a priority.
-    fn front(&self, name: &str, priority: u8) -> Option<&Task> {
+    /// Which task of these types comes first at a priority.
+    fn front(&self, name: &str, priority: u8, types: &[&str]) -> Option<&Task> {
         let queue = self.queues.get(name)?;
-        let open =
-            |line: &&Line| line.priority == priority && self.key_room(name, Some(&line.key)) > 0;
+        let open = |line: &&Line| {
+            line.priority == priority
+                && self.key_room(name, Some(&line.key)) > 0
+                && self.head(name, Some(&line.key), priority, types).is_some()
+        };
         let keyed = queue.turns.lines.iter().filter(open).min_by_key(|line| line.turn.place);
-        let unkeyed = self.head(name, None, priority).filter(|_| self.key_room(name, None) > 0);
-        match (unkeyed, keyed) {
-            (Some(head), Some(line)) if self.unkeyed_place(name, head) < line.turn.place => {
+        let unkeyed = self.head(name, None, priority, types);
+        let unkeyed = unkeyed.filter(|_| self.key_room(name, None) > 0);
+        let oldest = self.head(name, None, priority, &[]);
+        match (unkeyed, oldest, keyed) {
+            (Some(head), Some(oldest), Some(line))
+                if self.unkeyed_place(name, oldest) < line.turn.place =>
+            {
                 Some(head)
             }
-            (_, Some(line)) => self.head(name, Some(&line.key), priority),
-            (unkeyed, None) => unkeyed,
+            (_, _, Some(line)) => self.head(name, Some(&line.key), priority, types),
+            (unkeyed, _, None) => unkeyed,
         }
     }
 
@@ -356,6 +365,11 @@ impl Model {
         }
         moments
     }
+}
+
+/// Whether a claim of these types may have a task; no types are all types.
+fn is_of(task: &Task, types: &[&str]) -> bool {
+    types.is_empty() || types.contains(&task.task_type.as_str())
 }
 
 impl Turn {

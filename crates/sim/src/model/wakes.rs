@@ -2,6 +2,7 @@
 //!
 //! The machine promises: `claimable` says `Now` with the number that a claim would get, `At` or
 //! `OnEvent` otherwise; what time alone opens is a deadline; what a command opens is told by an event.
+//! All of it holds for claims of some types, too.
 
 use super::{Difference, Model};
 use taskyard_machine::{
@@ -15,6 +16,7 @@ const GRID_MS: u64 = 10;
 pub(super) fn claim_of(queue: &str) -> Claim<'_> {
     Claim {
         queues: vec![ClaimQueue { name: queue, weight: 1 }],
+        types: vec![],
         weighted_seed: None,
         tasks_max: 1_000,
         lease_ms: 5_000,
@@ -25,10 +27,13 @@ pub(super) fn claim_of(queue: &str) -> Claim<'_> {
     }
 }
 
-/// How much could be claimed of each queue, when it was last asked.
+/// Types that claims wait for: any, one, and several.
+const WAITED_FOR: [&[&str]; 4] = [&[], &["work"], &["other"], &["third", "other"]];
+
+/// How much could be claimed of each queue and of some types, when it was last asked.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
-    rooms: Vec<(String, u64)>,
+    rooms: Vec<(String, [u64; WAITED_FOR.len()])>,
 }
 
 impl Watch {
@@ -42,27 +47,34 @@ impl Watch {
         let before = std::mem::take(self);
         let due_soon = machine.next_due().is_some_and(|at| at.0 <= model.now + GRID_MS);
         for name in model.queues.keys() {
-            let room = model.room(name);
-            let had = before.room(name);
-            if had == 0 && room > 0 && !due_soon && !events.iter().any(|event| wakes(event, name)) {
-                return Err(format!("queue {name} has {room} to claim, and nobody was told"));
+            let rooms = WAITED_FOR.map(|types| model.room(name, types));
+            let had = before.rooms(name);
+            for (types, (room, had)) in WAITED_FOR.iter().zip(rooms.into_iter().zip(had)) {
+                let told = || events.iter().any(|event| wakes(event, name, types));
+                if had == 0 && room > 0 && !due_soon && !told() {
+                    let what = format!("{room} of types {types:?} to claim");
+                    return Err(format!("queue {name} has {what}, and nobody was told"));
+                }
             }
-            self.rooms.push((name.clone(), room));
+            self.rooms.push((name.clone(), rooms));
         }
         Ok(())
     }
 }
 
 impl Watch {
-    fn room(&self, name: &str) -> u64 {
-        self.rooms.iter().find(|(queue, _)| queue == name).map_or(0, |found| found.1)
+    fn rooms(&self, name: &str) -> [u64; WAITED_FOR.len()] {
+        self.rooms.iter().find(|(queue, _)| queue == name).map_or_else(Default::default, |it| it.1)
     }
 }
 
-/// Whether an event wakes the claims that are parked at a queue.
-fn wakes(event: &Event, name: &str) -> bool {
+/// Whether an event wakes the claims of these types that are parked at a queue.
+fn wakes(event: &Event, name: &str, types: &[&str]) -> bool {
     match &event.kind {
-        EventKind::TaskReady(task) | EventKind::TaskExpired(task) => task.queue.as_str() == name,
+        EventKind::TaskReady(task) => {
+            task.queue.as_str() == name && (types.is_empty() || types.contains(&&*task.task_type))
+        }
+        EventKind::TaskExpired(task) => task.queue.as_str() == name,
         EventKind::QueueResumed(queue)
         | EventKind::QueueOpened(queue)
         | EventKind::QueueSet(queue) => queue.as_str() == name,
@@ -83,19 +95,25 @@ impl Model {
             return Ok(());
         }
         for (name, queue) in self.queues.iter().filter(|(name, _)| !self.has_stale(name)) {
-            let said = match machine.claimable(&claim_of(name), now) {
-                Claimable::Now(count) => count,
-                Claimable::At(at) if at > now => 0,
-                Claimable::At(at) => return Err(format!("queue {name}: at {at:?}, not now")),
-                Claimable::OnEvent => 0,
-            };
-            let room = watch.room(name);
-            // A token that came in for a key that is open anyway is counted when the key is next
-            // looked at.
-            let drips = queue.settings.per_key.is_some_and(|per_key| per_key.rate.is_some());
-            let at_least = if drips { room.min(1) } else { room };
-            if !(at_least..=room).contains(&said) {
-                return Err(format!("queue {name} has {room} to claim, the machine says {said}"));
+            for (types, room) in WAITED_FOR.iter().zip(watch.rooms(name)) {
+                let claim = Claim { types: types.to_vec(), ..claim_of(name) };
+                let said = match machine.claimable(&claim, now) {
+                    Claimable::Now(count) => count,
+                    Claimable::At(at) if at > now => 0,
+                    Claimable::At(at) => return Err(format!("queue {name}: at {at:?}, not now")),
+                    Claimable::OnEvent => 0,
+                };
+                // A token that came in for a key that is open anyway is counted when the key is
+                // next looked at.
+                let drips = queue.settings.per_key.is_some_and(|per_key| per_key.rate.is_some());
+                let at_least = if drips { room.min(1) } else { room };
+                // The room of a limited key counts for each of its types.
+                let limited = !types.is_empty() && queue.settings.per_key.is_some();
+                let at_most = if limited && room > 0 { u64::MAX } else { room };
+                if !(at_least..=at_most).contains(&said) {
+                    let has = format!("{room} of types {types:?} to claim");
+                    return Err(format!("queue {name} has {has}, the machine says {said}"));
+                }
             }
         }
         Ok(())
@@ -108,11 +126,12 @@ impl Model {
         moments.retain(|at| *at > self.now);
         moments.sort_unstable();
         moments.dedup();
-        let closed: Vec<&String> = self.queues.keys().filter(|name| self.room(name) == 0).collect();
+        let closed: Vec<&String> =
+            self.queues.keys().filter(|name| self.room(name, &[]) == 0).collect();
         for at in moments {
             let mut later = Model { now: at, ..self.clone() };
             later.expire(&Ok(Outcome::Expired { count: 0 }))?;
-            let Some(name) = closed.iter().find(|name| later.room(name) > 0) else { continue };
+            let Some(name) = closed.iter().find(|name| later.room(name, &[]) > 0) else { continue };
             let latest = Timestamp(at.next_multiple_of(GRID_MS));
             let due = machine.next_due();
             if due.is_none_or(|due| due > latest) {

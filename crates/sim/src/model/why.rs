@@ -57,7 +57,7 @@ impl Model {
     fn can_be_next(&self, task: &Task, reasons: &[Reason]) -> bool {
         let others = self.ready_others(task);
         match reasons {
-            [Reason::Ahead { tasks: 0, .. }] => self.room(&task.queue) > 0,
+            [Reason::Ahead { tasks: 0, .. }] => self.room(&task.queue, &[]) > 0,
             [.., Reason::Ahead { tasks, .. }] => *tasks <= others,
             _ => false,
         }

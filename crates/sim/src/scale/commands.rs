@@ -57,6 +57,7 @@ impl Commands {
 pub(crate) fn claim<'a>(worker: Option<(u32, ClaimNumber)>) -> Claim<'a> {
     Claim {
         queues: vec![ClaimQueue { name: QUEUE, weight: 1 }],
+        types: vec![],
         weighted_seed: None,
         tasks_max: 1,
         lease_ms: LEASE_MS,

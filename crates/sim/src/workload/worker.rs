@@ -49,6 +49,7 @@ impl Workload {
         let number = ClaimNumber { sequence: this.claim_sequence, sending: 0 };
         let command = Command::Claim(Claim {
             queues,
+            types: vec![],
             weighted_seed: rng.chance(300).then(|| rng.next()),
             tasks_max: rng.between(1, 5) as u32,
             lease_ms: rng.between(1_000, 20_000),

@@ -8,7 +8,7 @@ use crate::{
     Error,
     broker::Places,
     sessions::{Asking, Profile},
-    shard::HandedTask,
+    shard::{HandedTask, TaskTypes},
 };
 use std::{
     collections::HashMap,
@@ -109,6 +109,7 @@ impl Caller {
             pid: hello.pid.and_then(|pid| u32::try_from(pid).ok()).unwrap_or_default(),
             version: shown(format!("faktory {labels}").trim_end()),
             queues: Vec::new(),
+            types: TaskTypes::ANY,
             slots: 0,
         };
         let asking = Asking::open(&shared.broker, session_of(&wid), profile)?;

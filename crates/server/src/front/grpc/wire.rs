@@ -8,7 +8,7 @@ use crate::{
     front::edge::{self, Growth, RateDraft, RetryDraft},
     limits::BODY_BYTES_MAX,
     sessions::{Activity, Beat, Hello, Orders, Profile, WorkerView},
-    shard::HandedTask,
+    shard::{HandedTask, TaskTypes},
 };
 use std::collections::HashMap;
 use taskyard_machine::{
@@ -292,9 +292,11 @@ pub(super) fn hello(hello: v1::Hello) -> Result<Hello, Error> {
             pid: hello.pid,
             version: hello.version,
             queues: Vec::new(),
+            types: TaskTypes::ANY,
             slots: hello.slots,
         },
         queues: queue_weights(hello.queues),
+        types: hello.types,
         lease_ms: lease_ms(hello.lease_ms),
         held: held(&hello.held)?,
         activity,
@@ -545,7 +547,7 @@ pub(super) fn queue_settings_reply(settings: &QueueSettings) -> v1::QueueSetting
 }
 
 pub(super) fn worker(view: WorkerView) -> v1::Worker {
-    let Profile { name, host, pid, version, queues, slots } = view.profile;
+    let Profile { name, host, pid, version, queues, types, slots } = view.profile;
     v1::Worker {
         id: view.id.to_string(),
         name,
@@ -553,6 +555,7 @@ pub(super) fn worker(view: WorkerView) -> v1::Worker {
         pid,
         version,
         queues,
+        types: types.names().to_vec(),
         slots,
         busy: view.busy,
         state: view.state.as_str().to_owned(),

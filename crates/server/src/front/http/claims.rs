@@ -23,7 +23,7 @@ use taskyard_machine::{Ack, ClaimToken, Enqueue, Release};
 )]
 pub(super) async fn claim(State(http): State<Http>, body: JsonBody) -> Result<Response, Problem> {
     let mut claim: json::Claim = body.parse()?;
-    let places = http.broker.places(&claim.queues()?)?;
+    let places = http.broker.places(&claim.queues()?)?.of_types(claim.types)?;
     let asked = ClaimAsked {
         tasks_max: claim.max,
         lease_ms: claim.lease_ms.0,

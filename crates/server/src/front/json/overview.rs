@@ -97,6 +97,9 @@ pub(in crate::front) struct Worker {
     #[serde(skip_serializing_if = "String::is_empty")]
     version: String,
     queues: Vec<String>,
+    /// The types of the tasks that it takes; absent: any type.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    types: Vec<String>,
     slots: u32,
     busy: u32,
     /// `running`, `quiet`, `stopping` or `lost`.
@@ -120,6 +123,7 @@ impl From<WorkerView> for Worker {
             pid: Some(profile.pid).filter(|pid| *pid > 0),
             version: profile.version,
             queues: profile.queues,
+            types: profile.types.names().to_vec(),
             slots: profile.slots,
             busy: view.busy,
             state: view.state.as_str(),

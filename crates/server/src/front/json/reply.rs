@@ -476,7 +476,7 @@ impl<'a> Why<'a> {
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Reason<'a> {
     /// `parents`, `queue_paused`, `scheduled`, `queue_concurrency`, `queue_rate`, `key_concurrency`,
-    /// `key_rate`, `key_held`, `no_worker`, `ahead`, `running` or `finished`.
+    /// `key_rate`, `key_held`, `no_worker`, `no_worker_for_type`, `ahead`, `running` or `finished`.
     code: &'static str,
     /// For people.
     message: &'a str,

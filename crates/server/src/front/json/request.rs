@@ -156,6 +156,10 @@ fn headers(map: &BTreeMap<String, String>) -> Vec<(&str, &str)> {
 pub(in crate::front) struct Claim {
     /// Names, looked at in this order; `{name, weight}` for some draws all by weight.
     pub(in crate::front) queues: Vec<ClaimQueue>,
+    /// The types of tasks that the worker can run, up to 256. Default: any type.
+    #[serde(default)]
+    #[schema(max_items = 256)]
+    pub(in crate::front) types: Vec<String>,
     /// At most this many. Default 1.
     #[serde(default = "one")]
     #[schema(minimum = 1, maximum = 1000)]

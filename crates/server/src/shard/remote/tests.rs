@@ -1,7 +1,10 @@
 //! Calls and replies arrive as they were, and damage gives an error or a value, never more.
 
 use super::*;
-use crate::{Config, shard::Engine};
+use crate::{
+    Config,
+    shard::{Engine, Sought, TaskTypes},
+};
 use std::{collections::BTreeSet, fmt::Debug};
 use taskyard_machine::{
     Backoff, ClaimNumber, ClaimToken, ClaimedTask, Command, Enqueue, FlowMember, NewTask,
@@ -43,9 +46,15 @@ fn handed() -> HandedTask {
     HandedTask { task, body: body() }
 }
 
+fn sought() -> Sought {
+    let types = TaskTypes::new(vec!["send".into(), "render".into()]);
+    Sought { queues: vec!["mail".into()], types }
+}
+
 fn request() -> ClaimRequest {
     ClaimRequest {
         queues: vec![("mail".into(), 1), ("video".into(), 1_000)],
+        types: sought().types,
         weighted: true,
         tasks_max: 10,
         lease_ms: 30_000,
@@ -68,7 +77,7 @@ fn calls() -> Vec<ShardCall> {
             enqueue: true,
         },
         ShardCall::Claim { shard: ShardId(1), request: request(), wait_ms: 60_000 },
-        ShardCall::Claimable { looks: vec![(ShardId(1), vec!["mail".into()])], wait_ms: 1 },
+        ShardCall::Claimable { looks: vec![(ShardId(1), sought())], wait_ms: 1 },
         ShardCall::Ask { shard: ShardId(1), query: ask::Task { task: TASK }.into() },
         ShardCall::Bodies { tasks: vec![TASK, TASK] },
         ShardCall::Spare { task: TASK },
@@ -229,8 +238,8 @@ fn the_layout_of_version_1_stays() {
     for (call, expected) in [
         (
             claim,
-            "0102ac0202046d61696c0105766964656fe807010ab0ea0101ffffffffffffffffffffffffff\
-             ffffff0103010106686f73742d31e0d403",
+            "0102ac0202046d61696c0105766964656fe807020672656e6465720473656e64010ab0ea0101\
+             ffffffffffffffffffffffffffffffff0103010106686f73742d31e0d403",
         ),
         (
             ShardCall::Ask { shard: ShardId(1), query: sketch.into() },

@@ -10,7 +10,7 @@ async fn whatever_is_asked_is_done_by_the_leader() {
     let id = enqueue(shards, "mail", None).await.unwrap().id;
     assert_eq!((count(shards, "mail").await, count(&there.shards, "mail").await), (0, 1));
 
-    assert!(shards.claimable(home, vec!["mail".into()], WAIT).await.unwrap());
+    assert!(shards.claimable(home, Sought::of_any_type(vec!["mail".into()]), WAIT).await.unwrap());
     let handed = shards.claim(home, request("mail", None), WAIT).await.unwrap();
     assert_eq!(Body::decode(&handed[0].body).unwrap().payload, b"letter");
     let bodies = shards.bodies(vec![id, TaskId { sequence: 99, ..id }]).await.unwrap();

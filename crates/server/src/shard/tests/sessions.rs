@@ -48,7 +48,9 @@ async fn a_worker_keeps_its_claim_however_many_others_wait_for_tasks() {
 
     let hint = || {
         let shards = shards.clone();
-        tokio::spawn(async move { shards.claimable(home, vec!["mail".into()], WAIT).await })
+        tokio::spawn(async move {
+            shards.claimable(home, Sought::of_any_type(vec!["mail".into()]), WAIT).await
+        })
     };
     let _parked: Vec<_> = (0..PARKED_MAX).map(|_| hint()).collect();
     let is_hint = |call: &&ShardCall| matches!(call, ShardCall::Claimable { .. });

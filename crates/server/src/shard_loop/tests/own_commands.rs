@@ -3,7 +3,7 @@
 use crate::{
     Clock, Config, Node,
     cluster::GroupStatus,
-    shard::{ClaimRequest, Shards, inbox::Input},
+    shard::{ClaimRequest, Shards, TaskTypes, inbox::Input},
 };
 use std::{
     net::SocketAddr,
@@ -101,6 +101,7 @@ async fn a_silent_worker_is_ended_even_if_that_was_refused_during_a_transfer() {
     };
     let request = ClaimRequest {
         queues: vec![("mail".into(), 1)],
+        types: TaskTypes::ANY,
         weighted: false,
         tasks_max: 1,
         lease_ms: 86_400_000,
