@@ -50,6 +50,7 @@ pub use session_news::SessionNews;
 
 use crate::{
     Clock, Error, backup,
+    buffers::Buffers,
     checkpoint::View,
     clock::real_now,
     cluster::{Routes, Snapshots},
@@ -91,6 +92,8 @@ struct Handle {
     gateway: OnceLock<Gateway>,
     /// How often its data directory was started.
     starts: Starts,
+    /// What requests and answers in flight take of this node's memory.
+    buffers: Buffers,
 }
 
 impl fmt::Debug for Shards {
@@ -197,6 +200,11 @@ impl Shards {
     /// The cluster that this node belongs to: random, fixed when its data directory was made.
     pub fn cluster(&self) -> u128 {
         self.0.format.cluster
+    }
+
+    /// What requests and answers in flight take of this node's memory.
+    pub(crate) fn buffers(&self) -> &Buffers {
+        &self.0.buffers
     }
 
     /// How often this data directory was started.

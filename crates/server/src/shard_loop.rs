@@ -180,6 +180,7 @@ pub(crate) struct ShardLoop {
 impl ShardLoop {
     pub(crate) fn new(parts: Parts) -> ShardLoop {
         let Parts { format, recovered, inbox, log, checkpointer, clock, disk, .. } = parts;
+        let buffers = parts.handle.buffers().clone();
         let reading = clock.reading();
         let real = clock::real_now();
         let mut this = ShardLoop {
@@ -215,7 +216,7 @@ impl ShardLoop {
             partial: Vec::new(),
             partial_free: Vec::new(),
             disk,
-            memory: MemoryBudget::new(parts.memory_bytes_max),
+            memory: MemoryBudget::new(parts.memory_bytes_max, buffers),
             log_bytes_untidy: 0,
             turn_events: Vec::new(),
             events: parts.events,

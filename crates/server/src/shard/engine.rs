@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     Config,
+    buffers::Buffers,
     checkpoint::Checkpointer,
     clock,
     cluster::{Fetcher, Routes, Snapshots},
@@ -137,7 +138,8 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
     data.seal()?;
     let starts = data.begin_start()?;
     let recovered = recover_all(format, &store, &log).map_err(unreadable)?;
-    let inbox = Arc::new(Inbox::default());
+    let buffers = Buffers::new(config.memory_bytes_max);
+    let inbox = Arc::new(Inbox::new(&buffers));
     let report = {
         let inbox = Arc::clone(&inbox);
         move |report| drop(inbox.push(Input::Report(report)))
@@ -167,6 +169,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
         snapshots: Arc::clone(&snapshots),
         gateway: OnceLock::new(),
         starts,
+        buffers,
     }));
     let parts = Parts {
         format,
