@@ -37,6 +37,16 @@ taskyard_machine::limits! {
     FAKTORY_MEMBERS_MAX: usize = 256, "members";
     /// The longest pattern of a MUTATE: it is compared with every job.
     FAKTORY_PATTERN_BYTES_MAX: usize = 1 << 10, "bytes";
+    /// Job ids that one MUTATE names; each is looked up.
+    FAKTORY_JIDS_MAX: usize = 10_000, "ids";
+    /// MUTATEs that are carried out at once: each may look through all jobs. The next ones wait.
+    FAKTORY_MUTATIONS_MAX: usize = 4, "mutations";
+    /// Jobs of one bulk push.
+    FAKTORY_BULK_JOBS_MAX: usize = 250_000, "jobs";
+    /// How long a line waits for room among the requests in flight before its connection is closed.
+    FAKTORY_ROOM_MS_MAX: u64 = 10_000, "ms";
+    /// Queues that a Faktory worker is listed with. Of more, the one that it asked for first goes first.
+    FAKTORY_WORKER_QUEUES_MAX: usize = 1_000, "queues";
     /// Queues that were removed over Faktory's protocol and are not listed there until they are used again.
     FAKTORY_REMOVED_MAX: usize = 10_000, "queues";
     /// Larger than the default of HTTP/2: a batch of tasks is many times that.
