@@ -170,8 +170,10 @@ limits! {
     EXPIRIES_PER_ENTRY_MAX: usize = 1_000, "tasks";
     /// What one entry of a bulk operation (purge, retry, discard, end of a session) changes.
     BULK_PER_ENTRY_MAX: usize = 1_000, "tasks";
-    /// What one list or one entry of a bulk operation looks at before it hands back a cursor.
+    /// What one call for a page, or one entry of a bulk operation, looks at before it hands back a cursor.
     SCAN_TASKS_MAX: usize = 20_000, "tasks";
+    /// What a list looks at in one go: the loop is not held longer than this.
+    LOOK_TASKS_MAX: usize = 2_000, "tasks";
     /// Tasks on one page of a list.
     PAGE_TASKS_MAX: usize = 1_000, "tasks";
     /// How long a request_id is remembered, unless its queue says otherwise.

@@ -1,7 +1,7 @@
 //! Queries: the state as fronts, dashboard and CLI see it. They take `&self` and decide nothing.
 
 use crate::life::{Attempt, State, Task};
-use crate::limits::{PAGE_TASKS_MAX, PRIORITY_MAX, SCAN_TASKS_MAX};
+use crate::limits::{LOOK_TASKS_MAX, PAGE_TASKS_MAX, PRIORITY_MAX};
 use crate::queue::Queue;
 use crate::retry::RetryPolicy;
 use crate::slab::Slot;
@@ -21,7 +21,7 @@ impl Machine {
         self.ids.get(task).map(|slot| self.task_view(slot))
     }
 
-    /// Tasks that match, in id order after `after`; looks at `SCAN_TASKS_MAX` at most.
+    /// Tasks that match, in id order after `after`; looks at `LOOK_TASKS_MAX` at most.
     pub fn tasks(&self, filter: &TaskFilter<'_>, after: Option<TaskId>, limit: usize) -> TaskPage {
         if filter.state == Some(TaskStateName::Dead) {
             let start = after.map_or(Bound::Unbounded, Bound::Excluded);
@@ -41,7 +41,7 @@ impl Machine {
         let mut tasks = Vec::new();
         let mut last = None;
         for (looked_at, (id, slot)) in candidates.enumerate() {
-            if looked_at == SCAN_TASKS_MAX || tasks.len() == limit {
+            if looked_at == LOOK_TASKS_MAX || tasks.len() == limit {
                 return TaskPage { tasks, next: last };
             }
             if self.matches(self.tasks.get(slot), filter) {
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn a_long_scan_hands_back_a_cursor() {
         let mut yard = Yard::new();
-        for _ in 0..SCAN_TASKS_MAX + 1 {
+        for _ in 0..LOOK_TASKS_MAX + 1 {
             yard.enqueue_unchecked("mail", new_task());
         }
         let nothing = TaskFilter { queue: Some("video"), ..TaskFilter::default() };

@@ -37,6 +37,7 @@ pub use why::WaitReason;
 
 use crate::{
     Clock, Config, Error,
+    buffers::Buffers,
     cluster::{About, Cluster},
     moment::{InWords, NEARER},
     random::random_u64,
@@ -82,6 +83,11 @@ impl Broker {
             stopping: watch::Sender::new(false),
             turns: AtomicU64::new(random_u64()),
         }))
+    }
+
+    /// What requests and answers in flight take of this node's memory.
+    pub(crate) fn buffers(&self) -> &Buffers {
+        self.shards().buffers()
     }
 
     /// The shards of this node.

@@ -8,7 +8,9 @@ mod edge;
 mod faktory;
 mod grpc;
 mod http;
+mod intake;
 mod json;
+mod outflow;
 mod problem;
 mod routes;
 mod unique;
@@ -57,7 +59,8 @@ impl Front {
         connections_max: usize,
     ) -> io::Result<Front> {
         let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
-        let connections = Connections::new(routes::all(&broker, hosts), connections_max);
+        let buffers = broker.buffers().clone();
+        let connections = Connections::new(routes::all(&broker, hosts), connections_max, buffers);
         let mut accepting = Vec::new();
         if let Some(listener) = listener {
             accepting.push(tokio::spawn(connections.clone().accept(listener)));

@@ -36,6 +36,7 @@
 
 mod backup;
 pub mod broker;
+mod buffers;
 mod checkpoint;
 pub mod clock;
 pub mod cluster;

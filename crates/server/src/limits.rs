@@ -37,11 +37,21 @@ taskyard_machine::limits! {
     FAKTORY_MEMBERS_MAX: usize = 256, "members";
     /// The longest pattern of a MUTATE: it is compared with every job.
     FAKTORY_PATTERN_BYTES_MAX: usize = 1 << 10, "bytes";
+    /// Job ids that one MUTATE names; each is looked up.
+    FAKTORY_JIDS_MAX: usize = 10_000, "ids";
+    /// MUTATEs that are carried out at once: each may look through all jobs. The next ones wait.
+    FAKTORY_MUTATIONS_MAX: usize = 4, "mutations";
+    /// Jobs of one bulk push.
+    FAKTORY_BULK_JOBS_MAX: usize = 250_000, "jobs";
+    /// How long a line waits for room among the requests in flight before its connection is closed.
+    FAKTORY_ROOM_MS_MAX: u64 = 10_000, "ms";
+    /// Queues that a Faktory worker is listed with. Of more, the one that it asked for first goes first.
+    FAKTORY_WORKER_QUEUES_MAX: usize = 1_000, "queues";
     /// Queues that were removed over Faktory's protocol and are not listed there until they are used again.
     FAKTORY_REMOVED_MAX: usize = 10_000, "queues";
     /// Larger than the default of HTTP/2: a batch of tasks is many times that.
     FRAME_BYTES_MAX: u32 = 64 << 10, "bytes";
-    /// Headers of one HTTP/2 request.
+    /// Head of one request, over HTTP/1 and HTTP/2.
     HEADER_BYTES_MAX: u32 = 32 << 10, "bytes";
     /// How long a connection may take for its first request: one that sends nothing is no client.
     FIRST_REQUEST_MS_MAX: u64 = 30_000, "ms";
@@ -55,8 +65,20 @@ taskyard_machine::limits! {
     PING_ANSWER_MS_MAX: u64 = 10_000, "ms";
     /// Largest body of a request, over HTTP and gRPC: an atomic batch at its limit, as JSON.
     BODY_BYTES_MAX: usize = 32 << 20, "bytes";
+    /// Elements of all lists and maps of one JSON body, those inside of payloads and results not counted: each is many times larger in memory.
+    JSON_ELEMENTS_MAX: usize = 400_000, "elements";
     /// Levels of a payload, result or resume state that is JSON: the strictest common parsers read 64, and an answer puts four around it.
     JSON_DEPTH_MAX: usize = 60, "levels";
+    /// What a call in flight costs by itself; the number of calls at once follows from this and the node's memory.
+    CALL_BYTES: usize = 16 << 10, "bytes";
+    /// What the parts of one gRPC message may come to in memory, beyond their own bytes: counted before it is decoded.
+    DECODED_BYTES_MAX: usize = 64 << 20, "bytes";
+    /// A body, or a gRPC message, that has begun must bring so many bytes, or its end, in each period.
+    BODY_PROGRESS_BYTES_MIN: usize = 64 << 10, "bytes";
+    /// That period.
+    BODY_PROGRESS_MS_MAX: u64 = 10_000, "ms";
+    /// How long a piece of an answer (64 KiB) may wait for a client that takes none of it, whatever else the client takes; then its connection is closed.
+    ANSWER_TAKEN_MS_MAX: u64 = 60_000, "ms";
     /// How long the whole body of an HTTP request may take to arrive.
     BODY_MS_MAX: u64 = 30_000, "ms";
     /// How long a call may take to begin its answer: the longest long poll, and time to send half a request.

@@ -19,6 +19,7 @@ mod listeners;
 mod orders;
 mod view;
 
+use asking::AskedQueues;
 pub use asking::Asking;
 pub use attached::{Attached, Beat, Hello, Orders};
 pub(crate) use listeners::Heard;
@@ -126,6 +127,8 @@ struct State {
     cancelled_early: Vec<(TaskId, ClaimToken)>,
     /// Connections of one that asks, see `asking.rs`.
     connections: u32,
+    /// The queues that it asked for.
+    asked: AskedQueues,
 }
 
 /// How a session is reached.
@@ -398,6 +401,7 @@ impl Sessions {
             is_elsewhere: false,
             cancelled_early: Vec::new(),
             connections: 0,
+            asked: AskedQueues::default(),
         };
         let attached = attach(&mut state, false);
         let session = Arc::new(Session {
@@ -450,7 +454,7 @@ impl Session {
         (!state.is_elsewhere).then(|| WorkerView {
             id: self.id,
             node,
-            profile: state.profile.clone(),
+            profile: state.shown_profile(),
             busy: state.claims.len() as u32,
             state: state.shown(now),
             connected_at: state.connected_at,
@@ -531,10 +535,18 @@ impl State {
         }
     }
 
+    /// Its profile, with the queues that it asked for so far.
+    fn shown_profile(&self) -> Profile {
+        let mut profile = self.profile.clone();
+        profile.queues.extend(self.asked.names().map(str::to_owned));
+        profile
+    }
+
     /// Whether it would take tasks of a queue and a type.
     fn heard(&self, queue: &str, task_type: &str, now: Instant) -> Heard {
         let takes = !self.is_elsewhere && self.shown(now) == WorkerState::Running;
-        match takes && self.profile.queues.iter().any(|name| name == queue) {
+        let is_named = || self.profile.queues.iter().any(|name| name == queue);
+        match takes && (self.asked.has(queue) || is_named()) {
             true => Heard::by(&self.profile.types, task_type),
             false => Heard::Nobody,
         }

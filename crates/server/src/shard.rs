@@ -52,6 +52,7 @@ pub use task_types::TaskTypes;
 
 use crate::{
     Error, backup,
+    buffers::Buffers,
     checkpoint::View,
     clock::real_now,
     cluster::{Routes, Snapshots},
@@ -94,6 +95,8 @@ struct Handle {
     starts: Starts,
     /// Which start of each peer was let in here.
     seen: Seen,
+    /// What requests and answers in flight take of this node's memory.
+    buffers: Buffers,
 }
 
 impl fmt::Debug for Shards {
@@ -203,6 +206,11 @@ impl Shards {
     /// The cluster that this node belongs to: random, fixed when its data directory was made.
     pub fn cluster(&self) -> u128 {
         self.0.format.cluster
+    }
+
+    /// What requests and answers in flight take of this node's memory.
+    pub(crate) fn buffers(&self) -> &Buffers {
+        &self.0.buffers
     }
 
     /// How often this data directory was started.

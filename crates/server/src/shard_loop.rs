@@ -200,6 +200,7 @@ pub(crate) struct ShardLoop {
 impl ShardLoop {
     pub(crate) fn new(parts: Parts) -> ShardLoop {
         let Parts { format, recovered, inbox, log, checkpointer, clock, disk, .. } = parts;
+        let buffers = parts.handle.buffers().clone();
         let reading = clock.reading();
         let real = clock::real_now();
         let is_shut = parts.routes.gate() != Gate::Open;
@@ -241,7 +242,7 @@ impl ShardLoop {
             partial_free: Vec::new(),
             disk,
             disk_room: DiskRoom::default(),
-            memory: MemoryBudget::new(parts.memory_bytes_max),
+            memory: MemoryBudget::new(parts.memory_bytes_max, buffers),
             log_bytes_untidy: 0,
             is_untidy: false,
             turn_events: Vec::new(),

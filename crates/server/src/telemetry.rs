@@ -71,6 +71,7 @@ pub(crate) struct Telemetry {
 struct Gauges {
     memory_bytes: AtomicU64,
     memory_bytes_max: AtomicU64,
+    in_flight_bytes: AtomicU64,
     memory_full: AtomicU64,
     disk_free_bytes: AtomicU64,
     disk_full: AtomicU64,
@@ -86,6 +87,7 @@ struct Gauges {
 pub(crate) struct NodeGauges {
     pub memory_bytes: u64,
     pub memory_bytes_max: u64,
+    pub in_flight_bytes: u64,
     pub memory_full: bool,
     pub disk_free_bytes: u64,
     pub disk_full: bool,
@@ -131,6 +133,7 @@ impl Telemetry {
         let gauges = &self.gauges;
         gauges.memory_bytes.store(node.memory_bytes, Relaxed);
         gauges.memory_bytes_max.store(node.memory_bytes_max, Relaxed);
+        gauges.in_flight_bytes.store(node.in_flight_bytes, Relaxed);
         gauges.memory_full.store(node.memory_full.into(), Relaxed);
         gauges.disk_free_bytes.store(node.disk_free_bytes, Relaxed);
         gauges.disk_full.store(node.disk_full.into(), Relaxed);
@@ -164,6 +167,11 @@ impl Telemetry {
         for (name, value, about) in [
             ("memory_bytes", &gauges.memory_bytes, "Memory taken by tasks and their bodies."),
             ("memory_bytes_max", &gauges.memory_bytes_max, "The budget for that."),
+            (
+                "in_flight_bytes",
+                &gauges.in_flight_bytes,
+                "Memory taken by requests, answers and commands in flight.",
+            ),
             (
                 "disk_free_bytes",
                 &gauges.disk_free_bytes,

@@ -175,6 +175,54 @@ async fn lines_may_be_as_long_as_they_may_and_come_in_any_pieces() {
     assert_eq!(client.reply().await, None);
 }
 
+/// A mutation that compares large jobs with a pattern that almost fits everywhere: minutes of work.
+const LONG_MUTATIONS: usize = 8;
+
+#[tokio::test]
+async fn a_mutation_lets_others_go_on_and_ends_with_its_client() {
+    let broker = broker().await;
+    let mut client = Client::open(&broker).await;
+    for n in 0..16 {
+        let job = format!(
+            r#"PUSH {{"jid":"large-job-{n}","jobtype":"t","args":["{}"],"at":"2030-01-01T00:00:00Z"}}"#,
+            "a".repeat(900_000)
+        );
+        client.done(&job).await;
+    }
+    let almost = format!("*{}b", "a".repeat(1_000));
+    let mutation = format!(
+        r#"MUTATE {{"cmd":"discard","target":"scheduled","filter":{{"regexp":"{almost}"}}}}"#
+    );
+    let mut gone = Vec::new();
+    for _ in 0..LONG_MUTATIONS {
+        let mut other = Client::open(&broker).await;
+        other.send(format!("{mutation}\r\n").as_bytes()).await;
+        gone.push(other);
+        // They are at it, and this one is answered.
+        client.done(r#"ACK {"jid":"unknown-1"}"#).await;
+    }
+    drop(gone);
+    client.done(r#"MUTATE {"cmd":"clear","target":"scheduled"}"#).await;
+    assert_eq!(client.call("INFO").await.json()["faktory"]["sets"]["scheduled"], 0);
+}
+
+#[tokio::test]
+async fn lists_that_are_too_long_are_refused() {
+    let broker = broker().await;
+    let mut client = Client::open(&broker).await;
+    let ids: Vec<String> = (0..10_001).map(|n| n.to_string()).collect();
+    let ids = serde_json::to_string(&ids).unwrap();
+    let mutation = format!(r#"MUTATE {{"cmd":"kill","target":"dead","filter":{{"jids":{ids}}}}}"#);
+    let Reply::Error(told) = client.call(&mutation).await else { panic!("it is taken") };
+    assert!(told.contains("more than 10000 ids; send several mutations"), "{told}");
+    let jobs = "0,".repeat(250_001);
+    let Reply::Error(told) = client.call(&format!("PUSHB [{jobs}0]")).await else {
+        panic!("it is taken")
+    };
+    assert!(told.contains("more than 250000 jobs; push them in parts"), "{told}");
+    assert!(matches!(client.call("INFO").await, Reply::Bulk(_)), "the connection goes on");
+}
+
 #[tokio::test]
 async fn a_job_is_not_handed_to_whoever_has_gone() {
     let broker = broker().await;

@@ -1,9 +1,10 @@
 //! Clients that misbehave harm nobody else: they send nothing, half a request, garbage, or never read.
 
 use crate::common::{
-    Broker, DEADLINE,
+    Broker, DEADLINE, eventually,
     http::{get, post, read_answer},
 };
+use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
 use std::time::Duration;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -123,6 +124,43 @@ async fn clients_that_never_read_are_served_around() {
     let mut start = vec![0; 15];
     timeout(DEADLINE, last.read_exact(&mut start)).await.expect("an answer").unwrap();
     assert_eq!(start, b"HTTP/1.1 200 OK");
+    broker.stop().await;
+}
+
+#[tokio::test]
+async fn large_bodies_that_do_not_end_leave_room_for_the_calls_of_others() {
+    let broker = Broker::with(|config| config.memory_bytes_max = 64 << 20).await;
+    let head = format!(
+        "POST /v1/queues/large/tasks HTTP/1.1\r\nhost: localhost\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n[",
+        20 << 20
+    );
+    // There is room for two of them; the others are told at once, and those two are waited for.
+    let (mut answers, mut waiting) = (FuturesUnordered::new(), Vec::new());
+    for _ in 0..4 {
+        let mut socket = connect(&broker).await;
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let (mut read, write) = socket.into_split();
+        waiting.push(write);
+        answers.push(async move {
+            let mut start = [0; 12];
+            read.read_exact(&mut start).await.unwrap();
+            String::from_utf8_lossy(&start).into_owned()
+        });
+    }
+    for _ in 0..2 {
+        let told = timeout(DEADLINE, answers.next()).await.expect("told at once");
+        assert_eq!(told.unwrap(), "HTTP/1.1 429");
+    }
+    check_served(&broker).await;
+    assert!(answers.next().now_or_never().is_none(), "the two others are still waited for");
+    drop((answers, waiting));
+    // Their room is free again.
+    let body = format!(r#"{{"type": "t", "payload": "{}"}}"#, "x".repeat(900_000));
+    let served = async || {
+        (post(broker.address, "/v1/queues/q/tasks", &body).await.status == 201).then_some(())
+    };
+    eventually("room", served).await;
     broker.stop().await;
 }
 

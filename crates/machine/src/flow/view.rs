@@ -1,7 +1,7 @@
 //! Flows as fronts, dashboard and CLI see them. They take `&self` and decide nothing.
 
 use crate::flow::{Flow, Node, NodeState};
-use crate::limits::{FLOW_RESULT_BYTES_MAX, PAGE_TASKS_MAX, SCAN_TASKS_MAX};
+use crate::limits::{FLOW_RESULT_BYTES_MAX, LOOK_TASKS_MAX, PAGE_TASKS_MAX};
 use crate::watch::End;
 use crate::wire::wire_struct;
 use crate::{FlowState, Machine, OnFailure, QueueName, TaskId, TaskStateName, Timestamp};
@@ -189,7 +189,7 @@ impl Machine {
         let mut flows = Vec::new();
         let mut last = None;
         for (looked_at, (id, flow)) in self.flows.range((start, Bound::Unbounded)).enumerate() {
-            if looked_at == SCAN_TASKS_MAX || flows.len() == limit {
+            if looked_at == LOOK_TASKS_MAX || flows.len() == limit {
                 return FlowPage { flows, next: last };
             }
             let named = filter.name.as_ref().is_none_or(|name| **name == *flow.name);

@@ -3,7 +3,7 @@
 //! A flow lives on the shard that its id names, drawn when it is submitted; its tasks live on the
 //! shards of their queues. What a look shows is put together from all of them.
 
-use super::{Broker, cursor::Cursor, staging::Staging, unexpected};
+use super::{Broker, cursor::Cursor, inspect::LOOKS_MAX, staging::Staging, unexpected};
 use crate::{Error, random::random_u128};
 use futures_util::future::try_join_all;
 use std::{collections::BTreeMap, future::Future, time::Duration};
@@ -159,7 +159,7 @@ impl Broker {
             Some(text) => Cursor::decode(text, shards)?,
             None => Cursor::default(),
         });
-        let mut flows = Vec::new();
+        let (mut flows, mut looks) = (Vec::new(), 0);
         while let Some(at) = next {
             let wanted = limit - flows.len();
             let (filter, after) = (asked.filter.clone(), at.after);
@@ -172,8 +172,8 @@ impl Broker {
                 Some(after) => Some(Cursor { shard: at.shard, after: Some(after) }),
                 None => (following.0 < shards).then_some(Cursor { shard: following, after: None }),
             };
-            // A short page that goes on has looked at as much as one call may.
-            if flows.len() >= limit || (page.next.is_some() && found < wanted) {
+            looks += usize::from(page.next.is_some() && found < wanted);
+            if flows.len() >= limit || looks == LOOKS_MAX {
                 break;
             }
         }

@@ -12,6 +12,9 @@ use taskyard_machine::{
     TaskStateName, TaskView, Timestamp, ask, limits,
 };
 
+/// Looks of one call for a page that find less than they were asked for.
+pub(super) const LOOKS_MAX: usize = limits::SCAN_TASKS_MAX / limits::LOOK_TASKS_MAX;
+
 /// A task and, if asked for, its encoded body (see `taskyard_machine::Body::decode`).
 #[derive(Clone, Debug)]
 pub struct Found {
@@ -149,7 +152,7 @@ impl Broker {
         };
         looked_at.sort_unstable();
         let from = |shard: ShardId| looked_at.iter().copied().find(|other| *other >= shard);
-        let mut views = Vec::new();
+        let (mut views, mut looks) = (Vec::new(), 0);
         let mut next = match looked_at.contains(&at.shard) {
             true => Some(at),
             false => from(at.shard).map(|shard| Cursor { shard, after: None }),
@@ -163,8 +166,9 @@ impl Broker {
                 Some(after) => Some(Cursor { shard: at.shard, after: Some(after) }),
                 None => from(ShardId(at.shard.0 + 1)).map(|shard| Cursor { shard, after: None }),
             };
-            // A short page that goes on has looked at as much as one call may.
-            if views.len() >= limit || (page.next.is_some() && found < wanted) {
+            // A short page that goes on is one look of several: the shard does other things between.
+            looks += usize::from(page.next.is_some() && found < wanted);
+            if views.len() >= limit || looks == LOOKS_MAX {
                 break;
             }
         }

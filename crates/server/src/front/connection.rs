@@ -4,8 +4,11 @@
 //! never notice. There are no more connections than there are places; the next one is told so, unless
 //! it asks how the node is: whoever watches it must learn that it lives above all when it is full.
 
-use super::problem::Problem;
-use crate::limits;
+use super::{
+    outflow::{Door, PERIODS_MAX},
+    problem::Problem,
+};
+use crate::{buffers::Buffers, limits};
 use axum::{
     Router,
     http::{Request, StatusCode},
@@ -30,12 +33,12 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
-    time::{Sleep, sleep, timeout},
+    time::{Instant, MissedTickBehavior, Sleep, interval_at, sleep, timeout},
 };
 use tower::Service;
 
 /// What is answered even when every place is taken, over HTTP/1.
-const ALWAYS_ANSWERED: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
+pub(super) const ALWAYS_ANSWERED: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 
 /// How long a client without a place may take to show what it asks.
 const SHOWN_WITHIN: Duration = Duration::from_millis(limits::REFUSAL_MS_MAX / 5);
@@ -55,6 +58,8 @@ struct Patience {
     head: Duration,
     /// For taking more bytes, when there are some to send.
     write: Duration,
+    /// For taking a piece of an answer, whatever else it takes.
+    answer: Duration,
     /// Between two looks whether an HTTP/2 peer still lives, and for its answer.
     ping_every: Duration,
     ping_answer: Duration,
@@ -64,6 +69,7 @@ const PATIENCE: Patience = Patience {
     first_request: Duration::from_millis(limits::FIRST_REQUEST_MS_MAX),
     head: Duration::from_millis(limits::HEAD_MS_MAX),
     write: Duration::from_millis(limits::WRITE_MS_MAX),
+    answer: Duration::from_millis(limits::ANSWER_TAKEN_MS_MAX),
     ping_every: Duration::from_millis(limits::PING_EVERY_MS),
     ping_answer: Duration::from_millis(limits::PING_ANSWER_MS_MAX),
 };
@@ -73,6 +79,7 @@ const PATIENCE: Patience = Patience {
 pub(super) struct Connections {
     router: Router,
     builder: auto::Builder<TokioExecutor>,
+    buffers: Buffers,
     patience: Patience,
     places_max: usize,
     places: Arc<Semaphore>,
@@ -94,14 +101,23 @@ enum Phase {
 
 impl Connections {
     /// Takes up to `places_max` connections at once.
-    pub(super) fn new(router: Router, places_max: usize) -> Connections {
-        Connections::with_patience(router, places_max, PATIENCE)
+    pub(super) fn new(router: Router, places_max: usize, buffers: Buffers) -> Connections {
+        Connections::with_patience(router, places_max, buffers, PATIENCE)
     }
 
-    fn with_patience(router: Router, places_max: usize, patience: Patience) -> Connections {
+    fn with_patience(
+        router: Router,
+        places_max: usize,
+        buffers: Buffers,
+        patience: Patience,
+    ) -> Connections {
         let places_max = places_max.min(Semaphore::MAX_PERMITS);
         let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.head);
+        builder
+            .http1()
+            .timer(TokioTimer::new())
+            .header_read_timeout(patience.head)
+            .max_buf_size(limits::HEADER_BYTES_MAX as usize);
         builder
             .http2()
             .timer(TokioTimer::new())
@@ -115,6 +131,7 @@ impl Connections {
         Connections {
             router,
             builder,
+            buffers,
             patience,
             places_max,
             places: Arc::new(Semaphore::new(places_max)),
@@ -214,7 +231,9 @@ impl Connections {
         place: OwnedSemaphorePermit,
     ) {
         let asked = Arc::new(AtomicBool::new(false));
-        let service = Calls { router: self.router.clone(), asked: asked.clone() };
+        let door = Door::new(&self.buffers);
+        let service =
+            Calls { router: self.router.clone(), asked: asked.clone(), door: door.clone() };
         let io = TokioIo::new(Impatient { io, write: self.patience.write, stalled: None });
         let connection = self.builder.serve_connection(io, TowerToHyperService::new(service));
         let connection = connection.into_owned();
@@ -227,6 +246,9 @@ impl Connections {
             let mut connection = pin!(connection);
             let mut first_request = pin!(sleep(patience.first_request));
             let mut waits_for_first = true;
+            let period = patience.answer / PERIODS_MAX as u32;
+            let mut periods = interval_at(Instant::now() + period, period);
+            periods.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 tokio::select! {
                     // How it ended is the client's doing.
@@ -236,6 +258,12 @@ impl Connections {
                             return;
                         }
                         waits_for_first = false;
+                    }
+                    _ = periods.tick() => {
+                        if door.next_period() {
+                            tracing::debug!("a connection is closed: its client takes no answers");
+                            return;
+                        }
                     }
                     changed = phase.changed() => {
                         let now = *phase.borrow_and_update();
@@ -292,11 +320,12 @@ async fn tell_full(mut socket: TcpStream, places_max: usize) -> io::Result<()> {
     socket.shutdown().await
 }
 
-/// The routes, and whether this connection ever asked for one.
+/// The routes, and this connection: whether it ever asked for one, and what it has in flight.
 #[derive(Clone)]
 struct Calls {
     router: Router,
     asked: Arc<AtomicBool>,
+    door: Door,
 }
 
 impl<B> Service<Request<B>> for Calls
@@ -311,8 +340,9 @@ where
         self.router.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         self.asked.store(true, Ordering::Relaxed);
+        request.extensions_mut().insert(self.door.clone());
         self.router.call(request)
     }
 }
@@ -390,7 +420,8 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Impatient<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use axum::routing::get;
+    use crate::front::intake;
+    use axum::{middleware::from_fn_with_state, routing::get};
     use tokio::io::{AsyncReadExt, DuplexStream};
 
     const SHORT: Duration = Duration::from_millis(100);
@@ -399,7 +430,7 @@ mod tests {
     const DEADLINE: Duration = Duration::from_secs(20);
 
     fn connect(router: Router, patience: Patience) -> (DuplexStream, Connections) {
-        let connections = Connections::with_patience(router, PLACES, patience);
+        let connections = Connections::with_patience(router, PLACES, Buffers::new(0), patience);
         let (ours, theirs) = tokio::io::duplex(1 << 10);
         connections.serve(ours);
         (theirs, connections)
@@ -448,6 +479,86 @@ mod tests {
         let mut read = Vec::new();
         client.read_to_end(&mut read).await.unwrap();
         assert!(read.len() < 10 << 20, "{} bytes", read.len());
+    }
+
+    fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        let length = (payload.len() as u32).to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    }
+
+    /// Asks for `/` on HTTP/2 stream 1 and lets the answer have this window.
+    fn asks_with_window(window: u32) -> Vec<u8> {
+        const SETTINGS: u8 = 4;
+        const HEADERS: u8 = 1;
+        let window = [&[0, 4][..], &window.to_be_bytes()].concat();
+        // GET, http, /, and the authority `a`.
+        let head = [0x82, 0x86, 0x84, 0x01, 1, b'a'];
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        [preface, frame(SETTINGS, 0, 0, &window), frame(HEADERS, 5, 1, &head)].concat()
+    }
+
+    /// Answers pings, and counts them and the bytes of answers until the connection closes.
+    async fn answer_pings(client: &mut DuplexStream) -> (usize, usize) {
+        const DATA: u8 = 0;
+        const PING: u8 = 6;
+        let (mut pings, mut bytes) = (0, 0);
+        loop {
+            let mut head = [0; 9];
+            if client.read_exact(&mut head).await.is_err() {
+                return (pings, bytes);
+            }
+            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+            let mut payload = vec![0; length];
+            client.read_exact(&mut payload).await.unwrap();
+            match (head[3], head[4] & 1) {
+                (DATA, _) => bytes += length,
+                (PING, 0) => {
+                    pings += 1;
+                    let _ = client.write_all(&frame(PING, 1, 0, &payload)).await;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn answers_that_nobody_takes_end_a_connection_that_answers_pings() {
+        let large = || {
+            let large = get(|| async { vec![b'x'; 10 << 20] });
+            let counted = from_fn_with_state(Buffers::new(0), intake::count);
+            Router::new().route("/", large).layer(counted)
+        };
+        let patience =
+            Patience { answer: 8 * SHORT, ping_every: SHORT, ping_answer: DEADLINE, ..PATIENCE };
+        for window in [0, 1_000] {
+            let (mut client, all) = connect(large(), patience);
+            client.write_all(&asks_with_window(window)).await.unwrap();
+            let ended = timeout(DEADLINE, answer_pings(&mut client)).await;
+            let (pings, bytes) = ended.expect("closed in time");
+            assert!(pings >= 3, "{pings} pings were answered");
+            assert_eq!(bytes, window as usize);
+            let closed = async {
+                while all.places.available_permits() < PLACES {
+                    tokio::task::yield_now().await;
+                }
+            };
+            timeout(DEADLINE, closed).await.expect("its place is free");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_head_that_is_too_long_is_refused() {
+        let (mut client, _all) = connect(Router::new(), PATIENCE);
+        let head = format!("GET / HTTP/1.1\r\nhost: a\r\nx: {}\r\n", "y".repeat(64 << 10));
+        let told = async {
+            // It may be closed before all of it is sent.
+            let _ = client.write_all(head.as_bytes()).await;
+            let mut answer = Vec::new();
+            let _ = client.read_to_end(&mut answer).await;
+            answer
+        };
+        let answer = timeout(DEADLINE, told).await.expect("told before its end");
+        assert!(answer.starts_with(b"HTTP/1.1 431"), "{}", String::from_utf8_lossy(&answer));
     }
 
     #[tokio::test]

@@ -76,6 +76,8 @@ struct Shared {
     places_max: usize,
     /// For lines that need much memory.
     large: Semaphore,
+    /// For mutations.
+    mutations: Semaphore,
     connections: AtomicUsize,
     commands: AtomicU64,
     started: Instant,
@@ -99,6 +101,7 @@ impl Faktory {
             places,
             places_max,
             large: Semaphore::new(limits::FAKTORY_LARGE_LINES_MAX),
+            mutations: Semaphore::new(limits::FAKTORY_MUTATIONS_MAX),
             connections: AtomicUsize::new(0),
             commands: AtomicU64::new(0),
             started,

@@ -2,11 +2,14 @@
 
 mod cluster;
 mod flow;
+mod scan;
 mod schedule;
+mod shapes;
 mod unique;
 mod wire;
 mod work;
 
+pub(super) use scan::Scan;
 pub(super) use wire::{CODE_KEY, TOO_LARGE, grpc_code, too_large};
 
 use crate::{

@@ -7,6 +7,7 @@
 mod bytes;
 mod cluster;
 mod flow;
+mod lists;
 mod overview;
 mod reply;
 mod request;
@@ -21,6 +22,7 @@ pub use bytes::check_json;
 pub(super) use bytes::{Plain, is_json};
 pub(super) use cluster::*;
 pub(super) use flow::*;
+pub(super) use lists::Batch;
 pub(super) use overview::*;
 pub(super) use reply::*;
 pub(super) use request::*;
@@ -50,6 +52,7 @@ const EXPECTED: [(&str, &str); 6] = [
 pub(super) fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Problem> {
     let text = std::str::from_utf8(body)
         .map_err(|error| Problem::invalid(format!("the body is not UTF-8: {error}")))?;
+    lists::begin();
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let path = error.path().to_string();

@@ -1,4 +1,4 @@
-//! All routes of the port, gRPC's and HTTP's, behind one guard.
+//! All routes of the port, gRPC's and HTTP's, behind one guard, and counted by `intake.rs`.
 //!
 //! The guard bounds how long a call may take to begin its answer, and turns a panic of a handler
 //! into that call's error: it never takes the node down.
@@ -7,7 +7,7 @@ use super::{
     browser::{self, Hosts, is_grpc},
     cluster_id,
     grpc::{CODE_KEY, Grpc, TOO_LARGE, grpc_code, too_large},
-    http,
+    http, intake,
     problem::Problem,
 };
 use crate::{Broker, Error, limits};
@@ -39,6 +39,7 @@ pub(super) fn all(broker: &Broker, hosts: Hosts) -> Router {
         .layer(from_fn_with_state(hosts, browser::refuse_foreign))
         .layer(from_fn_with_state(cluster_id::value(&broker.cluster_id()), cluster_id::tell))
         .layer(from_fn(guard))
+        .layer(from_fn_with_state(broker.buffers().clone(), intake::count))
 }
 
 async fn guard(request: Request, next: Next) -> Response {

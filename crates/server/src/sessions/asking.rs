@@ -13,10 +13,11 @@ use super::{
 };
 use crate::{
     Broker, Error,
-    limits::{ASKING_SILENCE_MS_MAX, ASKING_UNHEARD_MS_MAX},
+    limits::{ASKING_SILENCE_MS_MAX, ASKING_UNHEARD_MS_MAX, FAKTORY_WORKER_QUEUES_MAX},
     shard::{HandedTask, HeardWorker},
 };
 use std::{
+    collections::{HashSet, VecDeque},
     pin::pin,
     sync::Arc,
     time::{Duration, Instant},
@@ -36,6 +37,38 @@ const UNHEARD_MAX: Duration = Duration::from_millis(ASKING_UNHEARD_MS_MAX);
 pub struct Asking {
     broker: Broker,
     session: Arc<Session>,
+}
+
+/// The queues that a worker asked for, a bounded number of them.
+#[derive(Debug, Default)]
+pub(super) struct AskedQueues {
+    known: HashSet<Arc<str>>,
+    /// The same, those that it asked for first in front.
+    order: VecDeque<Arc<str>>,
+}
+
+impl AskedQueues {
+    fn note(&mut self, queue: &str) {
+        if self.known.contains(queue) {
+            return;
+        }
+        if self.order.len() == FAKTORY_WORKER_QUEUES_MAX
+            && let Some(first) = self.order.pop_front()
+        {
+            self.known.remove(&first);
+        }
+        let queue: Arc<str> = queue.into();
+        self.known.insert(Arc::clone(&queue));
+        self.order.push_back(queue);
+    }
+
+    pub(super) fn has(&self, queue: &str) -> bool {
+        self.known.contains(queue)
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.order.iter().map(|queue| &**queue)
+    }
 }
 
 impl Asking {
@@ -66,9 +99,9 @@ impl Asking {
                 if !(is_new || known && same) {
                     // Another process by that name: what the one before was asked is none of its business.
                     (state.activity, state.ordered) = (Activity::Running, Activity::Running);
+                    state.asked = AskedQueues::default();
                 }
-                let queues = std::mem::take(&mut state.profile.queues);
-                state.profile = Profile { queues, ..profile };
+                state.profile = profile;
             }
             state.connections == 1
         })?;
@@ -139,9 +172,7 @@ impl Asking {
     pub fn listens_to<'a>(&self, queues: impl Iterator<Item = &'a str>) {
         let mut state = self.session.state();
         for queue in queues {
-            if !state.profile.queues.iter().any(|known| known == queue) {
-                state.profile.queues.push(queue.to_owned());
-            }
+            state.asked.note(queue);
         }
     }
 
@@ -253,5 +284,23 @@ impl State {
             true => silence <= SILENCE_MAX,
             false => self.connections > 0 || (!self.claims.is_empty() && silence <= UNHEARD_MAX),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_asks_for_ever_new_queues_is_listed_with_its_latest() {
+        let mut asked = AskedQueues::default();
+        for number in 0..3 * FAKTORY_WORKER_QUEUES_MAX {
+            asked.note(&format!("q{number}"));
+            asked.note("q0");
+        }
+        assert_eq!(asked.names().count(), FAKTORY_WORKER_QUEUES_MAX);
+        assert_eq!(asked.known.len(), FAKTORY_WORKER_QUEUES_MAX);
+        assert!(asked.has(&format!("q{}", 3 * FAKTORY_WORKER_QUEUES_MAX - 1)));
+        assert!(!asked.has("q1"));
     }
 }

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     Config,
+    buffers::Buffers,
     checkpoint::Checkpointer,
     clock,
     cluster::{Fetcher, Gate, Routes, Snapshots},
@@ -152,7 +153,8 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
     let starts = data.begin_start()?;
     let seen = data.seen()?;
     let recovered = recover_all(format, &store, &log).map_err(unreadable)?;
-    let inbox = Arc::new(Inbox::default());
+    let buffers = Buffers::new(config.memory_bytes_max);
+    let inbox = Arc::new(Inbox::new(&buffers));
     let report = {
         let inbox = Arc::clone(&inbox);
         move |report| drop(inbox.push(Input::Report(report)))
@@ -182,6 +184,7 @@ pub(crate) fn open(config: &Config) -> Result<Opened, StartError> {
         gateway: OnceLock::new(),
         starts,
         seen,
+        buffers,
     }));
     let parts = Parts {
         format,

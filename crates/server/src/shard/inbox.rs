@@ -10,6 +10,7 @@
 use super::{ClaimRequest, HandedTask, Hint, Look, ShardStatus, session_news::SessionNews};
 use crate::{
     Error,
+    buffers::{Buffers, Reserved},
     checkpoint::{Report, StoredBody, View},
     cluster::{Fetched, GroupStatus},
     limits::{INPUT_BYTES_MAX, INPUTS_MAX, RAFT_INPUT_BYTES_MAX},
@@ -289,6 +290,8 @@ impl Lane {
 struct Queue {
     raft: Lane,
     others: Lane,
+    /// What both add to the log, as the node counts what is in flight.
+    counted: Option<Reserved>,
     /// Why nothing is taken any more.
     closed: Option<String>,
 }
@@ -296,6 +299,15 @@ struct Queue {
 impl Queue {
     fn is_empty(&self) -> bool {
         self.raft.inputs.is_empty() && self.others.inputs.is_empty()
+    }
+
+    /// Counts what waits now.
+    fn count(&mut self) {
+        let waiting = self.raft.bytes + self.others.bytes;
+        if let Some(counted) = &mut self.counted {
+            counted.charge(waiting.saturating_sub(counted.bytes()));
+            counted.shrink_to(waiting);
+        }
     }
 
     /// Whether a message of a peer is dropped.
@@ -342,6 +354,13 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
+    /// One whose waiting bytes are counted among those in flight.
+    pub(crate) fn new(buffers: &Buffers) -> Inbox {
+        let inbox = Inbox::default();
+        inbox.lock().counted = Some(buffers.none());
+        inbox
+    }
+
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -364,6 +383,7 @@ impl Inbox {
             },
             _ => queue.others.push(input),
         }
+        queue.count();
         drop(queue);
         if was_empty {
             self.filled.notify_one();
@@ -391,6 +411,7 @@ impl Inbox {
         }
         queue.raft.take(&mut taken.raft, bytes_max);
         queue.others.take(&mut taken.others, bytes_max);
+        queue.count();
     }
 
     /// Takes nothing from now on, and drops what is there.
@@ -398,7 +419,9 @@ impl Inbox {
         let dropped = {
             let mut queue = self.lock();
             queue.closed.get_or_insert_with(|| why.to_owned());
-            (std::mem::take(&mut queue.raft), std::mem::take(&mut queue.others))
+            let dropped = (std::mem::take(&mut queue.raft), std::mem::take(&mut queue.others));
+            queue.count();
+            dropped
         };
         drop(dropped);
     }

@@ -1,10 +1,12 @@
-//! MemoryBudget: what tasks and their bodies may take of this node's memory.
+//! MemoryBudget: what tasks and their bodies may take of this node's memory, beside what is in
+//! flight.
 //!
-//! Past four fifths of it, stored bodies are evicted, and shards whose bodies are in no checkpoint yet
-//! get one. At all of it, enqueues are refused: what is left are the tasks themselves.
+//! Requests, answers and commands on their way count too, up to half of the budget. Past four fifths
+//! of it, stored bodies are evicted, and shards whose bodies are in no checkpoint yet get one. At all
+//! of it, enqueues are refused: what is left are the tasks themselves.
 
 use super::{checkpoints::Checkpoints, held::Held, local::LocalShard};
-use crate::Error;
+use crate::{Error, buffers::Buffers};
 
 /// What one turn evicts at most: it frees allocation by allocation.
 const EVICT_BYTES_PER_TURN: u64 = 8 << 20;
@@ -14,6 +16,8 @@ const EVICT_BYTES_PER_TURN: u64 = 8 << 20;
 pub(crate) struct MemoryBudget {
     bytes_max: u64,
     bytes: u64,
+    /// What is in flight counts too.
+    buffers: Buffers,
     /// It was used up and has not been clearly below since: told once each way.
     is_short: bool,
     /// Where evicting begins next: each turn with another shard, so that none is drained first.
@@ -21,13 +25,19 @@ pub(crate) struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    pub(crate) fn new(bytes_max: u64) -> MemoryBudget {
-        MemoryBudget { bytes_max, bytes: 0, is_short: false, next_shard: 0 }
+    pub(crate) fn new(bytes_max: u64, buffers: Buffers) -> MemoryBudget {
+        MemoryBudget { bytes_max, bytes: 0, buffers, is_short: false, next_shard: 0 }
     }
 
     /// Taken by all shards, as of the last turn.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Taken by all shards and by what is in flight: of that no more than half of the budget counts,
+    /// so that there is always room for some tasks.
+    fn bytes_in_all(&self) -> u64 {
+        self.bytes + self.in_flight_bytes().min(self.bytes_max / 2)
     }
 
     /// What they may take.
@@ -47,9 +57,14 @@ impl MemoryBudget {
         self.bytes -= shard.memory_bytes;
     }
 
+    /// Taken by requests, answers and commands on their way.
+    pub(crate) fn in_flight_bytes(&self) -> u64 {
+        self.buffers.bytes() as u64
+    }
+
     /// Whether new tasks are refused.
     pub(crate) fn is_full(&self) -> bool {
-        self.bytes >= self.bytes_max
+        self.bytes_in_all() >= self.bytes_max
     }
 
     /// Whether more tasks may be taken.
@@ -58,9 +73,10 @@ impl MemoryBudget {
             return Ok(());
         }
         let (bytes, bytes_max) = (self.bytes, self.bytes_max);
+        let in_flight = self.bytes_in_all() - bytes;
         Err(Error::LimitExceeded(format!(
-            "tasks take {bytes} bytes of memory, the budget memory_bytes_max is {bytes_max}; \
-             enqueue again when some are done, or raise it"
+            "tasks take {bytes} bytes of memory and requests in flight {in_flight}, the budget \
+             memory_bytes_max is {bytes_max}; enqueue again when some are done, or raise it"
         )))
     }
 
@@ -68,10 +84,11 @@ impl MemoryBudget {
     pub(crate) fn enforce(&mut self, shards: &mut Held) {
         self.tell();
         let aim = self.bytes_max / 5 * 4;
-        if self.bytes <= aim {
+        let bytes = self.bytes_in_all();
+        if bytes <= aim {
             return;
         }
-        let mut left = (self.bytes - aim).min(EVICT_BYTES_PER_TURN);
+        let mut left = (bytes - aim).min(EVICT_BYTES_PER_TURN);
         let first = self.next_shard % shards.count().max(1);
         self.next_shard = first + 1;
         for number in (first..shards.count()).chain(0..first) {
@@ -96,16 +113,18 @@ impl MemoryBudget {
     }
 
     fn tell(&mut self) {
-        let (bytes, bytes_max) = (self.bytes, self.bytes_max);
+        let (bytes, bytes_max) = (self.bytes_in_all(), self.bytes_max);
         if !self.is_short && self.is_full() {
             self.is_short = true;
             tracing::warn!(
-                "tasks take {bytes} bytes of memory, the budget memory_bytes_max is {bytes_max}: \
-                 enqueues are refused until some are done or stored"
+                "tasks and requests in flight take {bytes} bytes of memory, the budget \
+                 memory_bytes_max is {bytes_max}: enqueues are refused until some are done or stored"
             );
         } else if self.is_short && bytes < bytes_max - bytes_max / 20 {
             self.is_short = false;
-            tracing::info!("tasks take {bytes} bytes of memory: enqueues are taken again");
+            tracing::info!(
+                "tasks and requests in flight take {bytes} bytes of memory: enqueues are taken again"
+            );
         }
     }
 }

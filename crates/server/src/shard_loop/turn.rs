@@ -92,6 +92,7 @@ impl ShardLoop {
         self.telemetry.set_gauges(NodeGauges {
             memory_bytes: self.memory.bytes(),
             memory_bytes_max: self.memory.bytes_max(),
+            in_flight_bytes: self.memory.in_flight_bytes(),
             memory_full: self.memory.is_full(),
             disk_free_bytes: self.disk.free_bytes(),
             disk_full: self.disk.is_full(),

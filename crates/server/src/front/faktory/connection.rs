@@ -9,7 +9,10 @@ use super::{
     frame::{LARGE_LINE_BYTES, Lines, Reply, split},
     hello::{Challenge, parse},
 };
-use crate::limits;
+use crate::{
+    buffers::{Buffers, Reserved},
+    limits,
+};
 use bytes::BytesMut;
 use std::{
     pin::{Pin, pin},
@@ -19,7 +22,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     sync::Semaphore,
-    time::{Instant, timeout, timeout_at},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 const HELLO_FOR_MAX: Duration = Duration::from_millis(limits::FAKTORY_HELLO_MS_MAX);
@@ -28,7 +31,13 @@ const WRITE_FOR_MAX: Duration = Duration::from_millis(limits::WRITE_MS_MAX);
 /// What a client may send ahead while its fetch waits.
 const AHEAD_BYTES_MAX: usize = 64 << 10;
 /// Buffers of a line larger than this are given back after it.
-const BUFFER_KEPT_BYTES: usize = 64 << 10;
+const BUFFER_KEPT_BYTES: usize = 8 << 10;
+/// A line beyond this is counted, in steps.
+const LINE_FREE_BYTES: usize = 8 << 10;
+const LINE_STEP_BYTES: usize = 64 << 10;
+/// How long a line waits for room, and how often it looks.
+const ROOM_FOR_MAX: Duration = Duration::from_millis(limits::FAKTORY_ROOM_MS_MAX);
+const ROOM_LOOKED_AT_EVERY: Duration = Duration::from_millis(50);
 
 /// The connection is over.
 pub(super) struct Over;
@@ -38,6 +47,8 @@ pub(super) struct Wire<S> {
     stream: S,
     lines: Lines,
     out: Vec<u8>,
+    /// Counts the line that is read or answered.
+    reserved: Reserved,
 }
 
 /// Serves one connection to its end.
@@ -45,7 +56,7 @@ pub(super) async fn serve<S>(shared: &Arc<Shared>, stream: S)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut wire = Wire { stream, lines: Lines::default(), out: Vec::new() };
+    let mut wire = Wire::new(stream, &shared.broker.buffers().of_connection());
     let caller = match timeout(HELLO_FOR_MAX, wire.greet(shared)).await {
         Ok(Ok(caller)) => caller,
         Ok(Err(Over)) | Err(_) => return,
@@ -56,6 +67,10 @@ where
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
+    fn new(stream: S, buffers: &Buffers) -> Wire<S> {
+        Wire { stream, lines: Lines::default(), out: Vec::new(), reserved: buffers.none() }
+    }
+
     async fn greet(&mut self, shared: &Arc<Shared>) -> Result<Caller, Over> {
         if shared.broker.is_stopping() {
             self.send(&Reply::error("shutdown in progress")).await?;
@@ -107,6 +122,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
                     drop(line);
                     self.fetch(&mut caller, &queues).await?;
                 }
+                ("MUTATE", mutation) => {
+                    let Wire { stream, lines, .. } = self;
+                    let reply = tokio::select! {
+                        biased;
+                        reply = caller.command("MUTATE", mutation) => reply,
+                        // It looks through all jobs there are: not for somebody who has left.
+                        () = gone(stream, lines) => return Err(Over),
+                    };
+                    drop(line);
+                    self.send(&reply).await?;
+                }
                 (verb, rest) => {
                     let reply = caller.command(verb, rest).await;
                     drop(line);
@@ -136,7 +162,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
                 }
             }
             let waiting = self.lines.waiting();
+            if waiting > LINE_FREE_BYTES {
+                self.reserve(waiting).await?;
+            }
             if waiting == 0 {
+                self.reserved.shrink_to(0);
                 if self.lines.buffer().capacity() > BUFFER_KEPT_BYTES {
                     *self.lines.buffer() = BytesMut::new();
                 }
@@ -171,6 +201,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
                     return Err(Over);
                 }
             }
+        }
+    }
+
+    /// Counts a line that has so many bytes by now. It waits for room on the wire, not for ever.
+    async fn reserve(&mut self, waiting: usize) -> Result<(), Over> {
+        let wanted = waiting.next_multiple_of(LINE_STEP_BYTES);
+        let more = wanted.saturating_sub(self.reserved.bytes());
+        if more == 0 {
+            return Ok(());
+        }
+        let until = Instant::now() + ROOM_FOR_MAX;
+        loop {
+            let Err(full) = self.reserved.grow(more) else { return Ok(()) };
+            if Instant::now() >= until {
+                self.send(&Reply::error(full.to_string())).await?;
+                return Err(Over);
+            }
+            sleep(ROOM_LOOKED_AT_EVERY).await;
         }
     }
 
@@ -212,6 +260,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     }
 
     async fn flush(&mut self) -> Result<(), Over> {
+        let mut answer = self.reserved.split(0);
+        answer.charge(self.out.len());
         let sent = timeout(WRITE_FOR_MAX, async {
             self.stream.write_all(&self.out).await?;
             self.stream.flush().await
@@ -246,7 +296,7 @@ mod tests {
 
     fn wire() -> (Wire<DuplexStream>, DuplexStream) {
         let (stream, client) = duplex(1 << 20);
-        (Wire { stream, lines: Lines::default(), out: Vec::new() }, client)
+        (Wire::new(stream, &Buffers::new(0)), client)
     }
 
     async fn line(mut wire: Wire<DuplexStream>) -> Option<BytesMut> {
@@ -268,6 +318,31 @@ mod tests {
         let mut told = String::new();
         client.read_to_string(&mut told).await.unwrap();
         assert!(told.starts_with("-ERR the rest of a line did not come"), "{told}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_waits_for_room_and_is_refused_when_there_is_none() {
+        let buffers = Buffers::new(0);
+        let others = buffers.reserve(48 << 20).unwrap();
+        let (stream, mut client) = duplex(1 << 20);
+        let reading = tokio::spawn(line(Wire::new(stream, &buffers)));
+        client.write_all(&[b'x'; 100_000]).await.unwrap();
+        let mut told = String::new();
+        client.read_to_string(&mut told).await.unwrap();
+        assert!(told.starts_with("-ERR requests and answers in flight"), "{told}");
+        assert_eq!(reading.await.unwrap(), None);
+        // The next one begins to wait, and goes on once another request is done.
+        let (stream, mut client) = duplex(1 << 20);
+        let reading = tokio::spawn(line(Wire::new(stream, &buffers)));
+        client.write_all(&[b'x'; 100_000]).await.unwrap();
+        sleep(ROOM_FOR_MAX / 2).await;
+        assert!(buffers.bytes() < (48 << 20) + 100_000, "it is read no further");
+        drop(others);
+        sleep(ROOM_LOOKED_AT_EVERY).await;
+        assert!(buffers.bytes() >= 100_000);
+        client.write_all(b"\n").await.unwrap();
+        assert_eq!(reading.await.unwrap().unwrap().len(), 100_000);
+        assert_eq!(buffers.bytes(), 0, "counted as long as it is there");
     }
 
     #[tokio::test]

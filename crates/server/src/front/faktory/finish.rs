@@ -5,8 +5,11 @@ use super::{
     frame::Reply,
 };
 use crate::sessions::Activity;
-use serde::Deserialize;
-use std::borrow::Cow;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
+use std::{borrow::Cow, fmt};
 use taskyard_machine::TaskError;
 
 /// As in Faktory: what is kept of an error.
@@ -29,7 +32,35 @@ pub(super) struct Failed<'a> {
     #[serde(borrow, default)]
     message: Option<Cow<'a, str>>,
     #[serde(default)]
-    backtrace: Option<Vec<String>>,
+    backtrace: Option<Backtrace>,
+}
+
+/// The first lines of a backtrace; the others are not kept.
+#[derive(Debug, Default)]
+pub(super) struct Backtrace(Vec<String>);
+
+impl<'de> Deserialize<'de> for Backtrace {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Backtrace, D::Error> {
+        struct Lines;
+        impl<'de> Visitor<'de> for Lines {
+            type Value = Vec<String>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array of lines")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut lines: A) -> Result<Vec<String>, A::Error> {
+                let mut first = Vec::new();
+                while first.len() < BACKTRACE_LINES_MAX {
+                    let Some(line) = lines.next_element()? else { return Ok(first) };
+                    first.push(line);
+                }
+                while lines.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(first)
+            }
+        }
+        deserializer.deserialize_seq(Lines).map(Backtrace)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -61,8 +92,7 @@ impl Caller {
             Err(error) => return Reply::error(format!("invalid FAIL {error}")),
         };
         let jid = &*failed.jid;
-        let mut backtrace = failed.backtrace.unwrap_or_default();
-        backtrace.truncate(BACKTRACE_LINES_MAX);
+        let Backtrace(backtrace) = failed.backtrace.unwrap_or_default();
         let backtrace = backtrace.join("\n");
         let error = TaskError {
             error_type: first(failed.errtype.as_deref(), ERRTYPE_CHARS_MAX),

@@ -1,32 +1,50 @@
 //! Patterns as Redis has them: `*`, `?`, `[a-z]`, `[^a]`, and `\` before what is meant as it stands.
 
-/// Whether all of `text` fits. Takes at most as many steps as the product of both lengths.
-pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
-    let (mut p, mut t) = (0, 0);
-    // Where the last star was, and how much it has swallowed: only it has to give way.
-    let mut star: Option<(usize, usize)> = None;
-    loop {
-        if p == pattern.len() && t == text.len() {
-            return true;
-        }
-        if pattern.get(p) == Some(&b'*') {
-            star = Some((p, t));
-            p += 1;
-            continue;
-        }
-        let step = text.get(t).and_then(|byte| one(&pattern[p..], *byte));
-        if let Some(used) = step {
-            p += used;
-            t += 1;
-            continue;
-        }
-        match star {
-            Some((at, swallowed)) if swallowed < text.len() => {
-                star = Some((at, swallowed + 1));
-                (p, t) = (at + 1, swallowed + 1);
+/// A comparison of a text with a pattern, which may be interrupted. In all it takes at most as many
+/// steps as the product of both lengths.
+#[derive(Debug)]
+pub(super) struct Comparison<'a> {
+    pattern: &'a [u8],
+    text: &'a [u8],
+    /// How far it is in either.
+    p: usize,
+    t: usize,
+    /// Where the last star was, and how much it has swallowed: only it has to give way.
+    star: Option<(usize, usize)>,
+}
+
+impl<'a> Comparison<'a> {
+    pub(super) fn new(pattern: &'a [u8], text: &'a [u8]) -> Comparison<'a> {
+        Comparison { pattern, text, p: 0, t: 0, star: None }
+    }
+
+    /// Takes up to so many steps; whether all of the text fits, once that is known.
+    pub(super) fn advance(&mut self, steps: usize) -> Option<bool> {
+        let Comparison { pattern, text, p, t, star } = self;
+        for _ in 0..steps {
+            if *p == pattern.len() && *t == text.len() {
+                return Some(true);
             }
-            _ => return false,
+            if pattern.get(*p) == Some(&b'*') {
+                *star = Some((*p, *t));
+                *p += 1;
+                continue;
+            }
+            let step = text.get(*t).and_then(|byte| one(&pattern[*p..], *byte));
+            if let Some(used) = step {
+                *p += used;
+                *t += 1;
+                continue;
+            }
+            match *star {
+                Some((at, swallowed)) if swallowed < text.len() => {
+                    *star = Some((at, swallowed + 1));
+                    (*p, *t) = (at + 1, swallowed + 1);
+                }
+                _ => return Some(false),
+            }
         }
+        None
     }
 }
 
@@ -70,6 +88,15 @@ fn is_member(mut members: &[u8], byte: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The answer, whatever the steps that it is come to by.
+    fn matches(pattern: &[u8], text: &[u8]) -> bool {
+        let whole = Comparison::new(pattern, text).advance(usize::MAX).unwrap();
+        let mut by_steps = Comparison::new(pattern, text);
+        let answer = std::iter::repeat_with(|| by_steps.advance(3)).flatten().next();
+        assert_eq!(answer, Some(whole));
+        whole
+    }
 
     #[test]
     fn patterns_fit_as_in_redis() {

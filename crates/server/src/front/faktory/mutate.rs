@@ -4,7 +4,7 @@ use super::{
     Shared,
     command::{PAGE_TASKS, unless_changed},
     frame::Reply,
-    glob::matches,
+    glob::Comparison,
     job::{AsJob, without_spaces},
     track::is_retrying,
 };
@@ -14,12 +14,18 @@ use crate::{
     limits,
 };
 use futures_util::future::try_join_all;
-use serde::Deserialize;
-use std::{borrow::Cow, collections::HashSet};
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
+use std::{borrow::Cow, collections::HashSet, fmt};
 use taskyard_machine::{Body, DeadAction, TaskId, TaskStateName, TaskView};
+use tokio::task::yield_now;
 
 /// Jobs that are changed at once: they share syncs.
 const AT_ONCE: usize = 100;
+/// Steps of a comparison until others have their turn: some milliseconds at worst.
+const STEPS_AT_ONCE: usize = 4_096;
 
 /// What is to be done to which jobs.
 #[derive(Debug)]
@@ -42,9 +48,43 @@ struct Written<'a> {
 
 #[derive(Debug, Default, Deserialize)]
 struct Filter {
-    jids: Option<HashSet<String>>,
+    jids: Option<Jids>,
     regexp: Option<String>,
     jobtype: Option<String>,
+}
+
+/// Ids of jobs, as many as one mutation may name.
+#[derive(Debug, Default)]
+struct Jids {
+    named: HashSet<String>,
+    /// There were more, which were not kept.
+    has_more: bool,
+}
+
+impl<'de> Deserialize<'de> for Jids {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Jids, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = Jids;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an array")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut jids: A) -> Result<Jids, A::Error> {
+                let mut read = Jids::default();
+                while read.named.len() < limits::FAKTORY_JIDS_MAX {
+                    let Some(jid) = jids.next_element()? else { return Ok(read) };
+                    read.named.insert(jid);
+                }
+                while jids.next_element::<IgnoredAny>()?.is_some() {
+                    read.has_more = true;
+                }
+                Ok(read)
+            }
+        }
+        deserializer.deserialize_seq(List)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +115,7 @@ impl Target {
 impl Filter {
     /// Without empty wishes: some clients send all of them. Ids win over the others.
     fn cleaned(self) -> Filter {
-        let jids = self.jids.filter(|jids| !jids.is_empty());
+        let jids = self.jids.filter(|jids| !jids.named.is_empty());
         if jids.is_some() {
             return Filter { jids, ..Filter::default() };
         }
@@ -86,12 +126,21 @@ impl Filter {
         }
     }
 
-    fn takes(&self, found: &Found) -> bool {
+    /// Whether a job fits. Others have their turn while it is compared, however long it is.
+    async fn takes(&self, found: &Found) -> bool {
         let Some(pattern) = &self.regexp else { return true };
+        yield_now().await;
         let Some(body) = &found.body else { return false };
         let body = Body::decode(body).expect("a kept body is one that was encoded");
         let job = AsJob::new(&found.task, &body);
-        matches(pattern.as_bytes(), &without_spaces(&job.json()))
+        let job = without_spaces(&job.json());
+        let mut comparison = Comparison::new(pattern.as_bytes(), &job);
+        loop {
+            if let Some(fits) = comparison.advance(STEPS_AT_ONCE) {
+                return fits;
+            }
+            yield_now().await;
+        }
     }
 }
 
@@ -119,6 +168,10 @@ impl Mutation {
         if filter.regexp.as_ref().is_some_and(|pattern| pattern.len() > bytes_max) {
             return Err(format!("regexp has more than {bytes_max} bytes; use jids or jobtype"));
         }
+        if filter.jids.as_ref().is_some_and(|jids| jids.has_more) {
+            let jids_max = limits::FAKTORY_JIDS_MAX;
+            return Err(format!("jids has more than {jids_max} ids; send several mutations"));
+        }
         Ok(Mutation { operation, target, filter })
     }
 }
@@ -129,8 +182,10 @@ impl Shared {
             Ok(mutation) => mutation,
             Err(text) => return Ok(Reply::error(text)),
         };
+        // Each looks through many jobs and their bodies.
+        let _place = self.mutations.acquire().await;
         match &filter.jids {
-            Some(jids) => self.change_named(operation, target, jids).await?,
+            Some(Jids { named, .. }) => self.change_named(operation, target, named).await?,
             None => self.change_all(operation, target, &filter).await?,
         }
         Ok(Reply::Ok)
@@ -171,9 +226,12 @@ impl Shared {
         };
         loop {
             let page = self.broker.tasks(asked.clone()).await?;
-            let chosen = |found: &&Found| target.holds(&found.task) && filter.takes(found);
-            let chosen: Vec<TaskId> =
-                page.tasks.iter().filter(chosen).map(|found| found.task.id).collect();
+            let mut chosen: Vec<TaskId> = Vec::new();
+            for found in page.tasks.iter().filter(|found| target.holds(&found.task)) {
+                if filter.takes(found).await {
+                    chosen.push(found.task.id);
+                }
+            }
             self.change(operation, target, chosen).await?;
             if page.cursor.is_none() {
                 return Ok(());

@@ -8,13 +8,47 @@ use super::{
     frame::Reply,
     job::Job,
 };
-use crate::Error;
+use crate::{Error, limits::FAKTORY_BULK_JOBS_MAX};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, SeqAccess, Visitor},
+};
 use serde_json::value::RawValue;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 use taskyard_machine::{Enqueue, Timestamp, limits};
 
 /// Jobs of a bulk push that are read and pushed before the next ones are looked at.
 const PUSHED_TOGETHER: usize = 2_000;
+
+/// The jobs of a bulk push, each as it came.
+struct Items<'a>(Vec<&'a RawValue>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Items<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Items<'a>, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = Vec<&'de RawValue>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a sequence")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut jobs: A) -> Result<Self::Value, A::Error> {
+                let mut items = Vec::new();
+                while let Some(item) = jobs.next_element()? {
+                    if items.len() == FAKTORY_BULK_JOBS_MAX {
+                        let text =
+                            format!("more than {FAKTORY_BULK_JOBS_MAX} jobs; push them in parts");
+                        return Err(A::Error::custom(text));
+                    }
+                    items.push(item);
+                }
+                Ok(items)
+            }
+        }
+        deserializer.deserialize_seq(List).map(Items)
+    }
+}
 
 impl Caller {
     pub(super) async fn push(&self, json: &str) -> Reply {
@@ -36,8 +70,8 @@ impl Caller {
 
     /// Answers with what was refused, by job id; the others are in.
     pub(super) async fn push_bulk(&self, json: &str) -> Reply {
-        let items: Vec<&RawValue> = match serde_json::from_str(json) {
-            Ok(items) => items,
+        let items = match serde_json::from_str::<Items<'_>>(json) {
+            Ok(Items(items)) => items,
             Err(error) => return Reply::error(format!("invalid JSON: {error}")),
         };
         let mut refused: BTreeMap<String, String> = BTreeMap::new();

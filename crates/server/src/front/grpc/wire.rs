@@ -575,6 +575,11 @@ pub(in crate::front) fn too_large() -> String {
     format!("the request has more than {bytes_max} bytes; send less in one request")
 }
 
+/// Whether a status says what was wrong with a message, and not how its connection ended.
+pub(super) fn is_named(status: &Status) -> bool {
+    status.code() == Code::Internal || status.metadata().contains_key(CODE_KEY)
+}
+
 /// A status that tonic made by itself (a message that can't be read) with the code it means.
 pub(super) fn named(status: Status) -> Status {
     let error = match status.code() {

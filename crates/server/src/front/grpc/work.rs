@@ -142,7 +142,8 @@ impl WorkerStream<'_> {
                         // A message of a later version of the contract.
                         Ok(Some(v1::WorkerMessage { message: None })) => None,
                         Ok(None) => Some(Ended::Cut),
-                        Err(status) if status.code() == tonic::Code::Internal => {
+                        // What can't be read, and what is refused before it is read.
+                        Err(status) if wire::is_named(&status) => {
                             Some(Ended::Refused(wire::named(status)))
                         }
                         Err(_) => Some(Ended::Cut),

@@ -1,6 +1,6 @@
 //! What handlers take from a request; what can't be taken is a problem that names it.
 
-use super::super::{edge, json, problem::Problem};
+use super::super::{edge, intake, json, problem::Problem};
 use crate::limits::{self, BODY_BYTES_MAX};
 use axum::{
     body::{Bytes, HttpBody, to_bytes},
@@ -48,7 +48,8 @@ impl<S: Sync> FromRequest<S> for JsonBody {
         match tokio::time::timeout(BODY_WITHIN, body).await {
             Ok(Ok(body)) => Ok(JsonBody(body)),
             Ok(Err(error)) if is_length_limit(&error) => Err(too_large()),
-            Ok(Err(error)) => Err(Problem::invalid(format!("the body ended early: {error}"))),
+            Ok(Err(error)) => Err(intake::problem_in(&error)
+                .unwrap_or_else(|| Problem::invalid(format!("the body ended early: {error}")))),
             Err(_elapsed) => {
                 let detail = format!("the body did not arrive within {BODY_WITHIN:?}");
                 Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "invalid_argument", detail))

@@ -46,7 +46,7 @@ pub(super) async fn enqueue(
 
 async fn enqueue_batch(broker: &Broker, queue: &str, body: &JsonBody) -> Result<Response, Problem> {
     let enqueued = {
-        let mut news: Vec<json::NewTask<'_>> = body.parse()?;
+        let json::Batch(mut news) = body.parse()?;
         let element = |index| move |error| Error::Element { index, error: Box::new(error) };
         for (index, new) in news.iter_mut().enumerate() {
             check_same_queue(new, queue).map_err(element(index))?;

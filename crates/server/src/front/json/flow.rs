@@ -3,6 +3,7 @@
 use super::{
     Moment, Ms, NewTask, TaskError,
     bytes::{Shown, shown},
+    lists::tasks,
 };
 use crate::{
     Broker, Error,
@@ -119,7 +120,7 @@ pub(in crate::front) struct NewFlow<'a> {
     #[serde(default)]
     pub(in crate::front) name: String,
     /// Its tasks, each with a `name`.
-    #[serde(borrow)]
+    #[serde(borrow, deserialize_with = "tasks")]
     pub(in crate::front) nodes: Vec<NewTask<'a>>,
     /// How long it and its tasks are kept after its end. Default 24 h.
     pub(in crate::front) retention_ms: Option<Ms>,
@@ -134,7 +135,7 @@ pub(in crate::front) struct AddedTasks<'a> {
     /// That of the task's claim.
     pub(in crate::front) claim_token: u64,
     /// The tasks, each with a `name`. One that the same node added before is the same task.
-    #[serde(borrow)]
+    #[serde(borrow, deserialize_with = "tasks")]
     pub(in crate::front) nodes: Vec<NewTask<'a>>,
 }
 

@@ -3,6 +3,7 @@
 use super::{
     Dependency, Moment, Ms, OnFailure,
     bytes::{Plain, decode_base64},
+    lists::{list, list_if_any, tasks, texts_if_any},
     retry::Retry,
     unique::Unique,
 };
@@ -39,6 +40,7 @@ pub(in crate::front) struct NewTask<'a> {
     /// The payload's media type. Default `application/json`.
     content_type: Option<String>,
     /// Strings to strings, for tracing and routing.
+    #[serde(default, deserialize_with = "texts_if_any")]
     headers: Option<BTreeMap<String, String>>,
     /// 0 to 9, 9 first. Default 5.
     #[schema(minimum = 0, maximum = 9)]
@@ -58,12 +60,14 @@ pub(in crate::front) struct NewTask<'a> {
     /// How long it is kept after it ended. Default: the queue's.
     retention_ms: Option<Ms>,
     /// Words to find it by.
+    #[serde(default, deserialize_with = "list_if_any")]
     tags: Option<Vec<String>>,
     /// Of the tasks with this key in its queue, only one at a time.
     unique: Option<Unique>,
     /// Only for nodes of a flow: its name there.
     pub(in crate::front) name: Option<String>,
     /// Only for nodes of a flow: the nodes that must end before it runs.
+    #[serde(default, deserialize_with = "list_if_any")]
     pub(in crate::front) depends_on: Option<Vec<Dependency>>,
     /// Only for tasks that are added to a flow: what its failure means to the node that adds it.
     /// Default `fail`.
@@ -155,6 +159,7 @@ fn headers(map: &BTreeMap<String, String>) -> Vec<(&str, &str)> {
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct Claim {
     /// Names, looked at in this order; `{name, weight}` for some draws all by weight.
+    #[serde(deserialize_with = "list")]
     pub(in crate::front) queues: Vec<ClaimQueue>,
     /// The types of tasks that the worker can run, up to 256. Default: any type.
     #[serde(default)]
@@ -257,7 +262,7 @@ pub(in crate::front) struct Ack<'a> {
     #[schema(value_type = Option<serde_json::Value>)]
     pub(in crate::front) result: Option<Plain<'a>>,
     /// Tasks that are enqueued with the ack or not at all.
-    #[serde(borrow, default)]
+    #[serde(borrow, default, deserialize_with = "tasks")]
     pub(in crate::front) enqueue: Vec<NewTask<'a>>,
 }
 
@@ -409,6 +414,7 @@ pub(in crate::front) struct RetryBody<'a> {
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<Plain<'a>>,
     /// Replaces all headers.
+    #[serde(default, deserialize_with = "texts_if_any")]
     headers: Option<BTreeMap<String, String>>,
 }
 

@@ -1,6 +1,6 @@
 //! Retry policies in JSON.
 
-use super::Ms;
+use super::{Ms, lists::list};
 use crate::{
     Error,
     front::edge::{Growth, RetryDraft},
@@ -50,7 +50,7 @@ pub(in crate::front) struct Retry {
     #[serde(skip_serializing_if = "Option::is_none")]
     jitter: Option<f64>,
     /// For list.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "list", skip_serializing_if = "Vec::is_empty")]
     delays_ms: Vec<Ms>,
 }
 

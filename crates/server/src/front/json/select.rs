@@ -1,5 +1,6 @@
 //! Which tasks a request is about: dead letters, pages of lists, and how long to wait.
 
+use super::lists::list_if_any;
 use crate::{Error, broker::DeadSelection, front::edge};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
@@ -9,6 +10,7 @@ use utoipa::{IntoParams, ToSchema};
 #[serde(deny_unknown_fields)]
 pub(in crate::front) struct DeadBody {
     /// These.
+    #[serde(default, deserialize_with = "list_if_any")]
     ids: Option<Vec<String>>,
     /// All that match.
     filter: Option<DeadFilter>,

@@ -1,6 +1,6 @@
 //! The settings of a queue, in requests and answers alike.
 
-use super::{Ms, retry::Retry};
+use super::{Ms, lists::map, retry::Retry};
 use crate::{
     Error,
     front::edge::{RateDraft, spread},
@@ -51,7 +51,7 @@ pub(in crate::front) struct QueueSettings {
     per_key: Option<PerKey>,
     /// How many tasks a key is served per turn, 1 to 1000. Default 1. The empty key means the tasks
     /// that have none.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, deserialize_with = "map", skip_serializing_if = "BTreeMap::is_empty")]
     weights: BTreeMap<String, u32>,
     /// A waiting task's priority rises by one each time this has passed. Never by default.
     #[serde(skip_serializing_if = "Option::is_none")]

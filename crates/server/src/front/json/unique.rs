@@ -1,6 +1,6 @@
 //! Unique keys in JSON: as they are asked for, and as a task shows them.
 
-use super::{Moment, Ms};
+use super::{Moment, Ms, lists::list};
 use crate::front::unique::UniqueDraft;
 use serde::{Deserialize, Serialize};
 use taskyard_machine::{OnConflict as MachineConflict, UniqueUntil as MachineUntil, UniqueView};
@@ -14,7 +14,7 @@ pub(in crate::front) struct Unique {
     /// The key; or `fields`.
     key: Option<String>,
     /// The key is the hash of these: `type`, `payload`, `payload.NAME`, `headers.NAME`; or `key`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "list")]
     fields: Vec<String>,
     /// Which step of the task frees the key.
     until: Option<UniqueUntil>,
