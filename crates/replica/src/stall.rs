@@ -142,7 +142,9 @@ mod tests {
             assert!((0..100).all(|_| stall.led(1, 1) == 0));
         }
         assert_eq!(rests, [120, 240, 480, 960, 1_920, 3_840, 7_680, 7_680]);
-        (0..2 * 7_680 * TICKS).for_each(|_| drop(stall.led(1, 1)));
+        for _ in 0..2 * 7_680 * TICKS {
+            let _ = stall.led(1, 1);
+        }
         stall.begin_rest(TICKS);
         assert_eq!(stall.rest / TICKS, 120);
     }
