@@ -64,8 +64,8 @@ pub struct Config {
     /// `advertise_clients` always may be used. Another name is refused, because a web page can make a
     /// name of its own lead here. Default: none.
     pub allowed_hosts: Vec<String>,
-    /// What every node of the cluster knows, and nobody else. Empty, the default: whoever reaches the
-    /// peer port is taken for the node that it says it is.
+    /// What every node of the cluster knows, and nobody else: at least 32 bytes, so that nobody guesses
+    /// it. Empty, the default: whoever reaches the peer port is taken for the node that it says it is.
     pub cluster_secret: Secret,
     /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5. Default 3.
     pub replication: Option<u8>,

@@ -60,8 +60,8 @@ pub(crate) struct ServeArgs {
     /// advertised hosts always may be used; others are refused, since web pages can send them here
     #[arg(long, env = "TASKYARD_ALLOWED_HOSTS", value_name = "HOST", value_delimiter = ',')]
     pub(crate) allowed_hosts: Vec<String>,
-    /// A file with what all nodes of the cluster know and nobody else; its text may be in
-    /// TASKYARD_CLUSTER_SECRET instead [default: none, whoever reaches the peer address gets in]
+    /// A file with what all nodes of the cluster know and nobody else, at least 32 bytes (`openssl rand
+    /// -hex 32`); its text may be in TASKYARD_CLUSTER_SECRET instead [default: none, whoever reaches the peer address gets in]
     #[arg(long, env = "TASKYARD_CLUSTER_SECRET_FILE", value_name = "FILE", help_heading = CLUSTER)]
     pub(crate) cluster_secret_file: Option<PathBuf>,
     /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5 [default: 3]

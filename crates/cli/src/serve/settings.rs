@@ -367,7 +367,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("taskyard.toml");
         let secret = folder.path().join("secret");
-        fs::write(&secret, "open sesame\n").unwrap();
+        let words = "open sesame, and let nobody else in";
+        fs::write(&secret, format!("{words}\n")).unwrap();
         let text = format!(
             "peer = \"10.0.0.1:7401\"\njoin = [\"a:1\", \"b:2\"]\nzone = \"cellar\"\n\
              cluster_secret_file = {:?}\n",
@@ -380,7 +381,7 @@ mod tests {
         assert_eq!(found.join, ["a:1", "b:2"]);
         assert_eq!(
             (found.zone.as_str(), found.cluster_secret.0.as_slice()),
-            ("cellar", &b"open sesame"[..])
+            ("cellar", words.as_bytes())
         );
         let typed =
             config(&args(&format!("{line} --join c:3,d:4 --join e:5 --zone attic"))).unwrap();

@@ -5,6 +5,9 @@
 //! secret: a proof that was recorded or sent back is worth nothing. Each step takes the one before by
 //! value, so that no frame is taken out of turn.
 //!
+//! The dialer proves first: a stranger that dials gets nothing that was made with the secret, which it could
+//! try guesses on. The acceptor's proof is in its answer to the dialer's, a Welcome or a Refused.
+//!
 //! The handshake says who opened a connection. It neither hides nor seals what follows on it: the network
 //! between nodes must be private.
 
@@ -150,6 +153,41 @@ impl From<Refusal> for HandshakeError {
     }
 }
 
+/// All that both sides have said before the proofs, and the secret that they prove.
+#[derive(Debug)]
+struct Said<'a> {
+    me: &'a Identity,
+    hello: Bytes,
+    challenge: Bytes,
+}
+
+impl Said<'_> {
+    /// The dialer's proof.
+    fn dialers(&self) -> Hmac<Sha256> {
+        self.sealed(&[DIALER])
+    }
+
+    /// The acceptor's proof, which seals its answer too: a refusal is no welcome.
+    fn acceptors(&self, kind: Kind, answer: &[u8]) -> Hmac<Sha256> {
+        self.sealed(&[ACCEPTOR, &[kind as u8], answer])
+    }
+
+    /// Each part carries its length, so that none can borrow from the next.
+    fn sealed(&self, more: &[&[u8]]) -> Hmac<Sha256> {
+        let secret = &self.me.secret;
+        let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key may have any length");
+        for part in [&self.hello, &self.challenge]
+            .into_iter()
+            .map(|said| &said[..])
+            .chain(more.iter().copied())
+        {
+            mac.update(&(part.len() as u64).to_le_bytes());
+            mac.update(part);
+        }
+        mac
+    }
+}
+
 /// The dialer has said hello.
 #[derive(Debug)]
 pub(super) struct Dialing<'a> {
@@ -174,11 +212,11 @@ impl<'a> Dialing<'a> {
         (Dialing { me, expected, hello }, frame)
     }
 
-    /// Checks who answered. The frame that comes out proves who dialled.
-    pub(super) fn challenged(self, frame: &Frame) -> Result<(Proved, Frame), HandshakeError> {
+    /// Looks at who says it answers, which nothing proves yet. The frame that comes out proves who
+    /// dialled.
+    pub(super) fn challenged(self, frame: &Frame) -> Result<(Proved<'a>, Frame), HandshakeError> {
         expect(Kind::Challenge, frame)?;
         let mut reader = Reader(&frame.body);
-        let proof = reader.take(PROOF_BYTES)?;
         let version = reader.u16()?;
         let peer = reader.hello()?;
         if !(VERSIONS.0..=VERSIONS.1).contains(&version) {
@@ -187,48 +225,52 @@ impl<'a> Dialing<'a> {
         if self.me.hello.cluster != 0 && peer.cluster != self.me.hello.cluster {
             return Err(wrong_cluster(peer.cluster, self.me.hello.cluster).into());
         }
-        let said = &frame.body[PROOF_BYTES..];
-        if mac(&self.me.secret, ACCEPTOR, &self.hello, said).verify_slice(proof).is_err() {
-            return Err(wrong_secret().into());
-        }
         if let Some(expected) = self.expected.filter(|expected| *expected != peer.node) {
             let words =
                 format!("node {expected} was expected here, and this is node {}", peer.node);
             return Err(Refusal::new(RefusalCode::WrongNode, words).into());
         }
-        let proof = mac(&self.me.secret, DIALER, &self.hello, &frame.body).finalize().into_bytes();
-        Ok((Proved { peer }, Frame::new(Kind::Proof, 0, proof.to_vec())))
+        let said = Said { me: self.me, hello: self.hello, challenge: frame.body.clone() };
+        let proof = said.dialers().finalize().into_bytes();
+        Ok((Proved { peer, said }, Frame::new(Kind::Proof, 0, proof.to_vec())))
     }
 }
 
 /// The dialer has proved who it is.
 #[derive(Debug)]
-pub(super) struct Proved {
+pub(super) struct Proved<'a> {
     peer: PeerHello,
+    said: Said<'a>,
 }
 
-impl Proved {
+impl Proved<'_> {
     /// The connection is open, to the node that comes out.
     pub(super) fn welcomed(self, frame: &Frame) -> Result<PeerHello, HandshakeError> {
-        expect(Kind::Welcome, frame).map_err(|error| match error {
-            HandshakeError::Unproved(refusal) => HandshakeError::RefusedByPeer(refusal),
-            error => error,
-        })?;
-        Ok(self.peer)
+        let split = frame.body.len().saturating_sub(PROOF_BYTES);
+        let (answer, proof) = frame.body.split_at(split);
+        let is_proved = self.said.acceptors(frame.kind, answer).verify_slice(proof).is_ok();
+        match frame.kind {
+            Kind::Welcome if is_proved => Ok(self.peer),
+            Kind::Welcome => Err(wrong_secret().into()),
+            Kind::Refused if is_proved => {
+                Err(HandshakeError::RefusedByPeer(Refusal::read(answer)?))
+            }
+            // One of a node that has another secret, or of anybody.
+            Kind::Refused => Err(HandshakeError::Unproved(Refusal::read(&frame.body)?)),
+            found => Err(out_of_turn(found, Kind::Welcome).into()),
+        }
     }
 }
 
 /// The acceptor has heard who dials, and asks for the proof.
 #[derive(Debug)]
 pub(super) struct Challenging<'a> {
-    me: &'a Identity,
     peer: PeerHello,
-    hello: Bytes,
-    challenge: Bytes,
+    said: Said<'a>,
 }
 
 impl<'a> Challenging<'a> {
-    /// Takes the dialer's hello. The frame that comes out says and proves who answers.
+    /// Takes the dialer's hello. The frame that comes out says who answers, and proves nothing.
     pub(super) fn start(
         me: &'a Identity,
         frame: &Frame,
@@ -246,32 +288,50 @@ impl<'a> Challenging<'a> {
         let peer = reader.hello()?;
         me.hello.meets(&peer)?;
 
-        let mut said = BytesMut::new();
-        said.put_u16_le(version);
-        put_hello(&mut said, &me.hello, nonce);
-        let proof = mac(&me.secret, ACCEPTOR, &frame.body, &said).finalize().into_bytes();
-        let mut body = BytesMut::from(&proof[..]);
-        body.put_slice(&said);
+        let mut body = BytesMut::new();
+        body.put_u16_le(version);
+        put_hello(&mut body, &me.hello, nonce);
         let challenge = body.freeze();
         let answer = Frame::new(Kind::Challenge, 0, challenge.clone());
-        Ok((Challenging { me, peer, hello: frame.body.clone(), challenge }, answer))
+        let said = Said { me, hello: frame.body.clone(), challenge };
+        Ok((Challenging { peer, said }, answer))
     }
 
     /// Checks the dialer's proof. The node that comes out is who it says it is, as far as the secret
     /// tells; whether it is let in is for others to say.
-    pub(super) fn proved(self, frame: &Frame) -> Result<PeerHello, HandshakeError> {
+    pub(super) fn proved(
+        self,
+        frame: &Frame,
+    ) -> Result<(PeerHello, Answering<'a>), HandshakeError> {
         expect(Kind::Proof, frame)?;
-        let proof = mac(&self.me.secret, DIALER, &self.hello, &self.challenge);
-        match proof.verify_slice(&frame.body) {
-            Ok(()) => Ok(self.peer),
+        match self.said.dialers().verify_slice(&frame.body) {
+            Ok(()) => Ok((self.peer, Answering(self.said))),
             Err(_differs) => Err(wrong_secret().into()),
         }
     }
 }
 
-/// How the acceptor opens the connection.
-pub(super) fn welcome() -> Frame {
-    Frame::new(Kind::Welcome, 0, Bytes::new())
+/// The dialer has proved itself to the acceptor, whose answer proves the acceptor.
+#[derive(Debug)]
+pub(super) struct Answering<'a>(Said<'a>);
+
+impl Answering<'_> {
+    /// Opens the connection.
+    pub(super) fn welcome(&self) -> Frame {
+        self.prove(Frame::new(Kind::Welcome, 0, Bytes::new()))
+    }
+
+    /// Refuses the dialer, which may act on it: the words are a peer's.
+    pub(super) fn refuse(&self, refusal: &Refusal) -> Frame {
+        self.prove(refusal.frame())
+    }
+
+    fn prove(&self, frame: Frame) -> Frame {
+        let proof = self.0.acceptors(frame.kind, &frame.body).finalize().into_bytes();
+        let mut body = BytesMut::from(&frame.body[..]);
+        body.put_slice(&proof);
+        Frame { body: body.freeze(), ..frame }
+    }
 }
 
 impl PeerHello {
@@ -309,17 +369,6 @@ impl PeerHello {
 /// What keeps one side's proof from being sent back as the other's.
 const ACCEPTOR: &[u8] = b"taskyard peer 1 acceptor";
 const DIALER: &[u8] = b"taskyard peer 1 dialer";
-
-/// Seals all that both sides have said. Each part carries its length, so that none can borrow from the
-/// next.
-fn mac(secret: &[u8], role: &[u8], hello: &[u8], challenge: &[u8]) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key may have any length");
-    for part in [role, hello, challenge] {
-        mac.update(&(part.len() as u64).to_le_bytes());
-        mac.update(part);
-    }
-    mac
-}
 
 /// Takes a frame of somebody who has proved nothing yet.
 fn expect(kind: Kind, frame: &Frame) -> Result<(), HandshakeError> {
@@ -432,8 +481,8 @@ mod tests {
         let (dialing, hello) = Dialing::start(dialer, Some(acceptor.hello.node), &[1; 32]);
         let (challenging, challenge) = Challenging::start(acceptor, &hello, &[2; 32])?;
         let (proved, proof) = dialing.challenged(&challenge)?;
-        let found_by_acceptor = challenging.proved(&proof)?;
-        Ok((proved.welcomed(&welcome())?, found_by_acceptor))
+        let (found_by_acceptor, answering) = challenging.proved(&proof)?;
+        Ok((proved.welcomed(&answering.welcome())?, found_by_acceptor))
     }
 
     fn code(refused: Result<impl fmt::Debug, HandshakeError>) -> RefusalCode {
@@ -500,11 +549,40 @@ mod tests {
             let early = dialing.challenged(&refusal.frame()).unwrap_err();
             assert_eq!(early, HandshakeError::Unproved(refusal.clone()));
 
-            let (dialing, _) = Dialing::start(&one, Some(2), &[1; 32]);
-            let (_, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
-            let (proved, _) = dialing.challenged(&challenge).unwrap();
-            let refused = proved.welcomed(&refusal.frame()).unwrap_err();
+            let proved = || {
+                let (dialing, _) = Dialing::start(&one, Some(2), &[1; 32]);
+                let (challenging, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
+                let (proved, proof) = dialing.challenged(&challenge).unwrap();
+                (proved, challenging.proved(&proof).unwrap().1)
+            };
+            let (dialer, _) = proved();
+            let unproved = dialer.welcomed(&refusal.frame()).unwrap_err();
+            assert_eq!(unproved, HandshakeError::Unproved(refusal.clone()));
+            let (dialer, answering) = proved();
+            let refused = dialer.welcomed(&answering.refuse(&refusal)).unwrap_err();
             assert_eq!(refused, HandshakeError::RefusedByPeer(refusal.clone()));
+            // A proof of one answer is no proof of another.
+            let (dialer, answering) = proved();
+            let forged = Frame { kind: Kind::Welcome, ..answering.refuse(&refusal) };
+            assert_eq!(code(dialer.welcomed(&forged)), RefusalCode::Secret);
+        }
+    }
+
+    /// A proof of the acceptor's would be something to try guesses of the secret on.
+    #[test]
+    fn a_dialer_that_proves_nothing_gets_nothing_made_with_the_secret() {
+        let answers = |secret: &str, proof: &[u8]| {
+            let (stranger, me) = (identity(9, 2, "a guess"), identity(9, 1, secret));
+            let (_, hello) = Dialing::start(&stranger, None, &[1; 32]);
+            let (challenging, challenge) = Challenging::start(&me, &hello, &[2; 32]).unwrap();
+            let refused = challenging.proved(&Frame::new(Kind::Proof, 0, proof.to_vec()));
+            let HandshakeError::RefusedByUs(refusal) = refused.unwrap_err() else {
+                panic!("a guess is no proof")
+            };
+            (challenge, refusal.frame())
+        };
+        for proof in [&[0; 32][..], &[]] {
+            assert_eq!(answers("one secret", proof), answers("another", proof));
         }
     }
 
@@ -542,25 +620,63 @@ mod tests {
     }
 
     #[test]
-    fn the_acceptors_own_proof_sent_back_is_none() {
+    fn the_dialers_own_proof_sent_back_is_none() {
         let (one, two) = (identity(9, 1, "s"), identity(9, 2, "s"));
-        let (_, hello) = Dialing::start(&one, Some(2), &[1; 32]);
-        let (challenging, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
-        let reflected = Frame::new(Kind::Proof, 0, challenge.body.slice(..PROOF_BYTES));
-        assert_eq!(code(challenging.proved(&reflected)), RefusalCode::Secret);
+        let (dialing, hello) = Dialing::start(&one, Some(2), &[1; 32]);
+        let (_, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
+        let (proved, proof) = dialing.challenged(&challenge).unwrap();
+        let reflected = Frame { kind: Kind::Welcome, ..proof };
+        assert_eq!(code(proved.welcomed(&reflected)), RefusalCode::Secret);
     }
 
     #[test]
     fn every_bit_that_was_said_is_covered_by_the_proofs() {
         let (one, two) = (identity(9, 1, "s"), identity(9, 2, "s"));
         let (_, hello) = Dialing::start(&one, Some(2), &[1; 32]);
+        let flipped = |frame: &Frame, at: usize| {
+            let mut body = BytesMut::from(&frame.body[..]);
+            body[at] ^= 1;
+            Frame { body: body.freeze(), ..frame.clone() }
+        };
+        // A challenge that was changed on its way is refused by the dialer, or proved in vain.
         let (_, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
         for at in 0..challenge.body.len() {
+            let (challenging, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
             let (dialing, _) = Dialing::start(&one, Some(2), &[1; 32]);
-            let mut body = BytesMut::from(&challenge.body[..]);
-            body[at] ^= 1;
-            let changed = Frame { body: body.freeze(), ..challenge.clone() };
-            assert!(dialing.challenged(&changed).is_err(), "byte {at} of the challenge");
+            let refused = match dialing.challenged(&flipped(&challenge, at)) {
+                Ok((_, proof)) => challenging.proved(&proof).is_err(),
+                Err(_refused) => true,
+            };
+            assert!(refused, "byte {at} of the challenge");
+        }
+        // The same of the hello, which the acceptor may refuse at once.
+        for at in 0..hello.body.len() {
+            let (dialing, hello) = Dialing::start(&one, Some(2), &[1; 32]);
+            let Ok((challenging, challenge)) =
+                Challenging::start(&two, &flipped(&hello, at), &[2; 32])
+            else {
+                continue;
+            };
+            let proof = dialing.challenged(&challenge).unwrap().1;
+            assert!(challenging.proved(&proof).is_err(), "byte {at} of the hello");
+        }
+        let answers = |of: fn(&Answering<'_>) -> Frame| {
+            let (dialing, hello) = Dialing::start(&one, Some(2), &[1; 32]);
+            let (challenging, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
+            let (proved, proof) = dialing.challenged(&challenge).unwrap();
+            (proved, of(&challenging.proved(&proof).unwrap().1))
+        };
+        let welcomed = |answering: &Answering<'_>| answering.welcome();
+        let refused = |answering: &Answering<'_>| {
+            answering.refuse(&Refusal::new(RefusalCode::Full, "no room"))
+        };
+        for of in [welcomed as fn(&Answering<'_>) -> Frame, refused] {
+            for at in 0..answers(of).1.body.len() {
+                let (proved, answer) = answers(of);
+                let error = proved.welcomed(&flipped(&answer, at)).unwrap_err();
+                let is_proved = matches!(error, HandshakeError::RefusedByPeer(_));
+                assert!(!is_proved, "byte {at} of {:?}", answer.kind);
+            }
         }
     }
 
