@@ -69,6 +69,7 @@ pub mod limits;
 mod lose;
 mod machine;
 mod names;
+mod newest;
 mod occurrences;
 mod outbox;
 mod outcome;
@@ -117,6 +118,7 @@ pub use flow::{FlowFilter, FlowPage, FlowView, NodeView, ParentResult, TaskSketc
 pub use flow_command::*;
 pub use image::{ImageError, Record, RecordKey};
 pub use machine::{Identity, Machine, home_shard};
+pub use newest::{NewestAt, NewestPage, NewestSpan};
 pub use occurrences::Occurrences;
 pub use outbox::{LinkView, Outgoing};
 pub use outcome::{AfterFailure, BulkProgress, ClaimedTask, Enqueued, Outcome, Renewal};

@@ -1,8 +1,9 @@
 //! Sessions: the workers of this node, and what each of them holds.
 //!
-//! A session is not a connection: it outlives a cut stream, and ends by a goodbye or by silence. Its id
-//! is shown to anybody; its worker resumes it with a secret that nobody else has. Who ends it on silence are the shards' leaders; this registry tells
-//! them once a second whom it has heard, and keeps what is shown of workers.
+//! A session is not a connection: it outlives a cut stream, and ends by a goodbye or by silence. Its
+//! id is shown to anybody; its worker resumes it with a secret that nobody else has. The shards'
+//! leaders end it on silence; this registry tells them once a second whom it has heard, and keeps
+//! what is shown of workers.
 //!
 //! ```text
 //! attached.rs    a session with its live stream    asking.rs      one that asks over connections of its own

@@ -1,8 +1,8 @@
 //! Secret: what lets a worker resume its session, and nobody else.
 //!
-//! A session's id is the digest of its secret. So the id may be shown to anybody, any node can tell which
-//! session a secret belongs to, and no node keeps a secret or compares one: a wrong secret is the secret of
-//! a session that nobody has.
+//! A session's id is the digest of its secret. So the id may be shown to anybody, any node can tell
+//! which session a secret belongs to, and no node keeps a secret or compares one: a wrong secret is
+//! the secret of a session that nobody has.
 
 use crate::random::random_u64;
 use sha2::{Digest, Sha256};
@@ -52,8 +52,8 @@ impl fmt::Debug for SessionSecret {
     }
 }
 
-/// The id of the session of a worker that has no secret but gives itself a name. Nobody can make a name
-/// that comes to the id of another session.
+/// The id of the session of a worker that has no secret but gives itself a name. Nobody can make a
+/// name that comes to the id of another session.
 pub(crate) fn session_of_name(front: &str, name: &str) -> SessionId {
     id_of(format!("{front} worker ").as_bytes(), name.as_bytes())
 }
