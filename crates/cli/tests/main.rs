@@ -20,6 +20,7 @@ mod flow;
 mod flow_crash;
 mod import;
 mod limits;
+mod lists;
 mod manual;
 mod operations_doc;
 mod readme;
