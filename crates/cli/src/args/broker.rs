@@ -39,7 +39,8 @@ pub(crate) struct ServeArgs {
     /// How long a stop takes at most: for calls in flight, then for checkpoints [default: 10s]
     #[arg(long, env = "TASKYARD_SHUTDOWN_GRACE", value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) shutdown_grace: Option<Duration>,
-    /// Address for other nodes of the cluster; port 0 takes any free one [default: 127.0.0.1:7401]
+    /// Address for other nodes of the cluster; port 0 takes any free one [default: 127.0.0.1:7401,
+    /// or any free port if that is taken]
     #[arg(long, env = "TASKYARD_PEER", value_name = "ADDR", help_heading = CLUSTER)]
     pub(crate) peer: Option<SocketAddr>,
     /// Join the cluster of the node with this peer address, if the data directory is new; several are
@@ -60,8 +61,9 @@ pub(crate) struct ServeArgs {
     /// advertised hosts always may be used; others are refused, since web pages can send them here
     #[arg(long, env = "TASKYARD_ALLOWED_HOSTS", value_name = "HOST", value_delimiter = ',')]
     pub(crate) allowed_hosts: Vec<String>,
-    /// A file with what all nodes of the cluster know and nobody else, at least 32 bytes (`openssl rand
-    /// -hex 32`); its text may be in TASKYARD_CLUSTER_SECRET instead [default: none, whoever reaches the peer address gets in]
+    /// A file with what all nodes of the cluster know and nobody else, at least 32 bytes (`openssl
+    /// rand -hex 32`); its text may be in TASKYARD_CLUSTER_SECRET instead [default: none, whoever
+    /// reaches the peer address gets in]
     #[arg(long, env = "TASKYARD_CLUSTER_SECRET_FILE", value_name = "FILE", help_heading = CLUSTER)]
     pub(crate) cluster_secret_file: Option<PathBuf>,
     /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5 [default: 3]

@@ -118,7 +118,8 @@ pub(super) fn config(args: &ServeArgs) -> Result<Config> {
 
 /// What the node is told about its cluster.
 fn set_cluster(config: &mut Config, args: &ServeArgs, file: &Settings, problems: &mut Vec<String>) {
-    config.peer = Some(args.peer.or(file.peer).unwrap_or(PEER));
+    let chosen = args.peer.or(file.peer);
+    (config.peer, config.peer_may_move) = (Some(chosen.unwrap_or(PEER)), chosen.is_none());
     config.join = if args.join.is_empty() { file.join.clone() } else { args.join.clone() };
     config.zone = args.zone.clone().or(file.zone.clone()).unwrap_or_default();
     config.advertise = args.advertise.clone().or(file.advertise.clone());
@@ -139,9 +140,9 @@ fn set_cluster(config: &mut Config, args: &ServeArgs, file: &Settings, problems:
 
 /// What the node is told about Faktory clients.
 fn set_faktory(config: &mut Config, args: &ServeArgs, file: &Settings, problems: &mut Vec<String>) {
-    let AddressOrNone(address) =
-        args.faktory.or(file.faktory).unwrap_or(AddressOrNone(Some(FAKTORY)));
-    config.faktory = address;
+    let chosen = args.faktory.or(file.faktory);
+    let AddressOrNone(address) = chosen.unwrap_or(AddressOrNone(Some(FAKTORY)));
+    (config.faktory, config.faktory_may_move) = (address, chosen.is_none());
     let password =
         typed_or(args.faktory_password_file.as_ref(), file.faktory_password_file.as_ref());
     match FAKTORY_PASSWORD.read(password.as_deref()) {
@@ -386,7 +387,12 @@ mod tests {
         let typed =
             config(&args(&format!("{line} --join c:3,d:4 --join e:5 --zone attic"))).unwrap();
         assert_eq!((typed.join.join(" "), typed.zone.as_str()), ("c:3 d:4 e:5".into(), "attic"));
-        assert_eq!(config(&args("taskyard serve")).unwrap().peer, Some(PEER));
+        let default = config(&args("taskyard serve")).unwrap();
+        assert_eq!((default.peer, default.peer_may_move), (Some(PEER), true));
+        assert_eq!((default.faktory, default.faktory_may_move), (Some(FAKTORY), true));
+        let typed_line = "taskyard serve --peer 127.0.0.1:7401 --faktory 127.0.0.1:7419";
+        let chosen = config(&args(typed_line)).unwrap();
+        assert!(!chosen.peer_may_move && !chosen.faktory_may_move && !found.peer_may_move);
         fs::write(&file, "joins = 1\njoin = [1]\nreplication = 2\npeer = \"x\"\n").unwrap();
         let error =
             config(&args(&format!("{line} --advertise 0.0.0.0:1"))).unwrap_err().to_string();
