@@ -22,6 +22,7 @@ mod import;
 mod limits;
 mod lists;
 mod manual;
+mod openapi;
 mod operations_doc;
 mod readme;
 mod schedule;
