@@ -319,19 +319,19 @@ pub(super) struct Answering<'a>(Said<'a>);
 impl Answering<'_> {
     /// Opens the connection.
     pub(super) fn welcome(&self) -> Frame {
-        self.prove(Frame::new(Kind::Welcome, 0, Bytes::new()))
+        self.prove(&Frame::new(Kind::Welcome, 0, Bytes::new()))
     }
 
     /// Refuses the dialer, which may act on it: the words are a peer's.
     pub(super) fn refuse(&self, refusal: &Refusal) -> Frame {
-        self.prove(refusal.frame())
+        self.prove(&refusal.frame())
     }
 
-    fn prove(&self, frame: Frame) -> Frame {
+    fn prove(&self, frame: &Frame) -> Frame {
         let proof = self.0.acceptors(frame.kind, &frame.body).finalize().into_bytes();
         let mut body = BytesMut::from(&frame.body[..]);
         body.put_slice(&proof);
-        Frame { body: body.freeze(), ..frame }
+        Frame { body: body.freeze(), ..frame.clone() }
     }
 }
 
