@@ -5,9 +5,9 @@ use serde::Serialize;
 use taskyard::{Bulk, DeadLetters, TaskState};
 
 use crate::{
-    args::{DeadCommand, DeadSelection},
+    args::{DeadCommand, DeadSelection, FilterArgs},
     confirm::{confirm, confirm_removal},
-    output,
+    output, queue,
     remote::{Remote, usage},
     task, values,
 };
@@ -15,10 +15,12 @@ use crate::{
 pub(crate) async fn run(remote: &Remote, command: DeadCommand) -> Result<()> {
     match command {
         DeadCommand::List { filter, page } => {
+            check_queue(remote, &filter).await?;
             let tasks = remote.client.tasks().state(TaskState::Dead);
             task::list(remote.output, task::filter_tasks(tasks, &filter), &page).await
         }
         DeadCommand::Retry(selection) => {
+            check_queue(remote, &selection.filter).await?;
             // Running all of them again is a load that nobody starts by a slip.
             let chosen = select(remote, &selection)?;
             if selection.all {
@@ -27,12 +29,21 @@ pub(crate) async fn run(remote: &Remote, command: DeadCommand) -> Result<()> {
             change(remote, chosen.retry(), "retried").await
         }
         DeadCommand::Discard(selection) => {
+            check_queue(remote, &selection.filter).await?;
             let chosen = select(remote, &selection)?;
             if selection.ids.is_empty() {
                 confirm_removal(selection.yes, &format!("remove {} for good?", name(&selection)))?;
             }
             change(remote, chosen.discard(), "discarded").await
         }
+    }
+}
+
+/// A queue that does not exist is a slip of the fingers, not a queue without dead letters.
+async fn check_queue(remote: &Remote, filter: &FilterArgs) -> Result<()> {
+    match &filter.queue {
+        Some(queue) => Ok(queue::check_there(remote, queue).await?),
+        None => Ok(()),
     }
 }
 

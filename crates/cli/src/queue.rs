@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
-use taskyard::{PerKey, QueueDetails, QueueSettings, Rate, RetryGrowth, RetryPolicy};
+use taskyard::{Error, PerKey, QueueDetails, QueueSettings, Rate, RetryGrowth, RetryPolicy};
 
 use crate::{
     args::{PolicyName, QueueCommand, QueueSetArgs, RetryArgs, SettingName},
@@ -99,6 +99,20 @@ async fn set(Remote { client, output, .. }: &Remote, args: &QueueSetArgs) -> Res
     Ok(())
 }
 
+/// That a queue is there; if not, the error names the one that was probably meant.
+pub(crate) async fn check_there(remote: &Remote, name: &str) -> Result<(), Error> {
+    let code = match remote.client.queue(name).details().await {
+        Err(error) if error.is_not_found() => error.code().to_owned(),
+        details => return details.map(drop),
+    };
+    let known = remote.client.queues().await?;
+    let advice = match values::nearest(name, known.iter().map(|known| known.name.as_str())) {
+        Some(meant) => format!("did you mean {meant}?"),
+        None => "see taskyard queue list".to_owned(),
+    };
+    Err(Error::Rejected { code, message: format!("queue {name} does not exist; {advice}") })
+}
+
 #[derive(Serialize)]
 struct QueueWithSettings<'a> {
     #[serde(flatten)]
@@ -119,14 +133,17 @@ struct Purged {
 }
 
 fn table(queues: &[QueueDetails]) -> Table {
+    // Of tasks that are there, of tasks that have succeeded, and of attempts that have failed: one
+    // task may have failed many times.
     let columns = [
         "queue",
         ">ready",
         ">scheduled",
+        ">blocked",
         ">claimed",
         ">dead",
         ">succeeded",
-        ">failed",
+        ">failed attempts",
         "oldest",
         "",
     ];
@@ -142,6 +159,7 @@ fn table(queues: &[QueueDetails]) -> Table {
             (Colour::Bold, queue.name.clone()),
             plain(queue.ready),
             plain(queue.scheduled),
+            plain(queue.blocked),
             plain(queue.claimed),
             (dead, queue.dead.to_string()),
             plain(queue.succeeded_total),

@@ -43,6 +43,7 @@ struct Started {
 
 async fn serve(config: Config, mut signals: Signals, output: Output) -> Result<()> {
     let data = config.data.clone();
+    let (peer_wanted, faktory_wanted) = (config.peer, config.faktory);
     let has_secret = !config.cluster_secret.0.is_empty();
     let has_password = !config.faktory_password.0.is_empty();
     let scheme = if config.faktory_tls.is_some() { "tcp+tls" } else { "tcp" };
@@ -79,6 +80,16 @@ async fn serve(config: Config, mut signals: Signals, output: Output) -> Result<(
         );
         if let Some(faktory) = faktory {
             eprintln!("Faktory clients reach it at {faktory}");
+        }
+    }
+    let moved = [
+        ("--peer", peer_wanted, node.peer_address()),
+        ("--faktory", faktory_wanted, node.faktory_address()),
+    ];
+    for (option, wanted, address) in moved {
+        let (Some(wanted), Some(address)) = (wanted, address) else { continue };
+        if wanted.port() != 0 && wanted != address {
+            output.say(format!("{wanted} is taken: {option} is {address} instead"));
         }
     }
     if let Some(address) = node.address().filter(|address| !address.ip().is_loopback()) {

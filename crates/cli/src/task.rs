@@ -18,6 +18,9 @@ use crate::{
     values,
 };
 
+/// Letters of a payload that a list shows; `task get` shows more, and `--json` all of it.
+const PAYLOAD_SHOWN: usize = 80;
+
 /// One long poll; longer waits are many of them.
 const WAIT_EACH: Duration = Duration::from_secs(30);
 
@@ -189,6 +192,10 @@ pub(crate) async fn list(output: Output, mut tasks: Tasks, page: &PageArgs) -> R
     if let Some(cursor) = &page.cursor {
         tasks = tasks.after(cursor);
     }
+    tasks = match page.since {
+        Some(since) => tasks.since(since.moment(now())),
+        None => tasks.newest_first(),
+    };
     if page.payload {
         tasks = tasks.with_payload();
     }
@@ -211,7 +218,7 @@ pub(crate) async fn list(output: Output, mut tasks: Tasks, page: &PageArgs) -> R
     } else if found.is_empty() {
         output.say("no tasks match");
     } else {
-        output.value(&(), |()| table(&found).render(output))?;
+        output.value(&(), |()| table(&found, page.payload).render(output))?;
     }
     if let Some(cursor) = cursor {
         eprintln!("there may be more: go on with --cursor {cursor}");
@@ -219,12 +226,13 @@ pub(crate) async fn list(output: Output, mut tasks: Tasks, page: &PageArgs) -> R
     Ok(())
 }
 
-fn table(tasks: &[TaskDetails]) -> Table {
+fn table(tasks: &[TaskDetails], with_payload: bool) -> Table {
     let now = now();
-    let mut table = Table::new(&["id", "queue", "type", "state", ">attempt", "when", "last error"]);
+    let columns = ["id", "queue", "type", "state", ">attempt", "when", "last error", "payload"];
+    let mut table = Table::new(if with_payload { &columns } else { &columns[..7] });
     for task in tasks {
         let error = last_error(task).map(|error| shorten(&error, 60)).unwrap_or_default();
-        table.row(vec![
+        let mut row = vec![
             plain(&task.id),
             plain(&task.queue),
             plain(&task.kind),
@@ -232,7 +240,12 @@ fn table(tasks: &[TaskDetails]) -> Table {
             plain(format!("{}/{}", task.attempt, task.max_attempts)),
             plain(relative(moment_of(task), now)),
             (Colour::Grey, error),
-        ]);
+        ];
+        if with_payload {
+            let payload = task.payload.as_deref().map(show_bytes).unwrap_or_default();
+            row.push(plain(shorten(&payload, PAYLOAD_SHOWN)));
+        }
+        table.row(row);
     }
     table
 }

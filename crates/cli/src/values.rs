@@ -7,6 +7,7 @@ use std::{
 };
 
 use base64::{Engine, prelude::BASE64_STANDARD};
+use taskyard::Timestamp;
 
 /// Units of time, the longest first, so that a duration is shown in as few as possible.
 const UNITS: [(&str, u64); 5] =
@@ -186,6 +187,33 @@ pub(crate) fn moment(text: &str) -> Result<u64, String> {
     Ok(milliseconds(text)?.try_into().unwrap_or(0))
 }
 
+/// A moment, or how long ago it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Since {
+    Ago(Duration),
+    At(u64),
+}
+
+pub(crate) fn since(text: &str) -> Result<Since, String> {
+    let bad = || {
+        format!(
+            "{text:?} is neither how long ago, like 10m or 2d, nor a moment like 2031-05-01T09:30:00Z"
+        )
+    };
+    let ago = duration(text).ok().map(Since::Ago);
+    ago.or_else(|| moment(text).ok().map(Since::At)).ok_or_else(bad)
+}
+
+impl Since {
+    /// The moment, seen from `now`.
+    pub(crate) fn moment(self, now: Timestamp) -> Timestamp {
+        match self {
+            Since::Ago(ago) => Timestamp::from_millis(now.as_millis().saturating_sub(millis(ago))),
+            Since::At(at) => Timestamp::from_millis(at),
+        }
+    }
+}
+
 /// The same where more counts than that it has passed: one before 1970 is refused.
 pub(crate) fn moment_since_1970(text: &str) -> Result<u64, String> {
     let early = |_| format!("{text} is before 1970: choose a later moment");
@@ -275,20 +303,30 @@ pub(crate) fn nearest<'a>(
     near.filter(|(distance, word)| *distance <= letters_max(word)).min().map(|(_, word)| word)
 }
 
-/// How many letters to add, drop or change to get from one word to the other.
+/// How many letters to add, drop, change or swap with their neighbour to get from one word to the
+/// other.
 fn distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, letter) in from.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, other) in to.iter().enumerate() {
-            let change = diagonal + usize::from(letter != *other);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
+    let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
+    // For each start of `from`: how far it is from each start of `to`.
+    let mut rows: Vec<Vec<usize>> = vec![(0..=to.len()).collect()];
+    for i in 1..=from.len() {
+        let mut row = vec![i];
+        for j in 1..=to.len() {
+            let before = &rows[i - 1];
+            let change = before[j - 1] + usize::from(from[i - 1] != to[j - 1]);
+            let mut least = change.min(before[j] + 1).min(row[j - 1] + 1);
+            let is_swap = i > 1
+                && j > 1
+                && (from[i - 2], from[i - 1]) == (to[j - 1], to[j - 2])
+                && from[i - 1] != to[j - 1];
+            if is_swap {
+                least = least.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(least);
         }
+        rows.push(row);
     }
-    row[to.len()]
+    rows[from.len()][to.len()]
 }
 
 #[cfg(test)]
@@ -419,6 +457,8 @@ mod tests {
         let known = ["fetch", "publish", "resize"];
         assert_eq!(nearest("fetsh", known), Some("fetch"));
         assert_eq!(nearest("pubish", known), Some("publish"));
+        // Two letters that changed places are one slip.
+        assert_eq!(nearest("mial", ["mall2", "mail", "calls"]), Some("mail"));
         assert_eq!(nearest("download", known), None);
         // Three letters of three are another word.
         assert_eq!(nearest("abc", ["xyz", "a", "ab"]), Some("ab"));

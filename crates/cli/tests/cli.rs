@@ -163,6 +163,11 @@ fn a_task_is_enqueued_looked_at_and_listed() {
     assert_eq!(yard.json(&["task", "list", "--queue", "mail", "--tag", "new"])[0]["id"], id);
     assert!(yard.json(&["task", "list", "--queue", "other"]).is_empty());
 
+    let text = yard.ok(&["task", "list"]);
+    assert!(!text.contains("PAYLOAD") && !text.contains("ada"), "{text}");
+    let text = yard.ok(&["task", "list", "--payload"]);
+    assert!(text.contains("PAYLOAD") && text.contains(r#"{"to": "ada"}"#), "{text}");
+
     let ran = yard.run(&["task", "get", "00000000000000000000000000"]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
 }
@@ -345,27 +350,6 @@ fn queues_are_paused_set_and_purged() {
     assert_eq!(yard.json(&["queue", "get", "q"])[0]["ready"], 0);
 }
 
-#[test]
-fn dead_letters_are_listed_retried_and_discarded() {
-    let yard = Yard::start();
-    let worker = yard.work("q", "echo $TASKYARD_TYPE is bad >&2; exit 65", &[]);
-    let ids: Vec<String> =
-        ["a", "a", "b"].map(|kind| yard.ok(&["enqueue", kind, "--queue", "q"])).to_vec();
-    for id in &ids {
-        yard.until_state(id, "dead");
-    }
-    drop(worker);
-    assert_eq!(yard.json(&["dead", "list", "--queue", "q"]).len(), 3);
-    assert_eq!(yard.json(&["dead", "list", "--error", "b is bad"])[0]["id"], ids[2]);
-    let text = yard.ok(&["dead", "list"]);
-    assert!(text.contains("b is bad"), "{text}");
-
-    assert_eq!(yard.json(&["dead", "retry", "--type", "a"])[0]["changed"], 2);
-    assert_eq!(yard.task(&ids[0])["state"], "ready");
-    assert_eq!(yard.json(&["dead", "discard", &ids[2]])[0]["changed"], 1);
-    assert!(yard.json(&["dead", "list"]).is_empty());
-}
-
 /// What the HTTP front says at `path`.
 fn http(yard: &Yard, path: &str) -> Value {
     ask_http(yard, "GET", path, "")
@@ -424,7 +408,8 @@ fn json_is_the_same_as_over_http() {
         assert_eq!(without_lease(yard.task(&id)), without_lease(over_http));
     }
     let listed = yard.json(&["task", "list", "--queue", "q"]).into_iter().map(without_lease);
-    let Value::Array(over_http) = http(&yard, "/v1/tasks?queue=q")["tasks"].take() else {
+    let Value::Array(over_http) = http(&yard, "/v1/tasks?queue=q&order=newest")["tasks"].take()
+    else {
         panic!("no list")
     };
     let over_http: Vec<Value> = over_http.into_iter().map(without_lease).collect();

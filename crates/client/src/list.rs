@@ -1,6 +1,6 @@
 //! Lists of tasks: which are meant, and their pages.
 
-use crate::{Client, Error, FlowId, TaskDetails, TaskState, connection::Repeat};
+use crate::{Client, Error, FlowId, TaskDetails, TaskState, Timestamp, connection::Repeat};
 use std::collections::VecDeque;
 use taskyard_proto::v1;
 
@@ -81,6 +81,8 @@ pub struct Tasks {
     filter: TaskFilter,
     page_size: u32,
     with_payload: bool,
+    newest_first: bool,
+    since: Option<Timestamp>,
     cursor: Cursor,
     fetched: VecDeque<TaskDetails>,
 }
@@ -98,6 +100,8 @@ impl Tasks {
             filter: TaskFilter::new(),
             page_size: 0,
             with_payload: false,
+            newest_first: false,
+            since: None,
             cursor: Cursor::At(String::new()),
             fetched: VecDeque::new(),
         }
@@ -150,6 +154,19 @@ impl Tasks {
         self
     }
 
+    /// Begins with what was enqueued last; a list of dead letters, with what died last. Otherwise a
+    /// list goes by id.
+    pub fn newest_first(mut self) -> Tasks {
+        self.newest_first = true;
+        self
+    }
+
+    /// Only what was enqueued at this moment or later, of dead letters what died, the newest first.
+    pub fn since(mut self, moment: impl Into<Timestamp>) -> Tasks {
+        (self.newest_first, self.since) = (true, Some(moment.into()));
+        self
+    }
+
     /// Goes on where [`cursor`](Tasks::cursor) of an earlier list was.
     pub fn after(mut self, cursor: impl Into<String>) -> Tasks {
         self.cursor = Cursor::At(cursor.into());
@@ -177,6 +194,8 @@ impl Tasks {
             cursor: cursor.clone(),
             limit: self.page_size,
             with_payload: self.with_payload,
+            newest_first: self.newest_first,
+            since: self.since.map(Timestamp::as_millis),
         };
         let reply = self
             .client

@@ -50,7 +50,7 @@ pub(crate) struct Received {
 /// What a worker holds and what it still owes the broker.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// All of the hello but the session's id and its claims.
+    /// All of the hello but its claims; the session's secret once there is one.
     hello: v1::Hello,
     phase: Phase,
     /// By task and then token, so that the claims of one task are neighbours.
@@ -125,18 +125,18 @@ impl Session {
     }
 
     /// The broker's first message on a stream.
-    pub(crate) fn welcome(&mut self, session_id: Vec<u8>) {
-        self.hello.session_id = session_id;
+    pub(crate) fn welcome(&mut self, session_secret: Vec<u8>) {
+        self.hello.session_secret = session_secret;
         self.beat = true;
     }
 
-    pub(crate) fn has_id(&self) -> bool {
-        !self.hello.session_id.is_empty()
+    pub(crate) fn is_open(&self) -> bool {
+        !self.hello.session_secret.is_empty()
     }
 
     /// The broker does not know the session any more; the next hello opens another.
-    pub(crate) fn forget_id(&mut self) {
-        self.hello.session_id.clear();
+    pub(crate) fn forget(&mut self) {
+        self.hello.session_secret.clear();
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -168,7 +168,7 @@ impl Session {
     pub(crate) fn receive(&mut self, message: broker_message::Message) -> Received {
         let mut received = Received::default();
         match message {
-            broker_message::Message::Welcome(welcome) => self.welcome(welcome.session_id),
+            broker_message::Message::Welcome(welcome) => self.welcome(welcome.session_secret),
             broker_message::Message::Tasks(tasks) => {
                 let run = tasks.tasks.into_iter().filter_map(|task| self.take(task));
                 received.run = run.collect();

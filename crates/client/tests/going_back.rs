@@ -51,7 +51,7 @@ async fn a_worker_goes_back_with_its_session_and_what_it_runs() {
     let address = first.address;
     drop(first);
     let mut stream = second.stream().await;
-    assert_eq!(stream.hello().await.session_id, b"session");
+    assert_eq!(stream.hello().await.session_secret, b"session");
     // Its silence is no reason to leave it.
     stream.welcome_with(b"session", 50, 600_000).await;
     stream.hand_out(vec![claimed("one", "wait", "null")]).await;
@@ -60,7 +60,7 @@ async fn a_worker_goes_back_with_its_session_and_what_it_runs() {
     let mut first = FakeBroker::at(address).await;
     let mut back = first.stream().await;
     let hello = back.welcome(b"session").await;
-    assert_eq!(hello.session_id, b"session");
+    assert_eq!(hello.session_secret, b"session");
     let held: Vec<&str> = hello.held.iter().map(|claim| claim.id.as_str()).collect();
     assert_eq!(held, ["one"]);
     while stream.next_or_end().await.is_some() {}

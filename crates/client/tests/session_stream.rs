@@ -58,7 +58,7 @@ async fn a_worker_asks_for_its_free_slots_and_answers_with_the_result() {
     let queues: Vec<_> =
         hello.queues.iter().map(|queue| (queue.name.as_str(), queue.weight)).collect();
     assert_eq!(queues, [("a", 1), ("b", 3)]);
-    assert_eq!((hello.name.as_str(), hello.slots, hello.session_id.len()), ("me", 4, 0));
+    assert_eq!((hello.name.as_str(), hello.slots, hello.session_secret.len()), ("me", 4, 0));
     assert_eq!(stream.credits().await, v1::Credits { free: 4, tasks_received: 0 });
     stream.hand_out(vec![claimed("t1", "wait", "null")]).await;
     let started = stream.until(|message| match message {
@@ -91,7 +91,7 @@ async fn a_broken_stream_is_resumed_with_its_claims_and_its_answers() {
     drop(first);
     let mut second = broker.stream().await;
     let hello = second.welcome(b"s1").await;
-    assert_eq!(hello.session_id, b"s1");
+    assert_eq!(hello.session_secret, b"s1");
     let mut held: Vec<_> = hello.held.iter().map(|claim| claim.id.as_str()).collect();
     held.sort_unstable();
     assert_eq!(held, ["t1", "t2"]);
@@ -116,7 +116,7 @@ async fn a_session_that_the_broker_forgot_is_opened_anew() {
     first.refuse(status(Code::NotFound, "not_found")).await;
     let mut second = broker.stream().await;
     let hello = second.welcome(b"s2").await;
-    assert!(hello.session_id.is_empty());
+    assert!(hello.session_secret.is_empty());
     assert_eq!(hello.held.len(), 1);
     drop(worker);
 }
@@ -131,7 +131,7 @@ async fn a_silent_broker_is_left() {
     first.beat().await;
     // The stream stays open and says nothing more: the worker must not wait for it for ever.
     let mut second = broker.stream().await;
-    assert_eq!(second.hello().await.session_id, b"s1");
+    assert_eq!(second.hello().await.session_secret, b"s1");
     // Orders, even empty ones, are signs of life.
     second.welcome_with(b"s1", 50, 2_000).await;
     for _ in 0..10 {

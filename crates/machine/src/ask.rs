@@ -11,9 +11,9 @@ mod tests;
 use crate::wire::{Reader, Wire};
 use crate::{
     Claim, ClaimQueue, ClaimToken, ClaimView, Claimable as Claims, DecodeError, FlowFilter,
-    FlowPage, FlowView, LinkView, Machine, QueueName, QueueView, ScheduleView, SessionId, ShardId,
-    SpreadView, TallyView, TaskFilter, TaskId, TaskPage, TaskSketch, TaskStateName, TaskView,
-    Timestamp, WhyView, limits,
+    FlowPage, FlowView, LinkView, Machine, NewestPage, NewestSpan, QueueName, QueueView,
+    ScheduleView, SessionId, ShardId, SpreadView, TallyView, TaskFilter, TaskId, TaskPage,
+    TaskSketch, TaskStateName, TaskView, Timestamp, WhyView, limits,
 };
 
 /// A question that a shard's state answers.
@@ -314,6 +314,37 @@ questions! {
         /// The session.
         session: SessionId,
     } -> Vec<(TaskId, ClaimToken)>, |asked, machine| machine.claims_of(asked.session);
+
+    /// A page of tasks, the newest first; every given part must match.
+    30 => Newest {
+        /// In this queue.
+        queue: Option<String>,
+        /// In this state.
+        state: Option<TaskStateName>,
+        /// Of this type.
+        task_type: Option<String>,
+        /// Whose last error's type is this, or whose message contains it.
+        error: Option<String>,
+        /// With this tag.
+        tag: Option<String>,
+        /// Of this flow.
+        flow: Option<TaskId>,
+        /// How much of it.
+        span: NewestSpan,
+    } -> NewestPage, |asked, machine| machine.newest(&asked.filter(), &asked.span);
+}
+
+impl Newest {
+    fn filter(&self) -> TaskFilter<'_> {
+        TaskFilter {
+            queue: self.queue.as_deref(),
+            state: self.state,
+            task_type: self.task_type.as_deref(),
+            error: self.error.as_deref(),
+            tag: self.tag.as_deref(),
+            flow: self.flow,
+        }
+    }
 }
 
 impl Tasks {

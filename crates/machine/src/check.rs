@@ -6,7 +6,7 @@ use crate::queue::{Lane, LaneId};
 use crate::rings::Side;
 use crate::slab::{NO_SLOT, Slot};
 use crate::strands::Strand;
-use crate::{Machine, SessionId};
+use crate::{Machine, SessionId, TaskId, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 macro_rules! ensure {
@@ -51,8 +51,10 @@ impl Machine {
             self.tasks.len()
         );
         let mut orders = BTreeSet::new();
+        let mut came_at: BTreeMap<TaskId, Timestamp> = BTreeMap::new();
         for (slot, task) in self.tasks.iter() {
             let id = task.id;
+            came_at.insert(id, task.enqueued_at);
             ensure!(self.ids.get(id) == Some(slot), "task {id} is not found under its id");
             ensure!(orders.insert(task.order), "task {id} shares its order with another");
             let made_here =
@@ -66,6 +68,11 @@ impl Machine {
             for token in tokens {
                 ensure!(token.0 < self.counters.next_token, "task {id} has an unknown token");
             }
+        }
+        // Lists that begin with the newest count on it.
+        for ((id, at), (next, later)) in came_at.iter().zip(came_at.iter().skip(1)) {
+            let same_run = (id.incarnation, id.origin) == (next.incarnation, next.origin);
+            ensure!(!same_run || at <= later, "task {next} came before {id}, of the same origin");
         }
         Ok(())
     }
@@ -227,6 +234,7 @@ impl Machine {
 
     fn check_indexes(&self) -> Result<(), String> {
         let mut dead = BTreeMap::new();
+        let mut died = BTreeSet::new();
         let mut held: BTreeMap<SessionId, BTreeMap<u64, Slot>> = BTreeMap::new();
         let mut numbered = BTreeMap::new();
         let mut heap_bytes = 0;
@@ -234,6 +242,7 @@ impl Machine {
             heap_bytes += task.heap_bytes() as u64;
             if LaneId::of(task) == LaneId::DEAD {
                 dead.insert(task.id, slot);
+                died.insert(task.died());
             }
             if let Some(session) = task.claim().and_then(|claim| claim.session) {
                 held.entry(session).or_default().insert(task.order, slot);
@@ -243,6 +252,7 @@ impl Machine {
             }
         }
         ensure!(dead == self.dead, "the index of dead letters disagrees with the tasks");
+        ensure!(died == self.died, "the index of deaths disagrees with the tasks");
         ensure!(held == self.session_claims, "the claims of sessions disagree with the tasks");
         ensure!(numbered == self.numbered_claims, "the numbered claims disagree with the tasks");
         ensure!(heap_bytes == self.task_heap_bytes, "the memory of tasks is miscounted");

@@ -11,6 +11,9 @@ use std::ops::Bound;
 
 const GROUP_IDS: u64 = 64;
 
+/// The ids of one incarnation and origin: numbers that grow.
+pub(crate) type Run = (u32, ShardId);
+
 /// Everything of an id but its place in its group. The home shard is always this one.
 type GroupKey = (u32, ShardId, u64);
 
@@ -84,6 +87,45 @@ impl Ids {
             .filter(move |&(id, _)| after.is_none_or(|after| id > after))
     }
 
+    /// The runs that have ids.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> {
+        let mut next = self.groups.keys().next().copied();
+        std::iter::from_fn(move || {
+            let (incarnation, origin, _) = next?;
+            let end = Bound::Excluded((incarnation, origin, u64::MAX));
+            next = self.groups.range((end, Bound::Unbounded)).next().map(|(key, _)| *key);
+            Some((incarnation, origin))
+        })
+    }
+
+    /// Ids of a run below a number, the highest first.
+    pub(crate) fn back(
+        &self,
+        (incarnation, origin): Run,
+        below: u64,
+    ) -> impl Iterator<Item = (TaskId, Slot)> {
+        let groups = (incarnation, origin, 0)..=(incarnation, origin, below / GROUP_IDS);
+        let highest_first = |(&key, group)| {
+            let mut members: Vec<_> = self.members(key, group).collect();
+            members.reverse();
+            members
+        };
+        let ids = self.groups.range(groups).rev().flat_map(highest_first);
+        ids.skip_while(move |(id, _)| id.sequence >= below)
+    }
+
+    /// The first id of a run from a number on.
+    pub(crate) fn first_from(
+        &self,
+        (incarnation, origin): Run,
+        sequence: u64,
+    ) -> Option<(TaskId, Slot)> {
+        let start = (incarnation, origin, sequence / GROUP_IDS);
+        let groups = self.groups.range(start..=(incarnation, origin, u64::MAX));
+        let mut ids = groups.flat_map(|(&key, group)| self.members(key, group));
+        ids.find(|(id, _)| id.sequence >= sequence)
+    }
+
     fn members<'a>(
         &self,
         (incarnation, origin, number): GroupKey,
@@ -130,6 +172,17 @@ mod tests {
         for (position, &after) in all.iter().enumerate() {
             let next = ids.iter_after(Some(after)).next().map(|(id, _)| id);
             assert_eq!(next, all.get(position + 1).copied());
+        }
+        let runs: Vec<Run> = ids.runs().collect();
+        assert_eq!(runs, [(1, ShardId(4)), (1, ShardId(9))]);
+        for below in [0, 1, 64, 299, 300, 10_000] {
+            let back: Vec<u64> = ids.back(runs[0], below).map(|(id, _)| id.sequence).collect();
+            let mut expected: Vec<u64> =
+                (0..200).map(|n| n * 3).filter(|sequence| *sequence < below).collect();
+            let from = ids.first_from(runs[0], below).map(|(id, _)| id.sequence);
+            assert_eq!(from, Some(below.next_multiple_of(3)).filter(|next| *next < 600));
+            expected.reverse();
+            assert_eq!(back, expected, "{below}");
         }
         for &id in &all {
             ids.remove(id);

@@ -108,6 +108,7 @@ impl Machine {
         let (queue, lane, key) = (task.queue, LaneId::of(task), task.key());
         if lane == LaneId::DEAD {
             self.dead.remove(&task.id);
+            self.died.remove(&task.died());
         }
         if let Some(session) = task.claim().and_then(|claim| claim.session) {
             let held = self.session_claims.get_mut(&session).expect("a session knows its claims");
@@ -149,6 +150,7 @@ impl Machine {
         let task = self.tasks.get(slot);
         if LaneId::of(task) == LaneId::DEAD {
             self.dead.insert(task.id, slot);
+            self.died.insert(task.died());
         }
         if let Some(session) = task.claim().and_then(|claim| claim.session) {
             self.session_claims.entry(session).or_default().insert(task.order, slot);

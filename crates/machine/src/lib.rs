@@ -70,6 +70,7 @@ pub mod limits;
 mod lose;
 mod machine;
 mod names;
+mod newest;
 mod occurrences;
 mod outbox;
 mod outcome;
@@ -119,6 +120,7 @@ pub use flow::{FlowFilter, FlowPage, FlowView, NodeView, ParentResult, TaskSketc
 pub use flow_command::*;
 pub use image::{ImageError, Record, RecordKey};
 pub use machine::{Identity, Machine, home_shard};
+pub use newest::{NewestAt, NewestPage, NewestSpan};
 pub use occurrences::Occurrences;
 pub use outbox::{LinkView, Outgoing};
 pub use outcome::{AfterFailure, BulkProgress, ClaimedTask, Enqueued, Outcome, Renewal};

@@ -219,6 +219,11 @@ impl Task {
         self.terms()?.expires_at
     }
 
+    /// Where a dead letter stands among those of its shard, by the time of its death.
+    pub(crate) fn died(&self) -> (Timestamp, TaskId) {
+        (self.finished_at().expect("a dead letter has ended"), self.id)
+    }
+
     pub(crate) fn finished_at(&self) -> Option<Timestamp> {
         match self.state {
             State::Finished { at, .. } => Some(at),

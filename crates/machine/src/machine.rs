@@ -25,7 +25,7 @@ use crate::{
     EnqueueCut, Entry, Event, Outcome, Payloads, RULES_CURRENT, Rejection, SessionId, ShardId,
     TaskId, Timestamp,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Which shard this is, of how many, in which cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,8 @@ pub struct Machine {
     pub(crate) names: Names,
     /// Dead letters, in id order.
     pub(crate) dead: BTreeMap<TaskId, Slot>,
+    /// Dead letters by the time of their death.
+    pub(crate) died: BTreeSet<(Timestamp, TaskId)>,
     /// Claims of each session, by the order in which they were made.
     pub(crate) session_claims: BTreeMap<SessionId, BTreeMap<u64, Slot>>,
     /// Claimed tasks by the claim that got them, in the order in which it got them.
@@ -164,6 +166,7 @@ impl Machine {
             deadlines: Deadlines::default(),
             names: Names::default(),
             dead: BTreeMap::new(),
+            died: BTreeSet::new(),
             session_claims: BTreeMap::new(),
             numbered_claims: BTreeMap::new(),
             unique: BTreeMap::new(),
@@ -238,7 +241,7 @@ impl Machine {
         /// An id in its group, and the marks of a slot.
         const ID_BYTES: usize = 6;
         let per_task = Slab::<Task>::VALUE_BYTES + ID_BYTES;
-        let per_dead = size_of::<(TaskId, Slot)>() * 3 / 2;
+        let per_dead = (size_of::<(TaskId, Slot)>() + size_of::<(Timestamp, TaskId)>()) * 3 / 2;
         let per_key = size_of::<(u128, Slot)>() * 3 / 2;
         let per_claim = size_of::<((ClaimKey, u64), Slot)>() * 3 / 2;
         let fixed = self.tasks.len() * per_task

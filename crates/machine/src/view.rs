@@ -141,7 +141,7 @@ impl Machine {
             .min()
     }
 
-    fn task_view(&self, slot: Slot) -> TaskView {
+    pub(crate) fn task_view(&self, slot: Slot) -> TaskView {
         let task = self.tasks.get(slot);
         let queue = self.queues.get(task.queue);
         let (terms, left) = (task.terms(), task.left());

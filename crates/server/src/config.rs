@@ -46,6 +46,10 @@ pub struct Config {
     /// Where other nodes of the cluster connect. Port 0 takes any free one. `None`, the default, is a
     /// node that stays alone.
     pub peer: Option<SocketAddr>,
+    /// `peer` was chosen by nobody: if its port is taken, any free one will do, as for a second
+    /// broker on one machine. The node says where it listens, and other nodes are told. Default:
+    /// false, a port that is taken is an error.
+    pub peer_may_move: bool,
     /// Peer addresses of nodes whose cluster a new data directory is to join, as host:port, tried in
     /// turn. If this node's own is among them, it is the list of all nodes: the first one founds the
     /// cluster, the others join it. A directory that is in a cluster stays there. Default: none, a new
@@ -67,13 +71,16 @@ pub struct Config {
     /// `advertise_clients` always may be used. Another name is refused, because a web page can make a
     /// name of its own lead here. Default: none.
     pub allowed_hosts: Vec<String>,
-    /// What every node of the cluster knows, and nobody else. Empty, the default: whoever reaches the
-    /// peer port is taken for the node that it says it is.
+    /// What every node of the cluster knows, and nobody else: at least 32 bytes, so that nobody
+    /// guesses it. Empty, the default: whoever reaches the peer port is taken for the node that it
+    /// says it is.
     pub cluster_secret: Secret,
     /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5. Default 3.
     pub replication: Option<u8>,
     /// Where Faktory clients connect. Port 0 takes any free one. `None`, the default, listens for none.
     pub faktory: Option<SocketAddr>,
+    /// The same of `faktory` as `peer_may_move` of `peer`. Default: false.
+    pub faktory_may_move: bool,
     /// What Faktory clients must know. Empty, the default: whoever reaches the port gets in. The proof of
     /// it costs each new connection up to some milliseconds; a short one is guessed from what a listener
     /// on the network hears.
@@ -112,6 +119,7 @@ impl Config {
             connections_max: CONNECTIONS_MAX,
             shutdown_grace: Duration::from_secs(10),
             peer: None,
+            peer_may_move: false,
             join: Vec::new(),
             newest_copy: false,
             zone: String::new(),
@@ -121,6 +129,7 @@ impl Config {
             cluster_secret: Secret::default(),
             replication: None,
             faktory: None,
+            faktory_may_move: false,
             faktory_password: Secret::default(),
             faktory_tls: None,
             clock: Clock::system(),

@@ -161,6 +161,8 @@ taskyard_machine::limits! {
     STOP_MS_MAX: u64 = 60_000, "ms";
     /// Queues that get series of their own in the metrics, by name. More labels than this is a database, not metrics.
     METRIC_QUEUES_MAX: usize = 1_000, "queues";
+    /// Bytes of a cluster's secret: a shorter one could be guessed by somebody who takes over a peer's address.
+    CLUSTER_SECRET_BYTES_MIN: usize = 32, "bytes";
     /// Largest frame between two nodes: an atomic batch at its limit, or a piece of a snapshot, with room to spare.
     PEER_FRAME_BYTES_MAX: usize = 24 << 20, "bytes";
     /// The same before a peer has proved who it is.

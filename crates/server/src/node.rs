@@ -49,11 +49,11 @@ impl Node {
         config.validate()?;
         until_room(&config.data, config.disk_reserve_bytes).await;
         // Before the data directory: a port that is taken is found out in no time.
-        let mut listener = listen_for_clients(config.listen).await?;
-        let mut faktory_listener = listen_for_clients(config.faktory).await?;
+        let mut listener = listen_for_clients(config.listen, false)?;
+        let mut faktory_listener = listen_for_clients(config.faktory, config.faktory_may_move)?;
         let faktory_tls = config.faktory_tls.as_ref().map(Tls::load).transpose();
         let faktory_tls = faktory_tls.map_err(StartError)?;
-        let peer_listener = config.peer.map(listen_for_peers).transpose()?;
+        let peer_listener = listen_for_peers(config.peer, config.peer_may_move)?;
         let peer_address = peer_listener.as_ref().and_then(|listener| listener.local_addr().ok());
         // Not for a node inside another program: that one's limit is its own business.
         let connections_max = match config.listen {
@@ -76,10 +76,10 @@ impl Node {
         let entrance =
             enter(&config, &about.address, &about.serves, peer_listener.as_ref()).await?;
         if listener.is_none() {
-            listener = listen_for_clients(bound).await?;
+            listener = listen_for_clients(bound, false)?;
         }
         if faktory_listener.is_none() {
-            faktory_listener = listen_for_clients(faktory_bound).await?;
+            faktory_listener = listen_for_clients(faktory_bound, false)?;
         }
         let opening = config.clone();
         let engine = tokio::task::spawn_blocking(move || match opening.peer {
@@ -162,11 +162,12 @@ impl Node {
     }
 }
 
-async fn listen_for_clients(
+fn listen_for_clients(
     address: Option<SocketAddr>,
+    may_move: bool,
 ) -> Result<Option<TcpListener>, StartError> {
     let Some(address) = address else { return Ok(None) };
-    let listener = listen(address).map_err(|error| {
+    let listener = listen_or_move(address, may_move).map_err(|error| {
         StartError(format!(
             "can't listen on {address}: {error}; stop what uses it or choose another address"
         ))
@@ -183,6 +184,16 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(limits::LISTEN_BACKLOG)
 }
 
+/// Listens on another port if this one is taken and nobody has chosen it.
+fn listen_or_move(address: SocketAddr, may_move: bool) -> io::Result<TcpListener> {
+    match listen(address) {
+        Err(error) if may_move && error.kind() == io::ErrorKind::AddrInUse => {
+            listen(SocketAddr::new(address.ip(), 0))
+        }
+        listener => listener,
+    }
+}
+
 /// Hangs up on all peers when dropped. What answers them holds the network, so that it does not end by
 /// itself with a node that is dropped.
 #[derive(Debug)]
@@ -194,9 +205,13 @@ impl Drop for HangUp {
     }
 }
 
-fn listen_for_peers(address: SocketAddr) -> Result<net::TcpListener, StartError> {
-    let listener = listen(address).and_then(TcpListener::into_std);
-    listener.map_err(|error| {
+fn listen_for_peers(
+    address: Option<SocketAddr>,
+    may_move: bool,
+) -> Result<Option<net::TcpListener>, StartError> {
+    let Some(address) = address else { return Ok(None) };
+    let listener = listen_or_move(address, may_move).and_then(TcpListener::into_std);
+    listener.map(Some).map_err(|error| {
         StartError(format!(
             "can't listen for other nodes on {address}: {error}; stop what uses it, or choose another \
              peer address"
@@ -297,6 +312,32 @@ mod tests {
         (config.listen, config.disk_reserve_bytes) = (None, 0);
         change(&mut config);
         Node::start(config).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_port_that_nobody_chose_gives_way_when_it_is_taken() {
+        let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
+        let faktory = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let first = node(dirs[0].path(), |config| config.faktory = Some(faktory)).await;
+        let taken = (first.peer_address(), first.faktory_address());
+        let second = node(dirs[1].path(), |config| {
+            (config.peer, config.faktory) = taken;
+            (config.peer_may_move, config.faktory_may_move) = (true, true);
+        });
+        let second = second.await;
+        let moved = (second.peer_address().unwrap(), second.faktory_address().unwrap());
+        assert!(moved.0.ip().is_loopback() && Some(moved.0) != taken.0, "{moved:?} {taken:?}");
+        assert!(moved.1.ip().is_loopback() && Some(moved.1) != taken.1, "{moved:?} {taken:?}");
+
+        // What was chosen is not put elsewhere.
+        for (peer, faktory) in [(taken.0, None), (None, taken.1)] {
+            let mut config = Config::new(dirs[2].path());
+            (config.listen, config.peer, config.faktory) = (None, peer, faktory);
+            let refused = Node::start(config).await.unwrap_err().0;
+            assert!(refused.contains("stop what uses it"), "{refused}");
+        }
+        second.stop().await;
+        first.stop().await;
     }
 
     /// On one thread nothing else has run when a start returns: what it names later is too late for

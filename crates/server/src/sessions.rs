@@ -1,12 +1,13 @@
 //! Sessions: the workers of this node, and what each of them holds.
 //!
-//! A session is not a connection: it is known by its random id, outlives a cut stream, and ends by
-//! a goodbye or by silence. Who ends it on silence are the shards' leaders; this registry tells
-//! them once a second whom it has heard, and keeps what is shown of workers.
+//! A session is not a connection: it outlives a cut stream, and ends by a goodbye or by silence. Its
+//! id is shown to anybody; its worker resumes it with a secret that nobody else has. The shards'
+//! leaders end it on silence; this registry tells them once a second whom it has heard, and keeps
+//! what is shown of workers.
 //!
 //! ```text
 //! attached.rs    a session with its live stream    asking.rs      one that asks over connections of its own
-//! orders.rs      what operators ask of workers
+//! orders.rs      what operators ask of workers     secret.rs      what a worker resumes its session with
 //! view.rs        what is shown of workers          listeners.rs   claims without a session that wait
 //! ```
 //!
@@ -17,6 +18,7 @@ mod asking;
 mod attached;
 mod listeners;
 mod orders;
+mod secret;
 mod view;
 
 use asking::AskedQueues;
@@ -24,12 +26,13 @@ pub use asking::Asking;
 pub use attached::{Attached, Beat, Hello, Orders};
 pub(crate) use listeners::Heard;
 pub(crate) use orders::Ordered;
+pub use secret::SessionSecret;
+pub(crate) use secret::{SECRET_BYTES, session_of_name};
 pub use view::{Profile, WorkerState, WorkerView};
 
 use crate::{
     Clock, Error,
     limits::{self, LOST_KEPT_MAX, SESSIONS_MAX},
-    random::random_u128,
     shard::{CancelledClaim, HandedTask, News, Shards, standstill::Standstill},
 };
 use listeners::Listeners;
@@ -360,15 +363,14 @@ impl Sessions {
         }
     }
 
-    /// Attaches a stream to the session of that id, made if it is not known here, or to a new one.
+    /// Attaches a stream to the session of that id, made if it is not known here.
     /// `attach` is told whether it was known. Under the lock of the registry: a session that is attached
     /// stays known, and a new one has its profile from the first moment that it is listed.
     fn open<T>(
         &self,
-        resumed: Option<SessionId>,
+        id: SessionId,
         attach: impl FnOnce(&mut State, bool) -> T,
     ) -> Result<(Arc<Session>, T), Error> {
-        let id = resumed.unwrap_or_else(|| SessionId(random_u128()));
         let ordered = self.0.remembered.of(id);
         let mut by_id = self.by_id();
         if let Some(session) = by_id.get(&id) {

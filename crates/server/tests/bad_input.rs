@@ -499,6 +499,10 @@ async fn other_bodies_and_parameters_that_make_no_sense_are_refused() {
             "/v1/tasks?quueue=a",
             "parameter quueue is \"a\": unknown parameter `quueue`, expected one of",
         ),
+        ("/v1/tasks?order=oldest", "oldest"),
+        ("/v1/tasks?since=2031-05-01T09:30:00Z", "since is for a list that begins with the newest"),
+        ("/v1/tasks?order=newest&since=yesterday", "yesterday"),
+        ("/v1/tasks?order=newest&cursor=AQAA", "cursor \"AQAA\" is not one of this broker"),
         ("/v1/tasks?queue=a%20b", "a b"),
         ("/v1/dead?state=ready", "ready"),
     ] {

@@ -134,15 +134,19 @@ async fn a_node_tells_where_it_is_when_it_comes_back_elsewhere() {
     until_state(&one, 2, "up").await;
 }
 
+fn secret() -> Secret {
+    Secret(b"open sesame, and let nobody else in".to_vec())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn who_does_not_fit_is_told_why() {
     let yard = Yard::new();
     let mut config = yard.config("one", &[]);
-    (config.shards, config.cluster_secret) = (Some(4), Secret(b"open sesame".to_vec()));
+    (config.shards, config.cluster_secret) = (Some(4), secret());
     let one = start(config).await;
     let joining = |name: &str| {
         let mut config = yard.config(name, &[peer(&one)]);
-        config.cluster_secret = Secret(b"open sesame".to_vec());
+        config.cluster_secret = secret();
         config
     };
     let with = |change: &dyn Fn(&mut Config)| {
@@ -154,6 +158,10 @@ async fn who_does_not_fit_is_told_why() {
     let own = peer(&one);
     for (config, words) in [
         (with(&|config| config.cluster_secret = Secret::default()), "the cluster secrets differ"),
+        (
+            with(&|config| config.cluster_secret.0.reverse()),
+            "the cluster secrets differ; give every node the same",
+        ),
         (with(&|config| config.shards = Some(8)), "has 4 shards, not 8: the number is fixed"),
         (
             with(&|config| config.join = vec![to_clients.to_string()]),

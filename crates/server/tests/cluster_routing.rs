@@ -146,17 +146,17 @@ async fn a_session_goes_on_at_another_node_when_its_own_has_crashed() {
     }
     let held = worker.tasks(SHARDS).await;
     worker.started(&held).await;
-    let session_id = worker.session_id.clone();
+    let (id, session_secret) = (worker.id.clone(), worker.secret.clone());
     tokio::task::spawn_blocking(move || drop(first)).await.unwrap();
     drop(worker);
 
     let hello = v1::Hello {
-        session_id: session_id.clone(),
+        session_secret,
         held: common::worker::held(&held),
         ..common::worker::hello(&names, 20)
     };
     let mut worker = timeout(DEADLINE, Worker::hello(&second, hello)).await.unwrap().unwrap();
-    assert_eq!(worker.session_id, session_id);
+    assert_eq!(worker.id, id);
     worker.ack_all(&held).await;
     worker.credits(20).await;
     for queue in &queues {

@@ -48,19 +48,10 @@ fn shown(list: &Value) -> Vec<(String, u64, String)> {
     list["workers"].as_array().unwrap().iter().map(shown).collect()
 }
 
-fn id_of(session_id: &[u8]) -> String {
-    session_id.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Goes on with a session at another node.
-async fn resume(
-    broker: &Broker,
-    session_id: &[u8],
-    queue: &str,
-    claims: &[v1::ClaimedTask],
-) -> Worker {
+async fn resume(broker: &Broker, secret: &[u8], queue: &str, claims: &[v1::ClaimedTask]) -> Worker {
     let hello = v1::Hello {
-        session_id: session_id.to_vec(),
+        session_secret: secret.to_vec(),
         held: held(claims),
         lease_ms: LEASE_MS,
         ..hello(&[queue], 5)
@@ -84,8 +75,7 @@ async fn every_node_lists_the_workers_of_all() {
     for node in &nodes {
         opened.push(open(node, "q").await);
     }
-    let running =
-        |(worker, node): (&Worker, u64)| (id_of(&worker.session_id), node, "running".to_owned());
+    let running = |(worker, node): (&Worker, u64)| (worker.id.clone(), node, "running".to_owned());
     let expected: Vec<_> = opened.iter().zip(1..).map(running).collect();
     for node in &nodes {
         let list = workers(node).await;
@@ -133,7 +123,7 @@ async fn workers_are_quieted_and_stopped_through_any_node() {
     let nodes = three().await;
     for (place, asked) in [(0, 1), (1, 2), (2, 0), (1, 1)] {
         let mut worker = open(&nodes[place], "q").await;
-        let id = id_of(&worker.session_id);
+        let id = worker.id.clone();
         assert_eq!(order(&nodes[asked], &id, "quiet").await.status, 202);
         assert_eq!(worker.orders().await.state(), WorkerState::Quiet);
         assert_eq!(shown(&workers(&nodes[asked]).await)[0].2, "quiet");
@@ -153,7 +143,7 @@ async fn a_node_that_does_not_answer_is_named_and_nobody_on_it_is_said_not_to_be
     let [first, second, third] = three().await;
     let (near, mut far) = (open(&first, "q").await, open(&second, "q").await);
     let gone = open(&third, "q").await;
-    let unknown = id_of(&gone.session_id);
+    let unknown = gone.id.clone();
     let waiting = enqueue(&first, "lonely").await;
     tokio::task::spawn_blocking(move || drop(third)).await.unwrap();
 
@@ -165,7 +155,7 @@ async fn a_node_that_does_not_answer_is_named_and_nobody_on_it_is_said_not_to_be
     // Those that came in the same millisecond are listed by their ids, which are random.
     let mut ids: Vec<_> = shown(&list).into_iter().map(|(id, node, _)| (node, id)).collect();
     ids.sort();
-    assert_eq!(ids, [(1, id_of(&near.session_id)), (2, id_of(&far.session_id))]);
+    assert_eq!(ids, [(1, near.id.clone()), (2, far.id.clone())]);
     let reply = first.grpc().await.list_workers(v1::ListWorkersRequest {}).await.unwrap();
     assert_eq!(reply.into_inner().missing_nodes, [3]);
 
@@ -179,7 +169,7 @@ async fn a_node_that_does_not_answer_is_named_and_nobody_on_it_is_said_not_to_be
     let refused = first.grpc().await.quiet_worker(request).await.unwrap_err();
     assert_eq!(code(&refused), "unavailable");
     // One that is found needs nobody else.
-    assert_eq!(order(&first, &id_of(&far.session_id), "quiet").await.status, 202);
+    assert_eq!(order(&first, &far.id.clone(), "quiet").await.status, 202);
     assert_eq!(far.orders().await.state(), WorkerState::Quiet);
 
     let why = http::get(second.address, &format!("/v1/tasks/{waiting}/why")).await.ok();
@@ -193,12 +183,13 @@ async fn a_node_that_does_not_answer_is_named_and_nobody_on_it_is_said_not_to_be
 async fn an_order_outlives_the_node_that_had_the_worker() {
     let ([first, second, third], _clock) = three_by_one_clock().await;
     // This one is away when the order comes; its node falls before it is back.
-    let session_id = open(&first, "q").await.session_id;
-    let id = id_of(&session_id);
+    let away = open(&first, "q").await;
+    let (id, secret) = (away.id.clone(), away.secret.clone());
+    drop(away);
     assert_eq!(order(&third, &id, "quiet").await.status, 202);
     tokio::task::spawn_blocking(move || drop(first)).await.unwrap();
 
-    let mut worker = resume(&second, &session_id, "q", &[]).await;
+    let mut worker = resume(&second, &secret, "q", &[]).await;
     assert_eq!(worker.orders().await.state(), WorkerState::Quiet, "it is told at once");
     enqueue(&second, "q").await;
     worker.credits(5).await;
@@ -211,7 +202,7 @@ async fn an_order_outlives_the_node_that_had_the_worker() {
     // This one was told, and says so to a node that never heard of it.
     let quiet = v1::Hello { state: WorkerState::Quiet.into(), ..hello(&["q"], 5) };
     let mut told = Worker::hello(&third, quiet).await.unwrap();
-    let id = id_of(&told.session_id);
+    let id = told.id.clone();
     let state = |list: &Value| shown(list).into_iter().find(|(found, ..)| *found == id).unwrap().2;
     assert_eq!(state(&workers(&second).await), "quiet");
     told.credits(5).await;
@@ -226,11 +217,12 @@ async fn a_worker_that_goes_on_elsewhere_is_listed_once_and_lost_nowhere() {
     let (nodes, clock) = three_by_one_clock().await;
     // The first leaves a stream behind that looks alive, the second one that was cut.
     let ghost = open(&nodes[0], "q").await;
-    let session_id = ghost.session_id.clone();
-    let moved = resume(&nodes[1], &session_id, "q", &[]).await;
-    let cut = open(&nodes[0], "q").await.session_id;
-    let came_back = resume(&nodes[2], &cut, "q", &[]).await;
-    let (one, other) = (id_of(&session_id), id_of(&cut));
+    let moved = resume(&nodes[1], &ghost.secret, "q", &[]).await;
+    let cut = open(&nodes[0], "q").await;
+    let (other, secret) = (cut.id.clone(), cut.secret.clone());
+    drop(cut);
+    let came_back = resume(&nodes[2], &secret, "q", &[]).await;
+    let one = ghost.id.clone();
     for node in &nodes {
         let list = workers(node).await;
         let mut places: Vec<_> = shown(&list).into_iter().map(|(id, at, _)| (id, at)).collect();
@@ -251,13 +243,13 @@ async fn a_worker_that_goes_on_elsewhere_is_listed_once_and_lost_nowhere() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_comes_back_gives_up_what_another_node_handed_to_it() {
     let (nodes, _clock) = three_by_one_clock().await;
-    let session_id = open(&nodes[0], "q").await.session_id;
-    let mut away = resume(&nodes[1], &session_id, "q", &[]).await;
+    let secret = open(&nodes[0], "q").await.secret;
+    let mut away = resume(&nodes[1], &secret, "q", &[]).await;
     away.credits(1).await;
     let id = enqueue(&nodes[2], "q").await;
     away.tasks(1).await;
     drop(away);
-    let back = resume(&nodes[0], &session_id, "q", &[]).await;
+    let back = resume(&nodes[0], &secret, "q", &[]).await;
     eventually("what it does not list is free again", async || {
         (state(&nodes[0], &id).await == "ready").then_some(())
     })
@@ -315,7 +307,7 @@ async fn a_cancel_follows_a_worker_that_went_on_elsewhere() {
             let id = enqueue(&nodes[0], &queue).await;
             let tasks = worker.tasks(1).await;
             let next = &nodes[(place + 1) % nodes.len()];
-            let mut moved = resume(next, &worker.session_id, &queue, &tasks).await;
+            let mut moved = resume(next, &worker.secret, &queue, &tasks).await;
             http::post(nodes[0].address, &format!("/v1/tasks/{id}/cancel"), "").await.ok();
             assert_eq!(moved.orders().await.cancel, held(&tasks));
             moved.goodbye().await;

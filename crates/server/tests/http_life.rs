@@ -1,10 +1,12 @@
 //! The whole life of a task over HTTP/JSON, in the words of the contract.
 
 use crate::common::{
-    Broker,
+    Broker, START_MS,
     http::{get, post, put, send},
 };
 use serde_json::{Value, json};
+use std::{net::SocketAddr, time::Duration};
+use taskyard_server::Clock;
 
 const JSON: Option<&str> = Some("application/json");
 
@@ -274,6 +276,63 @@ async fn a_list_goes_over_all_shards_page_by_page() {
     let of_queue = get(at, "/v1/tasks?queue=q3&state=ready").await.ok();
     assert_eq!(of_queue["tasks"].as_array().unwrap().len(), 3);
     assert_eq!(of_queue.get("cursor"), None);
+    broker.stop().await;
+}
+
+/// Ids of all pages of a list, put together.
+async fn listed(at: SocketAddr, query: &str, limit: usize) -> Vec<String> {
+    let mut all = Vec::new();
+    let mut path = format!("/v1/{query}&limit={limit}");
+    loop {
+        let page = get(at, &path).await.ok();
+        let tasks = page["tasks"].as_array().unwrap();
+        assert!(tasks.len() <= limit);
+        all.extend(tasks.iter().map(|task| task["id"].as_str().unwrap().to_owned()));
+        match page["cursor"].as_str() {
+            Some(cursor) => path = format!("/v1/{query}&limit={limit}&cursor={cursor}"),
+            None => return all,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_list_begins_with_the_newest_whichever_shard_has_it() {
+    let broker = Broker::with(|config| {
+        (config.shards, config.clock) = (Some(8), Clock::manual(START_MS));
+    });
+    let broker = broker.await;
+    let at = broker.address;
+    let mut enqueued = Vec::new();
+    // Some at the same moment, most of them in one queue: it has the newest, too.
+    for number in 0..120 {
+        broker.clock.advance(Duration::from_millis(number % 3));
+        let queue = if number % 4 == 0 { format!("q{number}") } else { "hot".into() };
+        let task = post(at, &format!("/v1/queues/{queue}/tasks"), r#"{"type": "t"}"#).await.ok();
+        let id = task["id"].as_str().unwrap().to_owned();
+        let shown = get(at, &format!("/v1/tasks/{id}")).await.ok();
+        enqueued.push((shown["enqueued_at"].as_str().unwrap().to_owned(), id));
+    }
+    let newest_first = |mut tasks: Vec<(String, String)>| {
+        tasks.sort_by(|one, other| other.cmp(one));
+        tasks.into_iter().map(|(_, id)| id).collect::<Vec<_>>()
+    };
+    let expected = newest_first(enqueued.clone());
+    for limit in [1000, 50, 7, 1] {
+        assert_eq!(listed(at, "tasks?order=newest", limit).await, expected, "{limit}");
+    }
+    let of_queue = listed(at, "tasks?order=newest&queue=hot", 10).await;
+    assert_eq!(of_queue.len(), 90);
+    let (since, _) = &enqueued[100];
+    let recent = enqueued.iter().filter(|(at, _)| at >= since).cloned().collect();
+    let recent = newest_first(recent);
+    assert!((15..=25).contains(&recent.len()));
+    assert_eq!(listed(at, &format!("tasks?order=newest&since={since}"), 6).await, recent);
+    // What ends between two pages leaves the others where they are.
+    let page = get(at, "/v1/tasks?order=newest&limit=10").await.ok();
+    let cursor = page["cursor"].as_str().unwrap();
+    post(at, &format!("/v1/tasks/{}/cancel", expected[9]), "").await.ok();
+    let rest = listed(at, &format!("tasks?order=newest&cursor={cursor}"), 200).await;
+    assert_eq!(rest, expected[10..]);
     broker.stop().await;
 }
 

@@ -156,7 +156,7 @@ async fn lists_and_purges_look_at_every_shard() {
     let (mut listed, mut cursor) = (BTreeSet::new(), String::new());
     loop {
         let filter = Some(v1::TaskFilter { queue: QUEUE.into(), ..Default::default() });
-        let request = v1::ListTasksRequest { filter, cursor, limit: 3, with_payload: false };
+        let request = v1::ListTasksRequest { filter, cursor, limit: 3, ..Default::default() };
         let page = client.list_tasks(request).await.unwrap().into_inner();
         for task in page.tasks {
             assert!(listed.insert(task.id), "each is listed once");

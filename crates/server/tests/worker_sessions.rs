@@ -232,12 +232,12 @@ async fn a_cut_session_is_resumed_with_what_it_still_holds() {
     worker.credits(3).await;
     let tasks = worker.tasks(3).await;
     worker.started(&tasks).await;
-    let session_id = worker.session_id.clone();
+    let (id, session_secret) = (worker.id.clone(), worker.secret.clone());
     drop(worker);
     broker.clock.advance(Duration::from_secs(3));
-    let hello = v1::Hello { session_id, held: held(&tasks[..2]), ..hello(&["q"], 3) };
+    let hello = v1::Hello { session_secret, held: held(&tasks[..2]), ..hello(&["q"], 3) };
     let mut worker = Worker::hello(&broker, hello.clone()).await.unwrap();
-    assert_eq!(worker.session_id, hello.session_id);
+    assert_eq!((&worker.id, &worker.secret), (&id, &hello.session_secret));
     eventually("the release of what it does not hold", async || {
         (state(&broker, &tasks[2].id).await == "ready").then_some(())
     })
@@ -261,7 +261,7 @@ async fn a_session_is_resumed_after_the_broker_was_started_anew() {
     let mut worker = Worker::open(&broker, &["q"], 3).await;
     worker.credits(3).await;
     let tasks = worker.tasks(3).await;
-    let session_id = worker.session_id.clone();
+    let session_secret = worker.secret.clone();
     let clock = broker.clock.clone();
     let ended = tokio::spawn(async move {
         loop {
@@ -278,7 +278,7 @@ async fn a_session_is_resumed_after_the_broker_was_started_anew() {
     let unknown = v1::HeldClaim { id: tasks[1].id.clone(), claim_token: 77 };
     let mut listed = held(&tasks[..1]);
     listed.push(unknown.clone());
-    let hello = v1::Hello { session_id, held: listed, ..hello(&["q"], 3) };
+    let hello = v1::Hello { session_secret, held: listed, ..hello(&["q"], 3) };
     let mut worker = Worker::hello(&broker, hello).await.unwrap();
     assert_eq!(worker.orders().await.lost, [unknown], "that is not its own");
     worker.ack_all(&tasks[..1]).await;
@@ -293,8 +293,8 @@ async fn a_second_stream_of_a_session_replaces_the_first() {
     let mut first = Worker::open(&broker, &["q"], 1).await;
     first.credits(1).await;
     let tasks = first.tasks(1).await;
-    let session_id = first.session_id.clone();
-    let hello = v1::Hello { session_id, held: held(&tasks), ..hello(&["q"], 1) };
+    let session_secret = first.secret.clone();
+    let hello = v1::Hello { session_secret, held: held(&tasks), ..hello(&["q"], 1) };
     let mut second = Worker::hello(&broker, hello).await.unwrap();
     assert!(first.receive().await.is_err(), "the first ends");
     drop(first);
@@ -302,6 +302,46 @@ async fn a_second_stream_of_a_session_replaces_the_first() {
     let workers = http::get(broker.address, "/v1/workers").await.ok();
     assert_eq!(workers["workers"].as_array().unwrap().len(), 1);
     assert_eq!(workers["workers"][0]["state"], "running");
+    broker.stop().await;
+}
+
+/// Whoever reads the list of workers could resume a session, end its stream and release its claims.
+#[tokio::test]
+async fn what_is_shown_of_a_worker_resumes_nothing() {
+    let broker = Broker::start().await;
+    enqueue(&broker, "q", 1).await;
+    let mut worker = Worker::open(&broker, &["q"], 1).await;
+    worker.credits(1).await;
+    let tasks = worker.tasks(1).await;
+    let id = &tasks[0].id;
+    let listed = http::get(broker.address, "/v1/workers").await.ok();
+    let shown = listed["workers"][0]["id"].as_str().unwrap().to_owned();
+    assert_eq!((shown.len(), &shown), (32, &worker.id));
+    let asked = v1::ListWorkersRequest {};
+    let reply = broker.grpc().await.list_workers(asked).await.unwrap().into_inner();
+    let secret: String = worker.secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let task = http::get(broker.address, &format!("/v1/tasks/{id}")).await.ok();
+    for shown in [listed.to_string(), format!("{reply:?}"), task.to_string()] {
+        assert!(!shown.contains(&secret) && !shown.contains(&format!("{:?}", worker.secret)));
+    }
+
+    let bytes = worker.welcome.session_id.clone();
+    let refused = v1::Hello { session_secret: bytes.clone(), ..hello(&["q"], 1) };
+    let Err(status) = Worker::hello(&broker, refused).await else { panic!("an id is no secret") };
+    assert_eq!(code(&status), "invalid_argument");
+    let texts = [[bytes.clone(), vec![0; 16]].concat(), bytes.repeat(2), shown.into_bytes()];
+    let off_by_a_bit = [vec![worker.secret[0] ^ 1], worker.secret[1..].to_vec()].concat();
+    for guess in texts.into_iter().chain([off_by_a_bit]) {
+        let hello = v1::Hello { session_secret: guess, ..hello(&["q"], 1) };
+        let stranger = Worker::hello(&broker, hello).await.unwrap();
+        assert_ne!(stranger.id, worker.id, "a session that nobody has");
+        stranger.goodbye().await;
+    }
+    assert_eq!(state(&broker, id).await, "claimed");
+    // The worker's own stream went on all the while.
+    worker.beat(&tasks).await;
+    assert_eq!(worker.orders().await.lost, []);
+    worker.ack_all(&tasks).await;
     broker.stop().await;
 }
 
@@ -358,7 +398,7 @@ async fn greetings_that_make_no_sense_are_refused() {
         (hello(&["q"], 0), "slots 0"),
         (hello(&["q"], 5_000), "slots 5000"),
         (v1::Hello { lease_ms: 5, ..good() }, "lease_ms 5"),
-        (v1::Hello { session_id: vec![1, 2], ..good() }, "session_id has 2 bytes"),
+        (v1::Hello { session_secret: vec![1, 2], ..good() }, "session_secret has 2 bytes"),
         (v1::Hello { host: "h".repeat(1000), ..good() }, "host has 1000 bytes"),
         (v1::Hello { held: held_nonsense, ..good() }, "\"x\""),
     ] {

@@ -43,7 +43,8 @@ pub(crate) struct ServeArgs {
         allow_hyphen_values = true
     )]
     pub(crate) shutdown_grace: Option<String>,
-    /// Address for other nodes of the cluster; port 0 takes any free one [default: 127.0.0.1:7401]
+    /// Address for other nodes of the cluster; port 0 takes any free one [default: 127.0.0.1:7401,
+    /// or any free port if that is taken]
     #[arg(long, env = "TASKYARD_PEER", value_name = "ADDR", help_heading = CLUSTER)]
     pub(crate) peer: Option<String>,
     /// Join the cluster of the node with this peer address, if the data directory is new; several are
@@ -64,8 +65,9 @@ pub(crate) struct ServeArgs {
     /// advertised hosts always may be used; others are refused, since web pages can send them here
     #[arg(long, env = "TASKYARD_ALLOWED_HOSTS", value_name = "HOST", value_delimiter = ',')]
     pub(crate) allowed_hosts: Vec<String>,
-    /// A file with what all nodes of the cluster know and nobody else; its text may be in
-    /// TASKYARD_CLUSTER_SECRET instead [default: none, whoever reaches the peer address gets in]
+    /// A file with what all nodes of the cluster know and nobody else, at least 32 bytes (`openssl
+    /// rand -hex 32`); its text may be in TASKYARD_CLUSTER_SECRET instead [default: none, whoever
+    /// reaches the peer address gets in]
     #[arg(long, env = "TASKYARD_CLUSTER_SECRET_FILE", value_name = "FILE", help_heading = CLUSTER)]
     pub(crate) cluster_secret_file: Option<PathBuf>,
     /// Take part at once with a data directory that was copied, without the word of all other nodes

@@ -36,6 +36,10 @@ pub(crate) struct PageArgs {
     /// Go on where a list ended; it prints its cursor.
     #[arg(long, value_name = "CURSOR")]
     pub(crate) cursor: Option<String>,
+    /// Only what was enqueued since then, of dead letters what died: 10m ago, or at a moment like
+    /// 2031-05-01T09:30:00Z.
+    #[arg(long, value_name = "AGO|TIME", value_parser = values::since, allow_hyphen_values = true)]
+    pub(crate) since: Option<values::Since>,
     /// With payloads.
     #[arg(long)]
     pub(crate) payload: bool,
@@ -52,9 +56,10 @@ pub(crate) enum TaskCommand {
         #[arg(value_name = "ID")]
         id: String,
     },
-    /// Tasks that match.
+    /// Tasks that match, the newest first.
     #[command(after_help = "Examples:
   taskyard task list --queue mail --state scheduled
+  taskyard task list --since 10m --payload
   taskyard task list --state dead --error 'connection refused' --json")]
     List {
         #[command(flatten)]
@@ -250,10 +255,10 @@ pub(crate) struct DeadSelection {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DeadCommand {
-    /// Dead letters that match.
-    #[command(
-        after_help = "Example:\n  taskyard dead list --queue mail --error 'connection refused'"
-    )]
+    /// Dead letters that match, those that died last first.
+    #[command(after_help = "Examples:
+  taskyard dead list --queue mail --error 'connection refused'
+  taskyard dead list --since 1h --payload")]
     List {
         #[command(flatten)]
         filter: FilterArgs,

@@ -147,7 +147,7 @@ fn set_limits(config: &mut Config, source: &mut Source) {
 /// What the node is told about its cluster.
 fn set_cluster(config: &mut Config, args: &ServeArgs, source: &mut Source) {
     let peer = source.parsed("peer", |text| values::address(text, 7401));
-    config.peer = Some(peer.unwrap_or(PEER));
+    (config.peer, config.peer_may_move) = (Some(peer.unwrap_or(PEER)), peer.is_none());
     config.join = source.list("join");
     config.zone = source.text("zone").unwrap_or_default();
     config.advertise = source.text("advertise");
@@ -166,7 +166,7 @@ fn set_cluster(config: &mut Config, args: &ServeArgs, source: &mut Source) {
 fn set_faktory(config: &mut Config, args: &ServeArgs, source: &mut Source) {
     let faktory = source.parsed("faktory", values::address_or_none);
     let AddressOrNone(address) = faktory.unwrap_or(AddressOrNone(Some(FAKTORY)));
-    config.faktory = address;
+    (config.faktory, config.faktory_may_move) = (address, faktory.is_none());
     let password = path(args.faktory_password_file.as_ref(), source, "faktory_password_file");
     match FAKTORY_PASSWORD.read(password.as_deref()) {
         Ok(password) => config.faktory_password = password,
@@ -329,7 +329,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("taskyard.toml");
         let secret = folder.path().join("secret");
-        fs::write(&secret, "open sesame\n").unwrap();
+        let words = "open sesame, and let nobody else in";
+        fs::write(&secret, format!("{words}\n")).unwrap();
         let text = format!(
             "peer = \"10.0.0.1:7401\"\njoin = [\"a:1\", \"b:2\"]\nzone = \"cellar\"\n\
              cluster_secret_file = {:?}\n",
@@ -342,12 +343,17 @@ mod tests {
         assert_eq!(found.join, ["a:1", "b:2"]);
         assert_eq!(
             (found.zone.as_str(), found.cluster_secret.0.as_slice()),
-            ("cellar", &b"open sesame"[..])
+            ("cellar", words.as_bytes())
         );
         let typed =
             config(&args(&format!("{line} --join c:3,d:4 --join e:5 --zone attic"))).unwrap();
         assert_eq!((typed.join.join(" "), typed.zone.as_str()), ("c:3 d:4 e:5".into(), "attic"));
-        assert_eq!(config(&args("taskyard serve")).unwrap().peer, Some(PEER));
+        let default = config(&args("taskyard serve")).unwrap();
+        assert_eq!((default.peer, default.peer_may_move), (Some(PEER), true));
+        assert_eq!((default.faktory, default.faktory_may_move), (Some(FAKTORY), true));
+        let typed_line = "taskyard serve --peer 127.0.0.1:7401 --faktory 127.0.0.1:7419";
+        let chosen = config(&args(typed_line)).unwrap();
+        assert!(!chosen.peer_may_move && !chosen.faktory_may_move && !found.peer_may_move);
         fs::write(&file, "joins = 1\njoin = [1]\nreplication = 2\npeer = \"x\"\n").unwrap();
         let error =
             config(&args(&format!("{line} --advertise 0.0.0.0:1"))).unwrap_err().to_string();

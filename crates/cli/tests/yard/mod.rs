@@ -1,6 +1,7 @@
 //! A broker and workers as real processes of the real binary, for the tests of the CLI.
 
 pub(crate) mod needs;
+pub(crate) mod packages;
 pub(crate) mod pasted;
 pub(crate) mod subnet;
 

@@ -86,7 +86,7 @@ struct Stream {
     attempt: Attempt,
     outgoing: Option<mpsc::Sender<v1::WorkerMessage>>,
     incoming: Streaming<v1::BrokerMessage>,
-    session_id: Vec<u8>,
+    session_secret: Vec<u8>,
     beat_every: Duration,
     silence_max: Duration,
     opened_at: Instant,
@@ -262,7 +262,7 @@ impl Drive {
 
     fn opened(&mut self, stream: Box<Stream>) {
         tracing::info!(server = stream.attempt.server(), "the worker is connected");
-        self.session.welcome(stream.session_id.clone());
+        self.session.welcome(stream.session_secret.clone());
         self.line = Line::Up(stream);
         self.write();
     }
@@ -271,7 +271,7 @@ impl Drive {
     fn lost(&mut self, error: &Error) -> Result<(), Error> {
         if let Error::Rejected { code, .. } = error {
             match code.as_str() {
-                "not_found" if self.session.has_id() => self.session.forget_id(),
+                "not_found" if self.session.is_open() => self.session.forget(),
                 "unauthenticated" | "permission_denied" | "invalid_argument" => {
                     tracing::error!(%error, "the broker refuses this worker");
                     return Err(error.clone());
@@ -450,7 +450,7 @@ fn open(
             attempt,
             outgoing: Some(outgoing),
             incoming,
-            session_id: welcome.session_id,
+            session_secret: welcome.session_secret,
             beat_every,
             silence_max: or(welcome.silence_ms_max, SILENCE_MAX),
             opened_at: now,

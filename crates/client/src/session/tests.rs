@@ -115,7 +115,7 @@ fn a_new_stream_names_what_is_held_and_repeats_what_is_not_confirmed() {
     reply(&mut session, 1, None);
     let hello = session.hello().message.unwrap();
     let FromWorker::Hello(hello) = hello else { panic!("{hello:?} is no hello") };
-    assert_eq!(hello.session_id, b"session");
+    assert_eq!(hello.session_secret, b"session");
     let mut held: Vec<ClaimKey> = hello.held.into_iter().map(ClaimKey::from).collect();
     held.sort_by(|a, b| a.id.cmp(&b.id));
     assert_eq!(held, [key("b", 1), key("c", 1)]);

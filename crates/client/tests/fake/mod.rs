@@ -154,9 +154,9 @@ impl WorkerStream {
     }
 
     /// Reads the hello and answers it.
-    pub(crate) async fn welcome(&mut self, session_id: &[u8]) -> v1::Hello {
+    pub(crate) async fn welcome(&mut self, secret: &[u8]) -> v1::Hello {
         let hello = self.hello().await;
-        self.welcome_with(session_id, 5_000, 15_000).await;
+        self.welcome_with(secret, 5_000, 15_000).await;
         hello
     }
 
@@ -169,12 +169,12 @@ impl WorkerStream {
 
     pub(crate) async fn welcome_with(
         &self,
-        session_id: &[u8],
+        secret: &[u8],
         beat_every_ms: u64,
         silence_ms_max: u64,
     ) {
-        let session_id = session_id.to_vec();
-        let welcome = v1::Welcome { session_id, beat_every_ms, silence_ms_max };
+        let (session_id, session_secret) = (b"id".to_vec(), secret.to_vec());
+        let welcome = v1::Welcome { session_id, session_secret, beat_every_ms, silence_ms_max };
         self.send(broker_message::Message::Welcome(welcome)).await;
     }
 

@@ -6,8 +6,8 @@ use crate::testing::drawn::Drawn;
 use crate::testing::{SHARD, Yard, new_task};
 use crate::wire::{Wire, decode_from_node, encode_for_node};
 use crate::{
-    CatchUp, Command, Dependency, Enqueue, FlowNode, NewTask, OnFailure, Outcome, Overlap,
-    Rejection, Rhythm, ScheduleSpec, SetSchedule, SubmitFlow,
+    CatchUp, Command, Dependency, Enqueue, FlowNode, NewTask, NewestAt, OnFailure, Outcome,
+    Overlap, Rejection, Rhythm, ScheduleSpec, SetSchedule, SubmitFlow,
 };
 use std::fmt::Debug;
 
@@ -150,6 +150,19 @@ fn a_question_over_bytes_is_answered_as_one_without() {
     assert_eq!(page.tasks.iter().map(|task| task.id).collect::<Vec<_>>(), [first]);
     let all = check_asked(machine, &Tasks { tag: None, limit: 1, ..tasks });
     assert_eq!((all.tasks.len(), all.next), (1, Some(first)));
+    let span = NewestSpan { before: None, since: None, limit: 1, scan: 10 };
+    let newest = Newest {
+        queue: Some("mail".into()),
+        state: None,
+        task_type: None,
+        error: None,
+        tag: None,
+        flow: None,
+        span,
+    };
+    let page = check_asked(machine, &newest);
+    assert_eq!(page.tasks[0].1.id, second);
+    assert_eq!(page.next, Some(NewestAt { at: page.tasks[0].0, task: second }));
     let name = || QueueName::parse("mail").unwrap();
     let queue = check_asked(machine, &Queue { queue: name() }).unwrap();
     assert_eq!(check_asked(machine, &Queues {}), [queue]);

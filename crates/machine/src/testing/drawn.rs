@@ -354,6 +354,9 @@ drawn!(struct ClaimView {
 });
 drawn!(struct AttemptView { attempt, worker, claimed_at, ended_at, outcome, error });
 drawn!(struct TaskPage { tasks, next });
+drawn!(struct NewestAt { at, task });
+drawn!(struct NewestSpan { before, since, limit, scan });
+drawn!(struct NewestPage { tasks, next });
 drawn!(struct QueueView { name, paused, counts, oldest_ready_for_ms });
 drawn!(struct QueueCounts {
     blocked, scheduled, ready, claimed, dead, finished, enqueued_total, succeeded_total,

@@ -5,7 +5,7 @@
 
 use crate::Error;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use taskyard_machine::{ShardId, TaskId, check_schedule_name};
+use taskyard_machine::{NewestAt, ShardId, TaskId, Timestamp, check_schedule_name};
 
 /// A position in a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,6 +18,7 @@ pub(super) struct Cursor {
 
 const VERSION: u8 = 1;
 const NAME_VERSION: u8 = 2;
+const NEWEST_VERSION: u8 = 3;
 const BYTES_WITHOUT_ID: usize = 3;
 const BYTES_WITH_ID: usize = BYTES_WITHOUT_ID + 16;
 
@@ -70,6 +71,24 @@ pub(super) fn decode_name(text: &str) -> Result<String, Error> {
     read().ok_or_else(|| unknown(text))
 }
 
+/// Where a list that begins with the newest goes on, on every shard: before this place.
+pub(super) fn encode_newest(NewestAt { at, task }: NewestAt) -> String {
+    let place = [&at.0.to_be_bytes()[..], &task.to_u128().to_be_bytes()].concat();
+    BASE64_URL_SAFE_NO_PAD.encode([&[NEWEST_VERSION], &place[..]].concat())
+}
+
+pub(super) fn decode_newest(text: &str) -> Result<NewestAt, Error> {
+    let read = || {
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+        let (&version, place) = bytes.split_first()?;
+        let (at, task) = place.split_first_chunk()?;
+        let task = TaskId::from_u128(u128::from_be_bytes(task.try_into().ok()?));
+        let at = Timestamp(u64::from_be_bytes(*at));
+        (version == NEWEST_VERSION).then_some(NewestAt { at, task })
+    };
+    read().ok_or_else(|| unknown(text))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,6 +110,18 @@ mod tests {
             assert_eq!(decode_name(text).unwrap_err().code(), "invalid_argument", "{text}");
         }
         assert!(Cursor::decode(&encode_name("nightly"), 32).is_err());
+    }
+
+    #[test]
+    fn cursors_of_newest_lists_survive_text() {
+        let place = NewestAt { at: Timestamp(u64::MAX - 7), task: TaskId::from_u128(9) };
+        assert_eq!(decode_newest(&encode_newest(place)).unwrap(), place);
+        let (of_ids, of_names) = (Cursor::default().encode(), encode_name("nightly"));
+        for text in ["", "zzz", "Aw", &of_ids, &of_names, &encode_newest(place)[1..]] {
+            assert_eq!(decode_newest(text).unwrap_err().code(), "invalid_argument", "{text}");
+        }
+        assert!(Cursor::decode(&encode_newest(place), 32).is_err());
+        assert!(decode_name(&encode_newest(place)).is_err());
     }
 
     #[test]

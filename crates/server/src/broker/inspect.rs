@@ -43,8 +43,23 @@ pub struct ListAsked {
     pub cursor: Option<String>,
     /// Tasks at most.
     pub limit: u32,
+    /// What the list begins with.
+    pub order: ListOrder,
+    /// Only what was enqueued at this moment or later; of dead letters, what died. For
+    /// [`ListOrder::Newest`] alone.
+    pub since: Option<Timestamp>,
     /// Whether their bodies are wanted.
     pub with_body: bool,
+}
+
+/// What a list begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ListOrder {
+    /// Shard after shard, each in id order: what walks over all of them costs least.
+    #[default]
+    Id,
+    /// What was enqueued last; of dead letters, what died last.
+    Newest,
 }
 
 impl ListAsked {
@@ -66,10 +81,23 @@ impl ListAsked {
 /// One page of a list over all shards.
 #[derive(Clone, Debug)]
 pub struct Page {
-    /// In id order.
+    /// In the order that was asked for.
     pub tasks: Vec<Found>,
     /// Where to go on; `None` is the end. A page may be short, even empty, and still go on.
     pub cursor: Option<String>,
+}
+
+impl Page {
+    /// `bodies` are those of the tasks in their order, or none.
+    pub(super) fn new(
+        views: Vec<TaskView>,
+        bodies: Vec<Option<Bytes>>,
+        cursor: Option<String>,
+    ) -> Page {
+        let mut bodies = bodies.into_iter();
+        let found = |task| Found { task, body: bodies.next().flatten() };
+        Page { tasks: views.into_iter().map(found).collect(), cursor }
+    }
 }
 
 /// What came of a task, as far as is known.
@@ -134,7 +162,7 @@ impl Broker {
         self.shards().bodies(tasks).await
     }
 
-    /// A page of tasks: shard after shard, each in id order.
+    /// A page of tasks.
     pub async fn tasks(&self, asked: ListAsked) -> Result<Page, Error> {
         let limit = asked.limit as usize;
         if limit == 0 || limit > limits::PAGE_TASKS_MAX {
@@ -142,13 +170,22 @@ impl Broker {
             return Err(Error::Invalid(text));
         }
         let shards = self.shards().count();
-        let at = match &asked.cursor {
-            Some(text) => Cursor::decode(text, shards)?,
-            None => Cursor::default(),
-        };
         let mut looked_at: Vec<ShardId> = match &asked.queue {
             Some(queue) => self.reach_of_queue(queue)?,
             None => (0..shards).map(ShardId).collect(),
+        };
+        match (asked.order, asked.since) {
+            (ListOrder::Newest, _) => return self.newest(&asked, looked_at).await,
+            (ListOrder::Id, None) => {}
+            (ListOrder::Id, Some(_)) => {
+                let text =
+                    "since is for a list that begins with the newest; ask for that order too";
+                return Err(Error::Invalid(text.into()));
+            }
+        }
+        let at = match &asked.cursor {
+            Some(text) => Cursor::decode(text, shards)?,
+            None => Cursor::default(),
         };
         looked_at.sort_unstable();
         let from = |shard: ShardId| looked_at.iter().copied().find(|other| *other >= shard);
@@ -183,23 +220,13 @@ impl Broker {
     ) -> Result<Page, Error> {
         let mut bodies = Vec::new();
         if with_body {
-            let mut bytes = 0;
-            let fits = |view: &TaskView| {
-                bytes += view.body_bytes as usize;
-                bytes <= PAGE_BODY_BYTES_MAX
-            };
-            let kept = views.iter().map(fits).take_while(|fits| *fits).count().max(1);
-            if kept < views.len() {
-                views.truncate(kept);
+            if cut_to_bodies(&mut views) {
                 let last = views.last().map(|view| view.id);
                 next = last.map(|id| Cursor { shard: id.home, after: Some(id) });
             }
             bodies = self.shards().bodies(views.iter().map(|view| view.id).collect()).await?;
         }
-        let mut bodies = bodies.into_iter();
-        let found = |task| Found { task, body: bodies.next().flatten() };
-        let tasks = views.into_iter().map(found).collect();
-        Ok(Page { tasks, cursor: next.map(Cursor::encode) })
+        Ok(Page::new(views, bodies, next.map(Cursor::encode)))
     }
 
     /// What came of a task; waits up to `wait` for its end.
@@ -273,6 +300,19 @@ impl Broker {
     pub(crate) fn cluster_id(&self) -> String {
         format!("{:032x}", self.shards().cluster())
     }
+}
+
+/// Cuts a page to what may come with bodies; whether it was longer.
+pub(super) fn cut_to_bodies(views: &mut Vec<TaskView>) -> bool {
+    let mut bytes = 0;
+    let fits = |view: &TaskView| {
+        bytes += view.body_bytes as usize;
+        bytes <= PAGE_BODY_BYTES_MAX
+    };
+    let kept = views.iter().map(fits).take_while(|fits| *fits).count().max(1);
+    let is_longer = kept < views.len();
+    views.truncate(kept);
+    is_longer
 }
 
 /// One queue out of what its shards know of it: counts are sums, and its home says if it is paused.

@@ -2,6 +2,7 @@
 //! is checked before anything is dialled.
 
 use super::Config;
+use crate::limits::CLUSTER_SECRET_BYTES_MIN;
 use std::net::{IpAddr, SocketAddr};
 
 /// Longest name of a zone and longest address, in bytes.
@@ -61,6 +62,13 @@ impl Config {
         for address in self.join.iter().filter(|address| split(address).is_none()) {
             mistakes.push(format!(
                 "join is {address:?}; it must be the peer address of a node, such as 10.0.0.5:7401"
+            ));
+        }
+        let (secret, bytes_min) = (self.cluster_secret.0.len(), CLUSTER_SECRET_BYTES_MIN);
+        if (1..bytes_min).contains(&secret) {
+            mistakes.push(format!(
+                "cluster_secret has {secret} bytes, so that it could be guessed; it must have at least \
+                 {bytes_min}: make one with `openssl rand -hex 32`, and give it to every node"
             ));
         }
         if self.zone.len() > TEXT_BYTES_MAX || self.zone.chars().any(char::is_control) {
@@ -146,6 +154,7 @@ fn is_name(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Secret;
 
     fn config(peer: &str, join: &[&str], advertise: Option<&str>) -> Config {
         let mut config = Config::new("data");
@@ -204,6 +213,19 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_that_can_be_guessed_is_refused_with_how_to_make_one() {
+        let mut config = config("10.0.0.1:7401", &[], None);
+        for (bytes, is_fine) in [(0, true), (1, false), (31, false), (32, true), (64, true)] {
+            config.cluster_secret = Secret(vec![b'x'; bytes]);
+            let found = config.validate().map_err(|error| error.0);
+            assert_eq!(found.is_ok(), is_fine, "{bytes}: {found:?}");
+            let words = found.err().unwrap_or_default();
+            let says = [&format!("cluster_secret has {bytes} bytes"), "`openssl rand -hex 32`"];
+            assert!(is_fine || says.iter().all(|part| words.contains(part)), "{words}");
+        }
+    }
+
+    #[test]
     fn clients_may_use_the_advertised_hosts_and_the_allowed_ones() {
         let mut config = config("10.0.0.1:7401", &[], Some("a:7401"));
         config.advertise_clients = Some("b:80".into());
@@ -239,7 +261,7 @@ mod tests {
     #[test]
     fn a_secret_is_not_printed() {
         let mut config = Config::new("data");
-        config.cluster_secret = crate::config::Secret(b"open sesame".to_vec());
+        config.cluster_secret = Secret(b"open sesame".to_vec());
         let shown = format!("{config:?}");
         assert!(!shown.contains("sesame") && !shown.contains("115, 101"), "{shown}");
     }

@@ -14,7 +14,9 @@ pub(super) use wire::{CODE_KEY, TOO_LARGE, grpc_code, too_large};
 
 use crate::{
     Broker, Error,
-    broker::{BulkJob, ClaimAsked, Edit, FlowsAsked, ListAsked, check_batch_length, check_wait},
+    broker::{
+        BulkJob, ClaimAsked, Edit, FlowsAsked, ListAsked, ListOrder, check_batch_length, check_wait,
+    },
     cluster::{Operation, Workers},
     front::edge,
     limits::{self, STREAM_BATCHES_MAX},
@@ -263,6 +265,8 @@ impl Taskyard for Grpc {
             flow: wire::given(filter.flow).map(|id| edge::task_id(&id)).transpose()?,
             cursor: wire::given(request.cursor),
             limit: if request.limit == 0 { edge::PAGE_TASKS_DEFAULT } else { request.limit },
+            order: if request.newest_first { ListOrder::Newest } else { ListOrder::Id },
+            since: request.since.map(Timestamp),
             with_body: request.with_payload,
         };
         let page = self.broker.tasks(asked).await?;

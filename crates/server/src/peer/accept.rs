@@ -9,7 +9,7 @@ use super::{
     connection::{Ended, FrameReader, write_frame},
     dial::nonce,
     frame::{Frame, Kind, PREFACE},
-    handshake::{Challenging, HandshakeError, PeerHello, Refusal, RefusalCode, welcome},
+    handshake::{Challenging, HandshakeError, PeerHello, Refusal, RefusalCode},
     serve::serve,
 };
 use crate::limits;
@@ -53,12 +53,20 @@ struct Place {
 enum Turned {
     /// It speaks something else.
     Away { kind: &'static str, words: String },
-    /// It is told why.
-    Refused(Refusal),
+    /// It is told why, by this frame.
+    Refused(Refusal, Frame),
     /// It refused us, and said why.
     Left(Refusal),
     /// It went, or broke the rules of frames.
     Ended(Ended),
+}
+
+impl Turned {
+    /// Refuses somebody who has proved nothing, and to whom nothing is proved.
+    fn unproved(refusal: Refusal) -> Turned {
+        let frame = refusal.frame();
+        Turned::Refused(refusal, frame)
+    }
 }
 
 impl From<Ended> for Turned {
@@ -70,7 +78,7 @@ impl From<Ended> for Turned {
 impl From<HandshakeError> for Turned {
     fn from(error: HandshakeError) -> Turned {
         match error {
-            HandshakeError::RefusedByUs(refusal) => Turned::Refused(refusal),
+            HandshakeError::RefusedByUs(refusal) => Turned::unproved(refusal),
             HandshakeError::RefusedByPeer(refusal) | HandshakeError::Unproved(refusal) => {
                 Turned::Left(refusal)
             }
@@ -243,16 +251,20 @@ impl Listed {
         preface(reader).await?;
         let hello = reader.frame().await?;
         let (challenging, challenge) =
-            Challenging::start(&core.me, &hello, &nonce()).map_err(Turned::Refused)?;
+            Challenging::start(&core.me, &hello, &nonce()).map_err(Turned::unproved)?;
         write_frame(writer, &challenge).await?;
-        let peer = challenging.proved(&reader.frame().await?)?;
+        let (peer, answering) = challenging.proved(&reader.frame().await?)?;
+        let refused = |refusal: Refusal| {
+            let frame = answering.refuse(&refusal);
+            Turned::Refused(refusal, frame)
+        };
         if peer.cluster != 0 {
-            core.handler.admit(&peer).map_err(Turned::Refused)?;
-            core.accepted.seat(self.connection, &peer, end).map_err(Turned::Refused)?;
+            core.handler.admit(&peer).map_err(&refused)?;
+            core.accepted.seat(self.connection, &peer, end).map_err(&refused)?;
             self.node = Some(peer.node);
-            core.handler.seated(&peer).await.map_err(Turned::Refused)?;
+            core.handler.seated(&peer).await.map_err(&refused)?;
         }
-        write_frame(writer, &welcome()).await?;
+        write_frame(writer, &answering.welcome()).await?;
         Ok(peer)
     }
 }
@@ -297,10 +309,10 @@ async fn turn_away(
         Turned::Left(refusal) => core.warnings.warn("peer that refused us", from, refusal),
         Turned::Ended(ended @ Ended::NoFrame(_)) => core.warnings.warn("bad frame", from, ended),
         Turned::Ended(ended) => core.warnings.warn("cut handshake", from, ended),
-        Turned::Refused(refusal) => {
+        Turned::Refused(refusal, frame) => {
             core.warnings.warn(named(refusal.code), from, &refusal);
             let told = async {
-                let _ = write_frame(writer, &refusal.frame()).await;
+                let _ = write_frame(writer, &frame).await;
                 let _ = writer.shutdown().await;
             };
             let _ = timeout(core.tuning.patience.handshake, told).await;

@@ -1,12 +1,16 @@
 //! Handshake: how two nodes find out that they belong together, without any I/O.
 //!
-//! Hello, Challenge, Proof, Welcome, or Refused with the reason at any step. Each side draws a nonce, and
-//! proves with an HMAC over everything that both have said, and its own role, that it knows the cluster's
-//! secret: a proof that was recorded or sent back is worth nothing. Each step takes the one before by
-//! value, so that no frame is taken out of turn.
+//! Hello, Challenge, Proof, Welcome, or Refused with the reason at any step. Each side draws a
+//! nonce, and proves with an HMAC over everything that both have said, and its own role, that it
+//! knows the cluster's secret: a proof that was recorded or sent back is worth nothing. Each step
+//! takes the one before by value, so that no frame is taken out of turn.
 //!
-//! The handshake says who opened a connection. It neither hides nor seals what follows on it: the network
-//! between nodes must be private.
+//! The dialer proves first: a stranger that dials gets nothing that was made with the secret, which
+//! it could try guesses on. The acceptor's proof is in its answer to the dialer's, a Welcome or a
+//! Refused.
+//!
+//! The handshake says who opened a connection. It neither hides nor seals what follows on it: the
+//! network between nodes must be private.
 
 use super::frame::{Frame, Kind};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -153,6 +157,41 @@ impl From<Refusal> for HandshakeError {
     }
 }
 
+/// All that both sides have said before the proofs, and the secret that they prove.
+#[derive(Debug)]
+struct Said<'a> {
+    me: &'a Identity,
+    hello: Bytes,
+    challenge: Bytes,
+}
+
+impl Said<'_> {
+    /// The dialer's proof.
+    fn dialers(&self) -> Hmac<Sha256> {
+        self.sealed(&[DIALER])
+    }
+
+    /// The acceptor's proof, which seals its answer too: a refusal is no welcome.
+    fn acceptors(&self, kind: Kind, answer: &[u8]) -> Hmac<Sha256> {
+        self.sealed(&[ACCEPTOR, &[kind as u8], answer])
+    }
+
+    /// Each part carries its length, so that none can borrow from the next.
+    fn sealed(&self, more: &[&[u8]]) -> Hmac<Sha256> {
+        let secret = &self.me.secret;
+        let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key may have any length");
+        for part in [&self.hello, &self.challenge]
+            .into_iter()
+            .map(|said| &said[..])
+            .chain(more.iter().copied())
+        {
+            mac.update(&(part.len() as u64).to_le_bytes());
+            mac.update(part);
+        }
+        mac
+    }
+}
+
 /// The dialer has said hello.
 #[derive(Debug)]
 pub(super) struct Dialing<'a> {
@@ -177,11 +216,11 @@ impl<'a> Dialing<'a> {
         (Dialing { me, expected, hello }, frame)
     }
 
-    /// Checks who answered. The frame that comes out proves who dialled.
-    pub(super) fn challenged(self, frame: &Frame) -> Result<(Proved, Frame), HandshakeError> {
+    /// Looks at who says it answers, which nothing proves yet. The frame that comes out proves who
+    /// dialled.
+    pub(super) fn challenged(self, frame: &Frame) -> Result<(Proved<'a>, Frame), HandshakeError> {
         expect(Kind::Challenge, frame)?;
         let mut reader = Reader(&frame.body);
-        let proof = reader.take(PROOF_BYTES)?;
         let version = reader.u16()?;
         let peer = reader.hello()?;
         if !(VERSIONS.0..=VERSIONS.1).contains(&version) {
@@ -190,48 +229,52 @@ impl<'a> Dialing<'a> {
         if self.me.hello.cluster != 0 && peer.cluster != self.me.hello.cluster {
             return Err(wrong_cluster(peer.cluster, self.me.hello.cluster).into());
         }
-        let said = &frame.body[PROOF_BYTES..];
-        if mac(&self.me.secret, ACCEPTOR, &self.hello, said).verify_slice(proof).is_err() {
-            return Err(wrong_secret().into());
-        }
         if let Some(expected) = self.expected.filter(|expected| *expected != peer.node) {
             let words =
                 format!("node {expected} was expected here, and this is node {}", peer.node);
             return Err(Refusal::new(RefusalCode::WrongNode, words).into());
         }
-        let proof = mac(&self.me.secret, DIALER, &self.hello, &frame.body).finalize().into_bytes();
-        Ok((Proved { peer }, Frame::new(Kind::Proof, 0, proof.to_vec())))
+        let said = Said { me: self.me, hello: self.hello, challenge: frame.body.clone() };
+        let proof = said.dialers().finalize().into_bytes();
+        Ok((Proved { peer, said }, Frame::new(Kind::Proof, 0, proof.to_vec())))
     }
 }
 
 /// The dialer has proved who it is.
 #[derive(Debug)]
-pub(super) struct Proved {
+pub(super) struct Proved<'a> {
     peer: PeerHello,
+    said: Said<'a>,
 }
 
-impl Proved {
+impl Proved<'_> {
     /// The connection is open, to the node that comes out.
     pub(super) fn welcomed(self, frame: &Frame) -> Result<PeerHello, HandshakeError> {
-        expect(Kind::Welcome, frame).map_err(|error| match error {
-            HandshakeError::Unproved(refusal) => HandshakeError::RefusedByPeer(refusal),
-            error => error,
-        })?;
-        Ok(self.peer)
+        let split = frame.body.len().saturating_sub(PROOF_BYTES);
+        let (answer, proof) = frame.body.split_at(split);
+        let is_proved = self.said.acceptors(frame.kind, answer).verify_slice(proof).is_ok();
+        match frame.kind {
+            Kind::Welcome if is_proved => Ok(self.peer),
+            Kind::Welcome => Err(wrong_secret().into()),
+            Kind::Refused if is_proved => {
+                Err(HandshakeError::RefusedByPeer(Refusal::read(answer)?))
+            }
+            // One of a node that has another secret, or of anybody.
+            Kind::Refused => Err(HandshakeError::Unproved(Refusal::read(&frame.body)?)),
+            found => Err(out_of_turn(found, Kind::Welcome).into()),
+        }
     }
 }
 
 /// The acceptor has heard who dials, and asks for the proof.
 #[derive(Debug)]
 pub(super) struct Challenging<'a> {
-    me: &'a Identity,
     peer: PeerHello,
-    hello: Bytes,
-    challenge: Bytes,
+    said: Said<'a>,
 }
 
 impl<'a> Challenging<'a> {
-    /// Takes the dialer's hello. The frame that comes out says and proves who answers.
+    /// Takes the dialer's hello. The frame that comes out says who answers, and proves nothing.
     pub(super) fn start(
         me: &'a Identity,
         frame: &Frame,
@@ -249,32 +292,50 @@ impl<'a> Challenging<'a> {
         let peer = reader.hello()?;
         me.hello.meets(&peer)?;
 
-        let mut said = BytesMut::new();
-        said.put_u16_le(version);
-        put_hello(&mut said, &me.hello, nonce);
-        let proof = mac(&me.secret, ACCEPTOR, &frame.body, &said).finalize().into_bytes();
-        let mut body = BytesMut::from(&proof[..]);
-        body.put_slice(&said);
+        let mut body = BytesMut::new();
+        body.put_u16_le(version);
+        put_hello(&mut body, &me.hello, nonce);
         let challenge = body.freeze();
         let answer = Frame::new(Kind::Challenge, 0, challenge.clone());
-        Ok((Challenging { me, peer, hello: frame.body.clone(), challenge }, answer))
+        let said = Said { me, hello: frame.body.clone(), challenge };
+        Ok((Challenging { peer, said }, answer))
     }
 
     /// Checks the dialer's proof. The node that comes out is who it says it is, as far as the secret
     /// tells; whether it is let in is for others to say.
-    pub(super) fn proved(self, frame: &Frame) -> Result<PeerHello, HandshakeError> {
+    pub(super) fn proved(
+        self,
+        frame: &Frame,
+    ) -> Result<(PeerHello, Answering<'a>), HandshakeError> {
         expect(Kind::Proof, frame)?;
-        let proof = mac(&self.me.secret, DIALER, &self.hello, &self.challenge);
-        match proof.verify_slice(&frame.body) {
-            Ok(()) => Ok(self.peer),
+        match self.said.dialers().verify_slice(&frame.body) {
+            Ok(()) => Ok((self.peer, Answering(self.said))),
             Err(_differs) => Err(wrong_secret().into()),
         }
     }
 }
 
-/// How the acceptor opens the connection.
-pub(super) fn welcome() -> Frame {
-    Frame::new(Kind::Welcome, 0, Bytes::new())
+/// The dialer has proved itself to the acceptor, whose answer proves the acceptor.
+#[derive(Debug)]
+pub(super) struct Answering<'a>(Said<'a>);
+
+impl Answering<'_> {
+    /// Opens the connection.
+    pub(super) fn welcome(&self) -> Frame {
+        self.prove(&Frame::new(Kind::Welcome, 0, Bytes::new()))
+    }
+
+    /// Refuses the dialer, which may act on it: the words are a peer's.
+    pub(super) fn refuse(&self, refusal: &Refusal) -> Frame {
+        self.prove(&refusal.frame())
+    }
+
+    fn prove(&self, frame: &Frame) -> Frame {
+        let proof = self.0.acceptors(frame.kind, &frame.body).finalize().into_bytes();
+        let mut body = BytesMut::from(&frame.body[..]);
+        body.put_slice(&proof);
+        Frame { body: body.freeze(), ..frame.clone() }
+    }
 }
 
 impl PeerHello {
@@ -312,17 +373,6 @@ impl PeerHello {
 /// What keeps one side's proof from being sent back as the other's.
 const ACCEPTOR: &[u8] = b"taskyard peer 1 acceptor";
 const DIALER: &[u8] = b"taskyard peer 1 dialer";
-
-/// Seals all that both sides have said. Each part carries its length, so that none can borrow from the
-/// next.
-fn mac(secret: &[u8], role: &[u8], hello: &[u8], challenge: &[u8]) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key may have any length");
-    for part in [role, hello, challenge] {
-        mac.update(&(part.len() as u64).to_le_bytes());
-        mac.update(part);
-    }
-    mac
-}
 
 /// Takes a frame of somebody who has proved nothing yet.
 fn expect(kind: Kind, frame: &Frame) -> Result<(), HandshakeError> {
@@ -417,184 +467,4 @@ impl<'a> Reader<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn identity(cluster: u128, node: NodeId, secret: &str) -> Identity {
-        let build = "test".to_string();
-        let start = Start { count: 5, boot: u128::from(node) + 100 };
-        let hello = PeerHello { cluster, node, start, build, rules: 3 };
-        Identity { hello, secret: secret.as_bytes().to_vec() }
-    }
-
-    /// Runs a whole handshake: what the dialer learns, then the acceptor.
-    fn shake(
-        dialer: &Identity,
-        acceptor: &Identity,
-    ) -> Result<(PeerHello, PeerHello), HandshakeError> {
-        let (dialing, hello) = Dialing::start(dialer, Some(acceptor.hello.node), &[1; 32]);
-        let (challenging, challenge) = Challenging::start(acceptor, &hello, &[2; 32])?;
-        let (proved, proof) = dialing.challenged(&challenge)?;
-        let found_by_acceptor = challenging.proved(&proof)?;
-        Ok((proved.welcomed(&welcome())?, found_by_acceptor))
-    }
-
-    fn code(refused: Result<impl fmt::Debug, HandshakeError>) -> RefusalCode {
-        match refused.unwrap_err() {
-            HandshakeError::RefusedByPeer(refusal)
-            | HandshakeError::Unproved(refusal)
-            | HandshakeError::RefusedByUs(refusal) => {
-                assert!(!refusal.words.is_empty());
-                refusal.code
-            }
-        }
-    }
-
-    #[test]
-    fn nodes_of_one_cluster_learn_who_the_other_is() {
-        for secret in ["", "open sesame"] {
-            let (one, two) = (identity(9, 1, secret), identity(9, 2, secret));
-            assert_eq!(shake(&one, &two), Ok((two.hello.clone(), one.hello.clone())));
-        }
-    }
-
-    #[test]
-    fn a_node_that_asks_to_join_has_neither_cluster_nor_number() {
-        let (new, two) = (identity(0, 0, "s"), identity(9, 2, "s"));
-        assert_eq!(shake(&new, &two), Ok((two.hello.clone(), new.hello.clone())));
-        let waits = identity(0, 0, "s");
-        assert_eq!(shake(&new, &waits), Ok((waits.hello.clone(), new.hello.clone())));
-    }
-
-    #[test]
-    fn nodes_that_do_not_belong_together_are_told_why() {
-        let here = identity(9, 2, "s");
-        let same_boot = Identity { hello: here.hello.clone(), secret: b"s".to_vec() };
-        let mut other_boot = same_boot.clone();
-        other_boot.hello.start.boot += 1;
-        for (dialer, acceptor, expected) in [
-            (identity(8, 1, "s"), here.clone(), RefusalCode::Cluster),
-            (identity(9, 1, "other"), here.clone(), RefusalCode::Secret),
-            (identity(9, 1, ""), here.clone(), RefusalCode::Secret),
-            (identity(0, 0, "other"), here.clone(), RefusalCode::Secret),
-            (identity(9, 0, "s"), here.clone(), RefusalCode::Malformed),
-            (identity(9, 1, "s"), identity(0, 2, "s"), RefusalCode::NoCluster),
-            (same_boot, here.clone(), RefusalCode::NodeInUse),
-            (other_boot, here, RefusalCode::NodeInUse),
-        ] {
-            assert_eq!(code(shake(&dialer, &acceptor)), expected, "{dialer:?} to {acceptor:?}");
-        }
-    }
-
-    #[test]
-    fn another_node_at_the_address_is_not_taken_for_the_expected_one() {
-        let (one, two) = (identity(9, 1, "s"), identity(9, 2, "s"));
-        let (dialing, hello) = Dialing::start(&one, Some(3), &[1; 32]);
-        let (_, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
-        assert_eq!(code(dialing.challenged(&challenge)), RefusalCode::WrongNode);
-    }
-
-    #[test]
-    fn a_refusal_is_a_peers_only_after_its_proof() {
-        let refusal = Refusal::new(RefusalCode::NotAMember, "node 1 was removed");
-        for secret in ["", "s"] {
-            let (one, two) = (identity(9, 1, secret), identity(9, 2, secret));
-            let (dialing, hello) = Dialing::start(&one, Some(2), &[1; 32]);
-            let early = dialing.challenged(&refusal.frame()).unwrap_err();
-            assert_eq!(early, HandshakeError::Unproved(refusal.clone()));
-
-            let (dialing, _) = Dialing::start(&one, Some(2), &[1; 32]);
-            let (_, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
-            let (proved, _) = dialing.challenged(&challenge).unwrap();
-            let refused = proved.welcomed(&refusal.frame()).unwrap_err();
-            assert_eq!(refused, HandshakeError::RefusedByPeer(refusal.clone()));
-        }
-    }
-
-    #[test]
-    fn versions_that_do_not_meet_are_refused_with_both_ranges() {
-        let (one, two) = (identity(9, 1, "s"), identity(9, 2, "s"));
-        for (theirs, meets) in [((1, 1), true), ((1, 9), true), ((2, 9), false), ((0, 0), false)] {
-            let (_, mut hello) = Dialing::start(&one, None, &[1; 32]);
-            let mut body = BytesMut::from(&hello.body[..]);
-            body[..2].copy_from_slice(&u16::to_le_bytes(theirs.0));
-            body[2..4].copy_from_slice(&u16::to_le_bytes(theirs.1));
-            hello.body = body.freeze();
-            let started = Challenging::start(&two, &hello, &[2; 32]);
-            match started {
-                Ok(_) => assert!(meets, "{theirs:?}"),
-                Err(refusal) => {
-                    assert!(!meets, "{theirs:?}");
-                    assert_eq!(refusal.code, RefusalCode::Versions);
-                    assert!(refusal.words.contains("1 to 1 here"), "{refusal}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_recorded_proof_opens_no_second_connection() {
-        let (one, two) = (identity(9, 1, "s"), identity(9, 2, "s"));
-        let (dialing, hello) = Dialing::start(&one, Some(2), &[1; 32]);
-        let (challenging, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
-        let (_, proof) = dialing.challenged(&challenge).unwrap();
-        challenging.proved(&proof).unwrap();
-
-        let (again, _) = Challenging::start(&two, &hello, &[3; 32]).unwrap();
-        assert_eq!(code(again.proved(&proof)), RefusalCode::Secret);
-    }
-
-    #[test]
-    fn the_acceptors_own_proof_sent_back_is_none() {
-        let (one, two) = (identity(9, 1, "s"), identity(9, 2, "s"));
-        let (_, hello) = Dialing::start(&one, Some(2), &[1; 32]);
-        let (challenging, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
-        let reflected = Frame::new(Kind::Proof, 0, challenge.body.slice(..PROOF_BYTES));
-        assert_eq!(code(challenging.proved(&reflected)), RefusalCode::Secret);
-    }
-
-    #[test]
-    fn every_bit_that_was_said_is_covered_by_the_proofs() {
-        let (one, two) = (identity(9, 1, "s"), identity(9, 2, "s"));
-        let (_, hello) = Dialing::start(&one, Some(2), &[1; 32]);
-        let (_, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
-        for at in 0..challenge.body.len() {
-            let (dialing, _) = Dialing::start(&one, Some(2), &[1; 32]);
-            let mut body = BytesMut::from(&challenge.body[..]);
-            body[at] ^= 1;
-            let changed = Frame { body: body.freeze(), ..challenge.clone() };
-            assert!(dialing.challenged(&changed).is_err(), "byte {at} of the challenge");
-        }
-    }
-
-    #[test]
-    fn a_refusal_is_read_back_and_made_fit_for_a_log() {
-        let long = "x".repeat(2_000);
-        for (words, shown) in [("no\nroom", "no room"), (&*long, &long[..512]), ("", "")] {
-            let frame = Refusal::new(RefusalCode::Full, words).frame();
-            let read = Refusal::read(&frame.body).unwrap();
-            assert_eq!((read.code, &*read.words), (RefusalCode::Full, shown));
-        }
-        assert_eq!(RefusalCode::parse(77), RefusalCode::Other);
-    }
-
-    #[test]
-    fn frames_out_of_turn_and_cut_short_are_refused_in_words() {
-        let (one, two) = (identity(9, 1, "s"), identity(9, 2, "s"));
-        let raft = Frame::new(Kind::Raft, 1, &b"early"[..]);
-        let refused = Challenging::start(&two, &raft, &[2; 32]).unwrap_err();
-        assert_eq!(refused.code, RefusalCode::Malformed);
-        let (dialing, hello) = Dialing::start(&one, Some(2), &[1; 32]);
-        assert_eq!(code(dialing.challenged(&raft)), RefusalCode::Malformed);
-        for end in 0..hello.body.len() {
-            let cut = Frame::new(Kind::Hello, 0, hello.body.slice(..end));
-            let refused = Challenging::start(&two, &cut, &[2; 32]).unwrap_err();
-            assert_eq!(refused.code, RefusalCode::Malformed, "cut at {end}");
-        }
-    }
-
-    #[test]
-    fn a_secret_is_not_printed() {
-        assert!(!format!("{:?}", identity(9, 1, "open sesame")).contains("sesame"));
-    }
-}
+mod tests;

@@ -78,7 +78,7 @@ impl Asking {
         let now = broker.clock().monotonic();
         // Whoever lives was told by a beat since then. So this is another one, by the same name.
         broker.sessions().0.remembered.forget_older(id, BEAT_WITHIN, now);
-        let (session, first) = broker.sessions().open(Some(id), |state, known| {
+        let (session, first) = broker.sessions().open(id, |state, known| {
             let beats = match state.link {
                 Link::Asking { beats } => beats,
                 // Only those that beat are cut.

@@ -3,7 +3,7 @@
 //! Dropping it without a goodbye cuts the session: it can be attached again for a while, then its
 //! claims run elsewhere. Attaching twice replaces the first stream, which learns it by `ordered`.
 
-use super::{Activity, BEAT_EVERY, Held, Link, Order, Profile, Session};
+use super::{Activity, BEAT_EVERY, Held, Link, Order, Profile, Session, SessionSecret};
 use crate::{
     Broker, Error,
     broker::{ClaimAsked, Places, finished_task},
@@ -30,8 +30,8 @@ type Claim = (TaskId, ClaimToken);
 /// How a worker opens or resumes its session.
 #[derive(Clone, Debug, Default)]
 pub struct Hello {
-    /// The session to resume; `None` opens one.
-    pub resumed: Option<SessionId>,
+    /// The secret of the session to resume; `None` opens one.
+    pub resumed: Option<SessionSecret>,
     /// Who it is; its queues and types are taken from `queues` and `types`.
     pub profile: Profile,
     /// Where it claims from, with weights.
@@ -73,6 +73,7 @@ pub struct Orders {
 pub struct Attached {
     broker: Broker,
     session: Arc<Session>,
+    secret: SessionSecret,
     stream: u64,
     places: Places,
     asked: ClaimAsked,
@@ -94,9 +95,11 @@ impl Attached {
         asked.check().map_err(name_slots)?;
         check_profile(&profile)?;
 
+        let is_resumed = resumed.is_some();
+        let secret = resumed.unwrap_or_else(SessionSecret::draw);
         let (sender, orders) = mpsc::channel(ORDERS_WAITING_MAX);
         let stream = random_u64();
-        let (session, unlisted) = broker.sessions().open(resumed, |state, known| {
+        let (session, unlisted) = broker.sessions().open(secret.session(), |state, known| {
             state.link = Link::Attached { stream, orders: sender };
             state.profile = profile;
             state.activity = activity;
@@ -109,6 +112,7 @@ impl Attached {
         let attached = Attached {
             broker: broker.clone(),
             session,
+            secret,
             stream,
             places,
             asked,
@@ -116,7 +120,7 @@ impl Attached {
             said_goodbye: false,
         };
         attached.heard();
-        if resumed.is_some() {
+        if is_resumed {
             // At once, so that leaders know where to tell of what happens after the renewal below, and the
             // node that had it forgets it.
             broker.shards().sessions_alive(vec![attached.id()]);
@@ -124,7 +128,7 @@ impl Attached {
         match unlisted {
             Some(unlisted) => attached.release(unlisted),
             // Another node, or this one before it was started anew, may have handed out more.
-            None if resumed.is_some() => attached.end_unlisted(&held).await,
+            None if is_resumed => attached.end_unlisted(&held).await,
             None => {}
         }
         let mut orders = attached.renew(held).await;
@@ -135,6 +139,11 @@ impl Attached {
     /// The session's id.
     pub fn id(&self) -> SessionId {
         self.session.id
+    }
+
+    /// What the worker resumes it with. For the worker alone.
+    pub fn secret(&self) -> &SessionSecret {
+        &self.secret
     }
 
     #[cfg(test)]

@@ -31,7 +31,7 @@ impl Yard {
         self.broker.enqueue(Enqueue { queue: "mail", task }).await.unwrap().id
     }
 
-    async fn open(&self, resumed: Option<SessionId>) -> Attached {
+    async fn open(&self, resumed: Option<SessionSecret>) -> Attached {
         let profile = Profile { slots: 5, ..Profile::default() };
         let queues = vec![("mail".to_owned(), 1)];
         let hello = Hello { resumed, profile, queues, lease_ms: 30_000, ..Hello::default() };
@@ -121,16 +121,17 @@ async fn a_cancellation_that_comes_before_its_claim_is_told_after_it() {
 async fn orders_to_workers_of_other_nodes_are_remembered_within_bounds() {
     let yard = Yard::new();
     let sessions = yard.sessions();
-    let (away, now) = (SessionId(1), yard.broker.clock().monotonic());
+    let (secret, now) = (SessionSecret::draw(), yard.broker.clock().monotonic());
+    let away = secret.session();
     assert_eq!(sessions.order(away, Activity::Quiet), Ordered::Unknown);
     sessions.remember(away, Activity::Quiet);
-    let attached = yard.open(Some(away)).await;
+    let attached = yard.open(Some(secret.clone())).await;
     assert!(!attached.wants_tasks(), "it was ordered to be quiet");
     // The newer order counts.
     assert_eq!(sessions.order(away, Activity::Stopping), Ordered::Told);
     drop(attached);
     assert_eq!(sessions.order(away, Activity::Stopping), Ordered::Waits);
-    let attached = yard.open(Some(away)).await;
+    let attached = yard.open(Some(secret.clone())).await;
     assert_eq!(attached.session().state().ordered, Activity::Stopping);
 
     for id in 2..LOST_KEPT_MAX as u128 + 10 {

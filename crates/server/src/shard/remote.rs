@@ -10,8 +10,8 @@ use crate::{Error, limits::PEER_CLAIM_BYTES_MAX};
 use bytes::Bytes;
 use std::time::Duration;
 use taskyard_machine::{
-    Body, ClaimedTask, DecodeError, EncodedCommand, Found, Outcome, ParentResult, Query, ShardId,
-    TaskId, TaskPage,
+    Body, ClaimedTask, DecodeError, EncodedCommand, Found, NewestAt, NewestPage, Outcome,
+    ParentResult, Query, ShardId, TaskId, TaskPage,
     limits::CLAIM_WAIT_MS_MAX,
     wire::{Reader, Wire, decode_from_node, encode_for_node, wire_enum, wire_struct},
 };
@@ -255,6 +255,9 @@ fn encode_bounded(mut reply: ShardReply, bytes_max: usize) -> Vec<u8> {
             ShardReply::Found(found) if found.is_ok() => {
                 ShardReply::Found(Box::new(match *found {
                     Ok(Found::Tasks(page)) if page.tasks.len() > 1 => Ok(Found::Tasks(half(page))),
+                    Ok(Found::Newest(page)) if page.tasks.len() > 1 => {
+                        Ok(Found::Newest(newest_half(page)))
+                    }
                     _ => Err(too_long(encoded.len())),
                 }))
             }
@@ -269,6 +272,12 @@ fn encode_bounded(mut reply: ShardReply, bytes_max: usize) -> Vec<u8> {
 fn half(mut page: TaskPage) -> TaskPage {
     page.tasks.truncate(page.tasks.len() / 2);
     page.next = page.tasks.last().map(|task| task.id);
+    page
+}
+
+fn newest_half(mut page: NewestPage) -> NewestPage {
+    page.tasks.truncate(page.tasks.len() / 2);
+    page.next = page.tasks.last().map(|(at, task)| NewestAt { at: *at, task: task.id });
     page
 }
 

@@ -11,7 +11,10 @@ use tonic::{Status, Streaming};
 
 /// A worker whose every word the test says.
 pub(crate) struct Worker {
-    pub(crate) session_id: Vec<u8>,
+    /// The session's, as workers are listed.
+    pub(crate) id: String,
+    /// Resumes the session.
+    pub(crate) secret: Vec<u8>,
     pub(crate) welcome: v1::Welcome,
     outbound: mpsc::Sender<v1::WorkerMessage>,
     inbound: Streaming<v1::BrokerMessage>,
@@ -50,7 +53,8 @@ impl Worker {
             panic!("expected a welcome, got {first:?}")
         };
         Ok(Worker {
-            session_id: welcome.session_id.clone(),
+            id: welcome.session_id.iter().map(|byte| format!("{byte:02x}")).collect(),
+            secret: welcome.session_secret.clone(),
             welcome,
             outbound,
             inbound,

@@ -7,7 +7,7 @@ use super::{Shared, hello::Hello, job};
 use crate::{
     Error,
     broker::Places,
-    sessions::{Asking, Profile},
+    sessions::{Asking, Profile, session_of_name},
     shard::{HandedTask, TaskTypes},
 };
 use std::{
@@ -18,7 +18,6 @@ use taskyard_machine::{
     Ack, Body, ClaimToken, Fail, Rejection, SessionId, TaskError, TaskId, TaskView, Timestamp,
     limits,
 };
-use xxhash_rust::xxh3::xxh3_128;
 
 /// Claims whose bodies are read together.
 const CLAIMS_AT_ONCE: usize = 100;
@@ -276,5 +275,5 @@ fn shown(text: &str) -> String {
 
 /// The session of a worker, on whichever node it is.
 fn session_of(wid: &str) -> SessionId {
-    SessionId(xxh3_128(format!("faktory worker {wid}").as_bytes()))
+    session_of_name("faktory", wid)
 }

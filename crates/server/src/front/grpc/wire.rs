@@ -7,13 +7,13 @@ use crate::{
     broker::{BulkReport, DeadSelection, Found, QUEUE_DEFAULT, WaitReason},
     front::edge::{self, Growth, RateDraft, RetryDraft},
     limits::BODY_BYTES_MAX,
-    sessions::{Activity, Beat, Hello, Orders, Profile, WorkerView},
+    sessions::{Activity, Beat, Hello, Orders, Profile, SECRET_BYTES, SessionSecret, WorkerView},
     shard::{HandedTask, TaskTypes},
 };
 use std::collections::HashMap;
 use taskyard_machine::{
     AfterFailure, AttemptView, Body, ClaimToken, Enqueue, Enqueued, Extend, Fail, NewTask, PerKey,
-    Progress, QueueSettings, QueueView, Rate, Release, RetryPolicy, SessionId, Snooze, TaskError,
+    Progress, QueueSettings, QueueView, Rate, Rejection, Release, RetryPolicy, Snooze, TaskError,
     TaskId, TaskStateName, Timestamp, limits,
 };
 use taskyard_proto::v1;
@@ -285,7 +285,7 @@ pub(super) fn snooze(request: &v1::SnoozeRequest) -> Result<Snooze, Error> {
 pub(super) fn hello(hello: v1::Hello) -> Result<Hello, Error> {
     let activity = activity(hello.state());
     Ok(Hello {
-        resumed: session_id(&hello.session_id)?,
+        resumed: session_secret(&hello.session_secret)?,
         profile: Profile {
             name: hello.name,
             host: hello.host,
@@ -312,14 +312,18 @@ fn activity(state: v1::WorkerState) -> Activity {
     }
 }
 
-fn session_id(bytes: &[u8]) -> Result<Option<SessionId>, Error> {
+fn session_secret(bytes: &[u8]) -> Result<Option<SessionSecret>, Error> {
     if bytes.is_empty() {
         return Ok(None);
     }
-    let bytes: [u8; 16] = bytes.try_into().map_err(|_| {
-        Error::Invalid(format!("session_id has {} bytes, it must have 16 or none", bytes.len()))
-    })?;
-    Ok(Some(SessionId(u128::from_be_bytes(bytes))))
+    let refused = || {
+        Error::Invalid(format!(
+            "session_secret has {} bytes; send the {SECRET_BYTES} that the welcome had, or none to open a \
+             session",
+            bytes.len()
+        ))
+    };
+    SessionSecret::from_bytes(bytes).map(Some).ok_or_else(refused)
 }
 
 pub(super) fn held(claims: &[v1::HeldClaim]) -> Result<Vec<(TaskId, ClaimToken)>, Error> {

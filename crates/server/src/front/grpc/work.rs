@@ -65,6 +65,7 @@ async fn serve(
     let (attached, orders) = Attached::open(broker, wire::hello(hello)?).await?;
     let welcome = v1::Welcome {
         session_id: attached.id().0.to_be_bytes().to_vec(),
+        session_secret: attached.secret().to_bytes(),
         beat_every_ms: attached.beat_every().as_millis() as u64,
         silence_ms_max: SILENCE_MAX.as_millis() as u64,
     };

@@ -1,6 +1,6 @@
 //! The node itself: metrics, health, the contract.
 
-use super::{Document, Http, ok};
+use super::{Document, Http, document, ok};
 use crate::front::{json, problem::Problem};
 use axum::{
     extract::State,
@@ -53,5 +53,5 @@ pub(super) async fn readyz(State(http): State<Http>) -> Result<Response, Problem
     ),
 )]
 pub(super) async fn openapi() -> Response {
-    ok(&Document::openapi())
+    ok(&document::completed(&Document::openapi()))
 }

@@ -7,8 +7,8 @@ use super::{
 };
 use crate::{
     Broker, Error,
-    broker::{ListAsked, check_wait},
-    front::{edge, json, problem::Problem},
+    broker::{ListAsked, ListOrder, check_wait},
+    front::{edge, json, json::Moment, problem::Problem},
 };
 use axum::{extract::State, http::StatusCode, response::Response};
 use taskyard_machine::{Enqueue, TaskStateName};
@@ -117,6 +117,8 @@ pub(super) async fn page(
         flow: query.flow.as_deref().map(edge::task_id).transpose()?,
         cursor: query.cursor,
         limit: query.limit.unwrap_or(edge::PAGE_TASKS_DEFAULT),
+        order: query.order.map_or(ListOrder::Id, ListOrder::from),
+        since: query.since.map(|Moment(since)| since),
         with_body: false,
     };
     let page = broker.tasks(asked).await?;

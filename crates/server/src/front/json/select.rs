@@ -1,7 +1,11 @@
 //! Which tasks a request is about: dead letters, pages of lists, and how long to wait.
 
-use super::lists::list_if_any;
-use crate::{Error, broker::DeadSelection, front::edge};
+use super::{Moment, lists::list_if_any};
+use crate::{
+    Error,
+    broker::{DeadSelection, ListOrder},
+    front::edge,
+};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
@@ -72,6 +76,31 @@ pub(in crate::front) struct ListQuery {
     pub(in crate::front) cursor: Option<String>,
     /// Tasks at most, up to 1000. Default 50.
     pub(in crate::front) limit: Option<u32>,
+    /// What the list begins with. Default `id`.
+    #[param(inline)]
+    pub(in crate::front) order: Option<Order>,
+    /// With `order=newest`: what was enqueued then or later; of dead letters, what died then or
+    /// later.
+    pub(in crate::front) since: Option<Moment>,
+}
+
+/// What a list begins with.
+#[derive(Clone, Copy, Debug, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::front) enum Order {
+    /// Shard after shard, each in id order.
+    Id,
+    /// What was enqueued last; of dead letters, what died last.
+    Newest,
+}
+
+impl From<Order> for ListOrder {
+    fn from(order: Order) -> ListOrder {
+        match order {
+            Order::Id => ListOrder::Id,
+            Order::Newest => ListOrder::Newest,
+        }
+    }
 }
 
 /// How long to wait for the end.

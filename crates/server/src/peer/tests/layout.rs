@@ -16,9 +16,10 @@ fn the_layout_of_version_1_stays() {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let (one, two) = (identity(9, 1, "s"), identity(9, 2, "s"));
     let (dialing, hello) = Dialing::start(&one, Some(2), &[1; 32]);
-    let (_, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
+    let (challenging, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
     let (_, proof) = dialing.challenged(&challenge).unwrap();
-    let refused = Refusal::new(RefusalCode::NotAMember, "no").frame();
+    let (_, answering) = challenging.proved(&proof).unwrap();
+    let refusal = Refusal::new(RefusalCode::NotAMember, "no");
     for (frame, expected) in [
         (
             hello,
@@ -28,13 +29,18 @@ fn the_layout_of_version_1_stays() {
         ),
         (
             challenge,
-            "d86c637a1d3e244893f39246b5e53e8ddd63f943dad5c811039f4942f0bec44901000900\
-             000000000000000000000000000002000000000000006600000000000000000000000000\
-             000002020202020202020202020202020202020202020202020202020202020202020400\
-             7465737403000500000000000000",
+            "010009000000000000000000000000000000020000000000000066000000000000000000\
+             000000000000020202020202020202020202020202020202020202020202020202020202\
+             020204007465737403000500000000000000",
         ),
-        (proof, "53571847e67749ed2f6d522d1c4604907aa486290b2c9a9e53dc585c7bb1d336"),
-        (refused, "0502006e6f"),
+        (proof, "87ab5026eac595b28671e3f4c8c37de2c3be46a89f555063e1f2d9b2c4af96cd"),
+        (answering.welcome(), "3d6fdc753f2424a00620e97b3619528c45ad66cc55d5e1e410a7cc249519176c"),
+        (refusal.frame(), "0502006e6f"),
+        (
+            answering.refuse(&refusal),
+            "0502006e6f023ce6ac90ce67e959b5bd36b142a00b40e45ab5a29db31521bfea70801354\
+             a0",
+        ),
     ] {
         assert_eq!(hex(&frame.body), expected, "{:?}", frame.kind);
     }

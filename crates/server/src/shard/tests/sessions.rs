@@ -93,7 +93,7 @@ async fn a_session_is_resumed_on_a_node_that_never_saw_it() {
         ..Hello::default()
     };
     let (attached, _) = Attached::open(&first, hello(None, vec![])).await.unwrap();
-    let session = attached.id();
+    let (session, secret) = (attached.id(), attached.secret().clone());
     for _ in 0..2 {
         enqueue(&here.shards, "mail", None).await.unwrap();
     }
@@ -102,7 +102,7 @@ async fn a_session_is_resumed_on_a_node_that_never_saw_it() {
     attached.leave();
 
     let gone = (TaskId { sequence: 999, ..kept.0 }, kept.1);
-    let resumed = hello(Some(session), vec![kept, gone]);
+    let resumed = hello(Some(secret), vec![kept, gone]);
     let (attached, orders) = Attached::open(&second, resumed).await.unwrap();
     assert_eq!((attached.id(), orders.lost), (session, vec![gone]));
     let state = async |task| {

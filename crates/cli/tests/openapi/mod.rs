@@ -1,0 +1,50 @@
+//! What `GET /openapi.json` says, against what the broker does: schemathesis sends every operation
+//! requests that the document allows, and requests that it does not, and looks at the answers.
+//!
+//! The first must not be refused as wrong, the second must be, no answer may be a 5xx, and each
+//! must be as the document says. `rules.py` has the one thing that is ours: what no schema can say.
+
+use std::{path::Path, process::Command};
+
+use crate::yard::{Yard, needs::Need, packages};
+
+/// Requests of each kind for each operation: all of them take half a minute.
+const EXAMPLES: &str = "12";
+
+#[test]
+fn every_operation_does_as_its_document_says() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/openapi");
+    let installed = packages::from_pypi("schemathesis", &sources.join("schemathesis.txt"));
+    let packages = match installed {
+        Ok(packages) => packages,
+        Err(why) => return Need::Python.skip(format!("schemathesis can't be installed: {why}")),
+    };
+    let yard = Yard::start();
+    let path = std::env::join_paths([&packages, &sources]).unwrap();
+    let mut schemathesis = Command::new("python3");
+    schemathesis.args(["-m", "schemathesis.cli", "run", &format!("{}/openapi.json", yard.url)]);
+    schemathesis.args(["--phases", "fuzzing", "--max-examples", EXAMPLES]);
+    // The same requests in every run, and each failure as it was found.
+    schemathesis.args(["--generation-deterministic", "--no-shrink", "--continue-on-failure"]);
+    // `rules.py` has its own, which knows what no schema can say.
+    schemathesis.args(["--exclude-checks", "positive_data_acceptance"]);
+    schemathesis.args(["--suppress-health-check", "all", "--warnings", "off", "--no-color"]);
+    schemathesis.env("PYTHONPATH", path).env("SCHEMATHESIS_HOOKS", "rules");
+    schemathesis.env("PYTHONDONTWRITEBYTECODE", "1").current_dir(yard.folder.path());
+    let ran = schemathesis.output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    let summary = said.find("= SUMMARY =").map_or("no summary", |at| &said[at..]);
+    println!("{summary}");
+    assert!(ran.status.success(), "{said}\n{}", String::from_utf8_lossy(&ran.stderr));
+    // A run that tested nothing ends well, too.
+    let counted = |word: &str| {
+        let line =
+            summary.lines().find_map(|line| line.trim().strip_prefix(word)?.strip_prefix(": "));
+        line.map(|count| count.split('/').next().unwrap_or_default().to_owned())
+    };
+    let (selected, tested) = (counted("Selected"), counted("Tested"));
+    assert!(
+        selected.is_some_and(|count| count.len() > 1) && tested == counted("Selected"),
+        "{summary}"
+    );
+}
