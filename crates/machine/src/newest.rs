@@ -180,7 +180,8 @@ mod tests {
                     let enqueue = Enqueue { queue: "mail", task: new_task() };
                     let message = Message::Enqueue { id, enqueue, watch: None }.encode();
                     let (sequence, command) = (*messages, &*message);
-                    yard.send(Command::Deliver(Deliver { from, sequence, command })).unwrap();
+                    yard.send(Command::Deliver(Deliver { from, sequence, waited_ms: 0, command }))
+                        .unwrap();
                 }
                 _ => drop(yard.enqueue("mail")),
             }

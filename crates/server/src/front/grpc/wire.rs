@@ -13,8 +13,8 @@ use crate::{
 use std::collections::HashMap;
 use taskyard_machine::{
     AfterFailure, AttemptView, Body, ClaimToken, Enqueue, Enqueued, Extend, Fail, NewTask, PerKey,
-    Progress, QueueSettings, QueueView, Rate, Rejection, Release, RetryPolicy, Snooze, TaskError,
-    TaskId, TaskStateName, Timestamp, limits,
+    Progress, QueueSettings, QueueView, Rate, Release, RetryPolicy, Snooze, TaskError, TaskId,
+    TaskStateName, Timestamp, limits,
 };
 use taskyard_proto::v1;
 use tonic::{Code, Status, metadata::MetadataValue};
