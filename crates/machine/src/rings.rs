@@ -1,8 +1,8 @@
 //! Rings: the lines of a queue that has keys, one ring per priority.
 //!
-//! A ring is a map by turn: the line with the smallest turn is served next, and gets a new turn behind
-//! all others when its share is used up. The queue's tasks without a key stand in its lane as ever,
-//! and take part with a turn of their own.
+//! A ring maps turns to lines. The line with the smallest turn is served next. When its share is
+//! used up, the line gets a new turn behind all others. The queue's tasks without a key stay in
+//! their lane, and take part with a turn of their own.
 
 use crate::entry::DecodeError;
 use crate::limits::PRIORITY_MAX;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 const PRIORITIES: usize = PRIORITY_MAX as usize + 1;
 
-/// The lines of one priority that are not empty: by turn, the key. Each is in one of the two.
+/// The lines of one priority that are not empty, as keys by turn. A line is either open or closed.
 #[derive(Debug, Default)]
 pub(crate) struct Ring {
     pub(crate) open: BTreeMap<u64, Slot>,
@@ -26,8 +26,8 @@ impl Ring {
     }
 }
 
-/// The turn of the tasks without a key at one priority. It counts from when they last had one while
-/// a key waited; before that they stand where their first task stands.
+/// The turn of the tasks without a key at one priority. The turn counts from the last service that
+/// these tasks had while a key waited. Before that, their place is the order of their first task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OwnTurn {
     pub(crate) turn: u64,
@@ -38,11 +38,11 @@ pub(crate) struct OwnTurn {
 pub(crate) struct Rings {
     rings: [Ring; PRIORITIES],
     pub(crate) unkeyed: [OwnTurn; PRIORITIES],
-    /// Keys of the queue.
+    /// The number of the queue's keys.
     pub(crate) keys: u32,
-    /// Ready tasks with a key.
+    /// The number of ready tasks with a key.
     pub(crate) ready: u64,
-    /// Of them those that may be claimed: what all keys have counted.
+    /// The number of these tasks that may be claimed: the sum of `counted` of all keys.
     pub(crate) available: u64,
 }
 
@@ -64,7 +64,8 @@ impl Rings {
         })
     }
 
-    /// The part of a queue's image that is about its rings; the lines are in the images of the keys.
+    /// Writes the part of a queue's image that its rings need; the images of the keys contain the
+    /// lines.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
         for OwnTurn { turn, served } in self.unkeyed {
             turn.write(out);
