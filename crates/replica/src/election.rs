@@ -1,6 +1,7 @@
-//! When a silent leader is given up: drawn from seed, replica and term, so that a simulation replays.
+//! Election timeouts, drawn from seed, replica and term, so that a simulation can be repeated.
 
-/// Ticks of silence after which a replica campaigns in a term: from `ticks` to just under twice that.
+/// Ticks of silence after which a replica campaigns in a term: from `ticks` to just under twice
+/// that.
 pub(crate) fn election_timeout(seed: u64, id: u64, term: u64, ticks: usize) -> usize {
     let mut mixed = seed;
     for part in [id, term] {
