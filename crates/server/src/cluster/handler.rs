@@ -1,7 +1,7 @@
-//! ClusterHandler: what a node does with all that its peers send.
+//! ClusterHandler: receives everything that peers send.
 //!
-//! Raft messages and the ups and downs of peers go to the shard loop. A call's first byte says who
-//! answers it: the shards of this node, or one of those that are plugged in here.
+//! Raft messages and changes of connections go to the shard loop. The first byte of a call names
+//! the part that answers: the shards of this node, or one of the functions in the handler.
 
 use super::call_kind;
 use crate::{
@@ -17,31 +17,31 @@ use taskyard_replica::NodeId;
 pub type AnswerCall = Arc<dyn Fn(NodeId, Bytes) -> BoxFuture<'static, Bytes> + Send + Sync>;
 /// Answers a node that asks for a place in the cluster.
 pub type AnswerJoin = Arc<dyn Fn(PeerHello, Bytes) -> BoxFuture<'static, Bytes> + Send + Sync>;
-/// Says whether a node may connect, and if not, why.
+/// Decides whether a node may connect; an error says why not.
 pub type Admit = Arc<dyn Fn(&PeerHello) -> Result<(), String> + Send + Sync>;
 
-/// Told who has connected.
+/// Called after a node has connected.
 pub type Seated = Arc<dyn Fn(&PeerHello) + Send + Sync>;
 
-/// What a node's peers reach. Kinds without an answer get an empty one.
+/// The parts of a node that its peers can call. A kind without a function gets an empty answer.
 #[derive(Clone)]
 pub struct ClusterHandler {
     /// The shards of this node.
     pub shards: Shards,
-    /// Calls about the cluster itself.
+    /// Answers calls about the cluster itself.
     pub cluster: Option<AnswerCall>,
-    /// Calls for pieces of a snapshot.
+    /// Answers calls for pieces of a snapshot.
     pub snapshot: Option<AnswerCall>,
-    /// Nodes that ask to join.
+    /// Answers nodes that ask to join.
     pub joined: Option<AnswerJoin>,
-    /// Who may connect; without it, everybody who knows the secret.
+    /// Decides which nodes may connect; without it, every node that knows the secret.
     pub admit: Option<Admit>,
-    /// Who wants to know who has connected.
+    /// Called after a node has connected.
     pub seated: Option<Seated>,
 }
 
 impl ClusterHandler {
-    /// One that serves the shards and nothing else yet.
+    /// A handler that serves only the shards.
     pub fn new(shards: Shards) -> ClusterHandler {
         let (cluster, snapshot, joined) = (None, None, None);
         ClusterHandler { shards, cluster, snapshot, joined, admit: None, seated: None }
