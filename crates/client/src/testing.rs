@@ -27,7 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How often it looks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// A broker for one test: real, in process, on a temporary directory, its clock in the test's hands.
+/// A broker for one test: real, in process, on a temporary directory, its clock in the test's
+/// hands.
 ///
 /// ```
 /// use std::time::Duration;
@@ -107,11 +108,13 @@ impl TestBroker {
         Timestamp::from_millis(self.clock.wall_ms())
     }
 
-    /// Lets time pass: moves the clock forward and waits until the broker has done what is due by then.
-    /// Delayed and retried tasks are ready, and schedules have fired each occurrence in its time.
+    /// Lets time pass: moves the clock forward and waits until the broker has done what is due by
+    /// then. Delayed and retried tasks are ready, and schedules have fired each occurrence in its
+    /// time.
     ///
-    /// At each occurrence the clock waits for workers to end what they have, as if they took no time; a
-    /// handler that waits for the test holds it up, and [`jump`](TestBroker::jump) does not.
+    /// At each occurrence the clock waits for workers to end what they have, as if they took no
+    /// time; a handler that waits for the test holds it up, and [`jump`](TestBroker::jump) does
+    /// not.
     ///
     /// Leases go by this clock too: let handlers finish first ([`settle`](TestBroker::settle)), or
     /// the move looks to the broker as if their worker had died.
@@ -126,8 +129,8 @@ impl TestBroker {
     }
 
     /// Moves the clock forward at once, as if the broker had been down for that time: of the
-    /// occurrences that passed, schedules fire what their [catch-up](crate::schedule::CatchUp) policy
-    /// says. Waits until the broker has done what is due by then.
+    /// occurrences that passed, schedules fire what their [catch-up](crate::schedule::CatchUp)
+    /// policy says. Waits until the broker has done what is due by then.
     pub async fn jump(&self, by: Duration) -> Result<(), Error> {
         self.clock.advance(by);
         self.until("what was due to be done", async || {
@@ -160,8 +163,8 @@ impl TestBroker {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether workers have nothing to do at this time: nothing runs, and what is ready is held up by
-    /// something else, if only that no worker listens.
+    /// Whether workers have nothing to do at this time: nothing runs, and what is ready is held up
+    /// by something else, if only that no worker listens.
     async fn is_idle(&self) -> Result<bool, Error> {
         let client = self.client();
         let queues = client.queues().await?;
