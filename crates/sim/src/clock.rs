@@ -1,6 +1,6 @@
 //! LeaderClock: the time that a leader stamps on entries. It starts from the later of the state's
 //! time and the wall clock, follows the wall clock forward, and runs at half speed while ahead of
-//! it. So a shard's time never goes back, whatever clocks do, and never stands still.
+//! it. A shard's time therefore never goes back and never stands still, whatever the clocks do.
 
 /// The wall clock's value when a run begins, in ms since the epoch.
 pub(crate) const RUN_BEGINS_AT_MS: u64 = 1_700_000_000_000;
@@ -8,14 +8,14 @@ pub(crate) const RUN_BEGINS_AT_MS: u64 = 1_700_000_000_000;
 /// One leader's time on one shard.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeaderClock {
-    /// In halves of a ms, so that half speed loses nothing between two stamps.
+    /// In halves of a millisecond, so that half speed loses nothing between two stamps.
     halves: u64,
-    /// Of the node's monotonic clock, in ms.
+    /// The node's monotonic clock at the last stamp, in ms.
     stamped_at: u64,
 }
 
 impl LeaderClock {
-    /// A new term begins on a state whose last entry is of `state_now`.
+    /// Begins a term on a state whose last entry has the time `state_now`.
     pub(crate) fn begin(state_now: u64, wall: u64, monotonic: u64) -> LeaderClock {
         LeaderClock { halves: 2 * state_now.max(wall), stamped_at: monotonic }
     }

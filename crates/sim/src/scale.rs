@@ -1,10 +1,10 @@
-//! Scale: a cluster far larger than the machine that simulates it, in virtual time: how many messages
-//! and bytes go where, what loops and disks do, what a replica takes in memory, how long a failover is.
+//! Scale: a cluster far larger than the machine that simulates it, in virtual time: messages and
+//! bytes, the work of loops and disks, the memory of a replica, the time of a failover.
 //!
-//! Real: every replica (raft-rs through `Replica`), the machine of every shard, the control state, the
-//! planner, the encodings of commands and Raft messages. Modelled: the network (a latency per link, in
-//! order, without loss or bandwidth), disks (a time per sync), CPU (a time per input), gateways and
-//! workers. `docs/scale.md` says what follows and what is left out.
+//! Real: every replica (raft-rs through `Replica`), the machine of every shard, the control state,
+//! the planner, the encodings of commands and Raft messages. Modelled: the network (a latency per
+//! link, in order, without loss or bandwidth), disks (a time per sync), CPU (a time per input),
+//! gateways and workers. `docs/scale.md` has the results and the omissions.
 //!
 //! ```text
 //! params.rs    what a run is made of      layout.rs    where replicas are, by the real planner
@@ -40,7 +40,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use world::World;
 
-/// What a large cluster is made of.
+/// The options of a large cluster.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// What to compute.
@@ -156,10 +156,10 @@ pub(crate) fn main(args: &Args) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Plans that a new cluster is given to even out who leads: more would not change a rate.
+/// The number of plans by which a new cluster evens out its leaders; more would not change a rate.
 const PLANS_FIRST: u64 = 200;
 
-/// One run: what its seed decides, and what it took here.
+/// Runs once: the report is decided by the seed, the measurements by this machine.
 fn run(params: &Params) -> (Report, Measured) {
     let started = (Instant::now(), measure::on_cpu());
     let mut layout = Layout::new(params);
@@ -179,7 +179,8 @@ fn run(params: &Params) -> (Report, Measured) {
         cpu_seconds: cpu.as_secs_f64(),
         bytes_per_replica: built / report.replicas as u64,
         resident_mib_end: measure::resident_bytes() >> 20,
-        // Others run on this machine too: only the share of the time that was ours counts.
+        // Other programs run on this machine too, so that only this program's share of the time
+        // counts.
         ns_per_input: (spent.as_nanos() as f64 * cpu.div_duration_f64(wall).min(1.0)) as u64
             / inputs.max(1),
     };
@@ -187,7 +188,7 @@ fn run(params: &Params) -> (Report, Measured) {
     (report, measured)
 }
 
-/// What was sent between nodes was received, lost, or is under way.
+/// Checks that every message between nodes was received, lost, or is on its way.
 fn check_counts(world: &World) {
     let under_way = world.under_way();
     for (kind, [sent, received, lost]) in world.traffic.totals() {

@@ -1,17 +1,18 @@
-//! Whoever waits for a task must be woken: what a claim would get, and that no opening is missed.
+//! Wakes: waiting claims must be woken when there is a task for them.
 //!
-//! The machine promises: `claimable` says `Now` with the number that a claim would get, `At` or
-//! `OnEvent` otherwise; what time alone opens is a deadline; what a command opens is told by an event.
+//! The machine promises that `claimable` answers `Now` with the number that a claim would get, and
+//! `At` or `OnEvent` otherwise. A change by time alone is a deadline; a change by a command has an
+//! event.
 
 use super::{Difference, Model};
 use taskyard_machine::{
     Claim, ClaimQueue, Claimable, Event, EventKind, Machine, Outcome, Timestamp,
 };
 
-/// A bucket is looked at this often at most.
+/// The interval at which a bucket is looked at.
 const GRID_MS: u64 = 10;
 
-/// A claim of all that a queue has.
+/// A claim of all tasks of a queue.
 pub(super) fn claim_of(queue: &str) -> Claim<'_> {
     Claim {
         queues: vec![ClaimQueue { name: queue, weight: 1 }],
@@ -25,14 +26,14 @@ pub(super) fn claim_of(queue: &str) -> Claim<'_> {
     }
 }
 
-/// How much could be claimed of each queue, when it was last asked.
+/// The number of claimable tasks of each queue at the last look.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watch {
     rooms: Vec<(String, u64)>,
 }
 
 impl Watch {
-    /// Asks all queues, and checks that whoever found nothing before was told of what there is now.
+    /// Looks at all queues, and checks that a claim which found nothing before was woken.
     pub(super) fn look(
         &mut self,
         model: &Model,
@@ -59,7 +60,7 @@ impl Watch {
     }
 }
 
-/// Whether an event wakes the claims that are parked at a queue.
+/// Whether an event wakes the claims that wait at a queue.
 fn wakes(event: &Event, name: &str) -> bool {
     match &event.kind {
         EventKind::TaskReady(task) | EventKind::TaskExpired(task) => task.queue.as_str() == name,
@@ -71,8 +72,8 @@ fn wakes(event: &Event, name: &str) -> bool {
 }
 
 impl Model {
-    /// What the machine says a claim would get must be what the model would give. Only while nothing
-    /// is due: what time has opened counts from the entry that says so.
+    /// Compares the machine's answer about a claim with the model's. Only while nothing is due,
+    /// because a change by time counts from the entry that records it.
     pub(super) fn check_claimable(
         &self,
         machine: &Machine,
@@ -90,8 +91,7 @@ impl Model {
                 Claimable::OnEvent => 0,
             };
             let room = watch.room(name);
-            // A token that came in for a key that is open anyway is counted when the key is next
-            // looked at.
+            // A new token of a key that is open anyway counts only at the next look at the key.
             let drips = queue.settings.per_key.is_some_and(|per_key| per_key.rate.is_some());
             let at_least = if drips { room.min(1) } else { room };
             if !(at_least..=room).contains(&said) {
@@ -101,7 +101,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whatever time alone lets through must be a deadline of the machine: it is never overslept.
+    /// Checks that every change by time alone is a deadline of the machine, so that none is missed.
     pub(super) fn check_deadline(&self, machine: &Machine) -> Result<(), Difference> {
         let mut moments = self.limits_open_at();
         moments.extend(self.tasks.iter().filter_map(super::Task::due_at));
