@@ -1,6 +1,6 @@
 //! Claims without a worker: a program claims tasks when it likes, and answers for each one itself.
 //!
-//! Such a claim lasts as long as its lease, because no heartbeat renews it, so extend it in time. A
+//! Such a claim lasts as long as its lease, because no beat renews it, so extend it in time. A
 //! [`Worker`] does all of this automatically.
 //!
 //! [`Worker`]: crate::Worker

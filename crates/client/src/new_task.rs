@@ -140,7 +140,7 @@ macro_rules! task_options {
         }
 
         /// Sets the longest run time of one attempt. No limit by default, because the broker
-        /// watches a worker's heartbeats and not the clock.
+        /// watches a worker's beats and not the clock.
         pub fn timeout(self, timeout: Duration) -> $builder {
             self.change(|task| task.timeout_ms = Some(millis(timeout)))
         }

@@ -1,7 +1,7 @@
 //! Session: the claims of a worker and its unconfirmed answers, without any I/O.
 //!
 //! Invariants: a worker holds a claim from its receipt until the broker has confirmed the answer.
-//! Every heartbeat and every hello names all held claims, so that none is released by mistake. An
+//! Every beat and every hello names all held claims, so that none is released by mistake. An
 //! unconfirmed answer is sent again on every new stream, and the broker recognises it by the
 //! claim's token. The broker never gets credit for more tasks than there are free slots.
 
@@ -234,7 +234,7 @@ impl Session {
         }
     }
 
-    /// The next message to send, if there is one. `rss_bytes` goes into heartbeats.
+    /// The next message to send, if there is one. `rss_bytes` goes into beats.
     ///
     /// Answers go before credits, because a freed slot must not be filled before its task is
     /// reported as finished.

@@ -1,7 +1,7 @@
 //! Drive: runs a session: streams, timers and shutdown, on a thread of its own.
 //!
 //! The thread has its own small runtime and its own connection. A handler that blocks the program's
-//! runtime can therefore stop neither the heartbeats nor the answers of the other handlers, which
+//! runtime can therefore stop neither the beats nor the answers of the other handlers, which
 //! run on the program's runtime.
 
 use super::{Assigned, Phase, Report, Session};
@@ -32,7 +32,7 @@ const SETTLE_WITHIN: Duration = Duration::from_secs(5);
 const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
 /// A stream that has lived this long was good, so that the next one is opened without delay.
 const STABLE_AFTER: Duration = Duration::from_secs(2);
-/// The interval between heartbeats if the broker names none.
+/// The interval between beats if the broker names none.
 const BEAT_EVERY: Duration = Duration::from_secs(5);
 /// The longest silence if the broker names none.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
@@ -300,7 +300,7 @@ impl Drive {
         }
     }
 
-    /// Does what is due: heartbeat, catch-up, return to the first server, detection of silence.
+    /// Does what is due: beat, catch-up, return to the first server, detection of silence.
     fn keep_time(&mut self) -> Result<(), Error> {
         let now = Instant::now();
         if now >= self.catch_up_at {
