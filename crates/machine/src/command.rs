@@ -126,7 +126,7 @@ pub enum When {
     At(Timestamp),
 }
 
-/// What a handler receives. Kept beside the state, not in it.
+/// The task's input for its handler. Kept beside the state, not in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Body<'a> {
     /// Media type of the payload; empty means `application/json`.
@@ -143,7 +143,7 @@ pub struct Body<'a> {
 pub struct NewTask<'a> {
     /// The function's name; `type` on the wire.
     pub task_type: &'a str,
-    /// What the handler receives.
+    /// The input for the handler.
     pub body: Body<'a>,
     /// 0 to 9, 9 first; `None` is 5.
     pub priority: Option<u8>,
@@ -333,7 +333,7 @@ pub struct Ack<'a> {
     pub task: TaskId,
     /// The claim's token.
     pub token: ClaimToken,
-    /// What the handler returned, verbatim (JSON, or any bytes).
+    /// The handler's result, verbatim (JSON, or any bytes).
     pub result: Option<&'a [u8]>,
     /// Tasks to enqueue in the same entry, or through the outbox if their home is another shard.
     pub follow_ups: Vec<FollowUp<'a>>,
@@ -366,7 +366,7 @@ pub struct Fail<'a> {
     pub task: TaskId,
     /// The claim's token.
     pub token: ClaimToken,
-    /// What went wrong.
+    /// The error of the attempt.
     pub error: TaskError<'a>,
     /// When to retry: overrides the wait of the retry policy, but not its number of attempts.
     pub retry_at: Option<When>,
@@ -563,8 +563,8 @@ pub struct Deliver<'a> {
 
 /// Gives live claims the time that passed on this shard without reaching its workers: the leader
 /// stood still and heard nobody, or its clock was set forward. The lease and the run time of every
-/// live claim are extended by this much. No lease lapses within as much from now on, up to
-/// `LEASE_FLOOR_MS`.
+/// live claim are extended by this much. No claim ends by itself within as much from now
+/// on, up to `LEASE_FLOOR_MS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutOff {
     /// The length of that time.

@@ -92,7 +92,7 @@ pub struct Machine {
 pub(crate) struct Counters {
     /// The time of the last entry.
     pub(crate) now: Timestamp,
-    /// No lease lapses before this moment.
+    /// No claim ends by itself before this moment.
     pub(crate) lease_floor: Timestamp,
     /// The sum of all times by which claims were put off, see [`crate::PutOff`].
     pub(crate) put_off_ms: u64,
@@ -212,7 +212,7 @@ impl Machine {
         self.counters.now
     }
 
-    /// The position in the sequence of task ids that enqueues have reached so far.
+    /// The cut between the tasks that this shard has now and those that come later.
     pub fn enqueue_cut(&self) -> EnqueueCut {
         EnqueueCut { next_sequence: self.counters.next_sequence, now: self.counters.now }
     }

@@ -62,7 +62,7 @@ struct Args {
     verbose: bool,
 }
 
-/// What is computed rather than checked.
+/// The parts that compute figures and check nothing.
 #[derive(Debug, Subcommand)]
 enum Paper {
     /// A large cluster in virtual time: message rates, memory, failover times.

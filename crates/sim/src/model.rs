@@ -67,7 +67,7 @@ impl Drop for TellOnPanic {
     }
 }
 
-/// What differs, in words.
+/// A difference, in words.
 type Difference = String;
 
 /// A rejection's stable code.

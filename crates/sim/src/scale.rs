@@ -43,7 +43,7 @@ use world::World;
 /// The options of a large cluster.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to compute.
+    /// The part to compute.
     #[arg(long, value_enum, default_value_t = Part::Run)]
     part: Part,
     #[arg(long, default_value_t = 1)]
@@ -72,28 +72,28 @@ pub(crate) struct Args {
     /// How long a task runs, in ms.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=20_000))]
     run_ms: u64,
-    /// One way inside of a zone, in us; each message takes up to a fifth more.
+    /// The latency inside of a zone, in us; each message takes up to a fifth more.
     #[arg(long, default_value_t = 250)]
     in_zone_us: u64,
-    /// One way between zones, in us.
+    /// The latency between zones, in us.
     #[arg(long, default_value_t = 1_000)]
     across_us: u64,
-    /// One sync of a node's log, in us.
+    /// The time of one sync of a node's log, in us.
     #[arg(long, default_value_t = 500)]
     sync_us: u64,
-    /// What a node's loop computes for a message or call, in ns.
+    /// The computing time of a node's loop for one message or call, in ns.
     #[arg(long, default_value_t = 5_000)]
     cpu_ns: u64,
-    /// The same for a tick of one replica.
+    /// The computing time for one tick of one replica, in ns.
     #[arg(long, default_value_t = 200)]
     tick_ns: u64,
-    /// Whom gateways name to leaders.
+    /// The sessions that gateways name to leaders.
     #[arg(long, value_enum, default_value_t = Named::All)]
     named: Named,
     /// How many kills, one after the other.
     #[arg(long, default_value_t = 0)]
     kills: u32,
-    /// What is killed.
+    /// The victim of each kill.
     #[arg(long, value_enum, default_value_t = Victim::Node)]
     victim: Victim,
     /// How long a killed node is away, in ms.
@@ -108,9 +108,9 @@ pub(crate) struct Args {
 enum Part {
     /// The cluster in virtual time.
     Run,
-    /// What the control leader's planner takes.
+    /// The costs of the control leader's planner.
     Plan,
-    /// What encoding messages takes.
+    /// The costs of encoding messages.
     Coding,
 }
 

@@ -90,7 +90,7 @@ impl Workers {
     }
 
     /// The sessions that a gateway has heard since its last list, and the number of their
-    /// heartbeats.
+    /// beats.
     pub(crate) fn heard_by(&mut self, gateway: usize, now: Micros) -> (Vec<u32>, u64) {
         let mut beats = 0;
         let mut heard = Vec::new();

@@ -66,7 +66,7 @@ impl Workload {
         }
     }
 
-    /// What an operator does to a schedule.
+    /// An operator's action on a schedule.
     pub(super) fn schedule_operation(
         &self,
         rng: &mut Rng,
@@ -75,7 +75,7 @@ impl Workload {
         let name = *rng.pick(&NAMES);
         let known = oracle.schedule(name);
         let wall = Timestamp(self.wall);
-        // What is not known to have happened is not repeated where that would start runs.
+        // An action with an unknown outcome is not repeated if a repetition would start runs.
         let (command, identified) = match rng.below(100) {
             0..20 => (Command::PauseSchedule(PauseSchedule { name, note: "sim" }), true),
             20..55 => {
