@@ -1,7 +1,8 @@
-//! Attempt: runs a handler once and says what became of it.
+//! Attempt: runs a handler once and reports the result.
 //!
-//! Whatever the handler does (panic, overrun its time, ignore a cancellation), the attempt ends and
-//! has an answer, unless its claim is lost: then there is nobody to answer to.
+//! Whatever the handler does (panic, overrun its time, ignore a cancellation), the attempt ends
+//! with an answer. The only exception is an attempt whose claim is lost, because the broker no
+//! longer accepts its answer.
 
 use crate::{
     BoxError, CancelReason, Client, Fail, TaskContext, TaskError, TaskRequest, TaskResponse,
@@ -25,12 +26,12 @@ use taskyard_proto::v1::{self, answer::Answer};
 use tokio::sync::watch;
 use tower::ServiceExt;
 
-/// How long a handler that was asked to stop may take until it is dropped where it awaits.
+/// How long a handler that was asked to stop may take before its future is dropped.
 pub(crate) const CANCEL_GRACE: Duration = Duration::from_secs(3);
-/// The broker keeps no more of an error; longer texts are cut here to spare the wire.
+/// The broker keeps no more of an error, so that longer texts are cut here to spare the wire.
 const ERROR_TEXT_BYTES_MAX: usize = 16 << 10;
 
-/// What every attempt of a worker needs.
+/// The parts that every attempt of a worker needs.
 #[derive(Clone)]
 pub(crate) struct Attempts {
     pub(crate) service: TaskService,
@@ -80,7 +81,7 @@ impl Attempts {
     }
 }
 
-/// Reports the end of an attempt, even of one that is dropped with its runtime.
+/// Reports the end of an attempt, even if the attempt is dropped with its runtime.
 struct Ending {
     key: ClaimKey,
     answer: Option<Answer>,
@@ -142,19 +143,20 @@ async fn stopped(cancel: &mut watch::Receiver<Option<CancelReason>>) -> CancelRe
     let reason = cancel.wait_for(Option::is_some).await.ok().and_then(|reason| *reason);
     match reason {
         Some(reason) => reason,
-        // Nobody is left who could stop it.
+        // The session is gone, so that nothing can stop the attempt any more.
         None => std::future::pending().await,
     }
 }
 
 impl Outcome {
-    /// What to tell the broker; `None` if the claim is lost.
+    /// The answer for the broker; `None` if the claim is lost.
     fn into_answer(self, context: &TaskContext) -> Option<Answer> {
         let key = context.key();
         let answer = match self {
             Outcome::Done(response) => answer(response, context),
             Outcome::Yielded(response, CancelReason::Shutdown) => match &response.outcome {
-                // It stopped because we did; it runs again elsewhere and spends nothing.
+                // The handler stopped because the worker shuts down; the task runs elsewhere and
+                // spends nothing.
                 Err(Fail { then: Then::Policy | Then::Cancelled, .. }) => release(key),
                 _ => answer(response, context),
             },
@@ -231,7 +233,7 @@ impl<F: Future<Output = Result<TaskResponse, BoxError>>> Future for CatchPanic<F
         match caught(|| self.0.as_mut().poll(context)) {
             Ok(Poll::Pending) => Poll::Pending,
             Ok(Poll::Ready(Ok(response))) => Poll::Ready(response),
-            // A layer refused or broke off.
+            // A layer rejected the task or failed.
             Ok(Poll::Ready(Err(error))) => Poll::Ready(TaskResponse::failed(error)),
             Err(panic) => Poll::Ready(TaskResponse::failed(panic)),
         }
@@ -239,13 +241,13 @@ impl<F: Future<Output = Result<TaskResponse, BoxError>>> Future for CatchPanic<F
 }
 
 thread_local! {
-    /// How deep this thread is in handlers.
+    /// The number of nested handler calls on this thread.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
-    /// Where the last panic in a handler on this thread was.
+    /// The place of the last panic in a handler on this thread.
     static SITE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Calls into a handler; a panic becomes a failure that says where it was.
+/// Calls a handler; a panic becomes a failure that names its place.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, Fail> {
     DEPTH.set(DEPTH.get() + 1);
     let result = panic::catch_unwind(AssertUnwindSafe(call));
@@ -268,9 +270,10 @@ fn panic_message(payload: &(dyn Any + Send)) -> String {
     }
 }
 
-/// Remembers where handlers panic, before whatever hook the program has is called.
+/// Records the places of panics in handlers, and then calls the previous panic hook.
 ///
-/// A caught panic carries no place, so this is the only way to tell it; panics elsewhere pass.
+/// A caught panic does not carry its place, so that only a hook can learn it. Panics outside of
+/// handlers go to the previous hook alone.
 pub(crate) fn watch_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,8 +1,8 @@
-//! Bulk: work over many tasks that the broker does by itself and reports on: purge a queue, retry or
-//! discard dead letters.
+//! Bulk: operations on many tasks that the broker carries out and reports on: purge a queue, retry
+//! or discard dead letters.
 //!
-//! It starts when first read and goes on to its end even if nobody reads any more. It is never sent
-//! twice: a repetition could reach tasks that came later.
+//! An operation starts when it is first read, and runs to its end even if its caller goes away. It
+//! is never sent twice, because a repetition could reach tasks that came later.
 
 use crate::{Client, Error, FlowId, TaskFilter, TaskId, TaskState, Tasks, connection::Repeat};
 use serde::Serialize;
@@ -15,7 +15,7 @@ use taskyard_proto::v1;
 use tonic::Streaming;
 
 impl Client {
-    /// Dead letters: all, until something is said about which.
+    /// Dead letters: all of them, unless filters are set.
     ///
     /// ```no_run
     /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
@@ -42,38 +42,38 @@ enum Which {
 }
 
 impl DeadLetters {
-    /// Only those of this queue.
+    /// Only dead letters of this queue.
     pub fn queue(self, queue: impl Into<String>) -> DeadLetters {
         self.narrow(|filter| filter.queue(queue))
     }
 
-    /// Only those of this type.
+    /// Only dead letters of this type.
     pub fn kind(self, kind: impl Into<String>) -> DeadLetters {
         self.narrow(|filter| filter.kind(kind))
     }
 
-    /// Only those whose last error contains this text.
+    /// Only dead letters whose last error contains this text.
     pub fn error(self, error: impl Into<String>) -> DeadLetters {
         self.narrow(|filter| filter.error(error))
     }
 
-    /// Only those with this tag.
+    /// Only dead letters with this tag.
     pub fn tag(self, tag: impl Into<String>) -> DeadLetters {
         self.narrow(|filter| filter.tag(tag))
     }
 
-    /// Only those of this flow.
+    /// Only dead letters of this flow.
     pub fn flow(self, flow: impl Into<FlowId>) -> DeadLetters {
         self.narrow(|filter| filter.flow(flow))
     }
 
-    /// These and no others; replaces whatever else was said.
+    /// Only dead letters with these ids; replaces all other filters.
     pub fn ids(mut self, ids: impl IntoIterator<Item = impl Into<TaskId>>) -> DeadLetters {
         self.which = Which::Ids(ids.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Lists them. By ids there is nothing to list: look at each with [`Client::get`].
+    /// Lists the dead letters. A selection by ids has no list: read each task with [`Client::get`].
     pub fn list(self) -> Tasks {
         let filter = match self.which {
             Which::Matching(filter) => filter,
@@ -82,12 +82,12 @@ impl DeadLetters {
         self.client.tasks().matching(filter.state(TaskState::Dead))
     }
 
-    /// Runs them again, with all their attempts. Await it, or read how far it is.
+    /// Runs them again, with their full number of attempts. Await it, or read its progress.
     pub fn retry(self) -> Bulk {
         Bulk::new(self.client, Operation::RetryDead(self.which.into_wire()))
     }
 
-    /// Removes them for good. Await it, or read how far it is.
+    /// Removes them for good. Await it, or read its progress.
     pub fn discard(self) -> Bulk {
         Bulk::new(self.client, Operation::DiscardDead(self.which.into_wire()))
     }
@@ -115,18 +115,18 @@ impl Which {
     }
 }
 
-/// How far a bulk operation is.
+/// The progress of a bulk operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BulkProgress {
     /// Tasks changed so far.
     pub changed: u64,
-    /// Tasks passed over so far, because they were in no state for it any more.
+    /// Tasks skipped so far, because their state no longer allowed the operation.
     pub skipped: u64,
-    /// It has ended.
+    /// Whether the operation has ended.
     pub done: bool,
 }
 
-/// Work over many tasks. Await it for the end, or read how far it is:
+/// An operation on many tasks. Await it for the end, or read its progress:
 ///
 /// ```no_run
 /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
@@ -160,7 +160,7 @@ impl Bulk {
         Bulk { client, stage: Stage::Asked(operation) }
     }
 
-    /// How far it is now; `None` when it has ended. Waits for news.
+    /// The next progress; `None` when the operation has ended. Waits for news.
     pub async fn next(&mut self) -> Result<Option<BulkProgress>, Error> {
         let replies = match &mut self.stage {
             Stage::Ended => return Ok(None),

@@ -1,7 +1,7 @@
-//! Claims without a worker: a program takes tasks when it likes and answers for each by itself.
+//! Claims without a worker: a program claims tasks when it likes, and answers for each one itself.
 //!
-//! Such a claim lives by its lease alone: nobody beats for it, so extend it in time. A [`Worker`]
-//! does all of this by itself.
+//! Such a claim lasts as long as its lease, because no beat renews it, so extend it in time. A
+//! [`Worker`] does all of this automatically.
 //!
 //! [`Worker`]: crate::Worker
 
@@ -19,11 +19,11 @@ use std::{
 };
 use taskyard_proto::v1;
 
-/// The longest the broker holds one call open.
+/// The longest wait of one call on the broker.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Client {
-    /// Claims tasks from queues, the first named first: say more about it, then await it.
+    /// Claims tasks from queues, in the order of the names: set its options, then await it.
     ///
     /// ```no_run
     /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
@@ -52,7 +52,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// How many tasks to take at most; 1 if not said.
+    /// Sets the most tasks to claim; 1 by default.
     pub fn max(mut self, tasks: u32) -> Claim {
         self.request.max = tasks;
         self
@@ -71,13 +71,13 @@ impl Claim {
         self
     }
 
-    /// How long to wait while there is nothing to take, up to 60 s; not at all if not said.
+    /// Sets how long to wait while there is no task, up to 60 s; not at all by default.
     pub fn wait(mut self, wait: Duration) -> Claim {
         self.request.wait_ms = millis(wait.min(WAIT_MAX));
         self
     }
 
-    /// What operators see the claimant as.
+    /// Sets the name of the claimant that operators see.
     pub fn worker(mut self, name: impl Into<String>) -> Claim {
         self.request.worker = name.into();
         self
@@ -92,7 +92,7 @@ impl IntoFuture for Claim {
         let Claim { client, request } = self;
         let deadline = client.deadline_after(Duration::from_millis(request.wait_ms));
         Box::pin(async move {
-            // Tasks of an answer that was lost come back when their lease lapses.
+            // If the answer is lost, its tasks come back when their lease lapses.
             let reply = client
                 .connection()
                 .call(request, Repeat::Always, deadline, |mut wire, request| async move {
@@ -105,7 +105,7 @@ impl IntoFuture for Claim {
     }
 }
 
-/// A task that this program holds. If nothing is said about it, it runs again after its lease.
+/// A task that this program holds. Without an answer, it runs again after its lease.
 #[derive(Clone, Debug)]
 pub struct ClaimedTask {
     client: Client,
@@ -113,22 +113,22 @@ pub struct ClaimedTask {
 }
 
 impl ClaimedTask {
-    /// Its id.
+    /// The task's id.
     pub fn id(&self) -> TaskId {
         self.task.id.as_str().into()
     }
 
-    /// Its type.
+    /// The task's type.
     pub fn kind(&self) -> &str {
         &self.task.r#type
     }
 
-    /// The queue it came from.
+    /// The task's queue.
     pub fn queue(&self) -> &str {
         &self.task.queue
     }
 
-    /// Which attempt this is, from 1.
+    /// The number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.task.attempt
     }
@@ -138,27 +138,27 @@ impl ClaimedTask {
         self.task.claim_token
     }
 
-    /// When the claim lapses.
+    /// When the lease lapses.
     pub fn lease_expires_at(&self) -> Timestamp {
         Timestamp::from_millis(self.task.lease_expires_at)
     }
 
-    /// Whom it is for.
+    /// The customer that the task is for.
     pub fn fairness_key(&self) -> Option<&str> {
         self.task.fairness_key.as_deref()
     }
 
-    /// What travels with it.
+    /// The task's headers.
     pub fn headers(&self) -> &HashMap<String, String> {
         &self.task.headers
     }
 
-    /// Its payload as it was enqueued.
+    /// The payload as it was enqueued.
     pub fn payload(&self) -> &Bytes {
         &self.task.payload
     }
 
-    /// Its payload, decoded from JSON.
+    /// The payload, decoded from JSON.
     pub fn payload_as<T: DeserializeOwned>(&self) -> Result<T, Error> {
         serde_json::from_slice(&self.task.payload).map_err(|error| Error::Decode {
             what: format!("the payload of task {}", self.task.id),
@@ -166,17 +166,17 @@ impl ClaimedTask {
         })
     }
 
-    /// What an earlier attempt saved last.
+    /// The last resume state that an earlier attempt saved.
     pub fn resume_bytes(&self) -> Option<&[u8]> {
         self.task.resume_state.as_deref()
     }
 
-    /// Ends it with success and a result.
+    /// Ends the task with success and a result.
     pub async fn ack(&self, result: impl IntoResult) -> Result<(), Error> {
         self.ack_with(result, []).await.map(drop)
     }
 
-    /// Ends it with success and a result, and enqueues tasks: all of it happens, or nothing.
+    /// Ends the task with success and a result, and enqueues tasks, all or nothing.
     pub async fn ack_with(
         &self,
         result: impl IntoResult,
@@ -196,14 +196,14 @@ impl ClaimedTask {
         Ok(reply.enqueued.into_iter().map(TaskId::from).collect())
     }
 
-    /// Ends the attempt without success. Returns where the task is now.
+    /// Ends the attempt without success. Returns the new state of the task.
     pub async fn fail(&self, fail: impl Into<Fail>) -> Result<TaskState, Error> {
         let Fail { error, then } = fail.into();
         let (id, claim_token) = self.names();
         if let Then::Snooze(snooze) | Then::HoldKey(snooze) = then {
             let hold_key = matches!(then, Then::HoldKey(_));
             let reply = self.snoozed(snooze, hold_key).await?;
-            // Brokers that say nothing of it are older.
+            // Older brokers do not send the state.
             return Ok(match reply.state.as_str() {
                 "" => TaskState::Scheduled,
                 state => TaskState::from_wire(state),
@@ -228,7 +228,7 @@ impl ClaimedTask {
     }
 
     /// Renews the claim for this long from now. Returns whether the task was cancelled meanwhile:
-    /// then stop and [`fail`](ClaimedTask::fail) it.
+    /// then stop, and [`fail`](ClaimedTask::fail) the task.
     pub async fn extend(&self, lease: Duration) -> Result<bool, Error> {
         let (id, claim_token) = self.names();
         let lease_ms = Some(millis(lease));
@@ -242,7 +242,7 @@ impl ClaimedTask {
         Ok(reply.cancel_requested)
     }
 
-    /// Gives it back as if it had never been claimed.
+    /// Returns the task to its queue as if it had never been claimed.
     pub async fn release(&self) -> Result<(), Error> {
         let (id, claim_token) = self.names();
         let request = v1::ReleaseRequest { id, claim_token };
@@ -254,7 +254,7 @@ impl ClaimedTask {
         Ok(())
     }
 
-    /// Puts it back to sleep without counting the attempt. Returns when it wakes.
+    /// Schedules the task for later without counting the attempt. Returns when it runs again.
     pub async fn snooze(&self, snooze: Snooze) -> Result<Timestamp, Error> {
         Ok(Timestamp::from_millis(self.snoozed(snooze, false).await?.run_at))
     }

@@ -1,4 +1,4 @@
-//! Client: the way to a broker, for producers and operators alike.
+//! Client: the connection of a program to a broker, for producers and operators alike.
 //!
 //! Cheap to clone; clones share connections, the choice of server, and the gathering of concurrent
 //! enqueues into few requests.
@@ -15,14 +15,15 @@ use taskyard_proto::v1;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-/// A call gives up after this, retries included.
+/// The timeout of a call, retries included.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
-/// The broker remembers wire batches for ten minutes; a repetition must come well within that.
+/// The longest timeout: the broker remembers wire batches for ten minutes, and a repetition must
+/// come well within that.
 const TIMEOUT_MAX: Duration = Duration::from_secs(9 * 60);
-/// A server that accepts no connection within this is passed over.
+/// How long a server may take to accept a connection before the client tries the next.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The way to a broker. Cheap to clone; clones share everything. Its connections belong to the
+/// A client of a broker. Cheap to clone; clones share everything. Its connections belong to the
 /// runtime in which it is first used.
 ///
 /// ```no_run
@@ -45,7 +46,7 @@ struct Shared {
     patience: Option<Duration>,
 }
 
-/// Settles how a [`Client`] reaches its broker. Made by [`Client::builder`].
+/// The settings with which a [`Client`] reaches its broker. Made by [`Client::builder`].
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `build` or `connect`"]
 pub struct ClientBuilder {
@@ -58,15 +59,15 @@ pub struct ClientBuilder {
 }
 
 impl Client {
-    /// Connects to one server and sees that it answers.
+    /// Connects to one server and waits for its answer.
     pub async fn connect(server: impl Into<String>) -> Result<Client, Error> {
         Client::builder([server]).connect().await
     }
 
-    /// Starts with the servers of one cluster, in the order in which they are to be tried. One that gives no
-    /// answer is left for the next; once the first is ready again, the client goes back to it, and so do
-    /// workers. So name the nodes in a different order in each program, and they are spread over the
-    /// cluster again after every restart of a node.
+    /// Starts with the servers of one cluster, in the order in which the client tries them. If a
+    /// server does not answer, the client moves to the next. Once the first is ready again, the
+    /// client and its workers go back to it. So name the nodes in a different order in each
+    /// program: clients are then spread over the cluster again after every restart of a node.
     pub fn builder(servers: impl IntoIterator<Item = impl Into<String>>) -> ClientBuilder {
         ClientBuilder {
             servers: servers.into_iter().map(Into::into).collect(),
@@ -78,11 +79,11 @@ impl Client {
         }
     }
 
-    /// Enqueues a task of a declared type: say more about it, then await it.
+    /// Enqueues a task of a declared type: set its options, then await it.
     ///
-    /// Concurrent enqueues share requests, so enqueue as many at once as you like. One that gets no
-    /// answer is repeated, on other servers too, until the client's timeout; it is never enqueued
-    /// twice by that.
+    /// Concurrent enqueues share requests, so enqueue as many at once as you like. A call without
+    /// an answer is repeated, on other servers too, until the client's timeout. The repetition
+    /// never enqueues the task twice.
     pub fn enqueue<T: Task>(&self, task: T) -> Enqueue<T::Output> {
         Enqueue::new(self.clone(), task.into())
     }
@@ -97,8 +98,8 @@ impl Client {
         Enqueue::new(self.clone(), task)
     }
 
-    /// Enqueues a task whose payload is these bytes as they are: JSON, unless `content_type` says
-    /// otherwise.
+    /// Enqueues a task with these bytes as its payload: JSON, unless `content_type` names another
+    /// type.
     pub fn raw_task(&self, kind: impl Into<String>, payload: impl Into<Bytes>) -> Enqueue {
         self.enqueue_new(NewTask::raw(kind, payload))
     }
@@ -139,7 +140,7 @@ impl Client {
         self.deadline_after(Duration::ZERO)
     }
 
-    /// When a call that starts now, and is meant to wait on the broker this long, gives up.
+    /// When a call that starts now, and waits on the broker for this long, gives up.
     pub(crate) fn deadline_after(&self, wait: Duration) -> Instant {
         Instant::now() + self.0.timeout + wait
     }
@@ -172,38 +173,39 @@ impl ClientBuilder {
         self
     }
 
-    /// How long a call may take, retries and failover included; 30 s if not said, 9 minutes at most.
+    /// Sets how long a call may take, retries and failover included; 30 s by default, 9 minutes at
+    /// most.
     ///
-    /// Too short, and a failover shows as an error; too long, and a caller hangs as long as the
+    /// With a short timeout a failover shows as an error; with a long one a caller hangs while the
     /// cluster is away.
     pub fn timeout(mut self, timeout: Duration) -> ClientBuilder {
         self.timeout = timeout;
         self
     }
 
-    /// How long one server may take to accept a connection; 3 s if not said.
+    /// Sets how long one server may take to accept a connection; 3 s by default.
     pub fn connect_timeout(mut self, timeout: Duration) -> ClientBuilder {
         self.connect_timeout = timeout;
         self
     }
 
-    /// How long a call goes on after a node has answered that there is no majority (`no_quorum`): as long as
-    /// the timeout if not said.
+    /// Sets how long a call goes on after a node has answered that there is no majority
+    /// (`no_quorum`); by default until the timeout.
     ///
-    /// A program should wait for the nodes that are missing; a person should soon be told.
+    /// A program should wait for the missing nodes; a person should learn it soon.
     pub fn no_quorum_timeout(mut self, timeout: Duration) -> ClientBuilder {
         self.no_quorum_timeout = Some(timeout);
         self
     }
 
-    /// How long a client that had to leave its first server lets pass before it looks whether that one
-    /// is ready again, each time; a minute if not said. No call waits for it, or fails by it.
+    /// Sets the pause between two looks whether the first server is ready again, while the client
+    /// uses another; a minute by default. No call waits for such a look, or fails because of it.
     pub fn return_after(mut self, pause: Duration) -> ClientBuilder {
         self.return_after = pause;
         self
     }
 
-    /// A client that connects when it is first used.
+    /// Makes a client that connects when it is first used.
     pub fn build(self) -> Result<Client, Error> {
         if self.timeout.is_zero() || self.timeout > TIMEOUT_MAX {
             let timeout = self.timeout;
@@ -217,9 +219,9 @@ impl ClientBuilder {
         Ok(Client::with(connection, self.timeout))
     }
 
-    /// A client that has seen one of its servers answer.
+    /// Makes a client after one of its servers has answered.
     pub async fn connect(self) -> Result<Client, Error> {
-        // A mistyped address should be reported soon, not after the patience of a failover.
+        // A mistyped address should be reported soon, not after the timeout of a failover.
         let servers = u32::try_from(self.servers.len()).unwrap_or(u32::MAX);
         let patience = self.connect_timeout.saturating_mul(servers).min(self.timeout);
         let client = self.build()?;
@@ -236,7 +238,7 @@ impl ClientBuilder {
 }
 
 impl fmt::Debug for ClientBuilder {
-    /// Without the token: it is a secret.
+    /// Leaves out the token, because it is a secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ClientBuilder")
             .field("servers", &self.servers)

@@ -1,4 +1,4 @@
-//! Operating a cluster: how it stands, which nodes are used, who leads.
+//! Operating a cluster: its state, its nodes, its leaders.
 
 use crate::{Client, Error, connection::Repeat};
 use serde::{Serialize, Serializer, ser::SerializeMap};
@@ -15,12 +15,13 @@ impl Client {
         Ok(reply.into())
     }
 
-    /// Empties a node: its replicas and leaders move to others. [`Client::cluster`] says how far it is.
+    /// Drains a node: its replicas and leaders move to others. [`Client::cluster`] shows the
+    /// progress.
     pub async fn drain_node(&self, node: u64) -> Result<(), Error> {
         self.set_draining(v1::DrainNodeRequest { node, undo: false }).await
     }
 
-    /// Uses a node again that was to be emptied.
+    /// Puts a drained node back into use.
     pub async fn undrain_node(&self, node: u64) -> Result<(), Error> {
         self.set_draining(v1::DrainNodeRequest { node, undo: true }).await
     }
@@ -33,8 +34,8 @@ impl Client {
         Ok(())
     }
 
-    /// Forgets a node that holds nothing any more. With `force` one that is down for good: what it held
-    /// is placed anew where there is another node for it, and then it goes.
+    /// Removes a node that has no replicas any more. With `force`, removes a node that is down for
+    /// good: its replicas are placed on other nodes where there are any, and then it is removed.
     pub async fn remove_node(&self, node: u64, force: bool) -> Result<(), Error> {
         let request = v1::RemoveNodeRequest { node, force };
         self.call(request, Repeat::IfNotTaken, |mut wire, request| async move {
@@ -44,7 +45,7 @@ impl Client {
         Ok(())
     }
 
-    /// Has a shard led by a node that holds a replica of it.
+    /// Hands over a shard to a node that has a replica of it.
     pub async fn transfer_shard(&self, shard: u32, node: u64) -> Result<(), Error> {
         let request = v1::TransferShardRequest { shard, node };
         self.call(request, Repeat::Always, |mut wire, request| async move {
@@ -54,7 +55,7 @@ impl Client {
         Ok(())
     }
 
-    /// Says how many replicas each shard is to have, where there are nodes enough: 1, 3 or 5.
+    /// Sets the number of replicas that each shard gets if there are enough nodes: 1, 3 or 5.
     pub async fn set_replication(&self, factor: u32) -> Result<(), Error> {
         let request = v1::SetReplicationRequest { factor };
         self.call(request, Repeat::Always, |mut wire, request| async move {
@@ -69,17 +70,17 @@ impl Client {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ClusterDetails {
-    /// Names the cluster for ever.
+    /// The cluster's permanent id.
     pub cluster_id: String,
     /// The node that answered.
     pub seen_by: u64,
-    /// Replicas that each shard is to have, where there are nodes enough.
+    /// The number of replicas that each shard gets if there are enough nodes.
     pub replication: u32,
     /// The rules that all shards follow.
     pub rules: u32,
     /// All nodes, by number.
     pub nodes: Vec<ClusterNode>,
-    /// The group that holds this map.
+    /// The control group, which has this map.
     #[serde(serialize_with = "without_id")]
     pub control: ShardDetails,
     /// All shards, in order.
@@ -90,36 +91,36 @@ pub struct ClusterDetails {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ClusterNode {
-    /// Its number.
+    /// The node's number.
     pub id: u64,
-    /// Where clients reach it; empty if nobody said.
+    /// The address for clients; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub address: String,
-    /// Where other nodes reach it; empty if they can't.
+    /// The address for other nodes; empty if there is none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub peer_address: String,
-    /// What it fails together with; empty if unknown.
+    /// The rack or zone with which the node fails together; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub zone: String,
     /// `up`, `down`, `draining`, `joining`, `stopping` or `removing`.
     pub state: String,
-    /// It is being emptied, whether it is up or down.
+    /// Whether the node is being drained, up or down.
     pub draining: bool,
-    /// What it runs; empty if it does not answer.
+    /// The version that the node runs; empty if it does not answer.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub version: String,
-    /// The newest rules it knows.
+    /// The newest rules that it knows.
     pub rules_max: u32,
-    /// How far its clock is ahead of the one of the node that answered, in milliseconds.
+    /// How far the node's clock is ahead of the answering node's clock, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clock_skew_ms: Option<i64>,
-    /// Shards that it leads.
+    /// The number of shards that the node leads.
     pub leads: u32,
-    /// Shards that it has a replica of.
+    /// The number of shards that the node has a replica of.
     pub replicas: u32,
-    /// Its disk has no room, or soon none: it gets neither leaders nor replicas.
+    /// Whether the node is low on disk, so that it gets neither leaders nor replicas.
     pub disk_low: bool,
-    /// Why it can't be reached; empty if it can.
+    /// Why the node cannot be reached; empty if it can.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub problem: String,
 }
@@ -128,15 +129,15 @@ pub struct ClusterNode {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShardDetails {
-    /// Its number, from 0.
+    /// The shard's number, from 0.
     pub id: u32,
-    /// The node that leads it.
+    /// The node that leads the shard.
     pub leader: Option<u64>,
-    /// The newest term that was heard of.
+    /// The newest known term.
     pub term: u64,
-    /// Its replicas, by node.
+    /// The replicas, by node.
     pub replicas: Vec<ReplicaDetails>,
-    /// The nodes that its voters are to be on, while they are not; else empty.
+    /// The target nodes of the shard's voters while the shard moves; else empty.
     pub moving_to: Vec<u64>,
 }
 
@@ -144,19 +145,19 @@ pub struct ShardDetails {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ReplicaDetails {
-    /// The node that holds it.
+    /// The node of the replica.
     pub node: u64,
-    /// Its id in the shard's group.
+    /// The replica's id in the shard's group.
     pub replica: u64,
     /// `voter`, `learner`, `placed` (not in the group yet) or `leaving`.
     pub role: String,
-    /// Index of the last entry that it is known to have on disk.
+    /// Index of the last entry that the replica is known to have on disk.
     #[serde(rename = "match")]
     pub matched: u64,
-    /// Entries that it lacks; `None` if it was not heard of lately.
+    /// The number of entries that the replica lacks; `None` if it was not heard lately.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lag: Option<u64>,
-    /// It is being sent the whole state: bytes that have arrived.
+    /// The bytes of a snapshot that have arrived, while one is being installed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub installing_bytes: Option<u64>,
 }
@@ -184,7 +185,7 @@ impl Serialize for ShardDetails {
     }
 }
 
-/// The control group has no number among shards.
+/// Leaves out the id, because the control group has no number among shards.
 fn without_id<S: Serializer>(group: &ShardDetails, serializer: S) -> Result<S::Ok, S::Error> {
     let mut map = serializer.serialize_map(None)?;
     group.serialize_fields(&mut map)?;

@@ -1,4 +1,4 @@
-//! Connection: the servers of one cluster, the one in use, and the way to the next.
+//! Connection: the servers of one cluster, the present server, and failover.
 //!
 //! Channels are opened when first needed; what this file adds is failover: a call that got no
 //! answer moves everyone to the next server, and waits longer each time around. The server that
@@ -37,22 +37,24 @@ use tonic::{
 };
 use tower::ServiceExt;
 
-/// What generated calls are made on.
+/// The generated client.
 pub(crate) type Wire = TaskyardClient<Channel>;
 
-/// Room for the largest answers: a page of tasks with payloads, a list of claimed tasks.
+/// The bound of the largest answers: a page of tasks with payloads, a list of claimed tasks.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// A dead peer is noticed after two of these, even if no packet says so.
+/// The interval of keep-alive pings. A dead peer is noticed after two, even if no packet reports
+/// it.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
 /// The metadata by which servers and clients name a cluster.
 const CLUSTER_KEY: &str = "taskyard-cluster";
 /// Waits between tries start here and double.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
-/// A server that is back is found within this.
+/// The longest wait between tries, within which a returned server is found.
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
-/// How often a client that is not at its first server looks whether that one is back: half as long at least.
+/// How often a client away from its first server checks that server; the pause is at least half as
+/// long.
 pub(crate) const RETURN_AFTER: Duration = Duration::from_secs(60);
-/// A first server that takes longer to answer is not back.
+/// A first server that takes longer to answer does not count as back.
 const BACK_WITHIN: Duration = Duration::from_secs(5);
 
 /// The servers of one cluster. Cheap to clone; clones share channels and the choice of server.
@@ -68,9 +70,9 @@ struct Shared {
     current: AtomicUsize,
     channels: Mutex<Vec<Option<Channel>>>,
     return_after: Duration,
-    /// How long a cluster is given to find a majority, once a node has said that there is none.
+    /// How long a call goes on after a node has answered that there is no majority.
     no_quorum_timeout: Option<Duration>,
-    /// When to look next whether the first server is back, while another is in use.
+    /// When to check the first server next, while another is in use.
     look_back_at: Mutex<Instant>,
 }
 
@@ -81,17 +83,17 @@ pub(crate) struct Server {
     pub(crate) dial: Dial,
 }
 
-/// How a channel to a server is opened. Called inside a runtime, which then carries its traffic.
+/// Opens a channel to a server. Called inside the runtime that then carries its traffic.
 pub(crate) type Dial = Arc<dyn Fn() -> Channel + Send + Sync>;
 
-/// Whether a call that got no answer is sent again.
+/// Whether a call without an answer is sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repeat {
-    /// It changes nothing: without an answer, nothing is all that happened.
+    /// The call changes nothing, so that it may be sent again.
     Read,
-    /// Doing it twice is the same as doing it once.
+    /// Repeating the call has the same effect as sending it once.
     Always,
-    /// Only while it is certain that no server took it.
+    /// Only while it is certain that no server accepted the call.
     IfNotTaken,
 }
 
@@ -110,7 +112,7 @@ impl Server {
         }
         let endpoint =
             Endpoint::from_shared(url.to_string()).map_err(|error| invalid(&error.to_string()))?;
-        // A path would be left out of every call without a word.
+        // A path would silently be left out of every call.
         if endpoint.uri().path_and_query().is_some_and(|path| path.as_str() != "/") {
             return Err(invalid("it has a path or query, and a broker has none"));
         }
@@ -119,7 +121,7 @@ impl Server {
     }
 }
 
-/// The settings that every connection has, over a network or not.
+/// The settings of every connection, over a network or not.
 pub(crate) fn tuned(endpoint: Endpoint) -> Endpoint {
     endpoint
         .tcp_nodelay(true)
@@ -143,7 +145,7 @@ impl Connection {
         Ok(Connection::with(servers, token, Arc::default(), 0, return_after, None))
     }
 
-    /// The same, and its calls end this long after a node has said that there is no majority.
+    /// A connection to the same servers, whose calls end this long after a `no_quorum` answer.
     pub(crate) fn no_quorum_timeout(self, timeout: Option<Duration>) -> Connection {
         let Shared { servers, token, cluster, return_after, .. } = &*self.0;
         let (servers, token, cluster) = (servers.clone(), token.clone(), cluster.clone());
@@ -173,7 +175,7 @@ impl Connection {
         }))
     }
 
-    /// The same servers with channels of their own, for a runtime of their own.
+    /// A connection to the same servers with channels of its own, for another runtime.
     pub(crate) fn separate(&self) -> Connection {
         let Shared { servers, token, cluster, current, return_after, .. } = &*self.0;
         let turn = current.load(Ordering::Relaxed);
@@ -182,7 +184,8 @@ impl Connection {
         Connection::with(servers, token, cluster, turn, *return_after, timeout)
     }
 
-    /// Looks whether the first server is back, if it is time: then everyone moves there. Nobody waits for it.
+    /// Checks the first server if it is time; if it is back, all clones move there. No call waits
+    /// for this.
     pub(crate) fn look_back(&self) {
         let Shared { servers, current, look_back_at, return_after, .. } = &*self.0;
         let turn = current.load(Ordering::Relaxed);
@@ -192,7 +195,7 @@ impl Connection {
         let mut look_back_at = look_back_at.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if now >= *look_back_at {
-            // One look at a time.
+            // Only one check runs at a time.
             *look_back_at = now + BACK_WITHIN + random::jittered(*return_after);
             tokio::spawn(self.clone().go_back(turn));
         }
@@ -204,11 +207,12 @@ impl Connection {
         *look_back_at = Instant::now() + random::jittered(*return_after);
     }
 
-    /// Moves everyone back to the first server if it answers, and nobody has moved on meanwhile.
+    /// Moves all clones back to the first server if it answers, unless a call has moved on
+    /// meanwhile.
     async fn go_back(self, turn: usize) {
         let Shared { servers, current, channels, .. } = &*self.0;
         let channel = (servers[0].dial)();
-        // One that answers and knows no leaders is cut off: no use to anybody.
+        // A server without known leaders is cut off, and of no use.
         let ready =
             http::Request::get("/readyz").body(Body::empty()).expect("a path and nothing else");
         let asked = tokio::time::timeout(BACK_WITHIN, channel.clone().oneshot(ready)).await;
@@ -223,11 +227,11 @@ impl Connection {
         }
     }
 
-    /// The server in use now. `failed` on it moves on to the next.
+    /// The server in use now. [`Attempt::failed`] moves on to the next.
     pub(crate) fn current(&self) -> Attempt {
         self.look_back();
         let mut channels = self.0.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        // Under the lock, so that it belongs to the channel.
+        // Read under the lock, so that the turn belongs to the channel.
         let turn = self.0.current.load(Ordering::Relaxed);
         let index = turn % self.0.servers.len();
         let server = &self.0.servers[index];
@@ -235,7 +239,7 @@ impl Connection {
         Attempt { connection: self.clone(), turn, index, wire: wire_on(channel) }
     }
 
-    /// Wraps a message into a request that says who is asking.
+    /// Wraps a message into a request with the client's token.
     pub(crate) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         if let Some(token) = &self.0.token {
@@ -284,8 +288,8 @@ impl Connection {
                 }
                 Ok(Err(status)) => Error::from_status(attempt.server(), &status),
                 Err(_elapsed) => {
-                    // The next call should not wait for the same silence: a server that was killed may
-                    // leave a channel behind on which nothing ends, not even with an error.
+                    // The next call should not wait for the same silence: a killed server may leave
+                    // a channel on which nothing ends, not even with an error.
                     attempt.failed();
                     let error = attempt.timed_out();
                     return Err(match repeat {
@@ -342,8 +346,8 @@ impl Attempt {
         &self.connection.0.servers[self.index].name
     }
 
-    /// Moves to the next server and forgets the channel to this one, unless somebody else already
-    /// has. Calls that still run on the channel keep it until they end.
+    /// Moves to the next server and drops the channel to this one, unless another call already has.
+    /// Calls that still run on the channel keep it until they end.
     pub(crate) fn failed(&self) {
         let Shared { current, channels, .. } = &*self.connection.0;
         let mut channels = channels.lock().unwrap_or_else(PoisonError::into_inner);
@@ -367,7 +371,7 @@ impl Attempt {
     }
 }
 
-/// Waits between tries: none while there are servers not yet asked, then doubling, with jitter.
+/// The waits between tries: none while some servers were not asked yet, then doubling, with jitter.
 pub(crate) struct Backoff {
     fresh: usize,
     next: Duration,
@@ -403,13 +407,13 @@ impl Backoff {
     }
 }
 
-/// The tries of one call: how long they go on, and what the call ends with.
+/// The tries of one call: their end, and the call's final error.
 pub(crate) struct Tries {
     backoff: Backoff,
-    /// When the call gives up. Comes nearer once a node has said that there is no majority.
+    /// When the call gives up. A `no_quorum` answer may bring the deadline forward.
     pub(crate) deadline: Instant,
     no_quorum_timeout: Option<Duration>,
-    /// What a broker answered last.
+    /// The last answer of a broker.
     answered: Option<Error>,
 }
 
@@ -435,8 +439,8 @@ impl Tries {
         Err(self.last_word(error))
     }
 
-    /// What a call ends with whose last try got this error: if no broker was heard in it, then what one
-    /// answered before.
+    /// The final error of a call whose last try failed with `error`. If no broker answered that
+    /// try, an earlier answer is returned instead.
     pub(crate) fn last_word(&mut self, error: Error) -> Error {
         match error {
             Error::Unavailable { answered: false, .. } => self.answered.take().unwrap_or(error),
@@ -502,7 +506,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_that_got_no_answer_in_time_moves_on() {
-        // It takes connections and says nothing on them.
+        // A server that accepts connections and stays silent.
         let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = format!("http://{}", silent.local_addr().unwrap());
         let servers = [silent.as_str(), "http://127.0.0.1:1"]

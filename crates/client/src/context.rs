@@ -1,4 +1,4 @@
-//! TaskContext: what a handler knows about its task and can say about it while it runs.
+//! TaskContext: what a handler can read about its task, and report while it runs.
 
 use crate::{
     Client, Error, NewTask, TaskId, Timestamp,
@@ -17,7 +17,7 @@ use std::{
 use taskyard_proto::v1;
 use tokio::sync::{oneshot, watch};
 
-/// What a handler knows about its task, and can say about it while it runs. Cheap to clone.
+/// The task of a running handler, and the handler's way to report on it. Cheap to clone.
 ///
 /// ```
 /// use taskyard::{Cancelled, Fail, TaskContext};
@@ -54,9 +54,9 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CancelReason {
-    /// Somebody cancelled the task.
+    /// A client cancelled the task.
     Requested,
-    /// The claim is lost: another attempt counts, whatever this one still does is in vain.
+    /// The claim is lost: another attempt counts, and all further work of this one is in vain.
     Lost,
     /// The attempt has run longer than its timeout.
     Timeout,
@@ -94,58 +94,58 @@ impl TaskContext {
         &self.0.id
     }
 
-    /// The queue it came from.
+    /// The queue of the task.
     pub fn queue(&self) -> &str {
         &self.0.task.queue
     }
 
-    /// Its type.
+    /// The type of the task.
     pub fn kind(&self) -> &str {
         &self.0.task.r#type
     }
 
-    /// Which attempt this is, from 1.
+    /// The number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.0.task.attempt
     }
 
-    /// 0 to 9, 9 first.
+    /// The priority, 0 to 9, 9 first.
     pub fn priority(&self) -> u8 {
         u8::try_from(self.0.task.priority).unwrap_or(u8::MAX)
     }
 
-    /// Whom it is for.
+    /// The customer that the task is for.
     pub fn fairness_key(&self) -> Option<&str> {
         self.0.task.fairness_key.as_deref()
     }
 
-    /// When it was enqueued.
+    /// When the task was enqueued.
     pub fn enqueued_at(&self) -> Timestamp {
         Timestamp::from_millis(self.0.task.enqueued_at)
     }
 
-    /// What travels with it.
+    /// The task's headers.
     pub fn headers(&self) -> &HashMap<String, String> {
         &self.0.task.headers
     }
 
-    /// One of its headers.
+    /// One of the task's headers.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.0.task.headers.get(name).map(String::as_str)
     }
 
-    /// The schedule whose run it is.
+    /// The schedule of which the task is a run.
     pub fn schedule(&self) -> Option<&str> {
         self.header(SCHEDULE_HEADER)
     }
 
-    /// The occurrence that this run of a schedule is for: with the schedule's name an idempotency key,
-    /// and the moment to report about, however late it runs.
+    /// The occurrence of the schedule that this run is for, however late it runs. Together with the
+    /// schedule's name it is an idempotency key, and it is the moment to report about.
     pub fn occurrence_at(&self) -> Option<Timestamp> {
         self.header(OCCURRENCE_HEADER).and_then(Timestamp::parse)
     }
 
-    /// The media type of its payload.
+    /// The media type of the payload.
     pub fn content_type(&self) -> &str {
         match self.0.task.content_type.as_str() {
             "" => "application/json",
@@ -153,8 +153,8 @@ impl TaskContext {
         }
     }
 
-    /// The fencing token of this attempt: it grows with every claim of the task, so a store that
-    /// keeps the highest it has seen can refuse a stale attempt.
+    /// The fencing token of this attempt. It grows with every claim of the task, so that a store
+    /// that remembers the highest one can reject an outdated attempt.
     pub fn claim_token(&self) -> u64 {
         self.0.key.token
     }
@@ -169,8 +169,8 @@ impl TaskContext {
         self.0.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// The handler should stop: the task was cancelled or lost, its time is up, or the worker shuts
-    /// down. [`cancel_reason`](TaskContext::cancel_reason) says which.
+    /// Whether the handler should stop: the task was cancelled or lost, its time is up, or the
+    /// worker shuts down. [`cancel_reason`](TaskContext::cancel_reason) gives the reason.
     pub fn is_cancelled(&self) -> bool {
         self.cancel_reason().is_some()
     }
@@ -180,27 +180,28 @@ impl TaskContext {
         *self.0.cancel.borrow()
     }
 
-    /// Waits until the handler should stop, and says why.
+    /// Waits until the handler should stop, and returns the reason.
     ///
-    /// A handler that does not stop by itself within a few seconds is dropped where it awaits; one
-    /// whose claim is lost is dropped at once. Blocking handlers can't be dropped: they have to look.
+    /// A handler that does not stop within a few seconds is dropped at its next await; a handler
+    /// whose claim is lost is dropped at once. Blocking handlers cannot be dropped, so that they
+    /// must check themselves.
     pub async fn cancelled(&self) -> CancelReason {
         let mut cancel = self.0.cancel.clone();
         match cancel.wait_for(Option::is_some).await {
             Ok(reason) => reason.unwrap_or(CancelReason::Lost),
-            // Nobody is left who would use the answer.
+            // Nothing is left that would use the answer.
             Err(_) => CancelReason::Lost,
         }
     }
 
-    /// Says how far the task is. Cheap: the latest word is sent now and then.
+    /// Reports progress. Cheap: only the latest report is sent from time to time.
     pub fn progress(&self, percent: u32, message: impl Into<String>) {
         let progress = v1::TaskProgress { percent: percent.min(100), message: message.into() };
         self.0.reports.send(Report::Progress { key: self.0.key.clone(), progress });
     }
 
-    /// Saves where the task is, up to 64 KiB as JSON: the next attempt gets it as its
-    /// [`resume_state`](TaskContext::resume_state). It is safe once this has returned.
+    /// Saves the task's resume state, up to 64 KiB as JSON; the next attempt reads it with
+    /// [`resume_state`](TaskContext::resume_state). The state is durable once this has returned.
     pub async fn checkpoint(&self, state: &impl Serialize) -> Result<(), Error> {
         let saved = self.save(state)?;
         saved.await.unwrap_or_else(|_| Err(session_ended()))
@@ -212,7 +213,7 @@ impl TaskContext {
         saved.blocking_recv().unwrap_or_else(|_| Err(session_ended()))
     }
 
-    /// What an earlier attempt saved last; `None` if none did.
+    /// The last state that an earlier attempt saved; `None` if there is none.
     pub fn resume_state<T: DeserializeOwned>(&self) -> Result<Option<T>, Error> {
         let Some(state) = &self.0.task.resume_state else { return Ok(None) };
         let state = serde_json::from_slice(state);
@@ -222,7 +223,7 @@ impl TaskContext {
         })
     }
 
-    /// What an earlier attempt saved last, as bytes.
+    /// The last state that an earlier attempt saved, as bytes.
     pub fn resume_bytes(&self) -> Option<&[u8]> {
         self.0.task.resume_state.as_deref()
     }
@@ -235,7 +236,8 @@ impl TaskContext {
         Ok(())
     }
 
-    /// The client this worker uses, for what should happen whether the handler succeeds or not.
+    /// The client of this worker, for actions that should happen whether the handler succeeds or
+    /// not.
     pub fn client(&self) -> &Client {
         &self.0.client
     }
@@ -256,7 +258,7 @@ impl TaskContext {
         &self.0.task.payload
     }
 
-    /// What the handler enqueued along with its success.
+    /// The tasks that the handler enqueued along with its success.
     pub(crate) fn take_follow_ups(&self) -> Vec<v1::NewTask> {
         std::mem::take(&mut self.follow_ups())
     }

@@ -1,7 +1,8 @@
 //! Embedded: the broker inside the program's own process, on a directory, with the same API.
 //!
-//! The broker has threads and a small runtime of its own, so that a handler that hogs the program's
-//! runtime cannot stop it. Clients reach it over in-process connections; nothing listens.
+//! The broker has threads and a small runtime of its own, so that a handler that blocks the
+//! program's runtime cannot stop it. Clients use in-process connections; the broker listens on no
+//! port.
 
 use crate::{
     Client, Error, Worker, WorkerBuilder,
@@ -23,7 +24,7 @@ use tokio::{
 };
 use tonic::transport::Endpoint;
 
-/// Threads that carry the broker's calls. Consensus and disk have their own.
+/// The threads that serve the broker's calls. Consensus and disk have threads of their own.
 const THREADS: usize = 2;
 
 /// A broker inside this process. It lives until it is closed or dropped.
@@ -38,7 +39,7 @@ const THREADS: usize = 2;
 /// # Ok(()) }
 /// ```
 ///
-/// One process at a time can open a directory; a second one is told so.
+/// Only one process at a time can open a directory; a second one gets an error.
 pub struct Embedded {
     node: Arc<Running>,
     client: Client,
@@ -49,7 +50,7 @@ pub struct Embedded {
 struct Running(Mutex<Option<Node>>);
 
 impl Embedded {
-    /// Opens the broker on a directory, which is made if it does not exist.
+    /// Opens the broker on a directory, and creates the directory if it does not exist.
     pub async fn open(directory: impl Into<PathBuf>) -> Result<Embedded, Error> {
         Embedded::start(Config { listen: None, ..Config::new(directory) }).await
     }
@@ -69,7 +70,7 @@ impl Embedded {
         let node = match started {
             Ok(node) => Arc::new(Running(Mutex::new(Some(node)))),
             Err(error) => {
-                // It may not be dropped where it would wait for its threads.
+                // A runtime must not be dropped where the drop would wait for its threads.
                 runtime.shutdown_background();
                 return Err(error);
             }
@@ -103,12 +104,12 @@ impl Embedded {
         shards.are_settled().await.map_err(|error| Error::unavailable(error.to_string()))
     }
 
-    /// Stops the broker in good order. Stop its workers first: what they hold waits for its lease
-    /// otherwise.
+    /// Stops the broker in good order. Stop its workers first, because their tasks would otherwise
+    /// wait for the end of their leases.
     pub async fn close(mut self) {
         let node = self.node.lock().take();
         let (Some(node), Some(runtime)) = (node, self.runtime.take()) else { return };
-        // Fails only if stopping itself panicked, which the broker's log tells.
+        // This fails only if the stop itself panicked, which the broker's log shows.
         let _ = runtime.spawn(node.stop()).await;
         runtime.shutdown_background();
     }
@@ -141,13 +142,13 @@ impl Running {
         let gone = || io::Error::new(io::ErrorKind::NotConnected, "the embedded broker is closed");
         let node = self.lock();
         let node = node.as_ref().ok_or_else(gone)?;
-        // The broker's end is served where the broker runs, whoever asks.
+        // The broker's end of the connection runs on the broker's runtime.
         let _entered = runtime.enter();
         Ok(node.connect())
     }
 }
 
-/// A connection that needs no network. It does not keep the broker alive.
+/// A connection without a network. It does not keep the broker alive.
 fn in_process(node: &Arc<Running>, runtime: Handle) -> Result<Connection, Error> {
     let node = Arc::downgrade(node);
     let endpoint = tuned(Endpoint::from_static("http://localhost"));

@@ -1,4 +1,4 @@
-//! Enqueue: one task or an atomic batch on its way to the broker, and what comes back.
+//! Enqueue: one task or an atomic batch on its way to the broker, and the answer.
 
 use crate::{
     Client, Error, NewTask, ResultOf, RetryPolicy, TaskId, Timestamp, Unique, connection::Repeat,
@@ -16,7 +16,7 @@ use taskyard_proto::v1;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A task being enqueued: say more about it, then await it.
+/// A task that is being enqueued: set its options, then await it.
 ///
 /// Made by [`Client::enqueue`] and [`Client::task`].
 #[must_use = "an enqueue does nothing until it is awaited"]
@@ -69,18 +69,18 @@ impl<Output> Enqueued<Output> {
         Enqueued { client, id, duplicate, output: PhantomData }
     }
 
-    /// Its id.
+    /// The task's id.
     pub fn id(&self) -> &TaskId {
         &self.id
     }
 
-    /// Its `request_id` was known or its unique key is held: this is the task that was there before,
-    /// and none was added.
+    /// Whether the `request_id` was known or another task has the unique key: the id then names the
+    /// earlier task, and no task was added.
     pub fn is_duplicate(&self) -> bool {
         self.duplicate
     }
 
-    /// Its result, once it has ended: await it, with a limit if you like.
+    /// The result of the task, once it has ended: await it, with a limit if you like.
     ///
     /// ```no_run
     /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
@@ -109,7 +109,7 @@ impl<Output> fmt::Debug for Enqueued<Output> {
     }
 }
 
-/// Tasks for one queue that are enqueued together: all or none. Made by [`Client::batch`].
+/// Tasks for one queue that are enqueued together, all or none. Made by [`Client::batch`].
 #[derive(Debug)]
 #[must_use = "a batch does nothing until it is sent"]
 pub struct Batch {
@@ -123,8 +123,8 @@ impl Batch {
         Batch { client, queue, tasks: Vec::new() }
     }
 
-    /// Adds a task: a declared one, or a [`NewTask`]. It goes to the batch's queue, whatever its
-    /// type says.
+    /// Adds a task: a declared one, or a [`NewTask`]. The task goes to the batch's queue, even if
+    /// its type names another.
     pub fn push(mut self, task: impl Into<NewTask>) -> Batch {
         self.tasks.push(task.into().queue(""));
         self
@@ -135,17 +135,17 @@ impl Batch {
         tasks.into_iter().fold(self, Batch::push)
     }
 
-    /// How many tasks it holds so far.
+    /// The number of tasks so far.
     pub fn len(&self) -> usize {
         self.tasks.len()
     }
 
-    /// It holds no task yet.
+    /// Whether the batch has no task yet.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
 
-    /// Enqueues all of them, or none. The answers are in the order of the tasks.
+    /// Enqueues all tasks, or none. The answers are in the order of the tasks.
     pub async fn send(self) -> Result<Vec<Enqueued>, Error> {
         let Batch { client, queue, tasks } = self;
         let mut wire = Vec::with_capacity(tasks.len());

@@ -1,8 +1,8 @@
-//! Error: why a call did not do what was asked, with the broker's stable code.
+//! Error: why a call failed, with the broker's stable code.
 //!
-//! Three kinds matter to a caller: the broker said no (`Rejected`: sending it again changes
-//! nothing), nothing was decided (`Unavailable`: safe to send again), and nobody knows
-//! (`OutcomeUnknown`: look first, or repeat it only with an identity).
+//! Three kinds matter to a caller. `Rejected`: the broker said no, and sending the call again
+//! changes nothing. `Unavailable`: nothing was decided, and the call is safe to send again.
+//! `OutcomeUnknown`: the call may have taken effect; look first, or repeat it only with an id.
 
 use crate::{
     TaskError, TaskId, TaskState,
@@ -17,11 +17,11 @@ const CODE_KEY: &str = "taskyard-code";
 /// The metadata key of the task that holds a unique key.
 const HOLDER_KEY: &str = "taskyard-holder";
 
-/// Why a call did not do what was asked.
+/// Why a call failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The broker understood and said no. Nothing changed.
+    /// The broker said no. Nothing changed.
     #[error("{message}")]
     Rejected {
         /// The stable code, such as `not_found` or `queue_full`.
@@ -29,49 +29,49 @@ pub enum Error {
         /// What is wrong and what to do next.
         message: String,
     },
-    /// Another task holds the unique key. Nothing changed.
+    /// Another task has the unique key. Nothing changed.
     #[error("{message}")]
     NotUnique {
-        /// The task that holds it; `None` if that is another task of the same batch.
+        /// The task with the key; `None` if it is another task of the same batch.
         holder: Option<TaskId>,
-        /// Why it was refused.
+        /// Why the call was rejected.
         message: String,
     },
-    /// No server took the call. Nothing changed; it is safe to send it again.
+    /// No server accepted the call. Nothing changed; the call is safe to send again.
     #[error("{message}")]
     Unavailable {
         /// `unavailable` or `no_quorum`.
         code: String,
-        /// Which servers were tried and what each said last.
+        /// The servers that were tried, and the last answer of each.
         message: String,
-        /// A broker said so itself; otherwise none was heard.
+        /// Whether a broker answered; if not, no server was reached.
         answered: bool,
     },
-    /// The call was sent and no answer came back: it may or may not have happened.
+    /// The call was sent and no answer came back, so that it may have taken effect.
     #[error("the outcome is unknown: {message}; look before sending it again")]
     OutcomeUnknown {
         /// How the answer was lost.
         message: String,
     },
-    /// What was asked makes no sense; found before anything was sent.
+    /// The arguments make no sense; nothing was sent.
     #[error("{0}")]
     Invalid(String),
-    /// A value from the broker is not of the type asked for.
+    /// A value from the broker does not have the requested type.
     #[error("{what} is not of the expected type: {problem}")]
     Decode {
-        /// Which value.
+        /// The value.
         what: String,
-        /// What the decoder says.
+        /// The decoder's message.
         problem: String,
     },
-    /// The task whose result was waited for has ended, but did not succeed.
+    /// The awaited task has ended without success.
     #[error("task {task} ended as {state}{}", because(.error.as_ref()))]
     NotSucceeded {
         /// The task.
         task: TaskId,
-        /// How it ended.
+        /// The final state of the task.
         state: TaskState,
-        /// The error of its last attempt, if it had one.
+        /// The error of the last attempt, if there is one.
         error: Option<TaskError>,
     },
     /// The task whose result was waited for has not ended in time.
@@ -81,7 +81,7 @@ pub enum Error {
     NotFinished {
         /// The task.
         task: TaskId,
-        /// Where it is.
+        /// The state of the task.
         state: TaskState,
         /// How long the call waited.
         waited: Duration,
@@ -103,11 +103,11 @@ pub enum Error {
     FlowNotSucceeded {
         /// The flow.
         flow: FlowId,
-        /// How it ended.
+        /// The final state of the flow.
         state: FlowState,
-        /// The first of its nodes that did not succeed.
+        /// The first node that did not succeed.
         node: Option<String>,
-        /// What that node failed with.
+        /// The error of that node.
         error: Option<Box<TaskError>>,
     },
 }
@@ -122,8 +122,9 @@ fn because(error: Option<&TaskError>) -> String {
 }
 
 impl Error {
-    /// The stable code: one of those in `docs/protocol.md`, or `not_succeeded`, `not_finished`,
-    /// `decode` and `unimplemented` (the server does not know the call), which only this crate makes.
+    /// The stable code: one of those in `docs/protocol.md`, or one that only this crate makes:
+    /// `not_succeeded`, `not_finished`, `decode`, and `unimplemented` (the server does not know the
+    /// call).
     pub fn code(&self) -> &str {
         match self {
             Error::Rejected { code, .. } | Error::Unavailable { code, .. } => code,
@@ -136,23 +137,24 @@ impl Error {
         }
     }
 
-    /// Nothing was decided, so the same call may be sent again without a second thought.
+    /// Whether nothing was decided, so that the same call is safe to send again.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Error::Unavailable { .. })
     }
 
-    /// It may or may not have happened. Enqueues repeat themselves safely until their deadline, so
-    /// they end this way only when an answer was lost and no server gave another in all that time.
+    /// Whether the call may have taken effect. Enqueues repeat themselves safely until their
+    /// deadline, so that they end this way only if an answer was lost and no server gave another
+    /// one in all that time.
     pub fn is_outcome_unknown(&self) -> bool {
         matches!(self, Error::OutcomeUnknown { .. })
     }
 
-    /// There is no such task, queue, schedule or worker, or its retention removed it.
+    /// Whether the task, queue, schedule or worker does not exist, or was removed by its retention.
     pub fn is_not_found(&self) -> bool {
         self.code() == "not_found"
     }
 
-    /// Sorts what the broker put into an answer for one item.
+    /// The error that the broker put into the answer for one item.
     pub(crate) fn from_item(error: v1::Error) -> Error {
         Error::from_code(error.code, error.message, &error.holder)
     }
@@ -169,8 +171,9 @@ impl Error {
         }
     }
 
-    /// Sorts a gRPC status. Without the broker's own code it came from the transport, or from a
-    /// proxy: then only a connection that never stood is known to have changed nothing.
+    /// The error for a gRPC status. A status without the broker's own code came from the transport
+    /// or from a proxy; then only a connection that was never established is known to have changed
+    /// nothing.
     pub(crate) fn from_status(server: &str, status: &Status) -> Error {
         let told = |key: &str| status.metadata().get(key).and_then(|value| value.to_str().ok());
         if let Some(code) = told(CODE_KEY) {
@@ -235,8 +238,8 @@ impl Error {
         Error::Unavailable { code, message, answered: false }
     }
 
-    /// What a call ends with whose last try got this error. If the answer of an earlier try was lost
-    /// (`unknown`), then that nothing took the last one does not mean that nothing happened.
+    /// The final error of a call whose last try got this error. If the answer of an earlier try was
+    /// lost (`unknown`), a refusal of the last try does not prove that nothing happened.
     pub(crate) fn after(&self, unknown: bool) -> Error {
         match self {
             Error::Unavailable { message, .. } | Error::Rejected { message, .. }
@@ -249,13 +252,14 @@ impl Error {
         }
     }
 
-    /// The broker looked whether it has done the same before; some refusals come earlier than that.
+    /// Whether the broker has checked for earlier tries before this refusal; some refusals come
+    /// before that check.
     fn knows_earlier_tries(&self) -> bool {
         let early = ["disk_full", "limit_exceeded", "unauthenticated", "permission_denied"];
         matches!(self, Error::Rejected { code, .. } if !early.contains(&code.as_str()))
     }
 
-    /// What a call that changes nothing ends with: if its answer is lost, nothing happened.
+    /// The final error of a call that changes nothing: if its answer is lost, nothing happened.
     pub(crate) fn of_a_read(&self) -> Error {
         match self {
             Error::OutcomeUnknown { message } => Error::unavailable(message),
@@ -263,13 +267,13 @@ impl Error {
         }
     }
 
-    /// The broker is full for now (`queue_full`, `limit_exceeded`, `disk_full`). Nothing changed; a
-    /// bound stands in the way that other work will move, so it is worth sending again later.
+    /// Whether the broker is full for now (`queue_full`, `limit_exceeded`, `disk_full`). Nothing
+    /// changed; the call is worth sending again later, because other work makes room.
     pub fn may_pass(&self) -> bool {
         matches!(self.code(), "disk_full" | "limit_exceeded" | "queue_full")
     }
 
-    /// No answer that a later one could contradict: worth asking again, if asking is harmless.
+    /// Whether a later answer could differ, so that a harmless call is worth repeating.
     pub(crate) fn is_undecided(&self) -> bool {
         matches!(self, Error::Unavailable { .. } | Error::OutcomeUnknown { .. })
     }
@@ -279,8 +283,8 @@ fn never_connected(status: &Status) -> bool {
     causes(status).any(|error| error.is::<ConnectError>())
 }
 
-/// The call waited for its turn on a connection that ended, as those to a broker that stops do: nothing of
-/// it was written.
+/// Whether the call waited for its turn on a connection that ended, as when a broker stops. Nothing
+/// of it was sent.
 fn never_sent(status: &Status) -> bool {
     let error = causes(status).find_map(|error| error.downcast_ref::<hyper::Error>());
     error.is_some_and(hyper::Error::is_canceled)

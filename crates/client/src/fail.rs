@@ -1,4 +1,4 @@
-//! Fail: how an attempt ends that did not succeed, and what should happen next.
+//! Fail: the error of an attempt, and the next step for its task.
 
 use crate::{TaskError, Timestamp, timestamp::millis};
 use std::{error::Error as StdError, time::Duration};
@@ -6,10 +6,10 @@ use std::{error::Error as StdError, time::Duration};
 /// Any error, boxed.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// Why an attempt did not succeed, and what should happen next.
+/// Why an attempt did not succeed, and the next step for its task.
 ///
-/// Any error turns into one with `?`, and is then retried by the task's policy. The constructors
-/// here say otherwise:
+/// Any error becomes a `Fail` with `?`, and is then retried by the task's policy. The constructors
+/// here choose another step:
 ///
 /// ```
 /// use std::time::Duration;
@@ -35,27 +35,27 @@ pub struct Fail {
     pub(crate) then: Then,
 }
 
-/// What happens to a task whose attempt did not succeed.
+/// The next step for a task whose attempt did not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
-    /// As its retry policy says.
+    /// The retry policy decides.
     Policy,
-    /// Nothing: it is a dead letter.
+    /// The task becomes a dead letter.
     Never,
-    /// Another attempt, no sooner than then.
+    /// Another attempt, at this moment or later.
     RetryAt(Timestamp),
-    /// Another attempt, after that long.
+    /// Another attempt, after this long.
     RetryAfter(Duration),
-    /// It goes back to sleep; the attempt does not count.
+    /// The task is scheduled for later; the attempt does not count.
     Snooze(Snooze),
-    /// The same, and all tasks of its fairness key with it.
+    /// The task is scheduled for later, and all tasks of its fairness key wait with it.
     HoldKey(Snooze),
-    /// The handler yielded because it was asked to.
+    /// The handler yielded because it was asked to stop.
     Cancelled,
 }
 
 impl Then {
-    /// The moment of the next attempt, or the delay until it in milliseconds: as the wire has it.
+    /// The moment of the next attempt, or the delay until it in milliseconds, in the wire's form.
     pub(crate) fn retry_wire(self) -> (Option<u64>, Option<u64>) {
         match self {
             Then::RetryAt(moment) => (Some(moment.as_millis()), None),
@@ -73,45 +73,45 @@ impl Fail {
         Fail::from(error)
     }
 
-    /// A failure that no retry can mend: the task becomes a dead letter at once.
+    /// A failure that no retry can repair: the task becomes a dead letter at once.
     pub fn permanent<E: Into<BoxError>>(error: E) -> Fail {
         Fail { then: Then::Never, ..Fail::from(error) }
     }
 
-    /// A failure after which the next attempt comes at this moment, if attempts are left.
+    /// A failure with the next attempt at this moment, if attempts are left.
     pub fn retry_at<E: Into<BoxError>>(at: impl Into<Timestamp>, error: E) -> Fail {
         Fail { then: Then::RetryAt(at.into()), ..Fail::from(error) }
     }
 
-    /// A failure after which the next attempt comes this much later, if attempts are left.
+    /// A failure with the next attempt after this delay, if attempts are left.
     pub fn retry_after<E: Into<BoxError>>(delay: Duration, error: E) -> Fail {
         Fail { then: Then::RetryAfter(delay), ..Fail::from(error) }
     }
 
-    /// Names the kind of error, by which dead letters are grouped and found. The name of the error's
-    /// Rust type, if not said.
+    /// Sets the kind of error, by which dead letters are grouped and found. The default is the name
+    /// of the error's Rust type.
     pub fn kind(mut self, kind: impl Into<String>) -> Fail {
         self.error.kind = kind.into();
         self
     }
 
-    /// Says where it went wrong.
+    /// Sets the place of the error.
     pub fn backtrace(mut self, backtrace: impl Into<String>) -> Fail {
         self.error.backtrace = backtrace.into();
         self
     }
 
-    /// What will be stored with the attempt.
+    /// The error that the broker will keep with the attempt.
     pub fn error(&self) -> &TaskError {
         &self.error
     }
 
-    /// No retry can mend it.
+    /// Whether no retry can repair the failure.
     pub fn is_permanent(&self) -> bool {
         self.then == Then::Never
     }
 
-    /// It is no failure: the task only goes back to sleep.
+    /// Whether this is no failure, and the task is only scheduled for later.
     pub fn is_snooze(&self) -> bool {
         matches!(self.then, Then::Snooze(_) | Then::HoldKey(_))
     }
@@ -126,7 +126,7 @@ impl<E: Into<BoxError>> From<E> for Fail {
     }
 }
 
-/// Puts a task back to sleep without counting the attempt: it was too early, nothing went wrong.
+/// Schedules a task for later without counting the attempt: it was too early, nothing went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a snooze does nothing until it is returned as an error"]
 pub enum Snooze {
@@ -137,19 +137,19 @@ pub enum Snooze {
 }
 
 impl Snooze {
-    /// Wakes the task after this long.
+    /// Runs the task again after this long.
     pub fn after(delay: Duration) -> Snooze {
         Snooze::For(delay)
     }
 
-    /// Wakes the task at this moment.
+    /// Runs the task again at this moment.
     pub fn until(moment: impl Into<Timestamp>) -> Snooze {
         Snooze::Until(moment.into())
     }
 }
 
 impl Snooze {
-    /// The delay in milliseconds, or the moment: as the wire has it.
+    /// The delay in milliseconds, or the moment, in the wire's form.
     pub(crate) fn into_wire(self) -> (Option<u64>, Option<u64>) {
         match self {
             Snooze::For(delay) => (Some(millis(delay)), None),
@@ -164,9 +164,9 @@ impl From<Snooze> for Fail {
     }
 }
 
-/// Pushes back for a whole fairness key: "too many requests, later". The task goes back to sleep as by
-/// [`Snooze`], and no other task of its key is handed out before it wakes, at most 24 h; for a task without
-/// a key, none of its queue's that have none.
+/// Pushes back a whole fairness key: "too many requests, later". The task is scheduled for later as
+/// by [`Snooze`], and no other task of its key is handed out before then, for at most 24 h. For a
+/// task without a key, this holds for all tasks of its queue without a key.
 ///
 /// ```
 /// use std::time::Duration;
@@ -201,8 +201,9 @@ impl From<Throttled> for Fail {
     }
 }
 
-/// Says that a handler yielded because [`TaskContext::cancelled`](crate::TaskContext::cancelled) told
-/// it to: a cancelled task is then Cancelled; one whose worker shuts down is given back unharmed.
+/// Reports that a handler yielded because of
+/// [`TaskContext::cancelled`](crate::TaskContext::cancelled). A cancelled task is then Cancelled; a
+/// task whose worker shuts down is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cancelled;
 
@@ -217,7 +218,7 @@ impl From<Cancelled> for Fail {
     }
 }
 
-/// The name by which failures are grouped: the type's own, unless it says nothing.
+/// The name by which failures are grouped: the error's type, unless that type is a mere container.
 fn kind_of<E>() -> String {
     let name = std::any::type_name::<E>();
     let bare =
@@ -225,7 +226,7 @@ fn kind_of<E>() -> String {
     if bare.iter().any(|start| name.starts_with(start)) {
         return "error".to_string();
     }
-    // Without its type parameters, a name says the same and stays short.
+    // A name without type parameters says the same and stays short.
     name.split('<').next().unwrap_or(name).to_string()
 }
 

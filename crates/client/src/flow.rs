@@ -1,8 +1,8 @@
 //! Flows: tasks that depend on each other, submitted as one.
 //!
-//! A [`Flow`] names its tasks and says which come after which; the broker runs each once its parents
-//! have ended, hands it their results, and keeps count. [`chain`], [`group`], [`chord`] and [`Batch`]
-//! are flows of shapes that are often needed.
+//! A [`Flow`] names its tasks and their parents. The broker runs each task once its parents have
+//! ended, gives it their results, and counts the progress. [`chain`], [`group`], [`chord`] and
+//! [`Batch`] are flows of common shapes.
 //!
 //! ```
 //! use serde::{Deserialize, Serialize};
@@ -69,10 +69,10 @@ use self::node::{Draft, Drafts};
 use crate::NewTask;
 use std::{collections::BTreeSet, fmt, time::Duration};
 
-/// Tasks that depend on each other, before they are submitted: all of them are, or none.
+/// Tasks that depend on each other, to be submitted together, all or none.
 ///
-/// Up to 10,000 tasks, in any queues. Names must differ; the broker refuses a flow in which something
-/// waits for itself, and says which. See the [module](crate::flow) for an example.
+/// Up to 10,000 tasks, in any queues. Names must differ. The broker rejects a flow with a cycle,
+/// and names its nodes. See the [module](crate::flow) for an example.
 #[must_use = "a flow does nothing until it is submitted"]
 pub struct Flow {
     pub(crate) name: String,
@@ -81,34 +81,34 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// An empty flow. The name is for people, and to find it by; it may be empty.
+    /// An empty flow. The name is for people and for searches; it may be empty.
     pub fn new(name: impl Into<String>) -> Flow {
         Flow { name: name.into(), retention: None, drafts: Drafts::default() }
     }
 
-    /// How long the flow and its tasks can be looked up after it has ended; 24 h if not said.
+    /// Sets how long the flow and its tasks can be looked up after its end; 24 h by default.
     pub fn retention(mut self, retention: Duration) -> Flow {
         self.retention = Some(retention);
         self
     }
 
-    /// Adds a task under a name: a declared one, or a [`NewTask`]. It runs at once
-    /// unless it is said to come [after](Node::after) others.
+    /// Adds a task under a name: a declared one, or a [`NewTask`]. It runs at once unless it comes
+    /// [after](Node::after) other nodes.
     pub fn add<T: IntoNode>(&self, name: impl Into<String>, task: T) -> Node<T::Output> {
         self.drafts.add(name.into(), task.into_task())
     }
 
-    /// How many tasks it holds so far.
+    /// The number of tasks so far.
     pub fn len(&self) -> usize {
         self.drafts.lock().len()
     }
 
-    /// It holds no task yet.
+    /// Whether the flow has no task yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds a task that is named like its type, with a number if that is taken.
+    /// Adds a task under the name of its type, with a number if that name is taken.
     pub(crate) fn add_fresh<T: IntoNode>(&self, task: T) -> Node<T::Output> {
         let task = task.into_task();
         let kind = task.kind().to_owned();
@@ -120,7 +120,7 @@ impl Flow {
         self.drafts.add(name, task)
     }
 
-    /// Adds tasks that are named like their type and numbered from 1.
+    /// Adds tasks under the name of their type, numbered from 1.
     pub(crate) fn add_numbered<T: IntoNode>(
         &self,
         tasks: impl IntoIterator<Item = T>,
@@ -143,12 +143,13 @@ impl fmt::Debug for Flow {
     }
 }
 
-/// What can be submitted as a flow: a [`Flow`], a [`Chain`], a [`Group`], a [`Chord`], a [`Batch`].
+/// Anything that can be submitted as a flow: a [`Flow`], a [`Chain`], a [`Group`], a [`Chord`], a
+/// [`Batch`].
 pub trait IntoFlow {
-    /// What its result is.
+    /// The type of its result.
     type Output;
 
-    /// The flow, and how its result is read.
+    /// The flow, and the way to read its result.
     #[doc(hidden)]
     fn into_flow(self) -> (Flow, Reading<Self::Output>);
 }

@@ -1,12 +1,12 @@
 //! Gather: turns concurrent enqueues into few requests.
 //!
-//! While one request is in flight, further enqueues wait together and go as the next one, so that a
-//! single caller pays one round trip and a thousand callers share it: no timer, no setting. A second
-//! request goes beside the first when a full one is waiting.
+//! While one request is in flight, further enqueues wait together and become the next request. A
+//! single caller pays one round trip and a thousand callers share it, without a timer and without a
+//! setting. If a full request waits, it goes out beside the first.
 //!
-//! Each request has a random batch id and is sent again as it was, to another server if need be,
-//! until every task in it is decided or every caller has given up: the broker answers a repetition
-//! with the ids it gave before, so nothing is enqueued twice.
+//! Each request has a random batch id and is repeated unchanged, on another server if necessary,
+//! until every task in it is decided or every caller has given up. The broker answers a repetition
+//! with the first ids, so that nothing is enqueued twice.
 
 use crate::{
     Error,
@@ -27,10 +27,10 @@ use tokio::{
 const REQUEST_TASKS_MAX: usize = 1_000;
 /// A request is full with this many bytes of payload; one larger task goes alone.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
-/// One is being answered while the next is on its way.
+/// The most requests in flight: the broker answers one while the next is on its way.
 const IN_FLIGHT_MAX: usize = 2;
-/// Bound on what waits or is in flight: each task takes one unit and one more per KiB of payload.
-/// Who comes later waits until there is room.
+/// The bound of waiting and in-flight tasks: each task takes one unit, and one more per KiB of
+/// payload. Later callers wait until there is room.
 const UNITS_MAX: usize = 64 << 10;
 
 /// Gathers the enqueues of all clones of one client.
@@ -65,7 +65,7 @@ impl Gather {
         Gather(Arc::new(Shared { connection, room, waiting: Mutex::default() }))
     }
 
-    /// Enqueues one task together with whatever else is waiting.
+    /// Enqueues one task together with all other waiting ones.
     pub(crate) async fn enqueue(
         &self,
         task: v1::NewTask,
@@ -82,7 +82,7 @@ impl Gather {
         self.push(Item { task, answer, deadline, _room: room });
         match tokio::time::timeout_at(deadline, answered).await {
             Ok(Ok(answer)) => answer,
-            // The runtime that carried the request was shut down under it.
+            // The runtime of the request was shut down.
             Ok(Err(_)) => Err(unanswered("the request was dropped with its runtime")),
             Err(_) => Err(unanswered("no server answered in time")),
         }
@@ -108,7 +108,7 @@ impl Shared {
     }
 }
 
-/// Carries requests until nothing waits. Counts as in flight until it is dropped.
+/// Sends requests until nothing waits. Counts as in flight until it is dropped.
 struct Flight(Arc<Shared>);
 
 impl Drop for Flight {
@@ -124,9 +124,9 @@ impl Flight {
         }
     }
 
-    /// Takes what waits, up to a full request; leaves flight if there is nothing.
+    /// Takes waiting tasks, up to a full request; ends the flight if there are none.
     ///
-    /// Callers that gave up before their task was sent are left out.
+    /// Tasks whose callers gave up are left out.
     fn next_batch(&self) -> Option<Batch> {
         let mut waiting = self.0.waiting();
         let mut batch = Batch { tasks: Vec::new(), callers: Vec::new() };
@@ -152,7 +152,7 @@ impl Flight {
     }
 }
 
-/// One request: the tasks in their order, and who still waits for each.
+/// One request: the tasks in order, and the callers that still wait.
 struct Batch {
     tasks: Vec<v1::NewTask>,
     callers: Vec<Option<Caller>>,
@@ -161,7 +161,7 @@ struct Batch {
 struct Caller {
     answer: oneshot::Sender<Result<v1::EnqueueReply, Error>>,
     deadline: Instant,
-    /// The answer of some try was lost: the task may exist, whatever later tries end with.
+    /// Whether an answer was lost: the task may then exist, even if later tries fail.
     unknown: bool,
     _room: OwnedSemaphorePermit,
 }
@@ -204,13 +204,13 @@ impl Batch {
         }
     }
 
-    /// When the last caller gives up; `None` if nobody waits any more.
+    /// When the last caller gives up; `None` if no caller waits any more.
     fn deadline(&self) -> Option<Instant> {
         let waiting = self.callers.iter().flatten().filter(|caller| !caller.answer.is_closed());
         waiting.map(|caller| caller.deadline).max()
     }
 
-    /// Hands each caller its answer. Returns an error if some tasks are undecided still.
+    /// Gives each caller its answer. Returns an error if some tasks are still undecided.
     fn answer(&mut self, reply: v1::EnqueueManyReply) -> Option<Error> {
         if reply.results.len() != self.callers.len() {
             let (results, tasks) = (reply.results.len(), self.callers.len());

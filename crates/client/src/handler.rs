@@ -1,7 +1,7 @@
-//! Handlers: plain functions that do tasks, and how their arguments are found.
+//! Handlers: plain functions that run tasks, and how their arguments are found.
 //!
-//! A handler takes the task's payload first, if it wants it, and then whatever else can be taken
-//! from a task: its context, shared state, headers. What it can take is a [`FromTask`].
+//! The first argument of a handler may be the task's payload. Further arguments are anything that
+//! implements [`FromTask`]: the context, shared state, the raw payload.
 
 use crate::{BoxError, Fail, Task, TaskContext, context::States, session::Slot};
 use bytes::Bytes;
@@ -9,14 +9,14 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{fmt, future::Future, sync::Arc};
 use tower::util::BoxCloneSyncService;
 
-/// What a worker calls for each task, layers included.
+/// The service that a worker calls for each task, layers included.
 pub type TaskService = BoxCloneSyncService<TaskRequest, TaskResponse, BoxError>;
 
-/// One attempt at a task, as layers and handlers see it.
+/// One attempt, as layers and handlers see it.
 #[derive(Clone, Debug)]
 pub struct TaskRequest {
     context: TaskContext,
-    /// Keeps the worker's slot taken for as long as this attempt really runs.
+    /// Keeps the worker's slot taken while this attempt really runs.
     slot: Arc<Slot>,
 }
 
@@ -25,18 +25,18 @@ impl TaskRequest {
         TaskRequest { context, slot }
     }
 
-    /// What is known about the task.
+    /// The context of the task.
     pub fn context(&self) -> &TaskContext {
         &self.context
     }
 
-    /// Its payload as it was enqueued.
+    /// The payload as it was enqueued.
     pub fn payload(&self) -> &Bytes {
         self.context.payload()
     }
 }
 
-/// What became of an attempt.
+/// The result of an attempt.
 #[derive(Clone, Debug)]
 pub struct TaskResponse {
     pub(crate) outcome: Result<Option<Bytes>, Fail>,
@@ -53,17 +53,17 @@ impl TaskResponse {
         TaskResponse { outcome: Err(fail.into()) }
     }
 
-    /// Whether it succeeded.
+    /// Whether the attempt succeeded.
     pub fn is_success(&self) -> bool {
         self.outcome.is_ok()
     }
 
-    /// What the handler returned, if it succeeded with a result.
+    /// The handler's result, if it succeeded with one.
     pub fn result(&self) -> Option<&Bytes> {
         self.outcome.as_ref().ok().and_then(Option::as_ref)
     }
 
-    /// Why it did not succeed, if it did not.
+    /// Why the attempt did not succeed, if it did not.
     pub fn failure(&self) -> Option<&Fail> {
         self.outcome.as_ref().err()
     }
@@ -74,12 +74,12 @@ impl TaskResponse {
     }
 }
 
-/// Something a handler can take from its task.
+/// An argument that a handler can take from its task.
 pub trait FromTask: Sized {
-    /// Takes it. A failure here is a failure of the attempt.
+    /// Takes the argument. A failure here is a failure of the attempt.
     fn from_task(request: &TaskRequest) -> Result<Self, Fail>;
 
-    /// What a worker lacks to provide it, found out before it starts.
+    /// The part that a worker lacks to provide the argument; checked before the worker starts.
     #[doc(hidden)]
     fn missing(_states: &StateSet<'_>) -> Option<String> {
         None
@@ -103,7 +103,7 @@ impl FromTask for TaskRequest {
     }
 }
 
-/// The payload, decoded from JSON; the same as naming its type as the first argument.
+/// The payload, decoded from JSON, like a first argument of its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Json<T>(pub T);
 
@@ -113,7 +113,7 @@ impl<T: DeserializeOwned> FromTask for Json<T> {
     }
 }
 
-/// The payload as it was enqueued, whatever its content type.
+/// The payload as it was enqueued, with any content type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawPayload(pub Bytes);
 
@@ -145,7 +145,8 @@ fn type_name<T>() -> &'static str {
     std::any::type_name::<T>()
 }
 
-/// A payload of another shape is a failure that is retried: a newer worker may know it.
+/// A payload of another shape is a failure that is retried, because a newer worker may know the
+/// shape.
 fn decode<T: DeserializeOwned>(request: &TaskRequest) -> Result<T, Fail> {
     serde_json::from_slice(request.payload()).map_err(|error| {
         let message = format!("the payload is no {}: {error}", type_name::<T>());
@@ -153,7 +154,7 @@ fn decode<T: DeserializeOwned>(request: &TaskRequest) -> Result<T, Fail> {
     })
 }
 
-/// What a handler can return in its `Ok`.
+/// A value that a handler can return in its `Ok`.
 pub trait IntoResult {
     /// The bytes to keep as the task's result; `None` keeps nothing.
     fn into_result(self) -> Result<Option<Bytes>, Fail>;
@@ -169,7 +170,7 @@ impl<T: Serialize> IntoResult for T {
     }
 }
 
-/// A result that is kept as these bytes.
+/// A result that is stored as these bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawResult(pub Bytes);
 
@@ -179,57 +180,58 @@ impl IntoResult for RawResult {
     }
 }
 
-/// An async function that does tasks known by name.
+/// An async function that runs tasks of a type known by name.
 ///
-/// `Arguments` only tells the compiler which of the implementations is meant; it is never named.
-/// A payload type must not itself be a [`FromTask`].
+/// `Arguments` only helps the compiler to choose the implementation; it is never named. A payload
+/// type must not itself be a [`FromTask`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot handle tasks",
     note = "a handler is an async function of an optional payload (serde) and extractors, returning Result"
 )]
 pub trait Handler<Arguments>: Clone + Send + Sync + 'static {
-    /// Does one task.
+    /// Runs one task.
     fn call(&self, request: TaskRequest) -> impl Future<Output = TaskResponse> + Send;
 
-    /// What a worker lacks for it.
+    /// The parts that a worker lacks for it.
     #[doc(hidden)]
     fn missing(states: &StateSet<'_>) -> Vec<String>;
 }
 
-/// An async function that does tasks of one declared type: its first argument.
+/// An async function that runs tasks of one declared type, its first argument.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot handle tasks of a declared type",
     note = "it must be an async function of a Task and extractors, returning Result<the task's Output, _>"
 )]
 pub trait TaskHandler<T: Task, Arguments>: Clone + Send + Sync + 'static {
-    /// Does one task.
+    /// Runs one task.
     fn call(&self, request: TaskRequest) -> impl Future<Output = TaskResponse> + Send;
 
-    /// What a worker lacks for it.
+    /// The parts that a worker lacks for it.
     #[doc(hidden)]
     fn missing(states: &StateSet<'_>) -> Vec<String>;
 }
 
-/// A function that does tasks known by name and may block: it runs on a thread of its own.
+/// A function that runs tasks of a type known by name and may block: it runs on a thread of its
+/// own.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot handle tasks on a blocking thread",
     note = "it must be a function, not async, of an optional payload (serde) and extractors, returning Result"
 )]
 pub trait BlockingHandler<Arguments>: Clone + Send + Sync + 'static {
-    /// Does one task.
+    /// Runs one task.
     fn call(&self, request: &TaskRequest) -> TaskResponse;
 
-    /// What a worker lacks for it.
+    /// The parts that a worker lacks for it.
     #[doc(hidden)]
     fn missing(states: &StateSet<'_>) -> Vec<String>;
 }
 
-/// Tells the compiler that a handler takes the payload first.
+/// Tells the compiler that the first argument of a handler is the payload.
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum WithPayload {}
 
-/// Tells the compiler that a handler takes extractors only.
+/// Tells the compiler that a handler has extractors only.
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum WithoutPayload {}
@@ -374,8 +376,8 @@ mod arities {
 
 /// Runs a blocking handler on the blocking pool of the runtime.
 ///
-/// The closure keeps the slot: a thread can't be stopped, so its slot is taken until it returns, even
-/// if its attempt has long been given up.
+/// The closure keeps the slot. A thread cannot be stopped, so that its slot stays taken until it
+/// returns, even if its attempt has long ended.
 pub(crate) async fn call_blocking<H, Arguments>(handler: H, request: TaskRequest) -> TaskResponse
 where
     H: BlockingHandler<Arguments>,

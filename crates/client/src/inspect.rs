@@ -1,4 +1,4 @@
-//! Looking at single tasks and changing them: details, cancel, retry.
+//! Reading and changing single tasks: details, cancel, retry.
 
 use crate::{
     Client, Error, TaskError, TaskId, TaskState, Timestamp, UniqueDetails, connection::Repeat,
@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, time::Duration};
 use taskyard_proto::v1;
 
 impl Client {
-    /// Everything that is known about a task, its payload and result included.
+    /// The details of a task, with its payload and result.
     pub async fn get(&self, task: impl Into<TaskId>) -> Result<TaskDetails, Error> {
         let request = v1::GetTaskRequest { id: task.into().into(), without_payload: false };
         let reply =
@@ -22,8 +22,8 @@ impl Client {
         Ok(reply.into())
     }
 
-    /// Cancels a task: at once if nobody runs it, else as soon as its worker yields. Returns where
-    /// the task is now: `Cancelled`, or `Claimed` until the worker has yielded.
+    /// Cancels a task: at once if no worker runs it, else as soon as its worker yields. Returns the
+    /// task's state: `Cancelled`, or `Claimed` until the worker has yielded.
     pub async fn cancel(&self, task: impl Into<TaskId>) -> Result<TaskState, Error> {
         let request = v1::CancelRequest { id: task.into().into() };
         let reply = self
@@ -59,70 +59,71 @@ impl Client {
     }
 }
 
-/// Everything that is known about a task. Serialized as on the HTTP front.
+/// The details of a task. Serialized as on the HTTP front.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TaskDetails {
-    /// Its id.
+    /// The task's id.
     pub id: TaskId,
-    /// The queue it is in.
+    /// The task's queue.
     pub queue: String,
-    /// Its type: the name of the function that does it.
+    /// The task's type: the name of its function.
     pub kind: String,
-    /// Where it is in its life.
+    /// The task's state.
     pub state: TaskState,
-    /// 0 to 9, 9 first.
+    /// The priority, 0 to 9, 9 first.
     pub priority: u8,
-    /// The attempt that runs or ran last; 0 before the first.
+    /// The number of the current or last attempt; 0 before the first.
     pub attempt: u32,
-    /// After this many attempts it is a dead letter. Those before a retry by hand are among them.
+    /// The number of attempts after which the task becomes a dead letter, with those before a retry
+    /// by hand.
     pub max_attempts: u32,
-    /// How many of its workers died under it.
+    /// The number of claims that were lost.
     pub losses: u32,
-    /// Its payload, unless a list left it out.
+    /// The payload, unless a list left it out.
     pub payload: Option<Bytes>,
-    /// The media type of its payload.
+    /// The media type of the payload.
     pub content_type: String,
-    /// What travels with it.
+    /// The task's headers.
     pub headers: BTreeMap<String, String>,
-    /// What its handler returned.
+    /// The handler's result.
     pub result: Option<Bytes>,
-    /// How far its handler says it is.
+    /// The last progress that the handler reported.
     pub progress: Option<Progress>,
-    /// When it was enqueued.
+    /// When the task was enqueued.
     pub enqueued_at: Timestamp,
-    /// When it may run, while it waits for its time.
+    /// When a scheduled task may run.
     pub run_at: Option<Timestamp>,
-    /// When it is given up, if it has not run.
+    /// When the task expires if it has not run.
     pub expires_at: Option<Timestamp>,
-    /// When it ended.
+    /// When the task ended.
     pub finished_at: Option<Timestamp>,
     /// The longest one attempt may run.
     pub timeout: Option<Duration>,
-    /// Words to find it by.
+    /// Words by which the task can be found.
     pub tags: Vec<String>,
-    /// Its unique key.
+    /// The task's unique key.
     pub unique: Option<UniqueDetails>,
-    /// Whom it is for.
+    /// The customer that the task is for.
     pub fairness_key: Option<String>,
-    /// Its last attempts, the oldest first.
+    /// The last attempts, oldest first.
     pub attempts: Vec<AttemptDetails>,
-    /// Why it is a dead letter; empty if it is none.
+    /// Why the task is a dead letter; empty if it is none.
     pub death_reason: String,
-    /// Who runs it now.
+    /// The current claim.
     pub claim: Option<ClaimDetails>,
-    /// The flow that it is a task of.
+    /// The task's place in its flow.
     pub flow: Option<FlowMember>,
-    /// The schedule whose run it is; lists without payloads leave it out.
+    /// The schedule of which the task is a run; lists without payloads leave it out.
     pub schedule: Option<String>,
 }
 
-/// How far a running task is.
+/// The progress of a running task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Progress {
-    /// 0 to 100.
+    /// The percentage, 0 to 100.
     pub percent: u32,
-    /// One line for people.
+    /// One line of text for people.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
@@ -131,46 +132,46 @@ pub struct Progress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct AttemptDetails {
-    /// Its number, from 1.
+    /// The number of the attempt, from 1.
     pub attempt: u32,
-    /// Who ran it.
+    /// The name of the worker.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub worker: String,
-    /// When it was claimed.
+    /// When the task was claimed.
     pub claimed_at: Timestamp,
-    /// When it ended.
+    /// When the attempt ended.
     pub ended_at: Timestamp,
-    /// How it ended, in one word.
+    /// How the attempt ended, in one word.
     pub outcome: String,
-    /// What it failed with.
+    /// The error of the attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<TaskError>,
 }
 
-/// Who runs a task now.
+/// The current claim of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ClaimDetails {
     /// The worker's name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub worker: String,
-    /// Since when.
+    /// When the task was claimed.
     pub claimed_at: Timestamp,
     /// When the claim lapses unless it is renewed.
     pub lease_expires_at: Timestamp,
-    /// The worker was asked to stop.
+    /// Whether the worker was asked to stop.
     pub cancel_requested: bool,
 }
 
 impl TaskDetails {
-    /// Its payload, as the type it was enqueued with.
+    /// The payload, as the type with which it was enqueued.
     pub fn payload_as<T: DeserializeOwned>(&self) -> Result<T, Error> {
         decode(self.payload.as_deref().unwrap_or_default(), || {
             format!("the payload of task {}", self.id)
         })
     }
 
-    /// Its result, as the type its handler returned.
+    /// The result, as the type that the handler returned.
     pub fn result_as<T: DeserializeOwned>(&self) -> Result<T, Error> {
         decode(result_bytes(self.result.as_deref()), || format!("the result of task {}", self.id))
     }
@@ -194,7 +195,7 @@ impl Serialize for TaskDetails {
         if !self.content_type.is_empty() {
             map.serialize_entry("content_type", &self.content_type)?;
         }
-        // They come with the payload; without it, no headers would be a claim.
+        // Headers come with the payload; without it, an empty list would be a false claim.
         if self.payload.is_some() {
             map.serialize_entry("headers", &self.headers)?;
         }
@@ -284,7 +285,7 @@ impl From<v1::TaskClaim> for ClaimDetails {
     }
 }
 
-/// A handler that returned nothing has no result: that reads as JSON's null.
+/// The result's bytes. A handler without a result counts as JSON's null.
 pub(crate) fn result_bytes(result: Option<&[u8]>) -> &[u8] {
     match result {
         None | Some([]) => b"null",
@@ -304,8 +305,8 @@ pub(crate) fn is_json(content_type: &str) -> bool {
     content_type.is_empty() || content_type.starts_with("application/json")
 }
 
-/// Bytes that are JSON which every language reads: not nested without end, no half of a surrogate
-/// pair, no number beyond a double. A value can be made of those alone.
+/// The bytes as JSON, if every language can read them: limited nesting, no half of a surrogate
+/// pair, no number beyond a double. Only then can they become a value.
 pub(crate) fn as_json(bytes: &[u8]) -> Option<&RawValue> {
     serde_json::from_slice::<serde_json::Value>(bytes).ok()?;
     serde_json::from_slice(bytes).ok()
@@ -324,7 +325,7 @@ pub(crate) fn serialize_bytes<M: SerializeMap>(
     }
 }
 
-/// What is not there is left out.
+/// Leaves out an entry without a value.
 pub(crate) fn entry_if_some<M: SerializeMap>(
     map: &mut M,
     key: &str,

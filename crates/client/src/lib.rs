@@ -1,8 +1,8 @@
 //! Rust SDK for Taskyard, a distributed task queue.
 //!
-//! Producers [enqueue](Client::enqueue), [workers](Worker) claim and execute. An enqueue that has
-//! returned is on disk; a task whose worker dies runs again; a task that fails is retried by its
-//! policy and then kept as a dead letter.
+//! Producers [enqueue](Client::enqueue) tasks, [workers](Worker) claim and run them. Once an
+//! enqueue has returned, its task is on disk. A task whose worker dies runs again. A task that
+//! fails is retried by its policy, and then kept as a dead letter.
 //!
 //! # A task, its producer and its worker
 //! ```no_run
@@ -36,36 +36,36 @@
 //! ```
 //!
 //! # Enqueueing
-//! Everything that can be said about a task is a method between [`Client::enqueue`] and `.await`:
-//! queue, priority, delay, retry policy, timeout, tags. Types that are known by name alone go through
-//! [`Client::task`]; an atomic batch through [`Client::batch`]; the result comes back through
-//! [`Enqueued::result`].
+//! Each option of a task is a method between [`Client::enqueue`] and `.await`: queue, priority,
+//! delay, retry policy, timeout, tags. Use [`Client::task`] for a type that is known only by name,
+//! [`Client::batch`] for an atomic batch, and [`Enqueued::result`] for the result.
 //!
-//! Concurrent enqueues share requests by themselves, so a busy program need not batch. An enqueue
-//! that gets no answer is repeated, on the other servers of the cluster too, and is never enqueued
-//! twice by that. Give it a `request_id` to make your own repetitions safe as well, and a [`Unique`] key
-//! where only one of several tasks should wait or run at a time.
+//! Concurrent enqueues share requests automatically, so a busy program need not batch. An enqueue
+//! without an answer is repeated, on the other servers of the cluster too; the repetition never
+//! enqueues the task twice. Set a `request_id` to make your own repetitions safe as well, and a
+//! [`Unique`] key if only one of several tasks should wait or run at a time.
 //!
-//! A client that knows several servers goes back to the first of them once that one is ready again, see
+//! A client of several servers goes back to the first one once it is ready again, see
 //! [`Client::builder`].
 //!
-//! Tasks that depend on each other are a [`Flow`]; tasks that come again by cron or at an interval are set
-//! once with [`Client::schedule`].
+//! Tasks that depend on each other are a [`Flow`]. Tasks that repeat by cron or at an interval are
+//! set once with [`Client::schedule`].
 //!
 //! # Handlers
-//! A handler is a plain async function. It takes the payload first, if it wants it, and then whatever
-//! can be taken [from a task](FromTask): [`TaskContext`], [`State`], [`RawPayload`]. It returns a
-//! `Result`; any error is a failure that is retried by the task's policy, and [`Fail`] and [`Snooze`]
-//! say otherwise. A panic is a failure too. Functions that block go to
-//! [`WorkerBuilder::blocking_handler`]. Middleware is any `tower` [layer](WorkerBuilder::layer).
+//! A handler is a plain async function. Its first argument may be the payload; further arguments
+//! are anything that can be taken [from a task](FromTask): [`TaskContext`], [`State`],
+//! [`RawPayload`]. It returns a `Result`. Any error is a failure that is retried by the task's
+//! policy; [`Fail`] and [`Snooze`] choose another step. A panic is a failure too. Blocking
+//! functions go to [`WorkerBuilder::blocking_handler`]. Middleware is any `tower`
+//! [layer](WorkerBuilder::layer).
 //!
-//! Execution is at-least-once: a worker that dies after its work and before its answer is replaced by
-//! another. [`TaskContext::id`] is the same in every attempt and serves as an idempotency key,
-//! [`TaskContext::claim_token`] grows with every attempt and serves as a fence.
+//! Execution is at-least-once: if a worker dies after its work and before its answer, another
+//! worker runs the task again. [`TaskContext::id`] is the same in every attempt and serves as an
+//! idempotency key. [`TaskContext::claim_token`] grows with every attempt and serves as a fence.
 //!
 //! # Features
 //! - `embedded`: the broker inside your own process, on a directory, with the same API.
-//! - `testing`: the same on a temporary directory, with a clock that the test moves.
+//! - `testing`: an embedded broker on a temporary directory, with a clock that the test moves.
 #![warn(missing_docs)]
 
 mod attempt;
@@ -130,7 +130,7 @@ pub use unique::{OnConflict, Unique, UniqueDetails, UniqueUntil};
 pub use why::WaitReason;
 pub use worker::{Broker, Worker, WorkerBuilder, WorkerHandle};
 
-/// The README's example compiles, as every example here does.
+/// Compiles the README's example like every other example.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;

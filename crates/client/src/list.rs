@@ -1,11 +1,11 @@
-//! Lists of tasks: which are meant, and their pages.
+//! Lists of tasks: filters and pages.
 
 use crate::{Client, Error, FlowId, TaskDetails, TaskState, Timestamp, connection::Repeat};
 use std::collections::VecDeque;
 use taskyard_proto::v1;
 
 impl Client {
-    /// Lists tasks, all or those that match what is said about them, page by page.
+    /// Lists tasks, all or those that match the filters, page by page.
     ///
     /// ```no_run
     /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
@@ -22,7 +22,7 @@ impl Client {
     }
 }
 
-/// Which tasks are meant. What is not said matches all.
+/// A filter of tasks. A part that is not set matches all tasks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskFilter(v1::TaskFilter);
 
@@ -32,37 +32,37 @@ impl TaskFilter {
         TaskFilter::default()
     }
 
-    /// Only those in this queue.
+    /// Only tasks in this queue.
     pub fn queue(mut self, queue: impl Into<String>) -> TaskFilter {
         self.0.queue = queue.into();
         self
     }
 
-    /// Only those in this state.
+    /// Only tasks in this state.
     pub fn state(mut self, state: TaskState) -> TaskFilter {
         self.0.state = state.to_string();
         self
     }
 
-    /// Only those of this type.
+    /// Only tasks of this type.
     pub fn kind(mut self, kind: impl Into<String>) -> TaskFilter {
         self.0.r#type = kind.into();
         self
     }
 
-    /// Only those whose last error contains this text.
+    /// Only tasks whose last error contains this text.
     pub fn error(mut self, error: impl Into<String>) -> TaskFilter {
         self.0.error = error.into();
         self
     }
 
-    /// Only those with this tag.
+    /// Only tasks with this tag.
     pub fn tag(mut self, tag: impl Into<String>) -> TaskFilter {
         self.0.tag = tag.into();
         self
     }
 
-    /// Only those of this flow.
+    /// Only tasks of this flow.
     pub fn flow(mut self, flow: impl Into<FlowId>) -> TaskFilter {
         self.0.flow = flow.into().into();
         self
@@ -107,42 +107,42 @@ impl Tasks {
         }
     }
 
-    /// Only those in this queue.
+    /// Only tasks in this queue.
     pub fn queue(self, queue: impl Into<String>) -> Tasks {
         self.narrow(|filter| filter.queue(queue))
     }
 
-    /// Only those in this state.
+    /// Only tasks in this state.
     pub fn state(self, state: TaskState) -> Tasks {
         self.narrow(|filter| filter.state(state))
     }
 
-    /// Only those of this type.
+    /// Only tasks of this type.
     pub fn kind(self, kind: impl Into<String>) -> Tasks {
         self.narrow(|filter| filter.kind(kind))
     }
 
-    /// Only those whose last error contains this text.
+    /// Only tasks whose last error contains this text.
     pub fn error(self, error: impl Into<String>) -> Tasks {
         self.narrow(|filter| filter.error(error))
     }
 
-    /// Only those with this tag.
+    /// Only tasks with this tag.
     pub fn tag(self, tag: impl Into<String>) -> Tasks {
         self.narrow(|filter| filter.tag(tag))
     }
 
-    /// Only those of this flow.
+    /// Only tasks of this flow.
     pub fn flow(self, flow: impl Into<FlowId>) -> Tasks {
         self.narrow(|filter| filter.flow(flow))
     }
 
-    /// Only those that match a filter.
+    /// Only tasks that match a filter, which replaces earlier ones.
     pub fn matching(self, filter: TaskFilter) -> Tasks {
         self.narrow(|_| filter)
     }
 
-    /// How many come in one page; the broker's default if not said.
+    /// Sets the number of tasks per page; by default the broker decides.
     pub fn page_size(mut self, tasks: u32) -> Tasks {
         self.page_size = tasks;
         self
@@ -207,7 +207,7 @@ impl Tasks {
         Ok(Some(reply.tasks.into_iter().map(TaskDetails::from).collect()))
     }
 
-    /// All of them, up to `limit`.
+    /// All tasks of the list, up to `limit`.
     pub async fn collect(mut self, limit: usize) -> Result<Vec<TaskDetails>, Error> {
         let mut all = Vec::new();
         while all.len() < limit {

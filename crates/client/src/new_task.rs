@@ -1,7 +1,7 @@
-//! NewTask: a task before it is enqueued, with everything that can be said about it.
+//! NewTask: a task with its options, before it is enqueued.
 //!
-//! A payload that cannot be encoded is remembered and reported when the task is sent, so that
-//! building one reads as a sentence.
+//! A payload that cannot be encoded is an error only when the task is sent, so that the methods can
+//! be chained.
 
 use crate::{Error, RetryPolicy, Task, Timestamp, Unique, timestamp::millis};
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use taskyard_proto::v1;
 
 /// A task before it is enqueued.
 ///
-/// What is not said is left to the queue and the broker: priority 5, at once, the default retry
+/// The queue and the broker decide options that are not set: priority 5, at once, the default retry
 /// policy, no timeout, no expiry.
 ///
 /// ```
@@ -28,12 +28,12 @@ use taskyard_proto::v1;
 #[must_use = "a task does nothing until it is enqueued"]
 pub struct NewTask {
     wire: v1::NewTask,
-    /// Why it cannot be sent; the first problem found.
+    /// Why the task cannot be sent; the first problem found.
     problem: Option<Error>,
 }
 
 impl NewTask {
-    /// A task of a type that is known by name alone. The payload is encoded as JSON.
+    /// A task of a type that is known only by name. The payload is encoded as JSON.
     pub fn new(kind: impl Into<String>, payload: &impl Serialize) -> NewTask {
         let kind = kind.into();
         match serde_json::to_vec(payload) {
@@ -45,14 +45,14 @@ impl NewTask {
         }
     }
 
-    /// A task whose payload is these bytes as they are: JSON, unless `content_type` says otherwise.
+    /// A task with these bytes as its payload: JSON, unless `content_type` names another type.
     pub fn raw(kind: impl Into<String>, payload: impl Into<Bytes>) -> NewTask {
         let wire =
             v1::NewTask { r#type: kind.into(), payload: payload.into(), ..v1::NewTask::default() };
         NewTask { wire, problem: None }
     }
 
-    /// A task of a declared type, configured as the type says.
+    /// A task of a declared type, with the options of that type.
     pub fn of<T: Task>(task: &T) -> NewTask {
         task.configure(NewTask::new(T::NAME, task).queue(T::QUEUE))
     }
@@ -84,21 +84,22 @@ impl<T: Task> From<T> for NewTask {
     }
 }
 
-/// Writes the options of a task once, for `NewTask` itself and for builders that hold one.
+/// Defines the options of a task once, for `NewTask` and for the builders that contain one.
 macro_rules! task_options {
     ($builder:ty, |$self:ident, $change:ident| $apply:expr) => {
-        /// The queue it goes to; `default` if not said.
+        /// Sets the queue; `default` by default.
         pub fn queue(self, queue: impl Into<String>) -> $builder {
             let queue = queue.into();
             self.change(|task| task.queue = queue)
         }
 
-        /// 0 to 9, 9 first; 5 if not said. Tasks of one priority run in the order they came.
+        /// Sets the priority, 0 to 9, 9 first; 5 by default. Tasks of one priority run in order of
+        /// arrival.
         pub fn priority(self, priority: u8) -> $builder {
             self.change(|task| task.priority = Some(priority.into()))
         }
 
-        /// Runs it no sooner than this long from now, by the broker's clock.
+        /// Runs the task after this long at the earliest, by the broker's clock.
         pub fn delay(self, delay: Duration) -> $builder {
             self.change(|task| {
                 task.delay_ms = Some(millis(delay));
@@ -106,7 +107,7 @@ macro_rules! task_options {
             })
         }
 
-        /// Runs it no sooner than at this moment.
+        /// Runs the task at this moment at the earliest.
         pub fn at(self, run_at: impl Into<Timestamp>) -> $builder {
             let run_at = run_at.into().as_millis();
             self.change(|task| {
@@ -115,54 +116,54 @@ macro_rules! task_options {
             })
         }
 
-        /// Gives it up if it has not started by this moment. Never, if not said.
+        /// Expires the task if it has not started by this moment. Never by default.
         pub fn expires_at(self, expires_at: impl Into<Timestamp>) -> $builder {
             let expires_at = expires_at.into().as_millis();
             self.change(|task| task.expires_at = Some(expires_at))
         }
 
-        /// Your name for this enqueue: within the queue's dedup window (24 h unless set) the same
-        /// name returns the task it made the first time.
+        /// Sets your own name for this enqueue. Within the queue's dedup window (24 h by default),
+        /// the same name returns the task that it made first.
         pub fn request_id(self, request_id: impl Into<String>) -> $builder {
             let request_id = request_id.into();
             self.change(|task| task.request_id = Some(request_id))
         }
 
-        /// A key that one task of the queue holds at a time.
+        /// Sets a key that one task of the queue has at a time.
         pub fn unique(self, unique: Unique) -> $builder {
             self.change(|task| task.unique = Some(unique.into()))
         }
 
-        /// What happens after a failure.
+        /// Sets the retry policy.
         pub fn retry(self, policy: RetryPolicy) -> $builder {
             self.change(|task| task.retry = Some(policy.into()))
         }
 
-        /// The longest one attempt may run. No limit, if not said: a worker's liveness is watched
-        /// by its beats, not by a clock.
+        /// Sets the longest run time of one attempt. No limit by default, because the broker
+        /// watches a worker's beats and not the clock.
         pub fn timeout(self, timeout: Duration) -> $builder {
             self.change(|task| task.timeout_ms = Some(millis(timeout)))
         }
 
-        /// How long it can be looked up after it has ended.
+        /// Sets how long the task can be looked up after it has ended.
         pub fn retention(self, retention: Duration) -> $builder {
             self.change(|task| task.retention_ms = Some(millis(retention)))
         }
 
-        /// A word to find it by. May be said several times.
+        /// Adds a word by which the task can be found. May be called several times.
         pub fn tag(self, tag: impl Into<String>) -> $builder {
             let tag = tag.into();
             self.change(|task| task.tags.push(tag))
         }
 
-        /// Whom it is for, such as a customer: the keys of a queue take turns, and have limits of their
-        /// own.
+        /// Sets the customer, or another key, that the task is for. The keys of a queue take turns,
+        /// and have limits of their own.
         pub fn fairness_key(self, key: impl Into<String>) -> $builder {
             let key = key.into();
             self.change(|task| task.fairness_key = Some(key))
         }
 
-        /// A name and a value that travel with it to the worker, such as a trace id.
+        /// Adds a header, such as a trace id, which the worker receives with the task.
         pub fn header(self, name: impl Into<String>, value: impl Into<String>) -> $builder {
             let (name, value) = (name.into(), value.into());
             self.change(|task| {
@@ -170,7 +171,7 @@ macro_rules! task_options {
             })
         }
 
-        /// The media type of its payload; `application/json` if not said.
+        /// Sets the media type of the payload; `application/json` by default.
         pub fn content_type(self, content_type: impl Into<String>) -> $builder {
             let content_type = content_type.into();
             self.change(|task| task.content_type = content_type)

@@ -1,4 +1,4 @@
-//! Operating a broker: its workers, a backup, and what it says about itself.
+//! Operating a broker: its workers, a backup, its own details.
 
 use crate::{Client, Error, Timestamp, connection::Repeat};
 use bytes::Bytes;
@@ -7,7 +7,7 @@ use taskyard_proto::v1;
 use tonic::Streaming;
 
 impl Client {
-    /// The workers of all nodes that answer: those that have a session, and those lost within a day.
+    /// The workers of all nodes that answer: workers with a session, and workers lost within a day.
     pub async fn workers(&self) -> Result<WorkerList, Error> {
         let reply = self
             .call(v1::ListWorkersRequest {}, Repeat::Read, |mut wire, request| async move {
@@ -18,9 +18,9 @@ impl Client {
         Ok(WorkerList { workers, missing_nodes: reply.missing_nodes })
     }
 
-    /// Asks a worker to finish what it has and claim nothing more, whichever node it is connected to.
-    /// `not_found` if it is connected nowhere; `unavailable`, after the client's timeout, if it may be
-    /// connected to a node that does not answer.
+    /// Asks a worker on any node to finish its tasks and claim no more. `not_found` if the worker
+    /// is not connected; `unavailable`, after the client's timeout, if it may be connected to a
+    /// node that does not answer.
     pub async fn quiet_worker(&self, id: impl Into<String>) -> Result<(), Error> {
         let request = v1::WorkerRequest { id: id.into() };
         self.call(request, Repeat::Always, |mut wire, request| async move {
@@ -30,7 +30,7 @@ impl Client {
         Ok(())
     }
 
-    /// Asks a worker to shut down gracefully. It is found as [`Client::quiet_worker`] finds it.
+    /// Asks a worker to shut down gracefully, with the same errors as [`Client::quiet_worker`].
     pub async fn stop_worker(&self, id: impl Into<String>) -> Result<(), Error> {
         let request = v1::WorkerRequest { id: id.into() };
         self.call(request, Repeat::Always, |mut wire, request| async move {
@@ -40,7 +40,7 @@ impl Client {
         Ok(())
     }
 
-    /// A consistent copy of everything the broker holds, to be written to a file as it comes.
+    /// A consistent copy of all data of the broker, to be written to a file chunk by chunk.
     pub async fn backup(&self) -> Result<Backup, Error> {
         let chunks = self
             .call(v1::BackupRequest {}, Repeat::Read, |mut wire, request| async move {
@@ -50,7 +50,7 @@ impl Client {
         Ok(Backup { chunks, complete: false })
     }
 
-    /// What the broker says about itself.
+    /// The details of the broker.
     pub async fn info(&self) -> Result<BrokerDetails, Error> {
         let reply = self
             .call(v1::GetInfoRequest {}, Repeat::Read, |mut wire, request| async move {
@@ -70,54 +70,54 @@ impl Client {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct WorkerList {
-    /// Those connected longest first.
+    /// The workers, those with the oldest connection first.
     pub workers: Vec<WorkerDetails>,
-    /// Nodes that did not answer in time: their workers are not in the list.
+    /// Nodes that did not answer in time; their workers are missing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing_nodes: Vec<u64>,
 }
 
-/// A worker as the broker sees it. Serialized as on the HTTP front.
+/// The details of a worker. Serialized as on the HTTP front.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct WorkerDetails {
-    /// Its id: that of its session, fresh each time a worker starts.
+    /// The id of the worker's session, a new one each time a worker starts.
     pub id: String,
-    /// What it calls itself.
+    /// The worker's name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// The machine it runs on.
+    /// The host on which the worker runs.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub host: String,
-    /// Its process there; 0 if it does not say.
+    /// The worker's process id; 0 if unknown.
     #[serde(skip_serializing_if = "is_unsaid")]
     pub pid: u32,
-    /// The version of its SDK.
+    /// The version of the worker's SDK.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub version: String,
-    /// The queues it claims from.
+    /// The queues from which the worker claims.
     pub queues: Vec<String>,
     /// The types of the tasks that it takes; empty: any type.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub types: Vec<String>,
     /// How many tasks it runs at once.
     pub slots: u32,
-    /// How many it runs now.
+    /// The number of tasks that it runs now.
     pub busy: u32,
     /// `running`, `quiet`, `stopping` or `lost`.
     pub state: String,
-    /// The node that it is connected to, or was last.
+    /// The node to which the worker is or was connected.
     pub node: u64,
-    /// Since when it is there.
+    /// When the worker connected.
     pub connected_at: Timestamp,
-    /// When it was last heard of.
+    /// When the worker was last heard.
     pub beat_at: Timestamp,
-    /// The memory it uses, in bytes; 0 if it does not know.
+    /// The memory that the worker uses, in bytes; 0 if unknown.
     #[serde(skip_serializing_if = "is_unsaid")]
     pub rss_bytes: u64,
 }
 
-/// What a worker does not say is left out.
+/// Leaves out values that the worker did not send.
 fn is_unsaid(number: &(impl Default + PartialEq)) -> bool {
     *number == Default::default()
 }
@@ -143,43 +143,43 @@ impl From<v1::Worker> for WorkerDetails {
     }
 }
 
-/// What a broker says about itself.
+/// The details of a broker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct BrokerDetails {
-    /// Its version.
+    /// The broker's version.
     pub version: String,
-    /// Which cluster it belongs to.
+    /// The broker's cluster.
     pub cluster_id: String,
-    /// How many shards its data is in.
+    /// The number of shards.
     pub shards: u32,
-    /// Its clock.
+    /// The broker's clock.
     pub now: Timestamp,
 }
 
-/// A backup as it comes. Made by [`Client::backup`].
+/// A backup, chunk by chunk. Made by [`Client::backup`].
 #[derive(Debug)]
 pub struct Backup {
     chunks: Streaming<v1::BackupChunk>,
-    /// The last chunk said that all shards are in.
+    /// Whether the last chunk had all shards.
     complete: bool,
 }
 
-/// The next bytes of a backup, and how far it is.
+/// The next bytes of a backup, and its progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BackupChunk {
-    /// To be written after those before.
+    /// The bytes to append to the file.
     pub data: Bytes,
-    /// Shards that are complete.
+    /// The number of complete shards.
     pub shards_done: u32,
-    /// Shards in all.
+    /// The number of all shards.
     pub shards: u32,
 }
 
 impl Backup {
-    /// The next chunk; `None` when the backup is complete. After an error what was written is
-    /// incomplete and of no use.
+    /// The next chunk; `None` when the backup is complete. After an error, the file is incomplete
+    /// and of no use.
     pub async fn next(&mut self) -> Result<Option<BackupChunk>, Error> {
         let chunk = self.chunks.message().await;
         let chunk = chunk.map_err(|status| Error::from_status("the broker", &status))?;

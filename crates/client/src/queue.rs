@@ -1,4 +1,4 @@
-//! Queues: how they stand, pause and resume, purge, settings.
+//! Queues: details, pause and resume, purge, settings.
 
 use crate::{
     Client, Error, RetryPolicy,
@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, time::Duration};
 use taskyard_proto::v1;
 
 impl Client {
-    /// How every queue stands.
+    /// The details of every queue.
     pub async fn queues(&self) -> Result<Vec<QueueDetails>, Error> {
         let reply = self
             .call(v1::ListQueuesRequest {}, Repeat::Read, |mut wire, request| async move {
@@ -20,7 +20,7 @@ impl Client {
         Ok(reply.queues.into_iter().map(QueueDetails::from).collect())
     }
 
-    /// One queue, to look at or to change.
+    /// One queue, to read or to change it.
     ///
     /// ```no_run
     /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
@@ -33,7 +33,7 @@ impl Client {
     }
 }
 
-/// One queue, to look at or to change. Made by [`Client::queue`].
+/// One queue, to read or to change it. Made by [`Client::queue`].
 #[derive(Clone, Debug)]
 pub struct Queue {
     client: Client,
@@ -41,7 +41,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// How it stands.
+    /// The details of the queue.
     pub async fn details(&self) -> Result<QueueDetails, Error> {
         let reply = self
             .client
@@ -52,7 +52,7 @@ impl Queue {
         Ok(reply.into())
     }
 
-    /// Hands out nothing more from it; enqueues and running tasks go on.
+    /// Stops handing out tasks; enqueues and running tasks go on.
     pub async fn pause(&self) -> Result<(), Error> {
         self.client
             .call(self.request(), Repeat::Always, |mut wire, request| async move {
@@ -72,12 +72,13 @@ impl Queue {
         Ok(())
     }
 
-    /// Removes the tasks that wait in it; what is enqueued meanwhile stays. Await it, or read how far it is.
+    /// Removes the waiting tasks; tasks that are enqueued meanwhile stay. Await it, or read its
+    /// progress.
     pub fn purge(&self) -> Bulk {
         Bulk::new(self.client.clone(), Operation::Purge(self.request()))
     }
 
-    /// What is set for it.
+    /// The settings of the queue.
     pub async fn settings(&self) -> Result<QueueSettings, Error> {
         let reply = self
             .client
@@ -88,7 +89,7 @@ impl Queue {
         Ok(reply.into())
     }
 
-    /// Replaces all of its settings; what is `None` returns to the default.
+    /// Replaces all settings; `None` stands for the default.
     pub async fn set(&self, settings: QueueSettings) -> Result<QueueSettings, Error> {
         let request = v1::SetQueueSettingsRequest {
             queue: self.name.clone(),
@@ -108,25 +109,25 @@ impl Queue {
     }
 }
 
-/// How a queue stands. Serialized as on the HTTP front.
+/// The details of a queue. Serialized as on the HTTP front.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct QueueDetails {
-    /// Its name.
+    /// The queue's name.
     pub name: String,
     /// Tasks that may be claimed now.
     pub ready: u64,
-    /// Tasks that wait for their time.
+    /// Tasks that wait for a moment.
     pub scheduled: u64,
-    /// Those of the scheduled that wait because their last attempt failed or was lost.
+    /// The scheduled tasks whose last attempt failed or was lost.
     pub retrying: u64,
     /// Tasks that workers hold.
     pub claimed: u64,
-    /// Tasks that wait for others.
+    /// Tasks that wait for other tasks.
     pub blocked: u64,
     /// Dead letters.
     pub dead: u64,
-    /// Nothing is handed out.
+    /// Whether the queue is paused.
     pub paused: bool,
     /// How long the oldest ready task has been waiting, in milliseconds.
     pub oldest_ready_age_ms: u64,
@@ -138,9 +139,9 @@ pub struct QueueDetails {
     pub failed_total: u64,
     /// Tasks that became dead letters so far.
     pub dead_total: u64,
-    /// Claims whose worker died so far.
+    /// Claims that were lost so far.
     pub lost_total: u64,
-    /// Tasks that expired before they ran so far.
+    /// Tasks that expired before they ran.
     pub expired_total: u64,
     /// Tasks that were cancelled so far.
     pub cancelled_total: u64,
@@ -176,7 +177,8 @@ impl From<v1::Queue> for QueueDetails {
     }
 }
 
-/// What is set for a queue; `None` is the broker's default. Names are those of the HTTP front.
+/// The settings of a queue; `None` stands for the broker's default. The names are those of the HTTP
+/// front.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct QueueSettings {
@@ -198,66 +200,66 @@ pub struct QueueSettings {
     /// How many dead letters are kept. No bound by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_retention_count: Option<u32>,
-    /// The retry policy of tasks that bring none.
+    /// The retry policy of tasks without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryPolicy>,
-    /// The timeout of tasks that bring none, in milliseconds. No limit by default.
+    /// The timeout of tasks without one, in milliseconds. No limit by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
-    /// Most tasks claimed at once. No bound by default.
+    /// The most tasks that are claimed at once. No bound by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<u32>,
-    /// How often a task is claimed. No bound by default.
+    /// How often a task may be claimed. No bound by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<Rate>,
-    /// Limits of each fairness key, all the same. Tasks without a key have none.
+    /// The limits of every fairness key. Tasks without a key have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_key: Option<PerKey>,
-    /// How many tasks a fairness key is served per turn, 1 to 1000; 1 if not said. The empty key means
-    /// the tasks that have none.
+    /// How many tasks a fairness key is served per turn, 1 to 1000; 1 by default. The empty key
+    /// stands for the tasks without a key.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub weights: BTreeMap<String, u32>,
-    /// A waiting task's priority rises by one each time this has passed, in milliseconds. Never by
+    /// How long a waiting task waits before its priority rises by one, in milliseconds. Never by
     /// default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ageing_ms: Option<u64>,
-    /// Over how many shards the queue lies. 1 by default. For a queue that is too hot for one; not
-    /// together with `max_length`, `concurrency`, `rate` or `per_key`.
+    /// The number of shards that the queue is spread over. 1 by default. For a queue that is too
+    /// busy for one shard; not together with `max_length`, `concurrency`, `rate` or `per_key`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spread: Option<u32>,
 }
 
-/// How often something may happen: on average, and at once after a pause.
+/// A rate: an average per second, and a burst after a pause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rate {
-    /// On average, 0.000001 to 1,000,000.
+    /// The average per second, 0.000001 to 1,000,000.
     pub per_second: f64,
-    /// At once, after a pause: what comes in within a second and at least 1, if not said.
+    /// The burst after a pause; by default what comes in within a second, but at least 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst: Option<u32>,
 }
 
 impl Rate {
-    /// So many per second.
+    /// A rate of this many per second.
     pub fn per_second(per_second: f64) -> Rate {
         Rate { per_second, burst: None }
     }
 
-    /// Lets this many through at once, after a pause.
+    /// Allows this many at once, after a pause.
     pub fn burst(self, burst: u32) -> Rate {
         Rate { burst: Some(burst), ..self }
     }
 }
 
-/// What each fairness key of a queue may do.
+/// The limits of each fairness key of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PerKey {
-    /// Most tasks of one key claimed at once. No bound by default.
+    /// The most tasks of one key that are claimed at once. No bound by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<u32>,
-    /// How often a task of one key is claimed. No bound by default.
+    /// How often a task of one key may be claimed. No bound by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<Rate>,
 }

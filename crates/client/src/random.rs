@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-/// 16 bytes that nobody else draws.
+/// 16 random bytes for an id.
 pub(crate) fn identity() -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&number().to_be_bytes());
@@ -16,7 +16,8 @@ pub(crate) fn identity() -> [u8; 16] {
     bytes
 }
 
-/// Between half of `duration` and all of it: those who lost a server together do not return together.
+/// A random duration between half of `duration` and all of it, so that clients that lost a server
+/// together do not return together.
 pub(crate) fn jittered(duration: Duration) -> Duration {
     let half = duration / 2;
     half + half.mul_f64((number() % 1_000) as f64 / 1_000.0)

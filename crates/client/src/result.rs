@@ -1,4 +1,4 @@
-//! Results: what came of a task, once it has ended, and waiting for that.
+//! Results: the state and the result of a task, and waiting for its end.
 
 use crate::{
     Client, Error, TaskError, TaskId, TaskState,
@@ -18,7 +18,7 @@ use std::{
 use taskyard_proto::v1;
 use tokio::time::Instant;
 
-/// The longest the broker holds one call open.
+/// The longest wait of one call on the broker.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Client {
@@ -27,7 +27,8 @@ impl Client {
         ResultOf::new(self.clone(), task.into())
     }
 
-    /// How a task stands and, once it has ended, what came of it. Waits up to `wait` for the end.
+    /// The state of a task and, once it has ended, its result or error. Waits up to `wait` for the
+    /// end.
     pub async fn outcome(
         &self,
         task: impl Into<TaskId>,
@@ -53,15 +54,15 @@ impl Client {
     }
 }
 
-/// How a task stands and, once it has ended, what came of it.
+/// The state of a task and, once it has ended, its result or error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TaskOutcome {
-    /// Where it is.
+    /// The task's state.
     pub state: TaskState,
-    /// What its handler returned, if it succeeded with a result.
+    /// The handler's result, if the task succeeded with one.
     pub result: Option<Bytes>,
-    /// What its last attempt failed with, if it did not succeed.
+    /// The error of the last attempt, if the task did not succeed.
     pub error: Option<TaskError>,
 }
 

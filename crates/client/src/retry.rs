@@ -1,13 +1,13 @@
-//! RetryPolicy: how often a failed task is tried again, and how long it waits in between.
+//! RetryPolicy: how often a failed task is retried, and how long it waits between attempts.
 
 use crate::timestamp::millis;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use taskyard_proto::v1;
 
-/// How often a failed task is tried again, and how long it waits in between.
+/// How often a failed task is retried, and how long it waits between attempts.
 ///
-/// What is not said is the broker's default: exponential, 30 s doubling up to 1 h, jitter up to
+/// The broker decides options that are not set: exponential, 30 s doubling up to 1 h, jitter up to
 /// 25 %, 25 attempts.
 ///
 /// ```
@@ -31,10 +31,10 @@ pub struct RetryPolicy {
     /// The first delay, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay_ms: Option<u64>,
-    /// What each delay is multiplied by to get the next (exponential).
+    /// The factor from each delay to the next (exponential).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub factor: Option<f64>,
-    /// No delay is longer than this, in milliseconds.
+    /// The longest delay, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delay_max_ms: Option<u64>,
     /// The share of each delay that may be added to it, 0 to 1.
@@ -56,7 +56,7 @@ pub enum RetryGrowth {
     Fixed,
     /// The first delay times the number of failures.
     Linear,
-    /// The fourth power of the number of failures, in seconds, and some: slow, then very slow.
+    /// The fourth power of the number of failures, in seconds, plus a random part.
     Polynomial,
     /// Each delay as listed.
     List,
@@ -67,7 +67,7 @@ impl RetryPolicy {
         RetryPolicy { policy, ..RetryPolicy::default() }
     }
 
-    /// Each delay is the one before times a factor (2 unless said otherwise).
+    /// Multiplies each delay by a factor (2 by default).
     pub fn exponential() -> RetryPolicy {
         RetryPolicy::new(RetryGrowth::Exponential)
     }
@@ -87,7 +87,7 @@ impl RetryPolicy {
         RetryPolicy::new(RetryGrowth::Polynomial)
     }
 
-    /// The delays one by one: as many retries as there are delays, unless `max_attempts` says more.
+    /// Lists the delays: as many retries as there are delays, unless `max_attempts` allows more.
     pub fn list(delays: impl IntoIterator<Item = Duration>) -> RetryPolicy {
         let delays_ms = delays.into_iter().map(millis).collect();
         RetryPolicy { delays_ms, ..RetryPolicy::new(RetryGrowth::List) }
@@ -110,19 +110,19 @@ impl RetryPolicy {
         self
     }
 
-    /// No delay is longer than this.
+    /// Sets the longest delay.
     pub fn delay_max(mut self, delay: Duration) -> RetryPolicy {
         self.delay_max_ms = Some(millis(delay));
         self
     }
 
-    /// What each delay is multiplied by to get the next.
+    /// Sets the factor from each delay to the next.
     pub fn factor(mut self, factor: f64) -> RetryPolicy {
         self.factor = Some(factor);
         self
     }
 
-    /// The share of each delay that may be added to it, 0 to 1.
+    /// Sets the share of each delay that may be added to it, 0 to 1.
     pub fn jitter(mut self, share: f64) -> RetryPolicy {
         self.jitter = Some(share);
         self

@@ -1,8 +1,8 @@
 //! Schedules: tasks that the broker enqueues by itself, by cron or at an interval.
 //!
-//! A schedule has a name, a rhythm and a task. The broker decides each occurrence once, whatever
-//! crashes, and no process of yours has to be up for it. Setting the same rules again changes
-//! nothing, so that a program may set its schedules each time it starts.
+//! A schedule has a name, a rhythm and a task. The broker decides each occurrence once, even after
+//! a crash, and no process of yours has to run for it. Setting equal rules again changes nothing,
+//! so that a program may set its schedules each time it starts.
 //!
 //! ```
 //! use serde::{Deserialize, Serialize};
@@ -51,12 +51,12 @@ use crate::{Client, Enqueued, Error, NewTask, Timestamp, connection::Repeat, tim
 use std::time::Duration;
 use taskyard_proto::v1;
 
-/// The headers of a schedule's tasks: its name, and the occurrence.
+/// The headers of a schedule's tasks: the schedule's name, and the occurrence.
 pub(crate) const SCHEDULE_HEADER: &str = "taskyard-schedule";
 pub(crate) const OCCURRENCE_HEADER: &str = "taskyard-occurrence-at";
 
 impl Client {
-    /// One schedule, to set, to look at or to change. Nothing is asked until one of its methods is.
+    /// One schedule, to set, read or change it. The handle makes no call by itself.
     ///
     /// ```no_run
     /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
@@ -75,7 +75,7 @@ impl Client {
     }
 }
 
-/// One schedule, to set, to look at or to change. Made by [`Client::schedule`].
+/// One schedule, to set, read or change it. Made by [`Client::schedule`].
 #[derive(Clone, Debug)]
 pub struct Schedule {
     client: Client,
@@ -83,31 +83,31 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Its name.
+    /// The schedule's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Makes it, or gives it new rules: at the times that a cron expression names. Say more, then
-    /// await it.
+    /// Creates the schedule or replaces its rules: occurrences at the times of a cron expression.
+    /// Set its options, then await it.
     ///
-    /// The expression has five fields (minute, hour, day, month, weekday) or six (second first), or is
-    /// a macro such as `@daily`. The task is a declared one or a [`NewTask`]; without a moment of its
-    /// own, an expiry, a `request_id` or a unique key.
+    /// The expression has five fields (minute, hour, day, month, weekday) or six (second first), or
+    /// is a macro such as `@daily`. The task is a declared one or a [`NewTask`], without a delay,
+    /// an expiry, a `request_id` or a unique key.
     pub fn cron(&self, cron: impl Into<String>, task: impl Into<NewTask>) -> SetSchedule {
         let rules = v1::Schedule { cron: cron.into(), ..self.rules() };
         SetSchedule::new(self.client.clone(), rules, task.into())
     }
 
-    /// Makes it, or gives it new rules: once per interval of at least a second, counted from
-    /// `start_at` or else from 1970, so that all of a minute fall on full minutes. Say more, then await
-    /// it.
+    /// Creates the schedule or replaces its rules: one occurrence per interval of at least a
+    /// second. Intervals count from `start_at` or else from 1970, so that intervals of a minute
+    /// fall on full minutes. Set its options, then await it.
     pub fn every(&self, interval: Duration, task: impl Into<NewTask>) -> SetSchedule {
         let rules = v1::Schedule { every_ms: Some(millis(interval)), ..self.rules() };
         SetSchedule::new(self.client.clone(), rules, task.into())
     }
 
-    /// Its rules, what comes next, and what it did so far.
+    /// The schedule's rules, its next occurrences, and its history.
     pub async fn details(&self) -> Result<ScheduleDetails, Error> {
         let reply = self
             .client
@@ -118,7 +118,7 @@ impl Schedule {
         Ok(reply.into())
     }
 
-    /// Lets occurrences pass without firing, until it is resumed. The note is for people: why.
+    /// Lets occurrences pass without runs, until it is resumed. The note tells people why.
     pub async fn pause(&self, note: impl Into<String>) -> Result<ScheduleDetails, Error> {
         let request = v1::PauseScheduleRequest { name: self.name.clone(), note: note.into() };
         let reply = self
@@ -130,7 +130,7 @@ impl Schedule {
         Ok(reply.into())
     }
 
-    /// Fires again, from the next occurrence on. What passed meanwhile stays undone; see
+    /// Starts runs again, from the next occurrence on. Occurrences of the pause do not run; see
     /// [`backfill`](Schedule::backfill).
     pub async fn resume(&self) -> Result<ScheduleDetails, Error> {
         let reply = self
@@ -142,7 +142,7 @@ impl Schedule {
         Ok(reply.into())
     }
 
-    /// Starts a run now, whatever the others do, paused or not.
+    /// Starts a run now, even if another run is live or the schedule is paused.
     pub async fn trigger(&self) -> Result<Enqueued, Error> {
         let reply = self
             .client
@@ -153,9 +153,9 @@ impl Schedule {
         Ok(Enqueued::new(self.client.clone(), reply))
     }
 
-    /// Runs every occurrence of a past range now, both ends included and up to 10,000; returns how many
-    /// there were. A range that is backfilled twice runs twice; an error half-way says how many of its
-    /// first occurrences were enqueued.
+    /// Runs every occurrence of a past range now, both ends included and up to 10,000; returns
+    /// their number. A range that is backfilled twice runs twice. An error in between says how many
+    /// of the first occurrences were enqueued.
     pub async fn backfill(
         &self,
         from: impl Into<Timestamp>,
@@ -175,9 +175,9 @@ impl Schedule {
         Ok(reply.enqueued)
     }
 
-    /// Forgets it. The tasks that it fired are left alone.
+    /// Removes the schedule. Its tasks stay.
     pub async fn remove(&self) -> Result<(), Error> {
-        // Again it would find nothing, and say so.
+        // A repetition would find no schedule, and return an error.
         self.client
             .call(self.request(), Repeat::IfNotTaken, |mut wire, request| async move {
                 wire.remove_schedule(request).await

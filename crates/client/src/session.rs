@@ -1,9 +1,9 @@
-//! Session: what a worker holds and what it still owes the broker, without any I/O.
+//! Session: the claims of a worker and its unconfirmed answers, without any I/O.
 //!
-//! Invariants: a claim is held from its receipt until the broker has confirmed what became of it, and
-//! every held claim is named in every beat and every hello, so that none is released by mistake. An
-//! answer stays until it is confirmed and is sent again on every new stream; the broker recognises it
-//! by the claim's token. The broker is never granted more tasks than there are free slots.
+//! Invariants: a worker holds a claim from its receipt until the broker has confirmed the answer.
+//! Every beat and every hello names all held claims, so that none is released by mistake. An
+//! unconfirmed answer is sent again on every new stream, and the broker recognises it by the
+//! claim's token. The broker never gets credit for more tasks than there are free slots.
 
 mod drive;
 mod report;
@@ -20,19 +20,19 @@ use tokio::sync::oneshot;
 pub(crate) use drive::{Plan, start};
 pub(crate) use report::{ClaimKey, Report, Reports, Slot, Stopper};
 
-/// Answers in one message: enough to share its cost, few enough to be read in one go.
+/// The most answers in one message: enough to share its cost, few enough to be read at once.
 const ANSWERS_MAX: usize = 1_000;
-/// Bytes of answers in one message; one larger answer goes alone.
+/// The most bytes of answers in one message; a larger answer goes alone.
 const ANSWERS_BYTES_MAX: usize = 1 << 20;
 
-/// A task to run, and the way to stop it.
+/// A task to run, and the handle that stops it.
 #[derive(Debug)]
 pub(crate) struct Assigned {
     pub(crate) task: v1::ClaimedTask,
     pub(crate) stopper: Stopper,
 }
 
-/// Whether the session claims, and whether it will leave.
+/// Whether the session claims tasks, and whether it will leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Running,
@@ -40,36 +40,36 @@ pub(crate) enum Phase {
     Stopping,
 }
 
-/// What a message of the broker asks for.
+/// The requests in a message of the broker.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     pub(crate) run: Vec<Assigned>,
     pub(crate) asked: Option<Phase>,
 }
 
-/// What a worker holds and what it still owes the broker.
+/// The claims of a worker and its unconfirmed answers.
 #[derive(Debug)]
 pub(crate) struct Session {
     /// All of the hello but its claims; the session's secret once there is one.
     hello: v1::Hello,
     phase: Phase,
-    /// By task and then token, so that the claims of one task are neighbours.
+    /// Ordered by task and then token, so that the claims of one task are neighbours.
     held: BTreeMap<ClaimKey, Held>,
-    /// Attempts that have not ended.
+    /// The number of attempts that have not ended.
     running: usize,
-    /// Slots that are taken: attempts, and threads that outlive theirs.
+    /// The number of taken slots: attempts, and threads that outlive their attempt.
     busy: u32,
     owed: BTreeMap<u64, Owed>,
     next_number: u64,
     /// Numbers of answers to send, in order.
     unsent: VecDeque<u64>,
-    /// Numbers of answers that the broker could not decide on; sent again a little later.
+    /// Numbers of answers that the broker could not decide on, to send again a little later.
     undecided: Vec<u64>,
     started: Vec<v1::HeldClaim>,
     beat: bool,
-    /// Tasks received on this stream.
+    /// The number of tasks received on this stream.
     received: u64,
-    /// Tasks that the broker may send on this stream in all, as it was told last.
+    /// The number of tasks that the broker may send on this stream in all, as last sent.
     granted: u64,
 }
 
@@ -81,12 +81,12 @@ struct Held {
     progress_owed: bool,
 }
 
-/// An answer that is not confirmed yet.
+/// An unconfirmed answer.
 #[derive(Debug)]
 struct Owed {
     key: ClaimKey,
     answer: Answer,
-    /// The log says already that the broker has not taken it yet.
+    /// Whether the log already has a warning that the broker has not accepted it.
     complained: bool,
     saved: Option<oneshot::Sender<Result<(), Error>>>,
 }
@@ -110,15 +110,14 @@ impl Session {
         }
     }
 
-    /// The first message of a new stream. Whatever the last one carried without confirmation goes
-    /// out again after it.
+    /// The first message of a new stream. Unconfirmed messages of the last stream follow it.
     pub(crate) fn hello(&mut self) -> v1::WorkerMessage {
         self.received = 0;
         self.granted = 0;
         self.undecided.clear();
         self.unsent = self.owed.keys().copied().collect();
         self.started = self.claims(|held| !held.ended);
-        // What it was told to do it does wherever it goes on.
+        // An order holds on every node to which the session moves.
         let state = self.state().into();
         let hello = v1::Hello { held: self.claims(|_| true), state, ..self.hello.clone() };
         message(worker_message::Message::Hello(hello))
@@ -143,7 +142,7 @@ impl Session {
         self.phase
     }
 
-    /// Goes from running to quiet to stopping, never back.
+    /// Changes the phase, from running to quiet to stopping and never back.
     pub(crate) fn enter(&mut self, phase: Phase) {
         if self.phase == Phase::Running || phase == Phase::Stopping {
             self.beat |= self.phase != phase;
@@ -156,7 +155,7 @@ impl Session {
         self.running
     }
 
-    /// Everything that was said about claims is confirmed.
+    /// Whether the broker has confirmed all answers.
     pub(crate) fn is_settled(&self) -> bool {
         self.owed.is_empty()
     }
@@ -207,19 +206,18 @@ impl Session {
             Report::Stop => self.enter(Phase::Stopping),
             Report::Abandon => {
                 self.enter(Phase::Stopping);
-                // Dropped where they are; the goodbye gives the tasks back.
+                // The handlers are dropped, and the goodbye releases their tasks.
                 self.stop_all(CancelReason::Lost);
             }
         }
     }
 
-    /// Names what is held in the next message, so that leases are renewed.
+    /// Puts all held claims into the next message, so that their leases are renewed.
     pub(crate) fn beat(&mut self) {
         self.beat = true;
     }
 
-    /// Sends again what the broker could not decide on, and what handlers said about their progress
-    /// since it was last sent.
+    /// Sends undecided answers again, and the progress that handlers reported since the last time.
     pub(crate) fn catch_up(&mut self) {
         self.unsent.extend(mem::take(&mut self.undecided));
         let mut reports = Vec::new();
@@ -237,7 +235,8 @@ impl Session {
 
     /// The next message to send, if there is one. `rss_bytes` goes into beats.
     ///
-    /// Answers go before credits: a freed slot must not be filled before its task is told finished.
+    /// Answers go before credits, because a freed slot must not be filled before its task is
+    /// reported as finished.
     pub(crate) fn outgoing(
         &mut self,
         rss_bytes: impl FnOnce() -> u64,
@@ -286,13 +285,13 @@ impl Session {
         }
     }
 
-    /// Tasks that the broker may send on this stream in all. Grows when a slot becomes free, stays
-    /// when a task arrives.
+    /// The number of tasks that the broker may send on this stream in all. It grows when a slot
+    /// becomes free, and stays the same when a task arrives.
     fn budget(&self) -> u64 {
         self.received + u64::from(self.free())
     }
 
-    /// Accepts a task: to be run, or to be given back because the worker is leaving.
+    /// Accepts a task to run, or to release because the worker is leaving.
     fn take(&mut self, task: v1::ClaimedTask) -> Option<Assigned> {
         self.received += 1;
         let key = ClaimKey::of(&task);
@@ -315,7 +314,8 @@ impl Session {
         Some(Assigned { task, stopper })
     }
 
-    /// A new claim of a task proves that an older one, still running here, is lost.
+    /// Stops older claims of a task that still run here, because its new claim proves that they are
+    /// lost.
     fn lose_older(&self, key: &ClaimKey) {
         let oldest = ClaimKey { id: key.id.clone(), token: 0 };
         for held in self.held.range(&oldest..key).map(|(_, held)| held) {
@@ -386,7 +386,7 @@ impl Session {
         v1::Answers { answers }
     }
 
-    /// The broker has answered an answer.
+    /// Handles the broker's reply to an answer.
     fn settle(&mut self, reply: v1::AnswerReply) {
         let Some(mut owed) = self.owed.remove(&reply.number) else { return };
         if let Some(held) = self.held.get_mut(&owed.key)
@@ -398,7 +398,7 @@ impl Session {
         let Some(error) = reply.error.map(Error::from_item) else {
             return self.accepted(owed, reply.extend.is_some_and(|extend| extend.cancel_requested));
         };
-        // A full disk or queue is no fault of a finished task: its work must not be done again.
+        // A full disk or queue is no fault of a finished task, whose work must not be done again.
         let finished = matches!(owed.answer, Answer::Ack(_));
         if error.is_undecided() || (finished && error.may_pass()) {
             if !mem::replace(&mut owed.complained, true) {
@@ -436,7 +436,8 @@ impl Session {
                     let _ = saved.send(Err(error));
                 }
             }
-            // What is wrong with its result or its follow-ups must show, not wait for the lease.
+            // A problem of the result or the follow-ups must show, and not wait for the end of the
+            // lease.
             Answer::Ack(_) if !gone => {
                 tracing::error!(task = key.id, %error, "the broker refused a task's result");
                 let message = format!("the broker refused the result: {error}");

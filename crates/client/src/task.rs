@@ -1,14 +1,14 @@
-//! Task: a type of work with a name, a payload and an output; and what names and states tasks have.
+//! Task: a type of work with a name, a payload and an output; also the ids and states of tasks.
 
 use crate::NewTask;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{convert::Infallible, fmt, str::FromStr};
 use taskyard_proto::v1;
 
-/// A type of work: its payload is the value itself, its name is what workers know it by.
+/// A type of work: the value itself is the payload, and workers find the function by the name.
 ///
-/// Both sides of a queue share the type, so that the compiler checks what is sent against what is
-/// handled, and the result against what is awaited.
+/// Both sides of a queue share the type, so that the compiler checks the payload against the
+/// handler, and the result against its reader.
 ///
 /// ```
 /// use serde::{Deserialize, Serialize};
@@ -30,23 +30,23 @@ use taskyard_proto::v1;
 /// }
 /// ```
 pub trait Task: Serialize + DeserializeOwned + Send + 'static {
-    /// The name of the function that does it. Part of the contract between producers and workers.
+    /// The name of the function, a part of the contract between producers and workers.
     const NAME: &'static str;
 
-    /// Where such tasks go unless the enqueue says otherwise.
+    /// The queue of such tasks, unless the enqueue names another.
     const QUEUE: &'static str = "default";
 
-    /// What its handler returns.
+    /// The handler's result.
     type Output: Serialize + DeserializeOwned + Send + 'static;
 
-    /// Sets what every task of this type has: priority, retry policy, timeout and so on. An enqueue
-    /// may still say otherwise.
+    /// Sets the options of every task of this type: priority, retry policy, timeout and so on. An
+    /// enqueue may still override them.
     fn configure(&self, task: NewTask) -> NewTask {
         task
     }
 }
 
-/// Names one task. Opaque: compare it, store it, hand it back.
+/// The id of a task. Opaque: compare it, store it, pass it back.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TaskId(String);
@@ -102,20 +102,20 @@ impl FromStr for TaskId {
     }
 }
 
-/// Where a task is in its life.
+/// The state of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum TaskState {
     /// Waits for other tasks.
     Blocked,
-    /// Waits for its time: a delay or a retry.
+    /// Waits for a moment: a delay or a retry.
     Scheduled,
     /// May be claimed now.
     Ready,
     /// A worker holds it.
     Claimed,
-    /// Done.
+    /// Ended with success.
     Succeeded,
     /// Ended without success and without a dead letter.
     Failed,
@@ -142,7 +142,7 @@ impl TaskState {
         ("expired", TaskState::Expired),
     ];
 
-    /// The word used on every front.
+    /// The name of the state, the same on every front.
     pub fn as_str(self) -> &'static str {
         TaskState::NAMES
             .iter()
@@ -150,7 +150,7 @@ impl TaskState {
             .map_or("unknown", |(name, _)| name)
     }
 
-    /// The task has ended; only an operator's retry brings it back.
+    /// Whether the task has ended; only an operator's retry runs it again.
     pub fn is_finished(self) -> bool {
         match self {
             TaskState::Succeeded
@@ -189,17 +189,17 @@ impl FromStr for TaskState {
     }
 }
 
-/// What an attempt failed with.
+/// The error of an attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TaskError {
-    /// The kind of error: a type's name, `panic`, `timeout`.
+    /// The kind of error: the name of a type, `panic`, `timeout`.
     #[serde(rename = "type", skip_serializing_if = "String::is_empty")]
     pub kind: String,
-    /// What went wrong, for people.
+    /// The message, for people.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Where it went wrong; empty if not known.
+    /// Where the error happened; empty if unknown.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub backtrace: String,
 }

@@ -28,7 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How often it looks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// A broker for one test: real, in process, on a temporary directory, its clock in the test's hands.
+/// A broker for one test: real, in process, on a temporary directory, its clock in the test's
+/// hands.
 ///
 /// ```
 /// use std::time::Duration;
@@ -145,8 +146,8 @@ impl TestBroker {
     }
 
     /// Moves the clock forward at once, as if the broker had been down for that time: of the
-    /// occurrences that passed, schedules fire what their [catch-up](crate::schedule::CatchUp) policy
-    /// says. Waits until the broker has done what is due by then.
+    /// occurrences that passed, schedules fire what their [catch-up](crate::schedule::CatchUp)
+    /// policy says. Waits until the broker has done what is due by then.
     pub async fn jump(&self, by: Duration) -> Result<(), Error> {
         self.clock.advance(by);
         self.until("what was due to be done", async || {
@@ -179,8 +180,8 @@ impl TestBroker {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether workers have nothing to do at this time: nothing runs, and what is ready is held up by
-    /// something else, if only that no worker listens.
+    /// Whether workers have nothing to do at this time: nothing runs, and what is ready is held up
+    /// by something else, if only that no worker listens.
     async fn is_idle(&self) -> Result<bool, Error> {
         let client = self.client();
         if !self.embedded.is_settled().await? {

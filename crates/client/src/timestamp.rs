@@ -11,7 +11,7 @@ use std::{
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// The moment that this many milliseconds after the start of 1970 is.
+    /// The moment this many milliseconds after the start of 1970.
     pub const fn from_millis(millis: u64) -> Timestamp {
         Timestamp(millis)
     }
@@ -26,7 +26,7 @@ impl Timestamp {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
 
-    /// Reads what the broker writes: RFC 3339 in UTC, to the millisecond, as `Display` shows it.
+    /// Parses the broker's format: RFC 3339 in UTC, to the millisecond, as `Display` prints it.
     pub(crate) fn parse(text: &str) -> Option<Timestamp> {
         let part = |range: std::ops::Range<usize>| text.get(range)?.parse::<u64>().ok();
         let (year, month, day) = (part(0..4)?, part(5..7)?, part(8..10)?);
@@ -34,13 +34,13 @@ impl Timestamp {
         let of_day = hour * 3_600 + minute * 60 + second;
         let days = days_since_1970(year, month, day)?;
         let found = Timestamp((days * 86_400 + of_day) * 1_000 + part(20..23)?);
-        // What is written otherwise, or is no date, does not come back the same.
+        // Other formats and impossible dates print differently.
         (found.to_string() == text).then_some(found)
     }
 }
 
 impl From<SystemTime> for Timestamp {
-    /// Moments before 1970 become its start.
+    /// Moments before 1970 become the start of 1970.
     fn from(time: SystemTime) -> Timestamp {
         Timestamp(millis(time.duration_since(UNIX_EPOCH).unwrap_or_default()))
     }
@@ -68,14 +68,15 @@ impl Serialize for Timestamp {
     }
 }
 
-/// A duration as the wire carries it. Longer than the wire can say becomes its longest.
+/// A duration as the wire encodes it. A longer one becomes the longest of the wire.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar.
+/// Year, month and day of a number of days since 1970-01-01, in the Gregorian calendar.
 ///
-/// Counted in eras of 400 years that start on 1 March, so that the leap day is the last of its year.
+/// The computation uses eras of 400 years that start on 1 March, so that the leap day is the last
+/// of its year.
 fn civil(days: u64) -> (u64, u64, u64) {
     const ERA_DAYS: u64 = 146_097;
     let days = days + 719_468;

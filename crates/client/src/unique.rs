@@ -1,15 +1,15 @@
-//! Unique: of the tasks with one key in a queue, only one at a time.
+//! Unique: a key that only one task of a queue has at a time.
 
 use crate::{Timestamp, timestamp::millis};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use taskyard_proto::v1;
 
-/// A key that one task of a queue holds at a time.
+/// A key that one task of a queue has at a time.
 ///
-/// Held until the task is done, however it ends, unless something else is said. While another task
-/// holds the key, an enqueue answers with that one ([`Enqueued::is_duplicate`]), or does what
-/// [`Unique::on_conflict`] says.
+/// By default the task has the key until it is done, however it ends. While a task has the key, an
+/// enqueue with the same key answers with that task ([`Enqueued::is_duplicate`]), or does what
+/// [`Unique::on_conflict`] sets.
 ///
 /// ```
 /// use std::time::Duration;
@@ -32,84 +32,86 @@ use taskyard_proto::v1;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Unique {
-    /// The key; or `fields`.
+    /// The key; alternatively `fields`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The key is the hash of these fields of the task; or `key`.
+    /// The fields of the task whose hash is the key; alternatively `key`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fields: Vec<String>,
-    /// Which step of the task frees the key.
+    /// The step of the task that frees the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<UniqueUntil>,
-    /// For how long from the enqueue the key is held, in milliseconds.
+    /// How long from the enqueue the key is taken, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window_ms: Option<u64>,
-    /// What an enqueue comes to while another task holds the key.
+    /// The answer to an enqueue while another task has the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_conflict: Option<OnConflict>,
-    /// Run after this long without another enqueue of the key, in milliseconds.
+    /// The task runs after this long without another enqueue of the key, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub debounce_ms: Option<u64>,
 }
 
-/// Which step of a task frees its unique key.
+/// The step of a task that frees its unique key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UniqueUntil {
-    /// Its first attempt; a retry does not take the key again.
+    /// The first attempt; a retry does not take the key again.
     Start,
-    /// Its end, whichever that is.
+    /// The end of the task, in any final state.
     Done,
 }
 
-/// What an enqueue comes to while another task holds its unique key.
+/// The answer to an enqueue while another task has its unique key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnConflict {
-    /// It answers with the task that holds the key, and nothing changes.
+    /// The enqueue answers with the task that has the key, and nothing changes.
     Existing,
-    /// The same, and that task takes the new payload and headers if it still waits; else the enqueue
-    /// is refused.
+    /// Like `Existing`, and a task that still waits takes the new payload and headers; otherwise
+    /// the enqueue is rejected.
     Replace,
-    /// It is refused with [`Error::NotUnique`](crate::Error::NotUnique).
+    /// The enqueue is rejected with [`Error::NotUnique`](crate::Error::NotUnique).
     Reject,
 }
 
 impl Unique {
-    /// A key by name, in the task's queue.
+    /// Sets the key by name, in the task's queue.
     pub fn key(key: impl Into<String>) -> Unique {
         Unique { key: Some(key.into()), ..Unique::default() }
     }
 
-    /// The key is the hash of these fields of the task: `type`, `payload`, `payload.NAME` (and
-    /// deeper: `payload.user.id`, `payload.items.0`), `headers.NAME`. A field that is missing counts
-    /// as null.
+    /// Sets the key to the hash of these fields of the task: `type`, `payload`, `payload.NAME` (and
+    /// deeper: `payload.user.id`, `payload.items.0`), `headers.NAME`. A missing field counts as
+    /// null.
     pub fn by(fields: impl IntoIterator<Item = impl Into<String>>) -> Unique {
         Unique { fields: fields.into_iter().map(Into::into).collect(), ..Unique::default() }
     }
 
-    /// The key is free again once the task's first attempt starts.
+    /// Frees the key once the task's first attempt starts.
     pub fn until_start(self) -> Unique {
         Unique { until: Some(UniqueUntil::Start), ..self }
     }
 
-    /// The key is free again once the task has ended.
+    /// Frees the key once the task has ended.
     pub fn until_done(self) -> Unique {
         Unique { until: Some(UniqueUntil::Done), ..self }
     }
 
-    /// The key is held this long from the enqueue: whatever becomes of the task, or at most this
-    /// long if [`until_start`](Unique::until_start) or [`until_done`](Unique::until_done) is said too.
+    /// Takes the key for this long from the enqueue, even if the task ends before; with
+    /// [`until_start`](Unique::until_start) or [`until_done`](Unique::until_done), for at most this
+    /// long.
     pub fn window(self, window: Duration) -> Unique {
         Unique { window_ms: Some(millis(window)), ..self }
     }
 
-    /// What an enqueue comes to while another task holds the key.
+    /// Sets the answer to an enqueue while another task has the key.
     pub fn on_conflict(self, on_conflict: OnConflict) -> Unique {
         Unique { on_conflict: Some(on_conflict), ..self }
     }
 
-    /// Runs once there was no other enqueue of the key for this long, with the latest payload.
+    /// Runs the task once there was no other enqueue of the key for this long, with the latest
+    /// payload.
     pub fn debounce(self, quiet: Duration) -> Unique {
         Unique { debounce_ms: Some(millis(quiet)), ..self }
     }
@@ -146,16 +148,16 @@ impl From<Unique> for v1::Unique {
 pub struct UniqueDetails {
     /// The key, in the task's queue.
     pub key: String,
-    /// Which step of the task frees it; `None` leaves it to the window alone.
+    /// The step of the task that frees the key; `None` leaves only the window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<UniqueUntil>,
-    /// When its window is over.
+    /// When the window is over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
-    /// For how long there must be quiet before it runs, in milliseconds.
+    /// How long no further enqueue may come before the task runs, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub debounce_ms: Option<u64>,
-    /// Whether the task holds the key now.
+    /// Whether the task has the key now.
     pub held: bool,
 }
 

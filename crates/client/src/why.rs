@@ -1,11 +1,11 @@
-//! Why a task waits.
+//! Why: the reasons for which a task waits.
 
 use crate::{Client, Error, TaskId, Timestamp, connection::Repeat};
 use serde::Serialize;
 use taskyard_proto::v1;
 
 impl Client {
-    /// What a task waits for, the first to overcome first.
+    /// The reasons for which a task waits, in the order in which they must be lifted.
     ///
     /// ```no_run
     /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
@@ -25,7 +25,7 @@ impl Client {
     }
 }
 
-/// One thing that a task waits for. Serialized as on the HTTP front.
+/// One reason for which a task waits. Serialized as on the HTTP front.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct WaitReason {
@@ -33,27 +33,27 @@ pub struct WaitReason {
     /// `key_concurrency`, `key_rate`, `key_held`, `no_worker`, `no_worker_for_type`, `ahead`,
     /// `running`, `finished`.
     pub code: String,
-    /// The same for people.
+    /// The reason in words.
     pub message: String,
-    /// The fairness key that it is about.
+    /// The fairness key of the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// When it ends by itself.
+    /// When the reason ends by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Timestamp>,
-    /// Tasks that run.
+    /// The number of running tasks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub claimed: Option<u32>,
-    /// Tasks that may run at once.
+    /// The number of tasks that may run at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u32>,
-    /// Tasks that come first.
+    /// The number of tasks ahead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ahead: Option<u64>,
-    /// Who runs it.
+    /// The worker that runs the task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
-    /// Nodes of its flow that it waits for; with many, the first of them.
+    /// Nodes of the flow that the task waits for; the first ones if there are many.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub parents: Vec<String>,
 }

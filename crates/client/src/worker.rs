@@ -36,8 +36,8 @@ pub use builder::WorkerBuilder;
 /// ```
 ///
 /// It beats to the broker from a thread of its own, so neither a long task nor a blocked runtime
-/// costs it its claims. When the connection is lost it reconnects and goes on where it was; handlers
-/// notice nothing.
+/// costs it its claims. When the connection is lost it reconnects and goes on where it was;
+/// handlers notice nothing.
 #[must_use = "a worker does nothing until it runs"]
 pub struct Worker {
     client: Client,

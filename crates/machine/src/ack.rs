@@ -1,4 +1,4 @@
-//! Ack: the end of a task that went well, with its result and the tasks that follow from it.
+//! Ack: ends a task as succeeded, with its result and its follow-up tasks.
 
 use crate::batch::in_batch;
 use crate::enqueue::{at_most_bytes, parse_queue};
@@ -9,7 +9,8 @@ use crate::turn::Turn;
 use crate::{Ack, AttemptOutcome, EventKind, FollowUp, Outcome, Rejection, TaskId, TaskStateName};
 
 impl Ack<'_> {
-    /// Checks the bounds that need no state, so that a front can refuse it before it is logged.
+    /// Checks the bounds that need no state, so that a front can refuse the ack before it is
+    /// logged.
     pub fn check_bytes(&self) -> Result<(), Rejection> {
         at_most_bytes("result", self.result.map_or(0, <[u8]>::len), RESULT_BYTES_MAX)?;
         let follow_ups = self.follow_ups.len() as u64;
@@ -18,8 +19,8 @@ impl Ack<'_> {
 }
 
 impl Turn<'_> {
-    /// The work is done: an ack under the current token wins even over a cancellation. The same ack
-    /// again gets the same answer while the task is kept.
+    /// An ack under the current token wins even over a cancellation, because the work is done. A
+    /// repeated ack gets the same answer while the task is kept.
     pub(crate) fn ack(&mut self, ack: &Ack<'_>) -> Result<Outcome, Rejection> {
         if let Some(follow_ups) = self.acked_before(ack) {
             return Ok(Outcome::Acked { follow_ups });
@@ -28,7 +29,7 @@ impl Turn<'_> {
         ack.check_bytes()?;
         self.check_follow_ups(&ack.follow_ups)?;
 
-        // A task may be followed by one of its own key.
+        // The key is freed first, because a task may be followed by one with the same key.
         self.free_acked_key(slot);
         let follow_ups: Vec<TaskId> =
             ack.follow_ups.iter().map(|follow_up| self.follow_up(follow_up)).collect();
@@ -46,7 +47,7 @@ impl Turn<'_> {
         Ok(Outcome::Acked { follow_ups })
     }
 
-    /// The follow-ups of this very ack, if it was accepted before.
+    /// The follow-ups of this ack, if it was accepted before.
     fn acked_before(&self, ack: &Ack<'_>) -> Option<Vec<TaskId>> {
         let task = self.task(self.shard.ids.get(ack.task)?);
         let accepted = task.state.name() == TaskStateName::Succeeded
@@ -74,8 +75,9 @@ impl Turn<'_> {
         follow_up.enqueue.task.check(self.now)
     }
 
-    /// Enqueues here, or owes it to the shard where it lives. Both ways it is accepted with the ack,
-    /// so that a full queue does not refuse it: a bound on producers is no reason to lose work done.
+    /// Enqueues the follow-up on this shard, or puts it in the outbox for its home shard. A full
+    /// queue does not reject a follow-up, because a bound on producers is no reason to lose work
+    /// done.
     fn follow_up(&mut self, follow_up: &FollowUp<'_>) -> TaskId {
         let FollowUp { home, enqueue } = follow_up;
         if *home == self.shard.identity.shard {

@@ -1,4 +1,4 @@
-//! Many tasks at once: answered one by one, or all or none.
+//! Batches: many tasks in one command, answered one by one, or accepted all or none.
 
 use crate::enqueue::parse_queue;
 use crate::limits::BATCH_TASKS_MAX;
@@ -11,8 +11,8 @@ use crate::{
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Turn<'_> {
-    /// Answers each task by itself. In a repetition the accepted ones keep their answer; the rejected
-    /// ones, which made nothing, are judged again.
+    /// Answers each task by itself. In a repeated batch, accepted tasks keep their answer; rejected
+    /// tasks, which made nothing, are judged again.
     pub(crate) fn enqueue_many(&mut self, many: &EnqueueMany<'_>) -> Result<Outcome, Rejection> {
         let count = many.items.len();
         at_most("the number of tasks", count as u64, BATCH_TASKS_MAX as u64)?;
@@ -62,8 +62,8 @@ impl Turn<'_> {
         Ok(Outcome::EnqueuedBatch(answers))
     }
 
-    /// How many tasks a batch will really make: known and repeated request ids make none. Unique
-    /// keys follow the same rules inside the batch as outside of it, in its order.
+    /// The number of tasks that a batch will add: known and repeated request ids add none. Unique
+    /// keys follow the same rules inside the batch as outside of it, in the batch's order.
     fn count_new(&self, queue: &str, tasks: &[NewTask<'_>]) -> Result<u64, Rejection> {
         let mut requests = BTreeSet::new();
         let mut keys: BTreeMap<&str, u32> = BTreeMap::new();
@@ -94,7 +94,7 @@ impl Turn<'_> {
     }
 }
 
-/// What becomes of a key that an earlier task of the same batch will hold, waiting.
+/// Judges a unique key that an earlier task of the same batch will have, in a waiting state.
 fn check_repeated_key(unique: &Unique<'_>, first: u32, same_type: bool) -> Result<(), Rejection> {
     let hint = match unique.on_conflict {
         OnConflict::Existing => return Ok(()),

@@ -1,4 +1,4 @@
-//! BatchMemory: what a batch with an id was answered, kept for ten minutes so that its repetition
+//! BatchMemory: the answer to a batch with an id, kept for ten minutes so that a repeated batch
 //! enqueues nothing twice.
 
 use crate::kept::Keep;
@@ -7,15 +7,15 @@ use crate::turn::Turn;
 use crate::wire::{Reader, Wire, wire_struct};
 use crate::{DecodeError, Enqueued, Rejection, TaskId, Timestamp};
 
-/// What a batch was answered.
+/// The answers to the tasks of one batch.
 #[derive(Debug, PartialEq)]
 pub(crate) struct BatchMemory {
     answers: Vec<Answer>,
     expires_at: Timestamp,
 }
 
-/// The answers to neighbouring tasks of a batch. New tasks have consecutive ids, so that a batch is
-/// mostly one of these.
+/// The answers to neighbouring tasks of a batch. New tasks have consecutive ids, so that most
+/// batches need a single answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Answer {
     Made { first: TaskId, count: u32 },
@@ -61,14 +61,14 @@ impl Keep for BatchMemory {
 }
 
 impl TaskId {
-    /// The id that is made so many after this one, on the same shard and for the same.
+    /// The id that the same shard makes `count` ids later for the same home shard.
     fn following(self, count: u32) -> TaskId {
         TaskId { sequence: self.sequence + u64::from(count), ..self }
     }
 }
 
 impl BatchMemory {
-    /// Packs answers; `None` is a rejection.
+    /// Packs answers; `None` stands for a rejection.
     fn new(answers: impl Iterator<Item = Option<Enqueued>>, expires_at: Timestamp) -> BatchMemory {
         let mut packed: Vec<Answer> = Vec::new();
         for answer in answers {
@@ -88,7 +88,7 @@ impl BatchMemory {
         BatchMemory { answers: packed, expires_at }
     }
 
-    /// The answers again; `None` is a rejection.
+    /// Unpacks the answers; `None` stands for a rejection.
     pub(crate) fn answers(&self) -> Vec<Option<Enqueued>> {
         let unpack = |answer: &Answer| -> Vec<Option<Enqueued>> {
             match *answer {
@@ -105,7 +105,7 @@ impl BatchMemory {
 }
 
 impl Turn<'_> {
-    /// What this batch was answered before; `None` for a task is a rejection.
+    /// The answers that this batch got before; `None` for a task stands for a rejection.
     pub(crate) fn batch_answers(
         &self,
         batch_id: Option<u128>,

@@ -1,20 +1,20 @@
 //! Buckets: how often something may happen.
 //!
-//! A bucket counts billionths of a token, so that a rate in millionths per second is exactly what it
-//! gains in a millisecond. Passing time does not change it: what it holds follows from what it held
-//! when it last changed.
+//! A bucket counts billionths of a token, so that a rate in millionths per second is exactly the
+//! gain of one millisecond. Passing time does not change a bucket: the current level is computed
+//! from the level at the last change.
 
 use crate::Timestamp;
 use crate::limits::{BUCKET_GRID_MS, RATE_BURST_MAX, RATE_MILLIONTHS_MAX, RATE_REFILL_MS_MAX};
 use crate::rejection::{Rejection, at_most};
 use crate::wire::wire_struct;
 
-/// How often: tokens that come in per second, and how many can be saved up.
+/// A rate: how many tokens come in per second, and how many can be saved up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Millionths of a token per second, at least 1.
     pub per_second_millionths: u64,
-    /// Most tokens that an idle bucket holds, at least 1.
+    /// The most tokens that an idle bucket saves up, at least 1.
     pub burst: u32,
 }
 
@@ -57,7 +57,7 @@ impl Rate {
     }
 }
 
-/// What was saved up, and when that was true.
+/// The level of a bucket at its last change, and the moment of that change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
     billionths: u64,
@@ -67,7 +67,7 @@ pub(crate) struct Bucket {
 wire_struct!(Bucket { billionths, at });
 
 impl Bucket {
-    /// As much as any rate allows.
+    /// A level that is full under any rate.
     pub(crate) const FULL: Bucket = Bucket { billionths: u64::MAX, at: Timestamp(0) };
 
     fn level(self, rate: Rate, now: Timestamp) -> u64 {
@@ -75,39 +75,39 @@ impl Bucket {
         self.billionths.saturating_add(gained).min(rate.capacity())
     }
 
-    /// Whole tokens that it holds.
+    /// The whole tokens in the bucket.
     pub(crate) fn tokens(self, rate: Rate, now: Timestamp) -> u64 {
         self.level(rate, now) / TOKEN
     }
 
-    /// With one token less.
+    /// The bucket with one token less.
     pub(crate) fn taken(self, rate: Rate, now: Timestamp) -> Bucket {
         Bucket { billionths: self.level(rate, now).saturating_sub(TOKEN), at: now }
     }
 
-    /// With one token more, up to the burst.
+    /// The bucket with one token more, up to the burst.
     pub(crate) fn given(self, rate: Rate, now: Timestamp) -> Bucket {
         let billionths = self.level(rate, now).saturating_add(TOKEN);
         Bucket { billionths, at: now }.settled(rate, now)
     }
 
-    /// The same, written in one way when it is full.
+    /// The bucket, with one fixed value for every full bucket.
     pub(crate) fn settled(self, rate: Rate, now: Timestamp) -> Bucket {
         if self.level(rate, now) == rate.capacity() { Bucket::FULL } else { self }
     }
 
-    /// The same, as of now.
+    /// The bucket with its level as of now.
     pub(crate) fn looked_at(self, rate: Rate, now: Timestamp) -> Bucket {
         Bucket { billionths: self.level(rate, now), at: now }.settled(rate, now)
     }
 
-    /// Whether it held no whole token when it last changed.
+    /// Whether the bucket had no whole token when it last changed.
     pub(crate) fn was_empty(self) -> bool {
         self.billionths < TOKEN
     }
 
-    /// When it is worth looking for a token again: a little late, so that many are found at once, as
-    /// long as nothing overflows meanwhile.
+    /// When to look for a token again. The moment is rounded up a little, so that many tokens are
+    /// found at once, but never so far that the bucket overflows.
     pub(crate) fn opens_at(self, rate: Rate) -> Timestamp {
         let exact = self.reaches(TOKEN, rate);
         let on_grid = Timestamp(exact.0.next_multiple_of(BUCKET_GRID_MS));

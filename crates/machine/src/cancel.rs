@@ -1,4 +1,4 @@
-//! Cancel: takes a task back. A waiting one ends at once; a claimed one when its worker yields.
+//! Cancel: ends a waiting task at once, and a claimed task when its worker yields.
 
 use crate::life::{Ending, State};
 use crate::turn::Turn;

@@ -18,7 +18,8 @@ macro_rules! ensure {
 }
 
 impl Machine {
-    /// Checks every invariant between the parts of the state; the first violation, in words. Slow: for tests and the simulator.
+    /// Checks every invariant between the parts of the state; returns the first violation, in
+    /// words. Slow: for tests and the simulator.
     pub fn check(&self) -> Result<(), String> {
         self.check_ids()?;
         self.check_lanes()?;
@@ -77,7 +78,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Lanes are well-formed lists in order, and hold every task once, where its state says.
+    /// Checks that lanes are well-formed ordered lists, and that each task is in the lane of its
+    /// state.
     fn check_lanes(&self) -> Result<(), String> {
         let mut seen = 0;
         for (number, queue) in self.queues.slab.iter() {
@@ -122,7 +124,7 @@ impl Machine {
         Ok(())
     }
 
-    /// A lane is a well-formed list in order, of tasks that belong there.
+    /// Checks that a lane is a well-formed ordered list of tasks that belong there.
     fn check_lane(
         &self,
         lane: &Lane,
@@ -145,8 +147,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Keys are found by their ids and needed by something; their lines are in the rings; they count
-    /// their tasks, and let none run beyond their limits that they do not know of.
+    /// Checks the fairness keys: the index finds each key by its id, something needs each key, the
+    /// rings have the lines of each key, and counts of tasks and claims are right.
     fn check_keys(&self) -> Result<(), String> {
         let mut uses: BTreeMap<Slot, (u32, u32)> = BTreeMap::new();
         for (_, task) in self.tasks.iter() {
@@ -259,7 +261,7 @@ impl Machine {
         Ok(())
     }
 
-    /// A unique key has one holder, a task or the window of one that ended.
+    /// Checks that a unique key has one holder: a task, or the window of a task that ended.
     fn check_unique(&self) -> Result<(), String> {
         let mut held = BTreeMap::new();
         for (slot, task) in self.tasks.iter() {

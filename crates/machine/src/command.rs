@@ -1,7 +1,7 @@
-//! Command: what is asked of a shard. Verbs; each may be rejected.
+//! Command: a request to a shard. Commands are verbs; the machine may reject each of them.
 //!
-//! Commands borrow from the request they were decoded from and from the log entry they are read
-//! back from. `codec.rs` holds their encoding, `entry.rs` how they are packed into log entries.
+//! Commands borrow from the request or the log entry that they were decoded from. `codec.rs` has
+//! their encoding, `entry.rs` packs them into log entries.
 
 use crate::{
     AddFlowTasks, AddToTally, Attest, BackfillSchedule, CancelFlow, ClaimToken, CommitFlow,
@@ -11,7 +11,7 @@ use crate::{
 };
 use std::borrow::Cow;
 
-/// One thing asked of one shard.
+/// One request to one shard.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command<'a> {
     /// Adds one task.
@@ -24,23 +24,23 @@ pub enum Command<'a> {
     StageBatch(StageBatch<'a>),
     /// Adds the tasks of all staged parts of a batch, all or none.
     CommitBatch(CommitBatch),
-    /// Forgets the staged parts of a batch or flow that nobody will commit.
+    /// Forgets the staged parts of a batch or flow that will not be committed.
     Unstage(Unstage),
     /// Hands ready tasks to a worker.
     Claim(Claim<'a>),
-    /// Ends a claimed task well.
+    /// Ends a claimed task as succeeded.
     Ack(Ack<'a>),
-    /// Ends an attempt badly: retry, dead letter or end.
+    /// Ends an attempt as failed: the task is retried, becomes a dead letter, or ends.
     Fail(Fail<'a>),
     /// Renews one lease, with progress and resume state.
     Extend(Extend<'a>),
-    /// Renews the leases of what a session holds.
+    /// Renews the leases of a session's claims.
     Renew(Renew),
-    /// Gives a claimed task back without spending anything.
+    /// Returns a claimed task to its queue without spending an attempt.
     Release(Release),
-    /// Puts a claimed task off without spending an attempt.
+    /// Schedules a claimed task for later without spending an attempt.
     Snooze(Snooze),
-    /// Takes a task back: at once when waiting, by request when claimed.
+    /// Cancels a task: at once if it waits, by a request to the worker if it is claimed.
     Cancel(Cancel),
     /// Makes a waiting task a dead letter.
     Kill(Kill),
@@ -56,7 +56,7 @@ pub enum Command<'a> {
     PurgeQueue(crate::PurgeQueue<'a>),
     /// Replaces a queue's settings; makes the queue if it does not exist.
     SetQueue(SetQueue<'a>),
-    /// Forgets shards beyond a queue's spread that were seen empty.
+    /// Drops from a queue's reach the shards beyond its spread that were seen empty.
     TrimQueue(TrimQueue<'a>),
     /// Ends a session's claims on this shard, a bounded number per entry.
     EndSession(EndSession),
@@ -68,33 +68,34 @@ pub enum Command<'a> {
     CommitFlow(CommitFlow<'a>),
     /// Adds tasks to the flow of a running task.
     AddFlowTasks(AddFlowTasks<'a>),
-    /// Takes a flow back: what waits at once, what runs when its worker yields.
+    /// Cancels a flow: waiting tasks at once, claimed tasks when their workers yield.
     CancelFlow(CancelFlow),
-    /// Runs the failed nodes of a flow again, and then what waited for them.
+    /// Runs the failed nodes of a flow again, and then the nodes that wait for them.
     RetryFlow(RetryFlow),
     /// Makes a tally, empty and open.
     OpenTally(OpenTally<'a>),
     /// Adds tasks to a tally, open or not.
     AddToTally(AddToTally<'a>),
-    /// Holds back what has not followed from a tally yet.
+    /// Keeps the steps of a tally that are not made yet from being made until the next commit.
     ReopenTally(ReopenTally),
-    /// Lets tasks follow from a tally: all that it is to count is added, or is added by its tasks.
+    /// Lets the steps of a tally be made: all its tasks are added, or are added by its own tasks.
     CommitTally(CommitTally),
     /// Makes a schedule, or gives it new rules.
     SetSchedule(SetSchedule<'a>),
-    /// Decides occurrences whose time has come.
+    /// Decides occurrences that are due.
     FireSchedule(FireSchedule<'a>),
     /// Forgets a schedule; its tasks are left alone.
     RemoveSchedule(RemoveSchedule<'a>),
-    /// Lets occurrences pass without firing.
+    /// Lets occurrences pass without a run.
     PauseSchedule(PauseSchedule<'a>),
-    /// Fires again, from the next occurrence on.
+    /// Starts runs again, from the next occurrence on.
     ResumeSchedule(ResumeSchedule<'a>),
     /// Starts a run of a schedule now.
     TriggerSchedule(TriggerSchedule<'a>),
     /// Runs past occurrences of a schedule, a bounded number per entry.
     BackfillSchedule(BackfillSchedule<'a>),
-    /// Does what is due: promotes, lapses, expires, removes; bounded per entry.
+    /// Does what is due: makes delayed tasks ready, ends lapsed claims, expires and removes;
+    /// bounded per entry.
     ExpireDue,
     /// The first entry of a new leader: no claim lapses before `now` + `LEASE_FLOOR_MS`.
     BeginTerm,
@@ -102,9 +103,9 @@ pub enum Command<'a> {
     PutOff(PutOff),
     /// Applies a command that another shard's outbox owes this one, once.
     Deliver(Deliver<'a>),
-    /// Drops what the target has taken from this shard's outbox.
+    /// Drops the messages that the target shard has taken from this shard's outbox.
     Delivered(Delivered),
-    /// Keeps the digest of the state as it is now, for replicas to compare.
+    /// Keeps the digest of the state as of now, for replicas to compare.
     Mark,
     /// Says which digest a replica had at a mark.
     Attest(Attest),
@@ -125,7 +126,7 @@ pub enum When {
     At(Timestamp),
 }
 
-/// What a handler receives. Kept beside the state, not in it.
+/// The task's input for its handler. Kept beside the state, not in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Body<'a> {
     /// Media type of the payload; empty means `application/json`.
@@ -136,18 +137,19 @@ pub struct Body<'a> {
     pub payload: &'a [u8],
 }
 
-/// A task as it is asked for. What is `None` comes from its queue's settings or the defaults.
+/// A new task, as its producer describes it. Fields that are `None` come from the queue's settings
+/// or the defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NewTask<'a> {
     /// The function's name; `type` on the wire.
     pub task_type: &'a str,
-    /// What the handler receives.
+    /// The input for the handler.
     pub body: Body<'a>,
     /// 0 to 9, 9 first; `None` is 5.
     pub priority: Option<u8>,
-    /// When it may first run.
+    /// When the task may first run.
     pub run_at: When,
-    /// Not worth running from here on: it becomes Expired if still waiting.
+    /// When the task becomes Expired if it is still waiting.
     pub expires_at: Option<Timestamp>,
     /// Identity of the request: within the queue's dedup window it makes at most one task.
     pub request_id: Option<&'a str>,
@@ -155,51 +157,54 @@ pub struct NewTask<'a> {
     pub retry: Option<RetryPolicy>,
     /// Longest run time of one attempt.
     pub timeout_ms: Option<u64>,
-    /// How long a claim of it holds without being renewed, whatever the claimant asks for.
+    /// How long a claim of the task lasts without being renewed, whatever the claimant asks for.
     pub lease_ms: Option<u64>,
-    /// When it is not tried again after a failure it ends as failed, and not as a dead letter. A
-    /// quarantined one is a dead letter all the same: nobody chose that.
+    /// Whether the task, once no retry is left, ends as failed and not as a dead letter. A
+    /// quarantined or killed task becomes a dead letter all the same, because its producer did not
+    /// choose that end.
     pub discard_dead: bool,
     /// How long the finished task is kept, whatever its queue keeps.
     pub retention_ms: Option<u64>,
-    /// Words to find it by.
+    /// Words by which the task can be found.
     pub tags: Vec<&'a str>,
-    /// Of the tasks with this key in its queue, only one at a time.
+    /// The key that one task of the queue has at a time.
     pub unique: Option<Box<Unique<'a>>>,
-    /// Whom it is for: the keys of a queue take turns, and have limits of their own.
+    /// The customer that the task is for: the keys of a queue take turns, and have limits of their
+    /// own.
     pub fairness_key: Option<&'a str>,
 }
 
-/// A key that one task of a queue holds at a time.
+/// A key that one task of a queue has at a time.
 ///
-/// Without `until` and `window_ms` it is held until the task is done. With a window alone it is held
-/// for the window, whatever becomes of the task; with both, until then but no longer.
+/// Without `until` and `window_ms` the task has the key until it is done. With a window alone the
+/// key is taken for the window, even if the task ends before. With both, the key is free after the
+/// step or the window, whichever comes first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unique<'a> {
     /// The key, in the task's queue.
     pub key: Cow<'a, str>,
-    /// Which step of the task frees it.
+    /// The step of the task that frees the key.
     pub until: Option<UniqueUntil>,
-    /// For how long from the enqueue it is held at most.
+    /// The longest time from the enqueue for which the key is taken.
     pub window_ms: Option<u64>,
-    /// What an enqueue comes to while another task holds the key.
+    /// The answer to an enqueue while another task has the key.
     pub on_conflict: OnConflict,
-    /// Runs after this long without another enqueue of the key, with the latest payload. Implies
-    /// until start; goes with `Replace` alone.
+    /// The task runs after this long without another enqueue of the key, with the latest payload.
+    /// Implies until start; goes with `Replace` alone.
     pub debounce_ms: Option<u64>,
 }
 
-/// Which step of a task frees its unique key.
+/// The step of a task that frees its unique key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UniqueUntil {
-    /// Its first claim; a retry does not take the key again.
+    /// The first claim; a retry does not take the key again.
     Start,
-    /// Its end, whichever that is.
+    /// The end of the task, in any final state.
     Done,
 }
 
 impl UniqueUntil {
-    /// The word on every front.
+    /// The name of the step, the same on every front.
     pub fn as_str(self) -> &'static str {
         match self {
             UniqueUntil::Start => "start",
@@ -208,22 +213,22 @@ impl UniqueUntil {
     }
 }
 
-/// What an enqueue comes to while another task holds its unique key.
+/// The answer to an enqueue while another task has its unique key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnConflict {
-    /// The holder's id, and nothing changes.
+    /// Answers the holder's id; nothing changes.
     #[default]
     Existing,
-    /// The waiting holder's id, and it takes the new payload and headers.
+    /// Answers the waiting holder's id; the holder gets the new payload and headers.
     Replace,
-    /// Refused, naming the holder.
+    /// Rejects the enqueue and names the holder.
     Reject,
 }
 
 /// See [`Command::Enqueue`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Enqueue<'a> {
-    /// The queue; made if it does not exist.
+    /// The queue; created if it does not exist.
     pub queue: &'a str,
     /// The task.
     pub task: NewTask<'a>,
@@ -232,8 +237,8 @@ pub struct Enqueue<'a> {
 /// See [`Command::EnqueueMany`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct EnqueueMany<'a> {
-    /// Identity of the wire batch: its repetition within 10 minutes enqueues nothing twice. Accepted
-    /// tasks get their first answer; rejected ones are judged again.
+    /// The id of the batch: a repetition within 10 minutes enqueues nothing twice. Accepted tasks
+    /// get their first answer; rejected tasks are judged again.
     pub batch_id: Option<u128>,
     /// The tasks.
     pub items: Vec<Enqueue<'a>>,
@@ -242,7 +247,7 @@ pub struct EnqueueMany<'a> {
 /// See [`Command::EnqueueBatch`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct EnqueueBatch<'a> {
-    /// Identity of the batch: its repetition within 10 minutes gets the first answer.
+    /// The id of the batch: a repetition within 10 minutes gets the first answer.
     pub batch_id: Option<u128>,
     /// The queue of all its tasks.
     pub queue: &'a str,
@@ -259,7 +264,7 @@ pub struct StageBatch<'a> {
     pub queue: &'a str,
     /// The part's number, from 0. Parts come in order; a repeated part is ignored.
     pub part: u32,
-    /// The part's tasks. Bad ones are rejected here, with their index in the whole batch.
+    /// The part's tasks. A bad task is rejected here, with its index in the whole batch.
     pub tasks: Vec<NewTask<'a>>,
 }
 
@@ -268,21 +273,21 @@ pub struct StageBatch<'a> {
 pub struct CommitBatch {
     /// The staged batch.
     pub batch_id: u128,
-    /// How many parts it must have.
+    /// The number of parts that the batch must have.
     pub parts: u32,
 }
 
 /// See [`Command::Unstage`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unstage {
-    /// The staged batch or flow. One that is committed, or unknown, is left as it is.
+    /// The staged batch or flow. A committed or unknown id changes nothing.
     pub batch_id: u128,
 }
 
 /// See [`Command::Claim`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim<'a> {
-    /// Where to look, at least one. Unknown queues are empty, not an error.
+    /// The queues to claim from, at least one. An unknown queue is empty, not an error.
     pub queues: Vec<ClaimQueue<'a>>,
     /// The types of tasks that the worker can run; empty: any type. A type that no task has is
     /// empty, not an error.
@@ -291,24 +296,24 @@ pub struct Claim<'a> {
     pub weighted_seed: Option<u64>,
     /// At most this many tasks, at least 1.
     pub tasks_max: u32,
-    /// How long the worker may be silent about a task, unless the task itself says.
+    /// How long the worker may be silent about a task, unless the task has a lease of its own.
     pub lease_ms: u64,
-    /// The session that holds the claims; `None` leaves them to their lease alone.
+    /// The session that holds the claims; without a session, a claim ends by its lease alone.
     pub session: Option<SessionId>,
-    /// The session's number for this claim, by which its repetition gets the same tasks.
+    /// The session's number for this claim; a repetition with the same number gets the same tasks.
     pub number: Option<ClaimNumber>,
     /// Whether what is handed out counts as begun, so that its lapse is a loss: of a worker that
     /// never tells when it begins, and beats for none of its tasks. Without a session it counts so
     /// in any case.
     pub begun: bool,
-    /// Who claims, for people.
+    /// The worker's name, for people.
     pub worker: &'a str,
 }
 
-/// Names one claim of a session, and one sending of it.
+/// The name of one claim of a session, and of one sending of that claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimNumber {
-    /// Which claim: the session's own, never used for another.
+    /// The claim: a number that the session never uses for another claim.
     pub sequence: u64,
     /// Which sending of it, from 0. A later one takes over what an earlier one got, under new
     /// tokens; an earlier one that comes after a later one gets nothing.
@@ -320,7 +325,7 @@ pub struct ClaimNumber {
 pub struct ClaimQueue<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Its share when drawn by weight, 1 to 1000.
+    /// The queue's share when queues are drawn by weight, 1 to 1000.
     pub weight: u32,
 }
 
@@ -331,9 +336,9 @@ pub struct Ack<'a> {
     pub task: TaskId,
     /// The claim's token.
     pub token: ClaimToken,
-    /// What the handler returned, verbatim (JSON, or any bytes).
+    /// The handler's result, verbatim (JSON, or any bytes).
     pub result: Option<&'a [u8]>,
-    /// Tasks to enqueue in the same entry, or through the outbox where they live elsewhere.
+    /// Tasks to enqueue in the same entry, or through the outbox if their home is another shard.
     pub follow_ups: Vec<FollowUp<'a>>,
 }
 
@@ -347,14 +352,14 @@ pub struct FollowUp<'a> {
     pub enqueue: Enqueue<'a>,
 }
 
-/// What went wrong in an attempt. Longer texts are cut to `ERROR_BYTES_MAX` in all.
+/// The error of an attempt. Longer texts are cut to `ERROR_BYTES_MAX` in all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TaskError<'a> {
-    /// Its class, for grouping.
+    /// The error's class, for grouping.
     pub error_type: &'a str,
-    /// Its message.
+    /// The error's message.
     pub message: &'a str,
-    /// Where it happened.
+    /// Where the error happened.
     pub backtrace: &'a str,
 }
 
@@ -365,11 +370,11 @@ pub struct Fail<'a> {
     pub task: TaskId,
     /// The claim's token.
     pub token: ClaimToken,
-    /// What went wrong.
+    /// The error of the attempt.
     pub error: TaskError<'a>,
-    /// Overrides the policy's wait, not its number of attempts.
+    /// When to retry: overrides the wait of the retry policy, but not its number of attempts.
     pub retry_at: Option<When>,
-    /// `false` ends the task at once as a dead letter.
+    /// `false` makes the task a dead letter at once.
     pub retryable: bool,
 }
 
@@ -378,7 +383,7 @@ pub struct Fail<'a> {
 pub struct Progress<'a> {
     /// 0 to 100.
     pub percent: u8,
-    /// One line for people.
+    /// One line of text for people.
     pub message: &'a str,
 }
 
@@ -392,16 +397,16 @@ pub struct Extend<'a> {
     /// The new lease, from now; `None` is as long as it was claimed for, or as the task itself
     /// says.
     pub lease_ms: Option<u64>,
-    /// How far it is.
+    /// The task's progress.
     pub progress: Option<Progress<'a>>,
-    /// What the next attempt receives.
+    /// The resume state for the next attempt.
     pub resume_state: Option<&'a [u8]>,
 }
 
 /// See [`Command::Renew`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renew {
-    /// The claims that their session still holds.
+    /// The claims to renew.
     pub claims: Vec<(TaskId, ClaimToken)>,
 }
 
@@ -421,9 +426,9 @@ pub struct Snooze {
     pub task: TaskId,
     /// The claim's token.
     pub token: ClaimToken,
-    /// When it may run again.
+    /// When the task may run again.
     pub until: When,
-    /// Holds all tasks of its key back until then too; for a task without a key, all without one.
+    /// Pushes the task's fairness key back until then too; without a key, all tasks without one.
     pub hold_key: bool,
 }
 
@@ -450,16 +455,16 @@ pub struct Retry<'a> {
     pub body: Option<Body<'a>>,
 }
 
-/// What to do with dead letters.
+/// The action on dead letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadAction {
-    /// Make them ready, with all attempts before them.
+    /// Make them ready again, with their full number of attempts ahead.
     Retry,
     /// Remove them for good.
     Discard,
 }
 
-/// Which tasks; every given part must match.
+/// A filter of tasks; every given part must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskFilter<'a> {
     /// In this queue.
@@ -468,7 +473,7 @@ pub struct TaskFilter<'a> {
     pub state: Option<crate::TaskStateName>,
     /// Of this type.
     pub task_type: Option<&'a str>,
-    /// Whose last error's type is this, or whose message contains it.
+    /// The last error has this type, or its message contains this text.
     pub error: Option<&'a str>,
     /// With this tag.
     pub tag: Option<&'a str>,
@@ -476,18 +481,18 @@ pub struct TaskFilter<'a> {
     pub flow: Option<TaskId>,
 }
 
-/// Which dead letters.
+/// A selection of dead letters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection<'a> {
-    /// These. An unknown or not dead one is counted as skipped.
+    /// These ids. An id that is unknown or not dead counts as skipped.
     Ids(Vec<TaskId>),
-    /// All that match, after `after` in id order.
+    /// All dead letters that match, after `after` in id order.
     Filter {
-        /// What must match; `state` is ignored.
+        /// The filter; `state` is ignored.
         filter: TaskFilter<'a>,
-        /// Where the previous entry of this operation stopped.
+        /// The id at which the previous entry of this operation stopped.
         after: Option<TaskId>,
-        /// Only those dead before this moment, so that an operation ends.
+        /// Only tasks that died before this moment, so that an operation ends.
         dead_before: Option<Timestamp>,
     },
 }
@@ -497,7 +502,7 @@ pub enum Selection<'a> {
 pub struct DeadCommand<'a> {
     /// What to do.
     pub action: DeadAction,
-    /// With which.
+    /// The dead letters.
     pub selection: Selection<'a>,
 }
 
@@ -513,7 +518,7 @@ pub struct QueueCommand<'a> {
 pub struct SetQueue<'a> {
     /// The queue.
     pub queue: &'a str,
-    /// All its settings; what is `None` returns to the default.
+    /// All settings of the queue; `None` stands for the default.
     pub settings: QueueSettings,
 }
 
@@ -522,7 +527,8 @@ pub struct SetQueue<'a> {
 pub struct TrimQueue<'a> {
     /// The queue.
     pub queue: &'a str,
-    /// The rules under which they were seen empty; a newer version changes nothing.
+    /// The version of the settings under which the shards were seen empty. A newer version in the
+    /// state makes this command change nothing.
     pub version: u64,
 }
 
@@ -531,7 +537,7 @@ pub struct TrimQueue<'a> {
 pub enum SessionEnd {
     /// The worker said goodbye: its claims are released.
     Goodbye,
-    /// It was silent too long: its claims are lost, and counted so.
+    /// The worker was silent too long: its claims end as losses.
     Silence,
 }
 
@@ -542,18 +548,18 @@ pub struct EndSession {
     pub session: SessionId,
     /// Why it ends.
     pub reason: SessionEnd,
-    /// Claims that were handed out but never reported started: released, not lost.
+    /// Claims that were handed out but never reported as started: they are released, not lost.
     pub not_started: Vec<TaskId>,
-    /// Spare these claims (a resumed session lists what it still holds); empty ends all.
+    /// Claims to spare, because a resumed session still holds them; empty ends all.
     pub keep: Vec<TaskId>,
 }
 
 /// See [`Command::Deliver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deliver<'a> {
-    /// The shard that owes it.
+    /// The shard whose outbox the command comes from.
     pub from: ShardId,
-    /// Its number in that shard's outbox for this one, from 1, delivered in order.
+    /// The command's number in that outbox, from 1; delivered in order.
     pub sequence: u64,
     /// How long it has waited there, by that shard's time.
     pub waited_ms: u64,
@@ -566,15 +572,15 @@ pub struct Deliver<'a> {
 /// and none ends within as much from now on, up to `LEASE_FLOOR_MS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PutOff {
-    /// How much it is.
+    /// The length of that time.
     pub claims_ms: u64,
 }
 
 /// See [`Command::Delivered`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivered {
-    /// The shard that took them.
+    /// The shard that took the messages.
     pub to: ShardId,
-    /// All up to this number are taken.
+    /// The last number that the shard took; all earlier ones are taken too.
     pub up_to: u64,
 }

@@ -1,4 +1,4 @@
-//! Dead letters in bulk: retry or discard by id, or all that match, a bounded number per entry.
+//! Dead letters in bulk: retries or discards ids or all matches, a bounded number per entry.
 
 use crate::limits::{BULK_PER_ENTRY_MAX, SCAN_TASKS_MAX};
 use crate::rejection::at_most;
@@ -30,7 +30,7 @@ impl Turn<'_> {
         let mut held = 0;
         for &slot in &slots {
             match command.action {
-                // In a run of its key's other task it would be one too many.
+                // A retried task may not run beside another task that has its unique key by now.
                 DeadAction::Retry if self.check_revival(slot).is_err() => held += 1,
                 DeadAction::Retry => self.revive(slot),
                 DeadAction::Discard => self.remove_task(slot),
@@ -41,7 +41,7 @@ impl Turn<'_> {
         Ok(Outcome::Bulk(BulkProgress { changed, skipped, next }))
     }
 
-    /// Dead letters that match, in id order, and where to go on.
+    /// Dead letters that match, in id order, and the id after which the next entry goes on.
     fn matching_dead(
         &self,
         filter: &TaskFilter<'_>,

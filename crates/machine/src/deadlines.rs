@@ -1,9 +1,9 @@
-//! The shard's time index: what must happen, and when.
+//! The shard's time index: the moment at which each task, lane, key and queue is due.
 //!
-//! Invariant: a task is here exactly once while `Task::due_at` has a value, under that value, and a
-//! retained lane of a queue exactly once while it holds a task; likewise a key and a queue while time
-//! alone opens them. Ties fall by the tasks' order, the queues' numbers and the keys' ids, never by
-//! slots, so that a reloaded state passes them in the same order.
+//! Invariant: a task is here exactly once while `Task::due_at` has a value, under that value. A
+//! retained lane of a queue is here exactly once while it has a task, and a key or a queue while
+//! time alone can open it. Equal moments are ordered by the tasks' order, the queues' numbers and
+//! the keys' ids, never by slots, so that a reloaded state passes them in the same order.
 
 use crate::Timestamp;
 use crate::keys::KeyId;
@@ -23,7 +23,7 @@ pub(crate) struct Deadlines {
     pub(crate) queues: BTreeSet<(Timestamp, Slot)>,
 }
 
-/// What one deadline costs.
+/// Bytes of memory that one deadline takes.
 const DEADLINE_BYTES: usize = size_of::<((Timestamp, u64), Slot)>() * 3 / 2;
 
 impl Deadlines {

@@ -58,15 +58,16 @@ impl Machine {
         made.into_iter().collect()
     }
 
-    /// Whether all that an enqueue asks for was made before, so that it adds nothing. Whoever has no
-    /// room for new tasks can still let it through: a producer whose answer was lost learns it.
+    /// Whether every task of a command was made before, so that the command adds nothing. A node
+    /// without room for new tasks still accepts such a command, so that a producer learns a lost
+    /// answer.
     pub fn is_repetition(&self, command: &EncodedCommand) -> bool {
         let is_made = |queue, request_id| self.made_by_request(queue, request_id).is_some();
         let batch = |id: Option<u128>| id.and_then(|id| self.batches.get(id));
         match decode(command.as_bytes()) {
             Ok(Command::Enqueue(enqueue)) => is_made(enqueue.queue, enqueue.task.request_id),
             Ok(Command::EnqueueMany(many)) => {
-                // Those that were rejected are judged again.
+                // Rejected tasks are judged again.
                 let mut answers = batch(many.batch_id).map_or(Vec::new(), |batch| batch.answers());
                 answers.resize(many.items.len(), None);
                 answers.iter().zip(&many.items).all(|(answer, item)| {
@@ -89,7 +90,7 @@ impl Machine {
     }
 }
 
-/// The queue's hash is the seed, so that equal request ids of two queues are two requests.
+/// The queue's hash is the seed, so that the same request id in two queues makes two tasks.
 fn request_key(queue: &str, request_id: &str) -> u128 {
     xxh3_128_with_seed(request_id.as_bytes(), xxh3_64(queue.as_bytes()))
 }
@@ -208,7 +209,8 @@ mod tests {
         assert_eq!(yard.enqueue_task("mail", request("r")).unwrap().id, second.id);
     }
 
-    /// Without room for new tasks, whoever lost the answer to a flow that was made must still get it.
+    /// Without room for new tasks, a producer must still get the lost answer of a flow that was
+    /// made.
     #[test]
     fn a_flow_that_was_made_is_known_as_a_repetition_and_no_other() {
         let mut yard = Yard::new();

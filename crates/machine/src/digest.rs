@@ -1,12 +1,15 @@
-//! Digest: a running hash of what entries did to the state, for comparing replicas at next to no cost.
+//! Digest: a running hash of what entries did to the state, for comparing replicas at next to no
+//! cost.
 //!
-//! Every change of a task, a queue, a key or a kept record is mixed in where it is made. At a mark the
-//! numbers of the whole state are mixed in too, and the result is kept: replicas that did the same have
-//! the same digest at the same mark, and one that did anything else never again. It is part of the state,
-//! so that it survives reloads and travels with snapshots.
+//! The machine mixes every change of a task, a queue, a key or a kept record into the digest. At a
+//! mark, the machine also mixes in the numbers of the whole state and keeps the result. Replicas
+//! with the same history have the same digest at the same mark; a replica with a different history
+//! never has it again. The digest is part of the state, so that it survives reloads and travels
+//! with snapshots.
 //!
-//! Invariant: nothing is mixed in that differs between equal replicas: no slot but a queue's number, no
-//! size of a type, no body. What is mixed in is part of the rules: it changes only together with them.
+//! Invariant: the digest takes in nothing that differs between equal replicas: no slot but a
+//! queue's number, no size of a type, no body. The list of inputs is part of the rules and changes
+//! only together with them.
 
 use crate::life::{Ending, State, Task};
 use crate::task_image::encode_queue;
@@ -19,11 +22,11 @@ use xxhash_rust::xxh3::xxh3_64;
 /// See [`crate::Command::Attest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attest {
-    /// Which mark, from 1.
+    /// The number of the mark, from 1.
     pub mark: u64,
-    /// The replica that says it, by its id in the shard's group.
+    /// The replica that attests, by its id in the shard's group.
     pub replica: u64,
-    /// What it had there.
+    /// The replica's digest at the mark.
     pub digest: u64,
 }
 
@@ -31,18 +34,18 @@ pub struct Attest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Digest(pub(crate) u64);
 
-/// Stands for a record that is gone, where its deadline would stand.
+/// Stands in the digest for the deadline of a removed record.
 const GONE: u64 = 1 << 63;
 
 impl Digest {
-    /// Takes two numbers in: one multiplication, folded.
+    /// Mixes two numbers in: one multiplication, folded.
     pub(crate) fn mix(&mut self, left: u64, right: u64) {
         let (left, right) = (left ^ 0x9e37_79b9_7f4a_7c15, right ^ 0xd1b5_4a32_d192_ed03);
         let wide = u128::from(self.0 ^ left) * u128::from(right);
         self.0 = wide as u64 ^ (wide >> 64) as u64;
     }
 
-    /// A task is new or has changed.
+    /// Mixes in a new or changed task.
     pub(crate) fn task(&mut self, task: &Task) {
         let state = match &task.state {
             State::Blocked => 1,
@@ -67,7 +70,7 @@ impl Digest {
         }
     }
 
-    /// A queue has changed.
+    /// Mixes in a changed queue.
     pub(crate) fn queue(&mut self, number: Slot, queue: &Queue) {
         let Queue { paused, totals, .. } = queue;
         let counts = [totals.enqueued, totals.succeeded, totals.failed, totals.dead];
@@ -76,24 +79,24 @@ impl Digest {
         self.mix(u64::from(number) << 1 | u64::from(*paused), counted);
     }
 
-    /// A fairness key has changed.
+    /// Mixes in a changed fairness key.
     pub(crate) fn key(&mut self, Key { id, closed, .. }: &Key) {
         let place = u64::from(id.queue) << 32 | u64::from(id.tie);
         self.mix(id.hash, place << 1 | u64::from(*closed));
     }
 
-    /// A record was put under a key.
+    /// Mixes in a new record and its key.
     pub(crate) fn put(&mut self, key: impl Word, expires_at: Option<crate::Timestamp>) {
         self.mix(key.word(), expires_at.map_or(u64::MAX, |at| at.0));
     }
 
-    /// The record under a key was taken away.
+    /// Mixes in the removal of the record under a key.
     pub(crate) fn took(&mut self, key: impl Word) {
         self.mix(key.word(), GONE);
     }
 }
 
-/// What keys a record, as one number.
+/// A record's key, as one number.
 pub(crate) trait Word {
     fn word(self) -> u64;
 }
@@ -143,7 +146,7 @@ impl<T: Word> Word for (T, u32) {
 /// The digests at the last marks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
-    /// How many there were.
+    /// The number of marks so far.
     count: u64,
     last: Digest,
     before: Digest,
@@ -156,7 +159,7 @@ impl Marks {
         *self = Marks { count: self.count + 1, last: digest, before: self.last };
     }
 
-    /// The digest at a mark; `None` if it is too long ago, or has not come yet.
+    /// The digest at a mark; `None` if the mark is too long ago, or has not come yet.
     fn get(self, mark: u64) -> Option<u64> {
         match self.count.checked_sub(mark) {
             _ if mark == 0 => None,
@@ -168,8 +171,8 @@ impl Marks {
 }
 
 impl Entry<'_> {
-    /// How many entries there are since the last mark, with this one. To compare is nothing that would
-    /// have to be compared.
+    /// The number of entries since the last mark, this entry included. Entries that only compare
+    /// digests do not count, because they need no comparison.
     pub fn unmarked_after(&self, unmarked: u64) -> u64 {
         let compares =
             |command: &Command<'_>| matches!(command, Command::Mark | Command::Attest(_));
@@ -184,7 +187,7 @@ impl Entry<'_> {
 }
 
 impl Turn<'_> {
-    /// Keeps the digest as it is now.
+    /// Keeps the digest as of now, under the next mark.
     pub(crate) fn mark(&mut self) -> Outcome {
         self.shard.fold_kept();
         let digest = self.shard.whole_digest();
@@ -195,8 +198,8 @@ impl Turn<'_> {
         Outcome::Done
     }
 
-    /// Holds what a replica says against what this one has. It changes nothing: what follows from a
-    /// difference is decided by those who know who has a vote.
+    /// Compares the digest of another replica with this replica's own. An attestation changes
+    /// nothing: the replica's jury, which knows the voters, decides what follows from a difference.
     pub(crate) fn attest(&mut self, attest: Attest) -> Outcome {
         let own = self.shard.counters.marks.get(attest.mark);
         self.emit(EventKind::DigestAttested { attest, own });
@@ -205,7 +208,7 @@ impl Turn<'_> {
 }
 
 impl Machine {
-    /// What a new task is, beside what changes of it later.
+    /// Mixes in the parts of a new task that never change later.
     pub(crate) fn digest_new_task(&mut self, slot: Slot) {
         let task = self.tasks.get(slot);
         let body = u64::from(task.body_bytes) << 32 | u64::from(task.body_checksum);
@@ -218,13 +221,13 @@ impl Machine {
         self.counters.digest.took(task);
     }
 
-    /// The whole of a queue: its settings have changed.
+    /// Mixes in all of a queue, because its settings have changed.
     pub(crate) fn digest_settings(&mut self, number: Slot) {
         let image = encode_queue(self.queues.get(number));
         self.counters.digest.mix(number.into(), xxh3_64(&image));
     }
 
-    /// Takes in what an entry did to kept records.
+    /// Mixes in the changes that an entry made to kept records.
     pub(crate) fn fold_kept(&mut self) {
         let changes = [
             self.dedup.take_changes(),
@@ -247,11 +250,11 @@ impl Machine {
         }
     }
 
-    /// The digest, with the numbers of the whole state.
+    /// The digest, with the numbers of the whole state mixed in.
     fn whole_digest(&self) -> Digest {
         let counters = self.counters;
         let mut digest = counters.digest;
-        // Where nothing was ever put off, the digest is what it was before that could be.
+        // A zero mixes in nothing, so that a shard that never put claims off keeps its old digest.
         let put_off = counters.put_off_ms.rotate_left(32);
         digest.mix(counters.now.0, counters.lease_floor.0 ^ put_off);
         digest.mix(counters.next_sequence, counters.next_token);
@@ -275,7 +278,7 @@ mod tests {
         }
     }
 
-    /// A little of everything; `differ` does one thing more.
+    /// A history with a little of everything; `differ` makes one more change.
     fn history(differ: impl FnOnce(&mut Yard)) -> Yard {
         let mut yard = Yard::new();
         let settings = QueueSettings { concurrency: Some(9), ..QueueSettings::default() };
@@ -374,7 +377,8 @@ mod tests {
         }
     }
 
-    /// What is mixed in is part of the rules: a build that differs here stops the nodes of another one.
+    /// The inputs of the digest are part of the rules: a build with other inputs stops the nodes of
+    /// this one.
     #[test]
     fn the_digest_of_a_history_is_what_it_always_was() {
         let mut yard = history(|_| ());

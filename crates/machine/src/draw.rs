@@ -1,6 +1,6 @@
-//! Draw: numbers that look random and are the same on every replica.
+//! Draw: pseudo-random numbers that are the same on every replica.
 //!
-//! SplitMix64 from a seed that is part of the command or of the state. Never for secrets.
+//! The generator is SplitMix64, seeded from the command or the state. Never for secrets.
 
 use crate::TaskId;
 
@@ -12,7 +12,7 @@ impl Draw {
         Draw(seed)
     }
 
-    /// The stream of one attempt of one task.
+    /// The stream for one attempt of one task.
     pub(crate) fn for_attempt(task: TaskId, attempt: u32) -> Draw {
         let id = task.to_u128();
         let mut draw = Draw((id >> 64) as u64 ^ u64::from(attempt) << 32);
@@ -29,7 +29,7 @@ impl Draw {
 
     /// A number from 0 to `max`, both included.
     pub(crate) fn up_to(&mut self, max: u64) -> u64 {
-        // The high half of a 128-bit product is even enough and needs no division.
+        // The high half of a 128-bit product is even enough and avoids a division.
         let range = u128::from(max) + 1;
         ((u128::from(self.next()) * range) >> 64) as u64
     }

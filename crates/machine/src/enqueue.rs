@@ -1,4 +1,4 @@
-//! Enqueue: what a new task must satisfy, and how it enters the state.
+//! Enqueue: checks a new task and adds it to the state.
 
 use crate::claim::check_lease;
 use crate::flow::Membership;
@@ -15,7 +15,7 @@ use crate::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-/// When the task names none.
+/// The priority of a task that names none.
 pub(crate) const PRIORITY_DEFAULT: u8 = 5;
 
 impl Turn<'_> {
@@ -23,8 +23,9 @@ impl Turn<'_> {
         self.enqueue_one(enqueue).map(Outcome::Enqueued)
     }
 
-    /// Adds one task, or finds the one that its request_id made before: that answer comes first, for
-    /// a retried request must get it even when the queue is full or the task's time has passed.
+    /// Adds one task, or finds the task that its request_id made before. The search comes first,
+    /// because a repeated request must get its answer even when the queue is full or the task's
+    /// time has passed.
     pub(crate) fn enqueue_one(&mut self, enqueue: &Enqueue<'_>) -> Result<Enqueued, Rejection> {
         let Enqueue { queue, task } = enqueue;
         if let Some(id) = self.known_request(queue, task.request_id) {
@@ -40,8 +41,8 @@ impl Turn<'_> {
         Ok(self.insert_judged(queue, task, verdict))
     }
 
-    /// Adds a checked task under this shard's next id, unless its request_id is known or its unique
-    /// key is held.
+    /// Adds a checked task under this shard's next id, unless its request_id is known or another
+    /// task has its unique key.
     pub(crate) fn insert_new(&mut self, queue: Slot, task: &NewTask<'_>) -> Enqueued {
         let name = self.shard.queues.get(queue).name.clone();
         if let Some(id) = self.known_request(name.as_str(), task.request_id) {
@@ -60,7 +61,7 @@ impl Turn<'_> {
         Enqueued { id, duplicate: false }
     }
 
-    /// A new id for a task that lives on `home`.
+    /// A new id for a task whose home is the shard `home`.
     pub(crate) fn next_id(&mut self, home: ShardId) -> TaskId {
         let sequence = self.shard.counters.next_sequence;
         self.shard.counters.next_sequence += 1;
@@ -68,7 +69,7 @@ impl Turn<'_> {
         TaskId { incarnation: identity.incarnation, home, origin: identity.shard, sequence }
     }
 
-    /// Adds a checked task under an id.
+    /// Adds a checked task under `id`.
     pub(crate) fn insert_task(
         &mut self,
         queue: Slot,
@@ -80,7 +81,7 @@ impl Turn<'_> {
         self.insert_in(queue, id, new, state, watch, None);
     }
 
-    /// Adds a checked task of a flow under an id.
+    /// Adds a checked task of a flow under `id`.
     pub(crate) fn insert_member(
         &mut self,
         queue: Slot,
@@ -143,7 +144,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Hands a body to the store beside the state, and gives its length and checksum.
+    /// Writes a body to the store beside the state; returns its length and checksum.
     pub(crate) fn put_body(&mut self, id: TaskId, body: &Body<'_>) -> (u32, u32) {
         self.scratch.clear();
         body.encode_into(&mut self.scratch);
@@ -151,7 +152,7 @@ impl Turn<'_> {
         body_mark(&self.scratch)
     }
 
-    /// Whether a queue, which may not exist yet, can take `count` more tasks.
+    /// Checks that a queue, which may not exist yet, has room for `count` more tasks.
     pub(crate) fn check_room(&self, queue: &str, count: u64) -> Result<(), Rejection> {
         let Some(number) = self.shard.queues.find(queue) else { return Ok(()) };
         let queue = self.shard.queues.get(number);
@@ -163,7 +164,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The number of a queue, which is made if the shard has room for it.
+    /// The number of a queue; creates the queue if the shard has room for it.
     pub(crate) fn queue_or_new(&mut self, queue: &str) -> Result<Slot, Rejection> {
         if let Some(number) = self.shard.queues.find(queue) {
             return Ok(number);
@@ -181,20 +182,20 @@ impl Turn<'_> {
     }
 }
 
-/// A queue's name, checked.
+/// Parses a queue's name.
 pub(crate) fn parse_queue(queue: &str) -> Result<QueueName, Rejection> {
     QueueName::parse(queue).map_err(|invalid| Rejection::invalid(invalid.to_string()))
 }
 
 impl NewTask<'_> {
-    /// Checks everything about the task that its queue has no say in.
+    /// Checks everything about the task that does not depend on its queue.
     pub(crate) fn check(&self, now: Timestamp) -> Result<(), Rejection> {
         self.check_shape()?;
         self.check_times(now)
     }
 
-    /// Checks what depends neither on the time nor on the state: whoever sends a task in parts can
-    /// find out before the first.
+    /// Checks what depends neither on the time nor on the state, so that the sender of a batch in
+    /// parts can check all tasks before sending the first part.
     pub fn check_shape(&self) -> Result<(), Rejection> {
         if self.task_type.is_empty() {
             return Err(Rejection::invalid("type is empty; give the name of a function"));
@@ -246,7 +247,7 @@ impl NewTask<'_> {
         at_most("retention_ms", self.retention_ms.unwrap_or(0), HORIZON_MS_MAX)
     }
 
-    /// Checks that it can run, within the horizon and before it expires.
+    /// Checks that the task can run within the horizon and before it expires.
     pub(crate) fn check_times(&self, now: Timestamp) -> Result<(), Rejection> {
         self.run_at.check("run_at", now)?;
         let Some(expires_at) = self.expires_at else { return Ok(()) };
@@ -257,7 +258,7 @@ impl NewTask<'_> {
         Ok(())
     }
 
-    /// What few tasks have; most have none of it.
+    /// The rare parts of a task; most tasks have none.
     fn extra(
         &self,
         now: Timestamp,
@@ -321,7 +322,7 @@ impl Machine {
 }
 
 impl When {
-    /// The moment that is meant at `now`.
+    /// The moment that this value means at `now`.
     pub(crate) fn moment(self, now: Timestamp) -> Timestamp {
         match self {
             When::Now => now,
@@ -330,7 +331,7 @@ impl When {
         }
     }
 
-    /// Refuses a moment past the horizon.
+    /// Rejects a moment past the horizon.
     pub(crate) fn check(self, what: &str, now: Timestamp) -> Result<(), Rejection> {
         let at = self.moment(now);
         if at.ms_since(now) <= HORIZON_MS_MAX {
@@ -355,7 +356,7 @@ pub(crate) fn check_key(what: &str, key: &str) -> Result<(), Rejection> {
     no_controls(what, key)
 }
 
-/// Refuses what would garble logs, tables and terminals.
+/// Rejects control characters, which would garble logs, tables and terminals.
 pub(crate) fn no_controls(what: &str, text: &str) -> Result<(), Rejection> {
     match text.chars().find(|c| c.is_control()) {
         Some(found) => Err(Rejection::invalid(format!(
@@ -365,7 +366,7 @@ pub(crate) fn no_controls(what: &str, text: &str) -> Result<(), Rejection> {
     }
 }
 
-/// Refuses a text or bytes over their bound.
+/// Rejects a text or bytes over their bound.
 pub(crate) fn at_most_bytes(what: &str, bytes: usize, max: usize) -> Result<(), Rejection> {
     if bytes <= max {
         return Ok(());

@@ -1,7 +1,7 @@
-//! Entry: what one log entry holds: `{ rules, now, commands }`, packed to `ENTRY_BYTES_MAX`.
+//! Entry: the content of one log entry: `{ rules, now, commands }`, packed to `ENTRY_BYTES_MAX`.
 //!
-//! Commands are encoded where they are decoded from the wire, off the shard loop; packing them is a
-//! copy.
+//! Commands are encoded off the shard loop, where a front decodes them from the wire. Packing an
+//! entry is then a copy.
 
 use crate::limits::ENTRY_BYTES_MAX;
 use crate::wire::{LIST_CAPACITY_MAX, Reader, Wire, decode, encode, write_varint};
@@ -10,16 +10,17 @@ use crate::{Command, Timestamp};
 /// The version of the machine's behaviour that this build proposes.
 pub const RULES_CURRENT: u16 = 1;
 
-/// The same behaviour under a number that no version gets: with it one build stands for two versions in
-/// tests. A node proposes under it only if all nodes were told to know it.
+/// The same behaviour under a second number, which no release gets: tests use it to make one build
+/// stand for two versions. A node proposes under it only if a test configures every node to know
+/// it.
 #[doc(hidden)]
 pub const RULES_CURRENT_AGAIN: u16 = u16::MAX;
 
-/// The first byte of every entry: how the rest is laid out.
+/// The first byte of every entry: the version of its layout.
 const ENTRY_VERSION: u8 = 1;
 
-/// Where the number of commands is written, after the version: four bytes, little-endian, fixed so
-/// that it can grow with each push.
+/// The position of the number of commands, after the version: four bytes, little-endian, of fixed
+/// width so that each push can update the number in place.
 const COUNT_AT: std::ops::Range<usize> = 1..5;
 
 /// A command in its log encoding.
@@ -32,7 +33,7 @@ impl EncodedCommand {
         EncodedCommand(encode(command))
     }
 
-    /// Takes bytes that were encoded before (an outbox's).
+    /// Takes bytes that were encoded before, such as those of an outbox.
     pub fn from_bytes(bytes: Box<[u8]>) -> EncodedCommand {
         EncodedCommand(bytes)
     }
@@ -48,7 +49,8 @@ impl<'a> Wire<'a> for EncodedCommand {
         self.as_bytes().write(out);
     }
 
-    /// Only what can be read back may get into a log: the bytes may come from another node.
+    /// Accepts only bytes that decode, because the bytes may come from another node and go into a
+    /// log.
     fn read(reader: &mut Reader<'a>) -> Result<EncodedCommand, DecodeError> {
         let bytes: &[u8] = reader.read()?;
         let mut inner = Reader::foreign(bytes);
@@ -66,12 +68,12 @@ pub struct EntryBuilder {
 }
 
 impl EntryBuilder {
-    /// An empty entry of the current rules at `now`.
+    /// An empty entry of the current rules at the time `now`.
     pub fn new(now: Timestamp) -> EntryBuilder {
         EntryBuilder::under(RULES_CURRENT, now)
     }
 
-    /// An empty entry of the rules that the whole cluster knows, at `now`.
+    /// An empty entry at the time `now`, of the rules that all nodes of the cluster know.
     pub fn under(rules: u16, now: Timestamp) -> EntryBuilder {
         let mut bytes = vec![ENTRY_VERSION, 0, 0, 0, 0];
         rules.write(&mut bytes);
@@ -91,7 +93,7 @@ impl EntryBuilder {
         true
     }
 
-    /// How many commands it holds.
+    /// The number of commands in the entry.
     pub fn commands(&self) -> u32 {
         self.commands
     }
@@ -105,19 +107,19 @@ impl EntryBuilder {
 /// A log entry, borrowed from its bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry<'a> {
-    /// The version of the machine's behaviour it was written for.
+    /// The version of the machine's behaviour that the entry was written for.
     pub rules: u16,
     /// The leader's time.
     pub now: Timestamp,
-    /// What is asked, in order.
+    /// The commands, in order.
     pub commands: Vec<Command<'a>>,
 }
 
-/// The bytes are not an entry that this build can read.
+/// The error of bytes that are not an entry that this build can read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("log entry can't be read: {what}")]
 pub struct DecodeError {
-    /// What was found and where.
+    /// What was found, and where.
     pub what: String,
 }
 

@@ -1,6 +1,6 @@
-//! Event: what happened. Facts; they cannot be refused, only observed.
+//! Event: a fact about what happened. An event cannot be refused, only observed.
 //!
-//! Events feed waiters, metrics and watchers. Losing them must never lose a task.
+//! Events feed waiters, metrics and watchers. A lost event must never lose a task.
 
 use crate::{Attest, FlowState, QueueName, SessionId, ShardId, TaskId, Timestamp};
 use std::sync::Arc;
@@ -17,31 +17,31 @@ pub struct Event {
 /// A task that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskRef {
-    /// Its id.
+    /// The task's id.
     pub id: TaskId,
-    /// Its queue.
+    /// The task's queue.
     pub queue: QueueName,
-    /// Its type.
+    /// The task's type.
     pub task_type: Arc<str>,
-    /// The attempt it is in, 0 before the first.
+    /// The number of the current attempt, 0 before the first.
     pub attempt: u32,
 }
 
 /// Why a task became a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeathReason {
-    /// Its attempts are spent.
+    /// The task's attempts are spent.
     AttemptsSpent,
-    /// Its failure was not retryable.
+    /// The failure was not retryable.
     NotRetryable,
-    /// Its workers died.
+    /// The task's workers died.
     Quarantined,
-    /// Somebody said so.
+    /// An operator killed the task.
     Killed,
 }
 
 impl DeathReason {
-    /// The words on every front.
+    /// The words for the reason, the same on every front.
     pub fn as_str(self) -> &'static str {
         match self {
             DeathReason::AttemptsSpent => "attempts spent",
@@ -55,46 +55,46 @@ impl DeathReason {
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// A task was accepted; `TaskReady` follows when it may be claimed at once.
+    /// A task was accepted; `TaskReady` follows if the task may be claimed at once.
     TaskEnqueued(TaskRef),
-    /// Its payload was replaced by a later enqueue with its unique key; a debounced one waits until
-    /// then.
+    /// A later enqueue with the same unique key replaced the task's payload; a debounced task waits
+    /// until the moment given.
     TaskReplaced(TaskRef, Option<Timestamp>),
-    /// A task may be claimed: new, due, retried, released or lost.
+    /// A task may be claimed: it is new, due, retried, released or lost.
     TaskReady(TaskRef),
-    /// Its flow is retried: it waits for its parents again.
+    /// The flow is retried: the task waits for its parents again.
     TaskBlocked(TaskRef),
-    /// A worker took it.
+    /// A worker claimed the task.
     TaskClaimed(TaskRef, Arc<str>),
-    /// A worker told how far it is.
+    /// A worker reported its progress, in percent.
     TaskProgressed(TaskRef, u8),
-    /// It ended well, `ran_for_ms` after its claim.
+    /// The task succeeded, so many milliseconds after its claim.
     TaskSucceeded(TaskRef, u64),
-    /// An attempt failed and it runs again then.
+    /// An attempt failed; the task is retried at the moment given.
     TaskRetrying(TaskRef, Timestamp),
-    /// A worker put it off until then.
+    /// A worker put the task off until the moment given.
     TaskSnoozed(TaskRef, Timestamp),
-    /// It ended without success and without a dead letter.
+    /// The task ended without success and without a dead letter.
     TaskFailed(TaskRef),
-    /// It became a dead letter.
+    /// The task became a dead letter.
     TaskDied(TaskRef, DeathReason),
-    /// Its claim was lost: the lease lapsed or the session fell silent.
+    /// The claim was lost: its lease lapsed or its session fell silent.
     TaskLost(TaskRef),
-    /// Its worker is asked to stop.
+    /// The worker of the task is asked to stop.
     TaskCancelRequested(TaskRef),
-    /// It was taken back.
+    /// The task was cancelled.
     TaskCancelled(TaskRef),
-    /// It was not claimed in time.
+    /// The task was not claimed in time.
     TaskExpired(TaskRef),
-    /// It was removed: by retention, purge or discard.
+    /// The task was removed: by retention, purge or discard.
     TaskRemoved(TaskRef),
-    /// A queue stopped.
+    /// A queue was paused.
     QueuePaused(QueueName),
-    /// A queue goes on: its ready tasks may be claimed.
+    /// A queue was resumed: its ready tasks may be claimed.
     QueueResumed(QueueName),
-    /// A queue's limits let ready tasks through that they held back before.
+    /// A queue's limits let ready tasks through again.
     QueueOpened(QueueName),
-    /// Settings changed.
+    /// The settings of a queue changed.
     QueueSet(QueueName),
     /// A session's claims have ended.
     SessionEnded(SessionId),
@@ -111,24 +111,25 @@ pub enum EventKind {
         /// The run's task.
         task: TaskId,
     },
-    /// That occurrence of a schedule did not fire: an earlier run has not ended.
+    /// The occurrence at the moment given did not start a run, because an earlier run has not
+    /// ended.
     ScheduleSkipped(Arc<str>, Timestamp),
-    /// So many occurrences of a schedule passed unseen.
+    /// The given number of occurrences passed unseen.
     ScheduleMissed(Arc<str>, u64),
-    /// The outbox holds something for that shard.
+    /// The outbox has a new message for the shard given.
     OutgoingQueued(ShardId),
-    /// The digest of the state was kept, for replicas to compare.
+    /// The machine kept the digest of the state, for replicas to compare.
     DigestMarked {
-        /// Which mark.
+        /// The number of the mark.
         mark: u64,
-        /// What this replica has there.
+        /// The digest of this replica at the mark.
         digest: u64,
     },
-    /// A replica has said what it had at a mark.
+    /// A replica attested its digest at a mark.
     DigestAttested {
-        /// What it said.
+        /// The attestation.
         attest: Attest,
-        /// What this replica had there; `None` if that is too long ago.
+        /// The digest of this replica at the mark; `None` if the mark is too long ago.
         own: Option<u64>,
     },
 }

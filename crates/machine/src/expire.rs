@@ -1,6 +1,6 @@
-//! ExpireDue: what time alone does, a bounded number per entry.
+//! ExpireDue: makes the changes that are due, a bounded number per entry.
 //!
-//! Due tasks and keys first, since somebody waits for them; then what is no longer kept.
+//! Due tasks and keys come first, because workers wait for them; removals come after.
 
 use crate::life::{Ending, State};
 use crate::limits::EXPIRIES_PER_ENTRY_MAX;
@@ -15,7 +15,8 @@ impl Turn<'_> {
         let mut count = due.len();
         let (claims, others): (Vec<Slot>, Vec<Slot>) =
             due.into_iter().partition(|&slot| self.task(slot).claim().is_some());
-        // The last claim first: those that go back to the front then stand as they were claimed.
+        // The last claim goes first, so that tasks that return to the front keep the order of their
+        // claims.
         for &slot in claims.iter().rev().chain(&others) {
             self.task_due(slot);
         }
@@ -32,7 +33,7 @@ impl Turn<'_> {
         Outcome::Expired { count: count as u32 }
     }
 
-    /// Removes one thing that is no longer kept; `false` if there is none.
+    /// Removes one task or record whose retention is over; `false` if there is none.
     fn forget_one(&mut self) -> bool {
         let now = self.now;
         if let Some((queue, lane)) = self.shard.deadlines.due_lane(now) {
@@ -48,8 +49,8 @@ impl Turn<'_> {
             || self.tally_due()
     }
 
-    /// Does what a task's deadline is for. It touches no other task that has a deadline, so that
-    /// many can be gathered first.
+    /// Makes the change that is due for a task. The change touches no other task that has a
+    /// deadline, so that the caller can gather many due tasks first.
     fn task_due(&mut self, slot: Slot) {
         let expired = self.task(slot).expires_at().is_some_and(|at| at <= self.now);
         match self.task(slot).state {
@@ -66,7 +67,7 @@ impl Turn<'_> {
     }
 
     /// Ends a claim that was not renewed, or an attempt that ran too long. A timeout is a failure,
-    /// never a loss; and only a worker that had begun can be lost.
+    /// never a loss; a lapse is a loss only if the worker had begun.
     fn claim_due(&mut self, slot: Slot) {
         let counters = self.shard.counters;
         let claim = self.task(slot).claim().expect("it is claimed");

@@ -1,4 +1,4 @@
-//! Extend and renew: a worker shows that it is alive, and how far it is.
+//! Extend and renew: a worker shows that it is alive, and reports its progress.
 
 use crate::claim::check_lease;
 use crate::enqueue::at_most_bytes;
@@ -9,7 +9,8 @@ use crate::turn::Turn;
 use crate::{EventKind, Extend, Outcome, Rejection, Renew, Renewal, Timestamp};
 
 impl Extend<'_> {
-    /// Checks the bounds that need no state, so that a front can refuse it before it is logged.
+    /// Checks the bounds that need no state, so that a front can refuse the request before it is
+    /// logged.
     pub fn check_bytes(&self) -> Result<(), Rejection> {
         let bytes = self.resume_state.map_or(0, <[u8]>::len);
         at_most_bytes("resume_state", bytes, RESUME_STATE_BYTES_MAX)
@@ -40,7 +41,7 @@ impl Turn<'_> {
         Ok(Outcome::Extended { lease_expires_at, lease_ms, cancel_requested })
     }
 
-    /// One answer per claim, so that one lost claim does not cost the others their lease.
+    /// Answers each claim by itself, so that one lost claim does not cost the others their lease.
     pub(crate) fn renew(&mut self, renew: &Renew) -> Result<Outcome, Rejection> {
         let mut renewals = Vec::with_capacity(renew.claims.len());
         for &(task, token) in &renew.claims {

@@ -1,4 +1,5 @@
-//! Fail: what becomes of a task whose attempt failed or ran out of time: retry, dead letter or end.
+//! Fail: decides the next state of a task whose attempt failed or ran out of time: retry, dead
+//! letter or end.
 
 use crate::life::{Ending, Failure};
 use crate::limits::ERROR_BYTES_MAX;
@@ -11,8 +12,8 @@ use crate::{
 };
 
 impl Turn<'_> {
-    /// Accepted for the current token alone; the same failure again gets the same answer until the
-    /// task's next attempt.
+    /// Accepts the current token alone; a repeated failure gets the same answer until the task's
+    /// next attempt.
     pub(crate) fn fail(&mut self, fail: &Fail<'_>) -> Result<Outcome, Rejection> {
         if let Some(after) = self.failed_before(fail.task, fail.token) {
             return Ok(Outcome::Failed(after));
@@ -49,7 +50,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Ends a claimed task's attempt as a failure: retry, dead letter or end.
+    /// Ends a claimed task's attempt as a failure; the task is retried, becomes a dead letter, or
+    /// ends.
     pub(crate) fn fail_attempt(
         &mut self,
         slot: Slot,
@@ -88,15 +90,15 @@ impl Turn<'_> {
         AfterFailure::Retry { run_at }
     }
 
-    /// Ends a task that will not be tried again: a dead letter, unless its queue keeps none or it was
-    /// enqueued as not worth one.
+    /// Ends a task that will not be tried again: as a dead letter, unless its queue keeps none or
+    /// its producer asked for none.
     pub(crate) fn die(&mut self, slot: Slot, reason: DeathReason) -> AfterFailure {
         let task = self.task(slot);
         let discarded = match reason {
             DeathReason::AttemptsSpent | DeathReason::NotRetryable => {
                 task.terms().is_some_and(|terms| terms.discard_dead)
             }
-            // Nobody chose that when the task was made.
+            // The producer asked for no dead letter after failures, not after these two reasons.
             DeathReason::Quarantined | DeathReason::Killed => false,
         };
         if discarded || !self.shard.queues.get(task.queue).keeps_dead() {
@@ -108,7 +110,7 @@ impl Turn<'_> {
         AfterFailure::Dead
     }
 
-    /// The task's own policy, or its queue's, or the default.
+    /// The task's own policy, else its queue's, else the default.
     fn retry_policy(&self, slot: Slot) -> RetryPolicy {
         let task = self.task(slot);
         let own = task.terms().and_then(|terms| terms.retry.as_deref());
@@ -120,7 +122,7 @@ impl Turn<'_> {
         self.task(slot).claim().is_some_and(|claim| claim.cancel_requested)
     }
 
-    /// Since when a claimed task had been ready.
+    /// When a claimed task became ready, before its claim.
     pub(crate) fn ready_since(&self, slot: Slot) -> Timestamp {
         self.task(slot).claim().map_or(self.now, |claim| claim.ready_since)
     }

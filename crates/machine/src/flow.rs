@@ -1,13 +1,13 @@
-//! Flows: DAGs of tasks. A flow's counters live on the shard that its id names, its tasks on the
-//! shards of their queues; messages tie them together.
+//! Flows: DAGs of tasks. A flow's counters are on the shard that its id names, its tasks on the
+//! shards of their queues; messages between the shards connect them.
 //!
-//! A node is *settled* when its task has ended and so have all tasks that it added while it ran:
-//! from then on it counts for the nodes that depend on it. Invariant: a blocked node's `pending` is
-//! the number of its parents that are not settled, and no settled parent forbids it to run.
+//! A node is *settled* when its task has ended, and all tasks that this task added. From then on
+//! the node counts for its dependents. Invariant: a blocked node's `pending` is the number of its
+//! parents that are not settled, and no settled parent forbids it to run.
 //!
-//! `submit.rs` makes flows and `add.rs` adds to them, `graph.rs` says which shapes are flows,
-//! `progress.rs` moves them on, `reopen.rs` lets them run again, `member.rs` is the side of the tasks,
-//! `view.rs` what readers see.
+//! `submit.rs` makes flows, `add.rs` adds nodes, `graph.rs` checks the shape, `progress.rs` settles
+//! and releases nodes, `reopen.rs` runs nodes again, `member.rs` is the side of the tasks, and
+//! `view.rs` serves readers.
 
 mod add;
 mod forget;
@@ -33,7 +33,7 @@ use crate::{FlowState, ImageError, Machine, OnFailure, Rejection, TaskId, Timest
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// What a flow is as a whole.
+/// The record of a flow as a whole.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Flow {
     pub(crate) name: Box<str>,
@@ -41,70 +41,71 @@ pub(crate) struct Flow {
     pub(crate) cancel_requested: bool,
     pub(crate) nodes: u32,
     pub(crate) edges: u32,
-    /// Nodes that are not settled.
+    /// The number of nodes that are not settled.
     pub(crate) unsettled: u32,
-    /// Nodes that are settled and did not succeed.
+    /// The number of nodes that are settled and did not succeed.
     pub(crate) failed: u32,
-    /// Those of them that make the flow fail.
+    /// The number of failed nodes that make the flow fail.
     pub(crate) culpable: u32,
     pub(crate) created_at: Timestamp,
     pub(crate) ended_at: Option<Timestamp>,
     pub(crate) retention_ms: u64,
-    /// Ended, and from then on no longer kept.
+    /// When an ended flow is forgotten.
     pub(crate) forget_at: Option<Timestamp>,
-    /// Its nodes are being forgotten, a bounded number at a time: nobody sees it any more.
+    /// Whether the nodes are being forgotten, a bounded number at a time. Readers no longer see the
+    /// flow.
     pub(crate) forgetting: bool,
 }
 
-/// One task of a flow, as the flow knows it.
+/// One task of a flow, as the flow's shard knows it.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Node {
     pub(crate) name: Box<str>,
     pub(crate) task: TaskId,
     pub(crate) state: NodeState,
-    /// Counted up when the node is to run again.
+    /// The number of the current run; each retry of the node raises it.
     pub(crate) run: u32,
-    /// Whether its parents have let it go in this run.
+    /// Whether the node was released in this run because its parents were done.
     pub(crate) released: bool,
-    /// While blocked: parents that are not settled.
+    /// While the node is blocked: the number of its parents that are not settled.
     pub(crate) pending: u32,
     pub(crate) parents: Box<[Edge]>,
     pub(crate) dependents: Vec<Edge>,
-    /// The node whose task added this one, and what this one's failure means to it.
+    /// The node whose task added this one, and what a failure of this one means to it.
     pub(crate) added_by: Option<Edge>,
-    /// Nodes that its task added and that are not settled.
+    /// The number of unsettled nodes that this node's task added.
     pub(crate) added_open: u32,
-    /// Nodes that its task added and that made it fail.
+    /// The number of added nodes whose failure makes this node fail.
     pub(crate) added_failed: u32,
-    /// How it counts for others, once it is settled.
+    /// How the node counts for others, once it is settled.
     pub(crate) verdict: Option<Verdict>,
-    /// Settled, and its failure is the flow's.
+    /// Whether the node is settled and its failure makes the flow fail.
     pub(crate) culpable: bool,
     pub(crate) result: Option<Box<[u8]>>,
     pub(crate) result_left_out: bool,
-    /// Type and message.
+    /// Type and message of the error.
     pub(crate) error: Option<Box<(Box<str>, Box<str>)>>,
 }
 
-/// Another node of the same flow, and what the failure of the earlier of the two means.
+/// Another node of the same flow, and what a failure of the earlier of the two means to the later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Edge {
     pub(crate) node: u32,
     pub(crate) on_failure: OnFailure,
 }
 
-/// Where a node is, as far as its flow needs to know.
+/// The state of a node, as far as its flow needs to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NodeState {
-    /// Waits for its parents.
+    /// The node waits for its parents.
     Blocked,
-    /// Its task waits or runs.
+    /// The node's task waits or runs.
     Live,
-    /// Its task has ended.
+    /// The node's task has ended.
     Ended(End),
 }
 
-/// How a settled node counts.
+/// How a settled node counts for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Succeeded,
@@ -199,19 +200,19 @@ impl Keep for Node {
     }
 }
 
-/// What a node's place in the index of names costs.
+/// Bytes that one node takes in the index of names.
 const NODE_NAME_BYTES: usize = size_of::<((TaskId, u128), u32)>() * 3 / 2;
 
 /// Nodes by flow and the hash of their name.
 pub(crate) type NodeNames = BTreeMap<(TaskId, u128), u32>;
 
-/// How a node's name is looked up.
+/// The index key of a node's name.
 pub(crate) fn name_key(flow: TaskId, name: &str) -> (TaskId, u128) {
     (flow, xxh3_128(name.as_bytes()))
 }
 
 impl Machine {
-    /// A flow that is kept.
+    /// A flow that is not being forgotten.
     pub(crate) fn find_flow(&self, flow: TaskId) -> Option<&Flow> {
         self.flows.get(flow).filter(|found| !found.forgetting)
     }
@@ -221,13 +222,13 @@ impl Machine {
         found.unwrap_or_else(|| panic!("flow {flow} has no node {node}"))
     }
 
-    /// All nodes of a flow, in order.
+    /// All nodes of a flow, ordered by number.
     pub(crate) fn nodes_of(&self, flow: TaskId) -> impl Iterator<Item = (u32, &Node)> {
         let nodes = self.nodes.range((flow, 0)..=(flow, u32::MAX));
         nodes.map(|((_, number), node)| (number, node))
     }
 
-    /// The number of the node of that name.
+    /// The number of the node with this name.
     pub(crate) fn node_named(&self, flow: TaskId, name: &str) -> Option<u32> {
         self.node_names.get(&name_key(flow, name)).copied()
     }
@@ -235,7 +236,7 @@ impl Machine {
 
 /// Checkpoints and checks.
 impl Machine {
-    /// What follows from the nodes of flows: their names, and how many of them have ended.
+    /// The indexes that are derived from the nodes of flows: their names, and how many have ended.
     fn flow_indexes(&self) -> Result<(NodeNames, u64), String> {
         let mut names = NodeNames::new();
         let mut ended = 0;
@@ -261,7 +262,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Compares what is counted of flows with their nodes.
+    /// Compares the counters of flows with their nodes.
     pub(crate) fn check_flows(&self) -> Result<(), String> {
         let indexes = self.flow_indexes()?;
         if indexes != (self.node_names.clone(), self.ended_nodes) {

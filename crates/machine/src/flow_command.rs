@@ -1,15 +1,15 @@
-//! Commands for flows, and the nodes that they name.
+//! Commands for flows, and the nodes in them.
 
 use crate::{Enqueue, ShardId, TaskId};
 
-/// What the failure of a task means to one that depends on it.
+/// What the failure of a task means to a task that depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFailure {
     /// The dependent task fails too, without having run.
     #[default]
     Fail,
-    /// The dependent task runs and sees the error; the flow does not fail by it, if all that depends
-    /// on the failed task says so.
+    /// The dependent task runs and sees the error. The flow does not fail because of this failure
+    /// if all dependents of the failed task ignore it.
     Ignore,
     /// The dependent task runs and sees the error; the flow fails in the end.
     Run,
@@ -19,7 +19,7 @@ impl OnFailure {
     /// Every policy.
     pub const ALL: [OnFailure; 3] = [OnFailure::Fail, OnFailure::Ignore, OnFailure::Run];
 
-    /// The word on every front.
+    /// The name of the policy, the same on every front.
     pub fn as_str(self) -> &'static str {
         match self {
             OnFailure::Fail => "fail",
@@ -37,22 +37,22 @@ impl OnFailure {
 /// Another node of the flow that a node depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dependency<'a> {
-    /// Its name.
+    /// The node's name.
     pub name: &'a str,
-    /// What its failure means.
+    /// What a failure of the node means.
     pub on_failure: OnFailure,
 }
 
 /// One task of a flow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlowNode<'a> {
-    /// Its name in the flow.
+    /// The node's name in the flow.
     pub name: &'a str,
     /// The shard of its queue.
     pub home: ShardId,
-    /// The task and its queue. A delay counts from when its parents let it go.
+    /// The task and its queue. A delay counts from the moment at which the task is released.
     pub enqueue: Enqueue<'a>,
-    /// What must end before it runs.
+    /// The nodes that must be done before this one runs.
     pub depends_on: Vec<Dependency<'a>>,
     /// For an added task: what its failure means to the node whose task added it.
     pub on_failure: OnFailure,
@@ -61,13 +61,13 @@ pub struct FlowNode<'a> {
 /// See [`crate::Command::SubmitFlow`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SubmitFlow<'a> {
-    /// Identity of the request: its repetition within 10 minutes gets the first answer.
+    /// The id of the request: a repetition within 10 minutes gets the first answer.
     pub batch_id: Option<u128>,
-    /// For people; may be empty.
+    /// The flow's name, for people; may be empty.
     pub name: &'a str,
     /// How long the flow and its tasks are kept after its end.
     pub retention_ms: Option<u64>,
-    /// Its tasks.
+    /// The nodes of the flow.
     pub nodes: Vec<FlowNode<'a>>,
 }
 
@@ -87,9 +87,9 @@ pub struct StageFlow<'a> {
 pub struct CommitFlow<'a> {
     /// The staged flow.
     pub batch_id: u128,
-    /// How many parts it must have.
+    /// The number of parts that the flow must have.
     pub parts: u32,
-    /// For people; may be empty.
+    /// The flow's name, for people; may be empty.
     pub name: &'a str,
     /// How long the flow and its tasks are kept after its end.
     pub retention_ms: Option<u64>,
@@ -100,9 +100,10 @@ pub struct CommitFlow<'a> {
 pub struct AddFlowTasks<'a> {
     /// The flow.
     pub flow: TaskId,
-    /// The node whose task adds them. It counts as done when it and all it added are.
+    /// The node whose task adds the nodes. The node is done when it and all nodes that it added
+    /// are.
     pub parent: &'a str,
-    /// What to add. A name that the same node added before is the same task.
+    /// The nodes to add. A name that the same node added before stands for the same task.
     pub nodes: Vec<FlowNode<'a>>,
 }
 

@@ -1,7 +1,7 @@
-//! Ids: which slot holds the task of an id, in id order and without hashing.
+//! Ids: finds the slot of a task by its id, in id order and without hashing.
 //!
-//! Ids of one origin are dense numbers, so they are kept in groups of 64: a bitmap of which are
-//! present and their slots, packed. A full group costs under five bytes a task, a lone survivor
+//! Ids of one origin are dense numbers. A group of 64 neighbouring ids is a bitmap of the present
+//! ids and their packed slots. A full group takes under five bytes per task, a single survivor
 //! under a hundred.
 
 use crate::slab::Slot;
@@ -24,7 +24,7 @@ struct Group {
 }
 
 impl Group {
-    /// Where the slot of `bit` is or would be.
+    /// The position of the slot of `bit`, present or not.
     fn rank(&self, bit: u64) -> usize {
         (self.present & (bit - 1)).count_ones() as usize
     }
@@ -76,7 +76,8 @@ impl Ids {
 
     /// Ids and slots in id order, after `after`.
     pub(crate) fn iter_after(&self, after: Option<TaskId>) -> impl Iterator<Item = (TaskId, Slot)> {
-        // Only this shard's ids are here, so that a cursor of another sorts before or after all.
+        // The map has only this shard's ids, so that a cursor of another shard sorts before or
+        // after all.
         let start = match after {
             Some(id) if id.home == self.home => Bound::Included(split(id).0),
             _ => Bound::Unbounded,

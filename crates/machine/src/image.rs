@@ -1,8 +1,8 @@
-//! The state as records: for checkpoints, snapshots and comparison.
+//! Image: the state as records, for checkpoints, snapshots and comparison.
 //!
-//! A checkpoint at index C is the exact state at C: `Machine::freeze` marks the cut, and before a
-//! later entry changes a frozen record that is not yet encoded, its image at C is encoded first. So
-//! a checkpoint is taken in small bites and still is one cut.
+//! A checkpoint at index C is the exact state at C. `Machine::freeze` marks the cut. Before a later
+//! entry changes a frozen record that is not yet encoded, the machine encodes the record as it was
+//! at C. A checkpoint is therefore taken in small bites and still is one cut.
 
 use crate::entry::DecodeError;
 use crate::kept::{Keep, Kept};
@@ -19,29 +19,29 @@ use crate::{Identity, Machine, TaskId};
 use std::collections::{BTreeMap, BTreeSet};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Which record of a shard's state.
+/// The key of one record of a shard's state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecordKey {
     /// A task. Its body is kept beside it, under the same id.
     Task(TaskId),
-    /// Anything else: a queue, a dedup record, a session, the outbox, the counters.
+    /// Any other record: a queue, a dedup record, a flow, an outbox message, the counters.
     Rest(Box<[u8]>),
 }
 
 /// One change since the previous checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Which record.
+    /// The key of the record.
     pub key: RecordKey,
-    /// Its encoding at the cut; `None` if it is gone.
+    /// The encoding of the record at the cut; `None` if it is gone.
     pub value: Option<Box<[u8]>>,
 }
 
-/// The records do not make a state that this build can read.
+/// The error of records that do not make a state that this build can read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("checkpoint can't be read: {what}")]
 pub struct ImageError {
-    /// What was found and where.
+    /// What was found, and where.
     pub what: String,
 }
 
@@ -51,41 +51,42 @@ impl From<DecodeError> for ImageError {
     }
 }
 
-// The first byte of the other keys; the rest are the `KIND`s of what is `Kept`. A record whose
-// format changes gets a new one; 0 and 1 were counters without the digest, and without the number of records.
+// The first byte of the other record keys; further ones are the `KIND`s of the types in `Kept`. A
+// record whose format changes gets a new byte. 0 and 1 were counters without the digest, and
+// without the number of records.
 const KIND_COUNTERS: u8 = 26;
 const KIND_QUEUE: u8 = 2;
 const KIND_KEY: u8 = 21;
 
-/// A bite of a frozen cut ends after about so many encoded bytes: whoever takes it holds up all
-/// else meanwhile, and results, resume states and staged parts are large.
+/// A bite of a frozen cut ends after about this many encoded bytes. Results, resume states and
+/// staged parts are large, and the shard loop waits while a bite is taken.
 const BITE_BYTES_MAX: usize = 1 << 20;
 
-/// The record that every cut has: the counters, and how many records stand beside it. A cut that has
-/// lost some of them must not pass for a smaller one.
+/// The record that every cut has: the counters, and the number of all other records. Without these
+/// numbers, a cut that has lost records would pass for a smaller one.
 #[derive(Clone, Copy)]
 struct Head {
     counters: Counters,
     tasks: u64,
-    /// All that are neither tasks nor this one.
+    /// The number of records that are neither tasks nor this one.
     others: u64,
 }
 
 wire_struct!(Head { counters, tasks, others });
 
-/// What a checkpoint in the making holds beside the marks on the records.
+/// The parts of an unfinished checkpoint that are not marks on records.
 #[derive(Debug, Default)]
 pub(crate) struct Cut {
-    /// Records of the frozen cut that are ready to be handed out.
+    /// Records of the frozen cut that are already encoded.
     pub(crate) early: Vec<Record>,
     /// Stored tasks that were removed since the last cut.
     pub(crate) removed: Vec<TaskId>,
-    /// Those of the frozen cut.
+    /// Removed tasks of the frozen cut.
     frozen_removed: Vec<TaskId>,
 }
 
 impl Machine {
-    /// How many records have changed since the last freeze.
+    /// The number of records that have changed since the last freeze.
     pub fn dirty_records(&self) -> usize {
         self.cut.removed.len()
             + self.tasks.dirty()
@@ -105,10 +106,11 @@ impl Machine {
             + self.tallies.dirty()
     }
 
-    /// Marks the cut of a checkpoint: `frozen_bite` then hands out all changes since the previous one.
+    /// Marks the cut of a checkpoint; `frozen_bite` then returns all changes since the previous
+    /// cut.
     ///
     /// # Panics
-    /// If the previous cut has not been handed out whole.
+    /// If `frozen_bite` has not returned all of the previous cut.
     pub fn freeze(&mut self) {
         assert!(
             self.cut.early.is_empty()
@@ -117,7 +119,7 @@ impl Machine {
             "the previous cut was not handed out whole"
         );
         self.cut.frozen_removed = std::mem::take(&mut self.cut.removed);
-        // The counters change with every entry, so that they are encoded at once.
+        // Every entry changes the counters, so that they are encoded at once.
         let head = Record { key: counters_key(), value: Some(self.encode_head()) };
         self.cut.early.push(head);
         self.tasks.freeze();
@@ -138,8 +140,8 @@ impl Machine {
         self.tallies.freeze();
     }
 
-    /// Encodes up to `records_max` records of the frozen cut, fewer if they are large; empty when all
-    /// were handed out.
+    /// Encodes up to `records_max` records of the frozen cut, or fewer if they are large; an empty
+    /// bite means that the cut is complete.
     pub fn frozen_bite(&mut self, records_max: usize) -> Vec<Record> {
         let mut bite = Vec::new();
         let mut bytes = 0;
@@ -243,7 +245,7 @@ impl Machine {
         encode(&Head { counters: self.counters, tasks, others })
     }
 
-    /// How many records there are beside the tasks and the counters.
+    /// The number of records beside the tasks and the counters.
     pub(crate) fn other_records(&self) -> u64 {
         let others = self.queues.by_name.len()
             + self.keys.by_id.len()
@@ -262,7 +264,7 @@ impl Machine {
         others as u64
     }
 
-    /// The head of the next cut counts what that cut will hold.
+    /// Checks that the head of the next cut would count the records of that cut.
     pub(crate) fn check_head(&self) -> Result<(), String> {
         let records = self.all_records().count() as u64;
         let counted = 1 + self.task_count() + self.other_records();
@@ -273,7 +275,8 @@ impl Machine {
         }
     }
 
-    /// Rebuilds the state from all records of a checkpoint, in any order. Refused if any is missing.
+    /// Rebuilds the state from all records of a checkpoint, in any order. Fails if any record is
+    /// missing.
     pub fn load<I>(identity: Identity, records: I) -> Result<Machine, ImageError>
     where
         I: IntoIterator<Item = (RecordKey, Box<[u8]>)>,
@@ -308,7 +311,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Last: all other records are there to be counted.
+    /// Checks the numbers of records. Comes last, because all other records must be loaded.
     fn load_head(&mut self, head: Option<Head>) -> Result<(), ImageError> {
         let Some(Head { counters, tasks, others }) = head else {
             return Err(ImageError { what: "its counters are missing".into() });
@@ -365,7 +368,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Queues keep their numbers, which have no gaps.
+    /// Loads the queues, whose numbers have no gaps.
     fn load_queues(&mut self, queues: BTreeMap<Slot, Queue>) -> Result<(), ImageError> {
         for (expected, (number, queue)) in (0..).zip(queues) {
             if number != expected {
@@ -427,7 +430,7 @@ pub(crate) fn queue_record(number: Slot, queue: &Queue) -> Record {
     Record { key: queue_key(number), value: Some(encode_queue(queue)) }
 }
 
-/// The key of a record that is no task.
+/// The key of a record other than a task.
 pub(crate) fn rest_key<'a>(kind: u8, key: &impl Wire<'a>) -> RecordKey {
     let mut out = vec![kind];
     key.write(&mut out);

@@ -1,6 +1,6 @@
-//! Changes to tasks and queues, with everything that follows from them in step: the image of the last
-//! cut, the memory count, lanes and lines, limits, deadlines, dead letters, the claims of sessions,
-//! unique keys.
+//! Changes to tasks and queues that keep everything derived from them in step: the image of the
+//! last cut, the memory count, lanes and lines, limits, deadlines, dead letters, the claims of
+//! sessions, unique keys.
 
 use crate::image;
 use crate::life::{State, Task};
@@ -10,7 +10,7 @@ use crate::transition::Place;
 use crate::{Machine, Timestamp};
 
 impl Machine {
-    /// Changes what a task's image holds, but not its state, order or deadline.
+    /// Changes what a task's image contains, but not its state, order or deadline.
     pub(crate) fn edit<R>(&mut self, slot: Slot, change: impl FnOnce(&mut Task) -> R) -> R {
         self.keep_image(slot);
         self.tasks.mark_dirty(slot);
@@ -34,7 +34,7 @@ impl Machine {
         result
     }
 
-    /// Changes what a queue's image holds.
+    /// Changes what a queue's image contains.
     pub(crate) fn edit_queue<R>(
         &mut self,
         number: Slot,
@@ -51,7 +51,7 @@ impl Machine {
         result
     }
 
-    /// Before a change to a task of the frozen cut, its image is taken.
+    /// Encodes a task of the frozen cut before the task changes.
     pub(crate) fn keep_image(&mut self, slot: Slot) {
         if self.tasks.is_frozen(slot) {
             self.cut.early.push(image::task_record(self.tasks.get(slot), &self.names, &self.keys));
@@ -92,7 +92,7 @@ impl Machine {
         self.refresh_queue_due(queue);
     }
 
-    /// A task of a key has come to a lane.
+    /// Updates a fairness key after one of its tasks has entered a lane.
     fn linked_keyed(&mut self, key: Slot, lane: LaneId) {
         if lane == LaneId::CLAIMED {
             self.keys.slab.get_mut(key).claimed += 1;
@@ -100,8 +100,8 @@ impl Machine {
         self.refresh_key(key);
     }
 
-    /// The reverse of `link`. What a task's key may do is looked at when the task is linked again or
-    /// gone.
+    /// The reverse of `link`. The task's fairness key is judged later, when the task is linked
+    /// again or gone.
     pub(crate) fn unlink(&mut self, slot: Slot) {
         self.unlink_deadline(slot);
         let task = self.tasks.get(slot);
@@ -177,7 +177,7 @@ impl Machine {
         }
     }
 
-    /// Brings the deadline of a retained lane in step with its oldest task and its queue's settings.
+    /// Updates the deadline of a retained lane from its oldest task and its queue's settings.
     pub(crate) fn refresh_retention(&mut self, number: Slot, lane: LaneId) {
         let Some(position) = LaneId::RETAINED.iter().position(|&retained| retained == lane) else {
             return;
@@ -196,7 +196,7 @@ impl Machine {
         *known = due;
     }
 
-    /// When the oldest task of a retained lane must go: at once if there are too many.
+    /// When the oldest task of a retained lane must be removed: at once if there are too many.
     pub(crate) fn retention_due(&self, number: Slot, lane: LaneId) -> Option<Timestamp> {
         let queue = self.queues.get(number);
         let (count_max, kept_for_ms) = queue.retention(lane);

@@ -1,7 +1,7 @@
-//! Kept: a part of the state that is looked up by key, record by record.
+//! Kept: a map of records of one kind, as a part of the state.
 //!
-//! It knows which records have changed since the last cut, and when each expires. A record that came
-//! and went between two cuts leaves no trace in the later one.
+//! The map knows which records have changed since the last cut, and when each expires. A record
+//! that came and went between two cuts leaves no trace in the later one.
 
 use crate::digest::{Digest, Word};
 use crate::image::{Record, RecordKey, rest_key};
@@ -17,12 +17,12 @@ pub(crate) trait Keep: for<'a> Wire<'a> + Debug {
     /// The first byte of its record keys; never given to another kind.
     const KIND: u8;
 
-    /// When something is to be done about it; for most records, to forget it. Never by default.
+    /// When the record is due, for most kinds to be forgotten. The default is never.
     fn expires_at(&self) -> Option<Timestamp> {
         None
     }
 
-    /// Bytes that it holds beside itself.
+    /// Bytes that the record takes on the heap.
     fn heap_bytes(&self) -> usize {
         0
     }
@@ -32,14 +32,14 @@ pub(crate) trait Keep: for<'a> Wire<'a> + Debug {
 pub(crate) struct Kept<V: Keep> {
     map: BTreeMap<V::Key, V>,
     expiries: BTreeSet<(Timestamp, V::Key)>,
-    /// Changed since the last cut, and whether the last cut holds it.
+    /// Keys changed since the last cut, and whether the last cut has the record.
     dirty: BTreeMap<V::Key, bool>,
-    /// The same for the last cut itself, as far as it is not yet encoded.
+    /// Keys of the last cut that are not yet encoded, and whether the cut before has the record.
     frozen: BTreeMap<V::Key, bool>,
-    /// Records of the last cut that had to be encoded before they changed.
+    /// Records of the last cut that were encoded early because they were about to change.
     early: Vec<Record>,
     heap_bytes: u64,
-    /// What was done since it was last asked.
+    /// The digest of the changes since the last `take_changes`.
     changes: Digest,
 }
 
@@ -76,7 +76,7 @@ impl<V: Keep> Kept<V> {
         self.map.range(keys).map(|(&key, value)| (key, value))
     }
 
-    /// Puts a value under a key, in place of an earlier one.
+    /// Puts a value under a key and replaces an earlier one.
     pub(crate) fn insert(&mut self, key: V::Key, value: V) {
         self.note_change(key);
         self.changes.put(key, value.expires_at());
@@ -95,7 +95,7 @@ impl<V: Keep> Kept<V> {
         self.take(key)
     }
 
-    /// Changes the value under a key, which must be there.
+    /// Changes the value under a key, which must exist.
     pub(crate) fn update<R>(&mut self, key: V::Key, change: impl FnOnce(&mut V) -> R) -> R {
         self.note_change(key);
         let mut value = self.take(key).unwrap_or_else(|| panic!("no record under {key:?}"));
@@ -105,7 +105,7 @@ impl<V: Keep> Kept<V> {
         result
     }
 
-    /// The digest of what was done since the last call.
+    /// The digest of the changes since the last call.
     pub(crate) fn take_changes(&mut self) -> Digest {
         std::mem::take(&mut self.changes)
     }
@@ -125,7 +125,7 @@ impl<V: Keep> Kept<V> {
         self.expiries.first().copied()
     }
 
-    /// Records whose time has come, in its order, with their time.
+    /// Records that are due, earliest first, with their deadlines.
     pub(crate) fn due(&self, now: Timestamp) -> impl Iterator<Item = (Timestamp, &V)> {
         let due = self.expiries.iter().take_while(move |(at, _)| *at <= now);
         due.map(|(at, key)| (*at, &self.map[key]))
@@ -148,7 +148,7 @@ impl<V: Keep> Kept<V> {
     }
 
     pub(crate) fn memory_bytes(&self) -> u64 {
-        // Tree nodes are half to wholly full; two thirds is what long runs show.
+        // Tree nodes are half full to full; two thirds is the average of long runs.
         let record = (size_of::<V::Key>() + size_of::<V>()) * 3 / 2;
         let expiry = size_of::<(Timestamp, V::Key)>() * 3 / 2;
         let trees = self.map.len() * record + self.expiries.len() * expiry;
@@ -173,7 +173,8 @@ impl<V: Keep> Kept<V> {
         Some(value)
     }
 
-    /// Must come before every change: keeps the image of the last cut, and notes the record for the next.
+    /// Must come before every change: encodes the record for the frozen cut, and marks it for the
+    /// next.
     fn note_change(&mut self, key: V::Key) {
         if let Some(existed) = self.frozen.remove(&key) {
             let record = self.record(key, existed);
@@ -211,7 +212,7 @@ impl<V: Keep> Kept<V> {
         None
     }
 
-    /// Takes a record of a checkpoint, whose key's kind was read already.
+    /// Loads a record of a checkpoint. The kind of its key was read already.
     pub(crate) fn load(&mut self, mut key: Reader<'_>, value: &[u8]) -> Result<(), DecodeError> {
         let id = key.read()?;
         key.finish()?;
@@ -219,19 +220,19 @@ impl<V: Keep> Kept<V> {
         Ok(())
     }
 
-    /// All records, as they are now.
+    /// All records, as of now.
     pub(crate) fn records(&self) -> impl Iterator<Item = (RecordKey, Box<[u8]>)> {
         self.map.iter().map(|(key, value)| (rest_key(V::KIND, key), encode(value)))
     }
 
-    /// The record as it is now; none if the last cut did not hold it either.
+    /// The record as of now; `None` if it is gone and the last cut did not have it either.
     fn record(&self, key: V::Key, existed: bool) -> Option<Record> {
         let value = self.map.get(&key).map(encode);
         let worth_telling = existed || value.is_some();
         worth_telling.then(|| Record { key: rest_key(V::KIND, &key), value })
     }
 
-    /// Compares what is kept beside the records with the records.
+    /// Compares the counters and expiries with the records.
     pub(crate) fn check(&self) -> Result<(), String> {
         let expiries: BTreeSet<_> = self
             .map
@@ -279,7 +280,7 @@ mod tests {
         Note { text: text.into(), expires_at: Timestamp(expires_at) }
     }
 
-    /// Hands out the frozen cut as (key, whether it is there).
+    /// Returns the frozen cut as pairs of a key and whether the record exists.
     fn cut(kept: &mut Kept<Note>) -> Vec<(u64, bool)> {
         let mut records: Vec<(u64, bool)> = std::iter::from_fn(|| kept.next_frozen())
             .map(|record| match record.key {

@@ -1,4 +1,4 @@
-//! Keys: whom a task is for, inside its queue. Tasks of different keys take turns.
+//! Keys: the customers that tasks are for, inside their queue. Tasks of different keys take turns.
 //!
 //! A key's ready tasks stand in lines, one per priority. Each line has a turn: the ring of a queue and
 //! a priority is its lines by turn, the next one first. A line has one list per type of its tasks,
@@ -9,8 +9,8 @@
 //! has types ready at one priority. Producers have few; a bound on types per key would end the
 //! worst case.
 //!
-//! A key is kept while a task names it, its bucket is not full or it is held back. All that decides
-//! who comes next is part of its image.
+//! A key is kept while a task names it, while its bucket is not full, or while it is pushed back.
+//! Everything that decides the order of tasks is part of the key's image.
 
 use crate::bucket::Bucket;
 use crate::entry::DecodeError;
@@ -27,7 +27,7 @@ use crate::{ImageError, Machine, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Names a key for good. Texts that share a hash differ in `tie`.
+/// The permanent id of a key. Texts with the same hash differ in `tie`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct KeyId {
     pub(crate) queue: Slot,
@@ -41,13 +41,13 @@ wire_struct!(KeyId { queue, hash, tie });
 pub(crate) struct Key {
     pub(crate) id: KeyId,
     pub(crate) text: Box<str>,
-    /// Tasks that name it, in any state.
+    /// The number of tasks that name the key, in any state.
     pub(crate) tasks: u32,
-    /// Of them those that are claimed.
+    /// The number of its claimed tasks.
     pub(crate) claimed: u32,
-    /// Of them those that are ready and may be claimed, as far as was known when it last changed.
+    /// The number of its ready tasks that may be claimed, as of the last change of the key.
     pub(crate) counted: u32,
-    /// Whether its lines stand apart from the ring.
+    /// Whether its lines are kept apart from the ring.
     pub(crate) closed: bool,
     /// Its lines that are not empty, by priority; of a line one entry per type.
     pub(crate) lines: Vec<Line>,
@@ -67,7 +67,7 @@ pub(crate) struct Line {
     pub(crate) priority: u8,
 }
 
-/// What keeps a key back for a time. A key without it has a full bucket and is not held back.
+/// The limits that time lifts. A key without a throttle has a full bucket and is not pushed back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Throttle {
     pub(crate) bucket: Bucket,
@@ -78,7 +78,7 @@ pub(crate) struct Throttle {
 
 wire_struct!(Throttle { bucket, held_until, due_at });
 
-/// What a key may do now.
+/// The judgement of what a key may do now.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Judgement {
     pub(crate) closed: bool,
@@ -171,7 +171,7 @@ impl Key {
         self.throttle.get_or_insert_with(|| Box::new(free))
     }
 
-    /// What it may do at `now` under these limits.
+    /// Judges what the key may do at `now` under these limits.
     pub(crate) fn judge(&self, limits: PerKey, now: Timestamp) -> Judgement {
         let held_until = self.held_until().filter(|&at| at > now);
         let bucket = limits.rate.map_or(Bucket::FULL, |rate| self.bucket().settled(rate, now));
@@ -198,7 +198,7 @@ impl Key {
         }
     }
 
-    /// Bytes that it holds beside its slot, its place in the ring included.
+    /// Bytes that the key takes beside its slot, including its place in the ring.
     pub(crate) fn heap_bytes(&self) -> usize {
         let line = size_of::<Line>() + size_of::<(u64, Slot)>() * 3 / 2;
         let throttle = self.throttle.as_ref().map_or(0, |_| size_of::<Throttle>());
@@ -214,7 +214,7 @@ pub(crate) struct Keys {
     pub(crate) heap_bytes: u64,
     /// Stored keys that were removed since the last cut.
     pub(crate) removed: BTreeSet<KeyId>,
-    /// Those of the frozen cut.
+    /// Removed keys of the frozen cut.
     pub(crate) frozen_removed: Vec<KeyId>,
 }
 
@@ -233,7 +233,7 @@ impl Keys {
         self.slab.get(slot)
     }
 
-    /// Keys of a queue from a place on, in an order that equal states share.
+    /// Keys of a queue from a position on, in an order that equal states share.
     pub(crate) fn of_queue(
         &self,
         queue: Slot,
@@ -265,7 +265,8 @@ impl Keys {
         let key = Key::new(id, text);
         self.heap_bytes += key.heap_bytes() as u64;
         let slot = if self.removed.remove(&id) {
-            // The last cut holds it, so that it is told as changed and not as gone.
+            // The last cut has the key, so that the next cut must report a change and not a
+            // removal.
             let slot = self.slab.insert_stored(key);
             self.slab.mark_dirty(slot);
             slot
@@ -276,7 +277,7 @@ impl Keys {
         slot
     }
 
-    /// Takes a key out that is not frozen.
+    /// Removes a key that is not frozen.
     pub(crate) fn remove(&mut self, slot: Slot) {
         let (key, stored) = self.slab.remove(slot);
         self.heap_bytes -= key.heap_bytes() as u64;
@@ -295,7 +296,7 @@ impl Keys {
         (self.slab.len() * per_key) as u64 + self.heap_bytes
     }
 
-    /// The slot of a key that a task of a checkpoint names; its own record may come later.
+    /// The slot of a key that a task of a checkpoint names; the record of the key may come later.
     pub(crate) fn load_named(&mut self, id: KeyId) -> Slot {
         match self.by_id.get(&id) {
             Some(&slot) => slot,
@@ -307,7 +308,7 @@ impl Keys {
         }
     }
 
-    /// Takes the record of a key.
+    /// Loads the record of a key.
     pub(crate) fn load(&mut self, id: KeyId, image: &[u8]) -> Result<(), DecodeError> {
         let reader = &mut Reader::new(image);
         let text: &str = reader.read()?;
@@ -331,7 +332,7 @@ impl Keys {
     }
 }
 
-/// A line's place, as kept.
+/// The place of a line in its ring, as encoded.
 struct TurnImage {
     priority: u8,
     turn: u64,
@@ -355,7 +356,7 @@ pub(crate) fn encode_key(key: &Key) -> Box<[u8]> {
     out.into_boxed_slice()
 }
 
-/// Reloading.
+/// Reload.
 impl Machine {
     /// Gives queues their keys; lines come into the rings with their first tasks.
     pub(crate) fn rebuild_rings(&mut self) -> Result<(), ImageError> {

@@ -1,12 +1,12 @@
-//! Kill: a waiting task becomes a dead letter, though nothing went wrong with it.
+//! Kill: makes a waiting task a dead letter without a failure.
 
 use crate::life::State;
 use crate::turn::Turn;
 use crate::{AfterFailure, DeathReason, Kill, Outcome, Rejection, TaskStateName};
 
 impl Turn<'_> {
-    /// It chooses a dead letter now, so that it gets one whatever was chosen when it was enqueued;
-    /// unless its queue keeps none.
+    /// The operator asks for a dead letter, so that `discard_dead` does not apply. A queue that
+    /// keeps no dead letters still keeps none.
     pub(crate) fn kill(&mut self, kill: Kill) -> Result<Outcome, Rejection> {
         let task = kill.task;
         let slot = self.find(task)?;

@@ -1,9 +1,10 @@
 //! Taskyard's machine: the state of one shard, as a pure value.
 //!
-//! [`Machine::apply`] is its only door: a log entry goes in, one answer per command comes out, and
-//! what happened is told as [`Event`]s. There is no clock, no randomness, no I/O and no logging in
-//! here: time and seeds come in with the entry, ids and tokens from counters in the state, and the
-//! bodies of tasks are handed to [`Payloads`] beside it. So a replay is the same as the first run.
+//! [`Machine::apply`] is the only door of the machine: a log entry goes in, one answer per command
+//! comes out, and [`Event`]s report what happened. The machine has no clock, no randomness, no I/O
+//! and no logging. Time and seeds come with the entry, ids and tokens come from counters in the
+//! state, and [`Payloads`] keeps the bodies of tasks beside the state. A replay therefore gives the
+//! same state as the first run.
 //!
 //! Each command has a file of its own, named after it, and changes tasks only through
 //! `transition.rs` and `indexes.rs`, which keep every index in step:
@@ -24,13 +25,14 @@
 //! limits.rs      every bound of a shard         check.rs      every invariant between the parts
 //! ```
 //!
-//! What always holds, and [`Machine::check`] verifies:
+//! Invariants, which [`Machine::check`] verifies:
 //!
 //! - Two machines fed the same entries are equal, byte for byte ([`Machine::records`]).
 //! - A task is in exactly one state, in exactly one lane of its queue, and under at most one claim.
 //! - A later claim of a task has a higher token, and only the current token changes the task.
 //! - A command is accepted whole or rejected whole; a [`Rejection`] changes nothing but time.
-//! - The records of a cut ([`Machine::freeze`]) are the state at the cut, however late they are read.
+//! - The records of a cut ([`Machine::freeze`]) are the state at the cut, even when they are read
+//!   later.
 #![warn(missing_docs)]
 #![deny(clippy::float_arithmetic)]
 

@@ -1,7 +1,7 @@
-//! Task: all that the state holds about one task, and where it is in its life.
+//! Task: everything that the state knows about one task, and its place in its life cycle.
 //!
-//! A waiting task is under a hundred bytes: what few tasks have sits behind `extra`, what only a
-//! claimed one has in its state, and past attempts in a chain.
+//! A waiting task takes under a hundred bytes. Rare parts are behind `extra`, the parts of a claim
+//! are in the state `Claimed`, and past attempts are in a chain.
 
 use crate::flow::Membership;
 use crate::limits::PROGRESS_MESSAGE_BYTES_MAX;
@@ -24,39 +24,39 @@ pub(crate) struct Task {
     pub(crate) id: TaskId,
     pub(crate) queue: Slot,
     pub(crate) task_type: NameId,
-    /// Neighbours in its lane; no part of its image.
+    /// Neighbours in the lane; no part of the image.
     pub(crate) previous: Slot,
     pub(crate) next: Slot,
-    /// Its place in its lane: lanes are sorted by it. Unique on the shard.
+    /// The place in the lane, by which lanes are sorted. Unique on the shard.
     pub(crate) order: u64,
     pub(crate) enqueued_at: Timestamp,
     pub(crate) state: State,
     pub(crate) body_bytes: u32,
     pub(crate) body_checksum: u32,
-    /// Claims so far, without those given back.
+    /// The number of claims so far, released ones not counted.
     pub(crate) attempt: u32,
     /// Failures that count against the retry policy.
     pub(crate) failures: u16,
     /// Losses that count towards quarantine.
     pub(crate) losses: u8,
     pub(crate) priority: u8,
-    /// The newest ended attempt; it holds the one before.
+    /// The newest ended attempt, with a link to the one before.
     pub(crate) last_attempt: Option<Box<Attempt>>,
     pub(crate) extra: Option<Box<Extra>>,
 }
 
-/// Where a task is in its life. Each state holds exactly what is true there.
+/// The state of a task, with the facts that exist in that state alone.
 #[derive(Debug)]
 pub(crate) enum State {
-    /// Waits for its parents in a flow.
+    /// The task waits for its parents in a flow.
     Blocked,
-    /// Waits for its time: a delay, a retry, a snooze.
+    /// The task waits for a moment: a delay, a retry, a snooze.
     Scheduled { run_at: Timestamp },
-    /// May be claimed, since then.
+    /// The task may be claimed, since the moment given.
     Ready { since: Timestamp },
-    /// One worker holds it.
+    /// A worker holds the task.
     Claimed(Box<ClaimState>),
-    /// Ended; kept as its retention says.
+    /// The task has ended and is kept for its retention.
     Finished { ending: Ending, at: Timestamp },
 }
 
@@ -76,22 +76,23 @@ pub(crate) struct ClaimState {
     pub(crate) token: ClaimToken,
     pub(crate) worker: NameId,
     pub(crate) session: Option<SessionId>,
-    /// Which of the session's claims this was, if the claim can be sent again.
+    /// The session's number for the claim, if the session can send the claim again.
     pub(crate) sequence: Option<u64>,
     pub(crate) claimed_at: Timestamp,
-    /// What it was claimed for, and is renewed by.
+    /// The length of the lease, also for renewals.
     pub(crate) lease_ms: u64,
     pub(crate) lease_expires_at: Timestamp,
     /// When the broker ends the attempt because its run time is over.
     pub(crate) timeout_at: Option<Timestamp>,
-    /// When the claim ends by itself: lease or timeout, not before the lease floor.
+    /// When the claim ends without an answer: at the end of its lease or timeout, after the lease
+    /// floor.
     pub(crate) ends_at: Timestamp,
-    /// `Counters::put_off_ms` as far as its times account for it.
+    /// The part of `Counters::put_off_ms` that this claim's times already include.
     pub(crate) put_off_ms: u64,
-    /// Since when the task was ready, in case it is given back.
+    /// When the task became ready, for the case that it is released.
     pub(crate) ready_since: Timestamp,
-    /// Its worker had started: it renewed or extended it at least once, or it has no session that
-    /// would tell.
+    /// Whether the worker has begun: it renewed or extended the claim, or has no session that would
+    /// report the beginning.
     pub(crate) engaged: bool,
     pub(crate) cancel_requested: bool,
 }
@@ -105,13 +106,13 @@ pub(crate) struct Attempt {
     pub(crate) worker: Arc<str>,
     pub(crate) claimed_at: Timestamp,
     pub(crate) ended_at: Timestamp,
-    /// When its failure was to be retried.
+    /// When the failed task was to be retried.
     pub(crate) retry_at: Option<Timestamp>,
     pub(crate) error: Option<Box<Failure>>,
     pub(crate) previous: Option<Box<Attempt>>,
 }
 
-/// What went wrong in an attempt.
+/// The error of an attempt.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Failure {
     pub(crate) error_type: Box<str>,
@@ -119,22 +120,22 @@ pub(crate) struct Failure {
     pub(crate) backtrace: Box<str>,
 }
 
-/// What few tasks have. Each part is behind its own pointer, so that a task with one of them does
-/// not pay for the others.
+/// The rare parts of a task. Each part has a pointer of its own, so that a task with one of them
+/// does not pay for the others.
 #[derive(Debug, Default)]
 pub(crate) struct Extra {
     pub(crate) terms: Option<Box<Terms>>,
     pub(crate) left: Option<Box<Left>>,
-    /// Who is told of its end.
+    /// The receiver of a message about the task's end.
     pub(crate) watch: Option<Box<Watch>>,
     pub(crate) unique: Option<Box<Hold>>,
-    /// Its fairness key; its image names it by id.
+    /// The task's fairness key; the image names the key by its id.
     pub(crate) key: Option<KeySlot>,
-    /// Its place in its flow.
+    /// The task's place in its flow.
     pub(crate) flow: Option<Box<Membership>>,
 }
 
-/// The slot of a key, as a number that is never 0, so that having none costs nothing.
+/// The slot of a key as a number that is never 0, so that `None` takes no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeySlot(NonZeroU32);
 
@@ -148,7 +149,7 @@ impl KeySlot {
     }
 }
 
-/// What was asked for with the task.
+/// The options with which the task was enqueued.
 #[derive(Debug, Default)]
 pub(crate) struct Terms {
     pub(crate) expires_at: Option<Timestamp>,
@@ -160,7 +161,7 @@ pub(crate) struct Terms {
     pub(crate) tags: Box<[Box<str>]>,
 }
 
-/// What its attempts left behind.
+/// The data that the task's attempts left behind.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
     pub(crate) progress: Option<(u8, Box<str>)>,
@@ -206,7 +207,7 @@ impl Task {
         self.extra.as_ref()?.left.as_deref()
     }
 
-    /// The slot of its fairness key.
+    /// The slot of the task's fairness key.
     pub(crate) fn key(&self) -> Option<Slot> {
         self.extra.as_ref()?.key.map(KeySlot::slot)
     }
@@ -238,7 +239,7 @@ impl Task {
         }
     }
 
-    /// The claim that got this task, as its session would send it again.
+    /// The name of the claim that got this task, with which its session may send the claim again.
     pub(crate) fn claim_key(&self) -> Option<ClaimKey> {
         let claim = self.claim()?;
         Some(ClaimKey { session: claim.session?, sequence: claim.sequence? })
@@ -251,8 +252,8 @@ impl Task {
         }
     }
 
-    /// When something happens to the task by itself. What its queue's retention decides for all its
-    /// finished tasks is not here: the queue has one deadline for that.
+    /// When something is due for the task itself. The retention of a queue's finished tasks is not
+    /// included, because the queue has one deadline for all of them.
     pub(crate) fn due_at(&self) -> Option<Timestamp> {
         match &self.state {
             State::Scheduled { run_at } => {
@@ -263,26 +264,25 @@ impl Task {
             State::Finished { ending: Ending::Dead, .. } => None,
             State::Finished { at, .. } => {
                 let own = self.terms()?.retention_ms?;
-                // Its flow keeps it, and says when it goes.
+                // The flow keeps its finished tasks and decides when they are removed.
                 let own = (!self.is_in_flow()).then_some(own)?;
                 Some(at.plus_ms(own))
             }
         }
     }
 
-    /// Of a scheduled task: whether it waits because its last attempt failed, timed out or was lost. A
-    /// retry by hand starts anew, whatever came before.
+    /// Whether a scheduled task waits because its last attempt failed, timed out or was lost. A
+    /// retry by hand starts anew, so that earlier failures do not count.
     pub(crate) fn is_retrying(&self) -> bool {
         let last = self.last_attempt.as_ref().map(|attempt| attempt.outcome);
         last.is_some_and(AttemptOutcome::has_failed) && (self.failures > 0 || self.losses > 0)
     }
 
-    /// Whether it is a task of a flow.
     pub(crate) fn is_in_flow(&self) -> bool {
         self.extra.as_ref().is_some_and(|extra| extra.flow.is_some())
     }
 
-    /// The flow that it is a task of.
+    /// The flow of the task.
     pub(crate) fn flow_id(&self) -> Option<TaskId> {
         match self.extra.as_ref()?.watch.as_deref()? {
             Watch::Flow { flow, .. } => Some(*flow),
@@ -290,7 +290,7 @@ impl Task {
         }
     }
 
-    /// Its place in that flow.
+    /// The task's place in its flow.
     pub(crate) fn flow_member(&self) -> Option<FlowMember> {
         let membership = self.extra.as_ref()?.flow.as_ref()?;
         Some(FlowMember {
@@ -300,7 +300,7 @@ impl Task {
         })
     }
 
-    /// What its parents left for it.
+    /// The results of the task's parents.
     pub(crate) fn parents(&self) -> &[ParentResult] {
         let flow = self.extra.as_ref().and_then(|extra| extra.flow.as_ref());
         flow.map_or(&[], |flow| &flow.parents)
@@ -331,7 +331,7 @@ impl Task {
         self.attempts().find_map(|attempt| attempt.error.as_deref())
     }
 
-    /// Bytes that it holds beside its slot.
+    /// Bytes that the task takes beside its slot.
     pub(crate) fn heap_bytes(&self) -> usize {
         let claim = self.claim().map_or(0, |_| size_of::<ClaimState>());
         let attempts: usize = self.attempts().map(Attempt::bytes).sum();
@@ -381,7 +381,7 @@ impl Left {
 }
 
 impl Failure {
-    /// Keeps an error, cut to `bytes_max` in all: the type and the message before the backtrace.
+    /// Keeps an error, cut to `bytes_max` in all. The backtrace is cut first, the type last.
     pub(crate) fn cut(error: &TaskError<'_>, bytes_max: usize) -> Failure {
         let TaskError { error_type, message, backtrace } = error.cut(bytes_max);
         Failure {
@@ -393,7 +393,7 @@ impl Failure {
 }
 
 impl<'a> TaskError<'a> {
-    /// The same error, cut to `bytes_max` in all: the type and the message before the backtrace.
+    /// The error, cut to `bytes_max` in all. The backtrace is cut first, the type last.
     pub fn cut(&self, bytes_max: usize) -> TaskError<'a> {
         let error_type = prefix(self.error_type, bytes_max);
         let message = prefix(self.message, bytes_max - error_type.len());
@@ -403,13 +403,13 @@ impl<'a> TaskError<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// The same progress, with the message cut to `PROGRESS_MESSAGE_BYTES_MAX`.
+    /// The progress, with its message cut to `PROGRESS_MESSAGE_BYTES_MAX`.
     pub fn cut(&self) -> Progress<'a> {
         Progress { message: prefix(self.message, PROGRESS_MESSAGE_BYTES_MAX), ..*self }
     }
 }
 
-/// The longest beginning of a text that fits and ends at a character.
+/// The longest beginning of a text that fits and ends at a character boundary.
 pub(crate) fn prefix(text: &str, bytes_max: usize) -> &str {
     let mut end = bytes_max.min(text.len());
     while !text.is_char_boundary(end) {

@@ -1,22 +1,22 @@
 //! Every bound of a shard: name, unit, reason.
 //!
-//! Reaching one is a named answer (`Rejection`), never an accident. `docs/limits.md` mirrors this
-//! file, checked by a test.
+//! Reaching a bound gives a named answer (`Rejection`), never an accident. `docs/limits.md` mirrors
+//! this file, and a test compares the two.
 
-/// One row of the table below, for the documents and for `docs/limits.md`'s test.
+/// One row of the table below, for `docs/limits.md` and its test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// The constant's name, in lower case.
     pub name: &'static str,
     /// The bound.
     pub value: u64,
-    /// What `value` counts.
+    /// The unit of `value`.
     pub unit: &'static str,
-    /// Why there is a bound, and why it is here.
+    /// Why the bound exists, and why it has this value.
     pub reason: &'static str,
 }
 
-/// Makes a constant of each line, and `ALL`, the table of them. For every crate that has limits.
+/// Makes a constant of each line, and `ALL`, the table of them, for every crate that has limits.
 #[macro_export]
 macro_rules! limits {
     ($($(#[doc = $reason:literal])+ $name:ident: $type:ty = $value:expr, $unit:literal;)+) => {
@@ -32,17 +32,19 @@ macro_rules! limits {
 }
 
 limits! {
-    /// It is repeated in every log entry and metric label, so it stays short.
+    /// Every log entry and metric label repeats the name, so that it must stay short.
     QUEUE_NAME_BYTES_MAX: usize = 128, "bytes";
     /// A type is a function's name, not a document.
     TYPE_BYTES_MAX: usize = 256, "bytes";
     /// Long enough for a URL or a hash with a prefix; only its 128-bit hash is kept.
     REQUEST_ID_BYTES_MAX: usize = 256, "bytes";
-    /// As long as a request id; it is kept with its task, in text.
+    /// As long as a request id; the task keeps it in full.
     UNIQUE_KEY_BYTES_MAX: usize = 256, "bytes";
-    /// The longest window of a unique key, and the longest debounce: 30 days. A window that outlives its task takes memory until it is over.
+    /// The longest window of a unique key, and the longest debounce: 30 days. A window that
+    /// outlives its task takes memory until it is over.
     UNIQUE_MS_MAX: u64 = 2_592_000_000, "ms";
-    /// Larger inputs belong in a file store, with a reference in the task. The default; a node may lower or raise it.
+    /// Larger inputs belong in a file store, with a reference in the task. The default; a node may
+    /// lower or raise it.
     PAYLOAD_BYTES_MAX: usize = 1 << 20, "bytes";
     /// The most that a node's own payload limit may be raised to: one task must fit one log entry.
     PAYLOAD_BYTES_CEILING: usize = 8 << 20, "bytes";
@@ -62,35 +64,39 @@ limits! {
     BATCH_TASKS_MAX: usize = 10_000, "tasks";
     /// One atomic batch is staged in memory until it is committed.
     BATCH_BYTES_MAX: usize = 16 << 20, "bytes";
-    /// A batch that is staged and never committed is dropped after this.
+    /// A staged batch that is never committed is dropped after this.
     BATCH_STAGED_FOR_MS: u64 = 60_000, "ms";
-    /// Batches staged at once on one shard: each may hold the memory of a whole batch.
+    /// Batches staged at once on one shard: each may take the memory of a whole batch.
     BATCHES_STAGED_MAX: usize = 64, "batches";
     /// How long the ids of a wire batch are kept, so that its repetition gets the same answer.
     BATCH_ID_KEPT_FOR_MS: u64 = 600_000, "ms";
-    /// Ids of wire batches kept at once on one shard, within the memory budget. Past this the oldest is forgotten before its time: more than 1,600 batches a second for ten minutes.
+    /// Ids of wire batches kept at once on one shard, within the memory budget. Past this the
+    /// oldest is forgotten early: more than 1,600 batches a second for ten minutes.
     BATCH_IDS_MAX: usize = 1_000_000, "batches";
     /// One worker never has more free slots than this.
     CLAIM_TASKS_MAX: usize = 1_000, "tasks";
-    /// Queues in one claim: each is looked at for every claim.
+    /// Queues in one claim: every claim looks at each of them.
     CLAIM_QUEUES_MAX: usize = 64, "queues";
     /// Types in one claim: each travels with the claim, and is looked up in each of its queues.
     CLAIM_TYPES_MAX: usize = 256, "types";
     /// A fairness key is a customer's name, not a document; it is kept once however many tasks have it.
     FAIRNESS_KEY_BYTES_MAX: usize = 256, "bytes";
-    /// Keys with a weight of their own in one queue: its settings are written whole with each change.
+    /// Keys with a weight of their own in one queue: every change writes all settings of the queue.
     WEIGHTS_MAX: usize = 1_000, "keys";
     /// A million a second is more than one shard hands out.
     RATE_MILLIONTHS_MAX: u64 = 1_000_000_000_000, "millionths per second";
     /// More than a shard hands out in some seconds is no limit.
     RATE_BURST_MAX: u32 = 1_000_000, "tasks";
-    /// An empty bucket is full after this at most: until then its key is remembered. 31 days.
+    /// An empty bucket is full after this at most, and its key is remembered until then. 31 days.
     RATE_REFILL_MS_MAX: u64 = 2_678_400_000, "ms";
-    /// A bucket that gets a token is looked at this often at most, unless it can't hold what comes in meanwhile.
+    /// A bucket that gets a token is looked at this often at most, unless it would overflow
+    /// meanwhile.
     BUCKET_GRID_MS: u64 = 10, "ms";
-    /// A handler's push-back holds its key for so long at most: a mistaken one must not stop it for good.
+    /// A handler may push a key back for this long at most, so that a mistake does not stop the key
+    /// for good.
     HOLD_MS_MAX: u64 = 86_400_000, "ms";
-    /// What an answer to "why is it waiting" counts of the tasks and keys ahead before it says "at least".
+    /// The answer to "why is it waiting" counts this many tasks and keys ahead, then says "at
+    /// least".
     AHEAD_MAX: usize = 10_000, "tasks";
     /// Weights are shares; more digits than this say nothing more.
     WEIGHT_MAX: u32 = 1_000, "shares";
@@ -100,7 +106,7 @@ limits! {
     LEASE_MS_MIN: u64 = 1_000, "ms";
     /// A longer one is a mistake: extend it instead.
     LEASE_MS_MAX: u64 = 86_400_000, "ms";
-    /// When the claim names none.
+    /// The lease of a claim that names none.
     LEASE_MS_DEFAULT: u64 = 30_000, "ms";
     /// The longest long poll; proxies cut longer ones.
     CLAIM_WAIT_MS_MAX: u64 = 60_000, "ms";
@@ -112,7 +118,7 @@ limits! {
     ERROR_BYTES_MAX: usize = 16 << 10, "bytes";
     /// A progress message is one line; longer ones are cut.
     PROGRESS_MESSAGE_BYTES_MAX: usize = 1 << 10, "bytes";
-    /// A checkpoint of a task's own work, carried in the log with each extend.
+    /// The progress of a task's own work, written to the log with each extend.
     RESUME_STATE_BYTES_MAX: usize = 64 << 10, "bytes";
     /// Attempts kept in detail on a task; older ones are only counted.
     ATTEMPTS_KEPT_MAX: usize = 10, "attempts";
@@ -132,43 +138,44 @@ limits! {
     FLOW_NAME_BYTES_MAX: usize = 128, "bytes";
     /// One flow is staged in memory until it is committed.
     FLOW_BYTES_MAX: usize = 16 << 20, "bytes";
-    /// Flows staged at once on one shard: each may hold the memory of a whole flow.
+    /// Flows staged at once on one shard: each may take the memory of a whole flow.
     FLOWS_STAGED_MAX: usize = 16, "flows";
     /// Tasks that a running task adds to its flow with one call.
     FLOW_ADD_NODES_MAX: usize = 1_000, "nodes";
-    /// How long a flow and its tasks are kept after its end, unless it says otherwise.
+    /// How long an ended flow and its tasks are kept, unless the flow says otherwise.
     FLOW_RETENTION_MS_DEFAULT: u64 = 86_400_000, "ms";
-    /// Nodes of ended flows kept on one shard; past this the oldest ended flow goes before its time.
+    /// Nodes of ended flows kept on one shard; past this the oldest ended flow is removed early.
     FLOW_NODES_KEPT_MAX: usize = 200_000, "nodes";
-    /// Results shown together with their flow; the rest is fetched task by task.
+    /// Results shown together with their flow; clients fetch the others task by task.
     FLOW_RESULT_BYTES_MAX: usize = 8 << 20, "bytes";
     /// Results and errors of parents that travel with one task; the rest is fetched task by task.
     PARENTS_BYTES_MAX: usize = 4 << 20, "bytes";
-    /// A result up to this travels to the tasks that depend on its task; a larger one stays with its task, where they fetch it.
+    /// A result up to this travels to the tasks that depend on its task; workers fetch a larger one
+    /// from its task.
     PARENT_RESULT_BYTES_MAX: usize = 64 << 10, "bytes";
-    /// What tasks that depend on a failed one are told of its error.
+    /// The part of a failed task's error that its dependents receive.
     PARENT_ERROR_BYTES_MAX: usize = 4 << 10, "bytes";
-    /// What a tally is for, in a sentence or two.
+    /// The description of a tally is a sentence or two.
     TALLY_DESCRIPTION_BYTES_MAX: usize = 1 << 10, "bytes";
     /// Each task that follows from a tally stays in memory, whole, until it is enqueued.
     TALLY_CALLBACK_BYTES_MAX: usize = 64 << 10, "bytes";
     /// Tasks that are added to a tally with one call.
     TALLY_ADD_TASKS_MAX: usize = 1_000, "tasks";
-    /// Tallies below one tally; those that are kept count.
+    /// Tallies below one tally, including ended ones that are still kept.
     TALLY_CHILDREN_MAX: usize = 100_000, "tallies";
-    /// Tallies above one tally: an end may have to be told to all of them.
+    /// Tallies above one tally: the end of a task may be reported to all of them.
     TALLY_DEPTH_MAX: u32 = 16, "tallies";
-    /// How long a tally is kept that nobody commits, after the last that was added to it.
+    /// How long an uncommitted tally is kept after its last task was added.
     TALLY_OPEN_FOR_MS: u64 = 1_800_000, "ms";
-    /// How long a tally is kept after the success of all of it.
+    /// How long a tally is kept after all its tasks have succeeded.
     TALLY_SUCCEEDED_FOR_MS: u64 = 86_400_000, "ms";
-    /// How long a committed tally is kept of which nothing is heard: 30 days.
+    /// How long a committed tally is kept after its last news: 30 days.
     TALLY_KEPT_FOR_MS: u64 = 2_592_000_000, "ms";
     /// Lost claims after which a task is quarantined among the dead letters.
     LOSSES_MAX: u32 = 3, "losses";
-    /// What one expiry entry promotes, lapses and removes: the loop is not held longer than this.
+    /// Changes of one expiry entry; a longer entry would keep the shard loop busy.
     EXPIRIES_PER_ENTRY_MAX: usize = 1_000, "tasks";
-    /// What one entry of a bulk operation (purge, retry, discard, end of a session) changes.
+    /// Tasks that one entry of a bulk operation (purge, retry, discard, end of a session) changes.
     BULK_PER_ENTRY_MAX: usize = 1_000, "tasks";
     /// What one call for a page, or one entry of a bulk operation, looks at before it hands back a cursor.
     SCAN_TASKS_MAX: usize = 20_000, "tasks";
@@ -178,57 +185,59 @@ limits! {
     PAGE_TASKS_MAX: usize = 1_000, "tasks";
     /// How long a request_id is remembered, unless its queue says otherwise.
     DEDUP_WINDOW_MS_DEFAULT: u64 = 86_400_000, "ms";
-    /// The shortest dedup window that a queue may ask for: a producer that lost an answer asks again.
+    /// The shortest dedup window of a queue: a producer that lost an answer needs time to ask
+    /// again.
     DEDUP_WINDOW_MS_MIN: u64 = 60_000, "ms";
-    /// The longest dedup window that a queue may ask for: 30 days.
+    /// The longest dedup window of a queue: 30 days.
     DEDUP_WINDOW_MS_MAX: u64 = 2_592_000_000, "ms";
     /// Finished tasks kept per queue, unless the task or its queue says otherwise.
     RETENTION_COUNT_DEFAULT: u32 = 10_000, "tasks";
-    /// How long they are kept at most.
+    /// How long finished tasks are kept at most.
     RETENTION_MS_DEFAULT: u64 = 86_400_000, "ms";
     /// How long dead letters are kept: 30 days.
     DEAD_RETENTION_MS_DEFAULT: u64 = 2_592_000_000, "ms";
-    /// No claim lapses this soon after a change of leader: an outage of the broker is not one of its workers.
+    /// No lease lapses this soon after a change of leader, because an outage of the broker is no
+    /// fault of its workers.
     LEASE_FLOOR_MS: u64 = 15_000, "ms";
-    /// After its timeout an attempt has this long to be ended by its own worker before the broker ends it.
+    /// After its timeout, an attempt's own worker has this long to end it before the broker does.
     TIMEOUT_GRACE_MS: u64 = 5_000, "ms";
-    /// How long a claim that was sent again is remembered, so that an earlier sending that comes late gets
-    /// nothing.
+    /// How long a repeated claim is remembered, so that a late earlier sending gets nothing.
     CLAIM_RESENT_KEPT_FOR_MS: u64 = 60_000, "ms";
-    /// Schedules of one shard: each costs memory and a look at every list.
+    /// Schedules of one shard: each takes memory, and every list looks at it.
     SCHEDULES_PER_SHARD_MAX: usize = 10_000, "schedules";
-    /// Rules and task of one schedule: they stay in memory, and the task is repeated with every run.
+    /// Rules and task of one schedule: they stay in memory, and every run repeats the task.
     SCHEDULE_BYTES_MAX: usize = 64 << 10, "bytes";
     /// A cron expression is one line.
     CRON_BYTES_MAX: usize = 256, "bytes";
-    /// The longest IANA name has 32.
+    /// The longest IANA name has 32 bytes.
     TIMEZONE_BYTES_MAX: usize = 64, "bytes";
     /// A note on a paused schedule is a sentence.
     SCHEDULE_NOTE_BYTES_MAX: usize = 1 << 10, "bytes";
-    /// What runs more often than this is a loop in a worker, not a schedule.
+    /// A task that runs more often than this belongs in a worker's loop, not in a schedule.
     SCHEDULE_EVERY_MS_MIN: u64 = 1_000, "ms";
-    /// Jitter spreads runs over a while; over more than a day it would be another schedule.
+    /// Jitter spreads runs over a while; a spread over more than a day would be another schedule.
     SCHEDULE_JITTER_MS_MAX: u64 = 86_400_000, "ms";
-    /// How old an occurrence may be and still be caught up with, unless the schedule says otherwise: one hour.
+    /// How late an occurrence may still run, unless the schedule says otherwise: one hour.
     CATCH_UP_WINDOW_MS_DEFAULT: u64 = 3_600_000, "ms";
-    /// An occurrence no later than this is on time, whatever the schedule catches up with: a restart takes less.
+    /// An occurrence no later than this counts as on time under every catch-up rule, because a
+    /// restart takes less.
     SCHEDULE_LATE_MS_MAX: u64 = 10_000, "ms";
-    /// Occurrences that one entry decides: the loop is not held longer than this.
+    /// Occurrences that one entry decides; a longer entry would keep the shard loop busy.
     OCCURRENCES_PER_ENTRY_MAX: usize = 1_000, "occurrences";
-    /// Runs of one schedule that have not ended, while it looks at them; a trigger beyond is refused.
+    /// Live runs of one schedule that checks for overlap; a further trigger is rejected.
     SCHEDULE_LIVE_RUNS_MAX: usize = 1_000, "runs";
     /// Each text by which a node is known: its addresses and its zone. Every node keeps those of all.
     NODE_TEXT_BYTES_MAX: usize = 512, "bytes";
     /// Shards that one queue is spread over: each claim looks at all of them.
     SPREAD_MAX: u16 = 64, "shards";
-    /// Queues that are spread at once: every node keeps where they lie.
+    /// Queues that are spread at once: every node keeps a list of them.
     SPREAD_QUEUES_MAX: usize = 1_000, "queues";
-    /// Queues of one shard: each costs counters and a place in every list.
+    /// Queues of one shard: each takes counters, and every list has a place for it.
     QUEUES_PER_SHARD_MAX: usize = 10_000, "queues";
-    /// Commands of one log entry are packed up to this; a larger one travels alone.
+    /// One log entry packs commands up to this; a larger command travels alone.
     ENTRY_BYTES_MAX: usize = 256 << 10, "bytes";
 }
 
-/// Waits before a lost task may be claimed again, by how often it was lost before. The last loss
-/// quarantines it instead.
+/// Waits before a lost task may be claimed again, by the number of earlier losses. The last loss
+/// quarantines the task instead.
 pub const LOSS_DELAYS_MS: [u64; LOSSES_MAX as usize - 1] = [0, 10_000];

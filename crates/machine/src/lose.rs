@@ -1,7 +1,7 @@
-//! Losses: what becomes of a task whose worker died or went silent.
+//! Losses: decides the next state of a task whose worker died or went silent.
 //!
-//! They raise the attempt but spend no retry: they are counted and spaced apart from failures, and a
-//! task that keeps killing its workers is quarantined.
+//! A loss counts as an attempt but spends no retry. Losses are counted and delayed apart from
+//! failures, and a task that keeps killing its workers is quarantined.
 
 use crate::life::Ending;
 use crate::limits::{LOSS_DELAYS_MS, LOSSES_MAX};
@@ -12,8 +12,9 @@ use crate::turn::Turn;
 use crate::{AttemptOutcome, DeathReason, EventKind};
 
 impl Turn<'_> {
-    /// Ends a claim whose worker died, went silent or never answered. Losses that count are spaced,
-    /// so that a killer and its companions part, and in the end quarantine the task.
+    /// Ends a claim whose worker died, went silent or never answered. Counted losses are delayed,
+    /// so that a killer task and the tasks that shared its worker separate. In the end the killer
+    /// is quarantined.
     pub(crate) fn lose(&mut self, slot: Slot, counted: bool) {
         let since = self.ready_since(slot);
         let queue = self.task(slot).queue;

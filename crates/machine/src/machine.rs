@@ -27,12 +27,12 @@ use crate::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Which shard this is, of how many, in which cluster.
+/// The identity of a shard: its number, the number of shards, and the cluster's incarnation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The cluster's incarnation, part of every task id.
     pub incarnation: u32,
-    /// This shard.
+    /// The number of this shard.
     pub shard: ShardId,
     /// How many shards the cluster has.
     pub shards: u16,
@@ -44,7 +44,7 @@ pub struct Machine {
     pub(crate) identity: Identity,
     pub(crate) counters: Counters,
 
-    // Records: what checkpoints hold, beside the counters.
+    // Records: what a checkpoint stores, beside the counters.
     pub(crate) tasks: Slab<Task>,
     pub(crate) queues: Queues,
     pub(crate) keys: Keys,
@@ -62,7 +62,7 @@ pub struct Machine {
     pub(crate) schedules: Kept<Schedule>,
     pub(crate) tallies: Kept<Tally>,
 
-    // Indexes: what follows from the tasks, and is rebuilt from them.
+    // Indexes: derived from the records, and rebuilt from them.
     pub(crate) ids: Ids,
     pub(crate) deadlines: Deadlines,
     pub(crate) names: Names,
@@ -72,31 +72,31 @@ pub struct Machine {
     pub(crate) died: BTreeSet<(Timestamp, TaskId)>,
     /// Claims of each session, by the order in which they were made.
     pub(crate) session_claims: BTreeMap<SessionId, BTreeMap<u64, Slot>>,
-    /// Claimed tasks by the claim that got them, in the order in which it got them.
+    /// Claimed tasks by the numbered claim that got them, in the order in which it got them.
     pub(crate) numbered_claims: BTreeMap<(ClaimKey, u64), Slot>,
-    /// Tasks that hold a unique key, by the hash of queue and key.
+    /// Tasks that have a unique key, by the hash of queue and key.
     pub(crate) unique: BTreeMap<u128, Slot>,
     /// Nodes of flows by the hash of their name.
     pub(crate) node_names: NodeNames,
     /// Nodes of flows that have ended and are still kept.
     pub(crate) ended_nodes: u64,
-    /// Bytes that tasks hold beside their slots.
+    /// Bytes that tasks take on the heap, beside their slots.
     pub(crate) task_heap_bytes: u64,
 
     /// The checkpoint that is being taken.
     pub(crate) cut: Cut,
-    /// Queues whose limits let more through than before; empty between commands.
+    /// Queues whose limits let more tasks through than before; empty between commands.
     pub(crate) opened: Vec<Slot>,
 }
 
-/// The numbers of a shard that are about no single task.
+/// The numbers of a shard that belong to no single task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counters {
     /// The time of the last entry.
     pub(crate) now: Timestamp,
-    /// No claim ends by itself before this.
+    /// No claim ends by itself before this moment.
     pub(crate) lease_floor: Timestamp,
-    /// By how much claims were put off so far, see [`crate::PutOff`].
+    /// The sum of all times by which claims were put off, see [`crate::PutOff`].
     pub(crate) put_off_ms: u64,
     /// The sequence of the next task id.
     pub(crate) next_sequence: u64,
@@ -106,9 +106,9 @@ pub(crate) struct Counters {
     pub(crate) next_back: u64,
     /// The order of the next task at the front of a lane; it counts down.
     pub(crate) next_front: u64,
-    /// What entries did so far.
+    /// The running digest of all entries so far.
     pub(crate) digest: Digest,
-    /// What they had done at the last marks.
+    /// The digests at the last marks.
     pub(crate) marks: Marks,
 }
 
@@ -178,18 +178,19 @@ impl Machine {
         }
     }
 
-    /// Which shard this is.
+    /// The shard, its cluster and the number of shards.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Decides the commands of one committed entry. The only way this state ever changes.
+    /// Applies the commands of one committed entry; the state changes in no other way.
     ///
-    /// Answers each command, in order. Time never goes back: an entry older than the state happens
+    /// Answers each command, in order. Time never goes back: an entry with an older time is applied
     /// at the state's time.
     ///
     /// # Panics
-    /// On rules this build does not know: going on would diverge from the other replicas.
+    /// On rules that this build does not know, because going on would diverge from the other
+    /// replicas.
     pub fn apply(
         &mut self,
         entry: &Entry<'_>,
@@ -214,13 +215,13 @@ impl Machine {
         self.counters.now
     }
 
-    /// Where what was enqueued so far ends.
+    /// The cut between the tasks that this shard has now and those that come later.
     pub fn enqueue_cut(&self) -> EnqueueCut {
         EnqueueCut { next_sequence: self.counters.next_sequence, now: self.counters.now }
     }
 
-    /// When `ExpireDue` next has something to do; `None` if nothing has a deadline. It may have
-    /// passed. Schedules have their own time, see [`Machine::next_schedule`].
+    /// When `ExpireDue` next has something to do; `None` if nothing has a deadline. The moment may
+    /// have passed. Schedules have a time of their own, see [`Machine::next_schedule`].
     pub fn next_due(&self) -> Option<Timestamp> {
         let parts = [
             self.deadlines.next_due(),
@@ -236,9 +237,10 @@ impl Machine {
         parts.into_iter().flatten().min()
     }
 
-    /// Bytes of memory that this state takes, estimated; bodies not included. Costs nothing to ask.
+    /// Estimated bytes of memory that this state takes, without bodies. Counters make the question
+    /// cheap.
     pub fn memory_bytes(&self) -> u64 {
-        /// An id in its group, and the marks of a slot.
+        /// The id in its group, and the slot's marks.
         const ID_BYTES: usize = 6;
         let per_task = Slab::<Task>::VALUE_BYTES + ID_BYTES;
         let per_dead = (size_of::<(TaskId, Slot)>() + size_of::<(Timestamp, TaskId)>()) * 3 / 2;
@@ -268,7 +270,7 @@ impl Machine {
             + self.tallies.memory_bytes()
     }
 
-    /// Tasks in the state, in any state of their life.
+    /// The number of tasks in the state, finished ones included.
     pub fn task_count(&self) -> u64 {
         self.tasks.len() as u64
     }

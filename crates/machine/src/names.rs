@@ -1,7 +1,7 @@
-//! Names: task types and worker names, each kept once however many tasks use it.
+//! Names: task types and worker names, one copy of each for all tasks.
 //!
-//! A name goes when its last use is released, so that a stream of short-lived worker names does not
-//! fill the memory.
+//! A name is removed when its last use is released, so that a stream of short-lived worker names
+//! does not fill the memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,11 +29,11 @@ pub(crate) struct Names {
     bytes: u64,
 }
 
-/// What one name costs beside its text: the table, the tree and the shared text's header.
+/// Bytes of one name beside its text: the table, the tree and the shared text's header.
 const NAME_BYTES: u64 = 80;
 
 impl Names {
-    /// One more use of `text`.
+    /// Adds one use of `text`.
     pub(crate) fn intern(&mut self, text: &str) -> NameId {
         if let Some(&id) = self.by_text.get(text) {
             self.entry(id).uses += 1;
@@ -56,7 +56,7 @@ impl Names {
         id
     }
 
-    /// One use less.
+    /// Removes one use.
     pub(crate) fn release(&mut self, id: NameId) {
         let name = self.entry(id);
         name.uses -= 1;
@@ -78,7 +78,7 @@ impl Names {
         &name.unwrap_or_else(|| panic!("name {id:?} was released too early")).text
     }
 
-    /// Uses of every name, for checks.
+    /// The number of uses of every name, for checks.
     pub(crate) fn uses(&self) -> BTreeMap<&str, u32> {
         self.table.iter().flatten().map(|name| (&*name.text, name.uses)).collect()
     }

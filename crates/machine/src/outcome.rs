@@ -7,28 +7,28 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// What an accepted command did.
+/// The result of an accepted command.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// To `Enqueue`.
+    /// Answers `Enqueue`.
     Enqueued(Enqueued),
-    /// To `EnqueueMany`: one answer per item.
+    /// Answers `EnqueueMany`: one answer per item.
     EnqueuedMany(Vec<Result<Enqueued, Rejection>>),
-    /// To `EnqueueBatch` and `CommitBatch`: ids in the order of the batch. A task whose request_id
-    /// was known keeps its old id.
+    /// Answers `EnqueueBatch` and `CommitBatch`: ids in the order of the batch. A task with a known
+    /// request_id keeps its old id.
     EnqueuedBatch(Vec<Enqueued>),
-    /// To `StageBatch`.
+    /// Answers `StageBatch`.
     Staged,
-    /// To `Claim`: perhaps none.
+    /// Answers `Claim`; the list may be empty.
     Claimed(Vec<ClaimedTask>),
-    /// To `Ack`: ids of its follow-ups, in order.
+    /// Answers `Ack`.
     Acked {
-        /// Ids of the follow-ups.
+        /// Ids of the follow-ups, in order.
         follow_ups: Vec<TaskId>,
     },
-    /// To `Fail`.
+    /// Answers `Fail`.
     Failed(AfterFailure),
-    /// To `Extend`.
+    /// Answers `Extend`.
     Extended {
         /// The lease's new end, by the shard's time.
         lease_expires_at: Timestamp,
@@ -37,108 +37,109 @@ pub enum Outcome {
         /// The worker should stop: the task is cancelled when it yields.
         cancel_requested: bool,
     },
-    /// To `Renew`: one answer per claim.
+    /// Answers `Renew`: one answer per claim.
     Renewed(Vec<Renewal>),
-    /// To `Release`. A cancelled task is `Cancelled`, else it is `Ready`.
+    /// Answers `Release`.
     Released {
-        /// Where it is now.
+        /// The new state: `Ready`, or `Cancelled` if a cancellation was requested.
         state: TaskStateName,
     },
-    /// To `Snooze`.
+    /// Answers `Snooze`.
     Snoozed {
-        /// When it runs again, if it does.
+        /// When the task runs again, unless it was cancelled.
         run_at: Timestamp,
-        /// Where it is now: `Scheduled`, or `Cancelled` if it was cancelled meanwhile.
+        /// The new state: `Scheduled`, or `Cancelled` if a cancellation was requested.
         state: TaskStateName,
     },
-    /// To `Cancel`: `Cancelled`, or `Claimed` while the worker is still to yield.
+    /// Answers `Cancel`.
     CancelRequested {
-        /// Where it is now.
+        /// The new state: `Cancelled`, or `Claimed` until the worker yields.
         state: TaskStateName,
     },
-    /// To `Kill`: `Dead`, or `Failed` where its queue keeps no dead letters.
+    /// Answers `Kill`.
     Killed {
-        /// Where it is now.
+        /// The new state: `Dead`, or `Failed` if the queue keeps no dead letters.
         state: TaskStateName,
     },
-    /// To `Retry`.
+    /// Answers `Retry`.
     Retried,
-    /// To `Dead`, `PurgeQueue` and `EndSession`: what this entry did of it.
+    /// Answers `Dead`, `PurgeQueue` and `EndSession`: the share of this entry in the operation.
     Bulk(BulkProgress),
-    /// To `SetSchedule`.
+    /// Answers `SetSchedule`.
     ScheduleSet {
-        /// There was none of this name.
+        /// Whether the schedule is new.
         is_new: bool,
-        /// Its rules are not what they were.
+        /// Whether the rules have changed.
         is_changed: bool,
     },
-    /// To `FireSchedule` and `BackfillSchedule`: what became of the occurrences.
+    /// Answers `FireSchedule` and `BackfillSchedule`: the numbers of decided occurrences.
     ScheduleFired {
         /// Runs that were started.
         fired: u64,
-        /// Skipped, because an earlier run had not ended.
+        /// Occurrences skipped because an earlier run had not ended.
         skipped: u64,
-        /// Passed unseen, and too long ago.
+        /// Occurrences that passed unseen, too long ago to run.
         missed: u64,
     },
-    /// To `PauseQueue`, `ResumeQueue`, `SetQueue`, `BeginTerm`, `Delivered`, `RemoveSchedule`,
+    /// Answers `PauseQueue`, `ResumeQueue`, `SetQueue`, `BeginTerm`, `Delivered`, `RemoveSchedule`,
     /// `PauseSchedule`, `ResumeSchedule`, `ReopenTally`, `CommitTally`.
     Done,
-    /// To `ExpireDue`: how many deadlines passed.
+    /// Answers `ExpireDue`.
     Expired {
-        /// Deadlines handled; at the entry's bound there may be more.
+        /// The number of deadlines handled; at the entry's bound there may be more.
         count: u32,
     },
-    /// To `SubmitFlow` and `CommitFlow`.
+    /// Answers `SubmitFlow` and `CommitFlow`.
     FlowSubmitted {
         /// The flow's id.
         flow: TaskId,
-        /// The ids of its tasks, in the order of its nodes.
+        /// The ids of the flow's tasks, in the order of its nodes.
         tasks: Vec<TaskId>,
-        /// Its batch_id was known: this is the flow that it made then.
+        /// Whether the batch_id was known; the answer then names the flow that it made before.
         duplicate: bool,
     },
-    /// To `AddFlowTasks`: one per node, in order. One that was added before keeps its id.
+    /// Answers `AddFlowTasks`: one answer per node, in order. A node that was added before keeps
+    /// its id.
     FlowTasksAdded(Vec<Enqueued>),
-    /// To `CancelFlow` and `RetryFlow`: where the flow is now.
+    /// Answers `CancelFlow` and `RetryFlow` with the flow's new state.
     FlowState(FlowState),
-    /// To `Deliver`: it was applied now or before.
+    /// Answers `Deliver`: the command was applied now or before.
     Taken,
-    /// To `OpenTally`.
+    /// Answers `OpenTally`.
     TallyOpened {
         /// The tally's id.
         tally: TaskId,
     },
-    /// To `AddToTally`.
+    /// Answers `AddToTally`.
     TallyAdded {
         /// The ids of the tasks, in order.
         ids: Vec<TaskId>,
     },
 }
 
-/// The identity of a task that was asked for.
+/// The id of an enqueued task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Enqueued {
-    /// Its id.
+    /// The task's id.
     pub id: TaskId,
-    /// Its request_id was known: this is the task it made then.
+    /// Whether the request_id was known; the answer then names the task that it made before.
     pub duplicate: bool,
 }
 
-/// A task as handed to a worker; the server adds the body.
+/// A task for a worker; the server adds the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimedTask {
-    /// Its id.
+    /// The task's id.
     pub id: TaskId,
-    /// The right to finish this attempt.
+    /// The claim token, which proves the right to finish this attempt.
     pub token: ClaimToken,
-    /// Its queue.
+    /// The task's queue.
     pub queue: QueueName,
     /// The function's name.
     pub task_type: Arc<str>,
-    /// 0 to 9.
+    /// The priority, 0 to 9.
     pub priority: u8,
-    /// This attempt's number, from 1.
+    /// The number of this attempt, from 1.
     pub attempt: u32,
     /// When the lease ends unless renewed, by the shard's time.
     pub lease_expires_at: Timestamp,
@@ -146,38 +147,38 @@ pub struct ClaimedTask {
     pub lease_ms: u64,
     /// Longest run time of this attempt.
     pub timeout_ms: Option<u64>,
-    /// When it was enqueued.
+    /// When the task was enqueued.
     pub enqueued_at: Timestamp,
-    /// What the previous attempt left.
+    /// The resume state that the previous attempt left.
     pub resume_state: Option<Box<[u8]>>,
-    /// Whom it is for.
+    /// The customer that the task is for.
     pub fairness_key: Option<Box<str>>,
-    /// The flow that it is a task of.
+    /// The task's place in its flow.
     pub flow: Option<FlowMember>,
-    /// What the tasks that it depends on left for it.
+    /// The results of the tasks that it depends on.
     pub parents: Box<[ParentResult]>,
 }
 
-/// What became of a task that failed.
+/// The next state of a task that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterFailure {
-    /// It runs again.
+    /// The task is retried.
     Retry {
-        /// When.
+        /// When the task runs again.
         run_at: Timestamp,
     },
-    /// It is a dead letter.
+    /// The task is a dead letter.
     Dead,
-    /// It ended without a dead letter.
+    /// The task ended without a dead letter.
     Failed,
-    /// It was cancelled meanwhile.
+    /// The task is cancelled, because a cancellation was requested.
     Cancelled,
 }
 
-/// What became of one claim in a `Renew`.
+/// The answer to one claim in a `Renew`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// Still held.
+    /// The claim is still held.
     Held {
         /// The lease's new end, by the shard's time.
         lease_expires_at: Timestamp,
@@ -186,18 +187,18 @@ pub enum Renewal {
         /// The worker should stop.
         cancel_requested: bool,
     },
-    /// Not held any more: stop and drop it.
+    /// The claim is lost: the worker must stop and drop the task.
     Lost,
 }
 
-/// How far one entry of a bulk operation came.
+/// The progress of a bulk operation in one entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BulkProgress {
     /// Tasks changed by this entry.
     pub changed: u32,
-    /// Tasks named but not fit for it.
+    /// Tasks that the operation named but could not change.
     pub skipped: u32,
-    /// Where to go on; `None` is the end.
+    /// The id after which the next entry goes on; `None` is the end.
     pub next: Option<TaskId>,
 }
 

@@ -1,4 +1,4 @@
-//! Pause and resume: whether a queue hands out tasks. It takes them either way.
+//! Pause and resume: a paused queue accepts tasks but hands none out.
 
 use crate::enqueue::parse_queue;
 use crate::slab::Slot;
@@ -27,7 +27,7 @@ impl Turn<'_> {
         Ok(Outcome::Done)
     }
 
-    /// Stops a queue or lets it go; `false` if it was so before.
+    /// Pauses or resumes a queue; `false` if nothing changed.
     pub(crate) fn put_paused(
         &mut self,
         number: Slot,

@@ -1,7 +1,8 @@
-//! Purge: removes what waited in a queue when it was asked for, a bounded number per entry.
+//! Purge: removes the tasks that waited in a queue when the purge was requested, a bounded number
+//! per entry.
 //!
-//! It goes through the shard's tasks in id order, which no move of a task between lanes changes: a
-//! task that becomes due or is released while a purge runs is still met once.
+//! A purge visits the shard's tasks in id order. Moves between lanes do not change this order, so
+//! that a task that becomes due or is released during a purge is still visited once.
 
 use crate::life::Task;
 use crate::limits::{BULK_PER_ENTRY_MAX, SCAN_TASKS_MAX};
@@ -9,12 +10,13 @@ use crate::slab::Slot;
 use crate::turn::Turn;
 use crate::{BulkProgress, Identity, Outcome, Rejection, TaskId, TaskStateName, Timestamp};
 
-/// The line between what a shard has taken and what it will take; see `Machine::enqueue_cut`.
+/// The border between the tasks that a shard has and those that come later; see
+/// `Machine::enqueue_cut`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EnqueueCut {
-    /// Tasks whose ids this shard made: those with a lower sequence.
+    /// Of the tasks whose ids this shard made, those with a lower sequence are before the cut.
     pub next_sequence: u64,
-    /// Tasks that came from other shards: those enqueued at this moment or before.
+    /// Of the tasks from other shards, those enqueued at or before this moment are before the cut.
     pub now: Timestamp,
 }
 
@@ -23,9 +25,10 @@ pub struct EnqueueCut {
 pub struct PurgeQueue<'a> {
     /// The queue.
     pub queue: &'a str,
-    /// Only what was enqueued before this, so that a purge spares what comes while it runs.
+    /// The cut: only tasks before it are removed, so that a purge spares tasks that come while it
+    /// runs.
     pub before: EnqueueCut,
-    /// Where the previous entry of this operation stopped.
+    /// The id at which the previous entry of this operation stopped.
     pub after: Option<TaskId>,
 }
 
@@ -38,13 +41,13 @@ impl EnqueueCut {
 }
 
 impl Turn<'_> {
-    /// Removes what waits and was enqueued before the cut. Claimed and finished tasks stay.
+    /// Removes waiting tasks from before the cut. Claimed and finished tasks stay.
     pub(crate) fn purge_queue(&mut self, command: PurgeQueue<'_>) -> Result<Outcome, Rejection> {
         let number = self.find_queue(command.queue)?;
         let (ids, mut next) = self.to_purge(number, command);
         let mut changed = 0;
         for id in ids {
-            // The removal of one may have ended or released another: a flow's tasks hang together.
+            // The removal of one task of a flow may have ended or released another.
             let slot = self.shard.ids.get(id).filter(|&slot| self.waits(slot));
             if let Some(slot) = slot {
                 self.remove_task(slot);
@@ -62,7 +65,7 @@ impl Turn<'_> {
         matches!(self.task(slot).state.name(), Ready | Scheduled | Blocked)
     }
 
-    /// The next tasks to remove, and where to go on.
+    /// The next tasks to remove, and the id after which the next entry goes on.
     fn to_purge(&self, number: Slot, command: PurgeQueue<'_>) -> (Vec<TaskId>, Option<TaskId>) {
         let mut found = Vec::new();
         let mut last = None;

@@ -1,70 +1,70 @@
-//! What readers see of tasks and queues: for fronts, dashboard and CLI. They decide nothing.
+//! Query: views of tasks and queues for fronts, dashboard and CLI. They decide nothing.
 
 use crate::wire::wire_struct;
 use crate::{ClaimToken, QueueName, SessionId, TaskId, TaskStateName, Timestamp, UniqueUntil};
 use std::sync::Arc;
 
-/// Whether a claim would get something.
+/// Whether a claim would get a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claimable {
-    /// This many tasks now, at least 1.
+    /// The number of claimable tasks, at least 1.
     Now(u64),
-    /// Nothing before that moment.
+    /// No task before that moment.
     At(Timestamp),
-    /// Nothing until an event.
+    /// No task before an event.
     OnEvent,
 }
 
-/// One task, whole, without its body.
+/// A view of one task, without its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskView {
-    /// Its id.
+    /// The task's id.
     pub id: TaskId,
-    /// Its queue.
+    /// The task's queue.
     pub queue: QueueName,
     /// The function's name.
     pub task_type: Arc<str>,
-    /// Where it is.
+    /// The task's state.
     pub state: TaskStateName,
-    /// 0 to 9.
+    /// The priority, 0 to 9.
     pub priority: u8,
-    /// The attempt it is in or was last in, 0 before the first.
+    /// The number of the current or last attempt, 0 before the first.
     pub attempt: u32,
-    /// The number of the last attempt that it may come to, if all fail from here on.
+    /// The highest attempt number that the task can reach if every attempt fails from now on.
     pub max_attempts: u32,
-    /// Claims lost so far.
+    /// The number of lost claims.
     pub losses: u32,
-    /// When it was enqueued.
+    /// When the task was enqueued.
     pub enqueued_at: Timestamp,
-    /// When it runs next, while scheduled.
+    /// When a scheduled task runs next.
     pub run_at: Option<Timestamp>,
-    /// When it expires if still waiting.
+    /// When the task expires if it is still waiting.
     pub expires_at: Option<Timestamp>,
-    /// When it ended.
+    /// When the task ended.
     pub finished_at: Option<Timestamp>,
     /// Longest run time of one attempt.
     pub timeout_ms: Option<u64>,
     /// The current claim.
     pub claim: Option<ClaimView>,
-    /// How far it is or was.
+    /// The last reported progress.
     pub progress: Option<(u8, String)>,
-    /// What its last attempt left for the next.
+    /// The resume state that the last attempt left for the next.
     pub resume_state: Option<Vec<u8>>,
-    /// What it returned.
+    /// The task's result.
     pub result: Option<Vec<u8>>,
-    /// Why it died.
+    /// Why the task became a dead letter.
     pub death: Option<crate::DeathReason>,
-    /// Words to find it by.
+    /// Words by which the task can be found.
     pub tags: Vec<String>,
-    /// Whom it is for.
+    /// The customer that the task is for.
     pub fairness_key: Option<String>,
-    /// The flow that it is a task of.
+    /// The task's place in its flow.
     pub flow: Option<FlowMember>,
-    /// Its last attempts, oldest first.
+    /// The last attempts, oldest first.
     pub attempts: Vec<AttemptView>,
-    /// Its unique key.
+    /// The task's unique key.
     pub unique: Option<UniqueView>,
-    /// Length of its encoded body.
+    /// The length of the encoded body.
     pub body_bytes: u32,
 }
 
@@ -73,13 +73,13 @@ pub struct TaskView {
 pub struct UniqueView {
     /// The key, in the task's queue.
     pub key: String,
-    /// Which step of the task frees it; `None` leaves it to the window alone.
+    /// The step of the task that frees the key; `None` leaves only the window.
     pub until: Option<UniqueUntil>,
-    /// When its window is over.
+    /// When the window is over.
     pub expires_at: Option<Timestamp>,
-    /// For how long there must be quiet before it runs.
+    /// How long no further enqueue may come before the task runs.
     pub debounce_ms: Option<u64>,
-    /// Whether this task holds the key now.
+    /// Whether the task has the key now.
     pub held: bool,
 }
 
@@ -88,7 +88,7 @@ pub struct UniqueView {
 pub struct FlowMember {
     /// The flow.
     pub flow: TaskId,
-    /// The name of its node.
+    /// The name of the task's node.
     pub node: Box<str>,
     /// The parent whose failure ended the task before it ran.
     pub failed_parent: Option<Box<str>>,
@@ -97,41 +97,41 @@ pub struct FlowMember {
 /// The current claim of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimView {
-    /// The right to finish it.
+    /// The claim token.
     pub token: ClaimToken,
-    /// Who holds it.
+    /// The name of the worker that holds the claim.
     pub worker: Arc<str>,
-    /// In which session.
+    /// The session of the worker.
     pub session: Option<SessionId>,
-    /// Since when.
+    /// When the task was claimed.
     pub claimed_at: Timestamp,
-    /// Until when, unless renewed.
+    /// When the lease lapses unless renewed.
     pub lease_expires_at: Timestamp,
-    /// The worker is asked to stop.
+    /// Whether the worker is asked to stop.
     pub cancel_requested: bool,
 }
 
 /// How an attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttemptOutcome {
-    /// Acked.
+    /// The worker acked the task.
     Succeeded,
-    /// Failed.
+    /// The worker failed the task.
     Failed,
-    /// Its lease lapsed or its session fell silent.
+    /// The lease lapsed or the session fell silent.
     Lost,
-    /// Given back.
+    /// The worker released the task.
     Released,
-    /// Put off.
+    /// The worker snoozed the task.
     Snoozed,
-    /// Stopped by a cancellation.
+    /// A cancellation stopped the attempt.
     Cancelled,
-    /// Ended by the broker when its run time was over.
+    /// The broker ended the attempt because its run time was over.
     TimedOut,
 }
 
 impl AttemptOutcome {
-    /// Whether the task ran, as far as anybody knows, and did not come to a good end.
+    /// Whether the attempt ran, or may have run, and did not succeed.
     pub(crate) fn has_failed(self) -> bool {
         use AttemptOutcome::{Cancelled, Failed, Lost, Released, Snoozed, Succeeded, TimedOut};
         match self {
@@ -140,7 +140,7 @@ impl AttemptOutcome {
         }
     }
 
-    /// The word on every front.
+    /// The name of the outcome, the same on every front.
     pub fn as_str(self) -> &'static str {
         match self {
             AttemptOutcome::Succeeded => "succeeded",
@@ -157,35 +157,36 @@ impl AttemptOutcome {
 /// One past attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptView {
-    /// Its number, from 1.
+    /// The number of the attempt, from 1.
     pub attempt: u32,
-    /// Who ran it.
+    /// The name of the worker.
     pub worker: Arc<str>,
-    /// When it was claimed.
+    /// When the task was claimed.
     pub claimed_at: Timestamp,
-    /// When it ended.
+    /// When the attempt ended.
     pub ended_at: Timestamp,
-    /// How.
+    /// How the attempt ended.
     pub outcome: AttemptOutcome,
-    /// What went wrong: type, message, backtrace.
+    /// The error: type, message, backtrace.
     pub error: Option<[String; 3]>,
 }
 
 /// One page of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskPage {
-    /// In id order.
+    /// The tasks, in id order.
     pub tasks: Vec<TaskView>,
-    /// Where to go on; `None` is the end. A page may be short, even empty, and still go on.
+    /// The id after which the next page starts; `None` is the end. A page may be short, even empty,
+    /// and still have a next one.
     pub next: Option<TaskId>,
 }
 
 /// One queue of a shard, with exact counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueView {
-    /// Its name.
+    /// The queue's name.
     pub name: QueueName,
-    /// Whether it is paused.
+    /// Whether the queue is paused.
     pub paused: bool,
     /// Tasks by state, exact.
     pub counts: QueueCounts,
@@ -195,7 +196,7 @@ pub struct QueueView {
 }
 
 impl QueueView {
-    /// This one with what another shard of the same queue holds.
+    /// Adds the counts of the same queue on another shard.
     #[must_use]
     pub fn with(mut self, other: &QueueView) -> QueueView {
         let (sum, more) = (&mut self.counts, &other.counts);
@@ -218,30 +219,30 @@ impl QueueView {
     }
 }
 
-/// Exact counts of a queue, kept at write time.
+/// Exact counts of a queue, updated with every change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueCounts {
-    /// Waiting for parents.
+    /// Tasks that wait for parents.
     pub blocked: u64,
-    /// Waiting for their time.
+    /// Tasks that wait for a moment.
     pub scheduled: u64,
-    /// Those of them that wait because their last attempt failed, timed out or was lost.
+    /// The scheduled tasks whose last attempt failed, timed out or was lost.
     pub retrying: u64,
-    /// Claimable now.
+    /// Tasks that may be claimed now.
     pub ready: u64,
-    /// Held by workers.
+    /// Tasks that workers hold.
     pub claimed: u64,
     /// Dead letters.
     pub dead: u64,
-    /// Finished and still kept (without dead letters).
+    /// Finished tasks that are still kept, without dead letters.
     pub finished: u64,
-    /// Ever accepted.
+    /// Tasks ever accepted.
     pub enqueued_total: u64,
-    /// Ever ended well.
+    /// Tasks that ever succeeded.
     pub succeeded_total: u64,
     /// Attempts that ever failed.
     pub failed_total: u64,
-    /// Tasks that ever died.
+    /// Tasks that ever became dead letters.
     pub dead_total: u64,
     /// Claims that were ever lost.
     pub lost_total: u64,

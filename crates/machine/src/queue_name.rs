@@ -1,4 +1,4 @@
-//! QueueName: checked once, at the edge; inside, a name is always valid.
+//! QueueName: a name that is checked once, at the edge; inside, a name is always valid.
 
 use crate::limits::QUEUE_NAME_BYTES_MAX;
 use std::{fmt, sync::Arc};
@@ -10,22 +10,22 @@ pub struct QueueName(Arc<str>);
 /// Why a text is not a queue name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidQueueName {
-    /// It is empty.
+    /// The name is empty.
     #[error("a queue name is empty; give it 1 to {QUEUE_NAME_BYTES_MAX} bytes")]
     Empty,
-    /// It is longer than the limit.
+    /// The name is longer than the limit.
     #[error("a queue name has {bytes} bytes; at most {QUEUE_NAME_BYTES_MAX} are allowed")]
     TooLong {
-        /// Its length.
+        /// The length of the name.
         bytes: usize,
     },
-    /// It has a character that would need escaping in URLs, metrics or shells.
+    /// The name has a character that would need escaping in URLs, metrics or shells.
     #[error("a queue name has the character {found:?}; use letters, digits and - _ . :")]
     BadCharacter {
         /// The first such character.
         found: char,
     },
-    /// It is `.` or `..` or more dots: clients and proxies take those for folders.
+    /// The name is `.`, `..` or more dots, which clients and proxies take for folders.
     #[error("a queue name has only dots: {dots}; give it a letter or digit")]
     OnlyDots {
         /// The name.
@@ -34,17 +34,17 @@ pub enum InvalidQueueName {
 }
 
 impl QueueName {
-    /// Checks the grammar.
+    /// Parses and checks a name.
     pub fn parse(raw: &str) -> Result<QueueName, InvalidQueueName> {
         QueueName::check(raw).map(|()| QueueName(raw.into()))
     }
 
-    /// A name that was accepted before, perhaps by an earlier version, and is read back.
+    /// Reads back a name that was accepted before, perhaps by an earlier version.
     pub(crate) fn accepted(raw: &str) -> Result<QueueName, InvalidQueueName> {
         QueueName::check_characters(raw).map(|()| QueueName(raw.into()))
     }
 
-    /// Checks the grammar without making a name: for those who only pass the text on.
+    /// Checks a name without making one, for callers that only pass the text on.
     pub fn check(raw: &str) -> Result<(), InvalidQueueName> {
         QueueName::check_characters(raw)?;
         if raw.bytes().all(|byte| byte == b'.') {

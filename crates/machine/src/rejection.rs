@@ -7,88 +7,88 @@ use crate::wire::wire_enum;
 use crate::{FlowState, QueueName, TaskId, TaskStateName, Timestamp};
 use std::fmt;
 
-/// The machine understood and says no. Every replica says the same.
+/// The machine's answer "no". Every replica gives the same answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
-    /// An argument is outside its bounds; `what` says which, the value and the bound.
+    /// An argument is outside its bounds.
     #[error("{what}")]
     InvalidArgument {
-        /// Lower case, no full stop: the argument, its value, what is allowed.
+        /// Lower case, no full stop: the argument, its value and the bound.
         what: String,
     },
-    /// One element of an atomic batch is bad, so nothing was enqueued.
+    /// One element of an atomic batch is rejected, so that nothing was enqueued.
     #[error("task {index} of the batch: {rejection}; nothing was enqueued")]
     BatchElement {
         /// Position in the batch, from 0.
         index: u32,
-        /// What is wrong with it.
+        /// The rejection of the element.
         rejection: Box<Rejection>,
     },
-    /// One node of a flow is bad, so nothing was changed.
+    /// One node of a flow is rejected, so that nothing was changed.
     #[error("node {node:?}: {rejection}")]
     InNode {
         /// The node's name.
         node: Box<str>,
-        /// What is wrong with it.
+        /// The rejection of the node.
         rejection: Box<Rejection>,
     },
-    /// No such flow: never submitted here, or no longer kept.
+    /// The flow is unknown: never submitted here, or no longer kept.
     #[error("flow {flow} is not known here: it never existed or is no longer kept")]
     FlowNotFound {
-        /// The id that was asked for.
+        /// The requested id.
         flow: TaskId,
     },
-    /// The flow has ended, so it can't be changed any more.
+    /// The flow has ended, so that it cannot change any more.
     #[error("flow {flow} is already {state}")]
     FlowEnded {
         /// The flow that has ended.
         flow: TaskId,
-        /// How it ended.
+        /// The final state of the flow.
         state: FlowState,
     },
-    /// No such tally: never opened here, or no longer kept.
+    /// The tally is unknown: never opened here, or no longer kept.
     #[error("tally {tally} is not known here: it never existed or is no longer kept")]
     TallyNotFound {
-        /// The id that was asked for.
+        /// The requested id.
         tally: TaskId,
     },
-    /// No such task: never enqueued here, or removed by its retention.
+    /// The task is unknown: never enqueued here, or removed by its retention.
     #[error("task {task} is not known here: it never existed or its retention removed it")]
     TaskNotFound {
-        /// The id that was asked for.
+        /// The requested id.
         task: TaskId,
     },
-    /// The task was here, ended, and was removed by its retention, a purge or a discard.
+    /// The task was here, and its retention, a purge or a discard removed it.
     #[error("task {task} has ended and is no longer kept")]
     AlreadyRemoved {
         /// The task that was removed.
         task: TaskId,
     },
-    /// No such queue: it is made by its first task or its first settings.
+    /// The queue does not exist: its first task or its first settings create it.
     #[error("queue {queue} does not exist; it is made by its first task or by setting it")]
     QueueNotFound {
-        /// The name that was asked for.
+        /// The requested name.
         queue: QueueName,
     },
-    /// No such schedule.
+    /// The schedule does not exist.
     #[error("schedule {name} does not exist; set it first")]
     ScheduleNotFound {
-        /// The name that was asked for.
+        /// The requested name.
         name: Box<str>,
     },
-    /// The schedule is not what it was when this was computed from it.
+    /// The command was computed from earlier rules of the schedule.
     #[error("schedule {name} has changed meanwhile; send it again")]
     ScheduleChanged {
         /// The schedule.
         name: Box<str>,
     },
-    /// No such staged batch: it expired, or it was committed before its ids were forgotten.
+    /// The batch is not staged: it expired, or it was committed and its ids are forgotten.
     #[error("batch {batch:032x} is not staged here; send it again whole")]
     BatchNotFound {
-        /// The batch id that was asked for.
+        /// The requested batch id.
         batch: u128,
     },
-    /// The token is not the task's current one: the claim lapsed, or another worker holds the task.
+    /// The token is not the current one: the claim lapsed, or another worker holds the task.
     #[error(
         "task {task} is no longer held under this claim; drop this result, another attempt counts"
     )]
@@ -96,35 +96,35 @@ pub enum Rejection {
         /// The task whose claim was lost.
         task: TaskId,
     },
-    /// The task has ended, so it can't be changed any more.
+    /// The task has ended, so that it cannot change any more.
     #[error("task {task} is already {state}")]
     AlreadyFinished {
         /// The task that has ended.
         task: TaskId,
-        /// How it ended.
+        /// The final state of the task.
         state: TaskStateName,
     },
-    /// The task is in a state in which this operation means nothing.
+    /// The task's state does not allow this operation.
     #[error("task {task} is {state}; {hint}")]
     WrongState {
         /// The task.
         task: TaskId,
-        /// Where it is.
+        /// The state of the task.
         state: TaskStateName,
-        /// What would be possible instead.
+        /// What the caller can do instead.
         hint: Box<str>,
     },
-    /// The flow is in a state in which this operation means nothing.
+    /// The flow's state does not allow this operation.
     #[error("flow {flow} is {state}; {hint}")]
     WrongFlowState {
         /// The flow.
         flow: TaskId,
-        /// Where it is.
+        /// The state of the flow.
         state: FlowState,
-        /// Why that is in the way, or what would be possible instead.
+        /// Why the state does not allow it, or what the caller can do instead.
         hint: Box<str>,
     },
-    /// The queue holds as many waiting tasks as its settings allow.
+    /// The queue has as many waiting tasks as its settings allow.
     #[error(
         "queue {queue} holds its limit of {limit} tasks; enqueue again later or raise max_length"
     )]
@@ -134,18 +134,18 @@ pub enum Rejection {
         /// Its `max_length`.
         limit: u64,
     },
-    /// Another task holds the unique key.
+    /// Another task has the unique key.
     #[error("unique key {key:?} is held by {holder}; {hint}")]
     NotUnique {
         /// The key, in its queue.
         key: Box<str>,
-        /// Who holds it.
+        /// The holder of the key.
         holder: KeyHolder,
-        /// Why that is a conflict, or what to do.
+        /// Why this is a conflict, or what the caller can do.
         hint: Box<str>,
     },
-    /// New tasks of the queue go to another shard. Between shards and gateways alone: whoever gets it
-    /// looks again where the queue lies.
+    /// New tasks of the queue go to another shard. Only gateways see this rejection: a gateway then
+    /// asks for the queue's spread again.
     #[error("queue {queue} is being spread over other shards; send it again")]
     QueueMoved {
         /// The queue.
@@ -154,23 +154,23 @@ pub enum Rejection {
     /// A bound of this shard is reached (queues, staged batches, remembered request ids).
     #[error("{what}")]
     LimitExceeded {
-        /// Lower case, no full stop: which bound, its value, what to do.
+        /// Lower case, no full stop: the bound, its value and what the caller can do.
         what: String,
     },
     /// The task would be expired before it could run.
     #[error("expires_at {expires_at} is not after the time it may run; it would never run")]
     NeverRuns {
-        /// The expiry that was asked for.
+        /// The requested expiry.
         expires_at: Timestamp,
     },
 }
 
-/// Who holds a unique key.
+/// The holder of a unique key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyHolder {
-    /// This task.
+    /// A task.
     Task(TaskId),
-    /// The task at this position of the same batch, from 0; it was not made.
+    /// The task at this position of the same batch, from 0. The batch made no task.
     BatchElement(u32),
 }
 
@@ -213,7 +213,7 @@ impl Rejection {
         Rejection::InvalidArgument { what: what.into() }
     }
 
-    /// The task that holds the unique key, where one does.
+    /// The task that has the unique key, if the rejection names one.
     pub fn holder(&self) -> Option<TaskId> {
         match self {
             Rejection::NotUnique { holder: KeyHolder::Task(id), .. } => Some(*id),
@@ -250,7 +250,7 @@ impl Rejection {
     }
 }
 
-/// Refuses a value over its bound, naming both.
+/// Rejects a value over its bound, and names both.
 pub(crate) fn at_most(what: &str, value: u64, max: u64) -> Result<(), Rejection> {
     if value <= max {
         return Ok(());

@@ -1,4 +1,5 @@
-//! Release and snooze: a worker gives a task back, or puts it off, and nothing is spent.
+//! Release and snooze: a worker returns a task, or schedules it for later, without spending an
+//! attempt.
 
 use crate::life::Ending;
 use crate::limits::HOLD_MS_MAX;
@@ -36,7 +37,7 @@ impl Turn<'_> {
         Ok(Outcome::Snoozed { run_at, state: TaskStateName::Scheduled })
     }
 
-    /// Puts a claimed task back where it was, or ends it if it was cancelled meanwhile.
+    /// Returns a claimed task to its place, or ends it if a cancellation was requested.
     pub(crate) fn give_back(&mut self, slot: Slot) -> TaskStateName {
         if self.cancel_requested(slot) {
             return self.yield_cancelled(slot);
@@ -48,7 +49,7 @@ impl Turn<'_> {
         TaskStateName::Ready
     }
 
-    /// Its worker gives up a task that it was asked to stop.
+    /// Ends a cancelled task whose worker yields.
     fn yield_cancelled(&mut self, slot: Slot) -> TaskStateName {
         self.end_attempt(slot, AttemptOutcome::Cancelled, None, None);
         self.finish(slot, Ending::Cancelled, EventKind::TaskCancelled);

@@ -1,10 +1,11 @@
-//! Replay: a session's claim that is sent again gets the tasks that it got before.
+//! Replay: a session's claim that is sent again gets the same tasks again.
 //!
-//! The broker repeats a claim whose outcome it does not know. Without this, the tasks of the first
-//! sending would wait for their lease, held by nobody. A claimed task knows which claim got it, so every
-//! claim whose tasks are still held can be repeated, however many a session has sent. Whatever order the
-//! sendings come in, the last one alone counts: it takes what they got, and nothing that an earlier one
-//! does afterwards, nor a late release of what it got, touches that.
+//! The broker repeats a claim whose outcome it does not know. Without replay, the tasks of the
+//! first sending would wait for the end of their lease, although no worker has them. A claimed task
+//! remembers the claim that got it, so that every claim with unfinished tasks can be repeated,
+//! regardless of how many claims the session sent. Only the last sending counts, in whatever order
+//! the sendings arrive: it takes over the tasks of the earlier ones. An earlier sending that
+//! arrives late, or a late release of its tasks, changes nothing.
 
 use crate::digest::Word;
 use crate::kept::Keep;
@@ -14,17 +15,17 @@ use crate::turn::Turn;
 use crate::wire::wire_struct;
 use crate::{Claim, ClaimedTask, Machine, Rejection, SessionId, Timestamp};
 
-/// Names one claim of a session, however often it is sent.
+/// The name of one claim of a session, the same for all its sendings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ClaimKey {
     pub(crate) session: SessionId,
     pub(crate) sequence: u64,
 }
 
-/// A claim that was sent more than once, which is rare: only after its answer got lost.
+/// A claim that was sent more than once. Rare: only after an answer was lost.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Resent {
-    /// The last sending.
+    /// The number of the last sending.
     sending: u32,
     expires_at: Timestamp,
 }
@@ -54,13 +55,13 @@ impl Claim<'_> {
 }
 
 impl Machine {
-    /// The tasks that an earlier sending of a claim got and that are still held, in the order in which it
-    /// got them.
+    /// The tasks that an earlier sending of a claim got and that are still claimed, in the order in
+    /// which it got them.
     fn got_before(&self, claim: ClaimKey) -> impl Iterator<Item = Slot> {
         self.numbered_claims.range((claim, 0)..=(claim, u64::MAX)).map(|(_, &slot)| slot)
     }
 
-    /// The last sending of a claim that is known.
+    /// The number of the last known sending of a claim.
     fn last_sending(&self, claim: ClaimKey) -> Option<u32> {
         let first = || self.got_before(claim).next().map(|_| 0);
         self.resent.get(claim).map(|resent| resent.sending).or_else(first)
@@ -72,9 +73,9 @@ impl Machine {
 }
 
 impl Turn<'_> {
-    /// The tasks that this claim got when it was sent before, as far as they are still held; `None` if it
-    /// got none. Each gets a new token: whoever gives back what the earlier sending got, late, must not
-    /// take it from who has it now.
+    /// The tasks that an earlier sending of this claim got, as far as they are still claimed;
+    /// `None` if there was none. Each task gets a new token, so that a late release under the old
+    /// token does not take the task from its worker.
     pub(crate) fn repeated(
         &mut self,
         claim: &Claim<'_>,
@@ -97,7 +98,7 @@ impl Turn<'_> {
         Ok(Some(answer).filter(|answer| !answer.is_empty()))
     }
 
-    /// Lets a claim begin anew, for its worker gets it only now.
+    /// Starts the claim anew, because its worker gets the task only now.
     fn take_over(&mut self, slot: Slot) -> ClaimedTask {
         let token = self.next_token();
         let timeout_ms = self.shard.timeout_ms(slot);
@@ -130,7 +131,7 @@ mod tests {
         tasks.iter().map(|task| task.id).collect()
     }
 
-    /// Every connection of a worker has a fetch of its own on its way when a leader is lost.
+    /// Every connection of a worker may have a fetch in flight when the leader is lost.
     #[test]
     fn all_claims_of_a_session_can_be_repeated_at_once_however_many() {
         const CLAIMS: u64 = 100;
@@ -141,7 +142,7 @@ mod tests {
             yard.enqueue("mail");
             first.push(ids(&yard.claim_with(one(sequence, 0))));
         }
-        // The state moves to another node meanwhile.
+        // A reload in between stands for a move of the state to another node.
         let loaded = Machine::load(yard.machine.identity(), yard.machine.records()).unwrap();
         yard.machine = loaded;
         yard.enqueue("mail");

@@ -1,4 +1,4 @@
-//! RetryPolicy: how long to wait after a failure, and when to give up.
+//! RetryPolicy: how long a failed task waits, and how many attempts it has.
 //!
 //! Fractions are thousandths, so that every replica computes the same wait.
 
@@ -7,18 +7,19 @@ use crate::limits::{ATTEMPTS_MAX, HORIZON_MS_MAX, RETRY_DELAYS_MAX, RETRY_FACTOR
 use crate::rejection::at_most;
 use crate::{Rejection, TaskId};
 
-/// When a failed task runs again.
+/// The policy for the retries of a failed task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// How the wait grows.
     pub backoff: Backoff,
-    /// Attempts in all, the first included. 1 never retries.
+    /// The number of all attempts, the first included. 1 never retries.
     pub max_attempts: u32,
-    /// Added to each wait: up to this share of it, in thousandths, drawn from task and attempt.
+    /// A random share of each wait, up to this many thousandths, is added to it, drawn from task
+    /// and attempt.
     pub jitter_thousandths: u32,
 }
 
-/// How the wait before the next attempt follows from the failures so far.
+/// How the wait before the next attempt grows with the number of failures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backoff {
     /// `delay_ms` x `factor`^(failures - 1), up to `delay_max_ms`.
@@ -30,19 +31,20 @@ pub enum Backoff {
         /// The longest wait.
         delay_max_ms: u64,
     },
-    /// Always `delay_ms`.
+    /// The same wait every time.
     Fixed {
-        /// Every wait.
+        /// The wait.
         delay_ms: u64,
     },
     /// `delay_ms` x failures, up to `delay_max_ms`.
     Linear {
-        /// The first wait, and what each failure adds.
+        /// The first wait, and the growth with each failure.
         delay_ms: u64,
         /// The longest wait.
         delay_max_ms: u64,
     },
-    /// Sidekiq's and Faktory's formula: n^4 + 15 s + r x (n + 1) s, n the failures before this one, r from 0 to 29.
+    /// The formula of Sidekiq and Faktory: n^4 + 15 s + r x (n + 1) s, with n earlier failures and
+    /// r from 0 to 29.
     Polynomial,
     /// The n-th failure waits the n-th delay; the last one repeats.
     List {
@@ -117,7 +119,7 @@ impl RetryPolicy {
 }
 
 impl Backoff {
-    /// The wait before jitter. Only the polynomial one draws.
+    /// The wait before jitter. Only the polynomial backoff draws.
     fn wait_ms(&self, failures: u32, draw: &mut Draw) -> u64 {
         match *self {
             Backoff::Exponential { delay_ms, factor_thousandths, delay_max_ms } => {
@@ -140,8 +142,8 @@ impl Backoff {
     }
 }
 
-/// `delay_ms` grown `times` times by `factor`, up to `max`. Keeps 20 bits below the millisecond, so
-/// that a short delay with a small factor still grows.
+/// `delay_ms` multiplied `times` times by `factor`, up to `max`. The computation keeps 20 bits
+/// below the millisecond, so that a short delay with a small factor still grows.
 fn exponential_ms(delay_ms: u64, factor_thousandths: u32, max: u64, times: u32) -> u64 {
     const FRACTION_BITS: u32 = 20;
     let max_scaled = u128::from(max) << FRACTION_BITS;

@@ -1,4 +1,4 @@
-//! Retry by hand: a task that ended without success, or still waits, becomes ready now.
+//! Retry by hand: makes a task ready that ended without success, or that still waits.
 
 use crate::life::{Ending, State};
 use crate::slab::Slot;
@@ -47,20 +47,21 @@ impl Turn<'_> {
         Ok(Outcome::Retried)
     }
 
-    /// Makes a finished task ready with all its retries before it. Attempts go on counting, for
-    /// history and workers must tell old runs from new ones.
+    /// Makes a finished task ready again with its full number of retries, and informs its flow. The
+    /// attempt number keeps counting, so that history and workers can tell old runs from new ones.
     pub(crate) fn revive(&mut self, slot: Slot) {
         self.tell_revived(slot);
         self.revive_task(slot);
     }
 
-    /// The same without a word to its flow.
+    /// Makes a finished task ready again without informing its flow.
     pub(crate) fn revive_task(&mut self, slot: Slot) {
         self.forget_failures(slot);
         self.make_ready(slot, self.now, Place::Back);
     }
 
-    /// Gives a finished task that is to run again all its retries.
+    /// Resets the failures and losses of a finished task, so that it has its full number of
+    /// retries.
     pub(crate) fn forget_failures(&mut self, slot: Slot) {
         let now = self.now;
         self.shard.edit_deadline(slot, |task| {
@@ -70,13 +71,13 @@ impl Turn<'_> {
                 (left.death, left.progress) = (None, None);
             }
             if let Some(terms) = &mut extra.terms {
-                // It is wanted now, whatever its expiry was.
+                // A passed expiry is dropped, because the operator wants the task now.
                 terms.expires_at = terms.expires_at.filter(|&at| at > now);
             }
         });
     }
 
-    /// Whether a task has ended before its parents in a flow let it go.
+    /// Whether the task ended before its flow released it.
     fn waits_in_flow(&self, slot: Slot) -> bool {
         let flow = self.task(slot).extra.as_ref().and_then(|extra| extra.flow.as_ref());
         flow.is_some_and(|flow| !flow.released)

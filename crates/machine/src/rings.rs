@@ -175,11 +175,11 @@ pub(crate) struct OwnTurn {
 pub(crate) struct Rings {
     rings: [Ring; PRIORITIES],
     pub(crate) unkeyed: [OwnTurn; PRIORITIES],
-    /// Keys of the queue.
+    /// The number of the queue's keys.
     pub(crate) keys: u32,
-    /// Ready tasks with a key.
+    /// The number of ready tasks with a key.
     pub(crate) ready: u64,
-    /// Of them those that may be claimed: what all keys have counted.
+    /// The number of these tasks that may be claimed: the sum of `counted` of all keys.
     pub(crate) available: u64,
 }
 

@@ -1,8 +1,8 @@
-//! Schedules: what is kept of each, and how it is set, paused, resumed and removed.
+//! Schedules: their records, and how they are set, paused, resumed and removed.
 //!
-//! Invariant: `next_run_at` is the first occurrence that is not yet decided, and is there exactly
-//! while the schedule goes on: not paused, runs left, and an occurrence to come. What was decided
-//! is not decided again, whatever `next_run_at` is set to.
+//! Invariant: `next_run_at` is the first undecided occurrence. It exists exactly while the schedule
+//! is not paused, has runs left and has an occurrence ahead. A decided occurrence is never decided
+//! again, whatever `next_run_at` is set to.
 
 #[cfg(test)]
 mod tests;
@@ -19,29 +19,29 @@ use crate::{
 };
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Headers that every run of a schedule carries: its name, and the occurrence as RFC 3339.
+/// Headers of every run of a schedule: its name, and the occurrence as RFC 3339.
 pub const SCHEDULE_HEADERS: [&str; 2] = ["taskyard-schedule", "taskyard-occurrence-at"];
 
-/// One schedule.
+/// The record of one schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Schedule {
     pub(crate) name: Box<str>,
-    /// A [`ScheduleSpec`], encoded: equal rules are equal bytes.
+    /// A [`ScheduleSpec`], encoded, so that equal rules are equal bytes.
     pub(crate) spec: Box<[u8]>,
-    /// Grows with every change of the rules.
+    /// The version of the rules; each change raises it.
     pub(crate) revision: u64,
     pub(crate) remaining_runs: Option<u64>,
     pub(crate) paused: bool,
     pub(crate) note: Box<str>,
     pub(crate) created_at: Timestamp,
     pub(crate) next_run_at: Option<Timestamp>,
-    /// All occurrences up to here are decided.
+    /// All occurrences up to this moment are decided.
     pub(crate) decided_until: Timestamp,
     pub(crate) last_run_at: Option<Timestamp>,
     pub(crate) last_task: Option<TaskId>,
-    /// Runs that have not ended, as far as they matter: none while runs may overlap.
+    /// Runs that have not ended. Empty while runs may overlap, because nothing needs it then.
     pub(crate) live: Vec<TaskId>,
-    /// An occurrence that waits for the end of the live runs.
+    /// The occurrence that waits for the end of the live runs.
     pub(crate) buffered: Option<Timestamp>,
     pub(crate) fired: u64,
     pub(crate) skipped: u64,
@@ -71,7 +71,8 @@ impl Keep for Schedule {
     type Key = u128;
     const KIND: u8 = 22;
 
-    /// Its place in time is its next occurrence. Nothing forgets a schedule by itself.
+    /// The time index sorts schedules by their next occurrence. Time alone never removes a
+    /// schedule.
     fn expires_at(&self) -> Option<Timestamp> {
         self.next_run_at
     }
@@ -107,23 +108,23 @@ impl Schedule {
         decode(&self.spec).expect("the rules were encoded here")
     }
 
-    /// Nothing fires any more.
+    /// Ends the schedule: no occurrence fires any more.
     pub(crate) fn end(&mut self) {
         (self.next_run_at, self.buffered) = (None, None);
     }
 
-    /// Whether all its occurrences have fired that were to.
+    /// Whether the schedule has fired all its runs.
     pub(crate) fn is_spent(&self) -> bool {
         self.remaining_runs == Some(0)
     }
 }
 
-/// Where a schedule is found.
+/// The key of a schedule's record.
 pub(crate) fn schedule_key(name: &str) -> u128 {
     xxh3_128(name.as_bytes())
 }
 
-/// Checks a schedule's name: the grammar is that of queues.
+/// Checks a schedule's name, by the grammar of queue names.
 pub fn check_schedule_name(name: &str) -> Result<(), Rejection> {
     QueueName::check(name).map_err(|invalid| {
         Rejection::invalid(invalid.to_string().replacen("a queue name", "a schedule name", 1))
@@ -136,8 +137,7 @@ impl Turn<'_> {
         found.ok_or_else(|| Rejection::ScheduleNotFound { name: name.into() })
     }
 
-    /// Makes a schedule, or gives one new rules; what it did before stays. The same rules again
-    /// change nothing.
+    /// Creates a schedule, or gives it new rules and keeps its history. Equal rules change nothing.
     pub(crate) fn set_schedule(&mut self, set: &SetSchedule<'_>) -> Result<Outcome, Rejection> {
         check_schedule_name(set.name)?;
         set.spec.check(self.shard.identity.shards)?;
@@ -162,7 +162,7 @@ impl Turn<'_> {
             if !keeps_runs {
                 schedule.remaining_runs = set.spec.remaining_runs;
             }
-            // What is due and was not fired yet stays due.
+            // An occurrence that is due and has not fired stays due.
             if !keeps_time || schedule.next_run_at.is_none() {
                 schedule.next_run_at = Some(set.next_run_at);
             }
@@ -210,7 +210,8 @@ impl Turn<'_> {
         Ok(Outcome::Done)
     }
 
-    /// Lets occurrences pass from now on. An occurrence that waits for a run's end goes on waiting.
+    /// Lets occurrences pass without runs. An occurrence that waits for the end of a run keeps
+    /// waiting.
     pub(crate) fn pause_schedule(
         &mut self,
         pause: PauseSchedule<'_>,
@@ -228,7 +229,7 @@ impl Turn<'_> {
         Ok(Outcome::Done)
     }
 
-    /// Goes on with the next occurrence; those that passed during the pause stay passed.
+    /// Continues with the next occurrence. Occurrences that passed during the pause do not run.
     pub(crate) fn resume_schedule(
         &mut self,
         resume: ResumeSchedule<'_>,
@@ -251,7 +252,7 @@ impl Turn<'_> {
 }
 
 impl Schedule {
-    /// Refuses what was computed from other rules than these.
+    /// Rejects a command that was computed from other rules.
     pub(crate) fn check_revision(&self, revision: u64) -> Result<(), Rejection> {
         if self.revision == revision {
             return Ok(());
@@ -294,7 +295,7 @@ impl ScheduleSpec<'_> {
 }
 
 impl Enqueue<'_> {
-    /// Checks the task of a schedule's runs: what only an occurrence can say is left out.
+    /// Checks the task of a schedule's runs, except for the fields that each occurrence sets.
     fn check_template(&self) -> Result<(), Rejection> {
         parse_queue(self.queue)?;
         let task = &self.task;
@@ -320,51 +321,51 @@ impl Enqueue<'_> {
     }
 }
 
-/// A schedule whose time has come.
+/// A schedule that is due.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DueSchedule<'m> {
-    /// Its name.
+    /// The schedule's name.
     pub name: &'m str,
-    /// Its rules.
+    /// The schedule's rules.
     pub spec: ScheduleSpec<'m>,
-    /// Which rules these are.
+    /// The version of the rules.
     pub revision: u64,
-    /// Its next occurrence.
+    /// The next occurrence.
     pub next_run_at: Timestamp,
 }
 
-/// One schedule, whole.
+/// A view of one schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScheduleView {
-    /// Its name.
+    /// The schedule's name.
     pub name: String,
-    /// Its rules, encoded; see [`ScheduleView::spec`].
+    /// The rules, encoded; see [`ScheduleView::spec`].
     pub(crate) spec: Box<[u8]>,
-    /// Which rules these are.
+    /// The version of the rules.
     pub revision: u64,
-    /// Occurrences that are still to fire.
+    /// The number of runs before the schedule ends.
     pub remaining_runs: Option<u64>,
-    /// Whether occurrences pass without firing.
+    /// Whether occurrences pass without runs.
     pub paused: bool,
-    /// Why it is paused.
+    /// Why the schedule is paused.
     pub note: String,
-    /// When it was first set.
+    /// When the schedule was first set.
     pub created_at: Timestamp,
-    /// The next occurrence; none while paused or after its end.
+    /// The next occurrence; `None` while paused or after the end.
     pub next_run_at: Option<Timestamp>,
-    /// The occurrence that last ran, or the moment it was last triggered.
+    /// The last occurrence that ran, or the last moment at which an operator triggered a run.
     pub last_run_at: Option<Timestamp>,
     /// The task of that run.
     pub last_task: Option<TaskId>,
-    /// Runs that have not ended; not known while runs may overlap.
+    /// Runs that have not ended; empty while runs may overlap.
     pub live: Vec<TaskId>,
-    /// An occurrence that waits for their end.
+    /// The occurrence that waits for the end of the live runs.
     pub buffered: Option<Timestamp>,
-    /// Occurrences that fired.
+    /// The number of occurrences that fired.
     pub fired: u64,
-    /// Occurrences that did not fire because an earlier run had not ended.
+    /// The number of occurrences that did not fire because an earlier run had not ended.
     pub skipped: u64,
-    /// Occurrences that passed while nobody could fire them.
+    /// The number of occurrences that passed while no leader could fire them.
     pub missed: u64,
 }
 
@@ -390,13 +391,13 @@ wire_struct!(
 );
 
 impl ScheduleView {
-    /// Whether its rules can be read: they may come from another node.
+    /// Checks that the rules decode, because they may come from another node.
     fn check(&self) -> Result<(), String> {
         let checked = decode::<ScheduleSpec<'_>>(&self.spec).map(drop);
         checked.map_err(|error| format!("rules of a schedule that can't be read: {}", error.what))
     }
 
-    /// Its rules.
+    /// The schedule's rules.
     pub fn spec(&self) -> ScheduleSpec<'_> {
         decode(&self.spec)
             .expect("the rules were encoded by a machine, or checked when they were read")
@@ -446,7 +447,7 @@ impl Machine {
         self.schedules.get(schedule_key(name)).map(ScheduleView::from)
     }
 
-    /// Schedules after a name, by name.
+    /// Schedules after `after`, ordered by name.
     pub fn schedules(&self, after: Option<&str>, limit: usize) -> Vec<ScheduleView> {
         let all = self.schedules.iter().map(|(_, schedule)| schedule);
         let mut found: Vec<&Schedule> =
@@ -455,7 +456,7 @@ impl Machine {
         found.into_iter().take(limit).map(ScheduleView::from).collect()
     }
 
-    /// What must hold between a schedule's own parts.
+    /// Checks the invariants between the parts of each schedule.
     pub(crate) fn check_schedules(&self) -> Result<(), String> {
         for (key, schedule) in self.schedules.iter() {
             let name = &schedule.name;

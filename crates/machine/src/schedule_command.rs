@@ -1,7 +1,7 @@
-//! What is asked about schedules, and the rules that one is set with.
+//! Commands for schedules, and the rules of a schedule.
 //!
-//! The machine reads no cron expression: whoever proposes computes occurrences from the rules and
-//! carries them in the command, so that replicas agree whatever their time zone data.
+//! The machine parses no cron expression. The proposing leader computes occurrences from the rules
+//! and puts them into the command, so that replicas agree even with different time zone data.
 
 use crate::wire::{Reader, Wire, wire_struct, wire_words};
 use crate::{DecodeError, Enqueue, ShardId, Timestamp};
@@ -16,9 +16,9 @@ pub enum Rhythm<'a> {
         /// The zone's IANA name.
         timezone: &'a str,
     },
-    /// At `start_at`, or else at 1970-01-01T00:00:00Z, and every so often from there.
+    /// At `start_at`, or else at 1970-01-01T00:00:00Z, and at regular intervals from there.
     Every {
-        /// How often.
+        /// The interval.
         ms: u64,
     },
 }
@@ -26,31 +26,31 @@ pub enum Rhythm<'a> {
 /// What happens at an occurrence while an earlier run has not ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Overlap {
-    /// It is skipped.
+    /// The occurrence is skipped.
     #[default]
     Skip,
-    /// The newest one waits for the end of the run; others are skipped.
+    /// The newest occurrence waits for the end of the run; others are skipped.
     BufferOne,
-    /// It runs beside the others.
+    /// The new run starts beside the others.
     Allow,
-    /// The run is cancelled, and the newest one waits for its end.
+    /// The run is cancelled, and the newest occurrence waits for its end.
     CancelOther,
 }
 
-/// What happens to occurrences that passed while nobody could fire them.
+/// What happens to occurrences that passed while no leader could fire them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CatchUp {
-    /// They are missed.
+    /// All are missed.
     None,
-    /// The last one fires, if it is not older than the window; the others are missed.
+    /// The last one fires if it is inside the window; the others are missed.
     #[default]
     Last,
-    /// All that are not older than the window fire; the others are missed.
+    /// All inside the window fire; the others are missed.
     All,
 }
 
 impl Overlap {
-    /// Every policy, with its word on every front.
+    /// Every policy, with its name, the same on every front.
     pub const WORDS: [(Overlap, &'static str); 4] = [
         (Overlap::Skip, "skip"),
         (Overlap::BufferOne, "buffer_one"),
@@ -60,44 +60,45 @@ impl Overlap {
 }
 
 impl CatchUp {
-    /// Every policy, with its word on every front.
+    /// Every policy, with its name, the same on every front.
     pub const WORDS: [(CatchUp, &'static str); 3] =
         [(CatchUp::None, "none"), (CatchUp::Last, "last"), (CatchUp::All, "all")];
 }
 
-/// All that a schedule is set with.
+/// The rules of a schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScheduleSpec<'a> {
     /// When it has occurrences.
     pub rhythm: Rhythm<'a>,
-    /// The shard of its queue.
+    /// The shard of the task's queue.
     pub home: ShardId,
-    /// The task of each run, and its queue. When it runs, and what identifies it, is the schedule's
-    /// to say: it has no `run_at`, `expires_at`, `request_id` or `unique`.
+    /// The task of each run, and its queue. The task has no `run_at`, `expires_at`, `request_id` or
+    /// `unique`, because the schedule decides when the task runs and how it is identified.
     pub enqueue: Enqueue<'a>,
     /// What happens while an earlier run has not ended.
     pub overlap: Overlap,
-    /// What happens to occurrences that passed unseen.
+    /// What happens to occurrences that passed without a run.
     pub catch_up: CatchUp,
-    /// How old an occurrence may be and still fire, for `Last` and `All`. Whatever it says, one that
-    /// is no later than `SCHEDULE_LATE_MS_MAX` was not late.
+    /// How late an occurrence may still fire, for `Last` and `All`. Under every rule, an occurrence
+    /// that is at most `SCHEDULE_LATE_MS_MAX` late counts as on time.
     pub catch_up_window_ms: u64,
-    /// Each run starts up to this long after its occurrence, drawn from name and occurrence.
+    /// Each run starts up to this long after its occurrence; the delay is drawn from name and
+    /// occurrence.
     pub jitter_ms: u64,
     /// No occurrence is before this.
     pub start_at: Option<Timestamp>,
     /// No occurrence is after this.
     pub end_at: Option<Timestamp>,
-    /// How many occurrences fire before it ends; no bound by default.
+    /// How many occurrences fire before the schedule ends; no bound by default.
     pub remaining_runs: Option<u64>,
 }
 
 /// See [`crate::Command::SetSchedule`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct SetSchedule<'a> {
-    /// Its name.
+    /// The schedule's name.
     pub name: &'a str,
-    /// Its rules.
+    /// The schedule's rules.
     pub spec: ScheduleSpec<'a>,
     /// The leader's time from which `next_run_at` was looked for. A leader that has not got there
     /// yet refuses, or the occurrences up to there would be lost and not counted.
@@ -109,14 +110,14 @@ pub struct SetSchedule<'a> {
 /// See [`crate::Command::FireSchedule`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FireSchedule<'a> {
-    /// Its name.
+    /// The schedule's name.
     pub name: &'a str,
-    /// The rules that the occurrences follow from.
+    /// The version of the rules from which the occurrences were computed.
     pub revision: u64,
-    /// What is due, in order. The first one is the schedule's next occurrence; after it those are
-    /// left out that can only be missed.
+    /// The due occurrences, in order. The first one is the schedule's next occurrence. Occurrences
+    /// after it that can only be missed are left out.
     pub occurrences: Vec<Timestamp>,
-    /// How many were left out, as far as they were counted.
+    /// The number of occurrences that were left out, as far as they were counted.
     pub left_out: u64,
     /// The occurrence after the last one; `None` if there is none.
     pub next_run_at: Option<Timestamp>,
@@ -125,25 +126,25 @@ pub struct FireSchedule<'a> {
 /// See [`crate::Command::RemoveSchedule`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoveSchedule<'a> {
-    /// Its name.
+    /// The schedule's name.
     pub name: &'a str,
 }
 
 /// See [`crate::Command::PauseSchedule`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PauseSchedule<'a> {
-    /// Its name.
+    /// The schedule's name.
     pub name: &'a str,
-    /// Why, for people.
+    /// The reason, for people.
     pub note: &'a str,
 }
 
 /// See [`crate::Command::ResumeSchedule`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResumeSchedule<'a> {
-    /// Its name.
+    /// The schedule's name.
     pub name: &'a str,
-    /// The rules that the next occurrence follows from.
+    /// The version of the rules from which the next occurrence was computed.
     pub revision: u64,
     /// As for [`SetSchedule`].
     pub from: Timestamp,
@@ -154,16 +155,16 @@ pub struct ResumeSchedule<'a> {
 /// See [`crate::Command::TriggerSchedule`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TriggerSchedule<'a> {
-    /// Its name.
+    /// The schedule's name.
     pub name: &'a str,
 }
 
 /// See [`crate::Command::BackfillSchedule`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackfillSchedule<'a> {
-    /// Its name.
+    /// The schedule's name.
     pub name: &'a str,
-    /// The rules that the occurrences follow from.
+    /// The version of the rules from which the occurrences were computed.
     pub revision: u64,
     /// Past occurrences, in order.
     pub occurrences: Vec<Timestamp>,

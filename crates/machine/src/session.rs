@@ -1,4 +1,4 @@
-//! The end of a worker's session: what it held is given back, or lost.
+//! The end of a worker's session: its claims are released, or count as losses.
 
 use crate::limits::BULK_PER_ENTRY_MAX;
 use crate::slab::Slot;
@@ -7,8 +7,8 @@ use crate::{BulkProgress, EndSession, EventKind, Outcome, Rejection, SessionEnd,
 use std::collections::BTreeSet;
 
 impl Turn<'_> {
-    /// Ends the session's claims, the newest first: those that go back to the front of their lane
-    /// then stand in the order in which they were claimed.
+    /// Ends the session's claims, newest first. Tasks that return to the front of their lane then
+    /// keep the order of their claims.
     pub(crate) fn end_session(&mut self, end: &EndSession) -> Result<Outcome, Rejection> {
         let keep: BTreeSet<TaskId> = end.keep.iter().copied().collect();
         let not_started: BTreeSet<TaskId> = end.not_started.iter().copied().collect();

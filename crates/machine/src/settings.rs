@@ -1,4 +1,4 @@
-//! QueueSettings: what a queue decides for its tasks. What is `None` is the default of `limits.rs`.
+//! QueueSettings: the settings of a queue. `None` stands for the default in `limits.rs`.
 
 use crate::bucket::{Bucket, Rate};
 use crate::enqueue::{check_key, check_timeout};
@@ -13,12 +13,12 @@ use crate::turn::Turn;
 use crate::{EventKind, Outcome, Rejection, RetryPolicy, SetQueue};
 use std::collections::BTreeMap;
 
-/// A queue's own rules.
+/// The settings of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueSettings {
-    /// Most waiting tasks (ready, scheduled, blocked); no bound by default.
+    /// The most waiting tasks (ready, scheduled, blocked); no bound by default.
     pub max_length: Option<u64>,
-    /// How long a request_id is remembered; `DEDUP_WINDOW_MS_MIN` at least.
+    /// How long a request_id is remembered, at least `DEDUP_WINDOW_MS_MIN`.
     pub dedup_window_ms: Option<u64>,
     /// How long finished tasks are kept at most.
     pub retention_ms: Option<u64>,
@@ -26,33 +26,34 @@ pub struct QueueSettings {
     pub retention_count: Option<u32>,
     /// How long dead letters are kept.
     pub dead_retention_ms: Option<u64>,
-    /// How many dead letters are kept at most; no bound by default. 0 ends tasks as Failed instead.
+    /// How many dead letters are kept at most; no bound by default. With 0, tasks end as Failed
+    /// instead.
     pub dead_retention_count: Option<u32>,
-    /// For tasks that bring none.
+    /// The retry policy for tasks without one.
     pub retry: Option<RetryPolicy>,
-    /// For tasks that bring none.
+    /// The timeout for tasks without one.
     pub timeout_ms: Option<u64>,
-    /// Most tasks claimed at once; no bound by default.
+    /// The most tasks that are claimed at once; no bound by default.
     pub concurrency: Option<u32>,
-    /// How often a task is claimed; no bound by default.
+    /// How often a task may be claimed; no bound by default.
     pub rate: Option<Rate>,
-    /// Limits of each fairness key, all the same. Tasks without a key have none.
+    /// The limits of every fairness key. Tasks without a key have none.
     pub per_key: Option<PerKey>,
-    /// How many tasks a key is served per turn; 1 for all others. The empty key means the tasks
-    /// that have none.
+    /// How many tasks a key is served per turn; 1 for all other keys. The empty key stands for the
+    /// tasks without a key.
     pub weights: BTreeMap<Box<str>, u32>,
-    /// A waiting task's priority is raised by one each time this has passed; never by default.
+    /// How long a waiting task waits before its priority rises by one; never by default.
     pub ageing_ms: Option<u64>,
-    /// Over how many shards the queue lies, its home shard included; 1 by default.
+    /// The number of shards that the queue is spread over, its home shard included; 1 by default.
     pub spread: Option<u16>,
 }
 
-/// What each fairness key of a queue may do.
+/// The limits of each fairness key of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PerKey {
-    /// Most tasks of one key claimed at once; no bound by default.
+    /// The most tasks of one key that are claimed at once; no bound by default.
     pub concurrency: Option<u32>,
-    /// How often a task of one key is claimed; no bound by default.
+    /// How often a task of one key may be claimed; no bound by default.
     pub rate: Option<Rate>,
 }
 
@@ -95,7 +96,7 @@ impl QueueSettings {
     }
 }
 
-/// A limit of none is a pause, and says so.
+/// Rejects a limit of 0, because a pause is the clear way to stop a queue.
 fn check_concurrency(what: &str, concurrency: Option<u32>) -> Result<(), Rejection> {
     match concurrency {
         Some(0) => Err(Rejection::invalid(format!(
@@ -106,9 +107,9 @@ fn check_concurrency(what: &str, concurrency: Option<u32>) -> Result<(), Rejecti
 }
 
 impl Turn<'_> {
-    /// Takes hold at once, also of tasks that are kept: what the new retention no longer keeps is
-    /// due for removal. New limits end no claim. They are brought to the first keys here and to the
-    /// others by `ExpireDue`; until then no key is served beyond them.
+    /// Settings apply at once, also to finished tasks: those that the new retention does not keep
+    /// are due for removal. New limits end no claim. This entry applies them to the first keys,
+    /// `ExpireDue` to the others; until then no key is served beyond them.
     pub(crate) fn set_queue(&mut self, set: &SetQueue<'_>) -> Result<Outcome, Rejection> {
         set.settings.check()?;
         self.check_spread(set.queue, &set.settings)?;
@@ -118,7 +119,7 @@ impl Turn<'_> {
         Ok(Outcome::Done)
     }
 
-    /// Gives a queue checked settings.
+    /// Gives a queue settings that were checked before.
     pub(crate) fn put_settings(&mut self, number: Slot, settings: &QueueSettings) {
         let now = self.now;
         self.shard.edit_queue(number, |queue| {

@@ -1,28 +1,28 @@
-//! Slab: values by slot number, in chunks, with a mark on each that has changed.
+//! Slab: values by slot number, in chunks, with marks for changes.
 //!
-//! Chunks never move and are given back when they are empty, so a growing backlog is never copied
-//! and a drained one costs nothing. Slot numbers are handed out again; nothing that replicas must
-//! agree on may depend on them.
+//! Chunks never move and are freed when they are empty, so that a growing backlog is never copied
+//! and a drained one costs nothing. Slot numbers are used again; nothing that replicas must agree
+//! on may depend on them.
 //!
-//! Three bits per slot carry checkpoints: *dirty* has changed since the last cut, *frozen* belongs to
-//! the last cut and is not yet encoded, *stored* is in some earlier cut, so that its removal must be
-//! told. A vacant slot has none.
+//! Three bits per slot are for checkpoints. A *dirty* value has changed since the last cut. A
+//! *frozen* value belongs to the last cut and is not yet encoded. A *stored* value is in some
+//! earlier cut, so that a later cut must report its removal. A vacant slot has no bit.
 
 use std::collections::BTreeSet;
 
-/// Values in one chunk.
+/// The number of values in one chunk.
 const CHUNK_SLOTS: usize = 1024;
 const WORDS: usize = CHUNK_SLOTS / 64;
 
-/// A place in a slab.
+/// The number of a place in a slab.
 pub(crate) type Slot = u32;
 
-/// No slot: the end of a list.
+/// No slot: marks the end of a list.
 pub(crate) const NO_SLOT: Slot = Slot::MAX;
 
 #[derive(Debug)]
 enum Place<T> {
-    /// Free; the next free place of the chunk.
+    /// Free; contains the next free place of the chunk.
     Vacant(u32),
     Taken(T),
 }
@@ -47,14 +47,14 @@ impl<T> Chunk<T> {
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     chunks: Vec<Option<Box<Chunk<T>>>>,
-    /// Chunks with room, the lowest first: low chunks fill up, high ones drain.
+    /// Chunks with room. The lowest chunk is filled first, so that high chunks drain.
     with_room: BTreeSet<u32>,
-    /// Chunks that were given back.
+    /// Numbers of freed chunks.
     absent: BTreeSet<u32>,
     len: usize,
     dirty: usize,
     frozen: usize,
-    /// The chunk where the next frozen slot is looked for.
+    /// The chunk in which the search for the next frozen slot continues.
     frozen_cursor: usize,
 }
 
@@ -78,7 +78,7 @@ impl<T> Slab<T> {
         self.len
     }
 
-    /// Adds a value that a checkpoint must tell of.
+    /// Adds a value that the next checkpoint must contain.
     pub(crate) fn insert(&mut self, value: T) -> Slot {
         let slot = self.place(value);
         self.mark_dirty(slot);
@@ -122,7 +122,7 @@ impl<T> Slab<T> {
         number * CHUNK_SLOTS as u32 + position as u32
     }
 
-    /// Takes a value out, and says whether an earlier cut holds it. It must not be frozen.
+    /// Removes a value that is not frozen; returns whether an earlier cut has it.
     pub(crate) fn remove(&mut self, slot: Slot) -> (T, bool) {
         assert!(!self.is_frozen(slot), "slot {slot} is removed before its frozen image was taken");
         self.clear_dirty(slot);
@@ -155,7 +155,8 @@ impl<T> Slab<T> {
         }
     }
 
-    /// For what is no part of a value's image (links); anything else is marked dirty first.
+    /// For links, which are no part of a value's image. Any other change must mark the value dirty
+    /// first.
     pub(crate) fn get_mut(&mut self, slot: Slot) -> &mut T {
         let (number, position) = split(slot);
         match self.chunks[number].as_deref_mut().map(|chunk| &mut chunk.places[position]) {
@@ -164,7 +165,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// All values, by slot.
+    /// All values, ordered by slot.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot, &T)> {
         self.chunks.iter().enumerate().flat_map(|(number, chunk)| {
             let places = chunk.as_ref().map_or(&[][..], |chunk| &chunk.places[..]);
@@ -176,7 +177,8 @@ impl<T> Slab<T> {
     }
 
     fn add_chunk(&mut self) -> u32 {
-        // The first chunk grows as needed, since most shards stay small; the others come whole.
+        // The first chunk grows as needed, because most shards stay small; the others are allocated
+        // whole.
         let capacity = if self.chunks.is_empty() { 0 } else { CHUNK_SLOTS };
         let chunk = Box::new(Chunk {
             places: Vec::with_capacity(capacity),
@@ -200,7 +202,7 @@ impl<T> Slab<T> {
         number
     }
 
-    /// How many have changed since the last cut.
+    /// The number of values that have changed since the last cut.
     pub(crate) fn dirty(&self) -> usize {
         self.dirty
     }
@@ -227,7 +229,7 @@ impl<T> Slab<T> {
         chunk.frozen[position / 64] & 1 << (position % 64) != 0
     }
 
-    /// Says that the frozen value is encoded now, and so will be stored.
+    /// Marks a frozen value as encoded, and so as stored.
     pub(crate) fn thaw(&mut self, slot: Slot) {
         let (word, bit) = self.word(slot, |chunk| &mut chunk.frozen);
         assert!(*word & bit != 0, "slot {slot} is not frozen");

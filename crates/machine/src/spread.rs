@@ -1,11 +1,12 @@
-//! Spread: a queue that lies on several shards, its home and those that follow it.
+//! Spread: a queue over several shards: its home and the shards after it.
 //!
-//! Settings and pause are decided on the home shard and sent on to the others as rules, each with a
-//! version. A shard that has taken rules refuses new tasks that belong elsewhere under them: so a
-//! `request_id` is remembered on one shard alone, and a shard beyond a narrower spread only empties.
+//! The home shard decides settings and pause, and sends them to the others as rules with a version.
+//! A shard with rules rejects new tasks that belong on another shard under these rules. A
+//! `request_id` is therefore remembered on one shard only, and a shard beyond a narrower spread
+//! only empties.
 //!
-//! Invariants: `reach` is at least the spread, and no shard beyond it holds a task of the queue; rules
-//! of an older version change nothing.
+//! Invariants: `reach` is at least the spread, and no shard beyond it has a task of the queue.
+//! Rules of an older version change nothing.
 
 use crate::limits::SPREAD_MAX;
 use crate::outbox::Message;
@@ -19,35 +20,36 @@ use crate::{
 };
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// How far a queue lies that was ever spread.
+/// The reach of a queue that is spread, or once was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Laid {
-    /// Counts the changes of its rules.
+    /// The version of the queue's rules; each change raises it.
     pub(crate) version: u64,
-    /// Shards that may hold tasks of it: the widest spread since those beyond were seen empty.
+    /// The number of shards that may have tasks of the queue: the widest spread since those beyond
+    /// were seen empty.
     pub(crate) reach: u16,
 }
 
 wire_struct!(Laid { version, reach });
 
-/// How a queue lies, as one of its shards knows it.
+/// The spread of a queue, as one of its shards knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpreadView {
-    /// The version of the rules that this shard has taken; 0 if it was never spread.
+    /// The version of the rules that this shard has; 0 if the queue was never spread.
     pub version: u64,
-    /// Shards that new tasks go to.
+    /// The number of shards that new tasks go to.
     pub spread: u16,
-    /// Shards that may hold tasks.
+    /// The number of shards that may have tasks.
     pub reach: u16,
-    /// Whether this shard keeps no task of it, not even a finished one.
+    /// Whether this shard has no task of the queue, not even a finished one.
     pub is_empty: bool,
-    /// When the last request id is forgotten that this shard remembers, of whatever queue.
+    /// When this shard forgets its last request id, of any queue.
     pub requests_until: Option<Timestamp>,
 }
 
 wire_struct!(SpreadView { version, spread, reach, is_empty, requests_until });
 
-/// What the home shard of a queue tells the others.
+/// The rules that a queue's home shard sends to the others.
 #[derive(Debug, PartialEq)]
 pub(crate) struct QueueRules<'a> {
     pub(crate) queue: &'a str,
@@ -58,13 +60,13 @@ pub(crate) struct QueueRules<'a> {
 
 wire_struct!(QueueRules<'a> { queue, laid, paused, settings });
 
-/// The shards that a queue lies on: its home and those that follow it.
+/// The shards of a queue: its home and those after it.
 pub fn spread_shards(queue: &str, spread: u16, shards: u16) -> impl Iterator<Item = ShardId> {
     let home = home_shard(queue, shards);
     (0..spread.clamp(1, shards.max(1))).map(move |position| after(home, position, shards))
 }
 
-/// The one of them that remembers a request id.
+/// The shard of a queue that remembers a request id.
 pub fn request_shard(queue: &str, request_id: &str, spread: u16, shards: u16) -> ShardId {
     let hash = xxh3_64_with_seed(request_id.as_bytes(), !xxh3_64(queue.as_bytes()));
     let position = (hash % u64::from(spread.max(1))) as u16;
@@ -77,12 +79,12 @@ fn after(home: ShardId, position: u16, shards: u16) -> ShardId {
 }
 
 impl QueueSettings {
-    /// Shards that new tasks go to.
+    /// The number of shards that new tasks go to.
     pub fn spread(&self) -> u16 {
         self.spread.unwrap_or(1)
     }
 
-    /// The first of those settings that one machine must decide alone, by its name.
+    /// The name of the first limit that is set and that a single machine must enforce.
     fn limit(&self) -> Option<&'static str> {
         let limits = [
             ("max_length", self.max_length.is_some()),
@@ -95,7 +97,7 @@ impl QueueSettings {
 }
 
 impl Turn<'_> {
-    /// Whether a queue may have these settings, spread as it is and will be.
+    /// Checks that a queue may have these settings with its present and its new spread.
     pub(crate) fn check_spread(
         &self,
         queue: &str,
@@ -131,7 +133,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Notes new settings or a pause of a queue that is spread or was, and sends them on.
+    /// Records new settings or a pause of a queue that is spread or was, and sends them to its
+    /// shards.
     pub(crate) fn tell_spread(&mut self, number: Slot) {
         let queue = self.shard.queues.get(number);
         let spread = queue.settings.spread();
@@ -157,7 +160,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes what the home shard says about a queue.
+    /// Applies the rules that the home shard has sent.
     pub(crate) fn take_queue_rules(&mut self, rules: &QueueRules<'_>) {
         let number = self.queue_for_accepted(rules.queue).expect("its name was checked");
         let queue = self.shard.queues.get(number);
@@ -172,8 +175,8 @@ impl Turn<'_> {
         self.put_paused(number, rules.paused, fact);
     }
 
-    /// Lets go the shards beyond a narrower spread. Whoever asks has seen them empty, under the rules
-    /// of this version; they take nothing since.
+    /// Reduces the reach to the spread. The caller has seen the shards beyond empty under this
+    /// version of the rules, and they have accepted nothing since.
     pub(crate) fn trim_queue(&mut self, trim: TrimQueue<'_>) -> Result<Outcome, Rejection> {
         let number = self.find_queue(trim.queue)?;
         let queue = self.shard.queues.get(number);
@@ -188,8 +191,8 @@ impl Turn<'_> {
         Ok(Outcome::Done)
     }
 
-    /// Refuses a new task that belongs on another shard of its queue. Only a gateway that has not
-    /// heard of a change yet sends one here.
+    /// Rejects a new task that belongs on another shard of its queue. Only a gateway with an
+    /// outdated view of the spread sends such a task.
     pub(crate) fn check_place(&self, queue: &str, task: &NewTask<'_>) -> Result<(), Rejection> {
         let Some(number) = self.shard.queues.find(queue) else { return Ok(()) };
         let found = self.shard.queues.get(number);
@@ -219,13 +222,13 @@ impl Turn<'_> {
 }
 
 impl Machine {
-    /// How a queue lies, as this shard knows it.
+    /// The spread of a queue, as this shard knows it.
     pub fn spread_view(&self, queue: &QueueName) -> Option<SpreadView> {
         let number = self.queues.find(queue.as_str())?;
         Some(self.spread_of(self.queues.get(number)))
     }
 
-    /// How the queues lie that were ever spread and have their home here.
+    /// The spreads of all queues with this home shard that are spread or were.
     pub fn spread_views(&self) -> Vec<(QueueName, SpreadView)> {
         let here = self.identity;
         let queues = self.queues.by_name.values().map(|&number| self.queues.get(number));
@@ -248,7 +251,7 @@ impl Machine {
         }
     }
 
-    /// The tasks that requests made which are remembered here: queue and request id of each.
+    /// The tasks that remembered requests have made, for each pair of queue and request id.
     pub fn known_requests(&self, requests: &[(String, String)]) -> Vec<Option<TaskId>> {
         let made =
             |(queue, request_id): &(String, String)| self.made_by_request(queue, Some(request_id));

@@ -1,4 +1,4 @@
-//! A batch that is too large for one entry: staged in parts, invisible until it is committed.
+//! Stage: a batch that is too large for one entry is staged in parts, invisible until its commit.
 
 use crate::batch::in_batch;
 use crate::enqueue::{at_most_bytes, parse_queue};
@@ -9,7 +9,7 @@ use crate::turn::Turn;
 use crate::wire::{Wire, decode, wire_struct};
 use crate::{CommitBatch, NewTask, Outcome, Rejection, StageBatch, Timestamp, Unstage};
 
-/// A batch whose parts are still coming.
+/// A batch whose parts are still arriving.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Staged {
     queue: Box<str>,
@@ -41,7 +41,7 @@ impl Staged {
 }
 
 impl Turn<'_> {
-    /// Keeps one part. A part that came before is ignored: it was sent again.
+    /// Keeps one part. A part that came before is ignored, because it is a repetition.
     pub(crate) fn stage_batch(&mut self, part: &StageBatch<'_>) -> Result<Outcome, Rejection> {
         if self.shard.batches.get(part.batch_id).is_some() {
             return Ok(Outcome::Staged);
@@ -80,7 +80,7 @@ impl Turn<'_> {
         Ok(Outcome::Staged)
     }
 
-    /// Whether this is the next part, of a batch that there is room for.
+    /// Checks that this is the next part, and that the shard has room for its batch.
     fn check_part(&self, part: &StageBatch<'_>, expected: usize) -> Result<(), Rejection> {
         parse_queue(part.queue)?;
         if part.part as usize != expected {
@@ -115,7 +115,8 @@ impl Turn<'_> {
                 staged.parts.len()
             )));
         }
-        // Taken out while its tasks are borrowed from it; put back if it can't be committed now.
+        // The tasks borrow from the staged batch, so that it is taken out, and put back on a
+        // rejection.
         let staged = self.shard.staged.remove(batch_id).expect("it was just found");
         let decode_part =
             |part| -> Vec<NewTask<'_>> { decode(part).expect("a staged part was encoded here") };
@@ -129,7 +130,7 @@ impl Turn<'_> {
         outcome
     }
 
-    /// Drops what was staged under an id, of a batch or of a flow, so that it keeps no other one waiting.
+    /// Drops a staged batch or flow, so that it does not take the place of another one.
     pub(crate) fn unstage(&mut self, unstage: Unstage) -> Outcome {
         self.shard.staged.remove(unstage.batch_id);
         self.shard.staged_flows.remove(unstage.batch_id);

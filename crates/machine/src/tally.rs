@@ -1,13 +1,15 @@
-//! Tallies: counts of tasks that come one by one, and the tasks that follow once all of them have run,
-//! and once all of them have succeeded. A tally lives on the shard that its id names, as do the tallies
-//! below it; its tasks live on the shards of their queues, and messages tie them together.
+//! Tallies: counts of tasks that are added one by one, and up to two callbacks: one when all tasks
+//! have run, one when all have succeeded. A tally and the tallies below it are on the shard that
+//! its id names. Its tasks are on the shards of their queues; messages between the shards connect
+//! them.
 //!
-//! Each task has one [`Standing`], and the counts of a tally are the sum of the standings that it was
-//! told. A task keeps what it has told last and tells each change once, so that the sum is exact.
-//! Invariant: a follow-up that may be enqueued is; it is enqueued once in a tally's life.
+//! Each task has one [`Standing`], and the counts of a tally are the sum of the standings that it
+//! has received. A task remembers the last standing that it sent and sends each change once, so
+//! that the sum is exact. Invariant: a callback is enqueued as soon as it may be, and once in a
+//! tally's life.
 //!
-//! `open.rs` makes tallies and adds to them, `progress.rs` moves them on, `member.rs` is the side of the
-//! tasks, `forget.rs` the end of a tally.
+//! `open.rs` creates tallies and adds tasks, `progress.rs` counts and enqueues callbacks,
+//! `member.rs` is the side of the tasks, and `forget.rs` removes old tallies.
 
 mod forget;
 mod member;
@@ -27,76 +29,78 @@ use crate::wire::{wire_struct, wire_words};
 use crate::{AttemptOutcome, Machine, Rejection, TaskId, TaskStateName, Timestamp};
 use std::collections::BTreeMap;
 
-/// One tally.
+/// The record of one tally.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Tally {
     description: Box<str>,
     parent: Option<TaskId>,
-    /// How many tallies are above it.
+    /// The number of tallies above this one.
     depth: u32,
     created_at: Timestamp,
     stage: Stage,
     counts: Counts,
-    /// Tallies below it that are kept.
+    /// The number of tallies below this one that are kept.
     children: u32,
-    /// Tallies below it that hold its `complete` back.
+    /// The number of tallies below this one that delay its `complete`.
     children_running: u32,
-    /// Tallies below it that hold its `success` back.
+    /// The number of tallies below this one that delay its `success`.
     children_unsucceeded: u32,
     complete: Callback,
     success: Callback,
-    /// From when on its time to be forgotten counts.
+    /// The moment from which the time until removal counts.
     touched_at: Timestamp,
 }
 
-/// Whether what follows from a tally may be enqueued.
+/// Whether the callbacks of a tally may be enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Not yet: it was never said to be whole.
+    /// Not yet: the tally was never committed.
     Open,
     Committed,
-    /// Not now: it was committed, and is added to. That does not last for ever.
+    /// Not now: the tally was committed and reopened. A reopened tally is committed again after a
+    /// time.
     Reopened,
 }
 
-/// What follows from one step of a tally. It is settled when it has succeeded.
+/// The callback of one step of a tally. The step is settled once the callback has succeeded.
 #[derive(Debug, PartialEq)]
 struct Callback {
-    /// A [`crate::FollowUp`], encoded, while it waits; a step without one is settled by itself.
+    /// A [`crate::FollowUp`], encoded, while it waits. A step without one is settled when it is
+    /// reached.
     follow_up: Option<Box<[u8]>>,
     state: CallbackState,
 }
 
-/// The two steps of a tally that something may follow from.
+/// The two steps of a tally that may have a callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// All has run once.
+    /// All tasks have run once.
     Complete,
-    /// All has succeeded.
+    /// All tasks have succeeded.
     Success,
 }
 
-/// How many tasks stand where.
+/// The numbers of tasks by standing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
     total: u64,
-    /// Not succeeded.
+    /// Tasks that have not succeeded.
     pending: u64,
-    /// Those of them that have run, or ended.
+    /// Pending tasks that have run or ended.
     failed: u64,
-    /// Those of them that have not.
+    /// Pending tasks that have not run.
     not_run: u64,
 }
 
-/// Where one task of a tally stands.
+/// The standing of one task of a tally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// No attempt of it has ended, nor it itself.
+    /// Neither an attempt nor the task itself has ended.
     NotRun,
-    /// It has run or ended, and not succeeded. It may still.
+    /// The task has run or ended without success. A retry may still succeed.
     Failed,
     Succeeded,
-    /// It was never made: another stands for it.
+    /// The task was never made, because another task took its request id or its unique key.
     NotMade,
 }
 
@@ -147,7 +151,7 @@ impl Callback {
 }
 
 impl Standing {
-    /// Where a task stands that has ended. One that was taken out of the state has not succeeded.
+    /// The standing of an ended task. A task that was removed before its end has not succeeded.
     pub(crate) fn after(end: End) -> Standing {
         match end {
             End::Succeeded => Standing::Succeeded,
@@ -203,7 +207,7 @@ impl Tally {
         self.stage == Stage::Committed
     }
 
-    /// Tallies below it that hold a step back.
+    /// The number of tallies below this one that delay a step.
     fn children_before(&mut self, step: Step) -> &mut u32 {
         match step {
             Step::Complete => &mut self.children_running,
@@ -211,7 +215,7 @@ impl Tally {
         }
     }
 
-    /// Whether a step is reached that was not before.
+    /// Whether the step is reached now and was not before.
     fn reaches(&self, step: Step) -> bool {
         let reached = match step {
             Step::Complete => self.counts.not_run == 0 && self.children_running == 0,
@@ -236,7 +240,7 @@ impl Turn<'_> {
 
 /// Checks.
 impl Machine {
-    /// Compares what is counted of tallies with each other and with their tasks, as far as both are here.
+    /// Compares the counts of tallies with each other and with the tasks of this shard.
     pub(crate) fn check_tallies(&self) -> Result<(), String> {
         self.tallies.check()?;
         let told = self.check_members()?;
@@ -260,7 +264,8 @@ impl Machine {
                 return Err(format!("tally {id} knows too few of its tasks: {:?}", tally.counts));
             }
             let [children, running, unsucceeded] = below.get(&id).copied().unwrap_or_default();
-            // Of those that were forgotten before they were settled it goes on to wait.
+            // A parent keeps waiting for a committed child that was forgotten before it was
+            // settled.
             let held =
                 running <= tally.children_running && unsucceeded <= tally.children_unsucceeded;
             if children != tally.children || !held {
@@ -277,7 +282,7 @@ impl Machine {
         Ok(())
     }
 
-    /// What the tasks of this shard have told their tallies, which must fit what they are.
+    /// The standings that this shard's tasks have sent, each compared with the task itself.
     fn check_members(&self) -> Result<BTreeMap<TaskId, Counts>, String> {
         let mut sums: BTreeMap<TaskId, Counts> = BTreeMap::new();
         for (_, task) in self.tasks.iter() {

@@ -5,17 +5,18 @@ use crate::{FollowUp, TaskId};
 /// See [`crate::Command::OpenTally`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpenTally<'a> {
-    /// Identity of the request: its repetition within 10 minutes gets the first answer.
+    /// The id of the request: a repetition within 10 minutes gets the first answer.
     pub batch_id: Option<u128>,
-    /// For people; may be empty.
+    /// A description for people; may be empty.
     pub description: &'a str,
-    /// The tally, on this very shard, that waits for this one too.
+    /// The tally above, on the same shard, which then waits for this one too.
     pub parent: Option<TaskId>,
-    /// Enqueued once all its tasks have succeeded, all tallies below it have, and what follows from its
-    /// `complete` has.
+    /// Enqueued once all tasks and all tallies below have succeeded, and the `complete` callback
+    /// has.
     pub success: Option<Box<FollowUp<'a>>>,
-    /// Enqueued once all its tasks have run, and what follows from the `complete` of all tallies below it
-    /// has succeeded. One that is not made, since another has its request or its unique key, never does.
+    /// Enqueued once all tasks have run, and the `complete` callbacks of all tallies below have
+    /// succeeded. A callback whose request id or unique key another task has is not made, and so
+    /// never succeeds.
     pub complete: Option<Box<FollowUp<'a>>>,
 }
 
@@ -24,7 +25,7 @@ pub struct OpenTally<'a> {
 pub struct AddToTally<'a> {
     /// The tally.
     pub tally: TaskId,
-    /// Identity of the request: its repetition within 10 minutes gets the first answer.
+    /// The id of the request: a repetition within 10 minutes gets the first answer.
     pub batch_id: Option<u128>,
     /// The tasks, each with the shard of its queue.
     pub tasks: Vec<FollowUp<'a>>,

@@ -1,4 +1,4 @@
-//! The nouns of a task: its id, its claim token, its time and its states.
+//! The nouns of a task: id, claim token, time and states.
 //!
 //! Ids and tokens are types, so that two integers in a row are never swapped. Both come from
 //! counters in the state, never from a clock or from randomness.
@@ -10,12 +10,12 @@ use std::{fmt, str::FromStr};
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
-    /// This moment and `ms` later; stays at the end of time instead of wrapping.
+    /// The moment `ms` later; stops at the largest moment instead of wrapping.
     pub fn plus_ms(self, ms: u64) -> Timestamp {
         Timestamp(self.0.saturating_add(ms))
     }
 
-    /// The moment for people and programs, in UTC, to the millisecond: RFC 3339.
+    /// The moment in UTC, to the millisecond, as RFC 3339.
     pub fn to_rfc3339(self) -> String {
         const DAY_MS: u64 = 86_400_000;
         let (year, month, day) = civil_date(self.0 / DAY_MS);
@@ -27,7 +27,7 @@ impl Timestamp {
         )
     }
 
-    /// How long after `earlier` this is, 0 if it is not.
+    /// The time since `earlier`, 0 if this moment is not later.
     pub fn ms_since(self, earlier: Timestamp) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -39,9 +39,9 @@ impl fmt::Display for Timestamp {
     }
 }
 
-/// Year, month and day of a number of days since 1970-01-01, in the calendar of today. Years begin in
-/// March here, so that the leap day is the last: then months follow from days by a line of 153 days
-/// in five months.
+/// Year, month and day of a number of days since 1970-01-01, in the Gregorian calendar. Years begin
+/// in March here, so that the leap day is the last day. The months then follow from the days by a
+/// linear formula: 153 days in five months.
 fn civil_date(days: u64) -> (u64, u64, u64) {
     const CENTURIES_4: u64 = 146_097;
     // Days since 0000-03-01.
@@ -57,7 +57,7 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
     (year, month, day)
 }
 
-/// A shard's number, from 0. Fixed in count when a data directory is made.
+/// A shard's number, from 0. The number of shards is fixed when a data directory is made.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ShardId(pub u16);
 
@@ -67,18 +67,18 @@ impl fmt::Display for ShardId {
     }
 }
 
-/// Names a task for ever: opaque to clients, sortable per origin, routable without a lookup.
+/// The permanent name of a task: opaque to clients, sortable per origin, routable without a lookup.
 ///
 /// Shown as 26 lower-case base32 characters (`0-9a-v`, five bits each, the first with three).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskId {
-    /// The cluster's incarnation: random, renewed by a restore, so that ids never meet again.
+    /// The cluster's incarnation: random, renewed by a restore, so that ids are never made twice.
     pub incarnation: u32,
-    /// The shard the task lives on.
+    /// The shard that has the task.
     pub home: ShardId,
     /// The shard whose counter made the id.
     pub origin: ShardId,
-    /// That counter.
+    /// The value of the counter.
     pub sequence: u64,
 }
 
@@ -123,7 +123,7 @@ impl fmt::Debug for TaskId {
     }
 }
 
-/// The text is not a task id.
+/// The error of a text that is not a task id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a task id: expected 26 characters of 0-9 and a-v")]
 pub struct InvalidTaskId {
@@ -151,11 +151,12 @@ impl FromStr for TaskId {
     }
 }
 
-/// Proves the right to finish one attempt. A later claim of the same task always gets a higher one.
+/// Proves the right to finish one attempt. A later claim of the same task always gets a higher
+/// token.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ClaimToken(pub u64);
 
-/// Names a worker's session: random, made by the gateway, never a host or process name.
+/// The name of a worker's session: random, made by the gateway, never a host or process name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SessionId(pub u128);
 
@@ -165,16 +166,16 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// The word for where a flow is in its life: the same in code, wire, documents and dashboard.
+/// The state of a flow, with the same name in code, wire, documents and dashboard.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum FlowState {
     /// Some of its tasks have not ended.
     Running,
-    /// All ended, and no failure counts.
+    /// All tasks ended, and no failure counts.
     Succeeded,
-    /// All ended, and some failure counts.
+    /// All tasks ended, and a failure counts.
     Failed,
-    /// It was taken back before it ended.
+    /// The flow was cancelled before it ended.
     Cancelled,
 }
 
@@ -183,7 +184,7 @@ impl FlowState {
     pub const ALL: [FlowState; 4] =
         [FlowState::Running, FlowState::Succeeded, FlowState::Failed, FlowState::Cancelled];
 
-    /// The word on every front.
+    /// The name of the state, the same on every front.
     pub fn as_str(self) -> &'static str {
         match self {
             FlowState::Running => "running",
@@ -205,24 +206,24 @@ impl fmt::Display for FlowState {
     }
 }
 
-/// The word for where a task is in its life: the same in code, wire, documents and dashboard.
+/// The state of a task, with the same name in code, wire, documents and dashboard.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum TaskStateName {
     /// Waits for its parents in a flow.
     Blocked,
-    /// Waits for its time: a delay or a retry.
+    /// Waits for a moment: a delay or a retry.
     Scheduled,
     /// May be claimed now.
     Ready,
-    /// One worker holds it.
+    /// A worker holds the task.
     Claimed,
-    /// Ended well.
+    /// Ended with success.
     Succeeded,
     /// Ended without success and without a dead letter.
     Failed,
     /// Attempts spent, not retryable, quarantined or killed; kept as a dead letter.
     Dead,
-    /// Taken back before it ended.
+    /// Cancelled before it ended.
     Cancelled,
     /// Not claimed before its `expires_at`.
     Expired,
@@ -242,7 +243,7 @@ impl TaskStateName {
         TaskStateName::Expired,
     ];
 
-    /// The word on every front.
+    /// The name of the state, the same on every front.
     pub fn as_str(self) -> &'static str {
         match self {
             TaskStateName::Blocked => "blocked",
@@ -262,7 +263,7 @@ impl TaskStateName {
         TaskStateName::ALL.into_iter().find(|state| state.as_str() == word)
     }
 
-    /// Whether the task has ended for good (a dead letter has, though it can be retried by hand).
+    /// Whether the task has ended. A dead letter has, although an operator can retry it.
     pub fn is_finished(self) -> bool {
         match self {
             TaskStateName::Blocked

@@ -1,6 +1,7 @@
-//! The image of a task, and that of a queue: what a checkpoint keeps of them.
+//! The images of tasks and queues for checkpoints.
 //!
-//! Slots, links and name numbers are no part of it; a task's place in its lane is its `order`.
+//! Slots, links and name numbers are no part of an image. The place of a task in its lane follows
+//! from its `order`.
 
 use crate::entry::DecodeError;
 use crate::keys::{KeyId, Keys};
@@ -191,7 +192,7 @@ fn read_attempts(reader: &mut Reader<'_>) -> Result<Option<Box<Attempt>>, Decode
             previous: None,
         });
     }
-    // Newest first in the image: the last one read is the innermost.
+    // The image has the newest attempt first, so that the last one read is the innermost.
     let chain = attempts
         .into_iter()
         .rev()

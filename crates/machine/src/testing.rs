@@ -1,5 +1,5 @@
-//! A shard to try rules on: commands go through the log encoding, every invariant is checked after
-//! each, and a test moves the clock.
+//! A shard for tests of rules: commands go through the log encoding, every invariant is checked
+//! after each command, and the test moves the clock.
 
 pub(crate) mod drawn;
 pub(crate) mod yards;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 pub(crate) const SHARD: ShardId = ShardId(1);
 
-/// Where a test's time begins.
+/// The moment at which a test begins.
 pub(crate) const START: u64 = 1_000_000_000;
 
 #[derive(Default)]
@@ -55,7 +55,7 @@ impl Yard {
         self.now = self.now.plus_ms(ms);
     }
 
-    /// Lets time pass and does what became due.
+    /// Lets time pass and applies what became due.
     pub(crate) fn wait_ms(&mut self, ms: u64) {
         self.pass_ms(ms);
         self.expire();
@@ -81,7 +81,7 @@ impl Yard {
         answer
     }
 
-    /// Sends many commands without looking at the state after each.
+    /// Sends a command without a check of the state after it.
     fn send_unchecked(&mut self, command: Command<'_>) -> Outcome {
         let entry = Entry { rules: RULES_CURRENT, now: self.now, commands: vec![command] };
         let answer = self.machine.apply(&entry, &mut self.bodies, &mut self.events).remove(0);
@@ -191,7 +191,7 @@ impl Yard {
         self.bodies.0.get(&task).map(|bytes| Body::decode(bytes).unwrap())
     }
 
-    /// What happened since the last look.
+    /// The events since the last call.
     pub(crate) fn events(&mut self) -> Vec<EventKind> {
         std::mem::take(&mut self.events).into_iter().map(|event| event.kind).collect()
     }
@@ -201,7 +201,7 @@ pub(crate) fn new_task() -> NewTask<'static> {
     NewTask { task_type: "send", ..NewTask::default() }
 }
 
-/// A task that is tried `max_attempts` times without a wait between.
+/// A task with `max_attempts` attempts and no wait between them.
 pub(crate) fn tried(max_attempts: u32) -> NewTask<'static> {
     let backoff = Backoff::Fixed { delay_ms: 0 };
     let retry = RetryPolicy { backoff, max_attempts, jitter_thousandths: 0 };
@@ -222,7 +222,7 @@ pub(crate) fn claim(queue: &str) -> Claim<'_> {
     }
 }
 
-/// Removes all that waits.
+/// Removes all waiting tasks.
 pub(crate) fn purge(queue: &str) -> Command<'_> {
     let before = EnqueueCut { next_sequence: u64::MAX, now: Timestamp(u64::MAX) };
     Command::PurgeQueue(PurgeQueue { queue, before, after: None })
@@ -242,7 +242,7 @@ pub(crate) fn extend(held: &ClaimedTask) -> Extend<'static> {
     Extend { task: held.id, token: held.token, lease_ms: None, progress: None, resume_state: None }
 }
 
-/// Rules of a schedule that fires into queue `mail` of this shard.
+/// Rules of a schedule whose runs go to queue `mail` of this shard.
 pub(crate) fn spec() -> ScheduleSpec<'static> {
     ScheduleSpec {
         rhythm: Rhythm::Cron { expression: "0 3 * * *", timezone: "Europe/Berlin" },

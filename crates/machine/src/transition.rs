@@ -1,7 +1,7 @@
-//! How tasks come, change state and go, with every index in step.
+//! Transition: adds tasks, changes their states and removes them, with every index in step.
 //!
-//! `transition` is the one way from state to state. It is the only code that moves a task between
-//! lanes, and it stops the replica on a step that is not in a task's life.
+//! `transition` is the only way from state to state. No other code moves a task between lanes, and
+//! it stops the replica on a step that a task's life does not have.
 
 use crate::life::{Attempt, Ending, Failure, State, Task};
 use crate::limits::ATTEMPTS_KEPT_MAX;
@@ -11,10 +11,10 @@ use crate::tally::Standing;
 use crate::turn::Turn;
 use crate::{AttemptOutcome, EventKind, TaskRef, TaskStateName, Timestamp};
 
-/// Where in its lane a task goes.
+/// The end of a lane at which a task enters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// It was there before and nothing was spent.
+    /// For a task that was there before and spent nothing.
     Front,
     Back,
 }
@@ -23,16 +23,16 @@ pub(crate) enum Place {
 fn may_become(from: TaskStateName, to: TaskStateName, in_flow: bool) -> bool {
     use TaskStateName::*;
     match (from, to) {
-        // Let go by its parents, failed with one, expired, or taken back.
+        // Released, failed because of a parent, expired, or cancelled.
         (Blocked, Ready | Scheduled | Failed | Expired | Cancelled) => in_flow,
-        // Its flow is retried, and its parents run again first.
+        // The flow is retried, and the parents run again first.
         (Failed | Dead | Cancelled | Expired, Blocked) => in_flow,
-        // Due, expired, taken back, or retried by hand.
+        // Due, expired, cancelled, or retried by hand.
         (Scheduled, Ready | Expired | Cancelled) => true,
         (Ready, Claimed | Expired | Cancelled) => true,
         // Killed.
         (Scheduled | Ready, Dead | Failed) => true,
-        // Debounced: it waits for quiet again.
+        // Debounced again: the task waits for quiet.
         (Ready, Scheduled) => true,
         // Every end of an attempt.
         (Claimed, Ready | Scheduled | Succeeded | Failed | Dead | Cancelled) => true,
@@ -69,7 +69,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Lets a waiting or claimed task run: now, or when its time has come.
+    /// Makes a waiting or claimed task ready: now, or at `run_at`.
     pub(crate) fn schedule(&mut self, slot: Slot, run_at: Timestamp) {
         if run_at > self.now {
             self.transition(slot, State::Scheduled { run_at }, Place::Back);
@@ -83,8 +83,8 @@ impl Turn<'_> {
         self.emit_task(slot, EventKind::TaskReady);
     }
 
-    /// Ends a task, and removes what its queue's retention then no longer keeps: perhaps the task
-    /// itself, so the slot must not be used after.
+    /// Ends a task, and removes tasks that the queue's retention does not keep. The caller must not
+    /// use the slot afterwards, because the removed task may be this one.
     pub(crate) fn finish(
         &mut self,
         slot: Slot,
@@ -101,8 +101,9 @@ impl Turn<'_> {
         }
     }
 
-    /// Removes the oldest of a lane that holds more than its queue keeps. Settings may have shrunk
-    /// by much, so it is bounded: two for each that comes; `ExpireDue` does the rest.
+    /// Removes the oldest tasks of a lane that is longer than its queue keeps. New settings may
+    /// have made the lane far too long, so that this step is bounded to two per new task;
+    /// `ExpireDue` removes the rest.
     fn trim(&mut self, queue: Slot, lane: LaneId) {
         for _ in 0..2 {
             let found = self.shard.queues.get(queue);
@@ -113,7 +114,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Writes down how the current attempt of a claimed task ended. The state changes next.
+    /// Records how the current attempt of a claimed task ended. The caller changes the state next.
     pub(crate) fn end_attempt(
         &mut self,
         slot: Slot,
@@ -135,7 +136,7 @@ impl Turn<'_> {
             previous: None,
         });
         self.shard.edit(slot, |task| task.push_attempt(ended, ATTEMPTS_KEPT_MAX));
-        // A lost one may never have begun: see `lose.rs`.
+        // A lost attempt may never have begun; see `lose.rs`.
         if outcome.has_failed() && outcome != AttemptOutcome::Lost {
             self.tell_tally(slot, Standing::Failed);
         }
@@ -158,7 +159,7 @@ impl Turn<'_> {
         slot
     }
 
-    /// Takes a task that nobody holds out of the state.
+    /// Removes a task without a claim from the state.
     pub(crate) fn remove_task(&mut self, slot: Slot) {
         assert!(self.task(slot).claim().is_none(), "task {} is claimed", self.task(slot).id);
         if self.task(slot).finished_at().is_none() {

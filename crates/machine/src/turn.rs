@@ -1,4 +1,4 @@
-//! Turn: one entry at work on the state. Commands are its methods, each in its own file.
+//! Turn: the application of one entry to the state. Commands are its methods, each in its own file.
 
 use crate::life::Task;
 use crate::limits::{EXPIRIES_PER_ENTRY_MAX, LEASE_FLOOR_MS};
@@ -15,11 +15,12 @@ pub(crate) struct Turn<'m> {
     events: &'m mut Vec<Event>,
     /// The entry's time.
     pub(crate) now: Timestamp,
-    /// Room to encode bodies in.
+    /// A buffer in which bodies are encoded.
     pub(crate) scratch: Vec<u8>,
-    /// How many more tasks claims may find expired: the loop is not held longer.
+    /// How many more expired tasks claims may end in this entry; a longer entry would keep the
+    /// shard loop busy.
     pub(crate) expiries_left: usize,
-    /// What the entry asks of shards.
+    /// The messages that this entry has for other shards.
     pub(crate) asked: Asked,
 }
 
@@ -35,7 +36,7 @@ impl<'m> Turn<'m> {
         Turn { shard, payloads, events, now, scratch, expiries_left, asked }
     }
 
-    /// Decides one command, with all that it leads to on this shard.
+    /// Applies one command, with all its consequences on this shard.
     pub(crate) fn apply(&mut self, command: &Command<'_>) -> Result<Outcome, Rejection> {
         let answer = self.decide(command);
         self.settle();
@@ -43,7 +44,7 @@ impl<'m> Turn<'m> {
         answer
     }
 
-    /// The table of contents: which file decides what.
+    /// The table of contents: the method of each command.
     fn decide(&mut self, command: &Command<'_>) -> Result<Outcome, Rejection> {
         match command {
             Command::Enqueue(enqueue) => self.enqueue(enqueue),
@@ -96,14 +97,14 @@ impl<'m> Turn<'m> {
         }
     }
 
-    /// An outage of the broker is not one of its workers: they get time to come back.
+    /// Gives workers time to come back, because an outage of the broker is no fault of theirs.
     fn begin_term(&mut self) -> Outcome {
         self.shard.counters.lease_floor = self.now.plus_ms(LEASE_FLOOR_MS);
         Outcome::Done
     }
 
-    /// Puts off the end of every live claim. A claim learns of it when it is due or renewed, so that the
-    /// entry costs the same however many claims there are.
+    /// Postpones the end of every live claim. Each claim is updated when it is due or renewed, so
+    /// that the cost of the entry does not depend on the number of claims.
     fn put_off(&mut self, PutOff { claims_ms }: PutOff) -> Outcome {
         let floor = self.now.plus_ms(claims_ms.min(LEASE_FLOOR_MS));
         let counters = &mut self.shard.counters;
@@ -116,7 +117,7 @@ impl<'m> Turn<'m> {
         self.shard.tasks.get(slot)
     }
 
-    /// The slot of a task that is here.
+    /// The slot of a task on this shard.
     pub(crate) fn find(&self, task: TaskId) -> Result<Slot, Rejection> {
         self.shard.ids.get(task).ok_or_else(|| {
             let identity = self.shard.identity;
@@ -130,7 +131,7 @@ impl<'m> Turn<'m> {
         })
     }
 
-    /// The slot of a task that is held under this very claim.
+    /// The slot of a task whose current claim has this token.
     pub(crate) fn find_held(&self, task: TaskId, token: ClaimToken) -> Result<Slot, Rejection> {
         let slot = self.find(task)?;
         let found = self.task(slot);
@@ -146,7 +147,7 @@ impl<'m> Turn<'m> {
         self.events.push(Event { at: self.now, kind });
     }
 
-    /// Tells a fact about a task.
+    /// Emits a fact about a task.
     pub(crate) fn emit_task(&mut self, slot: Slot, fact: impl FnOnce(TaskRef) -> EventKind) {
         let task = self.shard.tasks.get(slot);
         let about = TaskRef {

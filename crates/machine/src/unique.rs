@@ -1,8 +1,9 @@
-//! Uniqueness: who holds a key of a queue, and until when.
+//! Uniqueness: which task has a unique key of a queue, and until when.
 //!
-//! An index, not a lock. While a task holds its key, the index follows from the task itself, so that
-//! every way in which it can leave frees the key in the same entry. Only a window that outlives its
-//! task is a record of its own. Invariant: a key has at most one holder, a task or a record.
+//! The keys are an index, not a lock. While a task has its key, the index follows from the task
+//! itself, so that every end of the task frees the key in the same entry. Only a window that
+//! outlives its task is a record of its own. Invariant: a key has at most one holder, a task or a
+//! window.
 
 use crate::enqueue::{at_most_bytes, no_controls};
 use crate::kept::Keep;
@@ -19,16 +20,17 @@ use crate::{
 };
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
-/// A task's claim to its key.
+/// A task's hold on its unique key.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Hold {
     key: Box<str>,
-    /// `None`: for the window alone, whatever becomes of the task.
+    /// The step that frees the key; `None` leaves only the window.
     until: Option<UniqueUntil>,
-    /// No longer than this.
+    /// The end of the window.
     expires_at: Option<Timestamp>,
     debounce_ms: Option<u64>,
-    /// Given up while the task lives: it started, or another took the key after the window.
+    /// Whether the key was given up while the task lives: the task started, or another one took the
+    /// key after the window.
     freed: bool,
 }
 
@@ -52,21 +54,21 @@ impl Keep for Window {
     }
 }
 
-/// Who holds a key now.
+/// The current holder of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
     Task(Slot),
     Window(TaskId),
 }
 
-/// What an enqueue with a key comes to.
+/// The verdict on an enqueue with a unique key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nobody holds the key.
+    /// The key is free.
     New,
-    /// It is this task's.
+    /// This task has the key.
     Existing(TaskId),
-    /// This waiting task takes the new payload.
+    /// This waiting task gets the new payload.
     Replace(Slot),
 }
 
@@ -98,7 +100,7 @@ impl Unique<'_> {
         self.check_debounce()
     }
 
-    /// Refuses what a debounce contradicts.
+    /// Rejects options that contradict a debounce.
     fn check_debounce(&self) -> Result<(), Rejection> {
         if self.debounce_ms.is_none() {
             return Ok(());
@@ -118,7 +120,7 @@ impl Unique<'_> {
         )))
     }
 
-    /// The claim to the key of a task that is enqueued at `now`.
+    /// The hold of a task that is enqueued at `now`.
     pub(crate) fn hold(&self, now: Timestamp) -> Hold {
         let default = match (self.debounce_ms, self.window_ms) {
             (Some(_), _) => Some(UniqueUntil::Start),
@@ -136,8 +138,8 @@ impl Unique<'_> {
 }
 
 impl NewTask<'_> {
-    /// When it may first run. A debounced task waits for quiet; one that comes from another shard's
-    /// outbox brings the moment with it.
+    /// When the task may first run. A debounced task waits for quiet; a task from another shard's
+    /// outbox comes with its moment.
     pub(crate) fn first_run_at(&self, now: Timestamp) -> Timestamp {
         match (self.debounce_ms(), self.run_at) {
             (Some(ms), When::Now) => now.plus_ms(ms),
@@ -155,7 +157,7 @@ impl Task {
         self.extra.as_ref()?.unique.as_deref()
     }
 
-    /// Its claim, as long as it lives and has not given it up.
+    /// The task's hold, while the task lives and has not given up the key.
     fn held(&self) -> Option<&Hold> {
         self.hold().filter(|hold| !hold.freed && !self.state.name().is_finished())
     }
@@ -166,7 +168,7 @@ impl Task {
 }
 
 impl Machine {
-    /// The key that a task holds, as the index knows it.
+    /// The unique key that a task has, as a key of the index.
     pub(crate) fn held_key(&self, task: &Task) -> Option<u128> {
         task.held().map(|hold| self.key_of(task, hold))
     }
@@ -175,7 +177,7 @@ impl Machine {
         unique_key(self.queues.get(task.queue).name.as_str(), &hold.key)
     }
 
-    /// Who holds a key. A window that is over holds nothing, even before it is removed.
+    /// The holder of a key. A window that is over no longer counts, even before its removal.
     fn key_holder(&self, key: u128) -> Option<Holder> {
         let now = self.counters.now;
         if let Some(&slot) = self.unique.get(&key) {
@@ -193,7 +195,7 @@ impl Machine {
         }
     }
 
-    /// What a view shows of a task's key.
+    /// The view of a task's key.
     pub(crate) fn unique_view(&self, task: &Task) -> Option<UniqueView> {
         let hold = task.hold()?;
         let holder = self.key_holder(self.key_of(task, hold));
@@ -208,7 +210,7 @@ impl Machine {
 }
 
 impl Turn<'_> {
-    /// What an enqueue comes to that no known request answers.
+    /// The verdict on an enqueue whose request id is new.
     pub(crate) fn judge(&self, queue: &str, new: &NewTask<'_>) -> Result<Verdict, Rejection> {
         let Some(unique) = &new.unique else { return Ok(Verdict::New) };
         let Some(holder) = self.shard.key_holder(unique_key(queue, &unique.key)) else {
@@ -237,7 +239,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The same for a task that is accepted already: any conflict is answered with the holder.
+    /// The verdict on a task that is already accepted: every conflict is answered with the holder.
     pub(crate) fn judge_accepted(&self, queue: &str, new: &NewTask<'_>) -> Verdict {
         self.judge(queue, new).unwrap_or_else(|rejection| match rejection {
             Rejection::NotUnique { holder: KeyHolder::Task(id), .. } => Verdict::Existing(id),
@@ -245,8 +247,9 @@ impl Turn<'_> {
         })
     }
 
-    /// Answers with the task that holds the key, after giving it what is new. The request is
-    /// remembered with it: sent again, it gets the same answer and changes nothing more.
+    /// Answers a conflict with the holder, after a replacement if there is one. The request is
+    /// remembered with the holder, so that a repetition gets the same answer and changes nothing
+    /// more.
     pub(crate) fn settle_conflict(
         &mut self,
         queue: Slot,
@@ -262,7 +265,7 @@ impl Turn<'_> {
         Some(Enqueued { id, duplicate: true })
     }
 
-    /// Gives a waiting task the payload and headers of a later one; a debounced one waits anew.
+    /// Gives a waiting task the payload and headers of a later one, and restarts its debounce.
     fn replace(&mut self, slot: Slot, new: &NewTask<'_>) -> TaskId {
         let id = self.task(slot).id;
         let (bytes, checksum) = self.put_body(id, &new.body);
@@ -281,7 +284,7 @@ impl Turn<'_> {
         id
     }
 
-    /// Whether a finished task may live again, for it would take its key back.
+    /// Checks that a finished task may run again, because it would take its key back.
     pub(crate) fn check_revival(&self, slot: Slot) -> Result<(), Rejection> {
         let task = self.task(slot);
         let Some(hold) = task.hold().filter(|hold| !hold.freed && !hold.is_over(self.now)) else {
@@ -297,8 +300,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Lets a task that comes to life, new or revived, take its key. It goes without where another
-    /// holds it or its window is over. Before the task enters the indexes.
+    /// Gives a new or revived task its key, unless another task has the key or the window is over.
+    /// Must come before the task enters the indexes.
     pub(crate) fn take_key(&mut self, slot: Slot) {
         let task = self.task(slot);
         let Some(hold) = task.held() else { return };
@@ -309,14 +312,14 @@ impl Turn<'_> {
             self.give_up_key(slot);
             return;
         }
-        // What was left of a window that is over, or of this task's own.
+        // The remains of a window that is over, or of this task's own window.
         self.shard.windows.remove(key);
         if let Some(before) = self.shard.unique.remove(&key) {
             self.give_up_key(before);
         }
     }
 
-    /// Brings a task's key in step with its new state, before it enters the indexes.
+    /// Updates the hold for the task's new state. Must come before the task enters the indexes.
     pub(crate) fn settle_key(&mut self, slot: Slot, from: TaskStateName) {
         let task = self.task(slot);
         let Some(hold) = task.hold().filter(|hold| !hold.freed) else { return };
@@ -331,7 +334,7 @@ impl Turn<'_> {
         }
     }
 
-    /// A window goes on when its task ends or is removed.
+    /// Records a window that goes on after its task ends or is removed.
     pub(crate) fn keep_window(&mut self, slot: Slot) {
         let task = self.task(slot);
         let Some(hold) = task.hold().filter(|hold| !hold.freed && hold.until.is_none()) else {
@@ -343,7 +346,7 @@ impl Turn<'_> {
         self.shard.windows.insert(key, window);
     }
 
-    /// Frees the key of a task that is being acked: its end is certain, and it never lives again.
+    /// Frees the key of a task during its ack, because a succeeded task never runs again.
     pub(crate) fn free_acked_key(&mut self, slot: Slot) {
         let task = self.task(slot);
         let Some(hold) = task.held().filter(|hold| hold.until.is_some()) else { return };
@@ -360,7 +363,7 @@ impl Turn<'_> {
     }
 }
 
-/// The queue's hash is the seed, so that equal keys of two queues are two keys.
+/// The queue's hash is the seed, so that equal keys of two queues differ.
 pub(crate) fn unique_key(queue: &str, key: &str) -> u128 {
     xxh3_128_with_seed(key.as_bytes(), xxh3_64(queue.as_bytes()))
 }

@@ -1,7 +1,7 @@
-//! Watch: who is told when a task ends.
+//! Watch: the receiver of a message when a task ends.
 //!
-//! A watched task tells its watcher's shard once per end, in the entry of the end, whatever the end
-//! is: `Turn::tell_watcher` is called by `finish` and `remove_task`, the two ways out of a task's life.
+//! A watched task sends its watcher's shard one message per end, in the entry of the end. `finish`
+//! and `remove_task`, the two ways out of a task's life, call `Turn::tell_watcher`.
 
 use crate::entry::DecodeError;
 use crate::life::{Ending, Failure, State, prefix};
@@ -13,23 +13,23 @@ use crate::turn::Turn;
 use crate::wire::{Reader, Wire, wire_struct, wire_words};
 use crate::{ShardId, TaskError, TaskId};
 
-/// Who is told when a task ends.
+/// The receiver of a message when a task ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watch {
-    /// The flow that the task is a node of; it lives where its id says. `run` tells an end from one
-    /// of an earlier run of the same node.
+    /// The flow of the task; its shard follows from its id. `run` separates this end from that of
+    /// an earlier run of the same node.
     Flow { flow: TaskId, node: u32, run: u32 },
-    /// The schedule that the task is a run of, by its shard and its key there. It only asks when.
+    /// The schedule of the run, by its shard and its key there. It needs only the fact of the end.
     Schedule { shard: ShardId, key: u128 },
-    /// The tally that counts the task, and where that was told the task stands. It is told of more than
-    /// the end, see `tally/member.rs`.
+    /// The tally that counts the task, and the last standing that the task reported. The tally gets
+    /// more than the end; see `tally/member.rs`.
     Tally { tally: TaskId, told: Standing },
-    /// The tally that the task follows from. It only asks whether it succeeded.
+    /// The tally whose callback the task is. It needs only the success.
     Callback { tally: TaskId, step: Step },
 }
 
 impl Watch {
-    /// The shard that is told.
+    /// The shard that receives the message.
     fn shard(self) -> ShardId {
         match self {
             Watch::Flow { flow, .. } => flow.home,
@@ -75,7 +75,7 @@ impl<'a> Wire<'a> for Watch {
     }
 }
 
-/// How a watched task ended.
+/// The end of a watched task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Succeeded,
@@ -83,7 +83,7 @@ pub(crate) enum End {
     Dead,
     Cancelled,
     Expired,
-    /// Taken out of the state before it ended: purged.
+    /// Removed from the state before it ended: purged.
     Removed,
 }
 
@@ -103,24 +103,24 @@ impl From<Ending> for End {
     }
 }
 
-/// What a watcher is told.
+/// The message to a watcher.
 #[derive(Debug, PartialEq)]
 pub(crate) struct TaskEnded<'a> {
     pub(crate) watch: Watch,
     pub(crate) task: TaskId,
     pub(crate) end: End,
-    /// What it returned, unless that is over `PARENT_RESULT_BYTES_MAX`.
+    /// The result, unless it is over `PARENT_RESULT_BYTES_MAX`.
     pub(crate) result: Option<&'a [u8]>,
-    /// It returned more than that; the task itself has it.
+    /// Whether the result is too large; the task itself has it.
     pub(crate) result_left_out: bool,
-    /// Its last error, when it did not succeed.
+    /// The last error of a task that did not succeed.
     pub(crate) error: Option<TaskError<'a>>,
 }
 
 wire_struct!(TaskEnded<'a> { watch, task, end, result, result_left_out, error });
 
 impl Turn<'_> {
-    /// Tells a task's watcher, if it has one, that the task has ended or is being removed.
+    /// Informs a task's watcher, if it has one, that the task has ended or is being removed.
     pub(crate) fn tell_watcher(&mut self, slot: Slot) {
         let task = self.shard.tasks.get(slot);
         let Some(watch) = task.watch() else { return };
@@ -149,7 +149,7 @@ impl Turn<'_> {
         self.owe_encoded(watch.shard(), message);
     }
 
-    /// Tells a watcher that the task it waits for was not made: another stands for it.
+    /// Informs a watcher that its task was not made, because another task took its place.
     pub(crate) fn tell_not_made(&mut self, watch: Watch, task: TaskId) {
         if let Watch::Tally { tally, told } = watch {
             let to = Standing::NotMade;
@@ -162,19 +162,19 @@ impl Turn<'_> {
         self.owe(watch.shard(), &Message::TaskEnded(ended));
     }
 
-    /// A watched task has ended.
+    /// Handles the message that a watched task has ended.
     pub(crate) fn take_ended(&mut self, ended: &TaskEnded<'_>) {
         match ended.watch {
             Watch::Flow { flow, node, run } => self.node_ended(flow, node, run, ended),
             Watch::Schedule { key, .. } => self.run_ended(key, ended.task),
             Watch::Callback { tally, step } => self.callback_ended(tally, step, ended.end),
-            // It is told by messages of its own.
+            // A tally gets messages of its own.
             Watch::Tally { .. } => {}
         }
     }
 }
 
-/// The type and the beginning of the message: enough to know what went wrong.
+/// The type and the beginning of the message, enough for a reader to see the cause.
 fn told_error(error: &Failure) -> TaskError<'_> {
     let error_type = prefix(&error.error_type, PARENT_ERROR_BYTES_MAX);
     let message = prefix(&error.message, PARENT_ERROR_BYTES_MAX - error_type.len());
@@ -193,7 +193,7 @@ mod tests {
     const FLOW: TaskId = TaskId { incarnation: 7, home: OTHER, origin: OTHER, sequence: 9 };
     const WATCH: Watch = Watch::Flow { flow: FLOW, node: 3, run: 0 };
 
-    /// A watched task in queue `mail` that another shard has asked for.
+    /// A watched task in queue `mail`, enqueued by another shard.
     fn watched(yard: &mut Yard, task: NewTask<'_>) -> TaskId {
         let id = TaskId { incarnation: 7, home: SHARD, origin: OTHER, sequence: 1 };
         let enqueue = Enqueue { queue: "mail", task };
@@ -203,7 +203,7 @@ mod tests {
         id
     }
 
-    /// What the watcher is told, in order: how it ended, its result, its error.
+    /// The messages to the watcher, in order: end, result, error.
     fn told(yard: &Yard) -> Vec<(End, Option<Vec<u8>>, Option<String>)> {
         let owed = yard.machine.outgoing(10);
         let mut all = Vec::new();
@@ -225,7 +225,7 @@ mod tests {
         all
     }
 
-    /// Does one thing to a watched task, and compares how its end is told.
+    /// Acts on a watched task, and compares the reported end.
     fn check(task: NewTask<'_>, act: impl FnOnce(&mut Yard, TaskId), end: End) {
         let mut yard = Yard::new();
         let id = watched(&mut yard, task);

@@ -1,4 +1,4 @@
-//! Why: what a task waits for. It decides nothing; it says what decides.
+//! Why: explains what a task waits for. It only explains and decides nothing.
 
 use crate::life::State;
 use crate::limits::AHEAD_MAX;
@@ -9,7 +9,7 @@ use crate::wire::{wire_enum, wire_struct};
 use crate::{AttemptOutcome, Machine, QueueName, TaskId, TaskStateName, Timestamp};
 use std::sync::Arc;
 
-/// What a task waits for, as of a moment.
+/// The reasons for which a task waits, as of a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WhyView {
     /// The task's queue.
@@ -18,86 +18,87 @@ pub struct WhyView {
     pub task_type: Arc<str>,
     /// The moment: what was asked for, or the shard's own time if that is later.
     pub now: Timestamp,
-    /// What it waits for, the first to overcome first.
+    /// The reasons, in the order in which they must be lifted.
     pub reasons: Vec<Reason>,
 }
 
-/// One thing that a task waits for, or why it does not wait.
+/// One reason for which a task waits, or why it does not wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It is a node of a flow whose parents have not all let it go; the flow knows which.
+    /// The task is a node of a flow with unsettled parents; the flow's shard knows which.
     Parents {
         /// The flow.
         flow: TaskId,
         /// The task's node.
         node: Box<str>,
     },
-    /// Its queue is paused.
+    /// The task's queue is paused.
     QueuePaused,
-    /// Its time has not come.
+    /// The task is scheduled for later.
     Scheduled {
-        /// When it comes.
+        /// When the task is due.
         until: Timestamp,
-        /// What it was put off for.
+        /// Why the task is scheduled.
         reason: ScheduledFor,
     },
-    /// Its queue runs as many tasks as it may.
+    /// The queue's limit of claimed tasks is reached.
     QueueConcurrency {
-        /// Tasks that are claimed.
+        /// The number of claimed tasks.
         claimed: u32,
         /// The queue's `concurrency`.
         limit: u32,
     },
-    /// Its queue's bucket is empty.
+    /// The queue's bucket is empty.
     QueueRate {
-        /// When it has a token again.
+        /// When the bucket has a token again.
         opens_at: Timestamp,
     },
-    /// Its key runs as many tasks as it may.
+    /// The key's limit of claimed tasks is reached.
     KeyConcurrency {
         /// The key.
         key: String,
-        /// Tasks of the key that are claimed.
+        /// The number of claimed tasks of the key.
         claimed: u32,
         /// The queue's `per_key.concurrency`.
         limit: u32,
     },
-    /// Its key's bucket is empty.
+    /// The key's bucket is empty.
     KeyRate {
         /// The key.
         key: String,
-        /// When it has a token again.
+        /// When the bucket has a token again.
         opens_at: Timestamp,
     },
-    /// A handler has pushed back for its key.
+    /// A handler has pushed back the task's key.
     KeyHeld {
-        /// The key; `None` is all tasks of the queue that have none.
+        /// The key; `None` stands for all tasks of the queue without a key.
         key: Option<String>,
-        /// Until when.
+        /// When the push-back ends.
         until: Timestamp,
     },
-    /// Other ready tasks of its queue come before it.
+    /// Other ready tasks of the queue come first.
     Ahead {
-        /// How many.
+        /// The number of tasks ahead.
         tasks: u64,
-        /// Whether there may be more: it was not counted further, or ageing may change it.
+        /// Whether there may be more: the count stopped at its bound, or ageing may change the
+        /// order.
         at_least: bool,
     },
-    /// It does not wait: a worker runs it.
+    /// The task does not wait: a worker runs it.
     Running {
-        /// Who.
+        /// The worker's name.
         worker: Arc<str>,
-        /// Since when.
+        /// When the task was claimed.
         since: Timestamp,
     },
-    /// It does not wait: it has ended.
+    /// The task does not wait: it has ended.
     Finished {
-        /// How.
+        /// The final state.
         state: TaskStateName,
     },
 }
 
-/// What a scheduled task was put off for.
+/// Why a task is scheduled for later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScheduledFor {
     /// It was enqueued for later.
@@ -106,7 +107,7 @@ pub enum ScheduledFor {
     Retry,
     /// Its last worker was lost.
     Loss,
-    /// Its last worker put it off.
+    /// Its last worker snoozed it.
     Snooze,
 }
 
@@ -127,7 +128,7 @@ wire_enum!(Reason {
 wire_enum!(ScheduledFor { 1 => Delay, 2 => Retry, 3 => Loss, 4 => Snooze });
 
 impl ScheduledFor {
-    /// The word on every front.
+    /// The name of the reason, the same on every front.
     pub fn as_str(self) -> &'static str {
         match self {
             ScheduledFor::Delay => "delay",
@@ -139,7 +140,8 @@ impl ScheduledFor {
 }
 
 impl Machine {
-    /// What a task waits for, with its queue, at `now` or the shard's own time if that is later.
+    /// The reasons for which a task waits, with its queue, at `now` or the shard's own time if that
+    /// is later.
     pub fn why_view(&self, task: TaskId, now: Timestamp) -> Option<WhyView> {
         let now = now.max(self.now());
         let found = self.tasks.get(self.ids.get(task)?);
@@ -148,7 +150,8 @@ impl Machine {
         Some(WhyView { queue, task_type, now, reasons: self.why(task, now)? })
     }
 
-    /// What a task waits for at `now`, the first to overcome first; `None` if it is not known here.
+    /// The reasons for which a task waits at `now`, in the order in which they must be lifted;
+    /// `None` if the task is unknown here.
     pub fn why(&self, task: TaskId, now: Timestamp) -> Option<Vec<Reason>> {
         let slot = self.ids.get(task)?;
         let task = self.tasks.get(slot);
@@ -229,8 +232,8 @@ impl Machine {
         }
     }
 
-    /// Ready tasks that are served before this one, if none comes or goes and all keys that may run
-    /// now still may. Exact up to a bound.
+    /// Counts the ready tasks that are served before this one, if no task comes or goes and no key
+    /// is opened or closed. Exact up to a bound.
     fn ahead_of(&self, slot: Slot) -> Reason {
         let task = self.tasks.get(slot);
         let queue = self.queues.get(task.queue);
@@ -241,7 +244,7 @@ impl Machine {
                 count.tasks += u64::from(line.length);
             });
         }
-        // Its place in its own line, and with it the turns that its line has before.
+        // The place in the task's own line, and the number of turns that the line needs before it.
         let mut before = 0u64;
         let mut previous = task.previous;
         while previous != NO_SLOT && !count.at_least_reached(before) {
@@ -310,7 +313,7 @@ impl Machine {
         }
     }
 
-    /// The line in which a ready task stands.
+    /// The line of a ready task.
     fn line_of(&self, slot: Slot) -> OtherLine {
         let task = self.tasks.get(slot);
         let queue = self.queues.get(task.queue);
@@ -344,7 +347,7 @@ struct Count {
 }
 
 impl Count {
-    /// Whether a walk of this length is long enough.
+    /// Whether a walk of this length reaches the bound.
     fn at_least_reached(&mut self, walked: u64) -> bool {
         let reached = walked as usize >= AHEAD_MAX;
         self.at_least |= reached;

@@ -1,10 +1,11 @@
-//! Control: the control group's own state: the cluster's identity, its nodes, where each group's
-//! replicas are and should be, the rules that all of them know, and the queues that lie on several
-//! shards. Nothing about a task.
+//! Control: the state of the control group: the cluster's identity, its nodes, the placement of
+//! each group's replicas, the rules that all nodes know, and the queues that are spread over
+//! several shards. It knows nothing about tasks.
 //!
-//! Invariants: the cluster is founded once, and nothing is accepted before; a placement names known
-//! nodes and replica ids that were never used before in its group; a node's number is never given to
-//! another, and it is there as long as a replica of any group is; rules only rise.
+//! Invariants: the cluster is founded once, and no other command is accepted before. A placement
+//! names known nodes, and replica ids that its group never used before. A node's number is never
+//! given to another node, and the node stays known as long as it has a replica of any group. Rules
+//! are never lowered.
 
 mod codec;
 mod command;
@@ -31,32 +32,32 @@ pub type NodeId = u64;
 /// A machine of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Drawn once for its data directory: a node that asks to join again is the same one. 0 says
-    /// nothing about it, and leaves what is known.
+    /// A random number, drawn once for the data directory, so that a repeated request to join is
+    /// recognised. 0 means unknown, and leaves the known number as it is.
     pub instance: u128,
-    /// Where its peers reach it, as host:port; empty if they can't.
+    /// The address for peers, as host:port; empty if there is none.
     pub address: String,
-    /// Where clients reach it, as host:port; empty if it serves none.
+    /// The address for clients, as host:port; empty if the node serves none.
     pub serves: String,
-    /// What it fails together with: a rack, a zone; empty if unknown.
+    /// The rack or zone with which the node fails together; empty if unknown.
     pub zone: String,
-    /// The newest rules its build knows.
+    /// The newest rules that its build knows.
     pub rules_max: u16,
 }
 
 /// One replica of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Placement {
-    /// The node that holds it.
+    /// The node of the replica.
     pub node: NodeId,
-    /// Its id in the shard's group, never reused after a disk is lost.
+    /// The replica's id in the shard's group, never used again after a disk is lost.
     pub replica: u64,
 }
 
 /// The answer to one entry of the control group.
 pub type ControlOutcome = Result<(), ControlRejection>;
 
-/// The bytes are not a command or a state of the control group.
+/// The error of bytes that are not a command or a state of the control group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("control group's bytes can't be read at offset {at}: {what}")]
 pub struct InvalidControlBytes {
@@ -69,22 +70,23 @@ pub struct InvalidControlBytes {
 pub struct Control {
     cluster: u128,
     incarnation: u32,
-    /// 0 until the cluster is founded.
+    /// The number of data shards; 0 until the cluster is founded.
     shards: u16,
     rules: u16,
-    /// How many voters a group is to have; 0 stands for the default.
+    /// The wanted number of voters per group; 0 stands for the default.
     factor: u8,
     nodes: BTreeMap<NodeId, Node>,
     /// The highest number ever given to a node.
     node_last: NodeId,
-    /// Nodes that are to be emptied.
+    /// Nodes that are being drained.
     draining: BTreeSet<NodeId>,
-    /// Nodes that never come back: what they held is placed anew, then they are removed.
+    /// Nodes that are lost for good: their replicas are placed anew, then the nodes are removed.
     given_up: BTreeSet<NodeId>,
-    /// Those of them that are forgotten as soon as this group has let their replica of it go.
+    /// Removed nodes that are forgotten as soon as the control group has removed their replica of
+    /// it.
     leaving: BTreeSet<NodeId>,
     placements: BTreeMap<u64, GroupPlacement>,
-    /// Queues that lie on several shards.
+    /// Queues that are spread over several shards.
     spreads: BTreeMap<String, Spread>,
     /// The last start of each node.
     starts: BTreeMap<NodeId, Start>,
@@ -93,13 +95,13 @@ pub struct Control {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct GroupPlacement {
     replicas: Vec<Placement>,
-    /// The nodes that its voters are to be on, in order.
+    /// The nodes for the group's voters, in ascending order.
     target: Vec<NodeId>,
-    /// The highest replica id ever given out, so that none comes twice.
+    /// The highest replica id ever given out, so that no id is used twice.
     replica_last: u64,
 }
 
-/// Voters of a group where nothing else was said.
+/// The default number of voters per group.
 const FACTOR_DEFAULT: u8 = 3;
 
 impl StateMachine for Control {
@@ -108,19 +110,19 @@ impl StateMachine for Control {
     fn apply(&mut self, index: u64, data: &[u8]) -> ControlOutcome {
         match ControlCommand::decode(data) {
             Ok(command) => self.decide(command),
-            // Another build wrote it: going on without it would diverge.
+            // Another build wrote the entry, so that going on without it would diverge.
             Err(error) => panic!("control entry {index}: {error}"),
         }
     }
 }
 
 impl Control {
-    /// The cluster's name and its incarnation, once founded.
+    /// The cluster's id and incarnation, once it is founded.
     pub fn cluster(&self) -> Option<(u128, u32)> {
         (self.shards > 0).then_some((self.cluster, self.incarnation))
     }
 
-    /// How many data shards there are; 0 until founded.
+    /// The number of data shards; 0 until the cluster is founded.
     pub fn shards(&self) -> u16 {
         self.shards
     }
@@ -140,43 +142,44 @@ impl Control {
         self.node_last + 1
     }
 
-    /// Whether a node was removed, and goes as soon as this group has let its replica of it go.
+    /// Whether a node was removed, and is forgotten as soon as the control group has removed its
+    /// replica.
     pub fn leaves(&self, id: NodeId) -> bool {
         self.leaving.contains(&id)
     }
 
-    /// Whether a number was given to a node that is no longer there: its process can end, nobody
-    /// counts on it.
+    /// Whether a node with this number was removed and forgotten. Its process can end, because the
+    /// cluster no longer counts on it.
     pub fn was_removed(&self, id: NodeId) -> bool {
         id <= self.node_last && !self.nodes.contains_key(&id)
     }
 
-    /// Whether a node is to be emptied.
+    /// Whether a node is being drained.
     pub fn drains(&self, id: NodeId) -> bool {
         self.draining.contains(&id)
     }
 
-    /// Whether a node is lost for good, and removed once others have what it held.
+    /// Whether a node is lost for good, and is removed once other nodes have its replicas.
     pub fn has_given_up(&self, id: NodeId) -> bool {
         self.given_up.contains(&id)
     }
 
-    /// How many voters each group is to have where there are nodes enough.
+    /// The wanted number of voters per group, if there are enough nodes.
     pub fn factor(&self) -> u8 {
         if self.factor == 0 { FACTOR_DEFAULT } else { self.factor }
     }
 
-    /// All groups: this one, and one for each shard.
+    /// All groups: the control group, and one per shard.
     pub fn groups(&self) -> std::ops::RangeInclusive<u64> {
         0..=u64::from(self.shards)
     }
 
-    /// Where a group's replicas are; empty if it was not placed.
+    /// The replicas of a group; empty if the group was not placed.
     pub fn replicas(&self, group: u64) -> &[Placement] {
         self.placements.get(&group).map_or(&[], |placement| &placement.replicas)
     }
 
-    /// The nodes that a group's voters are to be on.
+    /// The nodes for a group's voters.
     pub fn target(&self, group: u64) -> &[NodeId] {
         self.placements.get(&group).map_or(&[], |placement| &placement.target)
     }
@@ -186,7 +189,7 @@ impl Control {
         self.replicas(group).iter().find(|at| at.replica == replica).map(|at| at.node)
     }
 
-    /// The replica that a node holds of a group.
+    /// The replica of a group on a node.
     pub fn replica_on(&self, group: u64, node: NodeId) -> Option<u64> {
         self.replicas(group).iter().find(|at| at.node == node).map(|at| at.replica)
     }
@@ -196,19 +199,19 @@ impl Control {
         self.placements.get(&group).map_or(1, |placement| placement.replica_last + 1)
     }
 
-    /// How many voters each group is to have with the nodes that are in use.
+    /// The number of voters that each group can have with the nodes in use.
     pub fn voters_wanted(&self) -> usize {
         self.voters_on(self.in_use().count())
     }
 
-    /// The nodes that are to hold replicas.
+    /// The nodes that may get replicas.
     pub fn in_use(&self) -> impl Iterator<Item = NodeId> {
         let is_in_use =
             |node: &NodeId| !self.draining.contains(node) && !self.given_up.contains(node);
         self.nodes.keys().copied().filter(is_in_use)
     }
 
-    /// How many voters a group can have on so many nodes: an odd number.
+    /// The number of voters for this many nodes, which is always odd.
     fn voters_on(&self, nodes: usize) -> usize {
         let voters = nodes.min(self.factor().into());
         voters - usize::from(voters > 0 && voters.is_multiple_of(2))
@@ -354,7 +357,7 @@ impl Control {
         Ok(())
     }
 
-    /// The state as bytes, for checkpoints and snapshots: equal for equal states.
+    /// The state as bytes, for checkpoints and snapshots. Equal states have equal bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Writer::new();
         out.u128(self.cluster);

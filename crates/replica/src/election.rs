@@ -33,7 +33,8 @@ impl<M: StateMachine> Replica<M> {
     }
 }
 
-/// Ticks of silence after which a replica campaigns in a term: from `ticks` to just under twice that.
+/// Ticks of silence after which a replica campaigns in a term: from `ticks` to just under twice
+/// that.
 pub(crate) fn election_timeout(seed: u64, id: u64, term: u64, ticks: usize) -> usize {
     let mut mixed = seed;
     for part in [id, term] {

@@ -1,53 +1,55 @@
-//! Jury: whose state is right when replicas differ.
+//! Jury: decides which replica is wrong when states differ.
 //!
-//! At a mark in a group's log each replica keeps a digest of its state. The leader says through the log
-//! what it has. Whoever has something else says so too, and then everybody does. A replica is wrong when a
-//! majority of the voters agree on another digest: whoever of them leads, since the leader may be the one
-//! that went astray. Without a majority nobody is: to stop would take a shard away and mend nothing. A lone
-//! voter is its group's majority and proves nothing: between it and a learner it is one word against one.
+//! At a mark in a group's log, each replica keeps a digest of its state. The leader attests its
+//! digest through the log. A replica with another digest then attests its own, and after it all
+//! others do. A replica is wrong when a majority of the voters agree on another digest. This holds
+//! for the leader too, because its state may be the wrong one. Without a majority no replica stops,
+//! because stopping would take a shard away and repair nothing. A lone voter is the majority of its
+//! group, but proves nothing against a learner: two different digests do not show which one is
+//! wrong.
 
 use crate::Members;
 use std::collections::BTreeMap;
 
-/// What one replica says that it had at a mark.
+/// The digest that one replica attests for a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Statement {
     /// The mark.
     pub mark: u64,
-    /// Who says it.
+    /// The replica that attests.
     pub replica: u64,
-    /// The digest of its state there.
+    /// The digest of its state at the mark.
     pub digest: u64,
 }
 
-/// What follows from a statement.
+/// The verdict after a statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing that is to be done here.
+    /// This replica has nothing to do.
     Agreed,
-    /// Replicas differ: this one must say what it has.
+    /// The replicas differ, so that this one must attest its own digest.
     Speak,
-    /// This replica is the one that is wrong, and must not go on.
+    /// This replica is wrong and must stop.
     Wrong {
-        /// The voters that agree on something else.
+        /// The voters that agree on another digest.
         others: Vec<u64>,
-        /// What they have.
+        /// The digest of those voters.
         digest: u64,
     },
 }
 
-/// What one replica has heard of the newest mark.
+/// The statements about the newest mark, as one replica has heard them.
 #[derive(Debug, Default)]
 pub struct Jury {
     mark: u64,
     said: BTreeMap<u64, u64>,
-    /// This replica has said, or was told to say, what it has.
+    /// Whether this replica has attested its digest, or was told to.
     has_spoken: bool,
 }
 
 impl Jury {
-    /// Takes a statement as it comes out of the log. `me` has `own` at its mark; `members` are those of
-    /// the group now.
+    /// Handles a statement from the log. `me` is this replica, `own` its digest at the mark, and
+    /// `members` are the present members of the group.
     pub fn hear(&mut self, me: u64, own: u64, said: Statement, members: &Members) -> Verdict {
         if said.mark < self.mark {
             return Verdict::Agreed;
@@ -70,8 +72,8 @@ impl Jury {
         Verdict::Agreed
     }
 
-    /// What more than half of the voters have, with those voters. While members change nobody has a
-    /// majority: it is settled at a later mark.
+    /// The digest on which more than half of the voters agree, with these voters. While members
+    /// change there is no majority; a later mark decides.
     fn majority(&self, members: &Members) -> Option<(u64, Vec<u64>)> {
         if !members.outgoing.is_empty() {
             return None;
@@ -98,8 +100,8 @@ mod tests {
         Members { voters: voters.to_vec(), learners: learners.to_vec(), outgoing: vec![] }
     }
 
-    /// Lets a group compare: the leader speaks first, then whoever is told to, in turn. Returns who is
-    /// found to be wrong.
+    /// Lets a group compare digests: the leader attests first, then each replica that is told to.
+    /// Returns the replicas that are found wrong.
     fn compare(members: &Members, leader: u64, has: impl Fn(u64) -> u64, deaf: &[u64]) -> Vec<u64> {
         let everybody = members.voters.iter().chain(&members.learners).copied();
         let hears = everybody.filter(|replica| !deaf.contains(replica));
@@ -169,7 +171,7 @@ mod tests {
         assert_eq!(hear(4, 2, ASTRAY), Verdict::Speak);
         assert_eq!(hear(4, 2, ASTRAY), Verdict::Agreed, "it has spoken");
         assert_eq!(hear(5, 2, ASTRAY), Verdict::Speak, "of the next one it has not");
-        // What it said in an earlier life, before it was mended, is not what it has.
+        // A statement that it made before its state was repaired is not its digest now.
         assert_eq!(hear(6, 3, ASTRAY), Verdict::Speak);
         assert_eq!(hear(6, 3, RIGHT), Verdict::Agreed);
     }

@@ -1,16 +1,16 @@
 //! Taskyard's replica: one group's consensus, sans-I/O.
 //!
-//! A [`Replica`] is a raft node and a state machine in one value. Whoever drives it brings ticks,
-//! messages and disks: the server real ones, the simulator fake ones. Group 0 is the control group
-//! ([`Control`]); group `shard + 1` holds a data shard.
+//! A [`Replica`] is a raft node and a state machine in one value. A driver brings ticks, messages
+//! and disks: the server brings real ones, the simulator fake ones. Group 0 is the control group
+//! ([`Control`]); group `shard + 1` is a data shard.
 //!
 //! Invariants:
-//! - What a replica does follows from its inputs alone, election timeouts included.
-//! - It says nothing to a peer that it could forget in a crash: what depends on a write is handed
-//!   out only when the driver has said that the write is on disk.
-//! - The state machine sees each committed entry once, in order, and nothing else.
+//! - The actions of a replica, election timeouts included, follow from its inputs alone.
+//! - A replica tells no peer anything that a crash could make it forget: it returns a message that
+//!   depends on a write only after the driver has reported the write as durable.
+//! - The state machine applies each committed entry once, in order, and nothing else.
 //!
-//! The loop that every driver has, here for a lone voter whose log is a list in memory:
+//! The loop of every driver, here for a lone voter whose log is a list in memory:
 //!
 //! ```
 //! use std::sync::{Arc, Mutex};
@@ -82,7 +82,7 @@ pub use jury::{Jury, Statement, Verdict};
 pub use log::{LogReader, SnapshotSource, SnapshotState};
 pub use membership::{Change, ChangeRefused, Members, PeerProgress};
 pub use message::{InvalidMessage, decode_message, encode_message, message_bytes};
-/// The consensus library's wire and log types: entries, hard state, membership, messages.
+/// The consensus library's types for wire and log: entries, hard state, membership, messages.
 pub use raft::eraftpb;
 pub use replica::{Applied, Config, Progress, Ready, Replica, StateMachine};
 pub use restored::{Error, Restored};

@@ -1,49 +1,49 @@
-//! Log: what the raft node sees of its log: a cache of recent entries over the driver's disk.
+//! Log: raft's view of its log: a cache of recent entries over the driver's disk.
 //!
 //! Invariants: entries after `start` and up to `last` are readable, from the cache or through the
-//! driver's [`LogReader`]; what is not yet both persisted and applied is always in the cache, so the
-//! disk is never asked for something that is still on its way there.
+//! driver's [`LogReader`]. The cache has every entry that is not both persisted and applied, so
+//! that no read from disk can overtake a write.
 
 use crate::eraftpb::{ConfState, Entry, HardState, Snapshot};
 use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 use std::collections::VecDeque;
 
-/// Reads back entries of the log that are no longer cached here (for a lagging peer, after a restart).
+/// Reads entries that the cache no longer has, for a lagging peer or after a restart.
 pub trait LogReader: Send {
-    /// Entries `[from, to)`, at least one, stopping before `bytes_max` is passed (but never empty).
+    /// Entries `[from, to)` up to `bytes_max`, but at least one.
     fn entries(&self, from: u64, to: u64, bytes_max: u64) -> Vec<Entry>;
     /// The term of one entry.
     fn term(&self, index: u64) -> Option<u64>;
 }
 
-/// What a peer needs that is behind the start of the log.
+/// A checkpoint for a peer that is behind the start of the log.
 #[derive(Clone, Debug)]
 pub struct SnapshotState {
     /// The checkpoint's index.
     pub index: u64,
-    /// The term of the entry there.
+    /// The term of the entry at that index.
     pub term: u64,
-    /// Voters and learners there.
+    /// Voters and learners at that index.
     pub conf_state: ConfState,
-    /// What the receiving driver needs to get the state: the state itself, or where to fetch it.
+    /// The driver's own data: the state itself, or where the receiver fetches it.
     pub data: bytes::Bytes,
 }
 
 /// Offers the last synced checkpoint to peers that are behind the start of the log.
 pub trait SnapshotSource: Send {
-    /// A checkpoint at `index_min` or later for replica `to`; `None` while there is none: raft asks
-    /// again. One that does not know `to` as a member yet is of no use to it: after a member is
-    /// added, the driver takes a new checkpoint.
+    /// A checkpoint at `index_min` or later for replica `to`; `None` while there is none, and raft
+    /// then asks again. The checkpoint must name `to` as a member, so that the driver takes a new
+    /// checkpoint after a member is added.
     fn snapshot(&self, index_min: u64, to: u64) -> Option<SnapshotState>;
 }
 
-/// Bytes that an entry takes besides its data, about.
+/// Estimated bytes of an entry beside its data.
 const ENTRY_OVERHEAD_BYTES: usize = 64;
 
 pub(crate) struct Log {
     hard_state: HardState,
     conf_state: ConfState,
-    /// Index and term just before the first entry that can be read.
+    /// Index and term just before the first readable entry.
     start: (u64, u64),
     last: u64,
     /// The newest entries, without gaps, up to `last`.
@@ -85,7 +85,8 @@ impl Log {
         self.cache_bytes
     }
 
-    /// Takes entries that the driver is about to write, replacing what is held from the first one's index on.
+    /// Adds entries that the driver is about to write. They replace cached entries from the index
+    /// of the first one on.
     pub(crate) fn append(&mut self, entries: &[Entry]) {
         let Some(first) = entries.first() else { return };
         assert!(
@@ -104,7 +105,7 @@ impl Log {
         self.last = entries.last().map_or(self.last, |entry| entry.index);
     }
 
-    /// Starts again behind a snapshot.
+    /// Starts again after a snapshot.
     pub(crate) fn restart_at(&mut self, index: u64, term: u64) {
         self.start = (index, term);
         self.last = index;
@@ -112,7 +113,7 @@ impl Log {
         self.cache_bytes = 0;
     }
 
-    /// Forgets entries up to `index`; they can no longer be read.
+    /// Forgets entries up to `index`, which are then no longer readable.
     pub(crate) fn compact(&mut self, index: u64, term: u64) {
         self.start = (index, term);
         while self.cache.front().is_some_and(|entry| entry.index <= index) {
@@ -135,7 +136,7 @@ impl Log {
         }
     }
 
-    /// Index of the first cached entry; behind the end if none is.
+    /// The index of the first cached entry; the index after `last` if the cache is empty.
     fn cache_first(&self) -> u64 {
         self.cache.front().map_or(self.last + 1, |entry| entry.index)
     }
@@ -222,7 +223,7 @@ impl Storage for Log {
     }
 
     fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
-        // One that is older than the log's start would leave a gap that nothing fills.
+        // A snapshot older than the log's start would leave a gap.
         let index_min = request_index.max(self.start.0);
         let Some(state) = self
             .snapshots
@@ -254,7 +255,7 @@ fn entry_bytes(entry: &Entry) -> usize {
 mod tests {
     use super::*;
 
-    /// A disk that holds entries `1..=last`, each of term `index / 10 + 1`.
+    /// A disk with entries `1..=last`, each of term `index / 10 + 1`.
     struct Disk {
         last: u64,
     }

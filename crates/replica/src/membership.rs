@@ -1,8 +1,9 @@
-//! Membership: voters, learners, and how far each has come.
+//! Membership: voters, learners, and how far each of them has come.
 //!
-//! A change of one member takes effect when it is applied; a change of several goes through a joint
-//! configuration, in which both the old and the new voters must agree, and which is left by itself.
-//! One change is under way at a time. A leader that is voted out steps down.
+//! A change of one member takes effect when it is applied. A change of several goes through a joint
+//! configuration, in which both the old and the new voters must agree; the leader ends that
+//! configuration without a request. Only one change is in progress at a time. A leader that loses
+//! its vote steps down.
 
 use crate::eraftpb::{
     ConfChangeSingle, ConfChangeTransition, ConfChangeType, ConfChangeV2, ConfState,
@@ -15,55 +16,55 @@ use raft::StateRole;
 pub enum Change {
     /// Makes a new replica or a learner a voter.
     AddVoter(u64),
-    /// Makes a new replica or a voter a learner: it gets the log and has no vote.
+    /// Makes a new replica or a voter a learner, which gets the log and has no vote.
     AddLearner(u64),
-    /// Takes a voter or learner out of the group.
+    /// Removes a voter or learner from the group.
     Remove(u64),
 }
 
-/// The change was not proposed.
+/// Why a change was not proposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChangeRefused {
-    /// Ask the leader.
+    /// This replica does not lead; the caller asks the leader.
     #[error(transparent)]
     NotLeader(#[from] NotLeader),
     /// An earlier change is not applied yet.
     #[error("another change of members is under way; wait until it is done")]
     InProgress,
-    /// It names nobody, or replica 0.
+    /// The change is empty, or names replica 0.
     #[error("a change of members must name replicas, from 1")]
     Invalid,
 }
 
-/// Who is in the group, each in ascending order.
+/// The members of a group, each list in ascending order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Members {
-    /// Those who decide.
+    /// The replicas that vote.
     pub voters: Vec<u64>,
-    /// Those who only follow.
+    /// The replicas that follow without a vote.
     pub learners: Vec<u64>,
     /// The old voters while a change of several members is under way.
     pub outgoing: Vec<u64>,
 }
 
-/// How far a member has come, as its leader sees it.
+/// The progress of one member, as its leader sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerProgress {
     /// The member.
     pub id: u64,
-    /// The last entry it is known to hold on disk.
+    /// The last entry that the member is known to have on disk.
     pub matched: u64,
-    /// How many entries it lacks.
+    /// The number of entries that the member lacks.
     pub lag: u64,
-    /// Whether it was heard of within an election timeout, and holds something of the log. One that was
-    /// only just let in is not active, however little it lacks.
+    /// Whether the member has some of the log and was heard within an election timeout. A new
+    /// member is not active before its first message, even if it lacks little.
     pub active: bool,
     /// How much room its disk has, as it last said.
     pub room: Room,
 }
 
 impl<M: StateMachine> Replica<M> {
-    /// Proposes a change of members: several in one go through a joint configuration.
+    /// Proposes a change of members. A change of several goes through a joint configuration.
     pub fn propose_conf_change(&mut self, changes: &[Change]) -> Result<(), ChangeRefused> {
         let Role::Leader { .. } = self.role() else {
             return Err(NotLeader { leader: self.known_leader() }.into());
@@ -82,7 +83,7 @@ impl<M: StateMachine> Replica<M> {
             .map_err(|_| ChangeRefused::NotLeader(NotLeader { leader: None }))
     }
 
-    /// Who is in the group, as of the last applied entry.
+    /// The members as of the last applied entry.
     pub fn members(&self) -> Members {
         let sorted = |ids: &[u64]| {
             let mut ids = ids.to_vec();
@@ -97,13 +98,13 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
-    /// Since which index the members are who they are. While one replica leads, a plan that was made
-    /// for these members is out of date once this or its term has changed.
+    /// The index at which the members last changed. A plan for this leader and these members is out
+    /// of date once this index or the leader's term has changed.
     pub fn members_since(&self) -> u64 {
         self.members_since
     }
 
-    /// How far every member has come, by id; empty unless this replica leads.
+    /// The progress of every member, by id; empty unless this replica leads.
     pub fn peers(&self) -> Vec<PeerProgress> {
         let Role::Leader { .. } = self.role() else { return Vec::new() };
         let last = self.last_index();
@@ -112,7 +113,7 @@ impl<M: StateMachine> Replica<M> {
                 id,
                 matched: progress.matched,
                 lag: last.saturating_sub(progress.matched),
-                // Raft takes whoever it has just let in for active, before a word was heard of it.
+                // Raft counts a new member as active before its first message.
                 active: id == self.id() || (progress.recent_active && progress.matched > 0),
                 room: self.room_of(id),
             })
@@ -128,25 +129,26 @@ impl<M: StateMachine> Replica<M> {
     }
 
     pub(crate) fn apply_members(&mut self, change: &ConfChangeV2) {
-        // A change that can't be made (it would leave no voter) fails alike on every replica.
+        // An impossible change, such as one that leaves no voter, fails on every replica alike.
         if let Ok(state) = self.node.apply_conf_change(change) {
             let votes =
                 state.voters.contains(&self.id()) || state.voters_outgoing.contains(&self.id());
             self.members_have_changed(state);
             if !votes && self.node.raft.state == StateRole::Leader {
-                // Raft would go on leading, refuse every proposal, and keep the others from electing.
+                // Raft would keep leading, refuse every proposal, and keep the others from an
+                // election.
                 let term = self.term();
                 self.node.raft.become_follower(term, raft::INVALID_ID);
             }
         }
     }
 
-    /// Raft leaves a joint configuration by itself only if the leader that entered it is still there.
+    /// Ends a joint configuration, because raft ends it only under the leader that entered it.
     pub(crate) fn leave_joint(&mut self) {
         let joint = !self.conf_state.voters_outgoing.is_empty();
         if joint && self.node.raft.state == StateRole::Leader && !self.node.raft.has_pending_conf()
         {
-            // Refused while leadership is handed over; the next ready tries again.
+            // Raft refuses during a hand-over of leadership; the next ready tries again.
             let _ = self.node.propose_conf_change(Vec::new(), ConfChangeV2::default());
         }
     }

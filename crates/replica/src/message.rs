@@ -1,12 +1,13 @@
-//! Messages between replicas: their bytes, and which of them a replica listens to.
+//! Messages between replicas: their bytes, and the checks before a replica accepts them.
 //!
-//! A raft node trusts its messages: some that no healthy peer sends would stop it. So everything
-//! that comes from outside passes `is_sound` first, and what does not is ignored like a lost packet.
+//! A raft node trusts its messages: some messages that no healthy peer sends would stop it. Every
+//! message from outside therefore passes `is_sound` first; a message that fails is ignored like a
+//! lost packet.
 
 use crate::eraftpb::{Message, MessageType};
 use protobuf::Message as _;
 
-/// The bytes are not a message.
+/// The error of bytes that are not a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("peer message of {bytes} bytes can't be read: {what}")]
 pub struct InvalidMessage {
@@ -19,7 +20,7 @@ pub fn encode_message(message: &Message) -> Vec<u8> {
     message.write_to_bytes().expect("a message has no required fields that could be missing")
 }
 
-/// How long [`encode_message`] is, without making it.
+/// The length of [`encode_message`]'s result, computed without encoding.
 pub fn message_bytes(message: &Message) -> usize {
     message.compute_size() as usize
 }
@@ -32,12 +33,12 @@ pub fn decode_message(bytes: &[u8]) -> Result<Message, InvalidMessage> {
 
 /// Whether a replica `id` whose log ends at `last_index` may hand this message to its raft node.
 pub(crate) fn is_sound(message: &Message, id: u64, last_index: u64) -> bool {
-    // Term 0 marks a node's own messages to itself.
+    // Term 0 marks the messages of a node to itself.
     let addressed = message.to == id && message.from != 0 && message.from != id && message.term > 0;
     addressed
         && match message.get_msg_type() {
             MessageType::MsgAppend => entries_are_sound(message),
-            // A peer cannot hold more of this log than there is.
+            // A peer cannot have more of this log than there is.
             MessageType::MsgAppendResponse => message.index <= last_index || message.reject,
             MessageType::MsgSnapshot => {
                 let metadata = message.get_snapshot().get_metadata();
@@ -51,10 +52,10 @@ pub(crate) fn is_sound(message: &Message, id: u64, last_index: u64) -> bool {
             | MessageType::MsgHeartbeat
             | MessageType::MsgHeartbeatResponse
             | MessageType::MsgTimeoutNow => true,
-            // An heir refuses; see `transfer.rs`.
+            // An heir refuses leadership with this message; see `transfer.rs`.
             MessageType::MsgTransferLeader => message.reject,
-            // Proposals, reads and transfers are asked of the leader by its own driver alone; the
-            // rest never leaves a node.
+            // Only the leader's own driver sends proposals, reads and transfers; the others never
+            // leave a node.
             MessageType::MsgHup
             | MessageType::MsgBeat
             | MessageType::MsgPropose

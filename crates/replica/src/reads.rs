@@ -1,23 +1,23 @@
-//! Reads that wait: first for a majority to confirm that this replica still leads, then for the
-//! state to reach the index that was committed when they were asked.
+//! Reads that wait: first until a majority confirms that this replica still leads, then until the
+//! state reaches the index that was committed when the read was asked.
 //!
-//! Invariant: every read that was asked comes out once, served or dropped.
+//! Invariant: every read comes out once, served or dropped.
 
 use std::collections::{BTreeMap, VecDeque};
 
 /// The reads of one leader, by the numbers that the driver gave them.
 #[derive(Default)]
 pub(crate) struct Reads {
-    /// Not confirmed yet, by raft's context.
+    /// Unconfirmed reads, by raft's context.
     asked: BTreeMap<u64, u64>,
-    /// Confirmed, as (index that must be applied first, number).
+    /// Confirmed reads, as (index to apply first, number).
     confirmed: VecDeque<(u64, u64)>,
     dropped: Vec<u64>,
     next_context: u64,
 }
 
 impl Reads {
-    /// Takes a read; the context to ask raft with.
+    /// Takes a read; returns the context for raft.
     pub(crate) fn ask(&mut self, number: u64) -> Vec<u8> {
         let context = self.next_context;
         self.next_context += 1;
@@ -33,7 +33,7 @@ impl Reads {
         }
     }
 
-    /// Leadership is lost, and with it every read that was not served.
+    /// Drops every read that was not served, because leadership is lost.
     pub(crate) fn drop_all(&mut self) {
         self.dropped.extend(std::mem::take(&mut self.asked).into_values());
         self.dropped.extend(self.confirmed.drain(..).map(|(_, number)| number));
@@ -47,7 +47,7 @@ impl Reads {
         std::mem::take(&mut self.dropped)
     }
 
-    /// The reads that a state at `applied` may answer.
+    /// The reads that the state at index `applied` may answer.
     pub(crate) fn take_servable(&mut self, applied: u64) -> Vec<u64> {
         let servable = self.confirmed.iter().take_while(|(index, _)| *index <= applied).count();
         self.confirmed.drain(..servable).map(|(_, number)| number).collect()

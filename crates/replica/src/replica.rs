@@ -1,11 +1,10 @@
 //! Replica: one group's consensus without I/O: a raft-rs `RawNode` and a state machine.
 //!
 //! Inputs: proposals, peer messages, ticks, "persisted". Outputs: entries to persist, messages to
-//! send before and after the sync, outcomes. Nothing in it can wait, so nothing in it can deadlock.
-//! The server drives it with real disks and sockets, the simulator with fake ones.
+//! send before and after the sync, outcomes. The replica never waits, so it cannot deadlock.
 //!
-//! A group's history begins at index 1, term 1, where its first voters are set and no entry is: so
-//! whoever joins later starts behind the log, gets a snapshot, and learns the voters with it.
+//! A group's history begins at index 1, term 1, which sets the first voters and has no entry. A
+//! later member therefore starts behind the log and gets a snapshot, which names the voters.
 
 use crate::log::{Log, LogReader, SnapshotSource};
 use crate::reads::Reads;
@@ -20,99 +19,94 @@ use protobuf::Message as _;
 use raft::{RawNode, ReadOnlyOption, SnapshotStatus, StateRole, Storage};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What a group agrees on.
+/// The state on which a group agrees.
 pub trait StateMachine {
-    /// The answer to one entry.
     type Outcome;
-    /// Decides one committed entry. Every replica calls it with the same entries in the same order.
+    /// Applies one committed entry. Every replica calls it with the same entries in the same order.
     fn apply(&mut self, index: u64, data: &[u8]) -> Self::Outcome;
 }
 
-/// Who this replica is.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Replica id in its group, from 1; never reused after a disk is lost.
+    /// The replica's id in its group, from 1; never used again after a disk is lost.
     pub id: u64,
-    /// Seeds the election timeouts (with replica and term), so that a simulation replays.
+    /// The seed of the election timeouts, together with replica and term, so that a simulation can
+    /// be repeated.
     pub seed: u64,
     /// Ticks between a leader's heartbeats.
     pub heartbeat_ticks: usize,
-    /// Least ticks of silence before an election; at most twice that.
+    /// The fewest ticks of silence before an election; the most is twice that.
     pub election_ticks: usize,
-    /// Bytes of one entry that a message can carry. A larger entry is never appended: no peer could
-    /// ever get it, and everything behind it would wait for ever.
+    /// The most bytes of one entry that a message can carry. A larger entry is never appended,
+    /// because no peer could get it and every entry behind it would wait for ever.
     pub entry_bytes_max: usize,
 }
 
-/// One applied entry.
 #[derive(Debug)]
 pub struct Applied<O> {
-    /// Its index.
     pub index: u64,
-    /// Its term.
     pub term: u64,
-    /// The number it was proposed under here in this term; `None` if proposed elsewhere or before.
+    /// The number of its proposal, if this replica proposed it in this term.
     pub proposal: Option<u64>,
-    /// What it did.
     pub outcome: O,
 }
 
-/// What the driver must do, in this order: send `messages_now`; install `snapshot`, if there is one
+/// The work for the driver, in this order: send `messages_now`; install `snapshot`, if there is one
 /// ([`Replica::install`]); persist `entries` and `hard_state` (syncing if `must_sync`); call
 /// [`Replica::persisted`] with `number`.
 ///
-/// Several may be under way at once. They are persisted in the order in which they were handed out.
+/// Several of them may be in progress at once, and are persisted in the order of their numbers.
 #[derive(Debug)]
 pub struct Ready {
-    /// Hand it back to [`Replica::persisted`].
     pub number: u64,
-    /// To append (replacing what the log holds from the first one's index on).
+    /// Entries to append. They replace the log from the index of the first one on.
     pub entries: Vec<eraftpb::Entry>,
-    /// To store with them.
     pub hard_state: Option<eraftpb::HardState>,
-    /// Whether the vote, term or entries must be on disk before going on. Where it is false,
-    /// `hard_state` holds a new commit index alone and may ride in the next write that is synced.
+    /// Whether term, vote or entries must be durable before the driver goes on. If false,
+    /// `hard_state` has only a new commit index, which may wait for the next synced write.
     pub must_sync: bool,
-    /// May be sent before the sync (a leader's appends).
+    /// Messages that may leave before the sync (a leader's appends).
     pub messages_now: Vec<eraftpb::Message>,
-    /// A snapshot to install, received from the leader. It replaces the state and the whole log.
+    /// A snapshot from the leader to install. It replaces the state and the whole log.
     pub snapshot: Option<eraftpb::Snapshot>,
 }
 
-/// What came of it once persisted.
+/// The results of a persisted [`Ready`].
 #[derive(Debug)]
 pub struct Progress<O> {
-    /// To send now that the sync is done.
+    /// Messages that may leave now that the sync is done.
     pub messages: Vec<eraftpb::Message>,
-    /// Entries that were committed and have been applied, in order.
+    /// Committed entries that were applied, in order.
     pub applied: Vec<Applied<O>>,
-    /// Proposal numbers that will never be answered: lost with leadership. Their entries may still
-    /// be applied, or not: the outcome is unknown.
+    /// Numbers of proposals that will not be answered, because leadership was lost. The outcome is
+    /// unknown: their entries may still be applied.
     pub dropped: Vec<u64>,
-    /// Reads (by the number given to [`Replica::read`]) that may now be served from the state.
+    /// Numbers of reads (see [`Replica::read`]) that the state may now answer.
     pub reads: Vec<u64>,
     /// Reads that were lost with leadership.
     pub reads_dropped: Vec<u64>,
-    /// The new role, if it changed. It holds after `applied`, `dropped` and `reads_dropped`.
+    /// The new role, if it changed. The driver handles it after `applied`, `dropped` and
+    /// `reads_dropped`.
     pub role: Option<Role>,
     /// Whether voters or learners changed: see [`Replica::members`].
     pub members_changed: bool,
 }
 
-/// An append to a peer holds at most this, so that a lost one costs little to send again.
+/// The most bytes in one append to a peer, so that a lost one is cheap to send again.
 const APPEND_BYTES_MAX: u64 = 1 << 20;
-/// Appends on their way to one peer at once.
+/// The most appends to one peer that are in flight at once.
 const APPENDS_IN_FLIGHT_MAX: usize = 64;
-/// One bite of committed entries: a long replay after a restart leaves room for other shards.
+/// The most bytes of entries to apply in one step, so that a long replay leaves time for other
+/// shards.
 const APPLY_BYTES_MAX: u64 = 4 << 20;
-/// Applied entries kept in memory for peers that are a little behind; the rest is read from disk.
+/// Bytes of applied entries in memory for peers that are a little behind; older ones come from
+/// disk.
 const CACHE_BYTES_MAX: usize = 4 << 20;
 
-/// A ready that the driver has not yet reported persisted, or that waits for an earlier one.
+/// A ready that is not yet persisted, or that waits for an earlier one.
 struct Outstanding {
     number: u64,
     persisted: bool,
-    /// Where the snapshot in it stands.
     snapshot: Option<eraftpb::SnapshotMetadata>,
     messages: Vec<eraftpb::Message>,
 }
@@ -130,9 +124,8 @@ pub struct Replica<M: StateMachine> {
     pub(crate) seed: u64,
     pub(crate) election_ticks: usize,
     entry_bytes_max: usize,
-    /// It is not to lead.
     pub(crate) declines: bool,
-    /// Index and term of an entry here that no message can carry, see [`Replica::resign`].
+    /// Index and term of an entry in this log that no message can carry, see [`Replica::resign`].
     pub(crate) unsendable: Option<(u64, u64)>,
     pub(crate) stall: Stall,
     /// How much room its disk has, and those of others as they last said.
@@ -141,23 +134,23 @@ pub struct Replica<M: StateMachine> {
     applied: u64,
     applied_term: u64,
     pub(crate) conf_state: eraftpb::ConfState,
-    /// Index of the entry that made it so; after a start or a snapshot, where that began.
+    /// The index at which the members last changed; after a start or a snapshot, its index.
     pub(crate) members_since: u64,
-    /// Committed entries that raft has handed out and the machine has not seen yet.
+    /// Committed entries from raft that the machine has not applied yet.
     pending: VecDeque<eraftpb::Entry>,
-    /// The last committed index that raft has handed out. It may be behind `applied`, which takes
-    /// what is committed by a write without waiting for the next ready.
+    /// The last committed index that raft has returned. It may be behind `applied`, because a
+    /// finished write is applied without waiting for the next ready.
     handed_out: u64,
-    /// What was committed when this replica started: it campaigns only when that is applied.
+    /// The commit index at the start: the replica campaigns only after applying up to here.
     replay_until: u64,
     outstanding: VecDeque<Outstanding>,
     /// The machines of snapshots that are being persisted, in their order.
     installed: VecDeque<M>,
-    /// The machine that the last snapshot took the place of.
+    /// The machine that the last snapshot replaced.
     pub(crate) replaced: Option<M>,
-    /// The term in which this replica leads and has applied all before it.
+    /// The term that this replica leads, once it has applied all entries of earlier terms.
     pub(crate) leading: Option<u64>,
-    role_told: Role,
+    role_reported: Role,
     pub(crate) members_changed: bool,
     proposals: VecDeque<Proposal>,
     dropped: Vec<u64>,
@@ -165,8 +158,8 @@ pub struct Replica<M: StateMachine> {
 }
 
 impl<M: StateMachine> Replica<M> {
-    /// A replica as its disk left it. `machine` is the state at `restored.applied`. A lone voter
-    /// campaigns at once, or as soon as what it knows to be committed is applied.
+    /// A replica restored from its disk. `machine` is the state at `restored.applied`. A lone voter
+    /// campaigns at once, or as soon as it has applied what it knows to be committed.
     pub fn new(
         config: &Config,
         restored: Restored,
@@ -198,7 +191,7 @@ impl<M: StateMachine> Replica<M> {
         let logger = slog::Logger::root(slog::Discard, slog::o!());
         let node = RawNode::new(&raft_config, storage, &logger)
             .map_err(|error| Error::Config { what: error.to_string() })?;
-        let role_told = Role::Follower { term: hard_state.term, leader: None };
+        let role_reported = Role::Follower { term: hard_state.term, leader: None };
         let mut replica = Replica {
             node,
             machine,
@@ -221,7 +214,7 @@ impl<M: StateMachine> Replica<M> {
             installed: VecDeque::new(),
             replaced: None,
             leading: None,
-            role_told,
+            role_reported,
             members_changed: false,
             proposals: VecDeque::new(),
             dropped: Vec::new(),
@@ -231,17 +224,18 @@ impl<M: StateMachine> Replica<M> {
         Ok(replica)
     }
 
-    /// Lets peers that are behind the start of the log have checkpoints. Without it they wait.
+    /// Sets the source of checkpoints for peers that are behind the start of the log. Without a
+    /// source these peers wait.
     pub fn set_snapshot_source(&mut self, source: Box<dyn SnapshotSource>) {
         self.node.mut_store().set_snapshots(source);
     }
 
     /// Appends an entry to the log, if this replica leads and a message can carry the entry. Every
-    /// proposal of every group passes here. `number` comes back with its outcome, or among the
-    /// dropped ones.
+    /// proposal of every group comes through here. `number` comes back with the outcome, or among
+    /// the dropped proposals.
     ///
     /// # Panics
-    /// If `data` is empty: such entries are raft's own.
+    /// If `data` is empty, because such entries belong to raft.
     pub fn propose(&mut self, data: impl Into<Bytes>, number: u64) -> Result<(), ProposeRefused> {
         let data = data.into();
         assert!(
@@ -256,14 +250,14 @@ impl<M: StateMachine> Replica<M> {
         let mut message = eraftpb::Message { from: self.id(), ..Default::default() };
         message.set_msg_type(MessageType::MsgPropose);
         message.mut_entries().push(eraftpb::Entry { data, ..Default::default() });
-        // Refused while leadership is being handed over, or when this replica was voted out.
+        // Raft rejects this during a hand-over of leadership, or after this replica lost its vote.
         self.node.raft.step(message).map_err(|_| NotLeader { leader: None })?;
         debug_assert_eq!(term, self.term(), "a proposal does not change the term");
         self.proposals.push_back(Proposal { index: self.last_index(), number });
         Ok(())
     }
 
-    /// Asks whether this replica still leads. `number` comes back in [`Progress::reads`] when the
+    /// Confirms that this replica still leads. `number` comes back in [`Progress::reads`] once the
     /// state shows everything that was acknowledged before this call.
     pub fn read(&mut self, number: u64) -> Result<(), NotLeader> {
         if self.leading.is_none() {
@@ -274,7 +268,8 @@ impl<M: StateMachine> Replica<M> {
         Ok(())
     }
 
-    /// Takes a message from a peer. One that is malformed, stale or not for this replica is ignored.
+    /// Handles a message from a peer. A message that is malformed, stale or for another replica is
+    /// ignored.
     ///
     /// # Panics
     /// If it proves that a committed entry differs or was lost here: going on would diverge.
@@ -289,10 +284,11 @@ impl<M: StateMachine> Replica<M> {
         match message.get_msg_type() {
             MessageType::MsgTimeoutNow => self.take_over(message),
             MessageType::MsgTransferLeader => self.refused_by(&message),
-            // Errors say that the sender is no member any more: ignored as well.
+            // An error says that the sender is no member any more; such a message is ignored as
+            // well.
             _ => drop(self.node.step(message)),
         }
-        self.settle();
+        self.update_leadership();
     }
 
     /// Tells what came of a snapshot message to `to`. Nothing else is sent to it before this is told.
@@ -301,16 +297,15 @@ impl<M: StateMachine> Replica<M> {
         self.node.report_snapshot(to, status);
     }
 
-    /// Whether [`Replica::ready`] has something.
+    /// Whether [`Replica::ready`] would return work.
     pub fn has_ready(&self) -> bool {
         self.node.has_ready()
             || self.applied < self.appliable()
-            || self.role() != self.role_told
+            || self.role() != self.role_reported
             || !self.dropped.is_empty()
             || self.reads.any_dropped()
     }
 
-    /// What to persist and send next.
     pub fn ready(&mut self) -> Option<Ready> {
         if !self.has_ready() {
             return None;
@@ -335,7 +330,7 @@ impl<M: StateMachine> Replica<M> {
             self.node.mut_store().restart_at(metadata.index, metadata.term);
         }
         self.node.mut_store().append(&entries);
-        // Raft may read the entries from here on; they are in the cache.
+        // Raft may read the entries from now on; the cache has them.
         self.node.advance_append_async(ready);
         self.handed_out = committed.last().map_or(self.handed_out, |entry| entry.index);
         let seen = self.pending.back().map_or(self.applied, |entry| entry.index);
@@ -349,25 +344,26 @@ impl<M: StateMachine> Replica<M> {
         Some(Ready { number, entries, hard_state, must_sync, messages_now, snapshot })
     }
 
-    /// Takes the state of the snapshot in a [`Ready`], before that ready is reported persisted.
+    /// Takes the state of the snapshot in a [`Ready`]. The driver calls this before it reports the
+    /// ready as persisted.
     pub fn install(&mut self, machine: M) {
         assert!(self.installs(), "a snapshot was installed that no ready asked for");
         self.installed.push_back(machine);
     }
 
-    /// The write of this ready is done (and on disk, if it had to be). Applies a bite of what is
-    /// committed: while more is, [`Replica::has_ready`] holds.
+    /// Reports the write of a ready as done, and as durable if it had to be. Applies some of the
+    /// committed entries; [`Replica::has_ready`] stays true while there are more.
     ///
     /// # Panics
-    /// If no such ready is under way, or its snapshot was not installed.
+    /// If no such ready is in progress, or its snapshot was not installed.
     pub fn persisted(&mut self, number: u64) -> Progress<M::Outcome> {
         let ready = self.outstanding.iter_mut().find(|ready| ready.number == number);
         ready.expect("a ready is reported persisted once").persisted = true;
         let mut messages = Vec::new();
         let mut persisted_up_to = None;
         let mut snapshot = None;
-        // A ready without a write of its own may be done before an earlier one. It must not count
-        // for that one, so what it holds back waits.
+        // A ready without a write of its own may be done before an earlier one. Its messages wait,
+        // because they must not leave before the earlier write is durable.
         while let Some(ready) = pop_front_if(&mut self.outstanding, |ready| ready.persisted) {
             persisted_up_to = Some(ready.number);
             if ready.snapshot.is_some() {
@@ -390,12 +386,12 @@ impl<M: StateMachine> Replica<M> {
         self.evict_applied();
         self.campaign_if_alone();
         self.leave_joint();
-        self.settle();
+        self.update_leadership();
         let read_states = std::mem::take(&mut self.node.raft.read_states);
         self.reads.confirm(read_states);
         let role = self.role();
-        let role_changed = role != self.role_told;
-        self.role_told = role;
+        let role_changed = role != self.role_reported;
+        self.role_reported = role;
         Progress {
             messages,
             applied,
@@ -407,7 +403,6 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
-    /// Where this replica stands now.
     pub fn role(&self) -> Role {
         match self.leading {
             Some(term) => Role::Leader { term },
@@ -425,12 +420,11 @@ impl<M: StateMachine> Replica<M> {
         self.node.raft.id
     }
 
-    /// The current term.
     pub fn term(&self) -> u64 {
         self.node.raft.term
     }
 
-    /// Term, vote and commit as they are now: what a log that begins anew must say.
+    /// Term, vote and commit index as of now, for the start of a new log.
     pub fn hard_state(&self) -> eraftpb::HardState {
         self.node.raft.hard_state()
     }
@@ -440,12 +434,11 @@ impl<M: StateMachine> Replica<M> {
         self.node.raft.raft_log.committed
     }
 
-    /// The last index that the state machine has seen.
+    /// The last index that the state machine has applied.
     pub fn applied(&self) -> u64 {
         self.applied
     }
 
-    /// The term of the entry there.
     pub fn applied_term(&self) -> u64 {
         self.applied_term
     }
@@ -465,22 +458,21 @@ impl<M: StateMachine> Replica<M> {
         &self.conf_state
     }
 
-    /// The state.
     pub fn machine(&self) -> &M {
         &self.machine
     }
 
-    /// The state, for what is no part of what is agreed on (marking a checkpoint's cut, taking its
-    /// bites). Commands go through [`Replica::propose`].
+    /// The state, for changes that the group need not agree on, such as a checkpoint's cut and its
+    /// bites. Commands go through [`Replica::propose`].
     pub fn machine_mut(&mut self) -> &mut M {
         &mut self.machine
     }
 
-    /// Forgets the log up to `up_to`, which a synced checkpoint covers. Call it before the driver
-    /// deletes those entries.
+    /// Forgets the log up to `up_to`, which a synced checkpoint covers. The driver calls this
+    /// before it deletes these entries.
     ///
     /// # Panics
-    /// If that is not applied yet.
+    /// If `up_to` is not applied yet.
     pub fn compact(&mut self, up_to: u64) {
         assert!(up_to <= self.applied, "log compacted to {up_to}, applied is {}", self.applied);
         if up_to >= self.first_index() {
@@ -489,27 +481,27 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
-    /// Drops applied entries from memory until `bytes_max` are left; they are read from the driver's
-    /// log when a peer needs them. Done by itself at 4 MiB, and at 0 for a lone voter.
+    /// Drops applied entries from memory until `bytes_max` are left; a lagging peer then gets them
+    /// from the driver's log. The replica itself does so at 4 MiB, and at 0 for a lone voter.
     pub fn evict_cache(&mut self, bytes_max: usize) {
-        // Raft never applies an entry that is not persisted, and reads each once more to hand it out.
+        // Raft applies only persisted entries, and reads each once more to return it as committed.
         let unused_up_to = self.applied.min(self.handed_out);
         self.node.mut_store().evict(unused_up_to, bytes_max);
     }
 
-    /// Bytes of entries held in memory.
     pub fn cache_bytes(&self) -> usize {
         self.node.store().cache_bytes()
     }
 
     fn leader(&self) -> Option<u64> {
         let leader = self.node.raft.leader_id;
-        // Elected, but not yet with everything applied: nobody can be sent here.
+        // A replica that is elected but has not applied everything is no leader to redirect callers
+        // to.
         (leader != raft::INVALID_ID && leader != self.id()).then_some(leader)
     }
 
-    /// The last index that is both committed and persisted here. While a snapshot is being written
-    /// nothing is: it has replaced the entries before it.
+    /// The last index that is both committed and persisted here. While a snapshot is being written,
+    /// no entry counts, because the snapshot has replaced all entries before it.
     fn appliable(&self) -> u64 {
         let log = &self.node.raft.raft_log;
         if self.installs() { self.applied } else { log.committed.min(log.persisted) }
@@ -519,8 +511,9 @@ impl<M: StateMachine> Replica<M> {
         self.outstanding.iter().any(|ready| ready.snapshot.is_some())
     }
 
-    /// Campaigning makes raft read all that is committed and not applied at once, and fails when a
-    /// snapshot has replaced it; a lone voter wins on the spot, so its log must be on disk.
+    /// Whether this replica may campaign. A campaign makes raft read all committed entries that are
+    /// not applied, which fails if a snapshot has replaced them. A lone voter wins at once, so that
+    /// its log must be durable before.
     pub(crate) fn may_campaign(&self) -> bool {
         let log = &self.node.raft.raft_log;
         self.applied >= self.replay_until
@@ -541,8 +534,8 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
-    /// Follows raft's own state: what was promised as leader of a term ends with it.
-    pub(crate) fn settle(&mut self) {
+    /// Follows raft's role: the proposals and reads of a leader end with its term.
+    pub(crate) fn update_leadership(&mut self) {
         let raft = &self.node.raft;
         let elected = (raft.state == StateRole::Leader).then_some(raft.term);
         if self.leading.is_some() && self.leading != elected {

@@ -1,37 +1,37 @@
-//! Restored: what a replica starts from, and whether it fits together.
+//! Restored: the state with which a replica starts, and whether its parts fit together.
 
 use crate::{LogReader, eraftpb};
 
-/// What was found on disk; empty for a new replica that joins a group.
+/// The contents of the disk; empty for a new replica that joins a group.
 ///
-/// A crash while a snapshot is installed may leave a log that does not lead up to the checkpoint: it
-/// neither begins right after `applied` nor holds an entry of `applied_term` there. The driver drops
-/// such a log, on disk too, and starts from the checkpoint alone.
+/// A crash during the installation of a snapshot may leave a log that does not connect to the
+/// checkpoint: it neither begins right after `applied` nor has an entry of `applied_term` there.
+/// The driver drops such a log, on disk too, and starts from the checkpoint alone.
 #[derive(Clone, Debug, Default)]
 pub struct Restored {
     /// Term, vote, commit.
     pub hard_state: eraftpb::HardState,
     /// Voters and learners at `applied`.
     pub conf_state: eraftpb::ConfState,
-    /// Index and term up to which the state machine is already built (the checkpoint's), 0 if none.
+    /// Index of the checkpoint from which the state machine was built, 0 if there is none.
     pub applied: u64,
     /// Term of the entry at `applied`.
     pub applied_term: u64,
-    /// Index of the first entry still in the log where that is at or before `applied`: lagging peers
-    /// are served from there. 0 if the log begins after `applied`.
+    /// Index of the first entry in the log, if it is at or before `applied`; lagging peers get
+    /// entries from there. 0 if the log begins after `applied`.
     pub first_index: u64,
     /// Index of the last entry in the log; `applied` if there is none after it.
     pub last_index: u64,
 }
 
 impl Restored {
-    /// A brand-new group of these voters. Every one of them starts from the same.
+    /// A new group of these voters. Every voter starts with this same value.
     pub fn first(voters: &[u64]) -> Restored {
         let conf_state = eraftpb::ConfState { voters: voters.to_vec(), ..Default::default() };
         Restored { conf_state, ..Restored::default() }.at_its_beginning()
     }
 
-    /// A group with voters and no checkpoint stands at the beginning of its history.
+    /// Sets the first index and term of a group that has voters and no checkpoint.
     pub(crate) fn at_its_beginning(mut self) -> Restored {
         if self.applied == 0 && !self.conf_state.voters.is_empty() {
             (self.applied, self.applied_term) = (1, 1);
@@ -41,7 +41,8 @@ impl Restored {
         self
     }
 
-    /// The hard state to start from. A commit index is persisted late, so a checkpoint may be ahead of it.
+    /// The hard state to start from. A checkpoint may be ahead of the commit index, which is
+    /// persisted late.
     pub(crate) fn checked_hard_state(&self, id: u64) -> Result<eraftpb::HardState, Error> {
         let mut hard_state = self.hard_state.clone();
         hard_state.commit = hard_state.commit.max(self.applied);
@@ -59,12 +60,12 @@ impl Restored {
         Ok(hard_state)
     }
 
-    /// Index and term just before the first entry that peers can be sent.
+    /// Index and term just before the first entry that can be sent to peers.
     pub(crate) fn readable_from(&self, id: u64, log: &dyn LogReader) -> Result<(u64, u64), Error> {
         if self.first_index == 0 || self.first_index >= self.applied {
             return Ok((self.applied, self.applied_term));
         }
-        // The term before the first entry is unknown, so that entry only tells its term.
+        // The term before the first entry is unknown, so that this entry serves only for its term.
         let term = log.term(self.first_index).ok_or_else(|| Error::BrokenLog {
             id,
             what: format!("its first entry, {}, can't be read", self.first_index),
@@ -73,16 +74,16 @@ impl Restored {
     }
 }
 
-/// The replica can't be started.
+/// Why a replica cannot start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A setting is outside its bounds.
     #[error("replica can't be configured: {what}")]
     Config {
-        /// Which one, and its bound.
+        /// The setting and its bound.
         what: String,
     },
-    /// What was found on disk does not fit together: something that was synced is gone.
+    /// The parts on disk do not fit together, because something that was synced is missing.
     #[error(
         "log of replica {id} is broken: {what}; restore this node's disk or replace the replica"
     )]

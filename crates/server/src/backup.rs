@@ -1,12 +1,13 @@
 //! Backup: a consistent copy of all shards as one file, and back.
 //!
-//! The file is a header and frames, each with its length and checksum; the last one says that it is the
-//! last. So a file that was cut off or changed anywhere is refused. What is in it are the records of each
-//! shard's checkpoint and the bodies of its tasks. All shards were frozen so that they fit together: in the
-//! same turn of their loop, or while shards sent each other nothing (`cluster/copy.rs`).
+//! The file is a header and frames. Each frame has its length and a checksum, and the last frame
+//! marks the end, so that a file that was cut off or changed anywhere is refused. The frames
+//! contain the records of each shard's checkpoint and the bodies of its tasks. All shards were
+//! frozen so that they fit together: in the same turn of their loop, or while no messages between
+//! shards flowed (`cluster/copy.rs`).
 //!
-//! A shard may have copies on several nodes. When one is lost on the way, the shard begins again from
-//! another, and what was written of it is void.
+//! A shard may have copies on several nodes. When one copy is lost during the backup, the shard
+//! starts again from another, and its frames so far are void.
 
 mod restore;
 
@@ -27,13 +28,14 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: &[u8; 16] = b"taskyard backup\n";
 const VERSION: u32 = 6;
-/// Frames are filled to this: small enough to stream, large enough to cost nothing.
+/// Frames are filled to this: small enough to stream, large enough that their overhead is
+/// negligible.
 const FRAME_BYTES: usize = 256 << 10;
-/// No frame is larger: one record, of the largest task there can be.
+/// The bound of a frame, which must fit one record of the largest possible task.
 const FRAME_BYTES_MAX: usize = 64 << 20;
-/// What is read of a copy at once, about.
+/// Bytes to read from a copy at once, approximately.
 pub(crate) const PART_BYTES: usize = 2 << 20;
-/// Frames that wait for a slow reader.
+/// The most frames that wait for a slow reader.
 const FRAMES_AHEAD: usize = 4;
 
 const KIND_SHARD: u8 = 1;
@@ -43,19 +45,19 @@ const KIND_BODIES: u8 = 4;
 const KIND_END: u8 = 5;
 const KIND_AGAIN: u8 = 6;
 
-/// The state of one shard on a node, as of a moment that fits those of all others.
+/// The state of one shard on a node, as of a moment that fits the copies of all other shards.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ShardCopy {
     pub node: NodeId,
     pub cut: Cut,
 }
 
-/// What a backup is written from.
+/// The source of the copies in a backup.
 pub(crate) trait Copies: Send + Sync + 'static {
-    /// The copies of a shard, the best first; none if it has no state yet.
+    /// The copies of a shard, the best first; none if the shard has no state yet.
     fn of(&self, shard: ShardId) -> impl Future<Output = Result<Vec<ShardCopy>, Error>> + Send;
 
-    /// The records of a copy from a position on. An error says that the copy is lost.
+    /// The records of a copy from a position on. An error means that the copy is lost.
     fn part(
         &self,
         shard: ShardId,
@@ -64,7 +66,7 @@ pub(crate) trait Copies: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Part, Error>> + Send;
 }
 
-/// The copies of a node that is alone: one of each shard.
+/// The copies of a lone node: one of each shard.
 pub(crate) struct Alone(pub Arc<View>);
 
 impl Copies for Alone {
@@ -78,7 +80,7 @@ impl Copies for Alone {
     }
 }
 
-/// Reads a part of a view, on a thread that may wait for the disk.
+/// Reads a part of a view on a thread that may wait for the disk.
 pub(crate) async fn read_part(
     view: Arc<View>,
     shard: ShardId,
@@ -91,7 +93,8 @@ pub(crate) async fn read_part(
     }
 }
 
-/// Streams a backup of all shards. Without its last part it is none: its reader is told what was missing.
+/// Streams a backup of all shards. A stream without its last part is no backup; its reader gets the
+/// reason.
 pub(crate) fn stream(
     format: Format,
     copies: impl Copies,
@@ -101,9 +104,9 @@ pub(crate) fn stream(
     received
 }
 
-/// The same of a node that is alone, on a thread of its own: when its reader goes away it ends and lets
-/// go of the disk, whatever the reader's own thread waits for. Where no thread can be had the receiver is
-/// closed at once: a file without its last frame.
+/// Streams a backup of a lone node on a thread of its own. The thread ends and closes the view when
+/// its reader goes away, even if the reader's own thread is busy. If no thread can be started, the
+/// receiver is closed at once, which leaves a file without its last frame.
 pub(crate) fn stream_alone(
     format: Format,
     view: View,
@@ -167,7 +170,7 @@ impl Writer {
         self.flush().await
     }
 
-    /// Writes a shard from the first of its copies that is not lost on the way.
+    /// Writes a shard from the first of its copies that is not lost.
     async fn write_shard(&mut self, copies: &impl Copies, shard: ShardId) -> Result<(), Stopped> {
         let mut lost = None;
         for copy in copies.of(shard).await? {
@@ -216,7 +219,7 @@ impl Writer {
         self.flush().await
     }
 
-    /// Adds what is kept under a task's id, which stands the other way round in the store.
+    /// Adds the record or body of a task. The bytes of its id have the opposite order in the store.
     async fn add_task(&mut self, kind: u8, id: &[u8], value: &[u8]) -> Result<(), Stopped> {
         let id: Vec<u8> = id.iter().rev().copied().collect();
         self.add(kind, &id, value).await

@@ -1,16 +1,16 @@
 //! Store: checkpoints of all shards and the bodies of their tasks. Only this file and `checkpoint/`
 //! name fjall.
 //!
-//! Invariant: what is stored of a shard is its exact state at one log index, the cut, and the bodies of
-//! the tasks in it. A checkpoint is one atomic batch with the cut's index in it, synced: a crash leaves
-//! the previous cut or the new one. A body may be newer than its cut, or gone with a task that was
-//! removed after it: the log after the cut says the same again. Beside it a newer state may be on its
-//! way here as a snapshot (`install.rs`), which counts from one moment to the next.
+//! Invariant: the stored state of a shard is its exact state at one log index, the cut, with the
+//! bodies of its tasks. A checkpoint is one atomic, synced batch that includes the cut's index, so
+//! that a crash leaves the previous cut or the new one. A body may be newer than its cut, or be
+//! gone with a task that was removed later, because the log after the cut repeats these changes. A
+//! snapshot may arrive beside the state (`install.rs`); it becomes the state at one moment.
 //!
 //! ```text
-//! keys.rs       where what stands              generations.rs   which state is current, and garbage
-//! parts.rs      a state in pieces              install.rs       the pieces on their way in
-//! worker.rs     the threads beside the loop    journal.rs, layout.rs   the files before fjall sees them
+//! keys.rs       the keys of all records         generations.rs   the current state, and garbage
+//! parts.rs      a state in pieces               install.rs       the arrival of these pieces
+//! worker.rs     the threads beside the loop     journal.rs, layout.rs   checks of fjall's files
 //! ```
 
 mod generations;
@@ -43,38 +43,40 @@ use std::{
 use taskyard_machine::{RecordKey, ShardId, TaskId};
 use taskyard_replica::eraftpb::ConfState;
 
-/// Version of what is stored under the keys below.
+/// The version of the records under the keys below.
 const CUT_VERSION: u8 = 1;
-/// In memory per keyspace before it goes into a table. Smaller tables, but journals are freed sooner.
+/// Bytes in memory per keyspace before a table is written. Smaller means more tables, but journals
+/// are freed sooner.
 const MEMTABLE_BYTES: u64 = 16 << 20;
-/// Cached blocks of bodies and tasks: a claim of a spilled task mostly reads its neighbour's block.
+/// Cached blocks of bodies and tasks: a claim of a spilled task mostly reads the block of its
+/// neighbour.
 const CACHE_BYTES: u64 = 32 << 20;
-/// Journals kept at most before the keyspaces that hold them back are flushed.
+/// The most bytes of journals before the keyspaces that need them are flushed.
 const JOURNAL_BYTES: u64 = 128 << 20;
-/// Below this a keyspace is not worth compacting for its space.
+/// A smaller keyspace is not worth a compaction.
 const COMPACT_BYTES_MIN: u64 = 32 << 20;
 
-/// Where a checkpoint stands in its shard's log.
+/// The position of a checkpoint in its shard's log.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cut {
-    /// The last entry in it.
+    /// The index of its last entry.
     pub index: u64,
     /// That entry's term.
     pub term: u64,
-    /// Voters and learners there.
+    /// Voters and learners at that entry.
     pub conf_state: ConfState,
 }
 
 /// One change since the previous checkpoint of a shard.
 #[derive(Debug)]
 pub(crate) enum Change {
-    /// A record is this, or gone.
+    /// A record with its value, or `None` if it is gone.
     Record(RecordKey, Option<Box<[u8]>>),
     /// A task's body.
     Body(TaskId, Bytes),
 }
 
-/// The store could not do it. The node must stop: its checkpoint may be half done.
+/// The error of a failed operation. The node must stop, because its checkpoint may be half done.
 #[derive(Debug, thiserror::Error)]
 #[error("the checkpoints in {path} can't be {what}: {error}")]
 pub(crate) struct StoreError {
@@ -91,21 +93,22 @@ pub(crate) struct Store {
     bodies: Keyspace,
     rest: Keyspace,
     generations: Generations,
-    /// Items in `bodies`, `tasks` and `rest` when each was last compacted, or opened.
+    /// The items in `bodies`, `tasks` and `rest` at their last compaction, or when the store was
+    /// opened.
     compacted: [AtomicU64; 3],
-    /// Views that are open: what they see can't be freed.
+    /// The number of open views, whose data cannot be freed.
     views: AtomicUsize,
-    /// Where switches to snapshots wait for a test.
+    /// A gate at which a test stops switches to snapshots.
     #[cfg(test)]
     pub(crate) gate: install::Gate,
 }
 
 impl Store {
-    /// Opens the store in `dir`, which exists; makes it if there is nothing yet. A checkpoint that a
-    /// crash tore is dropped; the log still has what was in it.
+    /// Opens the store in the existing folder `dir`, and creates it if the folder is empty. A
+    /// checkpoint that a crash tore is dropped, because the log still has its entries.
     pub(crate) fn open(dir: &Path) -> Result<Arc<Store>, StartError> {
         let looked = layout::check(dir).and_then(|()| journal::check(dir));
-        // fjall panics on files with names that it did not give.
+        // fjall panics on file names that it did not give.
         let opened = looked.and_then(|()| {
             catch_unwind(AssertUnwindSafe(|| Store::open_sound(dir)))
                 .unwrap_or_else(|panic| Err(words_of(panic.as_ref())))
@@ -150,7 +153,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Marks each part of a new store as one of this data directory.
+    /// Writes the mark of this data directory into each part of a new store.
     pub(crate) fn mark(&self, format: Format) -> Result<(), StoreError> {
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncAll));
         for keyspace in [&self.tasks, &self.bodies, &self.rest] {
@@ -159,7 +162,7 @@ impl Store {
         batch.commit().map_err(|error| self.error("written", &error))
     }
 
-    /// Whether this is the store of that data directory, and has no more shards.
+    /// Checks that the store belongs to this data directory and has no more shards than it.
     pub(crate) fn check_mark(&self, format: Format) -> Result<(), StartError> {
         let parts = [("tasks", &self.tasks), ("bodies", &self.bodies), ("rest", &self.rest)];
         for (name, keyspace) in parts {
@@ -177,7 +180,7 @@ impl Store {
         Ok(())
     }
 
-    /// A consistent view of everything, whatever is written meanwhile.
+    /// A consistent view of everything; later writes do not change it.
     pub(crate) fn view(self: &Arc<Store>) -> View {
         self.views.fetch_add(1, Ordering::Relaxed);
         View { store: Arc::clone(self), snapshot: self.db.snapshot() }
@@ -229,10 +232,11 @@ impl Store {
         Ok(body.map_err(|error| self.error("read", &error))?.map(Bytes::from))
     }
 
-    /// Gives back the space of what was removed, where more than half of a keyspace is such.
-    /// `tasks_live` is how many tasks there are now. For a thread of its own: it may take a while.
+    /// Frees the space of removed records, if they make up more than half of a keyspace.
+    /// `tasks_live` is the present number of tasks. This may take a while, so that it belongs on a
+    /// thread of its own.
     pub(crate) fn reclaim(&self, tasks_live: u64) -> Result<bool, StoreError> {
-        // It would be done again and again, for nothing.
+        // An open view would keep all data, and the compaction would be repeated for nothing.
         if self.views.load(Ordering::Relaxed) > 0 {
             return Ok(false);
         }
@@ -242,10 +246,11 @@ impl Store {
         for (keyspace, compacted, live) in [
             (&self.bodies, bodies, tasks_live),
             (&self.tasks, tasks, tasks_live),
-            // How much of the rest is live nobody counts: what was left the last time is.
+            // The number of live records in `rest` is unknown; the items after the last compaction
+            // stand for it.
             (&self.rest, rest, rest.load(Ordering::Relaxed)),
         ] {
-            // Counts what was overwritten and removed, and the marks of removal too.
+            // The count includes overwritten and removed records, and the marks of removals.
             let held = keyspace.approximate_len() as u64;
             let before = compacted.load(Ordering::Relaxed);
             let has_grown = held > before + before / 4;
@@ -261,12 +266,12 @@ impl Store {
     fn compact(&self, keyspace: &Keyspace) -> Result<(), StoreError> {
         self.rotate(keyspace)?;
         keyspace.major_compact().map_err(|error| self.error("compacted", &error))?;
-        // The tables that were replaced are deleted with the next rotation.
+        // The next rotation deletes the replaced tables.
         self.rotate(keyspace)
     }
 
-    /// Rotates the memtable, and makes sure that there is one to rotate: only then does fjall notice
-    /// which views have closed, and a compaction before that keeps what they saw.
+    /// Rotates the memtable, with a record in it if it is empty. fjall notices closed views only at
+    /// a rotation, and a compaction before it would keep the data of these views.
     fn rotate(&self, keyspace: &Keyspace) -> Result<(), StoreError> {
         let error = |error| self.error("compacted", &error);
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncAll));
@@ -284,7 +289,7 @@ impl Store {
     }
 }
 
-/// What fjall's errors mean; it shows them as its own code.
+/// The meaning of fjall's errors, because fjall prints them as its own code.
 fn in_words(error: &fjall::Error) -> String {
     match error {
         fjall::Error::Io(error) | fjall::Error::Storage(LsmError::Io(error)) => error.to_string(),
@@ -311,7 +316,7 @@ fn split<T>(found: Result<Option<T>, StoreError>) -> (Option<T>, Option<StoreErr
     }
 }
 
-/// Everything stored at one moment.
+/// A view of all stored data at one moment.
 pub(crate) struct View {
     store: Arc<Store>,
     snapshot: Snapshot,
@@ -324,12 +329,12 @@ impl Drop for View {
 }
 
 impl View {
-    /// Where the last checkpoint of a shard stands; `None` if there is none.
+    /// The cut of a shard's last checkpoint; `None` if there is none.
     pub(crate) fn cut(&self, shard: ShardId) -> Result<Option<Cut>, StoreError> {
         Ok(self.slot(shard)?.map(|slot| slot.cut))
     }
 
-    /// All records of a shard, to build its state from.
+    /// All records of a shard, for rebuilding its state.
     pub(crate) fn records(
         &self,
         shard: ShardId,
@@ -368,7 +373,7 @@ impl View {
         failed.map(Err).into_iter().chain(bodies)
     }
 
-    /// What one keyspace holds of a generation, without what its keys begin with.
+    /// The items of a generation in one keyspace, without the prefix of their keys.
     fn items(
         &self,
         keyspace: &Keyspace,

@@ -1,12 +1,12 @@
-//! Cluster: what a node knows of the others, and what nodes ask of each other besides tasks.
+//! Cluster: the parts of a node that deal with other nodes, apart from tasks.
 //!
 //! ```text
-//! routes.rs    who leads which group, as far as is known here; the control state as applied here
+//! routes.rs    the known leader of each group, and the control state as applied here
 //! snapshots.rs whole states of shards, for nodes that are too far behind the log
-//! fetch.rs     the other side: gets them
-//! handler.rs   what a node does with all that its peers send
-//! groups.rs    what the control group's leader and operators ask of groups: commands, changes, status
-//! call.rs      calls about the cluster, as bytes     member.rs   this node's side of them
+//! fetch.rs     the receiving side of snapshots
+//! handler.rs   the receiver of everything that peers send
+//! groups.rs    requests of the control group's leader and of operators to groups
+//! call.rs      calls about the cluster, as bytes     member.rs   this node's answers and questions
 //! entrance.rs  how a new data directory founds a cluster or joins one
 //! join.rs      how a cluster takes a node in         announce.rs what a node keeps telling and hearing
 //! sight.rs     how all nodes stand, at one moment    mover.rs    the leader's hands: does what is planned
@@ -16,7 +16,7 @@
 //! gate.rs      what a node hears of its peers before it takes part again
 //! ```
 //!
-//! Nothing here decides where a replica goes: that is `taskyard_replica::Control` and its plan.
+//! This folder does not decide where replicas go: `taskyard_replica::Control` and its plan do.
 
 mod announce;
 mod call;
@@ -54,12 +54,12 @@ pub use view::{ClusterView, GroupView, NodeState, NodeView, ReplicaRole, Replica
 pub use workers::Workers;
 pub(crate) use workers::did_not_answer;
 
-/// The first byte of every call between nodes: who answers it.
+/// The first byte of every call between nodes, which names the part that answers.
 pub(crate) mod call_kind {
-    /// A `ShardCall`: what clients ask of shards.
+    /// A `ShardCall`: a client's request to shards.
     pub(crate) const SHARD: u8 = 1;
-    /// About the cluster itself: status, members, operators.
+    /// A call about the cluster itself: status, members, operators.
     pub(crate) const CLUSTER: u8 = 2;
-    /// A piece of a snapshot.
+    /// A request for a piece of a snapshot.
     pub(crate) const SNAPSHOT: u8 = 3;
 }

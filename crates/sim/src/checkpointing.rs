@@ -1,6 +1,6 @@
-//! Checkpointing: one checkpoint on its way: cut at one index, taken in bites between entries.
+//! Checkpointing: a checkpoint in progress: cut at one index, and taken in bites between entries.
 //!
-//! Invariant: whatever is applied between the bites, what comes out is the state at the cut.
+//! Invariant: the result is the state at the cut, whatever entries are applied between the bites.
 
 use crate::disk::Checkpoint;
 use crate::shard::{Records, Shard, first_difference};
@@ -17,7 +17,8 @@ pub(crate) struct Checkpointing {
 }
 
 impl Checkpointing {
-    /// Marks the cut at what is applied now; `before` is what the changes are laid over.
+    /// Marks the cut at the applied index; `before` is the checkpoint to which the changes are
+    /// added.
     pub(crate) fn begin(
         cut: u64,
         replica: &mut Replica<Shard>,
@@ -36,7 +37,7 @@ impl Checkpointing {
         Checkpointing { cut, checkpoint, expected }
     }
 
-    /// Takes some more; `false` when there is none left.
+    /// Takes the next bite; `false` when none is left.
     pub(crate) fn bite(&mut self, machine: &mut Machine, records_max: usize) -> bool {
         let bite = machine.frozen_bite(records_max);
         let more = !bite.is_empty();
@@ -49,7 +50,7 @@ impl Checkpointing {
         more
     }
 
-    /// The checkpoint, if it is the state at the cut, byte for byte.
+    /// The finished checkpoint, if it equals the state at the cut, byte for byte.
     pub(crate) fn finish(self) -> Result<Checkpoint, String> {
         let taken: Records = self
             .checkpoint

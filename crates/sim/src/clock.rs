@@ -18,7 +18,7 @@ pub(crate) struct LeaderClock {
 }
 
 impl LeaderClock {
-    /// A new term begins on a state whose last entry is of `state_now`.
+    /// Begins a term on a state whose last entry has the time `state_now`.
     pub(crate) fn begin(state_now: u64, wall: u64, monotonic: u64) -> LeaderClock {
         LeaderClock { parts: SLOWER_BY_ONE_IN * state_now.max(wall), stamped_at: monotonic }
     }

@@ -1,9 +1,9 @@
 //! Cluster: the run itself: virtual time, one queue of events, and the nodes, network and clients
-//! that they happen to. Nothing here waits and nothing is drawn from outside of the seed.
+//! of these events. Nothing here waits, and every random number comes from the seed.
 //!
-//! A run has two parts. First everything may fail and nothing may break; then nothing fails any
-//! more and everything must heal: one leader per group, replicas where they belong and equal, every
-//! task at its end.
+//! A run has two parts. In the first, everything may fail and nothing may break. In the second,
+//! nothing fails any more and everything must heal: each group has one leader, replicas are in
+//! place and equal, and every task has ended.
 
 mod faults;
 mod operator;
@@ -21,13 +21,13 @@ use std::fmt;
 use taskyard_replica::eraftpb::MessageType;
 use taskyard_replica::{ControlCommand, Members, NodeId, Role};
 
-/// What a run is made of; equal options make equal runs.
+/// The options of a run; equal options make equal runs.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) seed: u64,
-    /// Events of the part in which things fail.
+    /// The number of events before faults end.
     pub(crate) steps: u64,
-    /// Nodes that make up the cluster at first: one founds it, the others join.
+    /// The number of first nodes: one founds the cluster, the others join.
     pub(crate) nodes: usize,
     /// Whether nodes come and go, and replication changes.
     pub(crate) churn: bool,
@@ -35,15 +35,15 @@ pub(crate) struct Options {
     pub(crate) faults: bool,
     pub(crate) verbose: bool,
     pub(crate) sabotage: Sabotage,
-    /// The oracle does not look at disks, only at what replicas and clients see.
+    /// Whether the oracle ignores disks, and checks only replicas and clients.
     pub(crate) blind: bool,
 }
 
-/// A run that ended well.
+/// The result of a run without a violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) steps: u64,
-    /// Virtual time that passed.
+    /// The virtual time of the run.
     pub(crate) ms: u64,
     pub(crate) entries: u64,
     pub(crate) tasks: usize,
@@ -51,27 +51,27 @@ pub(crate) struct Report {
     pub(crate) crashes: u64,
     pub(crate) snapshots: u64,
     pub(crate) checkpoints: u64,
-    /// Changes of members.
+    /// The number of changes of members.
     pub(crate) changes: u64,
-    /// Nodes that were in the cluster at one time or another.
+    /// The number of nodes that were ever in the cluster.
     pub(crate) nodes: usize,
-    /// Nodes that were taken out of it.
+    /// The number of nodes that were removed from the cluster.
     pub(crate) removed: usize,
-    /// Disks that were lost for good.
+    /// The number of disks that were lost for good.
     pub(crate) losses: u64,
-    /// Nodes that were given up.
+    /// The number of nodes that were given up.
     pub(crate) given_up: usize,
-    /// The rules that the cluster has come to.
+    /// The last rules of the cluster.
     pub(crate) rules: u16,
-    /// Nodes that stopped because they had another state than the rest.
+    /// The number of nodes that stopped because their state differed from the others.
     pub(crate) stopped: u64,
-    /// How often each kind of thing happened to tasks.
+    /// The number of facts of each kind.
     pub(crate) seen: BTreeMap<&'static str, u64>,
     /// A hash over everything that happened.
     pub(crate) trace: u64,
 }
 
-/// A run that found something, and how to see it again.
+/// A run with a violation, and the way to repeat it.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) options: Options,
@@ -126,7 +126,7 @@ enum Happening {
 }
 
 impl Happening {
-    /// The node that it happens to.
+    /// The node of an event.
     fn node(&self) -> Option<usize> {
         match *self {
             Happening::Tick { node, .. }
@@ -155,9 +155,9 @@ struct World {
     lost: Vec<bool>,
     losses: u64,
     stopped: u64,
-    /// When groups were last to have a single voter.
+    /// When a group was last planned to have a single voter.
     single_at: u64,
-    /// Who is in each group.
+    /// The members of each group.
     groups: Vec<Group>,
     network: Network,
     workload: Workload,
@@ -170,7 +170,7 @@ struct World {
 
 /// Checks that look at whole states run once in this many steps.
 const CHECK_EVERY_STEPS: u64 = 400;
-/// A healed cluster must come to rest within this.
+/// A healed cluster must be at rest within this time.
 const HEAL_MS_MAX: u64 = 2 * 3_600_000;
 const HEAL_STEPS_MAX: u64 = 2_000_000;
 
@@ -314,7 +314,7 @@ impl World {
                 self.note("answer", [client as u64, number, 0]);
                 let call =
                     self.workload.answer(client, number, answer, self.now, &mut self.oracle)?;
-                // Whoever only waits for the end asks less often.
+                // A client that only waits for the end asks less often.
                 let (least, most) = if self.healing { (20, 100) } else { (1, 30) };
                 let pause = self.rng.between(least, most);
                 self.wake_in(client, pause);
@@ -352,7 +352,7 @@ impl World {
                 self.turn(to)
             }
             Happening::Restart { node } if self.may_start(node) => self.restart(node),
-            // Of a node that has crashed since, or of a part of the run that is over.
+            // The event belongs to a node that has crashed since, or to the first part of the run.
             Happening::Tick { .. }
             | Happening::Effect { .. }
             | Happening::Wake { .. }
@@ -390,20 +390,21 @@ impl World {
         Ok(())
     }
 
-    /// The number of a node that the receiver knows to be given up: it is heard no more, and told so.
+    /// The sender's number, if the receiver knows that the sender is given up: it ignores the
+    /// message and tells the sender.
     fn refused(&self, from: usize, to: usize) -> Option<NodeId> {
         let node = self.nodes[from].disk.node()?;
         self.nodes[to].control()?.has_given_up(node).then_some(node)
     }
 
-    /// The sender of a snapshot learns what became of it.
+    /// Reports to the sender whether its snapshot arrived.
     fn report_snapshot(&mut self, from: usize, to: u64, group: u64, arrived: bool) {
         let boot = self.nodes[from].boot;
         let effect = Box::new(Effect::SnapshotSent { group, to, arrived });
         self.at(20, Happening::Effect { node: from, boot, effect });
     }
 
-    /// Lets a node do all it can, and carries out what comes of it.
+    /// Lets a node do all that it can, and carries out the results.
     fn turn(&mut self, node: usize) -> Result<(), Violation> {
         let output = self.nodes[node].turn(self.now)?;
         self.judge(node, &output)?;
@@ -433,7 +434,7 @@ impl World {
         Ok(())
     }
 
-    /// Holds what a node has done against what must be true.
+    /// Checks the actions of a node against the invariants.
     fn judge(&mut self, node: usize, output: &Output) -> Result<(), Violation> {
         for (shard, index, term, applied) in &output.applied {
             self.note("applied", [node as u64, u64::from(*shard), *index]);
@@ -478,7 +479,7 @@ impl World {
         Ok(())
     }
 
-    /// A replica has applied a change of members: whoever gets a vote must have come by a state.
+    /// Handles a change of members: each new voter must already have a state.
     fn changed(&mut self, group: u64, index: u64, members: &Members) -> Result<(), Violation> {
         for replica in self.groups[group as usize].changed(index, members.clone()) {
             self.note("votes", [group, replica, index]);
@@ -494,8 +495,8 @@ impl World {
         Ok(())
     }
 
-    /// Whether a crash now would leave this entry with that replica. A disk that was lost since did its
-    /// part.
+    /// Whether this entry would survive a crash of the replica now. A disk that was lost since
+    /// counts, because it kept the entry at the time.
     fn keeps(&self, replica: u64, group: u64, index: u64, term: u64) -> bool {
         let Some(place) = self.oracle.control.place_of(group, replica) else { return false };
         let disk = &self.nodes[place].disk;
@@ -534,7 +535,7 @@ impl World {
 }
 
 impl Peer {
-    /// The group and receiver of a snapshot message, whose sender must learn what became of it.
+    /// The group and receiver of a snapshot message, whose sender must learn whether it arrived.
     fn snapshot_of(&self) -> Option<(u64, u64)> {
         let Peer::Raft { group, message } = self else { return None };
         let snapshot = message.get_msg_type() == MessageType::MsgSnapshot;

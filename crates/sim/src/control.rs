@@ -1,8 +1,9 @@
-//! Control: the control group on one node: its replica, and what its leader does: founds the cluster,
-//! lets nodes in, and carries out what the planner says from what nodes have told it.
+//! Control: the control group on one node: its replica, and the work of its leader. The leader
+//! founds the cluster, accepts nodes, and carries out the planner's steps from the reports of
+//! nodes.
 //!
-//! Invariant: whatever is planned from old news comes to nothing or to no harm: commands are decided
-//! by the group, and a change of members is fenced by the members that it was planned for.
+//! Invariant: a plan from old news fails or does no harm. The group decides each command, and a
+//! change of members is fenced by the members for which it was planned.
 
 mod watch;
 
@@ -16,11 +17,11 @@ use taskyard_replica::{
 use watch::Watch;
 pub(crate) use watch::{Status, Told};
 
-/// The control state of one replica, with what the checkers want to see of each entry.
+/// The control state of one replica, with the data that the checkers need for each entry.
 #[derive(Debug, Default)]
 pub(crate) struct Directory(pub(crate) Control);
 
-/// What one entry of the control group did, as seen on one replica.
+/// The effect of one entry of the control group, as seen on one replica.
 #[derive(Debug)]
 pub(crate) struct Decided {
     pub(crate) data: Vec<u8>,
@@ -80,7 +81,7 @@ impl ControlHost {
         matches!(self.replica.role(), Role::Leader { .. })
     }
 
-    /// The replica that leads, as far as is known here.
+    /// The leading replica, as far as this node knows.
     pub(crate) fn leader(&self) -> Option<u64> {
         match self.replica.role() {
             Role::Leader { .. } => Some(self.replica.id()),
@@ -88,12 +89,12 @@ impl ControlHost {
         }
     }
 
-    /// The place of a node on the network: its address.
+    /// The place of a node on the network, which is its address.
     pub(crate) fn place_of(&self, node: NodeId) -> Option<usize> {
         self.state().nodes().get(&node).and_then(place)
     }
 
-    /// All nodes that are known here, by their places.
+    /// The places of all nodes that are known here.
     pub(crate) fn places(&self) -> Vec<usize> {
         self.state().nodes().values().filter_map(place).collect()
     }
@@ -105,7 +106,7 @@ impl ControlHost {
         }
     }
 
-    /// A node that runs another build than before is known by it from here on.
+    /// Records the rules of a node that runs another build than before.
     fn note_rules(&mut self, status: &Status) {
         let known = self.state().nodes().get(&status.node);
         let changed = known.filter(|node| node.rules_max != status.rules_max).cloned();
@@ -115,14 +116,14 @@ impl ControlHost {
         }
     }
 
-    /// Proposes a command; nobody waits for it, since whatever comes to nothing is asked again.
+    /// Proposes a command without waiting, because a lost command is proposed again.
     pub(crate) fn propose(&mut self, command: &ControlCommand) {
         self.proposals += 1;
         let _ = self.replica.propose(command.encode(), self.proposals);
     }
 
-    /// A node asks to be let in. The leader gives it a number, once, and tells it its replica of this
-    /// group when it has one.
+    /// Handles a node's request to join. The leader gives it a number, once, and tells it its
+    /// replica of this group when there is one.
     pub(crate) fn let_in(&mut self, at: usize, rules_max: u16, output: &mut Output) {
         if self.next_of_founding().is_some() {
             return;
@@ -142,12 +143,12 @@ impl ControlHost {
         }
     }
 
-    /// Whether it leads and is to look what there is to do.
+    /// Whether this node leads and the next plan is due.
     pub(crate) fn plans(&self, now: u64) -> bool {
         self.leads() && now >= self.plans_at
     }
 
-    /// What the leader does of itself; `status` is what it knows of its own node.
+    /// Plans the leader's own next steps; `status` is the report of its own node.
     pub(crate) fn plan(&mut self, status: Status, now: u64, rng: &mut Rng, output: &mut Output) {
         self.plans_at = now + rng.between(60, 250);
         if let Some(command) = self.next_of_founding() {
@@ -163,7 +164,8 @@ impl ControlHost {
         }
     }
 
-    /// One node is a cluster of one, which holds the first replica of every group.
+    /// The next command that founds the cluster: at first one node, with the first replica of every
+    /// group.
     fn next_of_founding(&self) -> Option<ControlCommand> {
         let state = self.state();
         if state.cluster().is_none() {
@@ -194,7 +196,7 @@ impl ControlHost {
         output.peers.extend(place.map(|place| (place, order)));
     }
 
-    /// Takes what came of a write; whether the state changed.
+    /// Handles the results of a write; returns whether the state changed.
     pub(crate) fn take(
         &mut self,
         progress: Progress<Decided>,
@@ -206,7 +208,7 @@ impl ControlHost {
             output.decided.push((applied.index, applied.term, applied.outcome));
         }
         if progress.members_changed {
-            // Whoever has joined needs a checkpoint that knows it.
+            // A new member needs a checkpoint that names it.
             self.wants_checkpoint = true;
             output.members.push((0, self.replica.applied(), self.replica.members()));
         }

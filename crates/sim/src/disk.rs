@@ -1,9 +1,9 @@
-//! Disk: what one node keeps. A log of checksummed frames for all its groups, one sync for all, and
-//! one checkpoint per group, written whole or not at all.
+//! Disk: the storage of one node. It has a log of checksummed frames for all groups, one sync for
+//! all of them, and one checkpoint per group, which is written whole or not at all.
 //!
-//! Invariants: what was synced survives a crash; of the rest a crash keeps any first part, perhaps
-//! with a torn frame after it, which recovery finds by its checksum and drops. Which replicas have
-//! lived here is never forgotten.
+//! Invariants: synced data survives a crash. Of the other data, a crash keeps any first part,
+//! perhaps with a torn frame after it, which recovery finds by its checksum and drops. The disk
+//! never forgets which replicas it has had.
 
 use crate::rng::{Rng, hash};
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub(crate) struct Checkpoint {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Write {
     pub(crate) group: u64,
-    /// The log starts again: a snapshot has replaced it.
+    /// The log starts again, because a snapshot has replaced it.
     pub(crate) reset: bool,
     /// Entries up to this index are dropped.
     pub(crate) compact_to: u64,
@@ -35,7 +35,7 @@ pub(crate) struct Write {
     pub(crate) hard_state: Option<HardState>,
 }
 
-/// One group's log as it reads now, synced or not.
+/// One group's log, with synced and other entries.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct GroupLog {
     pub(crate) hard_state: HardState,
@@ -48,9 +48,9 @@ struct Content {
     synced: usize,
     logs: BTreeMap<u64, GroupLog>,
     checkpoints: BTreeMap<u64, Arc<Checkpoint>>,
-    /// Which replica of each group lives here.
+    /// The present replica of each group.
     replicas: BTreeMap<u64, u64>,
-    /// The last replica of each group that lived here.
+    /// The last replica that the disk has had of each group.
     replicas_last: BTreeMap<u64, u64>,
     /// The number of the node in its cluster.
     node: Option<NodeId>,
@@ -62,7 +62,7 @@ struct Content {
 pub(crate) struct Disk(Arc<Mutex<Content>>);
 
 impl Disk {
-    /// A disk whose sync only says that it is done.
+    /// A disk whose sync reports success without effect.
     pub(crate) fn lying() -> Disk {
         let disk = Disk::default();
         disk.content().lies = true;
@@ -83,7 +83,7 @@ impl Disk {
         content.frames.len()
     }
 
-    /// Everything up to frame `number` is on disk.
+    /// Syncs everything up to frame `number`.
     pub(crate) fn sync(&self, number: usize) {
         let mut content = self.content();
         if !content.lies {
@@ -91,7 +91,7 @@ impl Disk {
         }
     }
 
-    /// Stores a checkpoint: whole, synced, replacing the one before.
+    /// Stores a checkpoint whole and synced, in place of the one before.
     pub(crate) fn store_checkpoint(&self, group: u64, checkpoint: Checkpoint) {
         self.content().checkpoints.insert(group, Arc::new(checkpoint));
     }
@@ -100,7 +100,7 @@ impl Disk {
         self.content().checkpoints.get(&group).cloned()
     }
 
-    /// A replica of a group lives here from now on.
+    /// Records that the disk has a replica of a group from now on.
     pub(crate) fn assign(&self, group: u64, replica: u64) {
         let mut content = self.content();
         content.replicas.insert(group, replica);
@@ -108,12 +108,12 @@ impl Disk {
         *last = replica.max(*last);
     }
 
-    /// Whether a replica or a later one of its group has lived here before. Ids only grow.
+    /// Whether the disk has had this replica or a later one of its group. Ids only grow.
     pub(crate) fn has_held(&self, group: u64, replica: u64) -> bool {
         self.content().replicas_last.get(&group).is_some_and(|last| *last >= replica)
     }
 
-    /// The node learns its number.
+    /// Records the node's number.
     pub(crate) fn enter(&self, node: NodeId) {
         self.content().node = Some(node);
     }
@@ -126,7 +126,7 @@ impl Disk {
         self.content().replicas.get(&group).copied()
     }
 
-    /// A replica has moved away: nothing of it stays.
+    /// Removes everything of a replica that has moved away.
     pub(crate) fn forget(&self, group: u64) {
         let nothing = Some(HardState::default());
         let reset = Write { group, reset: true, hard_state: nothing, ..Write::default() };
@@ -137,7 +137,7 @@ impl Disk {
         content.replicas.remove(&group);
     }
 
-    /// The power goes: what was not synced is gone but for a first part of it.
+    /// Loses the power: of the data that was not synced, only a first part stays.
     pub(crate) fn crash(&self, rng: &mut Rng) {
         let mut content = self.content();
         let unsynced = content.frames.len() - content.synced;
@@ -153,7 +153,8 @@ impl Disk {
         content.frames.extend(torn);
     }
 
-    /// Reads the log again from its frames, as a restart does. Tells how many torn frames it dropped.
+    /// Reads the log from its frames again, as a restart does. Returns the number of torn frames
+    /// that it dropped.
     pub(crate) fn recover(&self) -> usize {
         let mut content = self.content();
         let mut logs: BTreeMap<u64, GroupLog> = BTreeMap::new();
@@ -164,13 +165,13 @@ impl Disk {
         }
         let torn = content.frames.len() - decoded.len();
         content.frames.truncate(decoded.len());
-        // What could be read is written again before anything builds on it.
+        // The data that was read counts as synced again before anything builds on it.
         content.synced = content.frames.len();
         content.logs = logs;
         torn
     }
 
-    /// One group's log as it reads now.
+    /// One group's log at present.
     pub(crate) fn log(&self, group: u64) -> GroupLog {
         self.content().logs.get(&group).cloned().unwrap_or_default()
     }
@@ -184,7 +185,7 @@ impl Disk {
         let readable = content.logs.get(&group).and_then(|log| log.entries.get(&index));
         let mut held = false;
         let mut decided = false;
-        // Newest first: the last frame that says something about the index counts.
+        // Newest first, because the last frame with the index counts.
         for frame in content.frames[..content.synced].iter().rev() {
             for write in decode_frame(frame).unwrap_or_default().iter().rev() {
                 let first = write.entries.first().map_or(u64::MAX, |entry| entry.index);
@@ -288,7 +289,7 @@ impl Checkpoint {
         out
     }
 
-    /// Reads what [`Checkpoint::encode_state`] wrote; `None` if it is damaged.
+    /// Reads the bytes of [`Checkpoint::encode_state`]; `None` if they are damaged.
     pub(crate) fn decode_state(&mut self, bytes: &[u8]) -> Option<()> {
         let mut input = Input(bytes);
         for _ in 0..input.u64()? {
@@ -364,7 +365,7 @@ fn encode_frame(writes: &[Write]) -> Vec<u8> {
     frame
 }
 
-/// `None` if the frame is torn.
+/// Decodes a frame; `None` if it is torn.
 fn decode_frame(frame: &[u8]) -> Option<Vec<Write>> {
     let mut input = Input(frame);
     let checksum = input.u64()?;

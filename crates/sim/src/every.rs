@@ -11,7 +11,7 @@ pub(crate) struct Every {
 
 impl Every {
     /// # Panics
-    /// If its rhythm is no interval: nothing here reads cron.
+    /// If its rhythm is not an interval, because the simulator parses no cron expression.
     pub(crate) fn of(spec: &ScheduleSpec<'_>) -> Every {
         let Rhythm::Every { ms } = spec.rhythm else { panic!("{:?} is no interval", spec.rhythm) };
         let start = spec.start_at.map_or(0, |at| at.0);
@@ -22,7 +22,7 @@ impl Every {
         self.end.is_some()
     }
 
-    /// Whether this is one of its occurrences.
+    /// Whether this moment is one of its occurrences.
     pub(crate) fn names(self, at: Timestamp) -> bool {
         self.last_until(at) == Some(at)
     }

@@ -1,7 +1,7 @@
-//! Groups: who is and was in each group, as replicas apply it, and who has voted for whom.
+//! Groups: the present and past members of each group, as replicas apply them, and all votes.
 //!
-//! Invariants: a vote is given once per term; whoever was removed says nothing any more; whoever gets
-//! a vote in its group has something to decide on.
+//! Invariants: a replica votes once per term; a removed replica sends nothing any more; a new voter
+//! already has the group's state.
 
 use crate::invariants::Violation;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -11,13 +11,14 @@ use taskyard_replica::eraftpb::{Message, MessageType};
 /// The memberships of one group.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// The newest last; an entry counts if one of these few held a majority for it.
+    /// The last memberships, newest last. An entry is decided if a majority of any of these few had
+    /// it.
     recent: VecDeque<Members>,
-    /// Index of the entry that made the newest.
+    /// Index of the entry that made the newest membership.
     index: u64,
-    /// Whom each replica has voted for in each term.
+    /// The vote of each replica in each term.
     votes: BTreeMap<(u64, u64), u64>,
-    /// Replicas that were removed with all they had.
+    /// Replicas that were removed with all their data.
     ended: BTreeSet<u64>,
     pub(crate) changes: u64,
 }
@@ -40,7 +41,7 @@ impl Group {
         self.recent.back().expect("there is always one")
     }
 
-    /// A replica has applied a membership. Returns who got a vote in it that had none before.
+    /// Handles an applied membership. Returns the replicas that have become voters.
     pub(crate) fn changed(&mut self, index: u64, members: Members) -> Vec<u64> {
         if index <= self.index || members == *self.newest() {
             return Vec::new();
@@ -57,7 +58,8 @@ impl Group {
         new
     }
 
-    /// Whether enough replicas satisfy `holds` to decide: a majority, of old and new voters both.
+    /// Whether enough replicas satisfy `holds` to decide: a majority of the old voters and of the
+    /// new ones.
     pub(crate) fn decides(&self, holds: impl Fn(u64) -> bool) -> bool {
         let majority =
             |voters: &[u64]| voters.iter().filter(|id| holds(**id)).count() * 2 > voters.len();
@@ -67,7 +69,7 @@ impl Group {
         })
     }
 
-    /// A replica comes to be, with nothing in it.
+    /// Handles the creation of an empty replica.
     pub(crate) fn begun(&self, replica: u64) -> Result<(), Violation> {
         match self.ended.contains(&replica) {
             true => Err(format!("replica {replica} was removed and comes back")),
@@ -79,7 +81,7 @@ impl Group {
         self.ended.insert(replica);
     }
 
-    /// A replica sends something.
+    /// Checks a message that a replica sends.
     pub(crate) fn said(&mut self, message: &Message) -> Result<(), Violation> {
         let Message { from, term, to, .. } = *message;
         if self.ended.contains(&from) {
@@ -122,7 +124,7 @@ mod tests {
         assert_eq!(group.said(&refused), Ok(()));
         let found = group.said(&message(vote, 3, 2, 5)).unwrap_err();
         assert_eq!(found, "replica 3 voted for 1 and for 2 in term 5");
-        // Whoever asks for votes has given itself its own.
+        // A replica that asks for votes has voted for itself.
         assert!(group.said(&message(MessageType::MsgRequestVote, 3, 1, 5)).is_err());
     }
 

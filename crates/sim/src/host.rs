@@ -1,8 +1,8 @@
-//! Host: one shard on one node: its replica, and what its leader does: packs what was asked into
-//! entries, expires what is due, fires schedules, delivers its outbox, answers.
+//! Host: one shard on one node: its replica, and the work of its leader. The leader packs commands
+//! into entries, expires what is due, fires schedules, delivers its outbox, and answers.
 //!
-//! Invariant: everyone who asked a leader is answered once: with an outcome, or with what is known
-//! of why there is none.
+//! Invariant: a leader answers every request once, with an outcome or with the reason why there is
+//! none.
 
 use crate::checkpointing::Checkpointing;
 use crate::clock::LeaderClock;
@@ -22,13 +22,13 @@ use taskyard_replica::{Jury, Progress, Replica, Role, Statement, Verdict};
 /// How long an outbox waits for an answer.
 const OWED_MS_MAX: u64 = 400;
 
-/// How many of its fires a leader may say once more.
+/// How many of its fires a leader may propose again.
 const FIRES_KEPT_MAX: usize = 6;
 
-/// Entries after which replicas compare their states; far fewer than on a real node.
+/// The number of entries between two comparisons of states, far fewer than on a real node.
 const COMPARE_ENTRIES: u64 = 12;
 
-/// Who waits for a command's outcome.
+/// The receiver of a command's outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Waiting {
     Client { client: usize, number: u64 },
@@ -46,19 +46,19 @@ pub(crate) struct Host {
     pub(crate) inbox: VecDeque<(EncodedCommand, Waiting)>,
     pub(crate) proposals: BTreeMap<u64, Vec<Waiting>>,
     pub(crate) next_number: u64,
-    /// Client, its number, the task, what must be seen.
+    /// For each read: the client, its number, the task, and the index that must be visible.
     pub(crate) reads: BTreeMap<u64, (usize, u64, taskyard_machine::TaskId, u64)>,
     pub(crate) expiring: bool,
-    /// How many fires of schedules are not decided.
+    /// The number of undecided fires of schedules.
     pub(crate) firing: usize,
-    /// What it last fired: stale as soon as it is decided.
+    /// The last proposed fires, which are outdated as soon as they are decided.
     pub(crate) fires: VecDeque<EncodedCommand>,
-    /// When to ask again, per target of the outbox, and whom.
+    /// For each target of the outbox: when to try again, and at which node.
     pub(crate) owed: BTreeMap<u16, (u64, usize)>,
     pub(crate) checkpointing: Option<Checkpointing>,
     pub(crate) checkpointed: u64,
     pub(crate) wants_checkpoint: bool,
-    /// What replicas say of their states.
+    /// The attestations of the replicas.
     pub(crate) jury: Jury,
     pub(crate) marking: bool,
 }
@@ -89,7 +89,7 @@ impl Host {
         self.next_number
     }
 
-    /// `None` if it leads; else the replica to ask, if it knows one.
+    /// `None` if it leads; else the known leader.
     pub(crate) fn not_leading(&self) -> Option<Option<u64>> {
         match self.replica.role() {
             Role::Leader { .. } => None,
@@ -109,7 +109,7 @@ impl Host {
         }
     }
 
-    /// Proposes what is due of schedules, and now and then once more what it has proposed before.
+    /// Proposes due occurrences of schedules, and sometimes repeats an earlier proposal.
     pub(crate) fn fire(&mut self, stamp: u64, rng: &mut Rng) {
         if self.firing > 0 {
             return;
@@ -135,7 +135,7 @@ impl Host {
         }
     }
 
-    /// Lets the replicas compare their states now and then.
+    /// Lets the replicas compare their states from time to time.
     pub(crate) fn mark(&mut self) {
         let members = self.replica.members();
         let alone = members.voters.len() + members.learners.len() == 1;
@@ -145,7 +145,7 @@ impl Host {
         }
     }
 
-    /// What this replica says of its state, and what it makes of what others say of theirs.
+    /// Attests this replica's digest, and judges the attestations of others.
     fn compare(&mut self, shard: u16, events: Vec<Event>, output: &mut Output) {
         for event in events {
             let (mark, digest) = match event.kind {
@@ -183,7 +183,7 @@ impl Host {
         self.jury.hear(me, own, Statement { mark, replica, digest }, &members)
     }
 
-    /// Asks the targets of the outbox to take what is first in line for them.
+    /// Sends the first message for each target of the outbox.
     pub(crate) fn deliver(
         &mut self,
         shard: u16,
@@ -197,7 +197,7 @@ impl Host {
             let first = self.owed.get(&to).is_none_or(|(until, _)| *until <= now);
             if first {
                 let node = self.owed.get(&to).map_or(places[0], |(_, node)| *node);
-                // Whoever did not answer may be down.
+                // A node that did not answer may be down.
                 self.owed.insert(to, (now + OWED_MS_MAX, *rng.pick(places)));
                 let deliver = outgoing.deliver(ShardId(shard), Timestamp(stamp));
                 let command = EncodedCommand::new(&Command::Deliver(deliver));
@@ -223,7 +223,7 @@ impl Host {
                 let delivered = Delivered { to: ShardId(to), up_to: sequence };
                 let command = EncodedCommand::new(&Command::Delivered(delivered));
                 self.inbox.push_back((command, Waiting::Nobody));
-                // The next one waits until this one has left the outbox.
+                // The next message waits until this one has left the outbox.
                 self.owed.insert(to, (now + 20, from));
             }
             Answer::NotLeader { leader: Some(node) } => {
@@ -233,7 +233,8 @@ impl Host {
         }
     }
 
-    /// Packs what waits into entries. A claim that would get nothing is answered without one.
+    /// Packs waiting commands into entries. A claim that would get no task is answered without an
+    /// entry.
     pub(crate) fn propose(
         &mut self,
         rules: u16,
@@ -351,7 +352,7 @@ impl Host {
             output.answers.extend(read.map(|(client, call, ..)| (client, call, Answer::Unknown)));
         }
         if progress.members_changed {
-            // Whoever has joined needs a checkpoint that knows it.
+            // A new member needs a checkpoint that names it.
             self.wants_checkpoint = true;
             output.members.push((group_of(shard), self.replica.applied(), self.replica.members()));
         }
@@ -374,7 +375,7 @@ impl Host {
             let state_now = self.replica.machine().machine.now().0;
             self.clock = LeaderClock::begin(state_now, wall, now);
             self.inbox.push_back((EncodedCommand::new(&Command::BeginTerm), Waiting::Nobody));
-            // Of an earlier term: others may have led and fired since.
+            // The fires are from an earlier term; other leaders may have fired since.
             let fires = self.fires.iter().cloned().map(|fire| (fire, Waiting::Nobody));
             self.inbox.extend(fires);
         }
@@ -389,7 +390,7 @@ fn looks<T>(command: &EncodedCommand, look: impl FnOnce(&Command<'_>) -> T) -> T
     look(&entry.commands[0])
 }
 
-/// Such a command gets an entry to itself: the oracle must know which rules held for each event.
+/// Such a command gets an entry of its own, because the oracle must know the rules for each event.
 fn changes_schedules(command: &EncodedCommand) -> bool {
     looks(command, |command| {
         matches!(
@@ -404,7 +405,8 @@ fn changes_schedules(command: &EncodedCommand) -> bool {
     })
 }
 
-/// What an outbox owes is made by the machine itself: a target that refuses it has lost something.
+/// The machine itself makes the messages of an outbox, so that a target that rejects one has lost
+/// data.
 fn check_delivery(who: Waiting, outcome: &Result<Outcome, Rejection>) -> Result<(), Violation> {
     match (who, outcome) {
         (Waiting::Outbox { from, sequence, .. }, Err(rejection)) => {

@@ -1,11 +1,11 @@
-//! Invariants: what must hold whatever fails. The oracle sees every entry that any replica applies
-//! and every answer that any client gets, and keeps its own, independent account of each task.
+//! Invariants: the properties that must hold under every failure. The oracle sees every applied
+//! entry and every answer to a client, and keeps an independent account of each task.
 //!
-//! Per shard: one leader per term; a committed entry never changes; replicas that applied the same
-//! index did the same and are equal; time never goes back and never stands still. Per task: enqueued once; one live claim;
-//! tokens grow; never before its time; never again once it succeeded. Per queue and
-//! key: no claim beyond its limits. Per client: what was
-//! acknowledged is on a majority of disks, stays, and is seen by every later read.
+//! Per shard: each term has one leader; a committed entry never changes; replicas that applied the
+//! same index did the same and are equal; time never goes back and never stands still. Per task: it
+//! is enqueued once; it has one live claim; tokens grow; it never runs before its time, or again
+//! after it succeeded. Per queue and key: no claim exceeds its limits. Per client: an acknowledged
+//! task is on a majority of disks, stays, and is visible to every later read.
 
 mod control;
 mod enqueued;
@@ -36,7 +36,7 @@ use words::{answer_word, word_for};
 /// Something that must never happen, in words.
 pub(crate) type Violation = String;
 
-/// What every replica must agree on about one entry.
+/// The part of one entry's effect on which every replica must agree.
 #[derive(Debug)]
 struct Committed {
     term: u64,
@@ -45,7 +45,7 @@ struct Committed {
     state_hash: Option<u64>,
 }
 
-/// Where the oracle thinks that a task is.
+/// The state of a task in the oracle's account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Waiting,
@@ -58,16 +58,16 @@ enum Phase {
 struct Task {
     phase: Phase,
     token_last: u64,
-    /// It must not be claimed before this.
+    /// The task must not be claimed before this moment.
     runs_from: u64,
-    /// The queue and unique key that it holds as long as it lives.
+    /// The queue and unique key that the task has while it lives.
     key: Option<(String, String)>,
 }
 
 /// A task in the answer to a claim.
 struct HandedOut<'e> {
     claim: &'e ClaimedTask,
-    /// The claim was sent before, and may have got it then.
+    /// Whether the claim was sent before, and may have got the task then.
     is_repeated: bool,
 }
 
@@ -76,12 +76,12 @@ struct ShardAccount {
     committed: BTreeMap<u64, Committed>,
     tasks: BTreeMap<TaskId, Task>,
     now: u64,
-    /// The highest index whose outcome was told to a client.
+    /// The highest index whose outcome a client has got.
     told: u64,
     leaders: BTreeMap<u64, u64>,
-    /// What its leader stamped last: term, stamp, and when that was.
+    /// The leader's last stamp: term, stamp, and its real time.
     stamped: (u64, u64, u64),
-    /// Tasks of flows that live here: their flow may let them run again.
+    /// Tasks of flows on this shard, which their flows may run again.
     members: BTreeSet<TaskId>,
     limits: Limits,
 }
@@ -90,22 +90,22 @@ struct ShardAccount {
 #[derive(Debug)]
 pub(crate) struct Oracle {
     shards: Vec<ShardAccount>,
-    /// The task of each (queue, request id).
+    /// The task of each pair of queue and request id.
     requests: BTreeMap<(String, String), TaskId>,
-    /// What clients were told is enqueued.
+    /// Tasks that clients know as enqueued.
     acknowledged: BTreeSet<TaskId>,
-    /// What acks, flows and schedules have promised to enqueue, here or on other shards.
+    /// Tasks that acks, flows and schedules have promised, on this shard or others.
     follow_ups: BTreeSet<TaskId>,
     /// Those of them that are due at once, wherever they go, until they have come.
     due_at_once: BTreeSet<TaskId>,
     flows: Flows,
     schedules: Schedules,
     pub(crate) control: ControlAccount,
-    /// Replicas are left to find out themselves that they differ.
+    /// Whether the oracle leaves it to the replicas to find that they differ.
     trusts: bool,
     pub(crate) entries: u64,
     pub(crate) claims: u64,
-    /// How often each kind of thing happened.
+    /// The number of facts of each kind.
     pub(crate) seen: BTreeMap<&'static str, u64>,
 }
 
@@ -127,7 +127,7 @@ impl Oracle {
         }
     }
 
-    /// A replica says that it leads.
+    /// Checks a replica that becomes leader.
     pub(crate) fn leads(&mut self, shard: u16, term: u64, replica: u64) -> Result<(), Violation> {
         let leader = *self.shards[usize::from(shard)].leaders.entry(term).or_insert(replica);
         if leader != replica {
@@ -157,14 +157,14 @@ impl Oracle {
                 "shard {shard}: time is too slow, from {stamp_last} to {stamp} in {passed} ms"
             ));
         }
-        // Rounding must not add up: it is measured from where a term began.
+        // Measured from the start of the term, so that rounding does not add up.
         if term_last < term {
             account.stamped = (term, stamp, now);
         }
         Ok(())
     }
 
-    /// A replica has applied an entry. The first one to do so sets what it meant.
+    /// Checks an applied entry. The first replica to apply it sets its meaning.
     pub(crate) fn applied(
         &mut self,
         shard: u16,
@@ -208,7 +208,7 @@ impl Oracle {
         self.judge(shard, applied).map_err(|violation| format!("{}: {violation}", at()))
     }
 
-    /// Follows what an entry did to each task.
+    /// Follows the effect of an entry on each task.
     fn judge(&mut self, shard: u16, applied: &Applied) -> Result<(), Violation> {
         let entry = Entry::decode(&applied.data).map_err(|error| error.to_string())?;
         for task in self.flows.learn(&entry.commands, &applied.outcomes) {
@@ -291,7 +291,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// A request id names one task for ever; follow-ups are promised with their ids.
+    /// Checks that a request id always names the same task, and records promised follow-ups by
+    /// their ids.
     fn judge_requests(
         &mut self,
         commands: &[Command<'_>],
@@ -320,7 +321,8 @@ impl Oracle {
         Ok(())
     }
 
-    /// A client is told an outcome. `kept` says whether a majority's disks hold the entry by now.
+    /// Checks an outcome before a client gets it. `kept` says whether a majority's disks have the
+    /// entry.
     pub(crate) fn told(&mut self, shard: u16, index: u64, kept: bool) -> Result<(), Violation> {
         if !kept {
             return Err(format!(
@@ -332,12 +334,12 @@ impl Oracle {
         Ok(())
     }
 
-    /// What a read that begins now must at least see.
+    /// The least index that a read beginning now must show.
     pub(crate) fn read_floor(&self, shard: u16) -> u64 {
         self.shards[usize::from(shard)].told
     }
 
-    /// A client knows that these are enqueued.
+    /// Records that a client knows these tasks as enqueued.
     pub(crate) fn acknowledge(&mut self, tasks: &[TaskId]) -> Result<(), Violation> {
         for &task in tasks {
             if !self.shards[usize::from(task.home.0)].tasks.contains_key(&task) {
@@ -356,14 +358,15 @@ impl Oracle {
     ) -> Result<(), Violation> {
         let account = self.shards[usize::from(task.home.0)].tasks.get(&task);
         let removed = account.is_none_or(|account| account.phase == Phase::Removed);
-        // A flow tells its tasks before they have reached their shards.
+        // A flow names its tasks before they have reached their shards.
         if view.is_none() && !removed && self.acknowledged.contains(&task) {
             return Err(format!("a read did not see task {task}"));
         }
         Ok(())
     }
 
-    /// Every acknowledged task is in the state of its shard's leader, or left it in an allowed way.
+    /// Checks that every acknowledged task is in the state of its shard's leader, or left it in an
+    /// allowed way.
     pub(crate) fn check_present(&self, shard: u16, machine: &Machine) -> Result<(), Violation> {
         let tasks = &self.shards[usize::from(shard)].tasks;
         for task in self.acknowledged.iter().filter(|task| task.home.0 == shard) {
@@ -375,12 +378,13 @@ impl Oracle {
         Ok(())
     }
 
-    /// At rest, a shard's schedules are what they should be.
+    /// Checks a shard's schedules at rest.
     pub(crate) fn check_schedules(&self, shard: u16, machine: &Machine) -> Result<(), Violation> {
         self.schedules.check_machine(shard, machine)
     }
 
-    /// After healing: everything has ended, and what acks promised was enqueued.
+    /// Checks after the healing that everything has ended, and that every promised follow-up was
+    /// enqueued.
     pub(crate) fn check_end(&self) -> Result<(), Violation> {
         let all = || self.shards.iter().flat_map(|account| &account.tasks);
         let open = |phase| matches!(phase, Phase::Waiting | Phase::Claimed { .. });
@@ -395,17 +399,17 @@ impl Oracle {
         self.schedules.check_end()
     }
 
-    /// How a gateway sees a schedule: its occurrences, and which rules these are.
+    /// A schedule as a gateway sees it: its occurrences, and the version of its rules.
     pub(crate) fn schedule(&self, name: &str) -> Option<(Every, u64)> {
         self.schedules.find(name)
     }
 
-    /// Faults have ended: from here on every schedule that is to fire must.
+    /// Ends the faults: from now on every live schedule must fire.
     pub(crate) fn heal(&mut self) {
         self.schedules.heal();
     }
 
-    /// A schedule that should have gone on since and has not.
+    /// A schedule that has not fired since the faults ended, although it should have.
     pub(crate) fn stuck_schedule(&self) -> Option<&str> {
         self.schedules.stuck()
     }
@@ -426,8 +430,8 @@ fn is_due_at_once(task: &NewTask<'_>) -> bool {
 }
 
 impl ShardAccount {
-    /// While a claim is live its token is good, and no other is. Only for entries of one command:
-    /// within a longer one an earlier command may have ended the claim.
+    /// Checks that a live claim's token is accepted, and no other. Only for entries of one command,
+    /// because an earlier command of a longer entry may have ended the claim.
     fn judge_token(
         &self,
         command: &Command<'_>,
@@ -444,7 +448,7 @@ impl ShardAccount {
         };
         let Some(account) = self.tasks.get(&task) else { return Ok(()) };
         let live = account.phase == Phase::Claimed { token: token.0 };
-        // The same ack or failure again may get the same answer, and changes nothing.
+        // A repeated ack or failure may get the same answer, and changes nothing.
         let ends = matches!(command, Command::Ack(_) | Command::Fail(_));
         let repeated = ends && account.token_last == token.0 && events.is_empty();
         match outcome {
@@ -458,8 +462,8 @@ impl ShardAccount {
         }
     }
 
-    /// The next task that was handed out is not confirmed by an event: it is one that the same claim got
-    /// before, and its sending anew takes it over.
+    /// Handles a task in a claim's answer that no event confirms: an earlier sending of the same
+    /// claim got it, and this sending takes it over.
     fn take_over(&mut self, claims: &mut VecDeque<HandedOut<'_>>) -> Result<(), Violation> {
         let Some(HandedOut { claim, is_repeated }) = claims.pop_front() else { return Ok(()) };
         let (id, token) = (claim.id, claim.token.0);
@@ -471,7 +475,7 @@ impl ShardAccount {
             return Err(format!("token of {id} went from {} to {token}", task.token_last));
         }
         task.token_last = token;
-        // Unless a later command of the entry has ended it.
+        // A later command of the entry may have ended the claim.
         if let Phase::Claimed { token: live } = &mut task.phase {
             *live = token;
         }
@@ -566,7 +570,7 @@ impl ShardAccount {
                 (live, Phase::Waiting)
             }
             EventKind::TaskLost(_) => (live, Phase::Waiting),
-            // One that is lost too often ends right after its loss, already waiting.
+            // A task that is lost too often ends right after its loss, in a waiting state.
             EventKind::TaskFailed(_) => (live || waiting, Phase::Finished(TaskStateName::Failed)),
             EventKind::TaskDied(..) => (live || waiting, Phase::Finished(TaskStateName::Dead)),
             EventKind::TaskCancelled(_) => {
@@ -598,7 +602,7 @@ impl ShardAccount {
         Ok(())
     }
 
-    /// The machine's own view must agree with this account.
+    /// Compares the machine's own view with this account.
     fn compare(&self, id: TaskId, view: Option<&TaskView>) -> Result<(), Violation> {
         let phase = self.tasks.get(&id).map(|task| task.phase);
         let agree = match (phase, view) {

@@ -1,5 +1,6 @@
 //! The seeded simulator of a Taskyard cluster: real replicas and real machines on fake disks, a
-//! fake network and fake clocks. A seed decides everything, and a failure prints how to see it again.
+//! fake network and fake clocks. The seed decides everything, and a failure prints the command that
+//! repeats it.
 
 mod checkpointing;
 mod clock;
@@ -61,7 +62,7 @@ struct Args {
     verbose: bool,
 }
 
-/// What is computed rather than checked.
+/// The parts that compute figures and check nothing.
 #[derive(Debug, Subcommand)]
 enum Paper {
     /// A large cluster in virtual time: message rates, memory, failover times.
@@ -106,7 +107,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The first rung alone.
+/// Runs only the first rung.
 fn follow(first: u64, count: u64) -> ExitCode {
     for seed in first..first.saturating_add(count) {
         let _guard = model::TellOnPanic(seed);
@@ -119,7 +120,7 @@ fn follow(first: u64, count: u64) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Both rungs: first one machine against the model, then the cluster.
+/// Runs both rungs: first one machine against the models, then the cluster.
 fn climb(options: &Options) -> Result<Report, Failure> {
     model::check(options.seed).map_err(|failure| Failure {
         options: options.clone(),
@@ -130,7 +131,7 @@ fn climb(options: &Options) -> Result<Report, Failure> {
     cluster::run(options)
 }
 
-/// A broken assertion in a replica or a machine stops a node, and here the run: it is a finding too.
+/// Reports a panic: a broken assertion in a replica or a machine stops a node, and is a finding.
 struct TellOnPanic<'a>(&'a Options);
 
 impl Drop for TellOnPanic<'_> {

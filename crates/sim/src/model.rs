@@ -1,9 +1,9 @@
-//! The first rung: one machine against a model of it that is simple and slow, over random commands.
+//! The first rung: one machine against a simple and slow model of it, over random commands.
 //!
-//! The model is a list of tasks and linear searches. It says beforehand what each command must
-//! answer and what every task must look like after; only ids and tokens are taken from the machine,
-//! and must be new. Beside the machine runs a second one that is reloaded from its records now and
-//! then: it must do the same to the byte.
+//! The model is a list of tasks with linear searches. It predicts the answer to each command and
+//! the state of every task after it. Only ids and tokens come from the machine, and must be new. A
+//! second machine runs beside the first and is reloaded from its records from time to time; both
+//! must stay equal, byte for byte.
 
 mod by_hand;
 mod commands;
@@ -38,7 +38,7 @@ pub(crate) fn check(seed: u64) -> Result<(), Failure> {
     MODELS.iter().try_for_each(|follow| follow(seed)).map_err(|what| Failure { seed, what })
 }
 
-/// Where the machine is not as a model says.
+/// A difference between the machine and a model.
 #[derive(Debug)]
 pub(crate) struct Failure {
     seed: u64,
@@ -56,7 +56,7 @@ fn replay_command(seed: u64) -> String {
     format!("cargo run -p taskyard-sim -- --histories 1 --seed {seed}")
 }
 
-/// A broken assertion in the machine is a finding too.
+/// Reports a panic: a broken assertion in the machine is a finding.
 pub(crate) struct TellOnPanic(pub(crate) u64);
 
 impl Drop for TellOnPanic {
@@ -67,7 +67,7 @@ impl Drop for TellOnPanic {
     }
 }
 
-/// What differs, in words.
+/// A difference, in words.
 type Difference = String;
 
 /// A rejection's stable code.
@@ -84,20 +84,20 @@ enum State {
 #[derive(Clone, Debug, PartialEq)]
 struct Held {
     token: u64,
-    /// Since when it had been ready.
+    /// When the task became ready, before its claim.
     since: u64,
     session: Option<SessionId>,
     lease_ms: u64,
     lease_ends_at: u64,
     timeout_at: Option<u64>,
     ends_at: u64,
-    /// What claims had been put off when its times were set.
+    /// The sum of all put-offs when the claim's times were set.
     put_off_ms: u64,
     started: bool,
     cancel_requested: bool,
 }
 
-/// How the last attempt ended, as far as its repetition is answered by it.
+/// The end of the last attempt, as far as a repeated answer depends on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum LastEnd {
     Acked,
@@ -111,11 +111,11 @@ struct Task {
     queue: String,
     task_type: String,
     payload: Vec<u8>,
-    /// Its fairness key.
+    /// The task's fairness key.
     key: Option<String>,
     unique: Option<Hold>,
     priority: u8,
-    /// Its place: smaller comes first.
+    /// The place of the task: smaller comes first.
     order: i64,
     state: State,
     attempt: u32,
@@ -126,7 +126,7 @@ struct Task {
     timeout_ms: Option<u64>,
     retry: RetryPolicy,
     last: Option<(u64, LastEnd)>,
-    /// What its ack enqueued.
+    /// The tasks that its ack enqueued.
     follow_ups: Vec<TaskId>,
 }
 
@@ -137,12 +137,12 @@ struct Queue {
     turns: Turns,
 }
 
-/// The simple machine.
+/// The model of a machine.
 #[derive(Clone, Debug, Default)]
 struct Model {
     now: u64,
     lease_floor: u64,
-    /// By how much claims were put off so far.
+    /// The sum of all times by which claims were put off.
     put_off_ms: u64,
     queues: BTreeMap<String, Queue>,
     tasks: Vec<Task>,
@@ -187,7 +187,8 @@ impl Task {
         }
     }
 
-    /// Whether its queue's own retention removes it, and in which of the queue's two lists it is.
+    /// Whether the queue's own retention removes the task, and in which of the queue's two lists it
+    /// is.
     fn retained_as_dead(&self) -> Option<bool> {
         match self.state {
             State::Finished { ending: TaskStateName::Dead, .. } => Some(true),
@@ -198,7 +199,7 @@ impl Task {
 }
 
 impl Held {
-    /// Moves its times by what claims were put off since they were set.
+    /// Moves the claim's times by all put-offs since they were set.
     fn catch_up(&mut self, put_off_ms: u64, floor: u64) {
         let ms = put_off_ms - std::mem::replace(&mut self.put_off_ms, put_off_ms);
         self.lease_ends_at += ms;
@@ -213,7 +214,7 @@ impl Held {
 }
 
 impl Model {
-    /// Follows one command, and says where the machine's answer differs.
+    /// Follows one command, and returns a difference in the machine's answer.
     fn follow(
         &mut self,
         command: &Command<'_>,
@@ -265,7 +266,7 @@ impl Model {
                         self.hold(snooze.task, run_at);
                     }
                     if self.cancel_requested(snooze.task) {
-                        // It yields, and ends instead of running again.
+                        // The worker yields, so that the task ends and does not run again.
                         let state = self.give_back(snooze.task);
                         let run_at = Timestamp(run_at);
                         return expect(&Ok(Outcome::Snoozed { run_at, state }), answer);
@@ -331,7 +332,7 @@ impl Model {
         change(task.expect("the caller has found it"))
     }
 
-    /// Why a task that is not there is not there.
+    /// Why a task does not exist.
     fn missing(&self, id: TaskId) -> Code {
         if self.known_ids.contains(&id) { "already_finished" } else { "not_found" }
     }
@@ -444,7 +445,7 @@ impl Model {
         self.set_state(id, State::Claimed(held.expect("it is ready")), false);
     }
 
-    /// An ack ends its task, and with it its right to its key; then come the tasks that follow.
+    /// Ends a task and frees its key first; then come the follow-ups.
     fn ack(
         &mut self,
         ack: &Ack<'_>,
@@ -494,7 +495,7 @@ impl Model {
         expect(&Ok(Outcome::Failed(after)), answer)
     }
 
-    /// What the same failure was answered, if its attempt was the last.
+    /// The answer to the same failure before, if its attempt was the last.
     fn failed_before(&self, fail: &Fail<'_>) -> Option<AfterFailure> {
         let task = self.find(fail.task).filter(|task| task.held().is_none())?;
         let (_, LastEnd::Failed { retry_at }) = task.last.filter(|last| last.0 == fail.token.0)?
@@ -522,7 +523,7 @@ impl Model {
         let held = |id: &TaskId| self.find(*id).and_then(Task::held).is_some();
         let (mut claims, others): (Vec<TaskId>, Vec<TaskId>) =
             due.into_iter().map(|(.., id)| id).partition(held);
-        // The last claim first, so that what goes to the front ends up in the old order.
+        // The last claim goes first, so that tasks that return to the front keep their order.
         claims.reverse();
         for id in claims.into_iter().chain(others) {
             self.pass_deadline(id);
@@ -558,8 +559,8 @@ fn expect_code(
 mod tests {
     use super::*;
 
-    /// Histories of a run of the tests against each model; another number by
-    /// `TASKYARD_HISTORIES`.
+    /// The number of histories against each model in a test run; `TASKYARD_HISTORIES` sets another
+    /// one.
     const HISTORIES: u64 = 1_000;
 
     fn check_many(follow: Follow) {
@@ -581,7 +582,7 @@ mod tests {
         check_many(flows::check);
     }
 
-    /// A child was let go with its flow's retry before a parent that was opened after it.
+    /// A retried child was once released before a parent that was reopened after it.
     #[test]
     fn a_retried_child_waits_for_a_parent_that_is_opened_after_it() {
         assert_eq!(flows::check(1_713), Ok(()));

@@ -1,21 +1,21 @@
-//! Network: what becomes of a message: delayed, so that messages overtake each other; lost;
-//! delivered twice; or held up by a cut, which may let one direction through.
+//! Network: the fate of a message: delayed, so that messages overtake each other; lost; delivered
+//! twice; or stopped by a cut, which may be open in one direction.
 
 use crate::rng::Rng;
 use std::collections::BTreeSet;
 
-/// Who sends and receives.
+/// A sender or receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Party {
     Node(usize),
     Client(usize),
 }
 
-/// How messages fare between the parties of one run.
+/// The conditions between the parties of one run.
 #[derive(Debug)]
 pub(crate) struct Network {
     rng: Rng,
-    /// Directions that let nothing through.
+    /// Directions that are cut.
     cut: BTreeSet<(Party, Party)>,
     lost_per_mille: u64,
     twice_per_mille: u64,
@@ -23,14 +23,14 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// A network of its own kind: some lose a lot, some only delay.
+    /// A random network: some lose many messages, some only delay.
     pub(crate) fn new(mut rng: Rng, faults: bool) -> Network {
         let mut up_to = |per_mille: u64| if faults { rng.below(per_mille + 1) } else { 0 };
         let (lost_per_mille, twice_per_mille, late_per_mille) = (up_to(60), up_to(60), up_to(120));
         Network { rng, cut: BTreeSet::new(), lost_per_mille, twice_per_mille, late_per_mille }
     }
 
-    /// After how many ms each copy of a message arrives; empty if it is lost.
+    /// The delays in ms of all copies of a message; empty if it is lost.
     pub(crate) fn send(&mut self, from: Party, to: Party) -> Vec<u64> {
         if self.cut.contains(&(from, to)) || self.rng.chance(self.lost_per_mille) {
             return Vec::new();
@@ -44,8 +44,8 @@ impl Network {
         if late { self.rng.between(20, 800) } else { self.rng.between(1, 8) }
     }
 
-    /// Cuts something: one node off from all others, the nodes into two sides, or the link between two
-    /// nodes that both still reach the rest. Half of the time beside the cuts that there are.
+    /// Cuts something: one node from all others, the nodes into two sides, or the link between two
+    /// nodes that both still reach the others. Half of the time the earlier cuts stay.
     pub(crate) fn cut(&mut self, nodes: usize, clients: usize) {
         if self.rng.chance(500) {
             self.heal_cuts();
@@ -61,7 +61,7 @@ impl Network {
         }
     }
 
-    /// Clients stay with the node now and then, so that a cut-off leader is still asked.
+    /// Sometimes clients stay with the node, so that a leader that is cut off still gets calls.
     fn cut_off(&mut self, node: usize, nodes: usize, clients: usize) {
         let mut others: Vec<Party> =
             (0..nodes).filter(|&other| other != node).map(Party::Node).collect();
@@ -71,14 +71,14 @@ impl Network {
         self.between(&[Party::Node(node)], &others);
     }
 
-    /// Everybody is on one of two sides.
+    /// Puts every party on one of two sides.
     fn split(&mut self, nodes: usize, clients: usize) {
         let everybody = (0..nodes).map(Party::Node).chain((0..clients).map(Party::Client));
         let (left, right): (Vec<_>, Vec<_>) = everybody.partition(|_| self.rng.chance(500));
         self.between(&left, &right);
     }
 
-    /// Cuts what these send to those, what those send to these, or both.
+    /// Cuts the messages from these to those, from those to these, or both.
     fn between(&mut self, these: &[Party], those: &[Party]) {
         let directions = self.rng.below(3);
         for (&one, &other) in
@@ -97,7 +97,7 @@ impl Network {
         self.cut.clear();
     }
 
-    /// From here on everything arrives, once and soon.
+    /// From now on every message arrives once and soon.
     pub(crate) fn heal(&mut self) {
         self.heal_cuts();
         (self.lost_per_mille, self.twice_per_mille, self.late_per_mille) = (0, 0, 0);
@@ -132,7 +132,8 @@ mod tests {
         assert_eq!(seen, BTreeSet::from([(true, true), (true, false), (false, true)]));
     }
 
-    /// Of five nodes: how many pairs are cut both ways, and who is cut off from everybody.
+    /// For five nodes: the number of pairs that are cut both ways, and the nodes cut off from all
+    /// others.
     #[test]
     fn cuts_come_in_all_shapes() {
         let (mut splits, mut links, mut several) = (0, 0, 0);

@@ -1,8 +1,8 @@
 //! Node: one machine of the cluster: its disk, its clock, and the driver of its replicas, which
-//! does what the server's shard loop does: drain, step, write once, send, apply, answer.
+//! works like the server's shard loop: drain, step, write once, send, apply, answer.
 //!
-//! Invariant: a client is answered, and a peer told, only after the write that it depends on is
-//! synced (unless the run is sabotaged to see that this matters).
+//! Invariant: an answer to a client or peer leaves only after the write on which it depends is
+//! synced (unless the run is sabotaged to show that this matters).
 
 mod checkpoints;
 mod drive;
@@ -23,10 +23,10 @@ use taskyard_machine::{EncodedCommand, Machine, RULES_CURRENT};
 use taskyard_replica::eraftpb::Message;
 use taskyard_replica::{Change, ControlCommand, Members, NodeId, Role};
 
-/// Who a node is in its run.
+/// The identity of a node in its run.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeConfig {
-    /// Its place on the network, which is its address. The first one founds the cluster.
+    /// The node's place on the network, which is its address. The first node founds the cluster.
     pub(crate) id: usize,
     pub(crate) shards: u16,
     pub(crate) seed: u64,
@@ -38,52 +38,52 @@ pub(crate) fn group_of(shard: u16) -> u64 {
     u64::from(shard) + 1
 }
 
-/// How long a sync takes on a good disk.
+/// The least and the longest time of a sync on a good disk.
 const SYNC_MS: (u64, u64) = (1, 5);
 
-/// What nodes send each other.
+/// A message between nodes.
 #[derive(Clone, Debug)]
 pub(crate) enum Peer {
     Raft {
         group: u64,
         message: Box<Message>,
     },
-    /// What the outbox of `from` owes shard `to`.
+    /// A message from the outbox of `from` to shard `to`.
     Owed {
         from: u16,
         to: u16,
         sequence: u64,
         command: EncodedCommand,
     },
-    /// What became of it.
+    /// The answer to such a message.
     Taken {
         from: u16,
         to: u16,
         sequence: u64,
         answer: Answer,
     },
-    /// What a replica says of its state, for the leader of its shard to propose.
+    /// A replica's attestation, for the leader of its shard to propose.
     Attest {
         shard: u16,
         command: EncodedCommand,
     },
-    /// A new node asks to be let in.
+    /// A new node asks to join.
     Join {
         place: usize,
         rules_max: u16,
     },
-    /// It is: under this number, with this replica of the control group.
+    /// A node has joined: with this number, and this replica of the control group.
     Welcome {
         node: NodeId,
         replica: u64,
     },
-    /// How a node is.
+    /// A node's report about itself.
     Status(Box<Status>),
-    /// It was removed and does not know.
+    /// The receiver was removed and does not know.
     Removed {
         node: NodeId,
     },
-    /// The planner wants a group's members changed that were told under this term and index.
+    /// The planner wants to change a group's members, which were reported with this term and index.
     Change {
         group: u64,
         term: u64,
@@ -97,13 +97,13 @@ pub(crate) enum Peer {
     },
 }
 
-/// Something of a node's own that happens later.
+/// An event of the node itself that happens later.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
     Synced {
         frame: usize,
     },
-    /// The next bite of a checkpoint.
+    /// The next bite of a checkpoint is due.
     Bite {
         shard: u16,
         cut: u64,
@@ -120,43 +120,43 @@ pub(crate) enum Effect {
     },
 }
 
-/// What came of a turn.
+/// The results of a turn.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
-    /// Shard, index, term, what it did.
+    /// Applied entries: shard, index, term, effect.
     pub(crate) applied: Vec<(u16, u64, u64, Applied)>,
-    /// Of the control group: index, term, what it did.
+    /// Applied entries of the control group: index, term, effect.
     pub(crate) decided: Vec<(u64, u64, Decided)>,
-    /// Group, replica, and what it is now.
+    /// New roles: group, replica, role.
     pub(crate) roles: Vec<(u64, u64, Role)>,
-    /// Group, index, who is in it from there on.
+    /// New members: group, index, members from there on.
     pub(crate) members: Vec<(u64, u64, Members)>,
-    /// Replicas (by group) that were removed with all they had.
+    /// Replicas (by group) that were removed with all their data.
     pub(crate) ended: Vec<(u64, u64)>,
     /// Replicas (by group) that were created.
     pub(crate) begun: Vec<(u64, u64)>,
-    /// What a leader stamps on its next entries: shard, term, stamp.
+    /// The stamp of a leader's next entries: shard, term, stamp.
     pub(crate) stamped: Vec<(u16, u64, u64)>,
-    /// Entries (shard, index, term) whose outcome is told to somebody.
+    /// Entries (shard, index, term) whose outcome a client gets.
     pub(crate) told: Vec<(u16, u64, u64)>,
     pub(crate) effects: Vec<(u64, Effect)>,
-    /// What replicas here say of their states: shard, the replica that leads it, what.
+    /// Attestations of replicas here: shard, its leading replica, command.
     pub(crate) attests: Vec<(u16, u64, EncodedCommand)>,
-    /// Why this node must not go on: it has another state than the rest.
+    /// Why this node must stop: its state differs from the others.
     pub(crate) stopped: Option<String>,
     pub(crate) peers: Vec<(usize, Peer)>,
     pub(crate) answers: Vec<(usize, u64, Answer)>,
 }
 
-/// A running process: gone with a crash.
+/// A running process, which a crash ends.
 #[derive(Default)]
 struct Process {
-    /// `None` until the node is let in.
+    /// `None` until the node has joined.
     control: Option<ControlHost>,
     hosts: BTreeMap<u16, Host>,
-    /// Written and not yet synced: frame, then (group, ready).
+    /// Frames that are written and not yet synced: frame, then (group, ready).
     in_flight: VecDeque<(usize, Vec<(u64, u64)>)>,
-    /// Where replicas (by group) are that have sent something; the map may not know them yet.
+    /// The places of replicas (by group) that have sent a message; the map may not have them yet.
     learned: BTreeMap<(u64, u64), usize>,
     reports_at: u64,
 }
@@ -166,31 +166,31 @@ pub(crate) struct Node {
     rng: Rng,
     pub(crate) disk: Disk,
     process: Option<Process>,
-    /// Raised by every start and crash: events of earlier lives are void.
+    /// Raised by every start and crash; events of earlier lives are void.
     pub(crate) boot: u64,
-    /// The newest rules that the build on it knows; another one is started, never put under a process.
+    /// The newest rules of the node's build. A new build takes effect with a new process.
     pub(crate) rules_max: u16,
     pub(crate) wall_offset: i64,
     pub(crate) tick_ms: u64,
-    /// Whether it goes on while a write is being synced.
+    /// Whether the node goes on while a write is being synced.
     pipelined: bool,
-    /// How long a sync takes, at least and at most, but for a stall now and then.
+    /// The least and the longest time of a sync, apart from stalls.
     sync_ms: (u64, u64),
-    /// Until then syncs take much longer.
+    /// Until this moment syncs take much longer.
     pub(crate) slow_until: u64,
-    /// The next sync fails, and the process stops.
+    /// Whether the next sync fails, which stops the process.
     pub(crate) disk_fails: bool,
-    /// Until then nothing happens here; then all of it.
+    /// Until this moment nothing happens here; then everything that has piled up.
     pub(crate) paused_until: u64,
-    /// How many places there are on the network: whoever wants to join may ask at any of them.
+    /// The number of places on the network; a node may ask to join at any of them.
     pub(crate) places_max: usize,
-    /// It was removed from the cluster and is gone for good.
+    /// Whether the node was removed from the cluster for good.
     pub(crate) retired: bool,
     commands_max: u64,
     checkpoint_every: u64,
     map_changed: bool,
     output: Output,
-    /// The state of each shard when it crashed, with the index it was at.
+    /// The state and index of each shard at its crash.
     before_crash: BTreeMap<u16, (u64, Records)>,
     next_cut: u64,
     pub(crate) snapshots: u64,
@@ -241,7 +241,7 @@ impl Node {
         self.process.is_some()
     }
 
-    /// Starts the process on what the disk holds.
+    /// Starts the process from the disk.
     pub(crate) fn start(&mut self, now: u64) -> Result<(), Violation> {
         self.boot += 1;
         self.disk.recover();
@@ -259,7 +259,7 @@ impl Node {
         Ok(())
     }
 
-    /// The process ends; half of the time the power goes with it.
+    /// Ends the process; half of the time the power fails too.
     pub(crate) fn crash(&mut self) {
         let power = self.rng.chance(500) || self.config.sabotage != Sabotage::None;
         self.stop(power);
@@ -278,7 +278,7 @@ impl Node {
         }
     }
 
-    /// From here on clock, disk and process do what they should.
+    /// From now on clock, disk and process work properly.
     pub(crate) fn heal(&mut self) {
         // A shard whose time is ahead stays so for long: it goes on a little slower until level.
         self.wall_offset = 0;
@@ -314,7 +314,7 @@ impl Node {
         }
     }
 
-    /// Where a replica is, as far as is known here.
+    /// The place of a replica, as far as is known here.
     fn route(&self, group: u64, replica: u64) -> Option<usize> {
         let process = self.process.as_ref()?;
         let mapped = process.control.as_ref().and_then(|control| {
@@ -324,7 +324,7 @@ impl Node {
         mapped.or_else(|| process.learned.get(&(group, replica)).copied())
     }
 
-    /// All nodes that this one knows of, or at least itself.
+    /// All known nodes, or at least this one.
     fn places(&self) -> Vec<usize> {
         let process = self.process.as_ref();
         let control = process.and_then(|process| process.control.as_ref());
@@ -332,7 +332,7 @@ impl Node {
         if places.is_empty() { vec![self.config.id] } else { places }
     }
 
-    /// What to answer for a shard that is not led here; `None` if it is.
+    /// The answer for a shard that is not led here; `None` if it is.
     fn not_leading(&self, shard: u16) -> Option<Answer> {
         let Some(host) = self.host(shard) else { return Some(Answer::NotLeader { leader: None }) };
         let leader = host.not_leading()?;
@@ -340,7 +340,7 @@ impl Node {
         Some(Answer::NotLeader { leader })
     }
 
-    /// A client's request arrives. A node that is down answers nothing.
+    /// Handles a client's request. A node that is down does not answer.
     pub(crate) fn call(&mut self, call: Call) {
         if !self.is_up() {
             return;
@@ -364,7 +364,7 @@ impl Node {
         }
     }
 
-    /// Whoever runs the cluster wants something of the control group; only its leader listens.
+    /// Handles an operator's command to the control group; only its leader proposes it.
     pub(crate) fn order(&mut self, command: &ControlCommand) {
         self.control_mut().into_iter().for_each(|control| control.propose(command));
     }
@@ -460,7 +460,7 @@ impl Node {
         }
     }
 
-    /// Does all there is to do now.
+    /// Does all present work.
     pub(crate) fn turn(&mut self, now: u64) -> Result<Output, Violation> {
         loop {
             if std::mem::take(&mut self.map_changed) {
@@ -477,8 +477,8 @@ impl Node {
         Ok(std::mem::take(&mut self.output))
     }
 
-    /// What every leader does: of a shard, packs what was asked, expires, delivers its outbox; of the
-    /// control group, plans.
+    /// Does the work of every leader: a shard's leader packs commands, expires and delivers its
+    /// outbox; the control group's leader plans.
     fn lead(&mut self, now: u64) {
         let wall = (RUN_BEGINS_AT_MS + now).saturating_add_signed(self.wall_offset);
         let places = self.places();
@@ -490,7 +490,7 @@ impl Node {
         if let (Some(control), Some(status)) = (&mut process.control, status) {
             control.plan(status, now, &mut self.rng, &mut self.output);
         }
-        // What the whole cluster knows, as far as is known here.
+        // The rules that the whole cluster knows, as far as is known here.
         let rules = process.control.as_ref().map_or(0, |control| control.state().rules());
         let rules = rules.max(RULES_CURRENT);
         for (&shard, host) in &mut process.hosts {
@@ -517,7 +517,7 @@ impl Node {
         self.host(shard).map_or(Ok(()), |host| host.replica.machine().check())
     }
 
-    /// What keeps a shard here from being at rest; empty if nothing does.
+    /// Why a shard is not at rest here; empty if it is.
     pub(crate) fn unrest(&self, shard: u16) -> String {
         let Some(host) = self.host(shard) else { return "it is down".into() };
         let machine = &host.replica.machine().machine;
@@ -547,8 +547,8 @@ mod tests {
     use crate::shard::Shard;
     use taskyard_replica::eraftpb::{ConfState, Entry};
 
-    /// Seed 1021 found this: the old entries stayed on disk, new ones were written behind the
-    /// snapshot, and the log between them was missing at the next start.
+    /// Found by seed 1021: old entries stayed on disk, new ones were written behind the snapshot,
+    /// and the log between them was missing at the next start.
     #[test]
     fn a_log_that_a_snapshot_replaced_is_dropped_on_disk_too() {
         let config = NodeConfig { id: 0, shards: 1, seed: 1, sabotage: Sabotage::None };

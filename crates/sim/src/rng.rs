@@ -1,4 +1,4 @@
-//! Rng: the run's own randomness. Everything that a run draws comes from its seed through here.
+//! Rng: the run's own randomness. Every random number of a run comes from its seed through here.
 
 /// A small generator (splitmix64): one number of state, equal sequences for equal seeds.
 #[derive(Clone, Debug)]

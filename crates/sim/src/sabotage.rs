@@ -1,66 +1,66 @@
-//! Sabotage: bugs put in on purpose. A check that finds none of them shows nothing.
+//! Sabotage: deliberate bugs. A check that finds none of them proves nothing.
 
 use taskyard_machine::limits::RETENTION_COUNT_DEFAULT;
 use taskyard_machine::{Command, Delivered, SetQueue, ShardId};
 use taskyard_replica::Seen;
 
-/// A bug put in on purpose, to see that the checks find it.
+/// A deliberate bug, to show that the checks find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(test), allow(dead_code, reason = "only tests break things on purpose"))]
 pub(crate) enum Sabotage {
     None,
     /// The driver reports writes as persisted before they are synced.
     AnswerBeforeSync,
-    /// Disks say that they have synced and have not.
+    /// Disks report a sync that they have not made.
     LyingDisks,
     /// A reload forgets a record of its checkpoint.
     ForgetfulCheckpoint,
-    /// One replica passes over an entry now and then.
+    /// One replica skips an entry from time to time.
     DeafReplica,
-    /// One replica makes a queue now and then that nobody asked for: nobody can see it from outside.
+    /// One replica sometimes makes a queue without a command, which no client can see.
     SecretQueue,
-    /// One replica misses what the first entry of each term does.
+    /// One replica misses the effect of each term's first entry.
     MissedTerm,
-    /// One replica keeps one ended task more than each queue is set to.
+    /// One replica keeps one finished task more than each queue's settings allow.
     OneKeptMore,
     /// Every machine allows each queue one claim more than its concurrency.
     OneClaimMore,
     /// Every machine allows each key one claim more than its concurrency.
     OneClaimMorePerKey,
-    /// No machine keeps to the rate of a queue.
+    /// No machine obeys the rate of a queue.
     QueueRateIgnored,
-    /// No machine keeps to the rate of a key.
+    /// No machine obeys the rate of a key.
     KeyRateIgnored,
-    /// A node does not remember which replicas have lived on it, and starts with an old map.
+    /// A node forgets which replicas it has had, and starts with an old map.
     ReplicaIdsReused,
-    /// Nodes say that they know newer rules than they do, so that rules are raised too early.
+    /// Nodes report newer rules than they know, so that rules are raised too early.
     RulesTooEarly,
-    /// The planner takes every member for one that has caught up.
+    /// The planner takes every member as caught up.
     NobodyLags,
 }
 
-/// The node whose replicas have a bug that others have not.
+/// The node whose replicas have the bug, if only one node has it.
 pub(crate) const ASTRAY: usize = 1;
 
 impl Sabotage {
-    /// What is wrong with the replicas of a node.
+    /// The bug of a node's replicas.
     pub(crate) fn of_replica(self, node: usize) -> Sabotage {
         let of_one = self == Sabotage::DeafReplica || self.leads_astray();
         if of_one && node != ASTRAY { Sabotage::None } else { self }
     }
 
-    /// Whether one replica comes to another state without a sign, which the others must find out.
+    /// Whether one replica silently gets another state, which the others must find out.
     pub(crate) fn leads_astray(self) -> bool {
         use Sabotage::*;
         matches!(self, SecretQueue | MissedTerm | OneKeptMore)
     }
 
-    /// What a node says that it knows.
+    /// The rules that a node reports.
     pub(crate) fn of_told_rules(self, rules_max: u16) -> u16 {
         rules_max + u16::from(self == Sabotage::RulesTooEarly)
     }
 
-    /// Changes what the planner sees.
+    /// Changes the facts for the planner.
     pub(crate) fn of_sight(self, seen: &mut Seen) {
         if self == Sabotage::NobodyLags {
             for group in seen.groups.values_mut() {
@@ -70,7 +70,7 @@ impl Sabotage {
         }
     }
 
-    /// Changes what a machine takes a command for; the oracle sees what was asked.
+    /// Changes a command for the machine; the oracle sees the original.
     pub(crate) fn mishear(self, command: &mut Command<'_>) {
         if let (Sabotage::MissedTerm, Command::BeginTerm) = (self, &command) {
             *command = Command::Delivered(Delivered { to: ShardId(0), up_to: 0 });

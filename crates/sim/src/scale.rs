@@ -1,10 +1,10 @@
-//! Scale: a cluster far larger than the machine that simulates it, in virtual time: how many messages
-//! and bytes go where, what loops and disks do, what a replica takes in memory, how long a failover is.
+//! Scale: a cluster far larger than the machine that simulates it, in virtual time: messages and
+//! bytes, the work of loops and disks, the memory of a replica, the time of a failover.
 //!
-//! Real: every replica (raft-rs through `Replica`), the machine of every shard, the control state, the
-//! planner, the encodings of commands and Raft messages. Modelled: the network (a latency per link, in
-//! order, without loss or bandwidth), disks (a time per sync), CPU (a time per input), gateways and
-//! workers. `docs/scale.md` says what follows and what is left out.
+//! Real: every replica (raft-rs through `Replica`), the machine of every shard, the control state,
+//! the planner, the encodings of commands and Raft messages. Modelled: the network (a latency per
+//! link, in order, without loss or bandwidth), disks (a time per sync), CPU (a time per input),
+//! gateways and workers. `docs/scale.md` has the results and the omissions.
 //!
 //! ```text
 //! params.rs    what a run is made of      layout.rs    where replicas are, by the real planner
@@ -40,10 +40,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use world::World;
 
-/// What a large cluster is made of.
+/// The options of a large cluster.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to compute.
+    /// The part to compute.
     #[arg(long, value_enum, default_value_t = Part::Run)]
     part: Part,
     #[arg(long, default_value_t = 1)]
@@ -72,28 +72,28 @@ pub(crate) struct Args {
     /// How long a task runs, in ms.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=20_000))]
     run_ms: u64,
-    /// One way inside of a zone, in us; each message takes up to a fifth more.
+    /// The latency inside of a zone, in us; each message takes up to a fifth more.
     #[arg(long, default_value_t = 250)]
     in_zone_us: u64,
-    /// One way between zones, in us.
+    /// The latency between zones, in us.
     #[arg(long, default_value_t = 1_000)]
     across_us: u64,
-    /// One sync of a node's log, in us.
+    /// The time of one sync of a node's log, in us.
     #[arg(long, default_value_t = 500)]
     sync_us: u64,
-    /// What a node's loop computes for a message or call, in ns.
+    /// The computing time of a node's loop for one message or call, in ns.
     #[arg(long, default_value_t = 5_000)]
     cpu_ns: u64,
-    /// The same for a tick of one replica.
+    /// The computing time for one tick of one replica, in ns.
     #[arg(long, default_value_t = 200)]
     tick_ns: u64,
-    /// Whom gateways name to leaders.
+    /// The sessions that gateways name to leaders.
     #[arg(long, value_enum, default_value_t = Named::All)]
     named: Named,
     /// How many kills, one after the other.
     #[arg(long, default_value_t = 0)]
     kills: u32,
-    /// What is killed.
+    /// The victim of each kill.
     #[arg(long, value_enum, default_value_t = Victim::Node)]
     victim: Victim,
     /// How long a killed node is away, in ms.
@@ -108,9 +108,9 @@ pub(crate) struct Args {
 enum Part {
     /// The cluster in virtual time.
     Run,
-    /// What the control leader's planner takes.
+    /// The costs of the control leader's planner.
     Plan,
-    /// What encoding messages takes.
+    /// The costs of encoding messages.
     Coding,
 }
 
@@ -156,10 +156,10 @@ pub(crate) fn main(args: &Args) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Plans that a new cluster is given to even out who leads: more would not change a rate.
+/// The number of plans by which a new cluster evens out its leaders; more would not change a rate.
 const PLANS_FIRST: u64 = 200;
 
-/// One run: what its seed decides, and what it took here.
+/// Runs once: the report is decided by the seed, the measurements by this machine.
 fn run(params: &Params) -> (Report, Measured) {
     let started = (Instant::now(), measure::on_cpu());
     let mut layout = Layout::new(params);
@@ -179,7 +179,8 @@ fn run(params: &Params) -> (Report, Measured) {
         cpu_seconds: cpu.as_secs_f64(),
         bytes_per_replica: built / report.replicas as u64,
         resident_mib_end: measure::resident_bytes() >> 20,
-        // Others run on this machine too: only the share of the time that was ours counts.
+        // Other programs run on this machine too, so that only this program's share of the time
+        // counts.
         ns_per_input: (spent.as_nanos() as f64 * cpu.div_duration_f64(wall).min(1.0)) as u64
             / inputs.max(1),
     };
@@ -187,7 +188,7 @@ fn run(params: &Params) -> (Report, Measured) {
     (report, measured)
 }
 
-/// What was sent between nodes was received, lost, or is under way.
+/// Checks that every message between nodes was received, lost, or is on its way.
 fn check_counts(world: &World) {
     let under_way = world.under_way();
     for (kind, [sent, received, lost]) in world.traffic.totals() {

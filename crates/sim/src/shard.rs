@@ -1,5 +1,5 @@
-//! Shard: the real machine as a replica's state, with its bodies and what the checkers want to see
-//! of each entry at the moment it is applied.
+//! Shard: the real machine as a replica's state, with its bodies and the data that the checkers
+//! need at the moment when an entry is applied.
 
 use crate::disk::Checkpoint;
 use crate::invariants::Occurrence;
@@ -13,11 +13,11 @@ use taskyard_machine::{
 };
 use taskyard_replica::StateMachine;
 
-/// Replicas compare their state's hash at every such index.
+/// Replicas compare the hash of their state at multiples of this index.
 const STATE_HASH_EVERY: u64 = 8;
 
-/// A replica that goes astray does so at every such index: late enough for its group to have three voters,
-/// without which nobody can say who is right.
+/// A sabotaged replica changes its state at multiples of this index, late enough for its group to
+/// have three voters, because fewer cannot decide which state is right.
 const ASTRAY_EVERY: u64 = 150;
 
 /// All records of a state, in order.
@@ -28,15 +28,15 @@ pub(crate) type Records = Vec<(RecordKey, Box<[u8]>)>;
 pub(crate) struct Shard {
     pub(crate) machine: Machine,
     pub(crate) bodies: Bodies,
-    /// The index of the last entry that reached the machine, 0 before the first.
+    /// The index of the last entry that the machine has applied, 0 before the first.
     pub(crate) last_index: u64,
-    /// Entries since replicas last compared their states.
+    /// The entries since the last comparison of states.
     pub(crate) unmarked: u64,
-    /// The state that this replica had before a crash: the reloaded one must come by it.
+    /// The state before a crash, which the reloaded replica must reach again.
     pub(crate) before_crash: Option<(u64, Records)>,
-    /// The newest rules that this node's build knows.
+    /// The newest rules of this node's build.
     pub(crate) rules_max: u16,
-    /// A bug put in on purpose.
+    /// A deliberate bug.
     pub(crate) sabotage: Sabotage,
 }
 
@@ -45,8 +45,8 @@ pub(crate) struct Shard {
 pub(crate) struct Bodies(pub(crate) BTreeMap<TaskId, Box<[u8]>>);
 
 impl Bodies {
-    /// New tasks that are runs of schedules, with what they say of it; nothing is known of a task
-    /// that is gone already.
+    /// New tasks that are runs of schedules, with their headers; `None` for a task that is already
+    /// gone.
     fn runs(&self, events: &[Event]) -> Vec<(TaskId, Option<Occurrence>)> {
         let mut runs = Vec::new();
         for event in events {
@@ -78,23 +78,23 @@ impl Payloads for Bodies {
     }
 }
 
-/// What one entry did, as seen on one replica.
+/// The effect of one entry, as seen on one replica.
 #[derive(Debug)]
 pub(crate) struct Applied {
     pub(crate) data: Vec<u8>,
     pub(crate) outcomes: Vec<Result<Outcome, Rejection>>,
     pub(crate) events: Vec<Event>,
-    /// The tasks that the events are about, as they are now.
+    /// The tasks of the events, as of now.
     pub(crate) views: Vec<(TaskId, Option<TaskView>)>,
-    /// Runs of schedules that it made.
+    /// The runs of schedules that it made.
     pub(crate) runs: Vec<(TaskId, Option<Occurrence>)>,
     pub(crate) state_hash: Option<u64>,
-    /// What is wrong with this replica by itself.
+    /// A violation inside this replica.
     pub(crate) fault: Option<String>,
 }
 
 impl Applied {
-    /// Equal on every replica.
+    /// The part that is equal on every replica.
     pub(crate) fn fingerprint(&self) -> u64 {
         hash(format!("{:?}{:?}", self.outcomes, self.events).as_bytes())
     }
@@ -106,7 +106,7 @@ impl StateMachine for Shard {
     fn apply(&mut self, index: u64, data: &[u8]) -> Applied {
         let mut entry = Entry::decode(data).expect("entries are written by this build");
         let unknown = self.unknown_rules(&entry);
-        // One build stands for several versions, whose rules are all the same.
+        // One build stands for several versions, whose rules are all equal.
         entry.rules = RULES_CURRENT;
         let mut events = Vec::new();
         self.unmarked = entry.unmarked_after(self.unmarked);
@@ -166,16 +166,16 @@ impl Shard {
         })
     }
 
-    /// A replica is never handed what its build can't know.
+    /// Checks that a replica never gets an entry of rules that its build does not know.
     fn unknown_rules(&self, entry: &Entry<'_>) -> Option<String> {
         let (rules, known) = (entry.rules, self.rules_max);
         (rules > known).then(|| format!("it follows rules {rules} and this node knows {known}"))
     }
 
-    /// A reload and replay must make the state that was there, byte for byte.
+    /// Checks that a reload and replay reach the state before the crash, byte for byte.
     fn compare_before_crash(&mut self, index: u64) -> Option<String> {
         let (expected, records) = self.before_crash.take_if(|(expected, _)| *expected <= index)?;
-        // A snapshot may have leapt over it.
+        // A snapshot may have passed over that index.
         let now = (expected == index).then(|| self.machine.records())?;
         (now != records).then(|| {
             let difference = first_difference(&records, &now);
@@ -183,7 +183,7 @@ impl Shard {
         })
     }
 
-    /// What is wrong between the machine's own parts, or between it and its bodies.
+    /// Checks the machine's own parts, and its bodies.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.machine.check()?;
         let known = self.bodies.0.keys().find(|task| self.machine.task(**task).is_none());
@@ -194,7 +194,7 @@ impl Shard {
     }
 }
 
-/// The task that an event is about.
+/// The task of an event.
 pub(crate) fn task_of(event: &Event) -> Option<TaskId> {
     match &event.kind {
         EventKind::TaskEnqueued(task)
@@ -229,7 +229,7 @@ pub(crate) fn task_of(event: &Event) -> Option<TaskId> {
     }
 }
 
-/// Where two states first part, in words.
+/// The first difference between two states, in words.
 pub(crate) fn first_difference(left: &Records, right: &Records) -> String {
     let left: BTreeMap<_, _> = left.iter().map(|(key, value)| (key, value)).collect();
     let right: BTreeMap<_, _> = right.iter().map(|(key, value)| (key, value)).collect();

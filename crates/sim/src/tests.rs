@@ -1,6 +1,6 @@
-//! Whole runs: a few seeds of each shape, replays, and bugs put in on purpose.
+//! Whole runs: a few seeds of each shape, repetitions, and deliberate bugs.
 //!
-//! A seed that found something gets a test of its own here, named after what it found.
+//! A seed that found something gets a test of its own here, named after the finding.
 
 use crate::cluster::{Failure, Options, Report, run};
 use crate::sabotage::Sabotage;
@@ -25,7 +25,8 @@ fn check(options: &Options) -> Report {
     run(options).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// Runs these seeds until one has come to what is wanted: what a seed comes to changes with everything that is drawn.
+/// Runs these seeds until one run has the wanted property, because the property of a seed changes
+/// with every new random draw.
 fn check_until(
     seeds: RangeInclusive<u64>,
     shape: impl Fn(u64) -> Options,
@@ -35,7 +36,7 @@ fn check_until(
     reports.into_iter().find(wanted).unwrap_or_else(|| panic!("none of {seeds:?} came to it"))
 }
 
-/// What a run with a bug in it finds: a violation, or a replica that stopped rather than diverge.
+/// The finding of a run with a bug: a violation, or a replica that stopped rather than diverge.
 fn found(options: &Options) -> Option<String> {
     match catch_unwind(AssertUnwindSafe(|| run(options))) {
         Ok(Ok(_)) => None,
@@ -47,7 +48,7 @@ fn found(options: &Options) -> Option<String> {
     }
 }
 
-/// Each of these seeds must find the bug, in one of these words.
+/// Each of these seeds must find the bug, with one of these words.
 fn check_found(sabotage: Sabotage, words: &[&str]) {
     for seed in 1..=3 {
         let what = found(&Options { sabotage, churn: false, ..options(seed) });
@@ -59,7 +60,7 @@ fn check_found(sabotage: Sabotage, words: &[&str]) {
     }
 }
 
-/// One of these seeds must find the bug, in these words.
+/// At least one of these seeds must find the bug, with these words.
 fn check_found_by(seeds: RangeInclusive<u64>, sabotage: Sabotage, words: &str) {
     let run = |seed| found(&Options { sabotage, nodes: 4, steps: 12_000, ..options(seed) });
     let what =
@@ -89,7 +90,7 @@ fn promises_hold_on_five_nodes_and_many_shards() {
     check(&Options { nodes: 5, shards: 4, ..options(11) });
 }
 
-/// Nodes join, are emptied, removed and lost, and the replication changes, all under faults.
+/// Nodes join, are drained, removed and lost, and the replication changes, all under faults.
 #[test]
 fn promises_hold_while_nodes_come_and_go() {
     for (nodes, first) in [(3, 4), (5, 6), (7, 3)] {
@@ -101,7 +102,7 @@ fn promises_hold_while_nodes_come_and_go() {
     }
 }
 
-/// The same, until a disk was lost for good, and until a node was given up.
+/// The same runs, until a disk was lost for good, and until a node was given up.
 #[test]
 fn promises_hold_when_nodes_are_lost_or_given_up() {
     let shape = |seed| Options { steps: 20_000, ..options(seed) };
@@ -109,15 +110,16 @@ fn promises_hold_when_nodes_are_lost_or_given_up() {
     check_until(40..=50, shape, |report| report.given_up > 0);
 }
 
-/// Its replica of the control group had been let go and was taken out of the map after all: it got
-/// another one, of which it never heard.
+/// A node's replica of the control group was removed from the map although the node stayed: it got
+/// another replica, of which it never heard.
 #[test]
 fn a_node_that_is_put_back_into_use_while_it_leaves_has_the_map() {
     check(&Options { nodes: 7, steps: 20_000, ..options(12) });
 }
 
-/// There was no node left for what a node had held that was given up, or only one that was being emptied, or the
-/// node itself, back by mistake: it stays until there is another, and the simulated operator did not bring one.
+/// No node was left for the replicas of a given-up node, except a draining one or the given-up node
+/// itself, back by mistake. The plan waits for another node, and the simulated operator did not add
+/// one.
 #[test]
 fn a_node_that_was_given_up_goes_when_there_is_another_for_what_it_held() {
     for first in [86, 93, 108] {
@@ -126,28 +128,29 @@ fn a_node_that_was_given_up_goes_when_there_is_another_for_what_it_held() {
     }
 }
 
-/// A schedule waits for its last run, which waited for ever behind more urgent runs of another: their queue had a rate
-/// that they used up.
+/// A schedule waited for ever for its last run, behind more urgent runs of another schedule that
+/// used up the rate of their queue.
 #[test]
 fn runs_behind_more_urgent_ones_come_to_their_turn_when_limits_are_lifted() {
     check(&Options { steps: 20_000, ..options(112) });
 }
 
-/// A node that was given up, and was alive, led a shard on, and nobody could reach it to change that: real nodes hear
-/// such a one no more.
+/// A given-up node that was alive kept leading a shard, and no other node could reach it to change
+/// that. Real nodes no longer listen to such a node.
 #[test]
 fn a_node_that_was_given_up_and_is_alive_leads_nothing_for_long() {
     let shape = |seed| Options { nodes: 5, steps: 20_000, ..options(seed) };
     check_until(90..=100, shape, |report| report.given_up > 0);
 }
 
-/// A flow tells its tasks before they are there: a read that found none was taken for a lost task.
+/// A flow names its tasks before they exist on their shards; a read in between was taken for a lost
+/// task.
 #[test]
 fn a_task_of_a_flow_may_be_read_before_it_is_there() {
     check(&Options { nodes: 7, steps: 8_000, ..options(16) });
 }
 
-/// A node that wants to join must not depend on those that were there before it.
+/// A node that wants to join must not depend on the nodes that were there before it.
 #[test]
 fn a_node_joins_where_all_earlier_ones_are_gone() {
     check(&Options { nodes: 1, steps: 15_000, ..options(4) });
@@ -240,8 +243,8 @@ fn lying_disks_are_found() {
     check_found(Sabotage::LyingDisks, &["disks hold it"]);
 }
 
-/// Without a look at the disks: an acknowledged task is gone, a committed entry changed, or a
-/// replica saw that its own log lost something.
+/// Without a check of the disks, the findings are: an acknowledged task is gone, a committed entry
+/// changed, or a replica saw that its own log lost something.
 #[test]
 fn lost_writes_are_found_by_what_they_do() {
     for sabotage in [Sabotage::LyingDisks, Sabotage::AnswerBeforeSync] {
@@ -268,8 +271,8 @@ fn a_replica_that_misses_entries_is_found() {
     );
 }
 
-/// The oracle looks away: the replicas find out themselves that one of them differs, whoever leads. That
-/// one stops and no other; it is replaced, and all heals.
+/// The oracle does not check states, so that the replicas must find the differing one themselves,
+/// even if it leads. Only that replica stops; it is replaced, and everything heals.
 #[test]
 fn a_replica_that_goes_astray_without_a_sign_stops_and_no_other() {
     for seed in 1..=6 {
@@ -279,7 +282,7 @@ fn a_replica_that_goes_astray_without_a_sign_stops_and_no_other() {
     }
 }
 
-/// What these do may be seen from outside before the others see it, so that not every seed comes to its end.
+/// Clients may see these bugs before the other replicas do, so that not every seed runs to its end.
 #[test]
 fn a_replica_that_misses_or_miscounts_something_is_found_by_the_others() {
     for sabotage in [Sabotage::MissedTerm, Sabotage::OneKeptMore] {
@@ -297,7 +300,7 @@ fn a_checkpoint_that_lost_a_record_is_found() {
     );
 }
 
-/// A limit must be set, and reached, before a claim is beyond it: not every seed comes so far.
+/// A claim beyond a limit needs a limit that is set and reached, which not every seed has.
 #[test]
 fn claims_beyond_a_limit_are_found() {
     for (sabotage, words) in [

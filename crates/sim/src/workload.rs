@@ -1,6 +1,5 @@
-//! Workload: clients that produce, work and interfere, and that retry what they do not know the
-//! outcome of only where the operation has an identity (a request id, a batch id, a claim sequence,
-//! a token).
+//! Workload: clients that produce, work and interfere. They repeat a call with an unknown outcome
+//! only if the operation has an id: a request id, a batch id, a claim sequence, a token.
 
 mod flow;
 mod new_task;
@@ -19,7 +18,7 @@ use taskyard_machine::{
     EnqueueMany, NewTask, Outcome, Rejection, SessionId, StageBatch, TaskId, TaskView, home_shard,
 };
 
-/// What a client asks of a shard.
+/// A client's request to a shard.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) shard: u16,
@@ -29,21 +28,21 @@ pub(crate) struct Request {
 #[derive(Clone, Debug)]
 pub(crate) enum Asked {
     Command(EncodedCommand),
-    /// A strong read of one task, which must show at least what was told before it began.
+    /// A strong read of one task, which must show at least what was answered before it began.
     Read {
         task: TaskId,
         floor: u64,
     },
 }
 
-/// What comes back.
+/// The answer to a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
     Decided(Box<Result<Outcome, Rejection>>),
-    /// Nothing to claim now.
+    /// There is no task to claim now.
     Nothing,
     View(Option<Box<TaskView>>),
-    /// Not appended; perhaps that node leads.
+    /// Not appended; the node given may lead.
     NotLeader {
         leader: Option<usize>,
     },
@@ -51,7 +50,7 @@ pub(crate) enum Answer {
     Unknown,
 }
 
-/// What a client does next: send this request to that node as call `number`.
+/// The next step of a client: send this request to that node as call `number`.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) client: usize,
@@ -68,13 +67,13 @@ enum Kind {
     Operator,
 }
 
-/// Why a call was made: what its answer is for.
+/// The purpose of a call, which decides the use of its answer.
 #[derive(Clone, Debug)]
 enum Purpose {
     Enqueue,
     Submit,
     Claim,
-    /// Ends the attempt, however it is answered.
+    /// Ends the attempt, whatever the answer is.
     Finish(TaskId),
     /// The attempt goes on.
     Keep(TaskId),
@@ -91,9 +90,9 @@ struct Open {
     number: u64,
     request: Request,
     purpose: Purpose,
-    /// Whether it may be sent again when its outcome is unknown.
+    /// Whether the call may be repeated when its outcome is unknown.
     identified: bool,
-    /// It is known not to have been appended: it may be sent again in any case.
+    /// Whether the call is known not to be appended, so that it may be repeated in any case.
     refused: bool,
     gives_up_at: u64,
     sends_left: u32,
@@ -105,14 +104,14 @@ struct Client {
     rng: Rng,
     next_number: u64,
     open: Option<Open>,
-    /// Whom it takes for each shard's leader.
+    /// The presumed leader of each shard.
     leaders: Vec<usize>,
     session: u128,
     claim_sequence: u64,
-    /// Calls whose claims it has: their answer may come once more.
+    /// Calls whose claims it has; their answer may arrive once more.
     taken: BTreeSet<u64>,
     held: BTreeMap<TaskId, ClaimToken>,
-    /// Calls that it has already decided on.
+    /// Calls that it has already decided.
     script: VecDeque<(Request, Purpose, bool)>,
 }
 
@@ -124,20 +123,20 @@ pub(crate) struct Workload {
     shards: u16,
     pub(crate) nodes: usize,
     next_name: u64,
-    /// Tasks that clients know of, to pick from.
+    /// Tasks that clients know, for random picks.
     known: Vec<TaskId>,
     flows: Vec<TaskId>,
     request_ids: Vec<(String, String)>,
     dead_sessions: BTreeSet<(SessionId, u16)>,
     /// Tasks that kill the worker that begins them.
     killers: BTreeSet<TaskId>,
-    /// What each schedule was last set with.
+    /// The last rules of each schedule.
     drawn: BTreeMap<&'static str, Drawn>,
     /// The clients' clock.
     wall: u64,
-    /// Schedules have shown that they go on, and are to end.
+    /// Whether schedules have proved alive, and must end now.
     pausing: bool,
-    /// Nothing new is begun; what there is, is worked off.
+    /// Whether clients begin nothing new and only finish their work.
     draining: bool,
     pub(crate) answered: u64,
 }
@@ -184,22 +183,23 @@ impl Workload {
         self.clients.len()
     }
 
-    /// From here on clients only work off what there is.
+    /// From now on clients only finish their work.
     pub(crate) fn drain(&mut self) {
         self.draining = true;
     }
 
-    /// From here on no schedule is to fire.
+    /// From now on no schedule may fire.
     pub(crate) fn pause_schedules(&mut self) {
         self.pausing = true;
     }
 
-    /// Nobody waits for an answer or holds a task.
+    /// Whether no client waits for an answer or holds a task.
     pub(crate) fn is_quiet(&self) -> bool {
         self.dead_sessions.is_empty() && self.clients.iter().all(|client| client.held.is_empty())
     }
 
-    /// A client's turn: it begins a call, or gives up on one. Returns how long it then waits.
+    /// Takes a client's turn: it begins a call, or gives up on one. Returns its pause until the
+    /// next turn.
     pub(crate) fn wake(&mut self, client: usize, now: u64, oracle: &Oracle) -> (Option<Call>, u64) {
         self.wall = RUN_BEGINS_AT_MS + now;
         if let Some(open) = &self.clients[client].open {
@@ -229,7 +229,8 @@ impl Workload {
         (self.send_again(client, now, false), CALL_MS_MAX)
     }
 
-    /// Sends the open call (once more). One that may have happened is repeated only by its identity.
+    /// Sends the open call, perhaps once more. A call that may have taken effect is repeated only
+    /// with its id.
     fn send_again(&mut self, client: usize, now: u64, unknown: bool) -> Option<Call> {
         let nodes = self.nodes as u64;
         let this = &mut self.clients[client];
@@ -246,7 +247,7 @@ impl Workload {
         if unknown {
             *leader = this.rng.below(nodes) as usize;
             if let Some(claim) = open.request.claimed_again() {
-                // The answer to an earlier sending is none to this one.
+                // The answer belongs to an earlier sending.
                 this.next_number += 1;
                 (open.request, open.number) = (claim, this.next_number);
             }
@@ -256,7 +257,7 @@ impl Workload {
 
     fn give_up(&mut self, client: usize, purpose: &Purpose) {
         match purpose {
-            // The lease will free it.
+            // The task becomes free with its lease.
             Purpose::Finish(task) | Purpose::Keep(task) => {
                 self.clients[client].held.remove(task);
             }
@@ -268,7 +269,7 @@ impl Workload {
         }
     }
 
-    /// An answer arrives. Returns a call to send at once, if it says whom to ask instead.
+    /// Handles an answer. Returns a call to send at once, if the answer names another node.
     pub(crate) fn answer(
         &mut self,
         client: usize,
@@ -292,7 +293,7 @@ impl Workload {
             }
             Answer::NotLeader { leader: None } => {
                 *leader = this.rng.below(nodes) as usize;
-                // The next wake sends it; asking at once would only spin.
+                // The next turn sends it, because an immediate repetition would only spin.
                 let open = this.open.insert(open);
                 open.gives_up_at = now;
                 open.refused = true;
@@ -416,7 +417,7 @@ impl Workload {
 
     fn enqueue(&mut self, rng: &mut Rng, queue: &str, shard: u16) -> (Request, Purpose, bool) {
         let mut task = new_task(rng);
-        // A known request id now and then: it must lead to the task that it made.
+        // Sometimes the request id is known, and must lead to its first task.
         let again = rng.chance(150) && !self.request_ids.is_empty();
         let (queue, request_id) = if again {
             rng.pick(&self.request_ids).clone()
@@ -467,7 +468,7 @@ impl Workload {
     }
 }
 
-/// A batch in parts: each may be repeated, and the last call makes its tasks.
+/// A batch in parts: each part may be repeated, and the last call makes the tasks.
 fn staged_batch(rng: &mut Rng, queue: &str, shard: u16) -> VecDeque<(Request, Purpose, bool)> {
     let batch_id = u128::from(rng.next());
     let parts = rng.between(1, 3) as u32;

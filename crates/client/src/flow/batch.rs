@@ -1,15 +1,15 @@
-//! Batch: jobs that belong together, and what follows once they are done, as Sidekiq has them.
+//! Batch: jobs that belong together, and callbacks that run once they are done, as in Sidekiq.
 
 use super::{Flow, FlowResults, IntoFlow, Node, Reading};
 use crate::NewTask;
 
-/// Jobs that belong together, with tasks that follow when all of them are done.
+/// Jobs that belong together, with callbacks that run when all of them are done.
 ///
-/// `on_success` runs once every job has succeeded, `on_complete` once every job has ended, whatever
-/// became of it; it sees the errors with [`parents`](crate::TaskContext::parents). A job that is
-/// retried has not ended. A running job may add further jobs to its own batch with
-/// [`add_tasks`](crate::TaskContext::add_tasks): then both callbacks wait for those as well. A batch
-/// without jobs calls back at once.
+/// `on_success` runs once every job has succeeded. `on_complete` runs once every job has ended,
+/// with or without success, and sees the errors with [`parents`](crate::TaskContext::parents). A
+/// job that is retried has not ended. A running job may add further jobs to its own batch with
+/// [`add_tasks`](crate::TaskContext::add_tasks); both callbacks then wait for those as well. The
+/// callbacks of a batch without jobs run at once.
 ///
 /// ```no_run
 /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
@@ -54,24 +54,25 @@ impl Batch {
         jobs.into_iter().fold(self, Batch::job)
     }
 
-    /// What to run once every job has succeeded. If one fails it fails too, without having run.
+    /// Sets the task that runs once every job has succeeded. If a job fails, this task fails
+    /// without having run.
     pub fn on_success(mut self, callback: impl Into<NewTask>) -> Batch {
         self.on_success = Some(callback.into());
         self
     }
 
-    /// What to run once every job has ended, with or without success.
+    /// Sets the task that runs once every job has ended, with or without success.
     pub fn on_complete(mut self, callback: impl Into<NewTask>) -> Batch {
         self.on_complete = Some(callback.into());
         self
     }
 
-    /// How many jobs it holds so far.
+    /// The number of jobs so far.
     pub fn len(&self) -> usize {
         self.jobs.len()
     }
 
-    /// It holds no job yet.
+    /// Whether the batch has no job yet.
     pub fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What is known about a flow: how it stands as a whole, and each of its nodes.
+//! Details of a flow: its state, and each of its nodes.
 
 use super::OnFailure;
 use crate::{
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize, Serializer, ser::SerializeMap};
 use std::{collections::BTreeMap, convert::Infallible, fmt, str::FromStr};
 use taskyard_proto::v1;
 
-/// Names one flow. Opaque: compare it, store it, hand it back.
+/// The id of a flow. Opaque: compare it, store it, pass it back.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FlowId(String);
@@ -60,18 +60,18 @@ impl FromStr for FlowId {
     }
 }
 
-/// Where a flow is in its life.
+/// The state of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FlowState {
     /// Some of its tasks have not ended.
     Running,
-    /// All ended, and no failure counts.
+    /// All tasks ended, and no failure counts.
     Succeeded,
-    /// All ended, and some failure counts.
+    /// All tasks ended, and a failure counts.
     Failed,
-    /// It was taken back before it ended.
+    /// The flow was cancelled before it ended.
     Cancelled,
     /// A state that this version of the crate does not know.
     Unknown,
@@ -85,13 +85,13 @@ impl FlowState {
         ("cancelled", FlowState::Cancelled),
     ];
 
-    /// The word used on every front.
+    /// The name of the state, the same on every front.
     pub fn as_str(self) -> &'static str {
         let known = FlowState::NAMES.iter().find(|(_, state)| *state == self);
         known.map_or("unknown", |(name, _)| name)
     }
 
-    /// The flow has ended; only a retry brings it back.
+    /// Whether the flow has ended; only a retry runs it again.
     pub fn is_finished(self) -> bool {
         match self {
             FlowState::Succeeded | FlowState::Failed | FlowState::Cancelled => true,
@@ -122,33 +122,34 @@ impl FromStr for FlowState {
     }
 }
 
-/// What is known about a flow. Serialized as on the HTTP front.
+/// The details of a flow. Serialized as on the HTTP front.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct FlowDetails {
-    /// Its id.
+    /// The flow's id.
     pub id: FlowId,
-    /// Its name; may be empty.
+    /// The flow's name; may be empty.
     pub name: String,
-    /// Where it is in its life.
+    /// The flow's state.
     pub state: FlowState,
-    /// It is being cancelled: its running tasks are asked to stop.
+    /// Whether the flow is being cancelled and its running tasks are asked to stop.
     pub cancel_requested: bool,
-    /// When it was submitted.
+    /// When the flow was submitted.
     pub created_at: Timestamp,
-    /// When it ended.
+    /// When the flow ended.
     pub ended_at: Option<Timestamp>,
-    /// How many nodes it has.
+    /// The number of nodes.
     pub nodes_total: u32,
-    /// How many of them are done, with all tasks that they added.
+    /// The number of nodes that are done, with all tasks that they added.
     pub nodes_done: u32,
-    /// How many of those did not succeed.
+    /// The number of these nodes that did not succeed.
     pub nodes_failed: u32,
-    /// Its nodes, in the order in which they were given; empty in lists.
+    /// The nodes, in the order in which they were given; empty in lists.
     pub nodes: Vec<NodeDetails>,
-    /// Once it has ended: results of the nodes that nothing depends on, by name; empty in lists.
+    /// The results of the nodes without dependents, by name, once the flow has ended; empty in
+    /// lists.
     pub results: BTreeMap<String, Bytes>,
-    /// Some results are too large to be shown here; their own tasks have them.
+    /// Whether some results are too large to be shown here; their own tasks have them.
     pub results_omitted: bool,
 }
 
@@ -156,28 +157,28 @@ pub struct FlowDetails {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct NodeDetails {
-    /// Its name.
+    /// The node's name.
     pub name: String,
-    /// Its task.
+    /// The node's task.
     pub task_id: TaskId,
-    /// Where its task is.
+    /// The state of the node's task.
     pub state: TaskState,
-    /// The queue its task is in; empty if its task is no longer kept.
+    /// The queue of the task; empty if the task is no longer kept.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub queue: String,
-    /// Its task's type.
+    /// The type of the task.
     #[serde(rename = "type", skip_serializing_if = "String::is_empty")]
     pub kind: String,
-    /// What it waits for.
+    /// The nodes that the node waits for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub depends_on: Vec<Dependency>,
     /// The node whose task added it while it ran.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub added_by: Option<String>,
-    /// Tasks that its own task added and that are not done: it counts as done with them.
+    /// The number of unfinished tasks that its own task added; the node is done after them.
     #[serde(skip_serializing_if = "is_zero")]
     pub added_open: u32,
-    /// What it failed with.
+    /// The error of the node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<TaskError>,
 }
@@ -186,9 +187,9 @@ pub struct NodeDetails {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Dependency {
-    /// Its name.
+    /// The name of the other node.
     pub name: String,
-    /// What its failure means.
+    /// What a failure of the other node means.
     pub on_failure: OnFailure,
 }
 

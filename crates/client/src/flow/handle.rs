@@ -1,4 +1,4 @@
-//! FlowHandle: a flow that the broker has on disk; look at it, wait for it, cancel it, retry it.
+//! FlowHandle: a submitted flow, to read, await, cancel and retry it.
 
 use super::{
     Flow, FlowDetails, FlowId, FlowResults, FlowState, IntoFlow, Node, Reading, node::Draft,
@@ -13,14 +13,14 @@ use std::{
 use taskyard_proto::v1;
 use tokio::time::Instant;
 
-/// The longest the broker holds one call open.
+/// The longest wait of one call on the broker.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 impl Client {
     /// Submits a flow: all of its tasks exist once this has returned, or none.
     ///
-    /// One that gets no answer is repeated, on other servers too, until the client's timeout; it is
-    /// never submitted twice by that.
+    /// A call without an answer is repeated, on other servers too, until the client's timeout. The
+    /// repetition never submits the flow twice.
     pub async fn submit<F: IntoFlow>(&self, flow: F) -> Result<FlowHandle<F::Output>, Error> {
         let (flow, reading) = flow.into_flow();
         let request = submission(flow)?;
@@ -34,7 +34,7 @@ impl Client {
         Ok(FlowHandle { client: self.clone(), id: reply.id.into(), tasks, reading })
     }
 
-    /// A flow that was submitted before. Nothing is asked until the handle is used.
+    /// A flow that was submitted before. The handle makes no call before it is used.
     pub fn flow(&self, flow: impl Into<FlowId>) -> FlowHandle {
         let (tasks, reading) = (BTreeMap::new(), Reading::of_all());
         FlowHandle { client: self.clone(), id: flow.into(), tasks, reading }
@@ -69,33 +69,33 @@ pub(super) fn into_wire(drafts: Vec<Draft>) -> Result<Vec<v1::FlowNode>, Error> 
     drafts.into_iter().map(node).collect()
 }
 
-/// A flow that the broker has on disk. Made by [`Client::submit`] and [`Client::flow`].
+/// A flow on the broker. Made by [`Client::submit`] and [`Client::flow`].
 pub struct FlowHandle<Output = FlowResults> {
     client: Client,
     id: FlowId,
-    /// As far as they are known without asking.
+    /// The tasks that are known without a call.
     tasks: BTreeMap<String, TaskId>,
     reading: Reading<Output>,
 }
 
 impl<Output> FlowHandle<Output> {
-    /// Its id.
+    /// The flow's id.
     pub fn id(&self) -> &FlowId {
         &self.id
     }
 
-    /// The task of a node. Known for what was submitted through this handle; of any other flow,
-    /// [`status`](FlowHandle::status) has them.
+    /// The task of a node. Known for a flow that was submitted through this handle; otherwise use
+    /// [`status`](FlowHandle::status).
     pub fn task_id(&self, node: &str) -> Option<&TaskId> {
         self.tasks.get(node)
     }
 
-    /// How it stands, with all its nodes.
+    /// The details of the flow, with all its nodes.
     pub async fn status(&self) -> Result<FlowDetails, Error> {
         self.look(Duration::ZERO, false).await
     }
 
-    /// How it stands as a whole, without its nodes. Waits up to `wait` for its end.
+    /// The details of the flow without its nodes. Waits up to `wait` for its end.
     pub async fn progress(&self, wait: Duration) -> Result<FlowDetails, Error> {
         let until = Instant::now() + wait;
         loop {
@@ -107,8 +107,8 @@ impl<Output> FlowHandle<Output> {
         }
     }
 
-    /// Waits until it has ended, however it ends, and returns how it stands then. Put a timeout
-    /// around it to wait no longer than that.
+    /// Waits until the flow has ended, with or without success, and returns its details. Put a
+    /// timeout around the call to wait for less time.
     pub async fn wait(&self) -> Result<FlowDetails, Error> {
         let patience = self.client.patience();
         loop {
@@ -123,7 +123,7 @@ impl<Output> FlowHandle<Output> {
         }
     }
 
-    /// Its result, once it has ended; an error if it does not succeed.
+    /// The result of the flow, once it has ended; an error if it does not succeed.
     pub async fn result(&self) -> Result<Output, Error> {
         let ended = self.wait().await?;
         if ended.state != FlowState::Succeeded {
@@ -159,8 +159,8 @@ impl<Output> FlowHandle<Output> {
         self.client.result(task).await
     }
 
-    /// Takes it back: what waits ends at once, what runs when its worker yields. Returns where the flow
-    /// is now: `Cancelled`, or `Running` until the last worker has yielded.
+    /// Cancels the flow: waiting tasks end at once, running tasks when their workers yield. Returns
+    /// the state of the flow: `Cancelled`, or `Running` until the last worker has yielded.
     pub async fn cancel(&self) -> Result<FlowState, Error> {
         let reply = self
             .client
@@ -171,7 +171,8 @@ impl<Output> FlowHandle<Output> {
         Ok(FlowState::from_wire(&reply.state))
     }
 
-    /// Runs its failed tasks again, and then what waited for them. What succeeded stays as it is.
+    /// Runs the failed tasks again, and then the tasks that wait for them. Succeeded tasks stay as
+    /// they are.
     pub async fn retry(&self) -> Result<FlowState, Error> {
         let reply = self
             .client
@@ -209,7 +210,7 @@ impl<Output> FlowHandle<Output> {
     }
 }
 
-/// The nodes that nothing depends on.
+/// The nodes without dependents.
 fn last_nodes(flow: &FlowDetails) -> Vec<String> {
     let parents = flow.nodes.iter().flat_map(|node| &node.depends_on);
     let parents: HashSet<&str> = parents.map(|parent| parent.name.as_str()).collect();
@@ -217,7 +218,7 @@ fn last_nodes(flow: &FlowDetails) -> Vec<String> {
     last.map(|node| node.name.clone()).collect()
 }
 
-/// Names the failure that came first in the flow, not those that followed from it.
+/// Names the first failure in the flow, not the failures that followed from it.
 fn not_succeeded(flow: FlowDetails) -> Error {
     let by_itself = |state: TaskState| matches!(state, TaskState::Dead | TaskState::Expired);
     let mut nodes = flow.nodes;

@@ -1,4 +1,4 @@
-//! Lists of flows: which are meant, and their pages.
+//! Lists of flows: filters and pages.
 
 use super::{FlowDetails, FlowState};
 use crate::{Client, Error, connection::Repeat};
@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use taskyard_proto::v1;
 
 impl Client {
-    /// Lists flows without their nodes, all or those that match what is said about them, page by page.
+    /// Lists flows without their nodes, all or those that match the filters, page by page.
     ///
     /// ```no_run
     /// # async fn example(client: taskyard::Client) -> Result<(), taskyard::Error> {
@@ -29,32 +29,32 @@ impl Client {
 #[must_use = "a list is not fetched until it is read"]
 pub struct Flows {
     client: Client,
-    /// What to ask next; its cursor moves.
+    /// The request for the next page; its cursor moves.
     request: v1::ListFlowsRequest,
     ended: bool,
     fetched: VecDeque<FlowDetails>,
 }
 
 impl Flows {
-    /// Only those of this name.
+    /// Only flows with this name.
     pub fn name(mut self, name: impl Into<String>) -> Flows {
         self.request.name = name.into();
         self
     }
 
-    /// Only those in this state.
+    /// Only flows in this state.
     pub fn state(mut self, state: FlowState) -> Flows {
         self.request.state = state.to_string();
         self
     }
 
-    /// How many come in one page; the broker's default if not said.
+    /// Sets the number of flows per page; by default the broker decides.
     pub fn page_size(mut self, flows: u32) -> Flows {
         self.request.limit = flows;
         self
     }
 
-    /// Goes on where [`cursor`](Flows::cursor) of an earlier list was.
+    /// Continues at the [`cursor`](Flows::cursor) of an earlier list.
     pub fn after(mut self, cursor: impl Into<String>) -> Flows {
         self.request.cursor = cursor.into();
         self

@@ -1,4 +1,4 @@
-//! A running task as a member of its flow: what its parents left for it, and tasks that it adds.
+//! A running task as a member of its flow: the results of its parents, and tasks that it adds.
 
 use super::{
     Flow, FlowHandle, IntoNode,
@@ -18,10 +18,10 @@ use std::{
 };
 use taskyard_proto::v1;
 
-/// What the broker takes in one call.
+/// The most nodes that the broker accepts in one call.
 const ADDED_PER_CALL_MAX: usize = 1_000;
 
-/// What a task is told of a task that it depends on.
+/// The result of a parent.
 #[derive(Clone, Debug)]
 pub struct Parent {
     client: Client,
@@ -46,39 +46,39 @@ impl Parent {
         }
     }
 
-    /// The name of its node.
+    /// The name of the parent's node.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its id.
+    /// The parent's id.
     pub fn task_id(&self) -> &TaskId {
         &self.task
     }
 
-    /// How it ended.
+    /// The parent's final state.
     pub fn state(&self) -> TaskState {
         self.state
     }
 
-    /// It succeeded; if not, this task runs because its flow says that it should anyway.
+    /// Whether the parent succeeded; if not, this task runs because its flow ignores the failure.
     pub fn is_success(&self) -> bool {
         self.state == TaskState::Succeeded
     }
 
-    /// What it failed with, if it failed.
+    /// The parent's error, if it failed.
     pub fn error(&self) -> Option<&TaskError> {
         self.error.as_ref()
     }
 
-    /// What it returned; [`Error::NotSucceeded`] if it failed. A result that is too large to travel along is
-    /// fetched from the broker.
+    /// The parent's result; [`Error::NotSucceeded`] if it failed. A result that is too large to
+    /// travel along is fetched from the broker.
     pub async fn result<T: DeserializeOwned>(&self) -> Result<T, Error> {
         let what = || format!("the result of task {} (node {})", self.task, self.name);
         decode(result_bytes(Some(&self.raw_result().await?)), what)
     }
 
-    /// What it returned, as bytes; empty if it returned nothing.
+    /// The parent's result, as bytes; empty if there is none.
     pub async fn raw_result(&self) -> Result<Bytes, Error> {
         if !self.is_success() {
             let (task, error) = (self.task.clone(), self.error.clone());
@@ -97,7 +97,7 @@ fn parents_of(client: &Client, task: &v1::ClaimedTask) -> Vec<Parent> {
 }
 
 impl ClaimedTask {
-    /// What the tasks that it depends on left for it, in the order in which the flow names them.
+    /// The results of the task's parents, in the order in which the flow names them.
     pub fn parents(&self) -> Vec<Parent> {
         parents_of(self.client(), self.wire())
     }
@@ -114,20 +114,20 @@ impl TaskContext {
         self.wire().flow.as_ref().map(|flow| flow.node.as_str())
     }
 
-    /// What the tasks that it depends on left for it, in the order in which the flow names them; those
-    /// that failed, and whose failure does not stop this task, with their errors.
+    /// The results of the task's parents, in the order in which the flow names them. A failed
+    /// parent whose failure does not stop this task comes with its error.
     pub fn parents(&self) -> Vec<Parent> {
         parents_of(self.client(), self.wire())
     }
 
-    /// What the parent of this name left for it.
+    /// The result of the parent with this name.
     pub fn parent(&self, name: &str) -> Option<Parent> {
         let found = self.wire().parents.iter().find(|parent| parent.name == name)?;
         Some(Parent::new(self.client().clone(), found.clone()))
     }
 
-    /// What the parent of this name returned. A result that is too large to travel along is fetched
-    /// from the broker.
+    /// The result of the parent with this name. A result that is too large to travel along is
+    /// fetched from the broker.
     ///
     /// ```
     /// use taskyard::{Fail, TaskContext};
@@ -151,7 +151,7 @@ impl TaskContext {
         }
     }
 
-    /// What all parents returned that succeeded, in the order in which the flow names them.
+    /// The results of all parents that succeeded, in the order in which the flow names them.
     pub async fn parent_results<T: DeserializeOwned>(&self) -> Result<Vec<T>, Error> {
         let mut results = Vec::with_capacity(self.wire().parents.len());
         for parent in self.parents().iter().filter(|parent| parent.is_success()) {
@@ -160,11 +160,11 @@ impl TaskContext {
         Ok(results)
     }
 
-    /// Adds tasks to the flow, each under a name. What comes after this task's node then also waits
-    /// for them; this task itself need not wait and may return. Returns their ids.
+    /// Adds tasks to the flow, each under a name. The dependents of this task's node then also wait
+    /// for the new tasks, while this task need not wait and may return. Returns their ids.
     ///
-    /// They exist once this has returned, whatever becomes of this attempt. A later attempt that adds
-    /// the same names again gets the same tasks, so derive names from the payload.
+    /// The tasks exist once this has returned, even if this attempt fails later. A later attempt
+    /// that adds the same names gets the same tasks, so derive names from the payload.
     ///
     /// ```
     /// use taskyard::{Fail, NewTask, TaskContext};
@@ -192,7 +192,7 @@ impl TaskContext {
     }
 
     /// Adds tasks that depend on each other, or by name on other nodes of the flow. Otherwise like
-    /// [`add_tasks`](TaskContext::add_tasks); the name of `flow` means nothing here.
+    /// [`add_tasks`](TaskContext::add_tasks); the name of `flow` is ignored.
     pub async fn add_flow(&self, flow: Flow) -> Result<Vec<TaskId>, Error> {
         self.add_drafts(flow.into_drafts()).await
     }
@@ -212,7 +212,7 @@ impl TaskContext {
                 claim_token: self.claim_token(),
                 nodes: nodes.by_ref().take(ADDED_PER_CALL_MAX).collect(),
             };
-            // Names that were added before are the same tasks.
+            // Names that were added before stand for the same tasks.
             let reply = self
                 .client()
                 .call(request, Repeat::Always, |mut wire, request| async move {
@@ -226,8 +226,8 @@ impl TaskContext {
     }
 }
 
-/// Nodes in an order in which each comes after what it depends on, so that they can be sent in parts.
-/// What waits for itself comes last, for the broker to refuse.
+/// Sorts nodes so that each comes after its parents, and a long list can be sent in parts. Nodes in
+/// a cycle come last, and the broker rejects them.
 fn parents_first(drafts: Vec<Draft>) -> Vec<Draft> {
     if drafts.len() <= ADDED_PER_CALL_MAX {
         return drafts;

@@ -1,7 +1,6 @@
-//! Node: one task of a flow that is being put together, and what it waits for.
+//! Node: one task of a flow under construction, and its parents.
 //!
-//! A node is a handle: it may be kept to name it as a parent, or dropped at once. What is said about it
-//! goes to its flow.
+//! A node is a handle: keep it to name it as a parent, or drop it. All changes go to its flow.
 
 use crate::{
     NewTask, RetryPolicy, Task, Timestamp, Unique, new_task::task_options, timestamp::millis,
@@ -16,22 +15,22 @@ use std::{
 };
 use taskyard_proto::v1;
 
-/// What the failure of a task means to one that depends on it. A task that is dead, failed,
-/// cancelled or expired has failed.
+/// What the failure of a task means to a task that depends on it. A dead, failed, cancelled or
+/// expired task has failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnFailure {
     /// The dependent task fails too, without having run, and so does the flow.
     #[default]
     Fail,
-    /// The dependent task runs as if it did not depend on it, and the flow does not fail by it.
+    /// The dependent task runs without this result, and the failure does not fail the flow.
     Ignore,
     /// The dependent task runs and sees the error; the flow fails in the end.
     Run,
 }
 
 impl OnFailure {
-    /// The word used on every front.
+    /// The name of the policy, the same on every front.
     pub fn as_str(self) -> &'static str {
         match self {
             OnFailure::Fail => "fail",
@@ -75,9 +74,9 @@ impl Drafts {
     }
 }
 
-/// What can be a node: a declared task, whose output is known, or a [`NewTask`].
+/// Anything that can be a node: a declared task, whose output type is known, or a [`NewTask`].
 pub trait IntoNode {
-    /// What its handler returns.
+    /// The result type of its handler.
     type Output;
 
     /// The task, as it is enqueued.
@@ -100,11 +99,11 @@ impl IntoNode for NewTask {
     }
 }
 
-/// A task of a flow: say more about it, and name it as what others come after. Made by
+/// A task of a flow, to set its options and to name it as a parent. Made by
 /// [`Flow::add`](crate::Flow::add).
 ///
-/// Everything that can be said about a task can be said here; a delay counts from the moment at
-/// which the task's parents let it go.
+/// A node has all options of a task; a delay counts from the moment at which the flow releases the
+/// task.
 pub struct Node<Output = Value> {
     drafts: Drafts,
     index: usize,
@@ -113,37 +112,38 @@ pub struct Node<Output = Value> {
 }
 
 impl<Output> Node<Output> {
-    /// Its name in the flow.
+    /// The node's name in the flow.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Runs it after these have succeeded. If one of them fails, it fails too, without having run.
+    /// Runs this node after these have succeeded. If one of them fails, this node fails without
+    /// having run.
     pub fn after(self, parents: impl Parents) -> Node<Output> {
         self.depends_on(parents, OnFailure::Fail)
     }
 
-    /// Runs it after these have ended, whatever became of them; it sees the errors of those that
-    /// failed. A failure among them still fails the flow.
+    /// Runs this node after these have ended, with or without success; its task sees the errors of
+    /// those that failed. A failure among them still fails the flow.
     pub fn after_any_end(self, parents: impl Parents) -> Node<Output> {
         self.depends_on(parents, OnFailure::Run)
     }
 
-    /// Runs it after these have ended, and takes it well if they failed: it runs without their
-    /// results, and the flow can still succeed.
+    /// Runs this node after these have ended, and ignores their failures: its task runs without the
+    /// missing results, and the flow can still succeed.
     pub fn after_optional(self, parents: impl Parents) -> Node<Output> {
         self.depends_on(parents, OnFailure::Ignore)
     }
 
-    /// Runs it after these; `on_failure` says what their failure means to it.
+    /// Runs this node after these; `on_failure` decides what their failure means to it.
     pub fn depends_on(self, parents: impl Parents, on_failure: OnFailure) -> Node<Output> {
         let parents = parents.names().into_iter().map(|name| (name, on_failure));
         self.edit(|draft| draft.depends_on.extend(parents));
         self
     }
 
-    /// For a task that a running one [adds](crate::TaskContext::add_tasks): what its failure means to the
-    /// one that adds it. If not said, that one fails with it.
+    /// For a task that a running one [adds](crate::TaskContext::add_tasks): what its failure means
+    /// to the task that adds it. By default that task fails with it.
     pub fn when_it_fails(self, on_failure: OnFailure) -> Node<Output> {
         self.edit(|draft| draft.on_failure = on_failure);
         self
@@ -172,7 +172,7 @@ impl<Output> fmt::Debug for Node<Output> {
     }
 }
 
-/// What a node can come after: a node, several, or names of nodes.
+/// The parents of a node: a node, several nodes, or names of nodes.
 pub trait Parents {
     /// The names of the nodes.
     fn names(self) -> Vec<String>;

@@ -1,4 +1,4 @@
-//! What came of a flow: results of its nodes by name, and how the result of a shape is read from them.
+//! The results of a flow: by the names of its nodes, and as the result type of a shape.
 
 use super::{FlowId, Node};
 use crate::{
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use std::fmt;
 
-/// Results of the nodes of a flow that nothing depends on, in the order of the nodes.
+/// Results of the nodes without dependents, in the order of the nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowResults {
     pub(crate) flow: FlowId,
@@ -17,12 +17,12 @@ pub struct FlowResults {
 }
 
 impl FlowResults {
-    /// What this node returned.
+    /// The result of this node.
     pub fn of<Output: DeserializeOwned>(&self, node: &Node<Output>) -> Result<Output, Error> {
         self.get(node.name())
     }
 
-    /// What the node of this name returned.
+    /// The result of the node with this name.
     pub fn get<T: DeserializeOwned>(&self, node: &str) -> Result<T, Error> {
         let found = self.results.iter().find(|(name, _)| name == node);
         let Some((name, result)) = found else {
@@ -41,7 +41,7 @@ impl FlowResults {
         self.results.iter().map(|(name, _)| name.as_str())
     }
 
-    /// What all of them returned, in order.
+    /// All results, in order.
     pub fn all<T: DeserializeOwned>(&self) -> Result<Vec<T>, Error> {
         self.results.iter().map(|(name, result)| self.decode(name, result.as_ref())).collect()
     }
@@ -49,7 +49,7 @@ impl FlowResults {
     pub(crate) fn only<T: DeserializeOwned>(&self) -> Result<T, Error> {
         match &*self.results {
             [(name, result)] => self.decode(name, result.as_ref()),
-            // A chain without steps is refused by the broker.
+            // The broker rejects a chain without steps.
             other => Err(Error::Invalid(format!(
                 "flow {} has {} results and not one",
                 self.flow,
@@ -64,10 +64,10 @@ impl FlowResults {
     }
 }
 
-/// How the result of a flow is read.
+/// How to read the result of a flow.
 #[doc(hidden)]
 pub struct Reading<Output> {
-    /// The nodes it is read from; `None`: all that nothing depends on.
+    /// The nodes with the result; `None` stands for all nodes without dependents.
     pub(crate) nodes: Option<Vec<String>>,
     pub(crate) read: fn(&FlowResults) -> Result<Output, Error>,
 }

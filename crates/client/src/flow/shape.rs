@@ -1,14 +1,14 @@
-//! Shapes that flows often have: one after the other, all at once, all at once and then one.
+//! Shapes that flows often have: a chain, a group, a chord.
 //!
-//! Each knows what its result is, so that waiting for it gives a value of the right type.
+//! Each shape knows its result type, so that waiting for it returns a typed value.
 
 use super::{Flow, FlowResults, IntoFlow, IntoNode, Node, Reading};
 use serde::de::DeserializeOwned;
 use std::{fmt, marker::PhantomData};
 
-/// Tasks one after the other. Each starts when the one before has succeeded and can read its result;
-/// the result of the last is the result of the whole. Starts empty: add steps with
-/// [`then`](Chain::then).
+/// Tasks one after the other. Each task starts when the one before has succeeded, and can read its
+/// result; the result of the last task is the result of the chain. A new chain is empty: add steps
+/// with [`then`](Chain::then).
 ///
 /// ```
 /// use taskyard::{NewTask, flow::chain};
@@ -41,9 +41,9 @@ pub fn group<T: IntoNode>(
     Group { flow, nodes }
 }
 
-/// Tasks that run side by side, and one that runs once all of them have succeeded: it reads their
-/// results with [`parent_results`](crate::TaskContext::parent_results), and its own is the result of
-/// the whole.
+/// Tasks that run side by side, and a callback that runs once all of them have succeeded. The
+/// callback reads their results with [`parent_results`](crate::TaskContext::parent_results); its
+/// own result is the result of the chord.
 ///
 /// ```
 /// use taskyard::{NewTask, flow::chord};
@@ -69,7 +69,7 @@ pub struct Chain<Output> {
 }
 
 impl<Output> Chain<Output> {
-    /// Adds the next step. Its node is named like its type, with a number if that is taken.
+    /// Adds the next step. Its node has the name of its type, with a number if the name is taken.
     pub fn then<T: IntoNode>(self, task: T) -> Chain<T::Output> {
         let node = self.flow.add_fresh(task);
         let node = match &self.last {

@@ -1,4 +1,4 @@
-//! A schedule as the broker sees it: its rules, what comes next, and what it did so far.
+//! The details of a schedule: its rules, its next occurrences, and its history.
 
 use super::{CatchUp, Overlap};
 use crate::{
@@ -11,22 +11,22 @@ use serde::{Serialize, Serializer, de::DeserializeOwned, ser::SerializeMap};
 use std::{collections::BTreeMap, time::Duration};
 use taskyard_proto::v1;
 
-/// A schedule as the broker sees it. Serialized as on the HTTP front.
+/// The details of a schedule. Serialized as on the HTTP front.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ScheduleDetails {
-    /// Its name.
+    /// The schedule's name.
     pub name: String,
-    /// The expression that names its times; `None` if it has an interval.
+    /// The cron expression; `None` if the schedule has an interval.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cron: Option<String>,
-    /// Its interval in milliseconds; `None` if it has an expression.
+    /// The interval in milliseconds; `None` if the schedule has an expression.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub every_ms: Option<u64>,
     /// The zone of the expression.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timezone: Option<String>,
-    /// Where its tasks go.
+    /// The queue of its tasks.
     pub queue: String,
     /// The task of each run.
     pub task: ScheduleTask,
@@ -34,8 +34,7 @@ pub struct ScheduleDetails {
     pub overlap: Overlap,
     /// What happens to occurrences that passed while the broker was down.
     pub catch_up: CatchUp,
-    /// How old an occurrence may be and still be caught up with, in milliseconds; `None` if it
-    /// catches up with none.
+    /// How late an occurrence may still fire, in milliseconds; `None` if late ones never fire.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub catch_up_window_ms: Option<u64>,
     /// Each run starts up to this long after its occurrence, in milliseconds.
@@ -46,47 +45,47 @@ pub struct ScheduleDetails {
     /// No occurrence is after this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_at: Option<Timestamp>,
-    /// Occurrences that are still to fire before it ends.
+    /// The number of runs before the schedule ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remaining_runs: Option<u64>,
-    /// It lets occurrences pass.
+    /// Whether occurrences pass without runs.
     pub paused: bool,
-    /// Why it is paused.
+    /// Why the schedule is paused.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub note: String,
-    /// When it was first set.
+    /// When the schedule was first set.
     pub created_at: Timestamp,
-    /// `None` while it is paused, and after its end.
+    /// The next occurrence; `None` while paused and after the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_run_at: Option<Timestamp>,
     /// The next occurrences, up to five.
     pub next_runs: Vec<Timestamp>,
-    /// The occurrence that last ran, or the moment it was last triggered.
+    /// The last occurrence that ran, or the last moment at which an operator triggered a run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_run_at: Option<Timestamp>,
     /// The task of that run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_task_id: Option<TaskId>,
-    /// Runs that have not ended; not known if they may overlap.
+    /// Runs that have not ended; empty if runs may overlap.
     pub live_task_ids: Vec<TaskId>,
-    /// An occurrence that waits for their end.
+    /// The occurrence that waits for the end of the live runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub buffered_at: Option<Timestamp>,
-    /// Occurrences that ever fired.
+    /// Occurrences that have fired.
     pub fired_total: u64,
     /// Occurrences that did not fire because an earlier run had not ended.
     pub skipped_total: u64,
-    /// Occurrences that passed while nobody could fire them.
+    /// Occurrences that passed while no leader could fire them.
     pub missed_total: u64,
 }
 
 impl ScheduleDetails {
-    /// Its interval; `None` if it has an expression.
+    /// The interval; `None` if the schedule has an expression.
     pub fn every(&self) -> Option<Duration> {
         self.every_ms.map(Duration::from_millis)
     }
 
-    /// How old an occurrence may be and still be caught up with; `None` if it catches up with none.
+    /// How late an occurrence may still fire; `None` if late ones never fire.
     pub fn catch_up_window(&self) -> Option<Duration> {
         self.catch_up_window_ms.map(Duration::from_millis)
     }
@@ -131,34 +130,34 @@ impl From<v1::Schedule> for ScheduleDetails {
     }
 }
 
-/// The task of a schedule's runs. What is `None` is left to the queue and the broker.
+/// The task of a schedule's runs. `None` leaves an option to the queue and the broker.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ScheduleTask {
-    /// Its type: the name of the function that does it.
+    /// The task's type: the name of its function.
     pub kind: String,
-    /// Its payload.
+    /// The payload.
     pub payload: Bytes,
-    /// The media type of its payload; empty means JSON.
+    /// The media type of the payload; empty means JSON.
     pub content_type: String,
-    /// What travels with it.
+    /// The task's headers.
     pub headers: BTreeMap<String, String>,
-    /// 0 to 9, 9 first.
+    /// The priority, 0 to 9, 9 first.
     pub priority: Option<u8>,
-    /// What happens after a failure.
+    /// The retry policy.
     pub retry: Option<RetryPolicy>,
     /// The longest one attempt may run.
     pub timeout: Option<Duration>,
-    /// How long it can be looked up after it has ended.
+    /// How long the task can be looked up after it has ended.
     pub retention: Option<Duration>,
-    /// Words to find it by.
+    /// Words by which the task can be found.
     pub tags: Vec<String>,
-    /// Whom it is for.
+    /// The customer that the task is for.
     pub fairness_key: Option<String>,
 }
 
 impl ScheduleTask {
-    /// Its payload, as the type it was set with.
+    /// The payload, as the type with which it was set.
     pub fn payload_as<T: DeserializeOwned>(&self) -> Result<T, Error> {
         decode(&self.payload, || format!("the payload of {}", self.kind))
     }

@@ -27,20 +27,20 @@ impl Client {
 #[must_use = "a list is not fetched until it is read"]
 pub struct Schedules {
     client: Client,
-    /// What to ask next; its cursor moves.
+    /// The request for the next page; its cursor moves.
     request: v1::ListSchedulesRequest,
     ended: bool,
     fetched: VecDeque<ScheduleDetails>,
 }
 
 impl Schedules {
-    /// How many come in one page; the broker's default if not said.
+    /// Sets the number of schedules per page; by default the broker decides.
     pub fn page_size(mut self, schedules: u32) -> Schedules {
         self.request.limit = schedules;
         self
     }
 
-    /// Goes on where [`cursor`](Schedules::cursor) of an earlier list was.
+    /// Continues at the [`cursor`](Schedules::cursor) of an earlier list.
     pub fn after(mut self, cursor: impl Into<String>) -> Schedules {
         self.request.cursor = cursor.into();
         self

@@ -11,20 +11,20 @@ use std::{
 };
 use taskyard_proto::v1;
 
-/// What happens at an occurrence while an earlier run has not ended. A dead letter has ended; a task
-/// that is to be retried has not.
+/// What happens at an occurrence while an earlier run has not ended. A dead letter has ended; a
+/// task that will be retried has not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Overlap {
-    /// It is skipped, and counted.
+    /// The occurrence is skipped, and counted.
     #[default]
     Skip,
-    /// The newest one waits for the end of the run.
+    /// The newest occurrence waits for the end of the run.
     BufferOne,
-    /// It runs beside the others.
+    /// The new run starts beside the others.
     Allow,
-    /// The run is cancelled, and the newest one waits for its end.
+    /// The run is cancelled, and the newest occurrence waits for its end.
     CancelOther,
     /// A policy that this version of the crate does not know.
     Unknown,
@@ -38,7 +38,7 @@ impl Overlap {
         ("cancel_other", Overlap::CancelOther),
     ];
 
-    /// The word used on every front.
+    /// The name of the policy, the same on every front.
     pub fn as_str(self) -> &'static str {
         Overlap::WORDS
             .iter()
@@ -63,12 +63,12 @@ impl fmt::Display for Overlap {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CatchUp {
-    /// They are missed if they are more than ten seconds late.
+    /// Occurrences that are more than ten seconds late are missed.
     None,
-    /// The last one fires, if it is not older than the window.
+    /// The last occurrence fires if it is inside the window.
     #[default]
     Last,
-    /// All that are not older than the window fire.
+    /// All occurrences inside the window fire.
     All,
     /// A policy that this version of the crate does not know.
     Unknown,
@@ -78,7 +78,7 @@ impl CatchUp {
     const WORDS: [(&'static str, CatchUp); 3] =
         [("none", CatchUp::None), ("last", CatchUp::Last), ("all", CatchUp::All)];
 
-    /// The word used on every front.
+    /// The name of the policy, the same on every front.
     pub fn as_str(self) -> &'static str {
         CatchUp::WORDS
             .iter()
@@ -98,7 +98,7 @@ impl fmt::Display for CatchUp {
     }
 }
 
-/// A schedule being set: say more about it, then await it. Made by
+/// A schedule that is being set: set its options, then await it. Made by
 /// [`Schedule::cron`](super::Schedule::cron) and [`Schedule::every`](super::Schedule::every).
 ///
 /// Setting a schedule that exists replaces all of its rules and keeps its counts.
@@ -115,49 +115,50 @@ impl SetSchedule {
         SetSchedule { client, rules, task }
     }
 
-    /// The IANA zone that the cron expression is in, such as `Europe/Berlin`; UTC if not said. An
-    /// interval has none.
+    /// Sets the IANA zone of the cron expression, such as `Europe/Berlin`; UTC by default. An
+    /// interval has no zone.
     pub fn timezone(self, timezone: impl Into<String>) -> SetSchedule {
         let timezone = timezone.into();
         self.change(|rules| rules.timezone = timezone)
     }
 
-    /// What happens at an occurrence while an earlier run has not ended; it is skipped if not said.
+    /// Sets what happens at an occurrence while an earlier run has not ended; by default it is
+    /// skipped.
     pub fn overlap(self, overlap: Overlap) -> SetSchedule {
         self.change(|rules| rules.overlap = overlap.as_str().into())
     }
 
-    /// What happens to occurrences that passed while the broker was down; the last one fires if not
-    /// said.
+    /// Sets what happens to occurrences that passed while the broker was down; by default the last
+    /// one fires.
     pub fn catch_up(self, catch_up: CatchUp) -> SetSchedule {
         self.change(|rules| rules.catch_up = catch_up.as_str().into())
     }
 
-    /// How old an occurrence may be and still be caught up with; one hour if not said. Up to ten
-    /// seconds late is on time under a shorter one too. Refused with [`CatchUp::None`].
+    /// Sets how late an occurrence may still fire; one hour by default. An occurrence at most ten
+    /// seconds late is always on time. Rejected together with [`CatchUp::None`].
     pub fn catch_up_window(self, window: Duration) -> SetSchedule {
         self.change(|rules| rules.catch_up_window_ms = Some(millis(window)))
     }
 
-    /// Each run starts up to this long after its occurrence, always the same for the same occurrence:
-    /// many schedules of one moment spread by it.
+    /// Starts each run up to this long after its occurrence, always with the same delay for the
+    /// same occurrence, so that many schedules with the same moment are spread.
     pub fn jitter(self, jitter: Duration) -> SetSchedule {
         self.change(|rules| rules.jitter_ms = millis(jitter))
     }
 
-    /// No occurrence is before this moment; one that falls on it counts.
+    /// Allows no occurrence before this moment; the moment itself counts.
     pub fn start_at(self, start_at: impl Into<Timestamp>) -> SetSchedule {
         let start_at = start_at.into().as_millis();
         self.change(|rules| rules.start_at = Some(start_at))
     }
 
-    /// No occurrence is after this moment; one that falls on it counts.
+    /// Allows no occurrence after this moment; the moment itself counts.
     pub fn end_at(self, end_at: impl Into<Timestamp>) -> SetSchedule {
         let end_at = end_at.into().as_millis();
         self.change(|rules| rules.end_at = Some(end_at))
     }
 
-    /// How many occurrences fire before it ends; no bound if not said.
+    /// Sets how many occurrences fire before the schedule ends; no bound by default.
     pub fn remaining_runs(self, runs: u64) -> SetSchedule {
         self.change(|rules| rules.remaining_runs = Some(runs))
     }
@@ -176,7 +177,7 @@ impl IntoFuture for SetSchedule {
         Box::pin(async move {
             let task = Some(self.task.into_wire()?);
             let schedule = Some(v1::Schedule { task, ..self.rules });
-            // The same rules again change nothing.
+            // Equal rules change nothing.
             let reply = self
                 .client
                 .call(
@@ -199,13 +200,13 @@ pub struct ScheduleSet {
 }
 
 impl ScheduleSet {
-    /// There was none of this name before. If the answer was lost and the call repeated, it may say
-    /// that there was one: the one that this call has made.
+    /// Whether the schedule is new. If an answer was lost and the call was repeated, this may be
+    /// `false` although this call has made the schedule.
     pub fn is_new(&self) -> bool {
         self.is_new
     }
 
-    /// The schedule as it stands, with what comes next.
+    /// The details of the schedule.
     pub fn details(&self) -> &ScheduleDetails {
         &self.details
     }

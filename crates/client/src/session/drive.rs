@@ -1,8 +1,8 @@
-//! Drives a session: streams, timers and shutdown, on a thread of its own.
+//! Drive: runs a session: streams, timers and shutdown, on a thread of its own.
 //!
-//! The thread has its own small runtime and its own connection, so that a handler that hogs the
-//! program's runtime can stop neither the beats nor the answers of the others. Handlers run on the
-//! program's runtime.
+//! The thread has its own small runtime and its own connection. A handler that blocks the program's
+//! runtime can therefore stop neither the beats nor the answers of the other handlers, which
+//! run on the program's runtime.
 
 use super::{Assigned, Phase, Report, Session};
 use crate::{
@@ -20,35 +20,35 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
-/// Messages on their way to the socket: few, so that those that wait are gathered into one.
+/// The most messages on their way to the socket: few, so that waiting ones are gathered into one.
 const OUTGOING_MAX: usize = 4;
-/// A server that has not welcomed us within this is passed over.
+/// How long a server may take to welcome the worker before the next one is tried.
 const WELCOME_WITHIN: Duration = Duration::from_secs(10);
-/// How often progress is sent and undecided answers are repeated.
+/// The interval at which progress is sent and undecided answers are repeated.
 const CATCH_UP_EVERY: Duration = Duration::from_millis(500);
-/// How long a leaving worker waits until its last answers are confirmed.
+/// How long a leaving worker waits for the confirmation of its last answers.
 const SETTLE_WITHIN: Duration = Duration::from_secs(5);
 /// How long a leaving worker waits for the broker to close the stream.
 const GOODBYE_WITHIN: Duration = Duration::from_secs(1);
-/// A stream that has lived this long was a good one: the next is opened without delay.
+/// A stream that has lived this long was good, so that the next one is opened without delay.
 const STABLE_AFTER: Duration = Duration::from_secs(2);
-/// When the broker does not say how often to beat.
+/// The interval between beats if the broker names none.
 const BEAT_EVERY: Duration = Duration::from_secs(5);
-/// When the broker does not say how long silence may last.
+/// The longest silence if the broker names none.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 
-/// What a session needs to run.
+/// The parts that a session needs to run.
 pub(crate) struct Plan {
     pub(crate) hello: v1::Hello,
     pub(crate) connection: Connection,
     pub(crate) attempts: Attempts,
     pub(crate) reports: mpsc::UnboundedReceiver<Report>,
     pub(crate) shutdown_grace: Duration,
-    /// Where handlers run.
+    /// The runtime of the handlers.
     pub(crate) runtime: runtime::Handle,
 }
 
-/// Starts the session's thread. The answer comes when the session has ended.
+/// Starts the session's thread. The receiver gets the result when the session has ended.
 pub(crate) fn start(plan: Plan) -> Result<oneshot::Receiver<Result<(), Error>>, Error> {
     let (ended, end) = oneshot::channel();
     let own = runtime::Builder::new_current_thread().enable_all().build();
@@ -94,18 +94,18 @@ struct Stream {
     heard_at: Instant,
 }
 
-/// How far a leaving worker is.
+/// The progress of a leaving worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaving {
-    /// It stays.
+    /// The worker stays.
     No,
-    /// Its handlers may finish.
+    /// The handlers may finish.
     Draining { until: Instant },
-    /// Its handlers were asked to stop.
+    /// The handlers were asked to stop.
     Yielding { until: Instant },
-    /// Its last answers are on their way.
+    /// The last answers are on their way.
     Settling { until: Instant },
-    /// It has said goodbye.
+    /// The worker has said goodbye.
     Gone { until: Instant },
 }
 
@@ -135,7 +135,7 @@ impl Drive {
         }
     }
 
-    /// Runs until the worker has left, or the broker will not have it.
+    /// Runs until the worker has left, or the broker refuses it.
     async fn run(mut self) -> Result<(), Error> {
         loop {
             match self.next().await {
@@ -179,7 +179,7 @@ impl Drive {
                 let Stream { outgoing, incoming, .. } = &mut **stream;
                 let writable = async {
                     match outgoing {
-                        // Fails only if the stream is gone, which `incoming` reports.
+                        // This fails only if the stream is gone, which `incoming` reports.
                         Some(outgoing) if has_outgoing => match outgoing.reserve().await {
                             Ok(_) => {}
                             Err(_) => std::future::pending().await,
@@ -197,7 +197,7 @@ impl Drive {
         }
     }
 
-    /// When something is due even if nothing happens.
+    /// When the next timer is due.
     fn wake_at(&self) -> Instant {
         let mut at = self.catch_up_at;
         if let Line::Up(stream) = &self.line {
@@ -212,12 +212,13 @@ impl Drive {
         }
     }
 
-    /// Takes in a report, and whatever else has come meanwhile: it can share the next message.
+    /// Handles a report, and all further reports that have arrived, so that they share the next
+    /// message.
     fn report(&mut self, first: Report) {
         let mut next = Some(first);
         while let Some(report) = next {
             if matches!(report, Report::Abandon) {
-                // Nobody waits: no time for handlers, a little for the goodbye.
+                // The worker's owner is gone: handlers get no more time, the goodbye a little.
                 self.leaving = Leaving::Yielding { until: Instant::now() + GOODBYE_WITHIN };
             }
             self.session.report(report);
@@ -231,8 +232,8 @@ impl Drive {
         }
         let Some(message) = message.message else { return };
         let received = self.session.receive(message);
-        // "Started" goes out before the handlers start: if one of them kills this process, the
-        // broker should know whom to suspect.
+        // "Started" goes out before the handlers start. If one of them kills this process, the
+        // broker then knows which tasks had begun.
         self.write();
         received.run.into_iter().for_each(|assigned| self.run_attempt(assigned));
         if let Some(phase) = received.asked {
@@ -247,7 +248,7 @@ impl Drive {
         self.runtime.spawn(self.attempts.clone().run(assigned));
     }
 
-    /// Hands messages to the stream as long as it takes them.
+    /// Passes messages to the stream as long as it takes them.
     fn write(&mut self) {
         let Line::Up(stream) = &self.line else { return };
         let Some(outgoing) = &stream.outgoing else { return };
@@ -267,7 +268,7 @@ impl Drive {
         self.write();
     }
 
-    /// The stream is gone or never came: opens another, unless there is no use.
+    /// Opens another stream after one is lost or never came, unless that is pointless.
     fn lost(&mut self, error: &Error) -> Result<(), Error> {
         if let Error::Rejected { code, .. } = error {
             match code.as_str() {
@@ -281,7 +282,7 @@ impl Drive {
         }
         if let Line::Up(stream) = &self.line {
             stream.attempt.failed();
-            // A broker that welcomes and hangs up must not be called without a pause.
+            // A broker that welcomes the worker and hangs up must not be called without a pause.
             if stream.opened_at.elapsed() >= STABLE_AFTER {
                 self.backoff = Backoff::of(&self.connection);
             }
@@ -299,7 +300,7 @@ impl Drive {
         }
     }
 
-    /// Does what is due by the clock: beat, catch up, go back, notice silence.
+    /// Does what is due: beat, catch-up, return to the first server, detection of silence.
     fn keep_time(&mut self) -> Result<(), Error> {
         let now = Instant::now();
         if now >= self.catch_up_at {
@@ -309,7 +310,8 @@ impl Drive {
         let Line::Up(stream) = &mut self.line else { return Ok(()) };
         self.connection.look_back();
         if self.leaving == Leaving::No && !stream.attempt.is_current() {
-            // It is resumed there, as after a loss; what was on its way is said again.
+            // The session is resumed there, as after a loss; messages that were on their way are
+            // repeated.
             tracing::info!(
                 from = stream.attempt.server(),
                 "the worker goes back to its first server"
@@ -330,7 +332,7 @@ impl Drive {
         Ok(())
     }
 
-    /// Takes the next step of leaving; `true` when the worker may go.
+    /// Takes the next step of leaving; returns `true` when the worker may go.
     fn leave(&mut self) -> bool {
         let now = Instant::now();
         loop {
@@ -375,7 +377,7 @@ impl Drive {
         }
     }
 
-    /// Ends the session in good order and closes our side.
+    /// Ends the session in good order and closes this side of the stream.
     fn say_goodbye(&mut self) -> Goodbye {
         let Line::Up(stream) = &mut self.line else { return Goodbye::NoStream };
         let Some(outgoing) = &stream.outgoing else { return Goodbye::NoStream };
@@ -391,15 +393,15 @@ impl Drive {
     }
 }
 
-/// Whether a goodbye is on its way.
+/// The state of a goodbye.
 enum Goodbye {
     Said,
-    /// Other messages are on their way first.
+    /// Other messages must go out first.
     NoRoom,
     NoStream,
 }
 
-/// Opens a stream after `wait` and sees the broker's welcome.
+/// Opens a stream after `wait` and waits for the broker's welcome.
 fn open(
     connection: &Connection,
     session: &mut Session,
@@ -460,7 +462,7 @@ fn open(
     })
 }
 
-/// The memory this process uses, where the system tells it.
+/// The memory that this process uses, if the system reports it.
 fn rss_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,4 +1,4 @@
-//! What a session is told, by whom it can be told, and how it tells an attempt to stop.
+//! Reports to a session, the handles that send them, and the handle that stops an attempt.
 
 use crate::{CancelReason, Error};
 use taskyard_proto::v1::{self, answer::Answer};
@@ -27,43 +27,43 @@ impl From<v1::HeldClaim> for ClaimKey {
     }
 }
 
-/// What handlers and the worker's owner tell the session.
+/// A report of a handler or of the worker's owner to the session.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// An attempt is over. Without an answer its claim is lost anyway.
+    /// An attempt is over. It has no answer if its claim is lost.
     Ended { key: ClaimKey, answer: Option<Answer> },
     /// A slot is free again.
     SlotFree,
-    /// A handler says how far it is.
+    /// A handler reports its progress.
     Progress { key: ClaimKey, progress: v1::TaskProgress },
-    /// A handler saves where it is, and waits.
+    /// A handler saves its resume state, and waits.
     Checkpoint { key: ClaimKey, state: Vec<u8>, saved: oneshot::Sender<Result<(), Error>> },
-    /// Claim nothing more.
+    /// The worker must claim nothing more.
     Quiet,
-    /// Claim nothing more, finish, and leave.
+    /// The worker must claim nothing more, finish, and leave.
     Stop,
-    /// Nobody waits for this worker any more: leave now.
+    /// The worker's owner is gone: the worker must leave now.
     Abandon,
 }
 
-/// The way to the session from anywhere.
+/// The sender of reports to the session.
 #[derive(Clone, Debug)]
 pub(crate) struct Reports(mpsc::UnboundedSender<Report>);
 
 impl Reports {
-    /// Bounded by nature: each attempt reports its end once and its checkpoints one by one.
+    /// Unbounded, because each attempt reports its end once and its checkpoints one by one.
     pub(crate) fn new() -> (Reports, mpsc::UnboundedReceiver<Report>) {
         let (reports, inbox) = mpsc::unbounded_channel();
         (Reports(reports), inbox)
     }
 
-    /// Tells the session, if it is still there.
+    /// Sends a report, if the session still exists.
     pub(crate) fn send(&self, report: Report) {
         let _ = self.0.send(report);
     }
 }
 
-/// A taken slot of the worker; free again when the last clone of its `Arc` is gone.
+/// A taken slot of the worker, which is free again when the last clone of its `Arc` is dropped.
 #[derive(Debug)]
 pub(crate) struct Slot(pub(crate) Reports);
 
@@ -73,7 +73,7 @@ impl Drop for Slot {
     }
 }
 
-/// Tells an attempt to stop. The first reason stays, except that a lost claim overrides all.
+/// Asks an attempt to stop. The first reason stays, except that a lost claim replaces any other.
 #[derive(Clone, Debug)]
 pub(crate) struct Stopper(watch::Sender<Option<CancelReason>>);
 

@@ -1,4 +1,4 @@
-//! What a session sends, keeps and repeats. Everything here is said without a network.
+//! The messages that a session sends, keeps and repeats, without a network.
 
 use super::*;
 use broker_message::Message as FromBroker;
@@ -23,7 +23,7 @@ fn ack(id: &str, token: u64) -> Answer {
     Answer::Ack(v1::AckRequest { id: id.into(), claim_token: token, ..v1::AckRequest::default() })
 }
 
-/// Everything the session wants to say, one word per message.
+/// All messages that the session wants to send, one word for each.
 fn said(session: &mut Session) -> Vec<String> {
     let claim = |claim: &v1::HeldClaim| format!("{}/{}", claim.id, claim.claim_token);
     let sorted = |claims: &[v1::HeldClaim]| {
@@ -82,11 +82,12 @@ fn credits_follow_free_slots_and_nothing_else() {
     assert_eq!(said(&mut session), ["free 3", "beat "]);
     let run = hand_out(&mut session, &[("a", 1), ("b", 1)]);
     assert_eq!(run.len(), 2);
-    // Tasks that arrive use up what was granted: there is nothing new to grant.
+    // Tasks that arrive use up the budget, so that there is nothing new to grant.
     assert_eq!(said(&mut session), ["started a/1 b/1"]);
     session.report(Report::Ended { key: key("a", 1), answer: Some(ack("a", 1)) });
     assert_eq!(said(&mut session), ["1: ack a"]);
-    // The slot may be free later than the attempt's end: a thread can outlive its attempt.
+    // The slot may become free after the end of the attempt, because a thread can outlive its
+    // attempt.
     session.report(Report::SlotFree);
     assert_eq!(said(&mut session), ["free 2"]);
 }
@@ -120,7 +121,7 @@ fn a_new_stream_names_what_is_held_and_repeats_what_is_not_confirmed() {
     held.sort_by(|a, b| a.id.cmp(&b.id));
     assert_eq!(held, [key("b", 1), key("c", 1)]);
     session.welcome(b"session".to_vec());
-    // The slots of the two that ended are not free before they say so.
+    // The slots of the two ended attempts become free only with their own reports.
     assert_eq!(said(&mut session), ["started c/1", "2: ack b", "free 1", "beat b/1 c/1"]);
 }
 
@@ -178,7 +179,7 @@ fn orders_reach_the_attempts_they_name() {
     assert_eq!(received.asked, None);
     let reasons: Vec<_> = run.iter().map(reason).collect();
     assert_eq!(reasons, [Some(CancelReason::Requested), Some(CancelReason::Lost), None]);
-    // A lost claim counts for more than a cancelled one, and never the other way round.
+    // A lost claim replaces a cancellation, and never the other way round.
     session.stop_all(CancelReason::Lost);
     session.stop_all(CancelReason::Shutdown);
     assert!(run.iter().all(|assigned| reason(assigned) == Some(CancelReason::Lost)));
@@ -204,7 +205,8 @@ fn a_stopping_session_gives_back_what_still_arrives() {
     assert_eq!(said(&mut session), ["free 0", "beat "]);
     assert_eq!(hand_out(&mut session, &[("a", 1)]).len(), 0);
     assert_eq!(session.running(), 0);
-    // What has arrived is counted, so that the broker knows what crossed its hands on the wire.
+    // The budget includes received tasks, so that the broker knows which messages crossed on the
+    // wire.
     assert_eq!(said(&mut session), ["1: release a", "free 0"]);
     session.enter(Phase::Quiet);
     assert_eq!(session.phase(), Phase::Stopping);
@@ -271,7 +273,7 @@ fn a_checkpoint_is_answered_when_the_broker_has_it() {
     assert!(answer.try_recv().is_err());
     reply(&mut session, 1, None);
     assert!(answer.try_recv().unwrap().is_ok());
-    // The broker's answer may say that the task was cancelled.
+    // The broker's reply may report that the task was cancelled.
     let _answer = checkpoint(&mut session);
     let extend = Some(v1::ExtendReply { lease_expires_at: 0, cancel_requested: true });
     let replies = vec![v1::AnswerReply { number: 2, extend, ..v1::AnswerReply::default() }];

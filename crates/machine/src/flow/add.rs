@@ -1,4 +1,4 @@
-//! AddFlowTasks: a running task adds tasks to its own flow. Its node is settled only when they are.
+//! AddFlowTasks: a running task adds tasks to its own flow. Its node is settled after all of them.
 
 use crate::flow::graph::{Known, check_node, resolve};
 use crate::flow::{Edge, NodeState};
@@ -9,8 +9,8 @@ use crate::{AddFlowTasks, Enqueued, FlowNode, FlowState, Outcome, Rejection, Tas
 use std::collections::BTreeSet;
 
 impl Turn<'_> {
-    /// Adds what is new. A name that the same node added before is the same task: a retried attempt
-    /// adds nothing twice.
+    /// Adds the nodes that are new. A name that the same node added before stands for the same
+    /// task, so that a retried attempt adds nothing twice.
     pub(crate) fn add_flow_tasks(&mut self, add: &AddFlowTasks<'_>) -> Result<Outcome, Rejection> {
         let AddFlowTasks { flow, parent, ref nodes } = *add;
         let state = self.flow(flow)?.state;
@@ -43,8 +43,8 @@ impl Turn<'_> {
         Ok(Outcome::FlowTasksAdded(old.into_iter().map(answer).collect()))
     }
 
-    /// Whether this node's task runs, as far as the flow knows: that it waits or runs, and has not
-    /// ended. Which claim holds it is known where the task lives, and asked there before this.
+    /// Checks that the flow counts this node's task as waiting or running, and not as ended. The
+    /// task's own shard knows who holds the claim, and was asked before.
     fn check_adder(&self, flow: TaskId, adder: u32, state: FlowState) -> Result<(), Rejection> {
         if state != FlowState::Running {
             return Err(Rejection::FlowEnded { flow, state });
@@ -60,7 +60,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// The parents of new nodes, none of which may wait for the node that adds them.
+    /// The parents of new nodes. No parent may wait for the node that adds them.
     fn resolve_added(
         &self,
         flow: TaskId,
@@ -88,7 +88,8 @@ impl Turn<'_> {
         Ok(parents)
     }
 
-    /// A node and all that wait for it: dependents, and nodes that added one that waits.
+    /// A node and all nodes that wait for it: its dependents, and each node that added a waiting
+    /// one.
     fn waiting_for(&self, flow: TaskId, number: u32) -> BTreeSet<u32> {
         let mut waiting = BTreeSet::from([number]);
         let mut work = vec![number];

@@ -1,11 +1,11 @@
-//! The end of a flow's retention: it and its tasks go, a bounded number per entry.
+//! The end of a flow's retention: removes the flow and its tasks, a bounded number per entry.
 
 use crate::flow::name_key;
 use crate::outbox::Message;
 use crate::turn::Turn;
 
 impl Turn<'_> {
-    /// Forgets up to `count_max` nodes and flows that are no longer kept; how many.
+    /// Forgets up to `count_max` nodes and flows whose retention is over; returns how many.
     pub(crate) fn forget_flows(&mut self, count_max: usize) -> usize {
         let mut count = 0;
         while count < count_max {

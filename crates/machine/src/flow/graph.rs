@@ -1,4 +1,4 @@
-//! Which shapes are flows: names are given once, dependencies exist, and nothing waits for itself.
+//! Graph: checks the shape of a flow: unique names, known dependencies, no cycle.
 
 use crate::enqueue::{at_most_bytes, no_controls, parse_queue};
 use crate::flow::Edge;
@@ -7,20 +7,20 @@ use crate::rejection::at_most;
 use crate::{FlowNode, Rejection};
 use std::collections::BTreeMap;
 
-/// Names shown of a cycle.
+/// The most names that an error shows of a cycle.
 const CYCLE_NAMES_SHOWN: usize = 20;
 
-/// What is known of the names that new nodes may depend on.
+/// The names that new nodes may depend on.
 pub(crate) struct Known<'a> {
-    /// The number of a node that is in the flow already.
+    /// The number of a node that is already in the flow.
     pub(crate) existing: &'a dyn Fn(&str) -> Option<u32>,
-    /// Nodes and edges that are in the flow already.
+    /// Nodes and edges that are already in the flow.
     pub(crate) nodes: u32,
     pub(crate) edges: u32,
 }
 
-/// Checks all that depends neither on the time nor on a shard's state, so that whoever sends a flow
-/// in parts can find out before the first.
+/// Checks all that depends neither on the time nor on a shard's state, so that the sender of a flow
+/// in parts can check the flow before sending the first part.
 pub fn check_flow(nodes: &[FlowNode<'_>]) -> Result<(), Rejection> {
     if nodes.is_empty() {
         return Err(Rejection::invalid("the flow has no nodes; give at least one"));
@@ -57,7 +57,7 @@ pub(crate) fn check_node(node: &FlowNode<'_>) -> Result<(), Rejection> {
     node.enqueue.task.check_shape().map_err(named)
 }
 
-/// The parents of each new node by number, new nodes being numbered on from the known ones.
+/// The parents of each new node by number. New nodes get the numbers after the known ones.
 pub(crate) fn resolve(
     nodes: &[FlowNode<'_>],
     known: &Known<'_>,
@@ -109,8 +109,8 @@ fn parents_of(
     Ok(parents.into_boxed_slice())
 }
 
-/// Takes away what depends on nothing until nothing is left; what can't be taken away is in a cycle
-/// or behind one.
+/// Removes nodes without dependencies until nothing changes. The nodes that are left are in a cycle
+/// or depend on one.
 fn check_acyclic(
     nodes: &[FlowNode<'_>],
     parents: &[Box<[Edge]>],
@@ -141,7 +141,7 @@ fn check_acyclic(
     if left == 0 {
         return Ok(());
     }
-    // From any node that is left, go from parent to parent among those left: it comes around.
+    // A walk from any remaining node to a remaining parent, again and again, ends in a cycle.
     let mut at = (0..nodes.len()).find(|&at| waits_for[at] > 0).expect("some are left");
     let mut place: BTreeMap<usize, usize> = BTreeMap::new();
     let mut path = Vec::new();
@@ -152,7 +152,7 @@ fn check_acyclic(
         at = left.next().expect("what is left waits for something that is left");
     }
     let mut names: Vec<&str> = path[place[&at]..].iter().map(|&at| nodes[at].name).collect();
-    // Parents come before those that depend on them.
+    // The error names parents before their dependents.
     names.reverse();
     let start = names.iter().enumerate().min_by_key(|(_, name)| **name).map_or(0, |(at, _)| at);
     names.rotate_left(start);

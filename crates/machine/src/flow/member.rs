@@ -1,7 +1,7 @@
-//! A task's side of its flow: what the flow asks of it, on the shard where the task lives.
+//! Member: a task's side of its flow, on the shard of the task.
 //!
-//! Asked things come in the order in which the flow asked them. Each names the run that it is about,
-//! so that what crossed on the way with a retry by hand is recognised.
+//! Messages arrive in the order in which the flow sent them. Each message names the run of the task
+//! that it is about, because a retry by hand may cross it on the way.
 
 use crate::flow::ParentResult;
 use crate::life::{Ending, State};
@@ -20,23 +20,23 @@ pub(crate) struct FlowTask<'a> {
     pub(crate) node: u32,
     pub(crate) name: &'a str,
     pub(crate) id: TaskId,
-    /// Whether it waits for parents.
+    /// Whether the task waits for parents.
     pub(crate) blocked: bool,
     pub(crate) enqueue: Enqueue<'a>,
 }
 
-/// What a task of a flow has beside its watch.
+/// The part of a flow's task that only flows need, beside its watch.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Membership {
-    /// Its node's name.
+    /// The name of the task's node.
     pub(crate) name: Box<str>,
-    /// Its parents have let it go, in this run.
+    /// Whether the task was released in this run because its parents were done.
     pub(crate) released: bool,
-    /// When it may run, once its parents have let it go.
+    /// When the task may run, once it is released.
     pub(crate) run_at: When,
-    /// What its parents left for it.
+    /// The results of the parents.
     pub(crate) parents: Box<[ParentResult]>,
-    /// The parent whose failure ended it.
+    /// The parent whose failure ended the task.
     pub(crate) failed_parent: Option<Box<str>>,
 }
 
@@ -72,8 +72,8 @@ impl Turn<'_> {
         self.insert_member(queue, id, &enqueue.task, watch, membership);
     }
 
-    /// Lets a blocked task run. One that was ended meanwhile keeps what its parents left, for the
-    /// flow counts it as let go: a retry makes it ready at once.
+    /// Releases a blocked task. A task that ended meanwhile keeps the results of its parents,
+    /// because the flow counts it as released: a retry makes it ready at once.
     pub(crate) fn take_release(&mut self, task: TaskId, run: u32, parents: &[ParentResult]) {
         let Some(slot) = self.shard.ids.get(task) else { return };
         let is_blocked = matches!(self.task(slot).state, State::Blocked);
@@ -98,20 +98,20 @@ impl Turn<'_> {
         self.finish(slot, Ending::Failed, EventKind::TaskFailed);
     }
 
-    /// Takes a task of a cancelled flow back.
+    /// Cancels a task of a cancelled flow.
     pub(crate) fn take_cancel(&mut self, task: TaskId) {
-        // One that is gone or has ended needs no cancelling.
+        // A task that is gone or has ended needs no cancelling.
         let _ = self.cancel(Cancel { task });
     }
 
-    /// Runs a task again whose flow is retried.
+    /// Runs a task again because its flow is retried.
     pub(crate) fn take_revive(&mut self, task: TaskId, run: u32, flow: TaskId, node: u32) {
         let Some(slot) = self.member_to_reset(task, run, flow, node) else { return };
         self.set_run(slot, run);
         self.revive_task(slot);
     }
 
-    /// Lets a task that ended before it was let go wait for its parents again.
+    /// Blocks a task again that ended before its release, so that it waits for its parents.
     pub(crate) fn take_block_again(&mut self, task: TaskId, run: u32, flow: TaskId, node: u32) {
         let Some(slot) = self.member_to_reset(task, run, flow, node) else { return };
         self.set_run(slot, run);
@@ -124,8 +124,8 @@ impl Turn<'_> {
         self.emit_task(slot, EventKind::TaskBlocked);
     }
 
-    /// The flow no longer keeps its tasks. Dead letters stay as their queue keeps them, and what was
-    /// retried by hand meanwhile goes on by itself.
+    /// Handles that the flow no longer keeps its tasks. Dead letters stay as long as their queue
+    /// keeps them, and tasks that were retried by hand go on without the flow.
     pub(crate) fn take_forget(&mut self, task: TaskId) {
         let Some(slot) = self.shard.ids.get(task) else { return };
         match self.task(slot).state {
@@ -141,7 +141,7 @@ impl Turn<'_> {
         }
     }
 
-    /// A task of a flow that is retried by hand tells its flow.
+    /// Informs the flow that its task is retried by hand.
     pub(crate) fn tell_revived(&mut self, slot: Slot) {
         if let Some(Watch::Flow { flow, node, run }) = self.task(slot).watch() {
             let run = run + 1;
@@ -157,7 +157,7 @@ impl Turn<'_> {
         (is_blocked && self.run_of(slot) == Some(run)).then_some(slot)
     }
 
-    /// The slot of a task that has ended in an earlier run. If the task is gone its flow is told.
+    /// The slot of a task that ended in an earlier run. If the task is gone, the flow is informed.
     fn member_to_reset(&mut self, task: TaskId, run: u32, flow: TaskId, node: u32) -> Option<Slot> {
         let Some(slot) = self.shard.ids.get(task) else {
             let ended = TaskEnded {

@@ -1,7 +1,7 @@
-//! How a flow moves on: a node ends, settles, and lets its dependents go or takes them down.
+//! Progress: a node ends, is settled, and then releases its dependents or fails them.
 //!
-//! Each step costs what its node's edges cost, whatever the size of the flow. A cascade is a list of
-//! work, not a recursion: flows are deeper than stacks.
+//! The cost of each step depends on the edges of its node, not on the size of the flow. A cascade
+//! is a work list, not a recursion, because a flow can be deeper than the stack.
 
 use crate::flow::{Node, NodeState, ParentResult, Verdict};
 use crate::limits::{FLOW_NODES_KEPT_MAX, PARENTS_BYTES_MAX};
@@ -11,12 +11,12 @@ use crate::watch::{End, TaskEnded};
 use crate::{CancelFlow, EventKind, FlowState, OnFailure, Outcome, Rejection, TaskId};
 
 impl Node {
-    /// Whether its task has ended without success.
+    /// Whether the node's task has ended without success.
     pub(crate) fn has_failed(&self) -> bool {
         matches!(self.state, NodeState::Ended(end) if end != End::Succeeded)
     }
 
-    /// Whoever counts on it has said that its failure does not matter.
+    /// Whether all nodes that depend on this node, or added it, ignore its failure.
     fn is_excused(&self) -> bool {
         let mut edges = self.dependents.iter().chain(&self.added_by).peekable();
         edges.peek().is_some() && edges.all(|edge| edge.on_failure == OnFailure::Ignore)
@@ -24,8 +24,8 @@ impl Node {
 }
 
 impl Turn<'_> {
-    /// A node's task has ended. What is told of an earlier run, or of a node that the flow itself has
-    /// ended, is no news.
+    /// Records that a node's task has ended. A message about an earlier run, or about a node that
+    /// the flow itself has ended, changes nothing.
     pub(crate) fn node_ended(
         &mut self,
         flow: TaskId,
@@ -51,7 +51,8 @@ impl Turn<'_> {
         self.settle_nodes(flow, vec![number]);
     }
 
-    /// Settles those of these nodes that can be, and all that follows; the flow ends with its last.
+    /// Settles all of these nodes that can be settled, and then their dependents. The flow ends
+    /// with its last node.
     pub(crate) fn settle_nodes(&mut self, flow: TaskId, mut work: Vec<u32>) {
         while let Some(number) = work.pop() {
             let node = self.shard.node(flow, number);
@@ -86,7 +87,7 @@ impl Turn<'_> {
                 continue;
             }
             if failed && edge.on_failure == OnFailure::Fail {
-                self.doom(flow, edge.node, number);
+                self.fail_blocked(flow, edge.node, number);
                 work.push(edge.node);
                 continue;
             }
@@ -95,7 +96,7 @@ impl Turn<'_> {
                 node.pending
             });
             if pending == 0 {
-                self.let_go(flow, edge.node);
+                self.release_node(flow, edge.node);
             }
         }
     }
@@ -110,8 +111,8 @@ impl Turn<'_> {
         work.push(edge.node);
     }
 
-    /// Ends a blocked node because a parent failed. It is settled next.
-    pub(crate) fn doom(&mut self, flow: TaskId, number: u32, parent: u32) {
+    /// Ends a blocked node because a parent failed. The caller settles the node next.
+    pub(crate) fn fail_blocked(&mut self, flow: TaskId, number: u32, parent: u32) {
         let parent = self.shard.node(flow, parent).name.clone();
         let (task, run) = self.edit_node(flow, number, |node| {
             (node.state, node.pending) = (NodeState::Ended(End::Failed), 0);
@@ -122,8 +123,8 @@ impl Turn<'_> {
         self.owe(task.home, &Message::FailBlocked { task, run, parent: &parent });
     }
 
-    /// Lets a blocked node run, with the results of its parents.
-    pub(crate) fn let_go(&mut self, flow: TaskId, number: u32) {
+    /// Releases a blocked node, with the results of its parents.
+    pub(crate) fn release_node(&mut self, flow: TaskId, number: u32) {
         let parents = self.parent_results(flow, number);
         let (task, run) = self.edit_node(flow, number, |node| {
             (node.state, node.released) = (NodeState::Live, true);
@@ -132,7 +133,7 @@ impl Turn<'_> {
         self.owe(task.home, &Message::Release { task, run, parents });
     }
 
-    /// What a node is told of its parents, as far as there is room for it.
+    /// The results that a node gets from its parents, as far as they fit.
     fn parent_results(&self, flow: TaskId, number: u32) -> Vec<ParentResult> {
         let mut room = PARENTS_BYTES_MAX;
         let parents = self.shard.node(flow, number).parents.iter();
@@ -158,7 +159,7 @@ impl Turn<'_> {
         told.collect()
     }
 
-    /// Ends a flow whose nodes are all settled.
+    /// Ends a flow if all its nodes are settled.
     fn end_flow(&mut self, id: TaskId) {
         let now = self.now;
         let found = self.shard.flows.get(id).expect("a node has its flow");
@@ -181,7 +182,7 @@ impl Turn<'_> {
         self.trim_flows();
     }
 
-    /// Lets the oldest ended flow go when more are kept than there is room for.
+    /// Makes the oldest ended flow due for removal if more nodes are kept than the limit allows.
     fn trim_flows(&mut self) {
         if self.shard.ended_nodes <= FLOW_NODES_KEPT_MAX as u64 {
             return;
@@ -193,7 +194,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes a flow back: what waits ends at once, what runs when its worker yields.
+    /// Cancels a flow: waiting tasks end at once, running tasks when their workers yield.
     pub(crate) fn cancel_flow(&mut self, cancel: CancelFlow) -> Result<Outcome, Rejection> {
         let id = cancel.flow;
         let found = self.flow(id)?;

@@ -1,4 +1,5 @@
-//! A flow that runs again: failed nodes are revived, and what failed because of them waits again.
+//! Reopen: a retried flow revives its failed nodes and blocks the nodes that failed because of
+//! them.
 
 use crate::flow::{NodeState, Verdict};
 use crate::outbox::Message;
@@ -6,17 +7,17 @@ use crate::turn::Turn;
 use crate::watch::End;
 use crate::{FlowState, OnFailure, Outcome, Rejection, RetryFlow, TaskId};
 
-/// Which nodes, below a node that runs again, wait again.
+/// The nodes below a revived node that are blocked again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Below {
-    /// Those that failed because a parent did.
+    /// Nodes that failed because a parent failed.
     Doomed,
-    /// All that ended before their parents let them go.
+    /// All nodes that ended before they were released.
     All,
 }
 
 impl Turn<'_> {
-    /// Runs what failed again, and then what waited for it.
+    /// Runs failed nodes again, and then the nodes that wait for them.
     pub(crate) fn retry_flow(&mut self, retry: RetryFlow) -> Result<Outcome, Rejection> {
         let id = retry.flow;
         let found = self.flow(id)?;
@@ -36,7 +37,7 @@ impl Turn<'_> {
             });
         }
         let again = self.shard.nodes_of(id).filter(|(_, node)| {
-            // A failure that nobody minds is no reason to run it again, a cancellation is.
+            // An ignored failure is no reason to run a node again, but a cancellation is.
             let minded = node.verdict.is_none()
                 || node.culpable
                 || node.state == NodeState::Ended(End::Cancelled);
@@ -45,8 +46,8 @@ impl Turn<'_> {
         let (released, blocked): (Vec<_>, Vec<_>) = again
             .map(|(number, node)| (number, node.released))
             .partition(|&(_, released)| released);
-        // All that runs again is open before any of it starts: what ran although a parent had failed,
-        // and failed itself, waits for that parent this time.
+        // All nodes are reopened before any of them starts. A node that ran despite a failed
+        // parent, and failed itself, then waits for that parent this time.
         let mut reopened = Vec::new();
         for &(number, _) in &released {
             reopened.extend(self.reopen(id, number));
@@ -57,7 +58,7 @@ impl Turn<'_> {
         for (number, _) in blocked {
             self.block_again(id, number, &mut sent_back);
         }
-        self.let_go_of(id, &sent_back);
+        self.release_unblocked(id, &sent_back);
         for (number, _) in released {
             let pending = self.open_parents(id, number);
             if pending > 0 {
@@ -71,7 +72,7 @@ impl Turn<'_> {
         Ok(Outcome::FlowState(self.flow(id)?.state))
     }
 
-    /// A node's task was retried by hand, where it lives.
+    /// Records that a node's task was retried by hand on its own shard.
     pub(crate) fn node_revived(&mut self, flow: TaskId, number: u32, run: u32) {
         let known = self.shard.find_flow(flow).is_some()
             && self.shard.nodes.get((flow, number)).is_some_and(|node| node.run < run);
@@ -81,11 +82,11 @@ impl Turn<'_> {
             reopened.push(number);
             let mut sent_back = Vec::new();
             self.free_below(flow, reopened, Below::Doomed, &mut sent_back);
-            self.let_go_of(flow, &sent_back);
+            self.release_unblocked(flow, &sent_back);
         }
     }
 
-    /// A reopened node runs once more.
+    /// Runs a reopened node once more.
     fn start_over(&mut self, flow: TaskId, number: u32, run: u32) -> TaskId {
         self.edit_node(flow, number, |node| {
             (node.state, node.run, node.released) = (NodeState::Live, run, true);
@@ -94,7 +95,7 @@ impl Turn<'_> {
         })
     }
 
-    /// A reopened node waits for its parents again.
+    /// Blocks a reopened node until its parents are done.
     fn send_back(&mut self, flow: TaskId, number: u32, pending: u32) {
         let (task, run) = self.edit_node(flow, number, |node| {
             node.run += 1;
@@ -105,7 +106,7 @@ impl Turn<'_> {
         self.owe(task.home, &Message::BlockAgain { task, run, flow, node: number });
     }
 
-    /// Lets a node that ended before it was let go wait again, unless a parent still forbids it.
+    /// Blocks a node again that ended before its release, unless a parent still forbids it to run.
     fn block_again(&mut self, flow: TaskId, number: u32, sent_back: &mut Vec<u32>) {
         let mut reopened = Vec::new();
         if self.try_block(flow, number, Below::All, &mut reopened) {
@@ -114,7 +115,7 @@ impl Turn<'_> {
         }
     }
 
-    /// The same for all that depends on these nodes, and so on down.
+    /// Blocks again all nodes below these ones, level by level.
     fn free_below(
         &mut self,
         flow: TaskId,
@@ -132,12 +133,12 @@ impl Turn<'_> {
         }
     }
 
-    /// Starts what waits for nothing, once all that is to run again is open: a parent that is opened
-    /// after its child holds it back too.
-    fn let_go_of(&mut self, flow: TaskId, sent_back: &[u32]) {
+    /// Releases the blocked nodes without open parents. This step comes last, because a parent that
+    /// is reopened after its child blocks the child too.
+    fn release_unblocked(&mut self, flow: TaskId, sent_back: &[u32]) {
         for &number in sent_back {
             if self.shard.node(flow, number).pending == 0 {
-                self.let_go(flow, number);
+                self.release_node(flow, number);
             }
         }
     }
@@ -166,7 +167,7 @@ impl Turn<'_> {
         true
     }
 
-    /// A settled parent whose failure ends this node.
+    /// A settled parent whose failure forbids this node to run.
     pub(crate) fn forbidding_parent(&self, flow: TaskId, number: u32) -> Option<u32> {
         let parents = &self.shard.node(flow, number).parents;
         let forbids = parents.iter().find(|edge| {
@@ -176,14 +177,14 @@ impl Turn<'_> {
         forbids.map(|edge| edge.node)
     }
 
-    /// How many parents of a node are not settled.
+    /// The number of a node's parents that are not settled.
     pub(crate) fn open_parents(&self, flow: TaskId, number: u32) -> u32 {
         let parents = self.shard.node(flow, number).parents.iter();
         parents.filter(|edge| self.shard.node(flow, edge.node).verdict.is_none()).count() as u32
     }
 
-    /// Takes back what was settled of a node that is to run again, and of the nodes that wait for it
-    /// because they added it. Gives those; the caller changes the node's own state next.
+    /// Reopens a node that is to run again, and the nodes that wait for it because they added it.
+    /// Returns these other nodes; the caller changes the node's own state next.
     fn reopen(&mut self, flow: TaskId, number: u32) -> Vec<u32> {
         self.reopen_flow(flow);
         let mut adders = Vec::new();

@@ -1,4 +1,4 @@
-//! SubmitFlow: a flow comes into being whole, from one command or from parts that were staged.
+//! SubmitFlow: creates a whole flow, from one command or from staged parts.
 
 use crate::enqueue::at_most_bytes;
 use crate::flow::graph::{Known, check_flow, check_name, check_node, resolve};
@@ -17,7 +17,7 @@ use crate::{
     SubmitFlow, TaskId, Timestamp,
 };
 
-/// A flow whose parts are still coming.
+/// A flow whose parts are still arriving.
 #[derive(Debug, PartialEq)]
 pub(crate) struct StagedFlow {
     /// The nodes of each part, encoded.
@@ -41,7 +41,7 @@ impl Keep for StagedFlow {
     }
 }
 
-/// What a flow is beside its nodes.
+/// The parts of a flow that do not depend on its nodes.
 #[derive(Clone, Copy)]
 struct Head<'a> {
     name: &'a str,
@@ -50,14 +50,15 @@ struct Head<'a> {
 }
 
 impl Turn<'_> {
-    /// A full queue does not refuse a flow: it may live on another shard, which can't be asked in this
-    /// entry, and what is owed to it must be taken. Its tasks count in their queues all the same.
+    /// A full queue does not reject a flow. The queue may be on another shard, which cannot be
+    /// asked in this entry and must accept every message. The flow's tasks count in their queues
+    /// all the same.
     pub(crate) fn submit_flow(&mut self, submit: &SubmitFlow<'_>) -> Result<Outcome, Rejection> {
         let SubmitFlow { name, retention_ms, batch_id, ref nodes } = *submit;
         self.make_flow(Head { name, retention_ms, batch_id }, nodes)
     }
 
-    /// Keeps one part. A part that came before is ignored: it was sent again.
+    /// Keeps one part. A part that came before is ignored, because it is a repetition.
     pub(crate) fn stage_flow(&mut self, part: &StageFlow<'_>) -> Result<Outcome, Rejection> {
         if self.shard.batches.get(part.batch_id).is_some() {
             return Ok(Outcome::Staged);
@@ -115,7 +116,8 @@ impl Turn<'_> {
                 staged.parts.len()
             )));
         }
-        // Taken out while its nodes are borrowed from it; put back if it can't be committed now.
+        // The nodes borrow from the staged flow, so that it is taken out, and put back on a
+        // rejection.
         let staged = self.shard.staged_flows.remove(batch_id).expect("it was just found");
         let decode_part =
             |part| -> Vec<FlowNode<'_>> { decode(part).expect("a staged part was encoded here") };
@@ -168,7 +170,7 @@ impl Turn<'_> {
         Ok(Outcome::FlowSubmitted { flow, tasks, duplicate: false })
     }
 
-    /// What a flow of this identity was answered before.
+    /// The answer that a flow with this id got before.
     fn known_flow(&self, batch_id: Option<u128>) -> Result<Option<Outcome>, Rejection> {
         let Some(answers) = self.batch_answers(batch_id, 1)? else { return Ok(None) };
         let flow = answers.into_iter().flatten().next().map(|answer| answer.id);
@@ -179,7 +181,7 @@ impl Turn<'_> {
         Ok(Some(Outcome::FlowSubmitted { flow, tasks, duplicate: true }))
     }
 
-    /// Checks of nodes what depends on the time and on the cluster.
+    /// Checks the parts of nodes that depend on the time and on the cluster.
     pub(crate) fn check_nodes(&self, nodes: &[FlowNode<'_>]) -> Result<(), Rejection> {
         let shards = self.shard.identity.shards;
         for node in nodes {
@@ -198,7 +200,8 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Adds checked nodes to a flow and owes their tasks to the shards of their queues. Gives their ids.
+    /// Adds checked nodes to a flow and sends their tasks to the shards of their queues; returns
+    /// the ids.
     pub(crate) fn add_nodes(
         &mut self,
         flow: TaskId,
@@ -257,7 +260,7 @@ impl Turn<'_> {
         ids
     }
 
-    /// Sends a new node's task to its shard, and says what becomes of it at once.
+    /// Sends a new node's task to its shard, and releases, blocks or fails the node.
     fn start_node(
         &mut self,
         flow: TaskId,
@@ -278,14 +281,14 @@ impl Turn<'_> {
             return;
         }
         if let Some(parent) = self.forbidding_parent(flow, number) {
-            self.doom(flow, number, parent);
+            self.fail_blocked(flow, number, parent);
             doomed.push(number);
             return;
         }
         let pending = self.open_parents(flow, number);
         self.edit_node(flow, number, |node| node.pending = pending);
         if pending == 0 {
-            self.let_go(flow, number);
+            self.release_node(flow, number);
         }
     }
 }

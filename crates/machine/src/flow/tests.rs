@@ -1,4 +1,5 @@
-//! Flows over several shards: what is submitted, ends, fails, is cancelled, retried and forgotten.
+//! Flows over several shards: how they are submitted, end, fail, are cancelled, retried and
+//! forgotten.
 
 mod retries;
 
@@ -31,7 +32,8 @@ fn submission<'a>(rows: &[Row<'a>]) -> SubmitFlow<'a> {
 }
 
 impl Yards {
-    /// Submits a flow of nodes, each in a queue of its own name; its id and its tasks by name.
+    /// Submits a flow whose nodes have queues of their own names; returns its id, and its tasks by
+    /// name.
     fn submit<'a>(&mut self, rows: &[Row<'a>]) -> (TaskId, BTreeMap<&'a str, TaskId>) {
         let answer = self.on(HOME).send(Command::SubmitFlow(submission(rows)));
         let Ok(Outcome::FlowSubmitted { flow, tasks, duplicate: false }) = answer else {
@@ -68,7 +70,7 @@ impl Yards {
         answer
     }
 
-    /// Compares where all tasks are, on their own shards and in the flow.
+    /// Compares the states of all tasks on their own shards and in the flow.
     fn check(&self, flow: TaskId, expected: &[(&str, TaskStateName)]) {
         let view = self.flow(flow);
         let found: Vec<(&str, TaskStateName)> =
@@ -169,7 +171,7 @@ fn a_staged_flow_is_invisible_until_committed() {
     };
     assert_eq!(yards.send(commit(2)).unwrap_err().code(), "not_found");
     assert!(yards.send(part(1, &DIAMOND[..2])).is_err(), "in order");
-    // A part may depend on what comes later.
+    // A part may depend on a later part.
     assert_eq!(yards.send(part(0, &DIAMOND[2..])), Ok(Outcome::Staged));
     assert!(yards.send(commit(2)).is_err());
     assert_eq!(yards.send(commit(1)).unwrap_err().code(), "invalid_argument", "b is missing");
@@ -180,7 +182,7 @@ fn a_staged_flow_is_invisible_until_committed() {
     assert_eq!(tasks.len(), 4);
     assert_eq!(yards.flow(flow).name, "big");
     assert!(matches!(yards.send(commit(2)), Ok(Outcome::FlowSubmitted { duplicate: true, .. })));
-    // One that never is committed goes.
+    // A staged flow that is never committed expires.
     assert_eq!(
         yards.send(Command::StageFlow(StageFlow { batch_id: 8, part: 0, nodes: vec![] })),
         Ok(Outcome::Staged)
@@ -597,7 +599,7 @@ fn a_thousand_children_release_their_callback_once() {
         (0..).zip(&names).map(|(at, name)| (name.as_str(), at % 4, &[][..])).collect();
     rows.push(("callback", 3, &edges));
     let (flow, tasks) = yards.submit(&rows);
-    // All are claimed, then all end, and only then does anything travel.
+    // All tasks are claimed, then all end, and only then do messages travel.
     let held: Vec<ClaimedTask> =
         names.iter().map(|name| yards.claim(tasks[name.as_str()])).collect();
     for held in &held {

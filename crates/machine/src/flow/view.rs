@@ -1,4 +1,4 @@
-//! Flows as fronts, dashboard and CLI see them. They take `&self` and decide nothing.
+//! Views of flows for fronts, dashboard and CLI. They take `&self` and decide nothing.
 
 use crate::flow::{Flow, Node, NodeState};
 use crate::limits::{FLOW_RESULT_BYTES_MAX, LOOK_TASKS_MAX, PAGE_TASKS_MAX};
@@ -9,20 +9,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// What a task is told of a task that it depends on.
+/// The result of a parent, as its dependents receive it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParentResult {
     /// The name of the parent's node.
     pub name: Box<str>,
-    /// The parent.
+    /// The parent's task.
     pub task: TaskId,
-    /// How it ended. One that was purged counts as cancelled.
+    /// The final state of the parent. A purged parent counts as cancelled.
     pub state: TaskStateName,
-    /// What it returned.
+    /// The result of the parent.
     pub result: Option<Box<[u8]>>,
-    /// It returned more than travels along; its own task has it.
+    /// Whether the result is too large to travel along; the parent's own task has it.
     pub omitted: bool,
-    /// Type and message of its last error, when it did not succeed.
+    /// Type and message of the last error of a parent that did not succeed.
     pub error: Option<(Box<str>, Box<str>)>,
 }
 
@@ -37,79 +37,81 @@ impl ParentResult {
     }
 }
 
-/// A flow, perhaps with its nodes.
+/// A flow, with or without its nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowView {
-    /// Its id.
+    /// The flow's id.
     pub id: TaskId,
-    /// Its name; may be empty.
+    /// The flow's name; may be empty.
     pub name: String,
-    /// Where it is.
+    /// The flow's state.
     pub state: FlowState,
-    /// It is being cancelled, its running tasks are asked to stop; or it was cancelled.
+    /// Whether the flow was cancelled, or is being cancelled while its running tasks are asked to
+    /// stop.
     pub cancel_requested: bool,
-    /// When it was submitted.
+    /// When the flow was submitted.
     pub created_at: Timestamp,
-    /// When it ended.
+    /// When the flow ended.
     pub ended_at: Option<Timestamp>,
-    /// How many nodes it has.
+    /// The number of nodes.
     pub nodes_total: u32,
-    /// How many of them are done, with all tasks that they added.
+    /// The number of settled nodes: done, with all tasks that they added.
     pub nodes_done: u32,
-    /// How many of those did not succeed.
+    /// The number of settled nodes that did not succeed.
     pub nodes_failed: u32,
-    /// Its nodes, in the order in which they were given; empty in lists.
+    /// The nodes, in the order in which they were given; empty in lists.
     pub nodes: Vec<NodeView>,
-    /// Results of the nodes that nothing depends on, by name, once it has ended; empty in lists.
+    /// Results of the nodes without dependents, by name, once the flow has ended; empty in lists.
     pub results: Vec<(String, Vec<u8>)>,
-    /// Some results are too large to be shown here; their own tasks have them.
+    /// Whether some results are too large to be shown here; their own tasks have them.
     pub results_omitted: bool,
 }
 
 /// One node of a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeView {
-    /// Its name.
+    /// The node's name.
     pub name: String,
-    /// Its task.
+    /// The node's task.
     pub task: TaskId,
-    /// How its task ended, once it has; else `Blocked`, or `Ready` for one that its parents have let
-    /// go: the task itself knows more.
+    /// The final state of a task that has ended; else `Blocked`, or `Ready` for a released task,
+    /// whose own shard knows more.
     pub state: TaskStateName,
-    /// What it depends on: positions in the flow's nodes, and what their failure means.
+    /// The parents: their positions in the flow's nodes, and what their failure means.
     pub depends_on: Vec<(u32, OnFailure)>,
-    /// The position of the node whose task added it.
+    /// The position of the node whose task added this one.
     pub added_by: Option<u32>,
-    /// Tasks that its own task added and that are not done: it counts as done with them.
+    /// The number of unsettled tasks that this node's task added; the node is done after them.
     pub added_open: u32,
-    /// Type and message of its error, when it did not succeed.
+    /// Type and message of the error of a node that did not succeed.
     pub error: Option<(String, String)>,
 }
 
-/// Which flows; every given part must match.
+/// A filter of flows; every given part must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlowFilter {
-    /// Of this name.
+    /// The flow's name.
     pub name: Option<String>,
-    /// In this state.
+    /// The flow's state.
     pub state: Option<FlowState>,
 }
 
 /// One page of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowPage {
-    /// In id order, without their nodes.
+    /// The flows, in id order, without their nodes.
     pub flows: Vec<FlowView>,
-    /// Where to go on; `None` is the end. A page may be short, even empty, and still go on.
+    /// The id after which the next page starts; `None` is the end. A page may be short, even empty,
+    /// and still have a next one.
     pub next: Option<TaskId>,
 }
 
-/// What a list of many tasks shows of one.
+/// A few facts about one task, for lists of many.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskSketch {
-    /// Where it is.
+    /// The task's state.
     pub state: TaskStateName,
-    /// Its queue.
+    /// The task's queue.
     pub queue: QueueName,
     /// The function's name.
     pub task_type: Arc<str>,
@@ -135,7 +137,7 @@ wire_struct!(FlowPage { flows, next });
 wire_struct!(TaskSketch { state, queue, task_type });
 
 impl End {
-    /// The word for it. One that was taken out of the state was taken back.
+    /// The state for readers. A task that was removed from the state counts as cancelled.
     pub(crate) fn state(self) -> TaskStateName {
         match self {
             End::Succeeded => TaskStateName::Succeeded,
@@ -171,12 +173,12 @@ impl Machine {
         Some(view)
     }
 
-    /// How a flow is as a whole, without its nodes.
+    /// A flow without its nodes.
     pub fn flow_summary(&self, flow: TaskId) -> Option<FlowView> {
         self.find_flow(flow).map(|found| flow_view(flow, found))
     }
 
-    /// The task of the node of that name.
+    /// The task of the node with this name.
     pub fn task_of_node(&self, flow: TaskId, node: &str) -> Option<TaskId> {
         self.find_flow(flow)?;
         Some(self.node(flow, self.node_named(flow, node)?).task)
@@ -201,9 +203,9 @@ impl Machine {
         FlowPage { flows, next: None }
     }
 
-    /// The names of what a node of a flow still waits for, at most `limit`, and how many there are in
-    /// all: its parents, and after one whose own task has ended those that this task added. `None`
-    /// if there is no such node.
+    /// The names of the nodes that a node still waits for, at most `limit`, and their full number:
+    /// the unsettled parents, and the open tasks that an ended parent has added. `None` if there is
+    /// no such node.
     pub fn unfinished_parents(
         &self,
         flow: TaskId,
@@ -240,7 +242,7 @@ impl Machine {
         Some((names, found.len() as u32))
     }
 
-    /// A little of each of many tasks; `None` for those that are not kept here.
+    /// A few facts about each of many tasks; `None` for tasks that this shard does not have.
     pub fn sketches(&self, tasks: &[TaskId]) -> Vec<Option<TaskSketch>> {
         let sketch = |&id: &TaskId| {
             let task = self.tasks.get(self.ids.get(id)?);

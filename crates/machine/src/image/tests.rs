@@ -4,7 +4,7 @@ use super::*;
 use crate::testing::{Yard, extend, new_task, tried};
 use crate::{Command, Extend, NewTask, QueueSettings};
 
-/// All of the cut that is frozen now, removals last.
+/// All records of the frozen cut, removals last.
 fn cut(machine: &mut Machine) -> Vec<Record> {
     let mut records = Vec::new();
     loop {
@@ -126,7 +126,7 @@ fn a_loaded_machine_is_the_same_and_clean() {
     assert_eq!(empty.task_count(), 0);
 }
 
-/// A store may lose a whole kind of records, and one record; none of it is an empty shard.
+/// A cut that lost a whole kind of records, or a single record, must not load as a smaller shard.
 #[test]
 fn a_cut_that_lost_any_record_is_refused() {
     let mut yard = Yard::new();

@@ -1,18 +1,18 @@
-//! A queue over several shards: what is refused, what is sent on, and what a shard takes no more.
+//! A queue over several shards: rejected tasks, rules on their way, and shards that only empty.
 
 use super::*;
 use crate::testing::{Yard, new_task};
 use crate::{Command, Deliver, PerKey, QueueCommand, Rate, SetQueue, Unique};
 use std::collections::BTreeMap;
 
-/// As many shards as a `Yard` knows of.
+/// The number of shards that a `Yard` assumes.
 const SHARDS: u16 = 4;
 const QUEUE: &str = "mail";
 
-/// All shards of a cluster, with what is on its way between them.
+/// All shards of a cluster, with the messages between them.
 struct Cluster {
     yards: Vec<Yard>,
-    /// Up to where each pair has delivered.
+    /// The last delivered message of each pair of shards.
     delivered: BTreeMap<(u16, ShardId), u64>,
 }
 
@@ -22,7 +22,7 @@ impl Cluster {
         Cluster { yards, delivered: BTreeMap::new() }
     }
 
-    /// The shard at a position of the queue, from its home on.
+    /// The shard at a position of the queue, counted from its home.
     fn at(&mut self, position: u16) -> &mut Yard {
         let shard = after(home_shard(QUEUE, SHARDS), position, SHARDS);
         &mut self.yards[usize::from(shard.0)]
@@ -38,7 +38,7 @@ impl Cluster {
         self.carry();
     }
 
-    /// Delivers what the shards owe each other.
+    /// Delivers all messages of the outboxes.
     fn carry(&mut self) {
         for from in 0..SHARDS {
             for outgoing in self.yards[usize::from(from)].machine.outgoing(100) {
@@ -57,7 +57,7 @@ impl Cluster {
         self.at(position).machine.spread_view(&QueueName::parse(QUEUE).unwrap())
     }
 
-    /// Enqueues at every position; those that take it.
+    /// Enqueues at every position; returns the positions that accept the task.
     fn takers(&mut self, task: &NewTask<'static>) -> Vec<u16> {
         let takes = |&position: &u16| match self.at(position).enqueue_task(QUEUE, task.clone()) {
             Ok(made) => !made.duplicate,

@@ -1,12 +1,12 @@
-//! The end of a tally: one is forgotten when nobody has touched it for long, and nothing that it waits for
-//! can come any more.
+//! The end of a tally: it is forgotten after a long time without a change, once nothing that it
+//! waits for can happen any more.
 
 use crate::TaskId;
 use crate::tally::{Stage, Step, Tally};
 use crate::turn::Turn;
 
 impl Turn<'_> {
-    /// Looks at the tally whose time is over, if there is one.
+    /// Handles the tally whose time is over, if there is one.
     pub(crate) fn tally_due(&mut self) -> bool {
         let first = self.shard.tallies.first_to_expire();
         let Some((_, id)) = first.filter(|&(at, _)| at <= self.now) else { return false };
@@ -14,7 +14,8 @@ impl Turn<'_> {
         let (now, waits) = (self.now, tally.waits_for_something());
         match tally.stage {
             Stage::Reopened => {
-                // Whoever added to it is gone, and what was accepted before must follow.
+                // The client that reopened the tally is gone, and the callback that was accepted
+                // must still run.
                 self.edit_tally(id, |tally| {
                     (tally.stage, tally.touched_at) = (Stage::Committed, now);
                 });
@@ -28,8 +29,9 @@ impl Turn<'_> {
         true
     }
 
-    /// The one above stops to wait for it if it was never committed, for then nobody said that it was whole;
-    /// else it waits on, since what it waits for has not come.
+    /// If the tally was never committed, its parent stops waiting for it, because the tally was
+    /// never declared complete. Otherwise the parent keeps waiting, because the awaited tasks have
+    /// not ended.
     fn forget_tally(&mut self, id: TaskId) {
         let tally = self.shard.tallies.remove(id).expect("it was just found");
         let Some(parent) = tally.parent else { return };
@@ -46,8 +48,8 @@ impl Turn<'_> {
 }
 
 impl Tally {
-    /// Tallies below it that are kept, or tasks that are still to run: they are bounded, and so is what is
-    /// kept for them. Tasks of one that was never committed are nobody's.
+    /// Whether tallies below it are kept, or tasks are still to run. Both are bounded, and so are
+    /// the tallies kept for them. Tasks of an uncommitted tally do not count.
     fn waits_for_something(&self) -> bool {
         self.children > 0 || (self.is_committed() && self.counts.not_run > 0)
     }

@@ -1,4 +1,4 @@
-//! A task's side of its tally: it tells where it stands, once per change.
+//! A task's side of its tally: the task reports its standing, once per change.
 
 use crate::life::Task;
 use crate::outbox::Message;
@@ -8,14 +8,14 @@ use crate::turn::Turn;
 use crate::watch::Watch;
 
 impl Task {
-    /// Who is told of its end.
+    /// The receiver of a message about the task's end.
     pub(crate) fn watch(&self) -> Option<Watch> {
         self.extra.as_ref()?.watch.as_deref().copied()
     }
 }
 
 impl Turn<'_> {
-    /// Tells a task's tally, if it has one, where the task stands now.
+    /// Sends a task's new standing to its tally, if it has one.
     pub(crate) fn tell_tally(&mut self, slot: Slot, to: Standing) {
         let Some(Watch::Tally { tally, told }) = self.task(slot).watch() else { return };
         if told == to {

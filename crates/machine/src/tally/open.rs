@@ -1,4 +1,4 @@
-//! How a tally comes to be, what is added to it, and when its follow-ups may go.
+//! Open: creates a tally, adds tasks to it, and commits or reopens it.
 
 use crate::batch::in_batch;
 use crate::enqueue::at_most_bytes;
@@ -55,8 +55,9 @@ impl Turn<'_> {
         Ok(Outcome::TallyOpened { tally })
     }
 
-    /// Counts tasks, and owes them to the shards of their queues. They are accepted with this entry, so
-    /// that a full queue does not refuse them; one that another stands for is told back, and taken out.
+    /// Counts the tasks and sends them to the shards of their queues. This entry accepts them, so
+    /// that a full queue does not reject them. A task whose request or unique key another task has
+    /// is reported back, and is no longer counted.
     pub(crate) fn add_to_tally(&mut self, add: &AddToTally<'_>) -> Result<Outcome, Rejection> {
         let AddToTally { tally, batch_id, ref tasks } = *add;
         if let Some(answers) = self.batch_answers(batch_id, tasks.len())? {
@@ -82,7 +83,8 @@ impl Turn<'_> {
         Ok(Outcome::TallyAdded { ids })
     }
 
-    /// Holds back what has not followed yet. What has is not taken back, nor done again.
+    /// Delays the callbacks that are not enqueued yet. An enqueued one is neither withdrawn nor
+    /// repeated.
     pub(crate) fn reopen_tally(&mut self, reopen: ReopenTally) -> Result<Outcome, Rejection> {
         let was = self.tally(reopen.tally)?.stage;
         let stage = if was == Stage::Open { Stage::Open } else { Stage::Reopened };
@@ -102,7 +104,7 @@ impl Turn<'_> {
         Ok(Outcome::Done)
     }
 
-    /// The tally that was opened under this identity before.
+    /// The tally that was opened with this id before.
     fn known_tally(&self, batch_id: Option<u128>) -> Result<Option<TaskId>, Rejection> {
         let Some(answers) = self.batch_answers(batch_id, 1)? else { return Ok(None) };
         let tally = answers.into_iter().flatten().next().map(|answer| answer.id);
@@ -114,7 +116,7 @@ impl Turn<'_> {
         }
     }
 
-    /// How deep a new tally below this one lies, if there is room for it.
+    /// The depth of a new tally below `parent`, if there is room for one.
     fn depth_below(&self, parent: TaskId) -> Result<u32, Rejection> {
         let shard = self.shard.identity.shard;
         if parent.home != shard {

@@ -1,4 +1,4 @@
-//! How a tally moves on: what its tasks tell, and what follows from it.
+//! Progress: counts the standings of a tally's tasks, and enqueues its callbacks.
 
 use crate::tally::{CallbackState, Standing, Step};
 use crate::turn::Turn;
@@ -7,7 +7,7 @@ use crate::wire::decode;
 use crate::{FollowUp, TaskId};
 
 impl Turn<'_> {
-    /// A task of a tally stands elsewhere than before. A tally that is no longer kept is told in vain.
+    /// Counts a task's change of standing. A message for a forgotten tally changes nothing.
     pub(crate) fn take_standing(&mut self, tally: TaskId, from: Standing, to: Standing) {
         if self.shard.tallies.get(tally).is_none() {
             return;
@@ -23,8 +23,8 @@ impl Turn<'_> {
         self.advance(tally);
     }
 
-    /// A task that followed from a tally has ended. Only its success counts: until then, whatever became
-    /// of it, somebody may retry it.
+    /// Records that the callback of a tally has ended. Only success counts, because an operator may
+    /// still retry a callback that failed.
     pub(crate) fn callback_ended(&mut self, tally: TaskId, step: Step, end: End) {
         let Some(found) = self.shard.tallies.get(tally) else { return };
         let is_enqueued = found.callback(step).state == CallbackState::Enqueued;
@@ -37,7 +37,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Enqueues what now follows from a tally, and from those above it if it held them back.
+    /// Enqueues the callbacks that may now run, of this tally and of the tallies above it.
     pub(crate) fn advance(&mut self, tally: TaskId) {
         let mut next = Some(tally);
         while let Some(tally) = next.take() {
@@ -50,8 +50,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Enqueues what follows from a step. Where nothing does, the step is settled: gives the tally above,
-    /// which may go on then.
+    /// Enqueues the callback of a step. A step without a callback is settled; then this returns the
+    /// tally above, whose steps may now be reached.
     fn start_callback(&mut self, tally: TaskId, step: Step) -> Option<TaskId> {
         let now = self.now;
         let follow_up = self.edit_tally(tally, |tally| {
@@ -67,7 +67,7 @@ impl Turn<'_> {
         None
     }
 
-    /// Nothing more comes of a step: the tally above no longer waits for it. Gives that one.
+    /// Settles a step, so that the tally above no longer waits for it; returns the tally above.
     fn settle_step(&mut self, tally: TaskId, step: Step) -> Option<TaskId> {
         let now = self.now;
         let parent = self.edit_tally(tally, |tally| {

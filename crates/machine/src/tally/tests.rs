@@ -1,4 +1,4 @@
-//! Tallies over several shards: what they count, what follows from them, and when they are forgotten.
+//! Tallies over several shards: what they count, which callbacks run, and when they are forgotten.
 
 use crate::limits::*;
 use crate::testing::yards::Yards;
@@ -17,12 +17,12 @@ fn then(follow_up: FollowUp<'_>) -> Option<Box<FollowUp<'_>>> {
     Some(Box::new(follow_up))
 }
 
-/// Without anything that follows.
+/// A tally without callbacks.
 fn plain<'a>() -> OpenTally<'a> {
     OpenTally { batch_id: None, description: "", parent: None, success: None, complete: None }
 }
 
-/// Something follows from both steps, on two other shards, in queues of the steps' names.
+/// A tally with callbacks for both steps, on two other shards, in queues named after the steps.
 fn followed<'a>() -> OpenTally<'a> {
     let complete = then(in_queue(2, "complete", tried(1)));
     let success = then(in_queue(3, "success", tried(1)));
@@ -84,7 +84,7 @@ fn succeed(yards: &mut Yards, task: TaskId) {
     yards.carry();
 }
 
-/// Runs what follows from a step, once it is there.
+/// Runs the callback of a step, once it is there.
 fn run_callback(yards: &mut Yards, home: u16, queue: &str) -> TaskId {
     let held = yards.on(ShardId(home)).claim_one(queue);
     yards.on(ShardId(home)).ack(&held).unwrap();
@@ -96,7 +96,7 @@ fn view(yards: &Yards, tally: TaskId) -> TallyView {
     yards.yards[&HOME].machine.tally(tally).expect("the tally is kept")
 }
 
-/// Its tasks: all, those that have not succeeded, and those of them that have run.
+/// The counts of the tally: all tasks, pending ones, and pending ones that have run.
 fn counts(yards: &Yards, tally: TaskId) -> [u64; 3] {
     let TallyView { total, pending, failed, .. } = view(yards, tally);
     [total, pending, failed]
@@ -107,7 +107,7 @@ fn steps(yards: &Yards, tally: TaskId) -> [CallbackState; 2] {
     [complete, success]
 }
 
-/// How many tasks were ever enqueued for both steps.
+/// The number of callbacks ever enqueued, for both steps.
 fn followed_from(yards: &Yards) -> [u64; 2] {
     [(2, "complete"), (3, "success")].map(|(home, queue)| {
         let name = QueueName::parse(queue).unwrap();
@@ -260,7 +260,7 @@ fn what_is_given_back_or_put_off_has_not_run() {
     let snooze = Snooze { task, token, until, hold_key: false };
     yards.on(id.home).send(Command::Snooze(snooze)).unwrap();
     wait_ms(&mut yards, 5);
-    // Nobody ever said that it began.
+    // No worker ever reported that it began.
     let session = Some(SessionId(1));
     let lapses = Claim { session, ..crate::testing::claim("mail") };
     assert_eq!(yards.on(id.home).claim_with(lapses).len(), 1);
@@ -478,7 +478,7 @@ fn wait_ms(yards: &mut Yards, ms: u64) {
     yards.carry();
 }
 
-/// Lets time pass; whether the tally is still kept.
+/// Lets time pass; returns whether the tally is still kept.
 fn is_kept_after(yards: &mut Yards, ms: u64, tally: TaskId) -> bool {
     wait_ms(yards, ms);
     yards.yards[&HOME].machine.tally(tally).is_some()

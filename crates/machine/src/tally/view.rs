@@ -1,41 +1,42 @@
-//! What readers see of a tally.
+//! Views of tallies for readers.
 
 use crate::wire::{wire_struct, wire_words};
 use crate::{Machine, TaskId, Timestamp};
 
-/// How far a task is that follows from a tally.
+/// The state of a tally's callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallbackState {
     /// Not enqueued.
     Waiting,
     /// Enqueued, and it has not succeeded yet.
     Enqueued,
-    /// It has succeeded; or there is none, and all that it would wait for has come.
+    /// Succeeded; or the step has no callback, and is settled.
     Succeeded,
 }
 
-/// One tally.
+/// A view of one tally.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TallyView {
-    /// Its id.
+    /// The tally's id.
     pub tally: TaskId,
-    /// The tally that waits for it.
+    /// The tally above, which waits for this one.
     pub parent: Option<TaskId>,
-    /// For people.
+    /// A description for people.
     pub description: String,
-    /// When it was opened.
+    /// When the tally was opened.
     pub created_at: Timestamp,
-    /// Whether its follow-ups may be enqueued.
+    /// Whether the callbacks may be enqueued.
     pub committed: bool,
-    /// Tasks that were added and made.
+    /// The number of tasks that were added and made.
     pub total: u64,
-    /// Those of them that have not succeeded.
+    /// The number of tasks that have not succeeded.
     pub pending: u64,
-    /// Those of the pending that have run or ended: failed, lost, dead, cancelled, expired, removed.
+    /// The number of pending tasks that have run or ended: failed, lost, dead, cancelled, expired,
+    /// removed.
     pub failed: u64,
-    /// What follows once all have run.
+    /// The callback that runs once all tasks have run.
     pub complete: CallbackState,
-    /// What follows once all have succeeded.
+    /// The callback that runs once all tasks have succeeded.
     pub success: CallbackState,
 }
 
@@ -54,7 +55,7 @@ wire_struct!(TallyView {
 });
 
 impl Machine {
-    /// One tally, if it is kept here.
+    /// A view of one tally, if this shard has it.
     pub fn tally(&self, tally: TaskId) -> Option<TallyView> {
         let found = self.tallies.get(tally)?;
         Some(TallyView {

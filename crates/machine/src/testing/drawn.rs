@@ -1,4 +1,4 @@
-//! Values drawn from a seed, of every type that travels between nodes.
+//! Random values, drawn from a seed, of every type that travels between nodes.
 
 use crate::draw::Draw;
 use crate::wire::encode;
@@ -6,12 +6,12 @@ use crate::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A type that any of its values can be drawn of.
+/// A type with a random value.
 pub(crate) trait Drawn: Sized {
     fn drawn(draw: &mut Draw) -> Self;
 }
 
-/// Structs by their fields, enums by their variants; the compiler sees to it that none is left out.
+/// Draws each field of a struct, or a variant of an enum; the compiler reports a missing one.
 macro_rules! drawn {
     (struct $name:ident { $($field:ident),+ $(,)? }) => {
         impl Drawn for $name {
@@ -42,7 +42,7 @@ macro_rules! drawn {
 macro_rules! drawn_numbers {
     ($($type:ty),+) => {$(
         impl Drawn for $type {
-            /// Any length of number, not the long ones alone.
+            /// Draws short numbers as often as long ones.
             fn drawn(draw: &mut Draw) -> $type {
                 (draw.up_to(u64::MAX) >> draw.up_to(63)) as $type
             }
@@ -164,7 +164,7 @@ impl Drawn for TaskId {
 }
 
 impl Drawn for Box<Rejection> {
-    /// As deep as the machine makes them.
+    /// The same depth of nesting as the machine produces.
     fn drawn(draw: &mut Draw) -> Box<Rejection> {
         loop {
             match Rejection::drawn(draw) {
@@ -175,7 +175,7 @@ impl Drawn for Box<Rejection> {
     }
 }
 
-/// Rules of a schedule, encoded.
+/// The rules of a schedule, encoded.
 fn drawn_rules(draw: &mut Draw) -> Box<[u8]> {
     let (queue, task_type) = (String::drawn(draw), String::drawn(draw));
     let task = NewTask { task_type: &task_type, ..NewTask::default() };

@@ -1,4 +1,4 @@
-//! Shards that deliver to each other what they owe.
+//! Several shards that deliver their outboxes to each other.
 
 use crate::testing::Yard;
 use crate::*;
@@ -19,8 +19,8 @@ impl Yards {
         self.yards.get_mut(&shard).expect("there are four")
     }
 
-    /// Delivers until nothing is owed. Every delivery is made twice, and the state is checked and
-    /// reloaded from its records after.
+    /// Delivers until all outboxes are empty. Every message is delivered twice; after each delivery
+    /// the state is checked and reloaded from its records.
     pub(crate) fn carry(&mut self) {
         loop {
             let mut owed = Vec::new();

@@ -1,4 +1,5 @@
-//! The rules of unique keys: every exit frees, every conflict is answered, windows end in time.
+//! The rules of unique keys: every end frees the key, every conflict is answered, windows end in
+//! time.
 
 use super::*;
 use crate::limits::LOSSES_MAX;
@@ -18,7 +19,7 @@ fn unique(unique: Unique<'_>) -> NewTask<'_> {
     NewTask { unique: Some(Box::new(unique)), ..new_task() }
 }
 
-/// A task that holds key `k` until it is done.
+/// A task that has key `k` until it is done.
 fn done() -> NewTask<'static> {
     NewTask { unique: Some(Box::new(by_key("k"))), ..tried(1) }
 }
@@ -46,7 +47,7 @@ fn enqueue(yard: &mut Yard, task: NewTask<'_>) -> Enqueued {
     yard.enqueue_task("mail", task).unwrap()
 }
 
-/// Whether key `k` is free: what is enqueued to see it stays away from claims.
+/// Whether key `k` is free. The probe is cancelled at once, so that no claim gets it.
 fn is_free(yard: &mut Yard) -> bool {
     let answer = yard.enqueue_task("mail", on_conflict(OnConflict::Reject, b""));
     match answer {

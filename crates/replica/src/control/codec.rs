@@ -1,5 +1,5 @@
-//! How the control group's commands and state become bytes: a format byte, then fields in order,
-//! little-endian, texts and lists with their length before them.
+//! Codec: the bytes of the control group's commands and state: a format byte, then the fields in
+//! order, little-endian, with the length before each text and list.
 
 use super::{InvalidControlBytes, Node, Placement};
 

@@ -1,100 +1,100 @@
-//! ControlCommand: what is asked of the control group, and how it is written into its log.
+//! ControlCommand: a request to the control group, and its encoding in the group's log.
 
 use super::codec::{Reader, Writer};
 use super::{InvalidControlBytes, Node, NodeId, Placement, SetSpread, Start};
 
-/// What is asked of the control group.
+/// A request to the control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlCommand {
-    /// Begins the cluster; once.
+    /// Founds the cluster; accepted once.
     Found {
-        /// Names the cluster for ever.
+        /// The cluster's id, for ever.
         cluster: u128,
         /// Part of every task id; renewed by a restore.
         incarnation: u32,
-        /// How many data shards there are, for ever.
+        /// The number of data shards, for ever.
         shards: u16,
-        /// The rules to begin with.
+        /// The first rules.
         rules: u16,
     },
     /// Adds a node under a number that was never used.
     AddNode {
-        /// Its number.
+        /// The node's number.
         id: NodeId,
-        /// What is known.
+        /// The facts about the node.
         node: Node,
     },
-    /// Changes what is known of a node, or adds it.
+    /// Changes the facts about a node, or adds it.
     SetNode {
-        /// Its number.
+        /// The node's number.
         id: NodeId,
-        /// What is known.
+        /// The facts about the node.
         node: Node,
     },
-    /// Takes out a node that holds no shard any more: it is forgotten once the control group has let
-    /// its replica go.
+    /// Removes a node that has no replica of a shard any more. The node is forgotten once the
+    /// control group has removed its replica of the control group.
     RemoveNode {
-        /// Its number.
+        /// The node's number.
         id: NodeId,
     },
-    /// Takes a node out of use, so that its replicas are moved away, or back into use.
+    /// Drains a node, so that its replicas move away, or puts it back into use.
     Drain {
-        /// Its number.
+        /// The node's number.
         id: NodeId,
-        /// Whether it is to be emptied.
+        /// Whether to drain the node.
         drains: bool,
     },
-    /// Says that a node is lost for good: what it held is placed anew where there is another node for
-    /// it, and then it is removed.
+    /// Gives up a node that is lost for good: its replicas are placed on other nodes where there
+    /// are any, and then the node is removed.
     GiveUp {
-        /// Its number.
+        /// The node's number.
         id: NodeId,
     },
-    /// Says where a group's replicas are, and that they are to stay there.
+    /// Places a group's replicas, and makes their nodes its target.
     Place {
-        /// The group: 0 is this one, `shard + 1` a shard's.
+        /// The group: 0 is the control group, `shard + 1` a shard's.
         group: u64,
-        /// Its replicas; at least one.
+        /// The replicas, at least one.
         replicas: Vec<Placement>,
     },
-    /// Says on which nodes a group's voters are to be.
+    /// Sets the nodes for a group's voters.
     SetTarget {
         /// The group.
         group: u64,
-        /// The nodes; at least one.
+        /// The nodes, at least one.
         nodes: Vec<NodeId>,
     },
     /// Gives a group a new replica on a node, under the next free id.
     Assign {
         /// The group.
         group: u64,
-        /// The node that will hold it.
+        /// The node of the new replica.
         node: NodeId,
     },
-    /// Takes a replica out of the map that its group has let go.
+    /// Removes a replica from the map after its group has removed it.
     Unassign {
         /// The group.
         group: u64,
         /// The replica.
         replica: u64,
     },
-    /// Says how many voters each group is to have where there are nodes enough.
+    /// Sets the number of voters that each group gets if there are enough nodes.
     SetReplication {
         /// 1, 3 or 5.
         factor: u8,
     },
-    /// Raises the rules to what every node knows.
+    /// Raises the rules to the newest version that every node knows.
     RaiseRules {
         /// The new rules.
         rules: u16,
     },
-    /// Says how far a queue lies.
+    /// Records the spread of a queue.
     SetSpread(SetSpread),
-    /// Says that a node has started, or counts on.
+    /// Records that a node has started, or has raised its count since.
     Start {
-        /// Its number.
+        /// The node's number.
         id: NodeId,
-        /// Which start it is.
+        /// The start.
         start: Start,
     },
 }

@@ -1,6 +1,6 @@
-//! Nodes: how they come into the cluster, are emptied, and leave it.
+//! Nodes: how they join the cluster, are drained, and leave it.
 //!
-//! Invariant: a number is given once; a node leaves when nothing is placed on it any more.
+//! Invariant: a number is given once; a node leaves only when no replica is placed on it.
 
 use super::{Control, ControlOutcome, ControlRejection, GroupPlacement, Node, NodeId, invalid};
 use taskyard_machine::limits::NODE_TEXT_BYTES_MAX;
@@ -60,7 +60,8 @@ impl Control {
         let holds = |(&group, placement): (&u64, &GroupPlacement)| {
             placement.replicas.iter().any(|at| at.node == id).then_some(group)
         };
-        // Of this group everybody has a replica, which may still have a vote: it is let go first.
+        // Every node has a replica of the control group, perhaps with a vote. The group removes it
+        // first.
         if let Some(group) = self.placements.iter().filter_map(holds).find(|&group| group > 0) {
             return Err(ControlRejection::NodeInUse { node: id, group });
         }
@@ -85,7 +86,8 @@ impl Control {
         self.nodes.remove(&id);
     }
 
-    /// Its address is free from here on: a new node on the same machine may take it.
+    /// Gives up a node. Its address is free from now on, so that a new node on the same machine may
+    /// use it.
     pub(super) fn give_up(&mut self, id: NodeId) -> ControlOutcome {
         self.check_known(id)?;
         let is_alone =

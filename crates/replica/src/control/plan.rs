@@ -1,33 +1,36 @@
-//! Plan: what the control group's leader does next: where replicas go, who leads, which rules hold.
+//! Plan: the next steps of the control group's leader: the placement of replicas, the leaders, the
+//! rules.
 //!
-//! A pure function of the control state and of what was seen of the groups, so whoever leads next goes
-//! on where the last one stopped. A replica moves in steps: a target is set, a replica assigned, let
-//! into its group as a learner, and when all of a group's new ones have caught up, swapped for those
-//! that leave in one joint change; then what was let go leaves the map.
+//! The plan is a pure function of the control state and of what was seen of the groups, so that a
+//! new leader goes on where the last one stopped. A replica moves in steps. The plan sets a target,
+//! assigns a replica, and adds it to its group as a learner. When all new replicas of a group have
+//! caught up, one joint change swaps them for the leaving ones. Then the plan removes the old
+//! replicas from the map.
 //!
-//! Invariants: one group at a time begins to move, so that a cluster is never all in motion; a voter is
-//! let go only in the change that brings its successors in, or when its group has voters enough; a node
-//! that stops is handed nothing to lead, and one without room on its disk neither that nor a replica.
+//! Invariants: only one group at a time begins to move, so that the cluster is never all in motion.
+//! A voter is removed only in the change that adds its successors, or when its group has voters
+//! enough. A node that stops gets no leaders, and a node that is low on disk gets neither leaders
+//! nor replicas.
 
 use super::{Control, ControlCommand, NodeId};
 use crate::{CONTROL_GROUP, Change, Members};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A learner that lacks no more entries than this becomes a voter.
+/// The most entries that a learner may lack when it becomes a voter.
 const LAG_MAX: u64 = 1_000;
 
-/// What is known of one group, as its leader tells it.
+/// The facts about one group, as its leader reports them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupSeen {
     /// The replica that leads.
     pub leader: u64,
-    /// Who is in the group.
+    /// The members of the group.
     pub members: Members,
-    /// How many entries each member lacks that was heard of lately and has begun to follow.
+    /// The number of entries that each active member lacks.
     pub lags: BTreeMap<u64, u64>,
 }
 
-/// What is known of the cluster.
+/// The facts about the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Groups that have a leader.
@@ -36,11 +39,12 @@ pub struct Seen {
     pub alive: BTreeSet<NodeId>,
     /// Nodes that have been silent for so long that they are to be replaced.
     pub gone: BTreeSet<NodeId>,
-    /// Groups whose leader somebody has just chosen: it stays, even if leaders are spread unevenly.
+    /// Groups whose leader an operator has just pinned: it stays, even if leaders are spread
+    /// unevenly.
     pub held: BTreeSet<u64>,
-    /// Nodes that stop, or did not answer just now: they are handed nothing to lead, alive or not.
+    /// Nodes that stop, or have just failed to answer: they get no leaders, even if they are alive.
     pub away: BTreeSet<NodeId>,
-    /// Nodes without room on their disks: they get no replicas, and lead nothing that another can.
+    /// Nodes low on disk: they get no replicas, and lead only what no other node can lead.
     pub full: BTreeSet<NodeId>,
     /// Nodes whose words reach the others too slowly: they are to lead nothing.
     pub slow: BTreeSet<NodeId>,
@@ -51,27 +55,27 @@ pub struct Seen {
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// To be proposed to the control group.
+    /// A command for the control group.
     Command(ControlCommand),
-    /// To be proposed by a group's leader.
+    /// A change of members for a group's leader.
     Change {
         /// The group.
         group: u64,
-        /// What changes.
+        /// The changes.
         changes: Vec<Change>,
     },
-    /// Leadership is to be handed over.
+    /// A hand-over of leadership.
     Transfer {
         /// The group.
         group: u64,
-        /// The replica that is to lead.
+        /// The heir.
         to: u64,
     },
 }
 
 impl Control {
-    /// What to do next; empty when everything is where it belongs, or nothing can be done yet. Steps
-    /// that fail or are lost come again.
+    /// The next steps; empty if everything is in place, or if nothing can be done yet. Steps that
+    /// fail or are lost come again.
     pub fn next_steps(&self, seen: &Seen) -> Vec<Step> {
         if self.shards == 0 {
             return Vec::new();
@@ -88,14 +92,14 @@ impl Control {
         steps
     }
 
-    /// The groups whose replicas are not where they are to be, as far as is known.
+    /// The groups whose replicas are known not to be in place.
     pub fn moving(&self, seen: &Seen) -> Vec<u64> {
-        self.groups().filter(|&group| !self.is_settled(group, seen)).collect()
+        self.groups().filter(|&group| !self.is_in_place(group, seen)).collect()
     }
 
-    /// Where the voters are to be of the groups that move, or else of the one that will move next: groups
-    /// begin one after the other, and between two of them not all is done. Empty when everything is where
-    /// it belongs, as far as is known.
+    /// The targets of the groups that move, or else of the group that will move next, because
+    /// groups begin one after the other and the work is not done between two of them. Empty if
+    /// everything is known to be in place.
     pub fn moves(&self, seen: &Seen) -> BTreeMap<u64, Vec<NodeId>> {
         let moving = self.moving(seen);
         if moving.is_empty() {
@@ -104,7 +108,7 @@ impl Control {
         moving.into_iter().map(|group| (group, self.target(group).to_vec())).collect()
     }
 
-    /// Removes the first node that was given up and that nothing is expected of any more.
+    /// The command that removes the first node that was given up and has no duties left.
     fn leave(&self) -> Option<ControlCommand> {
         let is_free = |id: NodeId| {
             !self.target(CONTROL_GROUP).contains(&id)
@@ -115,7 +119,7 @@ impl Control {
         Some(ControlCommand::RemoveNode { id })
     }
 
-    /// Whether a node never comes back, or not in time to be waited for.
+    /// Whether the plan no longer waits for a node.
     fn is_gone(&self, node: NodeId, seen: &Seen) -> bool {
         self.given_up.contains(&node) || seen.gone.contains(&node)
     }
@@ -126,10 +130,11 @@ impl Control {
         (rules > self.rules).then_some(ControlCommand::RaiseRules { rules })
     }
 
-    /// Whether a group's replicas are where they are to be, as far as is known.
-    fn is_settled(&self, group: u64, seen: &Seen) -> bool {
+    /// Whether a group's replicas are in place, as far as is known.
+    fn is_in_place(&self, group: u64, seen: &Seen) -> bool {
         let Some(found) = seen.groups.get(&group) else {
-            // Nothing can be done about it now; others need not wait for it.
+            // The plan can do nothing for a group without a leader, and other groups need not wait
+            // for it.
             return true;
         };
         let target = self.target(group);
@@ -146,8 +151,8 @@ impl Control {
             && found.members == Members { voters, learners, outgoing: Vec::new() }
     }
 
-    /// Nodes that follow a group without a vote: all others that stay follow the control group, whose
-    /// map they need.
+    /// The nodes that follow a group without a vote. All other nodes follow the control group,
+    /// because they need the map.
     fn followers(&self, group: u64) -> Vec<NodeId> {
         if group != CONTROL_GROUP {
             return Vec::new();
@@ -157,7 +162,7 @@ impl Control {
         self.nodes.keys().copied().filter(follows).collect()
     }
 
-    /// The next step of a group that is on the move.
+    /// The next step of a moving group.
     fn advance(&self, group: u64, seen: &Seen) -> Option<Step> {
         let found = seen.groups.get(&group)?;
         if !found.members.outgoing.is_empty() {
@@ -180,10 +185,10 @@ impl Control {
         if let Some(&replica) = replicas.iter().find(|replica| !known(replica)) {
             return Some(Step::Change { group, changes: vec![Change::AddLearner(replica)] });
         }
-        self.swap(group, found, seen).or_else(|| self.let_go(group, found))
+        self.swap(group, found, seen).or_else(|| self.remove_unwanted(group, found))
     }
 
-    /// Another target, if one of its nodes is gone or full before it had a vote.
+    /// A new target, if a node of the target is gone or low on disk before its replica got a vote.
     fn retarget(&self, group: u64, seen: &Seen) -> Option<ControlCommand> {
         let target = self.target(group);
         let lost = |node: &NodeId| {
@@ -198,8 +203,8 @@ impl Control {
         (!nodes.is_empty() && nodes != target).then_some(ControlCommand::SetTarget { group, nodes })
     }
 
-    /// Brings in all who have no vote yet and lets go all who are to leave, in one change, once the
-    /// newcomers have caught up.
+    /// Swaps voters in one change, once the new ones have caught up: all new voters are added, and
+    /// all leaving ones are removed.
     fn swap(&self, group: u64, found: &GroupSeen, seen: &Seen) -> Option<Step> {
         let is_voter = |node: NodeId| self.target(group).contains(&node);
         let target = self.target(group).iter();
@@ -208,7 +213,7 @@ impl Control {
         let incoming = target.iter().filter(|replica| !found.members.voters.contains(replica));
         let incoming: Vec<u64> = incoming.copied().collect();
         let ready = target.iter().filter(|replica| caught_up(replica)).count();
-        // The new voters must be able to decide without those that leave.
+        // The new voters must form a majority without the leaving ones.
         if !incoming.iter().all(caught_up) || ready * 2 <= target.len() {
             return None;
         }
@@ -224,7 +229,7 @@ impl Control {
             };
             let away_or_full = |heir: &&u64| (is_in(&seen.away, heir), is_in(&seen.full, heir));
             let heirs = found.members.voters.iter().filter(stays);
-            // Where nobody stays, the change itself ends its leadership.
+            // If no voter stays, the change itself ends the leadership.
             if let Some(&to) = heirs.min_by_key(away_or_full) {
                 return (!is_in(&seen.away, &to)).then_some(Step::Transfer { group, to });
             }
@@ -241,8 +246,8 @@ impl Control {
         Some(Step::Change { group, changes: changes.chain(leaving.iter().map(go)).collect() })
     }
 
-    /// Lets go of learners that nobody wants, and takes what its group has let go out of the map.
-    fn let_go(&self, group: u64, found: &GroupSeen) -> Option<Step> {
+    /// Removes unwanted learners from the group, and removed replicas from the map.
+    fn remove_unwanted(&self, group: u64, found: &GroupSeen) -> Option<Step> {
         let wanted = |replica: u64| {
             let node = self.node_of(group, replica);
             node.is_some_and(|node| {
@@ -265,9 +270,9 @@ impl Control {
         Some(Step::Command(ControlCommand::Unassign { group, replica }))
     }
 
-    /// The next group to move, if one is not where it would be best, and where to.
+    /// The next group that should move, and its new target.
     fn begin(&self, seen: &Seen) -> Option<(u64, Vec<NodeId>)> {
-        // Counted once for all groups: a cluster at rest looks at every one of them.
+        // Counted once for all groups, because a cluster at rest checks every one of them.
         let loads = self.loads();
         self.groups().filter(|group| seen.groups.contains_key(group)).find_map(|group| {
             let nodes = self.goal(group, seen, &loads);
@@ -275,9 +280,9 @@ impl Control {
         })
     }
 
-    /// The nodes on which a group's voters would best be, in order; none if there is no room for them now.
-    /// What is there stays, unless it must go or the load is uneven by more than one. For the control
-    /// group all nodes are alike, so that it does not move with every shard.
+    /// The best nodes for a group's voters, in ascending order; none if there is no room for them
+    /// now. Present voters stay, unless they must go or the load is uneven by more than one. Load
+    /// does not count for the control group, so that it does not move with every shard.
     fn goal(&self, group: u64, seen: &Seen, loads: &BTreeMap<NodeId, usize>) -> Vec<NodeId> {
         let candidates: Vec<NodeId> =
             self.nodes.keys().copied().filter(|node| !self.draining.contains(node)).collect();
@@ -303,8 +308,8 @@ impl Control {
         while chosen.len() < count {
             let is_free = |node: &&NodeId| !chosen.contains(node) && !lacks_room(node);
             let free = candidates.iter().filter(is_free);
-            // One that does not answer would only hold the move up. One that was here stays rather
-            // than that the group becomes smaller.
+            // A silent node would only delay the move. A silent node with a replica stays in the
+            // target, so that the group does not become smaller.
             let best = free.min_by_key(|&node| {
                 let silent = !seen.alive.contains(node) || self.is_gone(*node, seen);
                 let new = !current.contains(node);
@@ -312,7 +317,7 @@ impl Control {
             });
             match best {
                 Some(best) => chosen.push(*best),
-                // It waits for room: a smaller group would be worse.
+                // The group waits for room, because a smaller group would be worse.
                 None => return Vec::new(),
             }
         }
@@ -324,8 +329,8 @@ impl Control {
         chosen
     }
 
-    /// Whether a group can't come to a node for want of room there. Where it has a vote already it stays,
-    /// and the map of the cluster itself needs next to none.
+    /// Whether a group cannot come to a node because the node is low on disk. A present voter
+    /// stays, and the control group needs hardly any space.
     fn lacks_room(&self, group: u64, node: NodeId, seen: &Seen) -> bool {
         let votes = || {
             let replica = self.replica_on(group, node)?;
@@ -334,7 +339,7 @@ impl Control {
         group != CONTROL_GROUP && seen.full.contains(&node) && votes() != Some(true)
     }
 
-    /// A swap that spreads voters over more zones, or evens out the load.
+    /// A swap that puts voters into more zones, or evens out the load.
     fn better(
         &self,
         chosen: &[NodeId],
@@ -357,14 +362,14 @@ impl Control {
         (spreads || evens).then_some((*out, *into))
     }
 
-    /// Whether another of these nodes is in the same zone. Without zones nobody shares one.
+    /// Whether another of these nodes is in the same zone. A node without a zone shares none.
     fn shares_zone(&self, node: NodeId, nodes: &[NodeId]) -> bool {
         let zone = |node: &NodeId| self.nodes.get(node).map(|node| node.zone.as_str());
         let own = zone(&node).filter(|zone| !zone.is_empty());
         own.is_some() && nodes.iter().any(|other| *other != node && zone(other) == own)
     }
 
-    /// How many shards have a voter on each node, by their targets.
+    /// The number of shards with a voter on each node, by their targets.
     fn loads(&self) -> BTreeMap<NodeId, usize> {
         let mut loads = BTreeMap::new();
         for shard in self.groups().skip(1) {
@@ -375,8 +380,8 @@ impl Control {
         loads
     }
 
-    /// Hands over leadership from nodes that are to be emptied or have no room, or else one from the node
-    /// that leads most to the one that leads least.
+    /// Hands over the leaders of nodes that are drained or low on disk. Otherwise hands over one
+    /// leader from the node that leads most to the node that leads least.
     fn lead_elsewhere(&self, moving: &[u64], seen: &Seen) -> Vec<Step> {
         let mut leads: BTreeMap<NodeId, usize> = BTreeMap::new();
         let may_lead = |node: &&NodeId| {
@@ -417,7 +422,7 @@ impl Control {
         steps
     }
 
-    /// The voter that could lead a group and whose node leads least.
+    /// The voter that can take over a group and whose node leads least.
     fn successor(
         &self,
         group: u64,

@@ -1,23 +1,23 @@
-//! ControlRejection: every "no" of the control group, with what to do next.
+//! ControlRejection: every "no" of the control group, with what the operator can do next.
 
 use super::{NodeId, Start};
 
-/// The control group says no; every replica says the same.
+/// The control group's answer "no". Every replica gives the same answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlRejection {
     /// The cluster exists already.
     #[error("cluster {cluster:032x} is already founded")]
     AlreadyFounded {
-        /// Which one.
+        /// The id of the existing cluster.
         cluster: u128,
     },
-    /// Nothing can be set before the cluster is founded.
+    /// No command is accepted before the cluster is founded.
     #[error("the cluster is not founded yet")]
     NotFounded,
-    /// No such node.
+    /// The node is unknown.
     #[error("node {node} is not known; add it first")]
     UnknownNode {
-        /// The number that was asked for.
+        /// The requested number.
         node: NodeId,
     },
     /// The number was given to a node before.
@@ -26,24 +26,24 @@ pub enum ControlRejection {
         /// The number.
         node: NodeId,
     },
-    /// Another node is at the address.
+    /// Another node has the address.
     #[error(
         "node {node} is at {address} already; remove it first with `taskyard cluster remove {node}`, \
          or give this one another address"
     )]
     AddressTaken {
-        /// Who is there.
+        /// The node with the address.
         node: NodeId,
-        /// Where.
+        /// The address.
         address: String,
     },
     /// The same data directory has joined before.
     #[error("this node has joined before, as node {node}")]
     AlreadyJoined {
-        /// Its number.
+        /// The node's number.
         node: NodeId,
     },
-    /// Nobody else has what the node holds.
+    /// The node has the last replica of a group.
     #[error(
         "node {node} holds the last replica of {}: without it that is lost; start it again, or \
          restore a backup into a new cluster",
@@ -55,7 +55,7 @@ pub enum ControlRejection {
         /// The group.
         group: u64,
     },
-    /// Nothing is expected of the node any more.
+    /// The node was given up, so that the cluster no longer expects it.
     #[error(
         "node {node} was given up and is being removed; to use its machine again, start it with a \
          new data directory and --join"
@@ -64,7 +64,7 @@ pub enum ControlRejection {
         /// The node.
         node: NodeId,
     },
-    /// The node still holds replicas.
+    /// The node still has replicas.
     #[error("node {node} still holds a replica of {}; drain it first", name_of(*group))]
     NodeInUse {
         /// The node.
@@ -72,35 +72,35 @@ pub enum ControlRejection {
         /// One of its groups.
         group: u64,
     },
-    /// Without the node there were fewer replicas than there are now.
+    /// Without the node there would be fewer replicas than now.
     #[error("node {node} can't be drained: {}", too_few(*left, *replicas))]
     TooFewNodes {
         /// The node.
         node: NodeId,
-        /// Nodes in use without it.
+        /// The number of nodes in use without it.
         left: usize,
-        /// Voters of each group now.
+        /// The number of voters of each group now.
         replicas: usize,
     },
-    /// The node's data is older than what is known of it.
+    /// The node's data is older than its last known start.
     #[error("{}", start.is_outdated(*node, *known))]
     Outdated {
         /// The node.
         node: NodeId,
-        /// The start that it tells of.
+        /// The start that the node reports.
         start: Start,
-        /// The last one that is known.
+        /// The last known start.
         known: Start,
     },
     /// A value is outside its bounds.
     #[error("{what}")]
     Invalid {
-        /// Lower case, no full stop: the value and what is allowed.
+        /// Lower case, no full stop: the value and the bound.
         what: String,
     },
 }
 
-/// Why a node is needed where it is. Replication can't be lowered below 1.
+/// Why the node is needed. Replication cannot go below 1.
 fn too_few(left: usize, replicas: usize) -> String {
     let (nodes, are) = if left == 1 { ("node", "is") } else { ("nodes", "are") };
     match (left, replicas) {
@@ -112,7 +112,7 @@ fn too_few(left: usize, replicas: usize) -> String {
     }
 }
 
-/// A group as people know it.
+/// The name of a group for people.
 pub(super) fn name_of(group: u64) -> String {
     match group.checked_sub(1) {
         None => "the control group".into(),

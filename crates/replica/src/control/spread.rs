@@ -1,58 +1,58 @@
-//! Spreads: the queues that lie on several shards, and how far.
+//! Spreads: the queues on several shards, and the number of these shards.
 //!
-//! Invariants: a queue that is not here lies on its home shard alone; what is here came from the
-//! queue's home shard under its version, and an older version changes nothing.
+//! Invariants: a queue without a record is on its home shard alone. A record came from the queue's
+//! home shard with its version, and an older version changes nothing.
 
 use super::codec::{Reader, Writer};
 use super::{Control, ControlOutcome, InvalidControlBytes, invalid};
 use taskyard_machine::limits::SPREAD_MAX;
 
-/// How far a queue lies: its home shard and so many that follow it.
+/// The spread of a queue: its home shard and the shards after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spread {
-    /// The version of the rules that its home shard has given out.
+    /// The version of the rules from the queue's home shard.
     pub version: u64,
-    /// Shards that new tasks go to.
+    /// The number of shards that new tasks go to.
     pub spread: u16,
-    /// Shards that may hold tasks; at least `spread`.
+    /// The number of shards that may have tasks; at least `spread`.
     pub reach: u16,
-    /// Spreads that it had before, while shards remember request ids that came by them.
+    /// Earlier spreads, while shards remember request ids that were placed by them.
     pub before: Vec<SpreadBefore>,
 }
 
-/// A spread that a queue had before.
+/// An earlier spread of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpreadBefore {
-    /// How many shards it was.
+    /// The number of shards.
     pub spread: u16,
-    /// Until when a request id may be remembered by it, in milliseconds since 1970.
+    /// When the last request id placed by this spread is forgotten, in milliseconds since 1970.
     pub until_ms: u64,
 }
 
-/// What is said about the spread of a queue.
+/// A report of a queue's spread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetSpread {
     /// The queue.
     pub queue: String,
-    /// The version that this is from.
+    /// The version of the queue's rules.
     pub version: u64,
-    /// Shards that new tasks go to from here on.
+    /// The number of shards that new tasks go to from now on.
     pub spread: u16,
-    /// Shards that may hold tasks.
+    /// The number of shards that may have tasks.
     pub reach: u16,
-    /// The time of whoever says it, in milliseconds since 1970.
+    /// The reporter's time, in milliseconds since 1970.
     pub now_ms: u64,
-    /// Until when a request id may be remembered by the spread that this one replaces.
+    /// When the last request id placed by the replaced spread is forgotten.
     pub requests_until_ms: u64,
 }
 
 impl Control {
-    /// How far a queue lies; `None` if it lies on its home shard alone.
+    /// The spread of a queue; `None` if the queue is on its home shard alone.
     pub fn spread(&self, queue: &str) -> Option<&Spread> {
         self.spreads.get(queue)
     }
 
-    /// How many queues are spread, or were lately.
+    /// The number of queues that are spread, or were lately.
     pub fn spread_queues(&self) -> usize {
         self.spreads.len()
     }
@@ -72,7 +72,7 @@ impl Control {
         let replaced = known.map_or(1, |known| known.spread);
         let mut before = known.map_or(Vec::new(), |known| known.before.clone());
         if replaced != spread {
-            // What is remembered by the new spread is found without a look back.
+            // Request ids placed by the new spread are found without a look at earlier ones.
             before.retain(|past| past.spread != spread && past.spread != replaced);
             before.push(SpreadBefore { spread: replaced, until_ms: requests_until_ms });
         }

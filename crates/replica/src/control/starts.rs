@@ -1,7 +1,7 @@
-//! Starts: which of a node's starts was its last, so that an older copy of its data is told from it.
+//! Starts: the last start of each node, by which an older copy of its data is recognised.
 //!
-//! Invariant: the start that is known of a node only rises. A copy of its data that was made before that
-//! start has forgotten votes and entries that others count on.
+//! Invariant: the known start of a node is never lowered. A copy of the data from before that start
+//! lacks votes and entries on which the other nodes count.
 
 use super::codec::{Reader, Writer};
 use super::{Control, ControlOutcome, ControlRejection, InvalidControlBytes, NodeId};
@@ -9,19 +9,20 @@ use super::{Control, ControlOutcome, ControlRejection, InvalidControlBytes, Node
 /// One start of a node on its data directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Start {
-    /// Raised on its disk before each start, and now and then while it runs.
+    /// The count on its disk, raised before each start, and from time to time while it runs.
     pub count: u64,
-    /// Drawn by its process.
+    /// A random number, drawn by the process.
     pub boot: u128,
 }
 
 impl Start {
-    /// Whether this may be the data that a start is known of: the same process, or a later one.
+    /// Whether data with this start may follow the known start: it is the same process, or a later
+    /// one.
     pub fn may_follow(self, known: Start) -> bool {
         self.boot == known.boot || self.count > known.count
     }
 
-    /// Why a node can't go on with its data.
+    /// The message that a node's data is outdated.
     pub fn is_outdated(self, node: NodeId, known: Start) -> String {
         let what = match self.count == known.count {
             true => {
@@ -41,7 +42,7 @@ impl Start {
 }
 
 impl Control {
-    /// The last start that is known of a node.
+    /// The last known start of a node.
     pub fn started(&self, id: NodeId) -> Option<Start> {
         self.starts.get(&id).copied()
     }

@@ -1,4 +1,4 @@
-//! What the control group accepts and refuses, each command through its bytes.
+//! The commands that the control group accepts and rejects, each sent through its bytes.
 
 use super::*;
 use codec::FORMAT;
@@ -223,7 +223,7 @@ fn a_node_that_is_given_up_frees_its_address_and_does_not_come_back() {
     assert!(check(&mut control, in_use).is_err(), "others do not have what it held yet");
 }
 
-/// A node that was put back into use while it left lost its replica of the map for good.
+/// A node that was put back into use while it left would have lost its replica for good.
 #[test]
 fn a_node_that_stays_keeps_its_replica_of_the_control_group() {
     let mut control = founded();
@@ -292,9 +292,9 @@ fn only_newer_data_of_a_node_follows_what_is_known_of_it() {
     for (count, boot, known) in [
         (1, 10, (1, 10)),
         (1, 10, (1, 10)),
-        // It crashed before anybody heard of its second start.
+        // The node crashed before the cluster heard of its second start.
         (3, 30, (3, 30)),
-        // It counts on while it runs; what was under way when it did comes late.
+        // The count rises while the node runs; a message with an older count may arrive late.
         (4, 30, (4, 30)),
         (3, 30, (4, 30)),
     ] {

@@ -1,4 +1,5 @@
-//! Replicas on disks and a network in memory. Every write counts as synced; messages arrive in order.
+//! Replicas on disks and a network in memory. Every write counts as synced; messages arrive in
+//! order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};

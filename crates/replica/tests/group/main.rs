@@ -298,7 +298,8 @@ fn a_group_of_one_grows_to_three_and_moves_on_in_one_joint_change() {
     assert_eq!(group.answers[&2], "word 2");
 }
 
-/// The planner gave it a vote at once: a short log is soon caught up with, and nobody had heard of it.
+/// The planner gave it a vote at once: a short log is soon caught up with, and nobody had heard of
+/// it.
 #[test]
 fn a_member_that_was_just_let_in_is_not_active() {
     let mut group = Group::new(6, &[1]);

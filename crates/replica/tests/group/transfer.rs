@@ -1,5 +1,5 @@
-//! Leadership that is handed over: to an heir that takes it, and to one that does not. No tick passes
-//! where it says "at once".
+//! Leadership that is handed over: to an heir that takes it, and to one that does not. No tick
+//! passes where it says "at once".
 
 use crate::harness::Group;
 use taskyard_replica::eraftpb::{Message, MessageType};

@@ -1,7 +1,8 @@
-//! Restore: a data directory made of a backup file, offline.
+//! Restore: makes a data directory from a backup file, offline.
 //!
-//! The file is read twice: once whether it is whole, and only then into the directory, so that a file that
-//! can't be restored leaves no trace. What was begun of a shard and begun again later is passed over.
+//! The file is read twice: first to check that it is whole, then into the directory. A file that
+//! cannot be restored therefore leaves no trace. The frames of a shard that starts again later are
+//! skipped.
 
 use super::{
     FRAME_BYTES_MAX, KIND_AGAIN, KIND_BODIES, KIND_END, KIND_REST, KIND_SHARD, KIND_TASKS, MAGIC,
@@ -24,25 +25,25 @@ use taskyard_machine::{RecordKey, ShardId, TaskId};
 use taskyard_replica::eraftpb::{ConfState, HardState};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// How far a restore is.
+/// The progress of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestoreProgress {
-    /// Bytes of the file that were read.
+    /// The bytes of the file that were read.
     pub bytes_read: u64,
-    /// Its length.
+    /// The length of the file.
     pub bytes_total: u64,
-    /// Tasks restored so far.
+    /// The number of tasks restored so far.
     pub tasks: u64,
 }
 
-/// Makes a data directory of a backup file, offline. The directory must be new or empty. Tasks keep
-/// their ids; new ones can't meet them, since the directory gets an incarnation of its own.
+/// Makes a data directory from a backup file, offline. The directory must be new or empty. Tasks
+/// keep their ids. New ids differ from them, because the directory gets an incarnation of its own.
 pub fn restore(
     file: &Path,
     data: &Path,
     mut progress: impl FnMut(RestoreProgress),
 ) -> Result<RestoreProgress, StartError> {
-    // A file that can't be restored whole leaves no trace.
+    // A file that cannot be restored whole leaves no trace.
     let mut reader = Reader::open(file)?;
     let shards = reader.header()?.shards;
     let void = reader.check(shards)?;
@@ -53,7 +54,7 @@ pub fn restore(
     let restored = restore_into(&mut reader, &dir, &void, &mut progress).and_then(|()| dir.seal());
     if let Err(error) = restored {
         drop(dir);
-        // Nothing but what this has made is there.
+        // The directory has only the files that this restore has made.
         for made in ["log", "state"] {
             let _ = fs::remove_dir_all(data.join(made));
         }
@@ -87,7 +88,7 @@ fn restore_into(
                     current = None;
                     continue;
                 }
-                // It is the only replica of its shard, whatever there was.
+                // The restored replica is the only one of its shard, whatever the old group was.
                 let conf_state = ConfState { voters: vec![1], ..ConfState::default() };
                 let hard_state =
                     HardState { term: cut.term, commit: cut.index, ..HardState::default() };
@@ -114,7 +115,7 @@ fn restore_into(
 }
 
 enum Frame {
-    /// A shard begins; `again` if what came of it before is void.
+    /// The start of a shard; `again` if its earlier frames are void.
     Shard {
         shard: ShardId,
         cut: Cut,
@@ -164,12 +165,13 @@ impl Reader {
         if xxh3_64(&header) != u64::from_le_bytes(checksum) || shards == 0 {
             return Err(self.damaged());
         }
-        // A cluster of its own: nodes of the old one that still run must not take it for theirs.
+        // The directory is a new cluster, so that running nodes of the old one do not take it for
+        // theirs.
         Ok(Format::random(shards))
     }
 
-    /// Reads all of it once: whether it is whole. Returns which of the beginnings of shards in it, counted
-    /// from 1, are void.
+    /// Reads the whole file once, to check that it is complete. Returns the numbers, from 1, of the
+    /// void starts of shards.
     fn check(&mut self, shards: u16) -> Result<BTreeSet<usize>, StartError> {
         let mut void = BTreeSet::new();
         let mut begun = 0;
@@ -178,7 +180,7 @@ impl Reader {
             match self.frame()? {
                 Frame::End => return Ok(void),
                 Frame::Shard { shard, again, .. } => {
-                    // Shards come in order, each once, unless the last one begins again.
+                    // Shards come in order, each once, unless the last one starts again.
                     let follows =
                         if again { current == Some(shard) } else { current < Some(shard) };
                     if !follows || shard.0 >= shards {

@@ -1,4 +1,4 @@
-//! Copies that are lost on the way, and what becomes of the file.
+//! Backups: copies that are lost during the backup, and what the file then contains.
 
 use super::*;
 use crate::checkpoint::{Change, Store};
@@ -12,7 +12,7 @@ use taskyard_replica::eraftpb::ConfState;
 
 const SHARD: ShardId = ShardId(1);
 
-/// Each node's store; parts of one are lost after so many.
+/// The stores of the nodes; a store loses its parts after the given number.
 struct Nodes {
     stores: Vec<(tempfile::TempDir, Arc<Store>)>,
     parts_left: Vec<AtomicUsize>,
@@ -22,7 +22,7 @@ fn task(sequence: u64) -> TaskId {
     TaskId { incarnation: 1, home: SHARD, origin: SHARD, sequence }
 }
 
-/// A store with this many tasks.
+/// A store with the given number of tasks.
 fn store(tasks: u64) -> (tempfile::TempDir, Arc<Store>) {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).unwrap();
@@ -41,7 +41,8 @@ fn store(tasks: u64) -> (tempfile::TempDir, Arc<Store>) {
 }
 
 impl Nodes {
-    /// Nodes whose stores have so many tasks each, and give so many parts.
+    /// Nodes whose stores have the given numbers of tasks and lose their parts after the given
+    /// numbers.
     fn new(nodes: &[(u64, usize)]) -> Nodes {
         Nodes {
             stores: nodes.iter().map(|(tasks, _)| store(*tasks)).collect(),
@@ -70,7 +71,7 @@ impl Copies for Nodes {
     }
 }
 
-/// The file, or how it ended.
+/// The file, or the error of the stream.
 async fn write(nodes: Nodes) -> Result<Vec<u8>, Error> {
     let mut parts = stream(Format::random(3), nodes);
     let mut file = Vec::new();
@@ -90,7 +91,7 @@ fn state(store: &Arc<Store>) -> State {
 
 #[tokio::test]
 async fn a_shard_whose_copy_is_lost_on_the_way_begins_again_from_another() {
-    // Lost before anything, after a few parts, among the bodies, and never.
+    // The copy is lost before the first part, after a few parts, among the bodies, or never.
     for parts in [0, 1, 3, 12, usize::MAX] {
         let dir = tempfile::tempdir().unwrap();
         let (path, data) = (dir.path().join("file"), dir.path().join("data"));
@@ -112,7 +113,7 @@ async fn a_backup_whose_copies_are_all_lost_is_no_backup_and_says_why() {
     assert_eq!(error.to_string(), "the backup is incomplete: node 1 does not answer");
 }
 
-/// Frames are moved about by hand, with sound checksums: no order of theirs is taken for a backup.
+/// Frames in a wrong order, with sound checksums, are never taken for a backup.
 #[tokio::test]
 async fn a_file_whose_shards_are_out_of_order_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! What becomes of a claim: ack, fail, extend, release, snooze; one at a time or as a worker's
-//! answers in one hand-off.
+//! Finish: the answers of a worker about a claim: ack, fail, extend, release, snooze; one at a
+//! time, or many together.
 
 use super::{Broker, unexpected};
 use crate::Error;
@@ -10,7 +10,7 @@ use taskyard_machine::{
 };
 
 impl Broker {
-    /// Ends a claimed task well; the ids of its follow-ups.
+    /// Ends a claimed task as succeeded; returns the ids of its follow-ups.
     pub async fn ack(&self, ack: Ack<'_>) -> Result<Vec<TaskId>, Error> {
         match self.finish(&Command::Ack(ack)).await? {
             Outcome::Acked { follow_ups } => Ok(follow_ups),
@@ -18,7 +18,7 @@ impl Broker {
         }
     }
 
-    /// Ends an attempt badly.
+    /// Ends an attempt as failed.
     pub async fn fail(&self, fail: Fail<'_>) -> Result<AfterFailure, Error> {
         match self.finish(&Command::Fail(fail)).await? {
             Outcome::Failed(after) => Ok(after),
@@ -26,7 +26,7 @@ impl Broker {
         }
     }
 
-    /// Renews a lease; its new end, and whether the worker should stop.
+    /// Renews a lease; returns its new end, and whether the worker should stop.
     pub async fn extend(&self, extend: Extend<'_>) -> Result<(Timestamp, bool), Error> {
         match self.finish(&Command::Extend(extend)).await? {
             Outcome::Extended { lease_expires_at, cancel_requested, .. } => {
@@ -36,7 +36,7 @@ impl Broker {
         }
     }
 
-    /// Gives a claimed task back.
+    /// Returns a claimed task to its queue.
     pub async fn release(&self, release: Release) -> Result<TaskStateName, Error> {
         match self.finish(&Command::Release(release)).await? {
             Outcome::Released { state } => Ok(state),
@@ -44,8 +44,8 @@ impl Broker {
         }
     }
 
-    /// Puts a claimed task off; when it runs again, and where it is now: one that was cancelled
-    /// meanwhile ends instead.
+    /// Schedules a claimed task for later; returns when it runs again, and its new state. A task
+    /// whose cancellation was requested ends instead.
     pub async fn snooze(&self, snooze: Snooze) -> Result<(Timestamp, TaskStateName), Error> {
         match self.finish(&Command::Snooze(snooze)).await? {
             Outcome::Snoozed { run_at, state } => Ok((run_at, state)),
@@ -58,7 +58,7 @@ impl Broker {
         self.shards().propose(shard, command, false).await
     }
 
-    /// Proposes what a worker says about its claims, with one hand-off; answers in order.
+    /// Proposes many answers of a worker together; returns the outcomes in order.
     pub(crate) fn finish_all(
         &self,
         commands: Vec<Result<Command<'_>, Error>>,
@@ -81,9 +81,9 @@ impl Broker {
         }
     }
 
-    /// Where a command goes. It is never refused for want of room, follow-ups or not: work that is
-    /// done must not be done again. What the shard would refuse or cut for its length is refused or
-    /// cut here, before it takes room in the log.
+    /// The shard and the encoding of a command. A full shard never refuses such a command, with or
+    /// without follow-ups, because finished work must not be done again. Parts that the shard would
+    /// reject or cut for their length are rejected or cut here, before they take room in the log.
     fn route(&self, command: &Command<'_>) -> Result<(ShardId, EncodedCommand), Error> {
         let task = finished_task(command).expect("only what finishes a claim comes here");
         let shard = self.shard_of_task(task)?;
@@ -111,7 +111,7 @@ impl Broker {
     }
 }
 
-/// The task whose claim a command is about, if it is about one.
+/// The task whose claim a command is about, if there is one.
 pub(crate) fn finished_task(command: &Command<'_>) -> Option<TaskId> {
     match command {
         Command::Ack(ack) => Some(ack.task),

@@ -1,7 +1,7 @@
-//! Flows: submit, look, cancel, retry, add to.
+//! Flows: submit, read, cancel, retry, add tasks.
 //!
-//! A flow lives on the shard that its id names, drawn when it is submitted; its tasks live on the
-//! shards of their queues. What a look shows is put together from all of them.
+//! A flow's record is on the shard that its id names, drawn when the flow is submitted. Its tasks
+//! are on the shards of their queues, and a view collects from all of them.
 
 use super::{Broker, cursor::Cursor, inspect::LOOKS_MAX, staging::Staging, unexpected};
 use crate::{Error, random::random_u128};
@@ -16,36 +16,36 @@ use taskyard_machine::{
 /// A flow that was accepted.
 #[derive(Clone, Debug)]
 pub struct SubmittedFlow {
-    /// Its id.
+    /// The flow's id.
     pub id: TaskId,
-    /// Its tasks, by the names of their nodes.
+    /// The flow's tasks, by the names of their nodes.
     pub tasks: BTreeMap<String, TaskId>,
-    /// Its batch_id was known: this is the flow that it made then.
+    /// Whether the batch_id was known; this is then the flow that it made before.
     pub duplicate: bool,
 }
 
-/// A flow and what its tasks know of themselves.
+/// A flow, and facts that only the shards of its tasks know.
 #[derive(Clone, Debug)]
 pub struct FoundFlow {
     /// The flow.
     pub flow: FlowView,
-    /// One per node, in order; `None` for a task that is no longer kept.
+    /// One entry per node, in order; `None` for a task that is no longer kept.
     pub tasks: Vec<Option<TaskSketch>>,
 }
 
-/// Which page of the list of flows.
+/// A request for one page of the list of flows.
 #[derive(Clone, Debug, Default)]
 pub struct FlowsAsked {
-    /// Which flows.
+    /// The filter.
     pub filter: FlowFilter,
     /// The cursor of the previous page.
     pub cursor: Option<String>,
-    /// Flows at most.
+    /// The most flows on the page.
     pub limit: u32,
 }
 
 impl Broker {
-    /// A node of a flow, checked and routed.
+    /// Checks a node of a flow, and finds the shard of its queue.
     pub fn flow_node<'a>(
         &self,
         name: &'a str,
@@ -58,8 +58,9 @@ impl Broker {
         Ok(FlowNode { name, home, enqueue, depends_on, on_failure })
     }
 
-    /// Makes a flow, all or none; past the size of one log entry staged in parts, invisible until the
-    /// last. With a `batch_id` it always goes to the same shard, where its repetition is known.
+    /// Makes a whole flow or nothing. A flow larger than one log entry is staged in parts,
+    /// invisible until its commit. With a `batch_id`, the flow always goes to the same shard, which
+    /// recognises a repetition.
     pub fn submit_flow(
         &self,
         name: &str,
@@ -68,7 +69,8 @@ impl Broker {
         batch_id: Option<u128>,
     ) -> Result<impl Future<Output = Result<SubmittedFlow, Error>> + Send + use<>, Error> {
         check_flow(&nodes)?;
-        // It is between a task and the one that adds it, and nobody added these.
+        // `on_failure` stands between a task and the task that adds it, and these nodes are not
+        // added.
         if let Some(node) = nodes.iter().find(|node| node.on_failure != OnFailure::Fail) {
             return Err(not_added(node.name));
         }
@@ -128,7 +130,7 @@ impl Broker {
         Ok(FoundFlow { flow: view, tasks })
     }
 
-    /// A little of each task, from the shards where they live.
+    /// A few facts about each task, from the shards of the tasks.
     async fn sketches(&self, tasks: Vec<TaskId>) -> Result<Vec<Option<TaskSketch>>, Error> {
         let mut found = vec![None; tasks.len()];
         let mut by_shard: BTreeMap<ShardId, (Vec<usize>, Vec<TaskId>)> = BTreeMap::new();
@@ -147,7 +149,7 @@ impl Broker {
         Ok(found)
     }
 
-    /// A page of flows: shard after shard, each in id order. Without their nodes.
+    /// A page of flows without their nodes: shard after shard, each in id order.
     pub async fn flows(&self, asked: FlowsAsked) -> Result<(Vec<FlowView>, Option<String>), Error> {
         let limit = asked.limit as usize;
         if limit == 0 || limit > limits::PAGE_TASKS_MAX {
@@ -180,12 +182,12 @@ impl Broker {
         Ok((flows, next.map(Cursor::encode)))
     }
 
-    /// Takes a flow back; where it is now.
+    /// Cancels a flow; returns its new state.
     pub async fn cancel_flow(&self, flow: TaskId) -> Result<FlowState, Error> {
         self.change_flow(flow, &Command::CancelFlow(CancelFlow { flow })).await
     }
 
-    /// Runs what failed again; where the flow is now.
+    /// Runs the failed tasks of a flow again; returns its new state.
     pub async fn retry_flow(&self, flow: TaskId) -> Result<FlowState, Error> {
         self.change_flow(flow, &Command::RetryFlow(RetryFlow { flow })).await
     }
@@ -197,12 +199,13 @@ impl Broker {
         }
     }
 
-    /// Adds tasks to the flow of a running task; their ids by name. The token must be that of the
-    /// task's claim.
+    /// Adds tasks to the flow of a running task; returns their ids by name. The token must be that
+    /// of the task's claim.
     ///
-    /// The claim is read on the task's shard, the tasks are added on the flow's. So the token is a
-    /// fence against a worker that lost its claim before it asked; a claim that is lost between the
-    /// two still adds, unless the task has ended by then. The next attempt finds what was added.
+    /// The claim is checked on the task's shard, and the tasks are added on the flow's. The token
+    /// therefore stops a worker that lost its claim before the call. A claim that is lost between
+    /// the two steps still adds its tasks, unless the task has ended by then. The next attempt
+    /// finds these tasks.
     pub async fn add_flow_tasks(
         &self,
         flow: TaskId,
@@ -230,7 +233,7 @@ impl Broker {
         }
     }
 
-    /// Whether a node's task is held under this token.
+    /// Checks that the claim of a node's task has this token.
     async fn check_adder(
         &self,
         flow: TaskId,
@@ -257,7 +260,7 @@ impl Broker {
     }
 }
 
-/// Whoever waits for a flow is told of a flow.
+/// Names the flow in the error, because the caller waits for a flow and not for a task.
 fn flow_not_found(error: Error, flow: TaskId) -> Error {
     match error {
         Error::Rejected(Rejection::TaskNotFound { .. }) => Rejection::FlowNotFound { flow }.into(),
@@ -265,13 +268,13 @@ fn flow_not_found(error: Error, flow: TaskId) -> Error {
     }
 }
 
-/// A submitted node has what only an added one can have: it would be ignored.
+/// Rejects an option that only added nodes have, because it would be ignored here.
 pub(crate) fn not_added(node: &str) -> Error {
     let text = "on_failure is for a dependency, or for a task that a running one adds; say it in depends_on";
     in_node(node, Error::Invalid(text.into()))
 }
 
-/// What is wrong with a node, with its name.
+/// Adds the node's name to an error.
 pub(crate) fn in_node(node: &str, error: Error) -> Error {
     Error::Node {
         node: node.chars().take(limits::FLOW_NAME_BYTES_MAX).collect(),
@@ -279,7 +282,7 @@ pub(crate) fn in_node(node: &str, error: Error) -> Error {
     }
 }
 
-/// About how long a node's encoding is.
+/// The approximate length of a node's encoding.
 fn node_bytes(node: &FlowNode<'_>) -> usize {
     let names: usize = node.depends_on.iter().map(|dependency| dependency.name.len() + 2).sum();
     super::enqueue::task_bytes(&node.enqueue.task)

@@ -1,10 +1,10 @@
-//! Place: the shard that a new task goes to.
+//! Place: chooses the shard of a new task.
 //!
-//! A queue lies on its home shard, or is spread over it and those that follow. There a task with a unique
-//! key goes home, one with a `request_id` to the shard of its hash, and all others take turns. After a
-//! change of spread, shards that may remember a request by an earlier one are asked first; a shard
-//! that has heard of the change refuses what belongs elsewhere, so that neither order of events makes
-//! two tasks of one request.
+//! A queue is on its home shard, or spread over it and the shards after it. In a spread queue, a
+//! task with a unique key goes to the home shard, a task with a `request_id` to the shard of its
+//! hash, and all others take turns. After a change of spread, shards that may remember a request by
+//! an earlier spread are asked first. A shard that knows of the change rejects tasks that belong
+//! elsewhere. In either order of events, one request therefore makes one task.
 
 use super::{Broker, unexpected};
 use crate::Error;
@@ -22,23 +22,23 @@ use taskyard_replica::Spread;
 use tokio::time::timeout;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
-/// How often a task is sent again that went to a shard it does not belong on: one change of spread
-/// explains one.
+/// How often a task is sent again after it went to a wrong shard; one change of spread explains one
+/// time.
 const MOVES_MAX: usize = 3;
-/// How long a change of spread takes until all nodes have heard of it, in ordinary times.
+/// How long a change of spread normally takes to reach all nodes.
 const CHANGES_WITHIN: Duration = Duration::from_millis(200);
 
 /// A queue and a request id.
 pub(super) type Request = (String, String);
 
-/// Where a new task goes.
+/// The place of a new task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) shard: ShardId,
     /// The version of its queue's spread; 0 for a queue that is not spread.
     pub(super) version: u64,
-    /// Tells the shares of a wire batch apart: 0 for queues that are not spread, `None` for a task whose
-    /// request is identity enough.
+    /// Separates the shares of a wire batch: 0 for queues that are not spread, `None` for a task
+    /// whose request id is enough.
     pub(super) salt: Option<u128>,
     /// Shards that may remember its request.
     pub(super) looks: Vec<ShardId>,
@@ -47,12 +47,12 @@ pub(super) struct Place {
 /// A shard that may remember the request of one task of a batch.
 pub(super) struct Look {
     pub(super) shard: ShardId,
-    /// Of the task in its batch.
+    /// The task's position in its batch.
     pub(super) index: usize,
     pub(super) request: Request,
 }
 
-/// One task for a queue that is spread, owned, so that it can be placed again.
+/// One task for a spread queue, owned, so that it can be placed again.
 #[derive(Clone, Debug)]
 pub(super) struct Placing {
     queue: String,
@@ -82,7 +82,7 @@ impl Broker {
         self.0.turns.fetch_add(1, Relaxed)
     }
 
-    /// The turn of a wire batch: the same when it is sent again.
+    /// The turn of a wire batch, the same when the batch is sent again.
     pub(super) fn turn_of(&self, batch_id: Option<u128>) -> u64 {
         match batch_id {
             None => self.next_turn(),
@@ -90,42 +90,48 @@ impl Broker {
         }
     }
 
-    /// Where a task goes; `turn` is for those that may go to any shard of their queue.
+    /// The place of a task; `turn` is for tasks that may go to any shard of their queue.
     pub(super) fn place(&self, queue: &str, task: &NewTask<'_>, turn: u64) -> Place {
         self.place_by(queue, task.request_id, task.unique.is_some(), turn)
     }
 
     fn place_by(&self, queue: &str, request_id: Option<&str>, is_unique: bool, turn: u64) -> Place {
         let home = self.shards().home(queue);
-        let Some(lies) = self.shards().spread(queue) else {
+        let Some(current) = self.shards().spread(queue) else {
             return Place { shard: home, version: 0, salt: Some(0), looks: Vec::new() };
         };
-        let version = lies.version;
+        let version = current.version;
         let salt = match request_id {
             Some(_) => None,
-            None => Some(xxh3_128_with_seed(queue.as_bytes(), lies.spread.into())),
+            None => Some(xxh3_128_with_seed(queue.as_bytes(), current.spread.into())),
         };
         match request_id {
             _ if is_unique => Place { shard: home, version, salt, looks: Vec::new() },
             Some(request_id) => {
                 let shards = self.shards().count();
-                let shard = request_shard(queue, request_id, lies.spread, shards);
-                let looks = self.looks(queue, request_id, &lies, shard);
+                let shard = request_shard(queue, request_id, current.spread, shards);
+                let looks = self.looks(queue, request_id, &current, shard);
                 Place { shard, version, salt, looks }
             }
             None => {
-                let position = (turn % u64::from(lies.spread)) as usize;
-                let mut shards = spread_shards(queue, lies.spread, self.shards().count());
+                let position = (turn % u64::from(current.spread)) as usize;
+                let mut shards = spread_shards(queue, current.spread, self.shards().count());
                 let shard = shards.nth(position).unwrap_or(home);
                 Place { shard, version, salt, looks: Vec::new() }
             }
         }
     }
 
-    /// The other shards that may remember a request, by the spreads that its queue had before.
-    fn looks(&self, queue: &str, request_id: &str, lies: &Spread, shard: ShardId) -> Vec<ShardId> {
+    /// The other shards that may remember a request, by earlier spreads of its queue.
+    fn looks(
+        &self,
+        queue: &str,
+        request_id: &str,
+        current: &Spread,
+        shard: ShardId,
+    ) -> Vec<ShardId> {
         let now = self.now();
-        let before = lies.before.iter().filter(|past| past.until_ms > now.0);
+        let before = current.before.iter().filter(|past| past.until_ms > now.0);
         let mut looks: Vec<ShardId> = before
             .map(|past| request_shard(queue, request_id, past.spread, self.shards().count()))
             .filter(|look| *look != shard)
@@ -135,8 +141,8 @@ impl Broker {
         looks
     }
 
-    /// The one shard that all tasks of an atomic batch may go to, and who may remember which of their
-    /// requests.
+    /// The only shard that all tasks of an atomic batch may go to, and the shards that may remember
+    /// their requests.
     pub(super) fn place_batch(
         &self,
         queue: &str,
@@ -166,7 +172,7 @@ impl Broker {
         Ok((bound.unwrap_or_else(|| self.place(queue, &plain, turn).shard), looks))
     }
 
-    /// Adds one task to a queue that is spread, or that this node has only heard is.
+    /// Adds one task to a queue that is spread, or that a shard says is.
     pub(super) async fn enqueue_placed(&self, placing: &Placing) -> Result<Enqueued, Error> {
         let turn = self.next_turn();
         for _ in 0..MOVES_MAX {
@@ -186,20 +192,20 @@ impl Broker {
         Err(moved(&placing.queue))
     }
 
-    /// Waits until this node hears of a change of spread that a shard knows of already. One that nobody
-    /// goes on with is completed here.
+    /// Waits until this node learns of a change of spread that a shard already knows. An unfinished
+    /// change is completed here.
     pub(super) async fn await_spread(&self, queue: &str, known: u64) -> Result<(), Error> {
         let mut changes = self.shards().routes().changes();
-        let version = || self.shards().spread(queue).map_or(0, |lies| lies.version);
+        let version = || self.shards().spread(queue).map_or(0, |current| current.version);
         let heard = async { while version() == known && changes.changed().await.is_ok() {} };
         match timeout(CHANGES_WITHIN, heard).await {
             Ok(()) => Ok(()),
-            Err(_elapsed) => self.settle_spread(queue).await,
+            Err(_elapsed) => self.complete_spread(queue).await,
         }
     }
 
-    /// The same for the queues of tasks that went to a shard they do not belong on, and can't be placed
-    /// again here: whoever sends them again finds their shards.
+    /// Waits for the spreads of all queues in these answers whose tasks went to a wrong shard and
+    /// cannot be placed again here. The caller sends them again, and then they reach their shards.
     pub(super) async fn await_spreads(&self, answers: &[Result<Enqueued, Error>]) {
         let moved = |answer: &Result<Enqueued, Error>| match answer {
             Err(Error::Rejected(Rejection::QueueMoved { queue })) => Some(queue.clone()),
@@ -207,12 +213,12 @@ impl Broker {
         };
         let queues: BTreeSet<QueueName> = answers.iter().filter_map(moved).collect();
         for queue in queues {
-            // If it can't be completed now, the next one tries again.
+            // If the change cannot be completed now, the next call tries again.
             let _ = self.await_spread(queue.as_str(), 0).await;
         }
     }
 
-    /// The same as `enqueue_placed` for many, each with the position of its answer.
+    /// Calls `enqueue_placed` for many tasks, each with the position of its answer.
     pub(super) async fn enqueue_each_placed(
         &self,
         placings: Vec<(usize, Placing)>,

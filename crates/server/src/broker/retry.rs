@@ -1,4 +1,4 @@
-//! Cancel, kill and retry of one task, by hand.
+//! Cancel, kill and retry one task by hand.
 
 use super::{Broker, unexpected};
 use crate::Error;
@@ -6,18 +6,19 @@ use taskyard_machine::{
     Body, Cancel, Command, Kill, Outcome, Rejection, Retry, TaskId, TaskStateName,
 };
 
-/// What a retry changes in the task's body; what is `None` stays.
+/// The changes that a retry makes to the task's body; `None` keeps a part.
 #[derive(Clone, Debug, Default)]
 pub struct Edit<'a> {
     /// The new payload and its media type.
     pub payload: Option<(&'a [u8], &'a str)>,
-    /// All headers anew.
+    /// The new headers, which replace all old ones.
     pub headers: Option<Vec<(&'a str, &'a str)>>,
 }
 
 impl Broker {
-    /// Takes a task back: `Cancelled`, or `Claimed` while its worker is still to yield. A worker with a
-    /// session is told by the shard's leader, see `shard/gateway.rs`; any other when it renews its lease.
+    /// Cancels a task: `Cancelled`, or `Claimed` until its worker yields. The shard's leader
+    /// informs a worker with a session, see `shard/gateway.rs`; any other worker learns it with its
+    /// next renewal.
     pub async fn cancel(&self, task: TaskId) -> Result<TaskStateName, Error> {
         let shard = self.shard_of_task(task)?;
         match self.propose(shard, &Command::Cancel(Cancel { task })).await? {
@@ -26,7 +27,7 @@ impl Broker {
         }
     }
 
-    /// Makes a waiting task a dead letter: `Dead`, or `Failed` where its queue keeps none.
+    /// Makes a waiting task a dead letter: `Dead`, or `Failed` if its queue keeps none.
     pub async fn kill(&self, task: TaskId) -> Result<TaskStateName, Error> {
         let shard = self.shard_of_task(task)?;
         match self.propose(shard, &Command::Kill(Kill { task })).await? {

@@ -1,8 +1,9 @@
 //! Shares: the tasks of one wire batch, by the shard that they go to.
 //!
-//! Each share is one command with an identity of its own, made from that of the batch: sent again, the
-//! same tasks make the same shares, and each shard knows its own. Tasks of a queue that is spread are in
-//! shares of their own, so that a change of its spread leaves those of other queues as they were.
+//! Each share is one command with an id of its own, derived from the batch's id. A repeated batch
+//! therefore makes the same shares, and each shard recognises its own. Tasks of a spread queue are
+//! in shares of their own, so that a change of its spread does not alter the shares of other
+//! queues.
 
 use super::{
     enqueue::task_bytes,
@@ -16,32 +17,32 @@ use taskyard_machine::{
     wire::{Reader, Wire},
 };
 
-/// Tasks of one wire batch for one shard are proposed in commands of about this size, so that they
-/// pack into log entries and no single one holds up the others.
+/// The approximate size of a command with tasks of one batch for one shard, so that commands fit
+/// into log entries and none of them delays the others.
 const MANY_BYTES_MAX: usize = limits::ENTRY_BYTES_MAX / 2;
 
 /// The tasks of one wire batch, by shard.
 #[derive(Default)]
 pub(super) struct Shares<'a> {
     shares: Vec<Share<'a>>,
-    /// By shard and salt: the share that is being filled, and how many were filled before it.
+    /// By shard and salt: the share that is being filled, and the number of full ones before it.
     filling: BTreeMap<(ShardId, Option<u128>), (usize, u32)>,
 }
 
 struct Share<'a> {
     shard: ShardId,
     salt: Option<u128>,
-    /// Which of its shard's shares it is, from 0.
+    /// The share's number among those of its shard, from 0.
     number: u32,
     items: Vec<Enqueue<'a>>,
     positions: Vec<usize>,
     bytes: usize,
 }
 
-/// What is kept of a share until its answer comes.
+/// The part of a share that is kept until its answer arrives.
 pub(super) struct Sent {
     positions: Vec<usize>,
-    /// Its command, if its tasks may have to be placed again.
+    /// The command, if its tasks may have to be placed again.
     command: Option<EncodedCommand>,
 }
 
@@ -67,7 +68,7 @@ impl<'a> Shares<'a> {
         share.positions.push(position);
     }
 
-    /// One command per share, and what its answer needs.
+    /// One command per share, and the data that its answer needs.
     pub(super) fn encode(
         self,
         batch_id: Option<u128>,
@@ -85,8 +86,8 @@ impl<'a> Shares<'a> {
 }
 
 impl Sent {
-    /// Puts the answers of a share where they belong; tasks that belong on another shard by now are to be
-    /// placed again.
+    /// Distributes the answers of a share; tasks that belong on another shard by now are returned
+    /// in `placings`.
     pub(super) fn answer(
         self,
         outcome: Result<Outcome, Error>,
@@ -113,8 +114,8 @@ impl Sent {
     }
 }
 
-/// The identity of one share of a wire batch: the same for the same request, so that a repetition
-/// is known share by share. Far apart even where clients number their batches.
+/// The id of one share of a wire batch. The same request gives the same id, so that a repetition is
+/// recognised share by share. The ids are far apart even if clients number their batches.
 fn share_id(batch_id: u128, number: u32) -> u128 {
     const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
     batch_id ^ u128::from(number).wrapping_mul(SPREAD)

@@ -1,9 +1,10 @@
-//! The spread of a queue, and what must hold on all its shards: settings, pause and resume.
+//! Spread: the number of a queue's shards, and the changes that all of them need: settings, pause
+//! and resume.
 //!
-//! They are decided on the queue's home shard, which sends them on to the others by its outbox. Here is
-//! waited until all have taken them; only then are gateways told that the queue lies elsewhere. Each step
-//! may be repeated: whoever asks again, or meets a change that was given up half-way, completes it, and
-//! leaders look for such changes.
+//! The queue's home shard decides these changes, and sends them to the other shards through its
+//! outbox. This file waits until all shards have them, and only then publishes the new spread to
+//! gateways. Each step may be repeated. A later call that meets an unfinished change completes it,
+//! and leaders look for such changes regularly.
 
 use super::{Broker, inspect::queue_name, unexpected};
 use crate::{Error, clock::real_now};
@@ -15,59 +16,64 @@ use taskyard_machine::{
 };
 use taskyard_replica::SetSpread;
 
-/// How long a change is waited for on shards that have not taken it yet.
+/// How long to wait for shards that do not have a change yet.
 const TAKEN_WITHIN: Duration = Duration::from_secs(5);
-/// How often leaders look for changes that were given up half-way.
+/// The interval at which leaders look for unfinished changes.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// The first pause before such a shard is asked again, and the longest.
+/// The first and the longest pause before such a shard is asked again.
 const ASK_AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(100)];
-/// What the clocks of shards and gateways may differ by, when it is about request ids.
+/// The largest difference between the clocks of shards and gateways that request ids tolerate.
 const CLOCKS_APART_MS: u64 = 60_000;
 
 impl Broker {
-    /// Stops handing out tasks of a queue.
+    /// Pauses a queue.
     pub async fn pause(&self, queue: &str) -> Result<(), Error> {
         self.command_queue(queue, &Command::PauseQueue(QueueCommand { queue })).await
     }
 
-    /// Hands out tasks of a queue again.
+    /// Resumes a queue.
     pub async fn resume(&self, queue: &str) -> Result<(), Error> {
         self.command_queue(queue, &Command::ResumeQueue(QueueCommand { queue })).await
     }
 
-    /// Replaces a queue's settings; makes the queue if it does not exist.
+    /// Replaces a queue's settings; creates the queue if it does not exist.
     pub async fn set_queue(&self, queue: &str, settings: QueueSettings) -> Result<(), Error> {
         let home = self.shard_of_queue(queue)?;
         let spread = settings.spread();
         self.check_spread_queues(queue, spread)?;
-        let lies = self.shards().ask(home, ask::Spread { queue: queue_name(queue) }).await?;
-        let lies = lies.filter(|lies| lies.version > 0);
-        let reach = lies.map_or(1, |lies| lies.reach).max(spread.min(self.shards().count()));
+        let at_home = self.shards().ask(home, ask::Spread { queue: queue_name(queue) }).await?;
+        let at_home = at_home.filter(|at_home| at_home.version > 0);
+        let reach =
+            at_home.map_or(1, |at_home| at_home.reach).max(spread.min(self.shards().count()));
         if reach > 1 {
-            // A change that not all can take would leave some of them refusing tasks.
+            // If a shard could not take the change, the others would reject tasks meanwhile.
             let views = self.spread_views(queue, reach).await?;
-            if let Some(lies) = lies {
-                self.trim_queue(queue, lies, &views).await?;
+            if let Some(at_home) = at_home {
+                self.trim_queue(queue, at_home, &views).await?;
             }
         }
         let set = SetQueue { queue, settings };
         self.command_queue(queue, &Command::SetQueue(set)).await?;
-        if reach > 1 || lies.is_some() { self.settle_spread_surely(queue).await } else { Ok(()) }
+        if reach > 1 || at_home.is_some() {
+            self.complete_spread_to_end(queue).await
+        } else {
+            Ok(())
+        }
     }
 
     async fn command_queue(&self, queue: &str, command: &Command<'_>) -> Result<(), Error> {
         let shard = self.shard_of_queue(queue)?;
         match self.propose(shard, command).await? {
             Outcome::Done if self.shards().spread(queue).is_some() => {
-                self.settle_spread_surely(queue).await
+                self.complete_spread_to_end(queue).await
             }
             Outcome::Done => Ok(()),
             other => unexpected(&other),
         }
     }
 
-    /// Refuses one more queue to be spread than every node should keep. Whoever asks at the same moment
-    /// may get past it.
+    /// Rejects one more spread queue than every node should keep a record of. Calls at the same
+    /// moment may exceed the limit by a little.
     fn check_spread_queues(&self, queue: &str, spread: u16) -> Result<(), Error> {
         let control = self.shards().routes().control();
         let is_new = spread > 1 && control.spread(queue).is_none();
@@ -80,7 +86,7 @@ impl Broker {
         Ok(())
     }
 
-    /// How a queue lies, as each of its shards knows it.
+    /// The spread of a queue, as each of its shards knows it.
     async fn spread_views(
         &self,
         queue: &str,
@@ -91,72 +97,76 @@ impl Broker {
         try_join_all(shards.map(ask)).await
     }
 
-    /// Lets the shards beyond the spread go if they keep nothing: they take nothing any more.
+    /// Removes the shards beyond the spread from the reach if they have no tasks, because they
+    /// accept none any more.
     async fn trim_queue(
         &self,
         queue: &str,
-        lies: SpreadView,
+        at_home: SpreadView,
         views: &[Option<SpreadView>],
     ) -> Result<(), Error> {
-        let mut beyond = views.iter().take(lies.reach.into()).skip(lies.spread.into()).peekable();
+        let mut beyond =
+            views.iter().take(at_home.reach.into()).skip(at_home.spread.into()).peekable();
         let is_done = |view: &Option<SpreadView>| {
-            view.is_some_and(|view| view.version >= lies.version && view.is_empty)
+            view.is_some_and(|view| view.version >= at_home.version && view.is_empty)
         };
         if beyond.peek().is_none() || !beyond.all(is_done) {
             return Ok(());
         }
-        let trim = Command::TrimQueue(TrimQueue { queue, version: lies.version });
+        let trim = Command::TrimQueue(TrimQueue { queue, version: at_home.version });
         self.propose(self.shards().home(queue), &trim).await.map(drop)
     }
 
-    /// The same as `settle_spread`, to its end, whether or not the one who asked still listens.
-    async fn settle_spread_surely(&self, queue: &str) -> Result<(), Error> {
+    /// Runs `complete_spread` to its end, even if the caller goes away.
+    async fn complete_spread_to_end(&self, queue: &str) -> Result<(), Error> {
         let (broker, queue) = (self.clone(), queue.to_owned());
-        let settled = tokio::spawn(async move { broker.settle_spread(&queue).await });
+        let settled = tokio::spawn(async move { broker.complete_spread(&queue).await });
         settled.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
-    /// Waits until all shards of a queue have taken its newest rules, then tells all nodes where it lies.
-    pub(super) async fn settle_spread(&self, queue: &str) -> Result<(), Error> {
+    /// Waits until all shards of a queue have its newest rules, then publishes its spread to all
+    /// nodes.
+    pub(super) async fn complete_spread(&self, queue: &str) -> Result<(), Error> {
         let shards = self.shards();
         let home = shards.home(queue);
-        let lies = shards.ask(home, ask::Spread { queue: queue_name(queue) }).await?;
-        let Some(lies) = lies.filter(|lies| lies.version > 0) else { return Ok(()) };
+        let at_home = shards.ask(home, ask::Spread { queue: queue_name(queue) }).await?;
+        let Some(at_home) = at_home.filter(|at_home| at_home.version > 0) else { return Ok(()) };
         let until = real_now() + TAKEN_WITHIN;
-        let rest = spread_shards(queue, lies.reach, shards.count()).skip(1);
-        try_join_all(rest.map(|shard| self.await_rules(queue, shard, lies.version, until))).await?;
-        // From here on no shard remembers a new request by the spread that gateways still know.
+        let rest = spread_shards(queue, at_home.reach, shards.count()).skip(1);
+        try_join_all(rest.map(|shard| self.await_rules(queue, shard, at_home.version, until)))
+            .await?;
+        // From now on no shard remembers a new request by the spread that gateways still know.
         let known = shards.spread(queue).map_or(1, |known| known.spread);
-        let views = self.spread_views(queue, lies.reach.max(known)).await?;
+        let views = self.spread_views(queue, at_home.reach.max(known)).await?;
         let remembered = views.into_iter().flatten().filter_map(|view| view.requests_until).max();
         let requests_until_ms = remembered.map_or(0, |until| until.0 + CLOCKS_APART_MS);
         let set = SetSpread {
             queue: queue.to_owned(),
-            version: lies.version,
-            spread: lies.spread,
-            reach: lies.reach,
+            version: at_home.version,
+            spread: at_home.spread,
+            reach: at_home.reach,
             now_ms: self.now().0,
             requests_until_ms,
         };
         shards.set_spread(set).await
     }
 
-    /// Completes changes that nobody goes on with: their node has died, or the shards were restored from
-    /// a backup. Each leader looks after the queues at home there. Runs until it is dropped.
+    /// Completes unfinished changes, whose node has died or whose shards were restored from a
+    /// backup. Each leader handles the queues whose home it leads. Runs until it is dropped.
     pub(crate) async fn keep_settling_spreads(self) {
         let mut tick = tokio::time::interval(LOOK_EVERY);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
             for shard in (0..self.shards().count()).map(ShardId) {
-                // Others look after the shards that this node does not lead.
-                let lies = self.shards().local().ask(shard, ask::Spreads {}).await;
-                for (queue, lies) in lies.unwrap_or_default() {
+                // Other nodes handle the shards that this node does not lead.
+                let at_home = self.shards().local().ask(shard, ask::Spreads {}).await;
+                for (queue, at_home) in at_home.unwrap_or_default() {
                     let is_behind = match self.shards().spread(queue.as_str()) {
-                        Some(known) => known.version < lies.version,
-                        None => lies.reach > 1,
+                        Some(known) => known.version < at_home.version,
+                        None => at_home.reach > 1,
                     };
-                    if is_behind && let Err(error) = self.settle_spread(queue.as_str()).await {
+                    if is_behind && let Err(error) = self.complete_spread(queue.as_str()).await {
                         tracing::warn!(%queue, %error, "a change of spread is not complete yet");
                     }
                 }

@@ -1,22 +1,23 @@
-//! Staging: what becomes of the parts of a batch or flow whose caller gets nothing for them.
+//! Staging: drops the staged parts of a batch or flow that failed.
 //!
-//! Parts wait for their commit for a while, so that a caller with an id of its own can send them again. Under
-//! an id that was drawn here nobody ever could: they would only keep others from the few places there are.
+//! Parts wait for their commit for a while, so that a caller with an id of its own can send them
+//! again. If this node drew the id, no caller can send them again, and the parts would only take
+//! the places of others.
 
 use crate::{random::random_u128, shard::Shards};
 use taskyard_machine::{Command, EncodedCommand, ShardId, Unstage};
 
-/// The id under which parts are staged. Dropped before they are committed, it takes them away, unless their
-/// caller may come back for them.
+/// The id under which parts are staged. When this value is dropped before the commit, it drops the
+/// parts too, unless their caller may send them again.
 #[derive(Debug)]
 pub(super) struct Staging {
     pub(super) batch_id: u128,
-    /// Where its parts are to be dropped.
+    /// The shard on which to drop the parts.
     abandoned: Option<(Shards, ShardId)>,
 }
 
 impl Staging {
-    /// Under the caller's id, or one of its own.
+    /// Uses the caller's id, or draws one.
     pub(super) fn new(shards: &Shards, shard: ShardId, callers: Option<u128>) -> Staging {
         match callers {
             Some(batch_id) => Staging { batch_id, abandoned: None },
@@ -27,16 +28,16 @@ impl Staging {
         }
     }
 
-    /// Nothing of it is staged any more.
+    /// Records that the parts are committed, so that nothing is left to drop.
     pub(super) fn committed(mut self) {
         self.abandoned = None;
     }
 }
 
 impl Drop for Staging {
-    /// Not waited for: if it fails, their time ends them.
+    /// Does not wait; if the command fails, the parts expire.
     fn drop(&mut self) {
-        // A future may be dropped after its runtime: then the node is gone.
+        // A future may be dropped after its runtime, when the node is gone.
         if let (Some((shards, shard)), Ok(runtime)) =
             (self.abandoned.take(), tokio::runtime::Handle::try_current())
         {
@@ -52,7 +53,8 @@ mod tests {
     use crate::{Broker, Config, shard::Engine};
     use taskyard_machine::{Body, NewTask, QueueSettings, limits};
 
-    /// It left its parts for a minute, and after some of them nobody could stage anything.
+    /// A refused batch once left its parts for a minute, and after some of them no other batch
+    /// could be staged.
     #[tokio::test]
     async fn a_batch_that_is_refused_leaves_nothing_behind() {
         let dir = tempfile::tempdir().unwrap();
@@ -70,7 +72,7 @@ mod tests {
             let refused = batch.await.unwrap_err();
             assert_eq!(refused.code(), "queue_full", "attempt {attempt}: {refused}");
         }
-        // One with a name is kept: its caller may send it again.
+        // A batch with a name is kept, because its caller may send it again.
         let batch = |id| broker.enqueue_batch("mail", vec![task.clone(); 3], Some(id)).unwrap();
         assert_eq!(batch(1).await.unwrap_err().code(), "queue_full");
         broker.set_queue("mail", QueueSettings::default()).await.unwrap();

@@ -1,8 +1,9 @@
-//! Tallies: open, add to, reopen, commit, look.
+//! Tallies: open, add tasks, reopen, commit, read.
 //!
-//! A tally lives on the shard that its id names, drawn when it is opened, or that of the tally above it;
-//! its tasks live on the shards of their queues, which tell it what becomes of them. A look waits for what
-//! they had to tell when it was asked, so that it shows all that was answered before.
+//! A tally's record is on the shard that its id names: drawn at random, or the shard of the tally
+//! above. Its tasks are on the shards of their queues, which send it their standings. A read first
+//! waits for the messages that were on their way, so that it shows everything that was answered
+//! before.
 
 use super::{Broker, enqueue::task_bytes, unexpected};
 use crate::{Error, clock::real_now, random::random_u128};
@@ -13,26 +14,26 @@ use taskyard_machine::{
     Outcome, Rejection, ReopenTally, ShardId, TallyView, TaskId, ask, limits,
 };
 
-/// How long a look waits for what shards have to tell each other.
+/// How long a read waits for the messages between shards.
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
-/// The first pause before a shard is asked again, and the longest.
+/// The first and the longest pause before a shard is asked again.
 const ASK_AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 
-/// A tally as it is asked for.
+/// The options of a new tally.
 #[derive(Clone, Debug, Default)]
 pub struct OpenTallyAsked<'a> {
-    /// For people; may be empty.
+    /// A description for people; may be empty.
     pub description: &'a str,
-    /// The tally that waits for this one too.
+    /// The tally above, which then waits for this one too.
     pub parent: Option<TaskId>,
-    /// Enqueued once all its tasks have run, or ended.
+    /// Enqueued once all tasks have run, or ended.
     pub complete: Option<Enqueue<'a>>,
-    /// Enqueued once all its tasks have succeeded, and `complete` has.
+    /// Enqueued once all tasks have succeeded, and `complete` has.
     pub success: Option<Enqueue<'a>>,
 }
 
 impl Broker {
-    /// Opens a tally; its id. Nothing follows from it before it is committed.
+    /// Opens a tally; returns its id. No callback is enqueued before the commit.
     pub async fn open_tally(&self, asked: OpenTallyAsked<'_>) -> Result<TaskId, Error> {
         let OpenTallyAsked { description, parent, complete, success } = asked;
         let identity = random_u128();
@@ -60,8 +61,8 @@ impl Broker {
         enqueue.map(|enqueue| self.follow_up(enqueue).map(Box::new)).transpose()
     }
 
-    /// Adds tasks to a tally, all or none; their ids, in order. One whose request or unique key has a task
-    /// already is not made, and not counted: its id names none.
+    /// Adds tasks to a tally, all or none; returns their ids, in order. A task whose request id or
+    /// unique key another task has is neither made nor counted; its id names no task.
     pub async fn add_to_tally(
         &self,
         tally: TaskId,
@@ -88,12 +89,12 @@ impl Broker {
         }
     }
 
-    /// Holds back what has not followed from a tally yet, until it is committed again.
+    /// Delays the callbacks that are not enqueued yet, until the next commit.
     pub async fn reopen_tally(&self, tally: TaskId) -> Result<(), Error> {
         self.change_tally(tally, &Command::ReopenTally(ReopenTally { tally })).await
     }
 
-    /// Lets tasks follow from a tally: now, if all that they wait for has come.
+    /// Lets the callbacks be enqueued, at once if they wait for nothing else.
     pub async fn commit_tally(&self, tally: TaskId) -> Result<(), Error> {
         self.change_tally(tally, &Command::CommitTally(CommitTally { tally })).await
     }
@@ -105,21 +106,21 @@ impl Broker {
         }
     }
 
-    /// One tally, with all that was answered about its tasks before it was asked for, by whichever node.
+    /// One tally, with everything that any node answered about its tasks before this call.
     pub async fn tally(&self, tally: TaskId) -> Result<TallyView, Error> {
         let shard = self.shard_of_tally(tally)?;
         let find = || async {
             let found = self.shards().ask(shard, ask::Tally { tally }).await?;
             found.ok_or_else(|| Error::from(Rejection::TallyNotFound { tally }))
         };
-        // Whoever asks for one that is not there costs one look.
+        // An unknown tally is rejected after a single read.
         find().await?;
         self.await_told(shard).await?;
         find().await
     }
 
-    /// Waits until a shard has taken what the others had to tell it, with what they have to say to all that
-    /// it had told them.
+    /// Waits until a shard has taken the messages of the others, and their answers to its own
+    /// messages.
     async fn await_told(&self, shard: ShardId) -> Result<(), Error> {
         let others = (0..self.shards().count()).map(ShardId).filter(|&other| other != shard);
         let others: Vec<ShardId> = others.collect();
@@ -142,7 +143,7 @@ impl Broker {
         }
     }
 
-    /// Waits until a shard has taken so much from each of these.
+    /// Waits until a shard has taken this many messages from each of these shards.
     async fn await_taken(
         &self,
         shard: ShardId,

@@ -1,8 +1,8 @@
-//! Generations: which of a shard's two states is the current one, and what becomes of the other.
+//! Generations: which of a shard's two states is current, and how the other one is removed.
 //!
-//! Invariant: what is in a generation that is neither current nor being installed is garbage. Nothing
-//! reads it and nothing is added to it; it is removed in bites, and found again at the next start if a
-//! crash comes first. A generation is put to use again only when it is empty.
+//! Invariant: a generation that is neither current nor being installed is garbage. Its records are
+//! neither read nor extended. They are removed in bites, and the next start finds them again if a
+//! crash comes first. A generation is used again only when it is empty.
 
 use super::{
     Cut, Store, StoreError, View, decode_cut, encode_cut, in_words,
@@ -17,17 +17,18 @@ use std::{
 };
 use taskyard_machine::ShardId;
 
-/// Version of the record that names a shard's current generation.
+/// The version of the record that names a shard's current generation.
 const SLOT_VERSION: u8 = 1;
-/// Keys that are removed with one sync.
+/// The number of keys that are removed with one sync.
 const SWEEP_KEYS: usize = 10_000;
 
-/// What the store says of a shard.
+/// The store's record about a shard.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Slot {
     pub generation: Generation,
     pub cut: Cut,
-    /// It came as a snapshot, and no checkpoint was made since: the log may not know of it yet.
+    /// Whether the state came as a snapshot and has no later checkpoint, so that the log may not
+    /// know of it.
     pub is_installed: bool,
 }
 
@@ -48,18 +49,18 @@ impl Slot {
     }
 }
 
-/// The generations of all shards, as far as they are not the store's own business.
+/// The generations of all shards, as far as they must be in memory.
 #[derive(Default)]
 pub(super) struct Generations {
     current: RwLock<HashMap<ShardId, Generation>>,
     moves: Mutex<Moves>,
 }
 
-/// What changes generations. Its lock is held for one write at most.
+/// Installs and removals. The lock is held for one write at most.
 #[derive(Default)]
 pub(super) struct Moves {
     pub installing: HashMap<ShardId, Install>,
-    /// Each with how far its removal has come: a keyspace, and the last key there.
+    /// The progress of each removal: a keyspace, and the last removed key there.
     garbage: BTreeMap<(ShardId, Generation), (usize, Vec<u8>)>,
 }
 
@@ -68,7 +69,7 @@ impl Moves {
         self.garbage.entry((shard, generation)).or_default();
     }
 
-    /// Puts a generation to use again whose removal has not begun.
+    /// Makes a generation usable again whose removal has not begun.
     pub(super) fn take_back(&mut self, shard: ShardId, generation: Generation) {
         self.garbage.remove(&(shard, generation));
     }
@@ -79,7 +80,7 @@ impl Store {
         self.generations.moves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The generation that holds a shard's state, if it has one.
+    /// The generation that has a shard's state, if there is one.
     pub(super) fn current(&self, shard: ShardId) -> Option<Generation> {
         let current = self.generations.current.read().unwrap_or_else(PoisonError::into_inner);
         current.get(&shard).copied()
@@ -93,7 +94,7 @@ impl Store {
         };
     }
 
-    /// Finds out what is current, what was being installed, and what is left over.
+    /// Finds the current generations, the unfinished installs, and the garbage.
     pub(super) fn find_generations(&self) -> Result<(), StoreError> {
         let failed = |error: fjall::Error| self.error("read", &error);
         let mut shards = BTreeSet::new();
@@ -163,15 +164,15 @@ impl Store {
         Ok(generation)
     }
 
-    /// Removes all that is left over in a generation. May take a while.
+    /// Removes all garbage of a generation. May take a while.
     pub(super) fn empty(&self, shard: ShardId, generation: Generation) -> Result<(), StoreError> {
         self.moves().discard(shard, generation);
         while self.sweep_of(shard, generation)? {}
         Ok(())
     }
 
-    /// Forgets a shard: this node has no replica of it any more, and no checkpoint of it is under way. What
-    /// it held is garbage from here on.
+    /// Forgets a shard, after this node's replica of it was removed and while no checkpoint of it
+    /// is in progress. Its records are garbage from now on.
     pub(crate) fn remove(&self, shard: ShardId) -> Result<(), StoreError> {
         let mut moves = self.moves();
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncAll));
@@ -186,7 +187,7 @@ impl Store {
         Ok(())
     }
 
-    /// Removes a bite of garbage; whether there may be more. For a thread of its own.
+    /// Removes a bite of garbage; returns whether there may be more. For a thread of its own.
     pub(crate) fn sweep(&self) -> Result<bool, StoreError> {
         let next = self.moves().garbage.keys().next().copied();
         let Some((shard, generation)) = next else { return Ok(false) };
@@ -194,14 +195,15 @@ impl Store {
         Ok(true)
     }
 
-    /// The same of one generation.
+    /// Removes a bite of one generation; returns whether there may be more.
     fn sweep_of(&self, shard: ShardId, generation: Generation) -> Result<bool, StoreError> {
         let mut moves = self.moves();
         let Some((mut place, mut after)) = moves.garbage.get(&(shard, generation)).cloned() else {
             return Ok(false);
         };
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncAll));
-        // With the first bite: an install that has lost a record must not go on.
+        // The first bite also removes the record of the install, because an install without all its
+        // records must not go on.
         if !moves.installing.contains_key(&shard)
             && self.stored_install(shard)?.is_some_and(|install| install.generation == generation)
         {
@@ -247,8 +249,8 @@ impl View {
         Ok(self.slot(shard)?.map(|slot| slot.generation))
     }
 
-    /// Whether the last checkpoint of a shard came as a snapshot: a crash right after it leaves the log as
-    /// it was before.
+    /// Whether the last checkpoint of a shard came as a snapshot. A crash right after the switch
+    /// leaves the log as it was before.
     pub(crate) fn is_installed(&self, shard: ShardId) -> Result<bool, StoreError> {
         Ok(self.slot(shard)?.is_some_and(|slot| slot.is_installed))
     }

@@ -1,9 +1,10 @@
-//! Install: a snapshot of a shard arrives part by part beside the current state, and takes its place.
+//! Install: a snapshot of a shard arrives part by part beside the current state, and then replaces
+//! it.
 //!
-//! Each part is one synced batch with the position after it, so that an install goes on where it was,
-//! whatever was cut or killed. The switch is one synced batch too: a crash leaves the old state or the
-//! new one. The log is reset after the switch; until it is, the store's word on that is the mark that
-//! the switch leaves ([`View::is_installed`]).
+//! Each part is one synced batch, together with the position after it. An install can therefore go
+//! on after any cut or kill. The switch is one synced batch too, so that a crash leaves the old
+//! state or the new one. The log is reset after the switch. Until then, the switch's mark in the
+//! store ([`View::is_installed`]) shows that the log is outdated.
 
 use super::{
     Cut, Store, StoreError, View,
@@ -18,26 +19,27 @@ use taskyard_machine::{
 };
 use taskyard_replica::NodeId;
 
-/// Version of the record that says how far an install has come.
+/// The version of the record with an install's progress.
 const INSTALL_VERSION: u8 = 2;
 
-/// Which snapshot of a shard, and for whom: what is late of a replica that is gone never meets what its successor
-/// on this node gets, though that may be the same snapshot.
+/// The identity of a snapshot, and the replica that it is for. The replica id keeps late messages
+/// of a removed replica from reaching its successor on this node, even if both get the same
+/// snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotId {
-    /// The node that it is fetched from.
+    /// The node from which it is fetched.
     pub source: NodeId,
-    /// The last entry in it.
+    /// The index of its last entry.
     pub index: u64,
     /// That entry's term.
     pub term: u64,
-    /// The replica that it is for; no other ever has its number.
+    /// The replica that it is for; its id is never used again.
     pub replica: u64,
 }
 
 wire_struct!(SnapshotId { source, index, term, replica });
 
-/// An install under way.
+/// An install in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Install {
     pub id: SnapshotId,
@@ -45,10 +47,10 @@ pub(super) struct Install {
     pub arrived: Arrived,
 }
 
-/// How far it has come.
+/// The progress of an install.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Arrived {
-    /// What comes next.
+    /// The position of the next part.
     pub position: Position,
     /// Bytes of all parts so far.
     pub bytes: u64,
@@ -82,13 +84,13 @@ impl Install {
     }
 }
 
-/// Why an install does not go on.
+/// Why an install cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InstallError {
-    /// It was given up, or another one has its place.
+    /// The install was given up or replaced.
     #[error("another snapshot or a checkpoint took its place")]
     GivenUp,
-    /// It was damaged on its way, or does not belong here.
+    /// The part was damaged on its way, or belongs elsewhere.
     #[error("a part of the snapshot can't be used: {0}")]
     Unfit(String),
     #[error(transparent)]
@@ -96,7 +98,7 @@ pub(crate) enum InstallError {
 }
 
 impl Store {
-    /// The install of a shard as it was left on disk.
+    /// The record of a shard's install on disk.
     pub(super) fn stored_install(&self, shard: ShardId) -> Result<Option<Install>, StoreError> {
         let found =
             self.rest.get(install_key(shard)).map_err(|error| self.error("read", &error))?;
@@ -104,8 +106,8 @@ impl Store {
         found.map(|bytes| Install::decode(&bytes).ok_or_else(damaged)).transpose()
     }
 
-    /// Begins an install, or goes on with it if it was begun: says how far it had come. What another one
-    /// has left is removed first, which may take a while.
+    /// Begins an install, or continues one, and returns its progress. The remains of another
+    /// install are removed first, which may take a while.
     pub(crate) fn begin_install(
         &self,
         shard: ShardId,
@@ -126,8 +128,9 @@ impl Store {
         Ok(install.arrived)
     }
 
-    /// Finds the install on disk, or a place for a new one. From here on nothing else gets that place; until
-    /// it is empty the disk knows of no install there.
+    /// Finds the install on disk, or reserves a generation for a new one. Nothing else uses the
+    /// generation from now on; until the generation is empty, the disk has no record of the
+    /// install.
     fn reserve(&self, shard: ShardId, id: SnapshotId) -> Result<Install, InstallError> {
         let mut moves = self.moves();
         let generation = self.current(shard).map_or(Generation::First, Generation::other);
@@ -150,7 +153,7 @@ impl Store {
         Ok(install)
     }
 
-    /// Puts the next part of an install, synced; how far it has come then.
+    /// Writes the next part of an install, synced; returns the new progress.
     pub(crate) fn put_part(
         &self,
         shard: ShardId,
@@ -175,8 +178,9 @@ impl Store {
         Ok(install.arrived.clone())
     }
 
-    /// Makes what was installed the state of its shard, synced. What was there before is garbage. `false`
-    /// if it is not there, or not whole: another snapshot or a checkpoint took its place.
+    /// Makes the installed state the current state of its shard, synced; the previous state becomes
+    /// garbage. `false` if the install is gone or incomplete, because another snapshot or a
+    /// checkpoint replaced it.
     pub(crate) fn switch(
         &self,
         shard: ShardId,
@@ -202,7 +206,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Gives up an install, if it is there. In memory alone: what it has left is removed as garbage.
+    /// Gives up an install, if it exists. This changes memory alone; its records are removed as
+    /// garbage.
     pub(crate) fn discard_install(&self, shard: ShardId, id: SnapshotId) {
         let mut moves = self.moves();
         let install = moves.installing.get(&shard).filter(|install| install.id == id);
@@ -212,7 +217,7 @@ impl Store {
         }
     }
 
-    /// Gives up an install that a checkpoint of the shard's own has overtaken.
+    /// Gives up an install that a checkpoint of the shard itself has overtaken.
     pub(super) fn discard_overtaken(&self, shard: ShardId, index: u64) {
         let mut moves = self.moves();
         let install = moves.installing.get(&shard);
@@ -223,7 +228,7 @@ impl Store {
         }
     }
 
-    /// Begins an install anew: something in it was wrong.
+    /// Begins an install anew, because a part of it was wrong.
     pub(crate) fn restart_install(
         &self,
         shard: ShardId,
@@ -240,7 +245,7 @@ impl Store {
         self.begin_install(shard, id)
     }
 
-    /// Shards whose installs are whole, and not switched to yet.
+    /// Shards whose installs are complete, and not yet switched to.
     #[cfg(test)]
     pub(crate) fn whole_installs(&self) -> Vec<ShardId> {
         let moves = self.moves();
@@ -249,18 +254,18 @@ impl Store {
         whole.map(|(shard, _)| *shard).collect()
     }
 
-    /// Records of all installs under way, about.
+    /// The approximate number of records of all installs in progress.
     pub(super) fn records_arrived(&self) -> u64 {
         let moves = self.moves();
         moves.installing.values().map(|install| install.arrived.position.records).sum()
     }
 }
 
-/// Holds up whoever switches to a snapshot, as a disk that does not get on would.
+/// Delays the switch to a snapshot, as a stuck disk would.
 #[cfg(test)]
 #[derive(Default)]
 pub(crate) struct Gate {
-    /// Whether it is shut, and how many wait at it.
+    /// Whether the gate is shut, and how many threads wait at it.
     state: std::sync::Mutex<(bool, usize)>,
     opened: std::sync::Condvar,
 }
@@ -289,7 +294,7 @@ impl Gate {
 }
 
 impl View {
-    /// All records of an install that is whole, to build the state from.
+    /// All records of a complete install, for rebuilding the state.
     pub(crate) fn installed_records(
         &self,
         shard: ShardId,

@@ -1,12 +1,14 @@
-//! The store's journals after a power cut: a torn last batch is dropped, damage is refused.
+//! Journal: checks the store's journals after a power cut. A torn last batch is dropped, damage is
+//! refused.
 //!
-//! fjall drops a batch that ends too early, with all that follows, but refuses one whose checksum is
-//! wrong. After a power cut that is the same thing: pages of one write reach the disk in any order. The
-//! last batch was not synced, so no checkpoint counted on it. A broken batch with a sound one after it
-//! is damage. So the journals are looked through before fjall sees them.
+//! fjall drops a batch that ends too early, with everything after it, but refuses a batch with a
+//! wrong checksum. After a power cut both mean the same, because the pages of one write reach the
+//! disk in any order. The last batch was not synced, so that no checkpoint relied on it. A broken
+//! batch with a sound one after it is damage. The journals are therefore checked before fjall opens
+//! them.
 //!
-//! The file format is fjall's, version 3: `{ 1, u32 items, u64 number }`, then items, then
-//! `{ 3, u64 xxh3 of the items, "FJL\3" }`.
+//! The file format is version 3 of fjall's: `{ 1, u32 items, u64 number }`, then items, then `{ 3,
+//! u64 xxh3 of the items, "FJL\3" }`.
 
 use super::layout::journals;
 use std::{
@@ -23,9 +25,10 @@ const TAG_CLEAR: u8 = 4;
 const START_BYTES: usize = 13;
 const END_MAGIC: &[u8] = b"FJL\x03";
 
-/// Checks all journals in `dir` and cuts a torn batch off the newest one; what is wrong, in words.
+/// Checks all journals in `dir`, and cuts a torn batch off the newest one; the error says what is
+/// wrong.
 ///
-/// fjall itself would also cut at a broken length or tag in the middle, and go on without the rest.
+/// fjall itself would also cut at a broken length or tag in the middle, and lose the rest.
 pub(super) fn check(dir: &Path) -> Result<(), String> {
     let journals = journals(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
     for (position, (_, path)) in journals.iter().enumerate() {
@@ -56,7 +59,7 @@ fn check_one(path: &Path, is_newest: bool) -> Result<(), String> {
     cut().map_err(|error: io::Error| error.to_string())
 }
 
-/// Drops the space that was allocated ahead. A whole batch never ends in a zero.
+/// Removes the space that was allocated ahead. A whole batch never ends in a zero.
 fn trim_zeros(data: &mut Vec<u8>) {
     const BLOCK: [u8; 4096] = [0; 4096];
     while data.ends_with(&BLOCK) {
@@ -67,7 +70,7 @@ fn trim_zeros(data: &mut Vec<u8>) {
     }
 }
 
-/// The length of the batch that `data` begins with, if it is whole.
+/// The length of the first batch in `data`, if the batch is whole.
 fn sound_batch(data: &[u8]) -> Option<usize> {
     if *data.first()? != TAG_START {
         return None;

@@ -1,24 +1,24 @@
-//! Keys: where what belongs to a shard stands in the store.
+//! Keys: the keys of a shard's records in the store.
 //!
 //! ```text
 //! shard (2)  generation (1)  task id (16)     in `tasks` and `bodies`
 //! shard (2)  generation (1)  key              in `rest`
-//! shard (2)  0                                in `rest`: which generation is the current one, and its cut
-//! shard (2)  0  1                             in `rest`: how far the install of a snapshot has come
+//! shard (2)  0                                in `rest`: the current generation, and its cut
+//! shard (2)  0  1                             in `rest`: the progress of a snapshot's install
 //! ```
-//! A shard has two generations, so that a new state can be put beside the current one.
+//! A shard has two generations, so that a new state can arrive beside the current one.
 
 use fjall::Keyspace;
 use taskyard_machine::{ShardId, TaskId};
 
-/// Shorter than any key, so that nothing is ever stored under it.
+/// Shorter than any key, so that no record is ever stored under it.
 pub(super) const NO_KEY: &[u8] = &[0];
-/// Of the data directory's mark: after the keys of all shards.
+/// The key of the data directory's mark, after the keys of all shards.
 pub(super) const MARK_KEY: &[u8] = &[0xff];
-/// Of the records about a shard; generations come after it.
+/// The third byte of the records about a shard; the generations come after it.
 const ABOUT: u8 = 0;
 
-/// One of the two states that the store may hold of a shard.
+/// One of the two states that the store may have of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Generation {
     First = 1,
@@ -40,13 +40,13 @@ impl Generation {
     }
 }
 
-/// What all keys of a generation begin with.
+/// The prefix of all keys of a generation.
 pub(super) fn prefix(shard: ShardId, generation: Generation) -> [u8; 3] {
     let [high, low] = shard.0.to_be_bytes();
     [high, low, generation as u8]
 }
 
-/// After all keys of a generation.
+/// The end of the range of a generation's keys.
 pub(super) fn prefix_end(shard: ShardId, generation: Generation) -> Vec<u8> {
     let [high, low, byte] = prefix(shard, generation);
     vec![high, low, byte + 1]
@@ -59,7 +59,7 @@ pub(super) fn task_key(shard: ShardId, generation: Generation, task: TaskId) -> 
     key
 }
 
-/// A key of a generation from its part after the prefix.
+/// The full key of a record, from the part after the prefix.
 pub(super) fn full_key(shard: ShardId, generation: Generation, key: &[u8]) -> Vec<u8> {
     [&prefix(shard, generation), key].concat()
 }
@@ -74,7 +74,7 @@ pub(super) fn install_key(shard: ShardId) -> [u8; 4] {
     [high, low, ABOUT, 1]
 }
 
-/// The shards that have anything in a keyspace. Looks once per shard, whatever they hold.
+/// The shards that have records in a keyspace. Looks up one key per shard.
 pub(super) fn shards_in(keyspace: &Keyspace) -> fjall::Result<Vec<ShardId>> {
     let mut shards = Vec::new();
     let mut next = Some(0_u16);

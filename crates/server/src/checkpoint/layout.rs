@@ -1,17 +1,17 @@
-//! The store's files, before fjall sees them: what is missing is said, and nothing is made anew.
+//! Layout: checks the store's files before fjall opens them, so that a missing file is an error.
 //!
-//! fjall takes a keyspace without its file `current` for one whose making was interrupted: it deletes the
-//! folder and begins an empty one. Without the list of keyspaces it deletes them all. So a file that a bad
-//! disk or a wrong command took away would cost the rest, in silence.
+//! fjall takes a keyspace without its file `current` for an unfinished one: it deletes the folder
+//! and begins an empty keyspace. Without the list of keyspaces it deletes them all. A file that a
+//! bad disk or a wrong command removed would then cost all other data, without a message.
 //!
-//! The layout is fjall's, version 3. An empty folder is a store that is yet to be made.
+//! The layout is version 3 of fjall's. An empty folder is a store that does not exist yet.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-/// What must be there. Keyspaces have numbers, given in the order in which `Store::open` names them.
+/// The required files. Keyspaces have numbers, in the order in which `Store::open` names them.
 const FILES: [(&str, &str); 6] = [
     ("version", "its version"),
     ("lock", "its lock"),
@@ -21,7 +21,7 @@ const FILES: [(&str, &str); 6] = [
     ("keyspaces/3/current", "queues and all other records"),
 ];
 
-/// Whether all files are there; what is missing, in words.
+/// Checks that all files exist; the error names the missing one.
 pub(super) fn check(dir: &Path) -> Result<(), String> {
     let unreadable = |error: io::Error| error.to_string();
     if fs::read_dir(dir).map_err(unreadable)?.next().is_none() {
@@ -36,7 +36,7 @@ pub(super) fn check(dir: &Path) -> Result<(), String> {
     if journals.is_empty() {
         return Err("its journal, a file like 0.jnl, is missing".into());
     }
-    // They are made one after the other, and go oldest first.
+    // Journals have consecutive numbers, and the oldest is deleted first.
     match journals.windows(2).find(|pair| pair[1].0 != pair[0].0 + 1) {
         Some(pair) => Err(format!("its journal {}.jnl is missing", pair[0].0 + 1)),
         None => Ok(()),

@@ -1,8 +1,8 @@
-//! Parts: a shard's checkpoint as a row of pieces, for a node that is to have all of it.
+//! Parts: a shard's checkpoint as a sequence of pieces, for a node that needs all of it.
 //!
-//! A position names what comes next, and carries the number and the hash of all records before it. It
-//! goes there and back with each part, so that whoever serves them remembers nothing, and a part that
-//! was lost, repeated or damaged on the way does not fit the position that it is put at.
+//! A position names the next record, and has the number and the hash of all records before it. The
+//! position travels in both directions with each part. The serving node therefore keeps no state,
+//! and a part that was lost, repeated or damaged on the way does not fit its position.
 
 use super::{
     Store, StoreError, View,
@@ -16,28 +16,28 @@ use taskyard_machine::{
 };
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// The keyspaces in the order in which their records are handed out.
+/// The number of keyspaces, in the order in which their records are sent.
 const PLACES: u8 = 3;
 const PLACE_REST: u8 = 1;
 const TASK_ID_BYTES: usize = 16;
 
-/// How far a row of parts has come.
+/// A position in the sequence of parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Position {
     /// The keyspace.
     place: u8,
-    /// The last key in it that was handed out, without its prefix; empty if none was.
+    /// The last key that was sent, without its prefix; empty if there is none.
     after: Vec<u8>,
-    /// Records so far.
+    /// The number of records so far.
     pub records: u64,
-    /// Their hash, part by part.
+    /// The hash of these records, part by part.
     hash: u64,
 }
 
 wire_struct!(Position { place, after, records, hash });
 
 impl Position {
-    /// Whether all there is lies before it.
+    /// Whether all records are before this position.
     pub(crate) fn is_end(&self) -> bool {
         self.place >= PLACES
     }
@@ -46,22 +46,22 @@ impl Position {
 /// Some records of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Each as its keyspace, key and value.
+    /// The records, each as its keyspace, key and value.
     pub records: Vec<u8>,
-    /// Where the next part begins.
+    /// The position of the next part.
     pub next: Position,
-    /// Of the two above.
+    /// The checksum of the two fields above.
     checksum: u64,
 }
 
 wire_struct!(Part { records, next, checksum });
 
-/// What a record of a part is.
+/// The kind of a record in a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordKind {
     /// A task, under its id.
     Task,
-    /// Of the rest of the state.
+    /// Another record of the state.
     Rest,
     /// The body of a task, under its id.
     Body,
@@ -103,7 +103,7 @@ impl Part {
         Part { records, next, checksum }
     }
 
-    /// The records, if this is the part at `from` and came whole; otherwise what is wrong.
+    /// The records of a whole part at position `from`; the error says what is wrong.
     pub(crate) fn records_at(&self, from: &Position) -> Result<Vec<PartRecord<'_>>, String> {
         if checksum(&self.records, &self.next) != self.checksum {
             return Err("its checksum does not fit".into());
@@ -130,7 +130,7 @@ fn checksum(records: &[u8], next: &Position) -> u64 {
 }
 
 impl Store {
-    /// The keyspace of a place in a row of parts.
+    /// The keyspace at a place in the sequence of parts.
     pub(super) fn keyspace_at(&self, place: u8) -> &Keyspace {
         match place {
             0 => &self.tasks,
@@ -146,7 +146,7 @@ impl Store {
 }
 
 impl View {
-    /// The records from `from` on, up to about `bytes_max` and at least one while there are any.
+    /// The records from `from` on, up to about `bytes_max`, but at least one if any is left.
     pub(crate) fn part(
         &self,
         shard: ShardId,
@@ -168,7 +168,7 @@ impl View {
         Ok(Part::new(records, next))
     }
 
-    /// Adds records of one keyspace; whether the part is full.
+    /// Adds records of one keyspace; returns whether the part is full.
     fn add_records(
         &self,
         shard: ShardId,
@@ -184,7 +184,7 @@ impl View {
             let (key, value) =
                 item.into_inner().map_err(|error| self.store.error("read", &error))?;
             let key = &key[prefix(shard, generation).len()..];
-            // Place, lengths.
+            // The bytes of the place and of both lengths.
             let bytes = 1 + 10 + key.len() + value.len();
             if !records.is_empty() && records.len() + bytes > bytes_max {
                 return Ok(true);

@@ -1,4 +1,4 @@
-//! The store: checkpoints, views, space; snapshots that come in are in `install`.
+//! The store: checkpoints, views, space. Tests of incoming snapshots are in `install`.
 
 mod install;
 
@@ -89,7 +89,7 @@ fn a_view_stays_as_it_was() {
     assert_eq!(view.records(ShardId(2)).count(), 1);
 }
 
-/// Records of request ids and batches come and go like tasks, and nobody counts them.
+/// Records of request ids and batches come and go like tasks, but the store does not count them.
 #[test]
 fn space_returns_when_other_records_are_removed_and_no_view_needs_them() {
     let dir = tempfile::tempdir().unwrap();
@@ -112,7 +112,7 @@ fn space_returns_when_other_records_are_removed_and_no_view_needs_them() {
         churn();
         assert!(!store.reclaim(0).unwrap(), "a view is open");
     }
-    // So that nothing is left to write which would tell fjall by the way that the view is gone.
+    // No further write may tell fjall by chance that the view is closed.
     store.rest.rotate_memtable_and_wait().unwrap();
     drop(view);
     assert!(store.reclaim(0).unwrap());
@@ -121,7 +121,7 @@ fn space_returns_when_other_records_are_removed_and_no_view_needs_them() {
     assert_eq!(store.view().cut(ShardId(2)).unwrap(), Some(cut(10)));
 }
 
-/// Writes and removes ten times what stays. The directory must not keep what was removed.
+/// Writes and removes ten times the remaining data. The directory must not keep the removed data.
 #[test]
 fn space_returns_when_tasks_are_removed() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The threads beside the shard loop: one writes checkpoints, one reads bodies back, one frees space.
+//! The threads beside the shard loop: one writes checkpoints, one reads bodies, one frees space.
 //!
 //! All that waits for the disk of checkpoints is done here: none of these threads is ever waited for by the loop, nor for long at the end: fjall may wait for ever on a disk
 //! that has failed. A failure of any of them is reported and stops the node: what it was about may be half
@@ -19,25 +19,26 @@ use std::{
 };
 use taskyard_machine::{ShardId, TaskId};
 
-/// Bites of garbage that are removed at once: the end of the node waits for them.
+/// Bites of garbage that are removed at once. The number is bounded, because the node's end waits
+/// for them.
 const SWEEPS_MAX: usize = 100;
 
 /// Called with the store, in order with the checkpoints.
 pub(crate) type Look = Box<dyn FnOnce(&Arc<Store>) + Send>;
 
-/// Work for the thread that writes checkpoints, done in order.
+/// Work for the thread that writes checkpoints, in order.
 pub(crate) enum Job {
-    /// More of a checkpoint that is to be written.
+    /// More changes of an unfinished checkpoint.
     Changes(ShardId, Vec<Change>),
-    /// That was all of it: write it.
+    /// The checkpoint is complete: write it.
     Write(ShardId, Cut),
-    /// Look at all that is written by now.
+    /// Look at everything written so far.
     Look(Look),
-    /// Make a snapshot that has come whole the state of its shard.
+    /// Make a complete snapshot the state of its shard.
     Switch(ShardId, SnapshotId, Cut),
-    /// Give up a snapshot that has come.
+    /// Give up a snapshot that has arrived.
     Discard(ShardId, SnapshotId),
-    /// Forget a shard whose replica is gone from this node, and from the log.
+    /// Forget a shard whose replica was removed from this node, and from the log.
     Remove(ShardId),
     /// Drop something large.
     Drop(Box<dyn Send>),
@@ -53,25 +54,25 @@ pub(crate) struct BodiesRequest {
     pub answer: Box<dyn FnOnce(Vec<StoredBody>) + Send>,
 }
 
-/// What these threads tell the loop.
+/// Messages of these threads to the loop.
 pub(crate) enum Report {
     /// A checkpoint is synced.
     Written(ShardId, Cut),
-    /// The store has switched to a snapshot, synced; or not, since it is not there any more.
+    /// The store has switched to a snapshot, synced; or not, because the snapshot is gone.
     Switched(ShardId, SnapshotId, bool),
-    /// Nothing is stored of the shard any more.
+    /// The store has nothing of the shard any more.
     Removed(ShardId),
-    /// The log's files can't be freed before these groups are checkpointed.
+    /// The log's files cannot be freed before these groups have checkpoints.
     Holding(Vec<u64>),
     /// The node must stop.
     Failed(Failure),
 }
 
-/// Why the node can't go on, in words.
+/// Why the node cannot go on, in words.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure(pub String);
 
-/// Handles of the threads. Dropping it lets them end by themselves.
+/// The handles of the threads, which end when it is dropped.
 pub(crate) struct Checkpointer {
     jobs: mpsc::Sender<Job>,
     reads: mpsc::Sender<BodiesRequest>,
@@ -82,7 +83,7 @@ pub(crate) struct Checkpointer {
 }
 
 impl Checkpointer {
-    /// Each thread keeps `data`, and so its lock, until it has ended.
+    /// Starts the threads. Each keeps `data`, and so its lock, until it has ended.
     pub(crate) fn start(
         data: &Arc<DataDir>,
         store: &Arc<Store>,
@@ -92,7 +93,7 @@ impl Checkpointer {
         let tasks_live = Arc::new(AtomicU64::new(0));
         let (jobs, jobs_taken) = mpsc::channel();
         let (reads, reads_taken) = mpsc::channel();
-        // Room for one: asking again before it has begun changes nothing.
+        // One request is enough, because a second one before the work begins changes nothing.
         let (tidy, tidy_taken) = mpsc::sync_channel(1);
         let write = {
             let (store, report) = (Arc::clone(store), report.clone());
@@ -124,8 +125,8 @@ impl Checkpointer {
         let _ = self.reads.send(request);
     }
 
-    /// Ends the threads, after what they were given is done; `false` if that takes longer than
-    /// `until`: then they are left to themselves.
+    /// Ends the threads after their present work. Returns `false` if that takes longer than
+    /// `until`, and then leaves them running.
     pub(crate) fn finish(self, until: Instant) -> bool {
         let Checkpointer { jobs, reads, tidy, ended, .. } = self;
         drop((jobs, reads, tidy));
@@ -133,7 +134,7 @@ impl Checkpointer {
         ended.recv_timeout(wait) == Err(mpsc::RecvTimeoutError::Disconnected)
     }
 
-    /// Frees what is no longer needed, soon. `tasks_live` is how many tasks there are.
+    /// Frees unneeded space soon. `tasks_live` is the present number of tasks.
     pub(crate) fn tidy(&self, tasks_live: u64) {
         self.tasks_live.store(tasks_live, Ordering::Relaxed);
         let _ = self.tidy.try_send(());
@@ -147,7 +148,7 @@ fn spawn(
     running: (Arc<DataDir>, mpsc::Sender<()>),
 ) -> std::io::Result<()> {
     let run = move || {
-        // Everything that `work` holds is dropped by then, the store above all.
+        // All data of `work` is dropped by now, above all the store.
         let ended = catch_unwind(AssertUnwindSafe(work));
         let failure = match ended {
             Ok(Ok(())) => None,
@@ -223,7 +224,7 @@ fn free_space(
     Ok(())
 }
 
-/// Removes what is left over of states that were replaced; what is too much for once, the next time.
+/// Removes garbage of replaced states, up to a bound; later calls remove the rest.
 fn sweep(store: &Store) -> Result<(), StoreError> {
     for _ in 0..SWEEPS_MAX {
         if !store.sweep()? {

@@ -1,7 +1,7 @@
-//! What a node keeps telling and hearing: where it is, where the others are, who leads, how clocks differ.
+//! Announce: the news that a node sends and hears regularly: addresses, leaders, clocks.
 //!
-//! Invariant: the peers of a node are the nodes of the control state as it has applied it; until it has
-//! one, those that it was told of when it joined.
+//! Invariant: the peers of a node are the nodes of its applied control state. Before it has that
+//! state, the peers are the nodes that it learned when it joined.
 
 use super::{Cluster, ClusterCall, ClusterReply, Routes, join::addresses};
 use crate::{clock::real_now, limits::PEER_SILENCE_MS_MAX, pauses::Pauses, peer::RefusalCode};
@@ -12,25 +12,27 @@ use std::{
 use taskyard_replica::{Node, NodeId};
 use tokio::time::timeout;
 
-/// How often it looks where nothing has changed.
+/// The interval between two looks at things that rarely change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The first pause between two looks for leaders that are not known, and the longest: each look asks all
-/// nodes about all that they hold, and calls look for a leader by themselves.
+/// The shortest and the longest pause between two searches for unknown leaders. A search asks every
+/// node for all its groups, and calls search for a leader by themselves.
 const ROUTES_AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(5)];
-/// How long before it tries again to tell where it is.
+/// The pause before a node announces its address again.
 const TELL_AGAIN_AFTER: Duration = Duration::from_secs(2);
-/// How long the data of a running node counts as the same.
+/// The interval at which a running node raises its count of starts.
 const COUNT_EVERY: Duration = Duration::from_secs(60 * 60);
-/// How long another process may have this node's number before this one ends. An earlier process of the
-/// node itself, whose machine lost its power, is forgotten sooner: when its connections are silent.
+/// How long another process may have this node's number before this one stops. An earlier process
+/// of this node, whose machine lost power, is forgotten sooner: when its connections are silent.
 const IN_USE_FOR_MAX: Duration = Duration::from_millis(2 * PEER_SILENCE_MS_MAX);
-/// Clocks that differ by more are warned of: leases and schedules follow the clock of whoever leads.
+/// A larger difference between clocks is warned of, because leases and schedules follow the
+/// leader's clock.
 pub(super) const SKEW_MS_MAX: u64 = 2_000;
 /// The least time between two warnings about one clock.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
 impl Cluster {
-    /// Keeps the peers of this node those of the control state. `joined_with` are known before.
+    /// Keeps this node's peers equal to the nodes of the control state. `joined_with` are the peers
+    /// before.
     pub(crate) async fn keep_peers(self, joined_with: BTreeMap<NodeId, String>) {
         let mut changes = self.routes().changes();
         loop {
@@ -41,8 +43,8 @@ impl Cluster {
         }
     }
 
-    /// Names them once. A node does before it answers anybody: who is not named is not heard, and what
-    /// needs him would be refused.
+    /// Sets the peers once. A node does so before it answers any call, because the network ignores
+    /// unknown nodes, and calls that need them would be refused.
     pub(crate) fn name_peers(&self, joined_with: &BTreeMap<NodeId, String>) {
         let control = self.routes().control();
         if let Some(network) = self.shards().network() {
@@ -53,7 +55,8 @@ impl Cluster {
         }
     }
 
-    /// Tells the control group's leader where this node is, whenever that is not what is known.
+    /// Announces this node's address to the control group's leader whenever the control state
+    /// differs.
     pub(crate) async fn keep_telling(self) {
         let mut changes = self.routes().changes();
         loop {
@@ -69,7 +72,7 @@ impl Cluster {
             let (about, starts, boot) = (self.about().clone(), start.count, start.boot);
             let call = ClusterCall::Announce { node: self.me(), about, starts, boot };
             match self.ask_leader(call).await.and_then(ClusterReply::done) {
-                // The control state follows; until then there is nothing new to tell.
+                // The control state will follow; until then there is nothing to announce.
                 Ok(()) => drop(timeout(TELL_AGAIN_AFTER, changes.changed()).await),
                 Err(error) => {
                     let at = &known.address;
@@ -82,8 +85,9 @@ impl Cluster {
         }
     }
 
-    /// Counts on while this node runs, and tells it: a copy of the data of a running node, such as an image of
-    /// its disk, is known to be older soon, and not only after the next start.
+    /// Raises this node's count of starts while it runs, and announces the count. A copy of a
+    /// running node's data, such as a disk image, is then recognised as older soon, not only after
+    /// the next start.
     pub(crate) async fn keep_counting(self) {
         loop {
             tokio::time::sleep(COUNT_EVERY).await;
@@ -100,8 +104,8 @@ impl Cluster {
         }
     }
 
-    /// Finds out who leads the shards that this node has no replica of: of the others it hears by
-    /// itself.
+    /// Searches for the leaders of shards that have no replica on this node. A local replica learns
+    /// its leader by itself.
     pub(crate) async fn keep_routes(self) {
         let mut changes = self.routes().changes();
         let [first, longest] = ROUTES_AGAIN_AFTER;
@@ -114,7 +118,7 @@ impl Cluster {
                 continue;
             }
             let sight = self.look().await;
-            // Who was found meanwhile is as good.
+            // A leader that was found meanwhile is as good.
             for group in unled_elsewhere(self.routes()) {
                 self.routes().set_leader(group, sight.leader(group).map(|(node, _)| node));
             }
@@ -122,10 +126,10 @@ impl Cluster {
         }
     }
 
-    /// Completes when another node says that this one has no place any more, with its words: it was
-    /// removed, is too old, or its number belongs to another live process. Who is removed while it is
-    /// away hears it no other way. Only peers that have proved themselves are believed: anybody could say
-    /// it at a peer's address.
+    /// Completes with a reason when this node has no place in the cluster any more: it was removed,
+    /// its data is too old, or another live process has its number. A node that was removed while
+    /// it was away learns this in no other way. Only authenticated peers are believed, because
+    /// anybody could answer at a peer's address.
     pub(crate) async fn turned_away(&self) -> String {
         let mut in_use_since: Option<Instant> = None;
         loop {
@@ -183,7 +187,7 @@ impl Cluster {
     }
 }
 
-/// The shards that no leader is known of, and no replica here would hear of one.
+/// The shards without a known leader and without a replica on this node.
 fn unled_elsewhere(routes: &Routes) -> Vec<u64> {
     let control = routes.control();
     let is_elsewhere = |group: &u64| !routes.has_replica(*group);
@@ -191,7 +195,7 @@ fn unled_elsewhere(routes: &Routes) -> Vec<u64> {
     unled.filter(is_elsewhere).collect()
 }
 
-/// The clocks that differ by too much and were not warned of within a minute.
+/// The clocks that differ by too much and were not reported within the last minute.
 fn worth_saying(
     warned: &mut BTreeMap<NodeId, Instant>,
     skews: impl Iterator<Item = (NodeId, i64)>,
@@ -214,7 +218,8 @@ mod tests {
     use std::sync::Arc;
     use taskyard_replica::{Control, ControlCommand, Node, Placement, StateMachine};
 
-    /// A shard with a replica here that has no leader made it ask all nodes four times a second, for nothing.
+    /// A local replica without a leader once made its node ask all nodes four times a second, for
+    /// nothing.
     #[test]
     fn leaders_are_looked_for_only_where_no_replica_here_hears_of_them() {
         let mut control = Control::default();

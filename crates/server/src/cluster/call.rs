@@ -1,8 +1,8 @@
-//! Calls between nodes about the cluster itself, as bytes, and back.
+//! Calls between nodes about the cluster itself, and their bytes.
 //!
-//! Bytes come from another node, perhaps of another version: what can't be read is answered with
-//! words, and nothing panics. What only the control group's leader decides is sent to it by
-//! `Cluster::ask_leader`; the rest is answered by whoever is asked.
+//! The bytes come from another node, perhaps of another version: unreadable bytes get an answer in
+//! words, and nothing panics. `Cluster::ask_leader` sends the calls that only the control group's
+//! leader decides; any node answers the others.
 
 use super::{
     GroupStatus, call_kind,
@@ -20,78 +20,79 @@ use taskyard_machine::{
 };
 use taskyard_replica::{Change, NodeId};
 
-/// The byte after the kind: how the rest is laid out.
+/// The byte after the kind: the version of the layout.
 const VERSION: u8 = 1;
 
-/// The second byte of [`ClusterReply::Unread`], and its words after it: the same in every version.
+/// The second byte of [`ClusterReply::Unread`], before its words: the same in every version.
 const UNREAD: u8 = 0;
 
-/// What one node asks of another about the cluster.
+/// A node's call to another node about the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ClusterCall {
-    /// How the node and its replicas stand.
+    /// Asks for the state of the node and its replicas.
     Report,
-    /// A group that the node leads is to change its members.
+    /// Changes the members of a group that the node leads.
     Change { group: u64, fence: (u64, u64), changes: Vec<MemberChange> },
-    /// A group that the node leads is to be led by another replica.
+    /// Hands over a group that the node leads to another replica.
     Transfer { group: u64, to: u64 },
-    /// Shards are to send each other nothing for so long, for a backup, and to keep what they have
-    /// delivered; 0 ends it.
+    /// Pauses messages between shards for a backup, and keeps delivered messages in their outboxes;
+    /// 0 milliseconds end the pause.
     Hold { backup: u64, hold_ms: u64 },
-    /// No checkpoint is to begin for so long, or until a backup comes; answered when none is under way.
+    /// Prevents new checkpoints until the time is over or a backup begins; answered when none is in
+    /// progress.
     Quiet { quiet_ms: u64 },
-    /// All replicas of the node are to be frozen at one moment and kept for a backup, once these have come
-    /// as far as this; answered when they are.
+    /// Freezes all replicas of the node at one moment and keeps the copies for a backup, once these
+    /// shards have applied the given indexes; answered afterwards.
     Freeze { backup: u64, shards: Vec<(ShardId, u64)> },
-    /// Where the replicas stand that the node keeps for a backup. Whoever asks keeps them longer.
+    /// Asks for the cuts of the copies that the node keeps for a backup, and extends their keeping.
     Copied { backup: u64 },
-    /// They are not needed any more.
+    /// Ends the keeping of a backup's copies.
     LetGo { backup: u64 },
-    /// A part of one of them.
+    /// Asks for a part of a copy.
     CopiedPart { backup: u64, shard: ShardId, from: Position },
-    /// Of the control group's leader: a node asks for a place.
+    /// To the control group's leader: a node asks to join.
     Join(Candidate),
-    /// Of the control group's leader: what a node says about itself.
+    /// To the control group's leader: a node announces itself.
     Announce { node: NodeId, about: About, starts: u64, boot: u128 },
-    /// Of the control group's leader: what an operator wants.
+    /// To the control group's leader: an operator's request.
     Operate(Operation),
-    /// About the workers that are connected to the node.
+    /// A call about the workers that are connected to the node.
     Worker(WorkerCall),
 }
 
 /// The answer to a [`ClusterCall`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ClusterReply {
-    /// The call could not be read there, for the other node is of another version. Nothing was done.
+    /// The other node cannot read the call, because its version differs. Nothing was done.
     Unread(String),
-    /// To `Report`.
+    /// Answers `Report`.
     Report(Report),
-    /// To `Join`.
+    /// Answers `Join`.
     Joined(JoinAnswer),
-    /// To `Freeze`: shards that have come as far as was asked.
+    /// Answers `Freeze`: the shards that have applied the requested index.
     Frozen(Vec<ShardId>),
-    /// To `Copied`: the cut of each, encoded; `None` until they are on the disk.
+    /// Answers `Copied`: the cut of each copy, encoded; `None` until all are on disk.
     Copied(Option<Vec<(ShardId, Vec<u8>)>>),
-    /// To `CopiedPart`.
+    /// Answers `CopiedPart`.
     Part(Part),
-    /// To `Worker`.
+    /// Answers `Worker`.
     Worker(WorkerReply),
-    /// To all others: it is done.
+    /// Answers all other calls: the node has done it.
     Done,
-    /// It is not done.
+    /// The node has not done it.
     Failed(Error),
 }
 
-/// How a node stands, as it says itself.
+/// A node's report about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {
-    /// What it runs.
+    /// The version that it runs.
     pub(crate) build: String,
-    /// Its replicas, by group.
+    /// The node's replicas, by group.
     pub(crate) groups: Vec<GroupStatus>,
-    /// It stops: it is to be given nothing to lead.
+    /// Whether the node stops, so that it must get no leaders.
     pub(crate) leaving: bool,
-    /// Its disk has no room, or soon none, for new tasks: it is to be given neither leaders nor replicas.
+    /// Whether the node is low on disk, so that it must get neither leaders nor replicas.
     pub(crate) disk_low: bool,
     /// What it sends reaches the other nodes too slowly: it is to be given no leaders.
     pub(crate) slow: bool,
@@ -99,7 +100,7 @@ pub(crate) struct Report {
     pub(crate) problem: Option<String>,
 }
 
-/// What a node says about itself: see `taskyard_replica::Node`.
+/// A node's facts about itself: see `taskyard_replica::Node`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct About {
     pub(crate) address: String,
@@ -108,38 +109,38 @@ pub(crate) struct About {
     pub(crate) rules_max: u16,
 }
 
-/// What an operator may ask of a cluster.
+/// An operator's request to a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Empty a node, or use it again.
+    /// Drains a node, or puts it back into use.
     Drain {
-        /// Its number.
+        /// The node's number.
         node: NodeId,
-        /// Whether it is to be emptied.
+        /// Whether to drain the node.
         drains: bool,
     },
-    /// Forget a node.
+    /// Removes a node.
     Remove {
-        /// Its number.
+        /// The node's number.
         node: NodeId,
-        /// It is lost with all that it held: place that anew.
+        /// Whether the node is lost for good, so that its replicas are placed anew.
         force: bool,
     },
-    /// Have a shard led by a node.
+    /// Hands over a shard to a node.
     Transfer {
-        /// Which shard.
+        /// The shard.
         shard: ShardId,
         /// The node.
         node: NodeId,
     },
-    /// Have so many replicas of each shard.
+    /// Sets the number of replicas of each shard.
     SetReplication {
         /// 1, 3 or 5.
         factor: u8,
     },
 }
 
-/// A change of one member, as it is sent.
+/// A change of one member, as it is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemberChange {
     AddVoter(u64),
@@ -168,7 +169,7 @@ impl From<MemberChange> for Change {
 }
 
 impl ClusterCall {
-    /// Its bytes, after the one that says who answers it.
+    /// The call's bytes, after the byte that names the part that answers.
     pub(crate) fn encode(&self) -> Bytes {
         let mut bytes = vec![call_kind::CLUSTER];
         bytes.extend(encode_for_node(VERSION, self));
@@ -191,7 +192,7 @@ impl From<Result<(), Error>> for ClusterReply {
 }
 
 impl ClusterReply {
-    /// What was frozen, of an answer to `Freeze`.
+    /// The frozen shards in an answer to `Freeze`.
     pub(crate) fn frozen(self) -> Result<Vec<ShardId>, Error> {
         match self {
             ClusterReply::Frozen(shards) => Ok(shards),
@@ -199,7 +200,7 @@ impl ClusterReply {
         }
     }
 
-    /// What became of something that has no other answer.
+    /// The result of a call that has no other answer.
     pub(crate) fn done(self) -> Result<(), Error> {
         match self {
             ClusterReply::Done => Ok(()),
@@ -328,7 +329,8 @@ mod tests {
         assert!(ClusterReply::decode(&[VERSION, 77]).is_err());
     }
 
-    /// Nodes of two versions ask each other during an upgrade: what is here never changes.
+    /// Nodes of two versions talk to each other during an upgrade, so that this layout never
+    /// changes.
     #[test]
     fn the_layout_of_version_1_stays() {
         let hex = |bytes: Bytes| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

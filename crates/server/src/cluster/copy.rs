@@ -1,14 +1,16 @@
-//! Copy: a backup of the whole cluster, written by the node that is asked from the replicas of any.
+//! Copy: a backup of the whole cluster, written by any node from the replicas of all nodes.
 //!
-//! A shard drops what it owed another when that one has it, and sends it what it owes. So of two copies,
-//! taken at different moments, one may have forgotten what the other has not got yet, or have got what
-//! the other has not sent. Therefore, while replicas are frozen, no leader sends or drops anything; and each
-//! replica that is frozen has first come as far as its leader was when that began. Then all copies fit
-//! together, wherever they are taken: what is in two of them is taken once, by its number.
+//! A shard sends its outbox messages to other shards, and drops a message once the other shard has
+//! it. Two copies from different moments may therefore disagree. One may have dropped a message
+//! that the other has not got, or have got a message that the other has not sent. For this reason
+//! no leader sends or drops messages while replicas are frozen, and each frozen replica has first
+//! applied everything that its leader had applied when the pause began. All copies then fit
+//! together, whichever replicas they come from: a message in two copies is taken once, by its
+//! number.
 //!
-//! Shards are frozen in memory, which takes no time; they are written to disk, and fetched from there,
-//! when messages flow again. A shard that is not here is fetched from one of the nodes that have it, and
-//! from another one if that node is lost.
+//! Shards are frozen in memory, which takes no time. They are written to disk, and read from there,
+//! when messages flow again. A shard without a replica on this node is fetched from a node that has
+//! one, and from another node if the first one is lost.
 
 use super::{Cluster, ClusterCall, ClusterReply, sight::Sight};
 use crate::{
@@ -31,37 +33,37 @@ use tokio::{
     time::timeout,
 };
 
-/// How long nodes may take for the checkpoints that are under way when a backup is asked for.
+/// How long nodes may take to finish checkpoints that are in progress when a backup begins.
 const QUIET_WITHIN: Duration = Duration::from_secs(20);
-/// And how long they begin no others.
+/// How long nodes then start no other checkpoint.
 const QUIET_FOR: Duration = Duration::from_secs(40);
-/// How long shards send each other nothing, at most.
+/// The longest pause of messages between shards.
 const HOLD_FOR: Duration = Duration::from_secs(30);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// How long a node may take to freeze its replicas, once they have come so far.
+/// How long a node may take to freeze its replicas, once they have applied enough.
 const FREEZE_WITHIN: Duration = Duration::from_secs(10);
 /// A replica that lacks more entries than this is not waited for.
 const LAG_MAX: u64 = 10_000;
-/// Leaders that change meanwhile make it begin anew.
+/// The most tries; a try fails when leaders change during it.
 const TRIES: usize = 3;
-/// No try begins later.
+/// The time after which no further try begins.
 const TRY_FOR: Duration = Duration::from_secs(40);
-/// How long nodes may take to have what was frozen on their disks.
+/// How long nodes may take to write the frozen state to disk.
 const WRITTEN_WITHIN: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// A node that does not answer for so long is lost for this backup.
+/// A node that does not answer for this long is lost for this backup.
 const SILENT_FOR_MAX: Duration = Duration::from_secs(10);
-/// Copies that are not asked for are told so often that they are still needed.
+/// The interval at which nodes are asked to keep copies that are not being read.
 const KEEP_EVERY: Duration = Duration::from_secs(20);
 
 impl Cluster {
-    /// A consistent copy of every shard, as the bytes of one file, in parts.
+    /// A consistent copy of every shard, in parts of one file.
     pub(crate) async fn backup(&self) -> Result<mpsc::Receiver<Result<BackupPart, Error>>, Error> {
         if self.routes().is_alone() {
             return self.shards().backup().await;
         }
         let cluster = self.clone();
-        // On its own, so that what is held is let go even if nobody waits for it any more.
+        // In a task of its own, so that the pause ends even if the caller goes away.
         let begun = tokio::spawn(async move { cluster.begin_backup().await });
         let begun = begun.await.unwrap_or_else(|_| Err(crate::shard::gone()))?;
         Ok(backup::stream(self.shards().format(), ClusterCopies::of(self.clone(), begun)))
@@ -82,8 +84,8 @@ impl Cluster {
         }
     }
 
-    /// The nodes to copy from: this one, if it has all shards, else all that have what it lacks. `all`
-    /// takes more, should this one be of no use.
+    /// The nodes to copy from: this one, if it has all shards; else also the nodes with the missing
+    /// shards. `all` adds all other nodes, for the case that this one cannot be used.
     fn copying_nodes(&self, all: bool) -> BTreeSet<NodeId> {
         let (control, me) = (self.routes().control(), self.me());
         let mut nodes = BTreeSet::from([me]);
@@ -98,28 +100,28 @@ impl Cluster {
     /// Freezes the replicas of these nodes so that they fit together.
     async fn freeze_all(&self, nodes: BTreeSet<NodeId>) -> Result<Begun, Error> {
         let backup = random_u64();
-        // Before anything is held: a checkpoint that is under way may take a while.
+        // Before the pause, because a checkpoint in progress may take a while.
         let quiet_ms = millis(QUIET_FOR);
         let quiet = self.ask_all(&nodes, QUIET_WITHIN, |_| ClusterCall::Quiet { quiet_ms }).await;
         let is_quiet = |(node, reply): (NodeId, Result<ClusterReply, Error>)| {
             reply.and_then(ClusterReply::done).is_ok().then_some(node)
         };
         let nodes = quiet.into_iter().filter_map(is_quiet).collect();
-        let begun = self.freeze_held(backup, &nodes).await;
-        // Whoever is not reached now goes on by itself.
+        let begun = self.freeze_paused(backup, &nodes).await;
+        // A node that this call does not reach ends its pause by itself.
         let _ = self.hold(backup, Duration::ZERO).await;
         if begun.is_err() {
-            self.let_go(backup, &nodes).await;
+            self.drop_copies(backup, &nodes).await;
         }
         begun
     }
 
-    /// Tells nodes that their copies are not needed. What this does not reach is let go by itself.
-    async fn let_go(&self, backup: u64, nodes: &BTreeSet<NodeId>) {
+    /// Ends the keeping of copies. A node that this call does not reach ends it by itself.
+    async fn drop_copies(&self, backup: u64, nodes: &BTreeSet<NodeId>) {
         self.ask_all(nodes, ANSWER_WITHIN, |_| ClusterCall::LetGo { backup }).await;
     }
 
-    async fn freeze_held(&self, backup: u64, nodes: &BTreeSet<NodeId>) -> Result<Begun, Error> {
+    async fn freeze_paused(&self, backup: u64, nodes: &BTreeSet<NodeId>) -> Result<Begun, Error> {
         let held_until = real_now() + HOLD_FOR;
         let holding = self.hold(backup, HOLD_FOR).await?;
         let before = self.look().await;
@@ -154,7 +156,7 @@ impl Cluster {
                 "no replica of shard {shard} could be copied in time{why}; take the backup again"
             )));
         }
-        // Somebody else who began to lead a shard meanwhile may have known nothing of the hold.
+        // A new leader of a shard may not have known of the pause.
         let after = self.look().await;
         let led = |sight: &Sight, group| sight.leader(group).map(|(node, led)| (node, led.term));
         let is_calm = shards(&before).all(|(_, group)| led(&before, group) == led(&after, group));
@@ -167,8 +169,9 @@ impl Cluster {
         Ok(Begun { backup, nodes: frozen.into_keys().collect(), least })
     }
 
-    /// Has every node that answers send nothing between shards, for so long; which those are. One that
-    /// does not answer leads nothing that could go on without it, or is found to.
+    /// Pauses messages between shards on every node that answers; returns these nodes. A node that
+    /// does not answer leads no shard that could go on without it, or the later check finds that it
+    /// does.
     async fn hold(&self, backup: u64, hold: Duration) -> Result<BTreeSet<NodeId>, Error> {
         let nodes = self.routes().control().nodes().keys().copied().collect();
         let hold_ms = millis(hold);
@@ -201,7 +204,7 @@ impl Cluster {
         join_all(asked).await
     }
 
-    /// Asks a node for what only it can give, until it answers or is lost.
+    /// Asks a node that alone can answer, until it answers or is lost.
     async fn ask_on(&self, node: NodeId, call: &ClusterCall) -> Result<ClusterReply, Error> {
         let begun = real_now();
         loop {
@@ -234,19 +237,19 @@ fn millis(duration: Duration) -> u64 {
 #[derive(Debug)]
 struct Begun {
     backup: u64,
-    /// The nodes that keep copies for it.
+    /// The nodes that keep copies for the backup.
     nodes: BTreeSet<NodeId>,
-    /// Where a copy of each shard must stand at least.
+    /// The least index that a copy of each shard must have.
     least: BTreeMap<ShardId, u64>,
 }
 
-/// The copies of all nodes for one backup. They are kept for as long as this is.
+/// The copies of all nodes for one backup. Nodes keep them as long as this value lives.
 struct ClusterCopies {
     cluster: Cluster,
     begun: Begun,
-    /// By shard, once they are written.
+    /// The copies by shard, once they are written.
     written: OnceCell<BTreeMap<ShardId, Vec<ShardCopy>>>,
-    /// Dropped with this, which ends the keeping.
+    /// Dropped with this value, which ends the keeping.
     _keeping: oneshot::Sender<()>,
 }
 
@@ -257,7 +260,7 @@ impl ClusterCopies {
         ClusterCopies { cluster, begun, written: OnceCell::new(), _keeping: keeping }
     }
 
-    /// Waits until every node has written what it froze, or is lost.
+    /// Waits until every node has written its copies, or is lost.
     async fn written(&self) -> BTreeMap<ShardId, Vec<ShardCopy>> {
         let asked = self.begun.nodes.iter().map(|&node| async move {
             match timeout(WRITTEN_WITHIN, self.written_on(node)).await {
@@ -274,14 +277,14 @@ impl ClusterCopies {
         });
         let mut copies: BTreeMap<ShardId, Vec<ShardCopy>> = BTreeMap::new();
         for (shard, copy) in join_all(asked).await.into_iter().flatten() {
-            // What was about to be replaced by a snapshot was not frozen, and may be older.
+            // A state that a snapshot was about to replace was not frozen, and may be older.
             if self.begun.least.get(&shard).is_some_and(|least| copy.cut.index >= *least) {
                 copies.entry(shard).or_default().push(copy);
             }
         }
         let (me, count) = (self.cluster.me(), self.begun.nodes.len() as u64);
         for (shard, copies) in &mut copies {
-            // What is here needs no network; else each node gives about as many.
+            // A local copy needs no network; otherwise each node serves about as many shards.
             let turn = |node: NodeId| (node + u64::from(shard.0)) % count;
             copies.sort_by_key(|copy| (copy.node != me, turn(copy.node), copy.node));
         }
@@ -329,7 +332,7 @@ impl Copies for ClusterCopies {
     }
 }
 
-/// Tells all nodes now and then that their copies are still needed, and in the end that they are not.
+/// Asks all nodes regularly to keep their copies, and in the end to drop them.
 async fn keep(
     cluster: Cluster,
     backup: u64,
@@ -339,5 +342,5 @@ async fn keep(
     while timeout(KEEP_EVERY, &mut ended).await.is_err() {
         cluster.ask_all(&nodes, ANSWER_WITHIN, |_| ClusterCall::Copied { backup }).await;
     }
-    cluster.let_go(backup, &nodes).await;
+    cluster.drop_copies(backup, &nodes).await;
 }

@@ -1,11 +1,11 @@
 //! Entrance: how a new data directory gets into a cluster: it founds one, or joins one.
 //!
-//! With a list of all nodes that names this one too, the first of the list founds the cluster, and only
-//! when every other node has said that it is in none and has the same list. So two clusters never come of
-//! one list: whoever founds has heard from all others that they wait for it, and a first node that lost
-//! its disk hears from the others that there is a cluster, and joins that.
+//! If a list of all nodes names this one too, the first node of the list founds the cluster. It
+//! does so only after every other node has reported that it is in no cluster and has the same list.
+//! One list can therefore never make two clusters: the founder knows that all others wait for it. A
+//! first node that lost its disk hears from the others that a cluster exists, and joins it.
 //!
-//! A node that waits answers on its peer port that it does.
+//! A waiting node answers on its peer port.
 
 use super::join::{Candidate, JoinAnswer, JoinCall, Welcome};
 use crate::{
@@ -25,26 +25,27 @@ use std::{
 use taskyard_replica::NodeId;
 use tokio::time::sleep;
 
-/// How long one node may take to answer: it passes the question on to whoever leads.
+/// How long one node may take to answer, because it asks the control group's leader in turn.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 /// The pause before all addresses are tried again.
 const AGAIN_AFTER: Duration = Duration::from_millis(300);
-/// The least time between two lines about what is waited for.
+/// The least time between two messages about the wait.
 const SAY_EVERY: Duration = Duration::from_secs(5);
-/// How long a node that has its place looks whether the address it was told to join is of its cluster.
+/// How long a node with a place searches for nodes at the addresses that it was told to join.
 const LOOK_FOR: Duration = Duration::from_secs(2);
 
-/// How a node comes to the data directory that it starts on.
+/// How a node gets the data directory on which it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entrance {
-    /// It is there; what it was made as.
+    /// The directory exists, with this format.
     There(Format),
-    /// It is made when it is opened, and founds a cluster.
+    /// The directory is created when it is opened, and founds a cluster.
     Founds,
 }
 
-/// Makes ready what `config.data` names: joins a cluster if that is asked for and it has no place yet.
-/// `address` and `serves` are where others and clients will reach this node; `listener` is where.
+/// Prepares the directory `config.data`: joins a cluster if this is requested and the node has no
+/// place yet. `address` and `serves` are for peers and clients; `listener` is the socket behind
+/// `address`.
 pub(crate) async fn enter(
     config: &Config,
     address: &str,
@@ -101,7 +102,7 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| StartError(format!("the data directory can't be made: {error}")))?
 }
 
-/// How this node introduces itself while it has no number.
+/// The introduction of this node while it has no number.
 pub(super) fn introduction(config: &Config) -> PeerConfig {
     PeerConfig {
         cluster: 0,
@@ -113,8 +114,8 @@ pub(super) fn introduction(config: &Config) -> PeerConfig {
     }
 }
 
-/// A node that has its place was told to join: it stays, and says so, or the address is of another
-/// cluster, which is a mistake.
+/// Checks a node that has a place and was told to join. It keeps its place with a message; an
+/// address that belongs to another cluster is an error.
 async fn look(config: &Config, format: Format) -> Result<(), StartError> {
     let me = introduction(config);
     let until = real_now() + LOOK_FOR;
@@ -152,19 +153,19 @@ fn another_cluster(data: &Path, format: Format, address: &str, hello: &PeerHello
 struct Asking {
     me: PeerConfig,
     candidate: Candidate,
-    /// Whom it asks; without itself.
+    /// The nodes to ask, without this one.
     others: Vec<String>,
-    /// What it was given, if that names this node too.
+    /// The configured list, if it names this node too.
     list: Option<Vec<String>>,
     clock: crate::Clock,
 }
 
-/// What came of asking everybody once.
+/// The result of asking every node once.
 enum Round {
     In(Welcome),
-    /// All others are there, and wait.
+    /// All other nodes answer, and wait.
     AllWait,
-    /// Why it goes on.
+    /// The reason to ask again.
     NotYet(String),
 }
 
@@ -194,7 +195,7 @@ impl Asking {
         Ok(PeerNetwork::wait(&self.me, listener, Arc::new(Waiting(waits)), self.clock.clone()))
     }
 
-    /// Asks until it has a place, or is the one to found the cluster (`None`), or can't ever get in.
+    /// Asks until this node has a place, must found the cluster (`None`), or can never get in.
     async fn until_in(&self) -> Result<Option<Welcome>, StartError> {
         let mut said: Option<Instant> = None;
         loop {
@@ -217,7 +218,7 @@ impl Asking {
         first.is_some_and(|first| *first == self.candidate.address)
     }
 
-    /// Asks everybody once. A cluster that anybody is in is the one to join.
+    /// Asks every node once. If any of them is in a cluster, this node joins that cluster.
     async fn round(&self) -> Result<Round, StartError> {
         let call = JoinCall::Join(self.candidate.clone()).encode();
         let mut waiting = 0;
@@ -254,7 +255,7 @@ impl Asking {
         }
     }
 
-    /// Two lists could make two clusters.
+    /// Two different lists could make two clusters.
     fn check_list(&self, address: &str, theirs: &[String]) -> Result<(), StartError> {
         let Some(ours) = &self.list else { return Ok(()) };
         if ours == theirs {
@@ -273,7 +274,7 @@ impl Asking {
     }
 }
 
-/// Whether asking again would only bring the same answer.
+/// Whether asking again would give the same answer.
 fn is_for_good(error: &JoinError) -> bool {
     match error {
         JoinError::NotAPeer { .. } => true,
@@ -288,7 +289,7 @@ fn is_for_good(error: &JoinError) -> bool {
     }
 }
 
-/// The peer port of a node that is in no cluster.
+/// The peer port of a node without a cluster.
 struct Waiting(Bytes);
 
 impl PeerHandler for Waiting {

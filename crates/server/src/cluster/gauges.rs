@@ -1,6 +1,6 @@
-//! What this node sees of its cluster at a moment, in numbers, for metrics.
+//! Gauges: this node's view of its cluster, in numbers, for metrics.
 //!
-//! Nobody else is asked: metrics are read most when others are away.
+//! No other node is asked, because metrics are read most when other nodes are away.
 
 use super::GroupStatus;
 use crate::{
@@ -52,13 +52,13 @@ impl Shards {
     }
 }
 
-/// Voters that were heard of lately, as their leader says.
+/// The number of voters that their leader heard lately.
 fn live_voters(status: &GroupStatus) -> usize {
     let live = status.members.iter().filter(|member| member.active);
     live.filter(|member| status.voters.contains(&member.replica)).count()
 }
 
-/// By other node: the most entries that a replica of it lacks.
+/// The most entries that a replica lacks, for each other node.
 fn lags(control: &Control, led: &[&GroupStatus], me: NodeId) -> BTreeMap<NodeId, u64> {
     let mut lags = BTreeMap::new();
     for status in led {

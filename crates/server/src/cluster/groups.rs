@@ -1,6 +1,6 @@
-//! Groups: what is asked of this node's replicas by those who form and move a cluster.
+//! Groups: the requests that form and move a cluster, to this node's replicas.
 //!
-//! All of it goes to the shard loop, and is answered by the replica that is here: who asks finds the
+//! The shard loop handles each request, and the local replica answers it. The caller finds the
 //! leader by `Routes`.
 
 use crate::{
@@ -14,52 +14,53 @@ use taskyard_machine::wire::wire_struct;
 use taskyard_replica::{Change, ControlCommand, NodeId};
 use tokio::sync::oneshot;
 
-/// Nobody holds messages between shards, or checkpoints, for longer, whatever is asked.
+/// The longest pause of messages between shards or of checkpoints, whatever the caller asks.
 const HOLD_MS_MAX: u64 = 60_000;
 
-/// How one replica stands, as its node tells.
+/// The state of one replica, as its node reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupStatus {
     /// The group: 0 is the control group, `shard + 1` a shard's.
     pub group: u64,
-    /// This node's replica of it.
+    /// This node's replica of the group.
     pub replica: u64,
-    /// Its term.
+    /// The replica's term.
     pub term: u64,
-    /// The replica that leads, as far as this one knows; it may be this one.
+    /// The leader, as far as this replica knows; it may be this one.
     pub leader: Option<u64>,
-    /// This replica leads and has applied its own first entry: it serves.
+    /// Whether this replica serves: it leads, and has applied the first entry of its term.
     pub serves: bool,
     /// The last entry on this node's disk.
     pub persisted: u64,
-    /// The last entry that was applied.
+    /// The last applied entry.
     pub applied: u64,
-    /// The last entry that is known to be committed.
+    /// The last entry known to be committed.
     pub committed: u64,
-    /// Those who decide, as of `applied`.
+    /// The voters, as of `applied`.
     pub voters: Vec<u64>,
-    /// Those who only follow.
+    /// The learners.
     pub learners: Vec<u64>,
-    /// The old voters while a change of several members is under way.
+    /// The old voters while a change of several members is in progress.
     pub outgoing: Vec<u64>,
-    /// The entry that made the members what they are. With the term it fences what is planned for them.
+    /// The index at which the members last changed. Together with the term it fences plans for
+    /// these members.
     pub members_since: u64,
-    /// How far each member has come; empty unless it serves.
+    /// The progress of each member; empty unless this replica serves.
     pub members: Vec<MemberStatus>,
-    /// It is being sent the whole state: bytes that have arrived.
+    /// The bytes of a snapshot that have arrived, while one is being installed.
     pub installing: Option<u64>,
 }
 
-/// How far a member has come, as its leader sees it.
+/// The progress of one member, as its leader sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemberStatus {
     /// The replica.
     pub replica: u64,
-    /// The last entry that it is known to hold on disk.
+    /// The last entry that the replica is known to have on disk.
     pub matched: u64,
-    /// How many entries it lacks.
+    /// The number of entries that it lacks.
     pub lag: u64,
-    /// It was heard of within an election timeout.
+    /// Whether it was heard within an election timeout.
     pub active: bool,
 }
 
@@ -82,16 +83,16 @@ wire_struct!(GroupStatus {
 wire_struct!(MemberStatus { replica, matched, lag, active });
 
 impl Shards {
-    /// Proposes to the control group, if this node leads it: applied when this returns.
+    /// Proposes to the control group, if this node leads it; returns when the command is applied.
     pub(crate) async fn control(&self, command: ControlCommand) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         self.push(Input::Control { command, answer })?;
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
-    /// Proposes a change of a group's members, if this node leads it and they are those that the change was
-    /// planned for: `fence` is their term and `members_since`. Returns when it is proposed: what became
-    /// of it is seen in the group's status.
+    /// Proposes a change of a group's members, if this node leads it and the members have not
+    /// changed since the plan: `fence` is the plan's term and `members_since`. Returns when the
+    /// change is proposed; the group's status shows the result.
     pub(crate) async fn change(
         &self,
         group: u64,
@@ -103,15 +104,15 @@ impl Shards {
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
-    /// Begins to hand a group over to replica `to`, if this node leads it.
+    /// Begins to hand over a group to replica `to`, if this node leads it.
     pub(crate) async fn transfer(&self, group: u64, to: u64) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         self.push(Input::Transfer { group, to, answer })?;
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
-    /// Lets shards that this node leads send others nothing, and drop nothing that those have taken, for so
-    /// long, for a backup; 0 ends that. In force when this returns.
+    /// Pauses the messages of shards that this node leads, and the removal of delivered ones, for a
+    /// backup; 0 ends the pause. The pause is in force when this returns.
     pub(crate) async fn hold(&self, backup: u64, hold_ms: u64) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         let until = real_now() + Duration::from_millis(hold_ms.min(HOLD_MS_MAX));
@@ -119,7 +120,8 @@ impl Shards {
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
-    /// Lets no checkpoint begin for so long, or until a backup comes. Returns when none is under way.
+    /// Prevents new checkpoints until the time is over or a backup begins. Returns when none is in
+    /// progress.
     pub(crate) async fn keep_quiet(&self, quiet_ms: u64) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         let until = real_now() + Duration::from_millis(quiet_ms.min(HOLD_MS_MAX));
@@ -127,19 +129,19 @@ impl Shards {
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
-    /// How the replicas of this node stand, by group.
+    /// The states of this node's replicas, by group.
     pub(crate) async fn groups(&self) -> Result<Vec<GroupStatus>, Error> {
         let (answer, answered) = oneshot::channel();
         self.push(Input::Groups(answer))?;
         answered.await.map_err(|_| crate::shard::gone())
     }
 
-    /// Takes a message for the replica of a group.
+    /// Passes a message to the local replica of a group.
     pub(crate) fn raft(&self, from: NodeId, group: u64, message: Bytes) {
         let _ = self.push(Input::Raft { from, group, message });
     }
 
-    /// Tells that a peer can be sent to, or no longer can.
+    /// Reports that a peer is connected or not.
     pub(crate) fn peer(&self, node: NodeId, is_up: bool) {
         let _ = self.push(Input::Peer { node, is_up });
     }

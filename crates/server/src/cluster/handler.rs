@@ -1,7 +1,7 @@
-//! ClusterHandler: what a node does with all that its peers send.
+//! ClusterHandler: receives everything that peers send.
 //!
-//! Raft messages and the ups and downs of peers go to the shard loop. A call's first byte says who
-//! answers it: the shards of this node, or one of those that are plugged in here.
+//! Raft messages and changes of connections go to the shard loop. The first byte of a call names
+//! the part that answers: the shards of this node, or one of the functions in the handler.
 
 use super::call_kind;
 use crate::{
@@ -22,25 +22,25 @@ pub type Admit = Arc<dyn Fn(&PeerHello) -> Result<(), Refusal> + Send + Sync>;
 /// Writes down who is about to be let in.
 pub type Seated = Arc<dyn Fn(&PeerHello) -> BoxFuture<'static, Result<(), Refusal>> + Send + Sync>;
 
-/// What a node's peers reach. Kinds without an answer get an empty one.
+/// The parts of a node that its peers can call. A kind without a function gets an empty answer.
 #[derive(Clone)]
 pub struct ClusterHandler {
     /// The shards of this node.
     pub shards: Shards,
-    /// Calls about the cluster itself.
+    /// Answers calls about the cluster itself.
     pub cluster: Option<AnswerCall>,
-    /// Calls for pieces of a snapshot.
+    /// Answers calls for pieces of a snapshot.
     pub snapshot: Option<AnswerCall>,
-    /// Nodes that ask to join.
+    /// Answers nodes that ask to join.
     pub joined: Option<AnswerJoin>,
-    /// Who may connect; without it, everybody who knows the secret.
+    /// Decides which nodes may connect; without it, every node that knows the secret.
     pub admit: Option<Admit>,
     /// Who writes down who is let in.
     pub seated: Option<Seated>,
 }
 
 impl ClusterHandler {
-    /// One that serves the shards and nothing else yet.
+    /// A handler that serves only the shards.
     pub fn new(shards: Shards) -> ClusterHandler {
         let (cluster, snapshot, joined) = (None, None, None);
         ClusterHandler { shards, cluster, snapshot, joined, admit: None, seated: None }

@@ -1,7 +1,7 @@
-//! Join: what a node that has no place in a cluster says and is told, and who gets a place.
+//! Join: the conversation with a node that has no place in a cluster, and the decision about it.
 //!
 //! Invariants: one data directory gets one number, however often it asks; one address has one node;
-//! nothing is decided but by the control group's leader.
+//! only the control group's leader decides.
 
 use super::Cluster;
 use crate::{Error, data_dir::FORMAT_VERSION, limits::PEERS_MAX};
@@ -13,52 +13,52 @@ use taskyard_machine::{
 };
 use taskyard_replica::{Control, ControlCommand, Node, NodeId};
 
-/// The first byte of what is asked and answered.
+/// The version of the encoding: the first byte of a question and of an answer.
 const VERSION: u8 = 1;
 
-/// How often a number is tried that somebody else got in the same moment.
+/// How often a number is tried again after another node got it at the same moment.
 const ATTEMPTS_MAX: usize = 16;
 
-/// What a node without a place asks.
+/// A question of a node without a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum JoinCall {
-    /// To be taken in.
+    /// A request for a place.
     Join(Candidate),
-    /// Which cluster this is, and nothing else.
+    /// The question which cluster this is.
     Look,
 }
 
-/// A node that wants a place.
+/// A node that asks for a place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Candidate {
-    /// The format that its data would have.
+    /// The format of its data.
     pub(crate) format: u32,
-    /// What its data directory is known by.
+    /// The random number of its data directory.
     pub(crate) instance: u128,
-    /// Where its peers would reach it.
+    /// Its address for peers.
     pub(crate) address: String,
-    /// Where clients would.
+    /// Its address for clients.
     pub(crate) serves: String,
-    /// What it fails together with.
+    /// Its zone.
     pub(crate) zone: String,
-    /// The newest rules that it knows.
+    /// The newest rules that its build knows.
     pub(crate) rules_max: u16,
-    /// How many shards it was told that there are.
+    /// The number of shards in its configuration.
     pub(crate) shards: Option<u16>,
 }
 
-/// What it is told.
+/// An answer to a node without a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum JoinAnswer {
-    /// It has a place.
+    /// The node has a place.
     Welcome(Welcome),
-    /// It is not taken in, and asking again does not help.
+    /// The node gets no place, and asking again does not help.
     Refused(String),
-    /// It can't be taken in now.
+    /// The node cannot get a place now.
     Later(String),
-    /// Who was asked is in no cluster itself, and waits for those of its list.
+    /// The asked node is in no cluster, and waits for the nodes of its list.
     Waits(Vec<String>),
-    /// Who was asked is in a cluster with nodes at these addresses.
+    /// The asked node is in a cluster with nodes at these addresses.
     Seen(BTreeMap<NodeId, String>),
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct Welcome {
     pub(crate) incarnation: u32,
     pub(crate) shards: u16,
     pub(crate) node: NodeId,
-    /// Where all nodes are.
+    /// The addresses of all nodes.
     pub(crate) peers: BTreeMap<NodeId, String>,
 }
 
@@ -94,7 +94,7 @@ impl JoinAnswer {
 }
 
 impl Cluster {
-    /// Answers a node that has no place, whoever leads.
+    /// Answers a node without a place, on any node of the cluster.
     pub(crate) async fn joined(&self, call: &[u8]) -> JoinAnswer {
         let candidate = match JoinCall::decode(call) {
             Ok(JoinCall::Join(candidate)) => candidate,
@@ -110,7 +110,7 @@ impl Cluster {
         }
     }
 
-    /// Gives a node a place, or the one that it has. Only the control group's leader can.
+    /// Gives a node a place, or returns the one that it has. Only the control group's leader can.
     pub(super) async fn take_in(&self, candidate: Candidate) -> Result<JoinAnswer, Error> {
         let refused = |words: String| Ok(JoinAnswer::Refused(words));
         for _ in 0..ATTEMPTS_MAX {
@@ -140,7 +140,7 @@ impl Cluster {
                     }
                     return Ok(JoinAnswer::Welcome(self.welcome(id)));
                 }
-                // Somebody else got the number, or this node did, by another way: look again.
+                // Another node got the number, or an earlier request of this node did: look again.
                 Err(Error::Refused(_) | Error::Invalid(_))
                     if check(&self.routes().control(), &candidate).is_ok() => {}
                 Err(Error::Refused(words) | Error::Invalid(words)) => return refused(words),
@@ -150,8 +150,8 @@ impl Cluster {
         Ok(JoinAnswer::Later("too many nodes ask to join; ask again".into()))
     }
 
-    /// Whether a newcomer could reach everybody. A node that has just started tells where it is soon;
-    /// this one knows whether it ever will.
+    /// Checks that a new node could reach every node. A node that has just started announces its
+    /// address soon; this node knows whether it has one to announce.
     fn check_reachable(&self, control: &Control) -> Option<JoinAnswer> {
         let silent =
             |(id, node): &(&NodeId, &Node)| node.address.is_empty() && !control.has_given_up(**id);
@@ -173,7 +173,7 @@ impl Cluster {
     }
 }
 
-/// Where the nodes of a cluster are, as far as others can dial them.
+/// The addresses of a cluster's nodes that others can dial.
 pub(super) fn addresses(control: &Control) -> BTreeMap<NodeId, String> {
     let known = control.nodes().iter().filter(|(_, node)| !node.address.is_empty());
     known.map(|(id, node)| (*id, node.address.clone())).collect()
@@ -191,7 +191,7 @@ impl Candidate {
     }
 }
 
-/// Whether a node could get a place, or why it never will.
+/// Checks that a node could get a place; the error says why it never will.
 fn check(control: &Control, candidate: &Candidate) -> Result<(), String> {
     if candidate.format != FORMAT_VERSION {
         let (theirs, ours) = (candidate.format, FORMAT_VERSION);
@@ -327,7 +327,7 @@ mod tests {
         };
         let refused = check(&control, &candidate).unwrap_err();
         assert!(refused.contains("nodes, which is the limit"), "{refused}");
-        // One that is in it already is not one more.
+        // A node that has already joined does not count again.
         let again = Candidate { instance: 1, ..candidate };
         assert_eq!(check(&control, &again), Ok(()));
     }

@@ -1,7 +1,7 @@
-//! Kept: what this node keeps of its shards for backups that any node writes.
+//! Kept: this node's copies of its shards, for backups that any node writes.
 //!
-//! A copy is a view of the store. It is kept for as long as somebody asks for it now and then; what nobody
-//! asks for is let go, since the space of what it sees can't be freed.
+//! A copy is a view of the store. This node keeps a copy while requests for it come in, and drops
+//! an unused one, because the store cannot free the space of the data in a view.
 
 use super::Cluster;
 use crate::{
@@ -16,29 +16,29 @@ use std::{
 };
 use taskyard_machine::ShardId;
 
-/// How long replicas may take to come as far as their leaders were.
+/// How long replicas may take to apply what their leaders had applied.
 const CATCH_UP_FOR: Duration = Duration::from_secs(5);
-/// How often that is looked at.
+/// The interval between two looks at their progress.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// A copy that nobody asks for is let go.
+/// A copy without requests for this long is dropped.
 const UNUSED_FOR_MAX: Duration = Duration::from_secs(60);
-/// Copies at once. Each backup needs one on many nodes.
+/// The most copies at once. Each backup needs one on many nodes.
 const COPIES_MAX: usize = 16;
 
 struct Copy {
-    /// `None` until all of it is on the disk.
+    /// `None` until the whole copy is on disk.
     view: Option<Arc<View>>,
     used_at: Instant,
 }
 
 struct State {
-    /// By backup.
+    /// The copies by backup.
     copies: BTreeMap<u64, Copy>,
-    /// The node ends.
+    /// Whether the node stops.
     is_closed: bool,
 }
 
-/// The copies of this node, by the backup that they are for.
+/// The copies of this node, by their backup.
 pub(crate) struct KeptCopies(Mutex<State>);
 
 impl KeptCopies {
@@ -46,7 +46,7 @@ impl KeptCopies {
         KeptCopies(Mutex::new(State { copies: BTreeMap::new(), is_closed: false }))
     }
 
-    /// Makes room for a copy that is yet to come.
+    /// Reserves a place for a copy.
     pub(super) fn expect(&self, backup: u64, now: Instant) -> Result<(), Error> {
         let mut state = self.lock();
         close_unused(&mut state, now);
@@ -62,19 +62,19 @@ impl KeptCopies {
         Ok(())
     }
 
-    /// Keeps a copy that was expected, unless nobody has asked for it in a long time.
+    /// Keeps a copy in its reserved place, unless the place was dropped meanwhile.
     pub(super) fn keep(&self, backup: u64, view: View, now: Instant) {
         if let Some(copy) = self.lock().copies.get_mut(&backup) {
             (copy.view, copy.used_at) = (Some(Arc::new(view)), now);
         }
     }
 
-    /// It does not come, or is not needed any more.
-    pub(super) fn let_go(&self, backup: u64) {
+    /// Drops a copy that is not needed, or its reserved place.
+    pub(super) fn remove(&self, backup: u64) {
         self.lock().copies.remove(&backup);
     }
 
-    /// The copy for a backup; `None` within if it is not on the disk yet.
+    /// The copy for a backup; `Some(None)` if it is not on disk yet.
     pub(super) fn copy(&self, backup: u64, now: Instant) -> Option<Option<Arc<View>>> {
         let mut state = self.lock();
         let copy = state.copies.get_mut(&backup)?;
@@ -82,12 +82,12 @@ impl KeptCopies {
         Some(copy.view.clone())
     }
 
-    /// Lets go of what nobody asks for.
+    /// Drops unused copies.
     pub(super) fn close_unused(&self, now: Instant) {
         close_unused(&mut self.lock(), now);
     }
 
-    /// Lets go of everything: the node ends.
+    /// Drops all copies, because the node stops.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
@@ -105,8 +105,8 @@ fn close_unused(state: &mut State, now: Instant) {
 }
 
 impl Cluster {
-    /// Freezes all replicas of this node, once these have come as far as this, or take too long. Returns
-    /// which have.
+    /// Freezes all replicas of this node, after these shards have applied the given indexes or took
+    /// too long. Returns the shards that have applied them.
     pub(super) async fn freeze(
         &self,
         backup: u64,
@@ -120,13 +120,13 @@ impl Cluster {
             let kept = &shards.snapshots().kept;
             match frozen.written().await {
                 Ok(view) => kept.keep(backup, view, real_now()),
-                Err(_) => kept.let_go(backup),
+                Err(_) => kept.remove(backup),
             }
         });
         Ok(reached)
     }
 
-    /// Waits until these replicas have applied so much. Returns those that have.
+    /// Waits until these replicas have applied the given indexes. Returns those that have.
     async fn catch_up(&self, shards: &[(ShardId, u64)]) -> Result<Vec<ShardId>, Error> {
         let until = real_now() + CATCH_UP_FOR;
         loop {
@@ -143,7 +143,7 @@ impl Cluster {
         }
     }
 
-    /// Where the replicas stand that are kept for a backup; `None` until they are on the disk.
+    /// The cuts of the copies for a backup; `None` until they are on disk.
     pub(super) async fn copied(
         &self,
         backup: u64,
@@ -164,7 +164,7 @@ impl Cluster {
         }
     }
 
-    /// A part of a shard that is kept for a backup.
+    /// A part of a shard's copy for a backup.
     pub(super) async fn copied_part(
         &self,
         backup: u64,
@@ -220,7 +220,7 @@ mod tests {
             kept.keep(backup, store.view(), now);
         }
         assert_eq!(kept.expect(99, now).unwrap_err().code(), "limit_exceeded");
-        kept.let_go(3);
+        kept.remove(3);
         kept.expect(99, now).unwrap();
         kept.close();
         assert!(kept.copy(99, now).is_none());

@@ -1,6 +1,6 @@
-//! Cluster: a node's place among the others: what it answers them, and how it asks.
+//! Member: a node's place in its cluster: its answers to other nodes, and its questions to them.
 //!
-//! Cheap to clone. It remembers nothing that matters: what was decided is in the control group.
+//! Cheap to clone. It has no state that matters, because the control group keeps every decision.
 
 use super::{About, ClusterCall, ClusterReply, Routes, call::Report};
 use crate::{
@@ -20,11 +20,11 @@ use std::{
 use taskyard_replica::{ControlCommand, Node, NodeId, Start};
 use tokio::{task::spawn_blocking, time::timeout};
 
-/// How long a leader is looked for, and waited for.
+/// How long a call searches and waits for a leader.
 const LEADER_FOR_MAX: Duration = Duration::from_secs(10);
-/// How long before somebody is asked again who leads.
+/// The pause before a node asks for the leader again.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
-/// How long the leader that an operator chose is left alone.
+/// How long the leader that an operator has pinned stays.
 const CHOSEN_FOR: Duration = Duration::from_secs(600);
 
 /// This node's place in its cluster.
@@ -38,7 +38,7 @@ struct Inner {
     sessions: Sessions,
     about: About,
     clock: Clock,
-    /// Groups whose leader an operator has chosen, and when.
+    /// Groups whose leader an operator has pinned, and when.
     chosen: Mutex<BTreeMap<u64, Instant>>,
 }
 
@@ -85,7 +85,7 @@ impl Cluster {
             ));
         }
         self.check_start(node, hello.start)?;
-        // A newer number than any that is known here is one that this node has not heard of yet.
+        // A number beyond all known ones belongs to a node of which this one has not heard yet.
         match control.was_removed(node) || control.has_given_up(node) {
             false => Ok(()),
             true => refused(format!(
@@ -128,13 +128,13 @@ impl Cluster {
         })
     }
 
-    /// Why this node can't go on, if the control group knows newer data of it.
+    /// The reason to stop, if the control group knows newer data of this node.
     pub(super) fn outdated(&self) -> Option<String> {
         let (start, known) = (self.start(), self.routes().control().started(self.me())?);
         (!start.may_follow(known)).then(|| start.is_outdated(self.me(), known))
     }
 
-    /// Which start of this node this is.
+    /// This node's present start.
     pub(super) fn start(&self) -> Start {
         self.shards().starts().start()
     }
@@ -148,7 +148,7 @@ impl Cluster {
         reply.encode()
     }
 
-    /// Boxed, since what is answered here may ask this node and others again.
+    /// Boxed, because an answer may in turn call this node and others.
     pub(super) fn answer(&self, call: ClusterCall) -> BoxFuture<'_, ClusterReply> {
         Box::pin(async move {
             let answered = match call {
@@ -170,7 +170,7 @@ impl Cluster {
                     self.copied(backup).await.map(ClusterReply::Copied)
                 }
                 ClusterCall::LetGo { backup } => {
-                    self.shards().snapshots().kept.let_go(backup);
+                    self.shards().snapshots().kept.remove(backup);
                     Ok(ClusterReply::Done)
                 }
                 ClusterCall::CopiedPart { backup, shard, from } => {
@@ -188,7 +188,7 @@ impl Cluster {
         })
     }
 
-    /// What the control group's leader alone answers.
+    /// Answers a call that only the control group's leader decides.
     async fn decide(&self, call: ClusterCall) -> Result<ClusterReply, Error> {
         self.check_leads()?;
         match call {
@@ -213,7 +213,8 @@ impl Cluster {
         }
     }
 
-    /// What is decided here would be refused by the control group of another leader: ask that one.
+    /// The control group accepts commands only from its leader, so that the caller must ask that
+    /// node.
     fn check_leads(&self) -> Result<(), Error> {
         let leader = self.routes().control_leader();
         if leader == Some(self.me()) { Ok(()) } else { Err(Error::NotLeader { shard: 0, leader }) }
@@ -226,13 +227,13 @@ impl Cluster {
         Ok(Report { build, groups, leaving, disk_low, slow, problem })
     }
 
-    /// Writes down what a node says about itself, if that is new.
+    /// Records a node's facts about itself, if they are new.
     async fn note(&self, node: NodeId, about: About, start: Start) -> Result<(), Error> {
         let control = self.routes().control();
         let Some(known) = control.nodes().get(&node) else {
             return Err(Error::NotFound(format!("there is no node {node} in this cluster")));
         };
-        // First: data that is older is of no use, wherever it is.
+        // The start comes first, because older data is of no use at any address.
         if control.started(node) != Some(start) {
             self.shards().control(ControlCommand::Start { id: node, start }).await?;
         }
@@ -245,7 +246,7 @@ impl Cluster {
         self.shards().control(ControlCommand::SetNode { id: node, node: told }).await
     }
 
-    /// Asks the control group's leader, wherever it is, as soon as there is one.
+    /// Asks the control group's leader, on any node, as soon as there is one.
     pub(super) async fn ask_leader(&self, call: ClusterCall) -> Result<ClusterReply, Error> {
         let until = real_now() + LEADER_FOR_MAX;
         let mut changes = self.routes().changes();
@@ -270,7 +271,7 @@ impl Cluster {
         }
     }
 
-    /// Who leads the control group, or anybody who may know.
+    /// The leader of the control group, or a connected node that may know it.
     fn likely_leader(&self) -> Option<NodeId> {
         self.routes().control_leader().or_else(|| {
             let peers = self.shards().network()?.status();
@@ -278,8 +279,7 @@ impl Cluster {
         })
     }
 
-    /// Asks one node. One that can't be asked does not lead, as far as can be told from here; what it
-    /// may have done or not is an error.
+    /// Asks one node. An unreachable node counts as not leading; an unknown outcome is an error.
     pub(super) async fn ask(
         &self,
         node: NodeId,
@@ -310,12 +310,12 @@ impl Cluster {
         }
     }
 
-    /// Leaves the leader of a group alone for a while.
+    /// Pins the leader of a group for a while.
     pub(super) fn choose(&self, group: u64) {
         self.chosen().insert(group, self.clock().monotonic());
     }
 
-    /// Groups whose leader was chosen lately.
+    /// Groups whose leader was pinned lately.
     pub(super) fn chosen_lately(&self) -> Vec<u64> {
         let now = self.clock().monotonic();
         let mut chosen = self.chosen();
@@ -336,7 +336,7 @@ fn outdated(node: NodeId, start: Start, known: Start) -> Refusal {
 pub(super) const BUILD: &str = env!("CARGO_PKG_VERSION");
 
 impl About {
-    /// Whether that is what is known of a node.
+    /// Whether these are the known facts about a node.
     pub(super) fn is(&self, known: &Node) -> bool {
         let Node { instance: _, address, serves, zone, rules_max } = known;
         (&self.address, &self.serves, &self.zone, self.rules_max)

@@ -1,9 +1,9 @@
-//! Mover: the hands of the control group's leader: looks at all nodes, asks the plan what to do next,
-//! and does it, again and again.
+//! Mover: carries out the plan of the control group's leader: it looks at all nodes, asks the plan
+//! for the next steps and takes them, again and again.
 //!
-//! It remembers who was there and heard when, and nothing else: whoever leads next goes on from the control
-//! state. Steps that fail or are lost are planned again. Where nothing moves it looks once a second,
-//! and at once when something has changed.
+//! It remembers only which nodes were heard and when, so that the next leader goes on from the
+//! control state. Steps that fail or are lost are planned again. While nothing moves, the mover
+//! looks once a second, and at once after a change.
 
 use super::{Cluster, ClusterCall, sight::Sight};
 use crate::Error;
@@ -14,38 +14,38 @@ use std::{
 use taskyard_replica::{ControlCommand, NodeId, Seen, Step};
 use tokio::time::{sleep, timeout};
 
-/// The pause after steps that were taken: what they did is seen soon.
+/// The pause after steps, whose results show soon.
 const AFTER_STEPS: Duration = Duration::from_millis(50);
-/// The pause while something is on its way and there is nothing to do but wait for it.
+/// The pause while something moves and there is nothing to do but wait.
 const WHILE_MOVING: Duration = Duration::from_millis(250);
-/// The pause where everything is in its place.
+/// The pause while everything is in place.
 const AT_REST: Duration = Duration::from_secs(1);
-/// A node that answered within this is alive: longer than a call that was lost and its repetition.
+/// A node that answered within this time is alive: longer than a lost call and its repetition.
 const ALIVE_FOR: Duration = Duration::from_secs(3);
-/// A node that was silent for this long is replaced, where there is another for it. Shorter would copy
-/// all that it held for a machine that just starts again; longer leaves its shards a replica short.
+/// A node that was silent for this long is replaced, if there is another node. A shorter time would
+/// copy all its data because of a restart; a longer one leaves its shards a replica short.
 const GONE_AFTER: Duration = Duration::from_secs(600);
-/// For how long the same nodes must have been there before leaders are evened out. What a node that stops
-/// or dies has led is being taken over until then, and should not move twice.
+/// How long the set of nodes must be unchanged before leaders are evened out. Until then, other
+/// replicas take over the groups of a stopped node, and their leaders should not move twice.
 const EVEN_AFTER: Duration = Duration::from_secs(2);
-/// How long a leader may take to say that it has proposed a change.
+/// How long a leader may take to confirm that it has proposed a change.
 const STEP_WITHIN: Duration = Duration::from_secs(5);
 /// The least time between two warnings about one thing.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
-/// What the leader remembers of its own term.
+/// The leader's memory of its own term.
 #[derive(Debug, Default)]
 struct Mover {
-    /// When each node was last heard, or first expected to be.
+    /// When each node was last heard, or first expected.
     heard: BTreeMap<NodeId, Instant>,
-    /// Who was there at the last look, and since when just these were.
+    /// The nodes at the last look, and since when the set is unchanged.
     there: Option<(BTreeSet<NodeId>, Instant)>,
-    /// Trouble that was logged, and when.
+    /// Problems that were logged, and when.
     warned: BTreeMap<String, Instant>,
 }
 
 impl Cluster {
-    /// Moves replicas and leaders for as long as this node leads the control group; waits otherwise.
+    /// Moves replicas and leaders while this node leads the control group; waits otherwise.
     pub(crate) async fn keep_moving(self) {
         let mut changes = self.routes().changes();
         let mut mover = None;
@@ -67,7 +67,7 @@ impl Cluster {
 }
 
 impl Mover {
-    /// Looks, and takes the next steps. Says how long to wait with the next look.
+    /// Looks, and takes the next steps. Returns the pause until the next look.
     async fn round(&mut self, cluster: &Cluster) -> Duration {
         let sight = cluster.look().await;
         let seen = self.see(cluster, &sight);
@@ -86,7 +86,7 @@ impl Mover {
         }
     }
 
-    /// What was seen, with who is alive and who is gone.
+    /// The facts from one look, with the living and the lost nodes.
     fn see(&mut self, cluster: &Cluster, sight: &Sight) -> Seen {
         let now = cluster.clock().monotonic();
         let known = sight.control.nodes();
@@ -118,7 +118,7 @@ impl Mover {
         seen
     }
 
-    /// Whether other nodes are there than a little while ago.
+    /// Whether the set of nodes has changed lately.
     fn is_in_flux(&mut self, seen: &Seen, now: Instant) -> bool {
         let there: BTreeSet<NodeId> = seen.alive.difference(&seen.away).copied().collect();
         let (known, since) = self.there.get_or_insert_with(|| (there.clone(), now));
@@ -138,7 +138,7 @@ impl Mover {
     }
 }
 
-/// Takes one step, wherever it is to be taken.
+/// Takes one step, on the node that must take it.
 async fn take(cluster: &Cluster, sight: &Sight, seen: &Seen, step: &Step) -> Result<(), Error> {
     let (group, call) = match step {
         Step::Command(command) => {
@@ -192,7 +192,7 @@ mod tests {
     };
     use taskyard_replica::{Control, Node, StateMachine};
 
-    /// A cluster of which only this node answers.
+    /// A cluster in which only this node answers.
     fn nodes(count: NodeId) -> Sight {
         let mut control = Control::default();
         let found = ControlCommand::Found { cluster: 1, incarnation: 1, shards: 1, rules: 1 };
@@ -247,7 +247,7 @@ mod tests {
         assert!(!mover.see(&cluster, &sight).is_in_flux);
         sight.reports.insert(2, Report { leaving: true, ..Report::default() });
         let seen = mover.see(&cluster, &sight);
-        // It answers still, and would be the one that leads least.
+        // The node still answers, and would lead least.
         assert_eq!((seen.alive, seen.away), (BTreeSet::from([1, 2]), BTreeSet::from([2])));
         assert!(seen.is_in_flux);
         sight.reports.remove(&2);

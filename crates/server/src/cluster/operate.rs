@@ -1,8 +1,9 @@
-//! What operators ask for: drain, remove, transfer, replication. Decided by the control group's leader,
-//! whichever node was asked.
+//! Operate: the requests of operators: drain, remove, transfer, replication. Any node takes them,
+//! and the control group's leader decides.
 //!
-//! What the control group itself would refuse is left to it. What it can't know, who is up and who
-//! leads, is looked at here, so that nothing is begun that could not end.
+//! The control group rejects what its own state rules out. This file checks what that state does
+//! not know, such as which nodes are up and which lead, so that no operation begins that could not
+//! end.
 
 use super::{Cluster, ClusterCall, Operation, sight::Sight, view::name_of};
 use crate::Error;
@@ -10,16 +11,16 @@ use std::time::Duration;
 use taskyard_machine::ShardId;
 use taskyard_replica::{ControlCommand, NodeId};
 
-/// How long a shard's leader may take to begin to hand over.
+/// How long a shard's leader may take to begin a hand-over.
 const TRANSFER_WITHIN: Duration = Duration::from_secs(5);
 
 impl Cluster {
-    /// Does what an operator asks for, or says why not.
+    /// Carries out an operator's request; an error says why not.
     pub(crate) async fn operate(&self, operation: Operation) -> Result<(), Error> {
         self.ask_leader(ClusterCall::Operate(operation)).await?.done()
     }
 
-    /// The leader's side of it.
+    /// The part of an operation on the control group's leader.
     pub(super) async fn carry_out(&self, operation: Operation) -> Result<(), Error> {
         let command = match operation {
             Operation::Drain { node, drains } => {
@@ -40,7 +41,7 @@ impl Cluster {
         self.shards().control(command).await
     }
 
-    /// Whether a node may be given up: it is down, and all that it held lives without it.
+    /// Checks that a node may be given up: it is down, and other nodes have all its data.
     async fn check_lost(&self, node: NodeId) -> Result<(), Error> {
         let sight = self.look().await;
         check_known(&sight, node)?;
@@ -69,7 +70,7 @@ impl Cluster {
         }
     }
 
-    /// Hands a shard over to a node, and leaves it there for a while.
+    /// Hands over a shard to a node, and pins the leader there for a while.
     async fn transfer(&self, shard: ShardId, node: NodeId) -> Result<(), Error> {
         let sight = self.look().await;
         check_known(&sight, node)?;
@@ -121,13 +122,13 @@ impl Cluster {
     }
 }
 
-/// Whether what a node holds could move to others. How many they are, the control group knows too; who of
-/// them is there, it does not.
+/// Checks that the replicas of a node could move to others. The control group knows the number of
+/// other nodes, but not which of them are up.
 fn check_room(sight: &Sight, node: NodeId) -> Result<(), Error> {
     let control = &sight.control;
     let others: Vec<NodeId> = control.in_use().filter(|other| *other != node).collect();
     let replicas = control.voters_wanted();
-    // One that is drained already, or that never could be, is left to the control group.
+    // The control group itself handles a node that is drained already, or that never could be.
     if control.drains(node) || others.len() < replicas {
         return Ok(());
     }

@@ -1,7 +1,8 @@
-//! Routes: who leads which group, and the control state, as far as this node knows.
+//! Routes: the leader of each group, and the control state, as far as this node knows.
 //!
-//! The shard loop writes what it sees of the groups that have a replica here; for all others the
-//! router writes what it was told. Either may be stale: whoever is asked and does not lead says so.
+//! The shard loop records the leaders of groups with a replica on this node, and the router records
+//! what other nodes report about the others. Both may be outdated: a node that is asked and does
+//! not lead says so.
 
 use super::Gate;
 use crate::clock::real_now;
@@ -17,19 +18,19 @@ use taskyard_machine::ShardId;
 use taskyard_replica::{CONTROL_GROUP, Control, NodeId, Spread};
 use tokio::sync::watch;
 
-/// What is known of leaders and places. Shared by the loop and everybody who routes.
+/// The known leaders and places. The loop and all routing code share them.
 #[derive(Debug)]
 pub(crate) struct Routes {
     me: NodeId,
-    /// By group: the node that leads it, 0 if none is known.
+    /// The node that leads each group, 0 if unknown.
     leaders: Box<[AtomicU64]>,
-    /// By group: since when its leader is whom it is, or none.
+    /// When each group's leader last changed.
     changed_at: Mutex<BTreeMap<u64, Instant>>,
-    /// How often a leader has come.
-    came: AtomicU64,
-    /// This node stops, and is to lead nothing any more.
+    /// The number of leaders that have come so far.
+    leaders_found: AtomicU64,
+    /// Whether this node stops, and must not lead any more.
     leaving: AtomicBool,
-    /// This node's disk is short of room, and others should lead.
+    /// Whether this node is low on disk, so that others should lead.
     disk_low: AtomicBool,
     /// What this node sends reaches others too slowly, and they should lead.
     slow: AtomicBool,
@@ -42,11 +43,11 @@ pub(crate) struct Routes {
     /// By group: why this node's replica of it was stopped.
     stopped: RwLock<BTreeMap<u64, String>>,
     control: RwLock<Arc<Control>>,
-    /// The control state knows of no other node.
+    /// Whether this node is the only one in the control state.
     is_alone: AtomicBool,
-    /// The control state knows of queues that are spread.
+    /// Whether the control state has queues that are spread.
     has_spreads: AtomicBool,
-    /// Counts what has changed.
+    /// Counts all changes.
     changed: watch::Sender<u64>,
 }
 
@@ -56,7 +57,7 @@ impl Routes {
             me,
             leaders: (0..=shards).map(|_| AtomicU64::new(0)).collect(),
             changed_at: Mutex::default(),
-            came: AtomicU64::new(0),
+            leaders_found: AtomicU64::new(0),
             leaving: AtomicBool::new(false),
             disk_low: AtomicBool::new(false),
             slow: AtomicBool::new(false),
@@ -71,7 +72,6 @@ impl Routes {
         }
     }
 
-    /// This node's number.
     pub(crate) fn me(&self) -> NodeId {
         self.me
     }
@@ -92,28 +92,28 @@ impl Routes {
         Some(leader.load(Ordering::Acquire)).filter(|node| *node != 0)
     }
 
-    /// Notes who leads a group, or that nobody is known to.
+    /// Records the leader of a group, or that it is unknown.
     pub(crate) fn set_leader(&self, group: u64, node: Option<NodeId>) {
         let slot = usize::try_from(group).ok().and_then(|group| self.leaders.get(group));
         let node = node.unwrap_or(0);
         if slot.is_some_and(|slot| slot.swap(node, Ordering::AcqRel) != node) {
             self.changes_of_leaders().insert(group, real_now());
-            self.came.fetch_add(u64::from(node != 0), Ordering::Relaxed);
-            self.tell();
+            self.leaders_found.fetch_add(u64::from(node != 0), Ordering::Relaxed);
+            self.notify();
         }
     }
 
-    /// How often a group has got a leader, of all groups, since this node started.
+    /// The number of times that any group got a leader since this node started.
     pub(crate) fn leader_changes(&self) -> u64 {
-        self.came.load(Ordering::Relaxed)
+        self.leaders_found.load(Ordering::Relaxed)
     }
 
-    /// Since when the leader of a group is whom it is, or none; `None` if none was ever known.
+    /// When the leader of a group last changed; `None` if it was never known.
     pub(crate) fn changed_at(&self, group: u64) -> Option<Instant> {
         self.changes_of_leaders().get(&group).copied()
     }
 
-    /// Since when a group has had no leader, if it had one before.
+    /// When a group lost its leader, while it has none.
     pub(crate) fn without_leader_since(&self, group: u64) -> Option<Instant> {
         self.changed_at(group).filter(|_| self.leader_of(group).is_none())
     }
@@ -122,22 +122,20 @@ impl Routes {
         self.changed_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This node stops: it is to lead nothing any more.
+    /// Marks this node as stopping, so that it must not lead any more.
     pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
     }
 
-    /// Whether it does.
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Acquire)
     }
 
-    /// Notes whether this node's disk is short of room.
+    /// Records whether this node is low on disk.
     pub(crate) fn set_disk_low(&self, is_low: bool) {
         self.disk_low.store(is_low, Ordering::Release);
     }
 
-    /// Whether it is.
     pub(crate) fn is_disk_low(&self) -> bool {
         self.disk_low.load(Ordering::Acquire)
     }
@@ -221,18 +219,18 @@ impl Routes {
         Arc::clone(&self.control.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Notes a newer control state.
+    /// Records a newer control state.
     pub(crate) fn set_control(&self, control: Arc<Control>) {
         let is_alone = control.nodes().keys().eq([&self.me]);
         self.is_alone.store(is_alone, Ordering::Release);
         let has_spreads = control.spread_queues() > 0;
         *self.control.write().unwrap_or_else(PoisonError::into_inner) = control;
         self.has_spreads.store(has_spreads, Ordering::Release);
-        self.tell();
+        self.notify();
     }
 
-    /// How far a queue lies; `None` if it lies on its home shard alone. Costs nothing where no queue is
-    /// spread.
+    /// The spread of a queue; `None` if the queue is on its home shard alone. Cheap while no queue
+    /// is spread.
     pub(crate) fn spread(&self, queue: &str) -> Option<Spread> {
         match self.has_spreads.load(Ordering::Acquire) {
             true => self.control().spread(queue).cloned(),
@@ -240,27 +238,28 @@ impl Routes {
         }
     }
 
-    /// Whether this node is the whole cluster. Not so before the control state is known.
+    /// Whether this node is the whole cluster; false before the control state is known.
     pub(crate) fn is_alone(&self) -> bool {
         self.is_alone.load(Ordering::Acquire)
     }
 
-    /// A peer is heard again, or no longer: who waits for a leader looks again.
+    /// Signals that a peer is heard again or no longer, so that waiting calls look for a leader
+    /// again.
     pub(crate) fn note_hearing(&self) {
-        self.tell();
+        self.notify();
     }
 
-    /// The start of this node counts on: who tells it to others looks again.
+    /// Signals that the count of this node's start was raised, so that it is announced.
     pub(crate) fn note_start(&self) {
-        self.tell();
+        self.notify();
     }
 
-    /// Told after every change of a leader, of the control state, or of who is heard.
+    /// Signals every change of a leader, of the control state, or of the peers that are heard.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         self.changed.send_modify(|count| *count += 1);
     }
 }

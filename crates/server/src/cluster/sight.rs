@@ -1,7 +1,7 @@
-//! Sight: how all nodes of the cluster stand, at one moment, as they say themselves.
+//! Sight: the state of all nodes of the cluster at one moment, as the nodes report it.
 //!
-//! Any node can look. A node that does not answer is simply not in it; what a group's leader says
-//! counts, and of two that say they lead, the one with the higher term.
+//! Any node can look. A node that does not answer is missing. The report of a group's leader
+//! counts, and of two replicas that both claim to lead, the one with the higher term.
 
 use super::{Cluster, ClusterCall, ClusterReply, GroupStatus, MemberStatus, call::Report};
 use futures_util::future::join_all;
@@ -12,20 +12,20 @@ use std::{
 };
 use taskyard_replica::{Control, GroupSeen, Members, NodeId, Seen};
 
-/// How long a node may take to say how it stands.
+/// How long a node may take to report.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
-/// What was seen.
+/// The result of a look.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sight {
-    /// The control state as this node has applied it.
+    /// The control state that this node has applied.
     pub(super) control: Arc<Control>,
-    /// What each node that answered says.
+    /// The reports of the nodes that answered.
     pub(super) reports: BTreeMap<NodeId, Report>,
 }
 
 impl Cluster {
-    /// Asks every node how it stands.
+    /// Asks every node for its report.
     pub(super) async fn look(&self) -> Sight {
         let control = self.routes().control();
         let asked = control.nodes().keys().map(|&node| async move {
@@ -50,17 +50,18 @@ impl Sight {
         serving.max_by_key(|(_, status)| status.term)
     }
 
-    /// What one node says of its replica of a group.
+    /// The report of one node about its replica of a group.
     pub(super) fn replica(&self, group: u64, node: NodeId) -> Option<&GroupStatus> {
         let report = self.reports.get(&node)?;
         report.groups.iter().find(|status| status.group == group)
     }
 
-    /// As the plan wants it. Who is gone for good is for others to say.
+    /// The facts for the plan. The caller adds the nodes that are lost for good.
     pub(super) fn seen(&self) -> Seen {
         let groups = self.control.groups().filter_map(|group| {
             let (_, status) = self.leader(group)?;
-            // One that holds nothing yet may lack few entries, and still the whole state before them.
+            // A member without any entry may lack few entries, and still the whole state before
+            // them.
             let has_begun = |member: &&MemberStatus| member.active && member.matched > 0;
             let active = status.members.iter().filter(has_begun);
             let seen = GroupSeen {
@@ -84,8 +85,8 @@ impl Sight {
         }
     }
 
-    /// Whether a node is to be given nothing to lead: it is not there, or will not be in a moment. One
-    /// that stops answers still, and would be given back what it has just handed over.
+    /// Whether a node must get no leaders, because it is silent or stops. A stopping node still
+    /// answers, and would get back the leaders that it has just handed over.
     pub(super) fn is_away(&self, node: NodeId) -> bool {
         self.reports.get(&node).is_none_or(|report| report.leaving)
     }

@@ -1,4 +1,4 @@
-//! What people are shown of a cluster: its nodes, who leads what, how far each replica is, what moves.
+//! View: a cluster as operators see it: nodes, leaders, the progress of replicas, and moves.
 
 use super::{Cluster, GroupStatus, call::About, member::BUILD, sight::Sight};
 use crate::{clock::real_now, peer::PeerStatus};
@@ -6,25 +6,26 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use taskyard_replica::{CONTROL_GROUP, NodeId, Placement};
 use tokio::time::timeout;
 
-/// How long a view waits for what others know already; longer than news takes to a node that is well.
+/// How long a view waits until this node is up to date; news reaches a healthy node sooner.
 const NEWEST_WITHIN: Duration = Duration::from_secs(1);
-/// Not all that makes a node as new as the others changes what it knows.
+/// The pause before another look, because this node may catch up without a change that wakes the
+/// view.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// A cluster, as one of its nodes sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterView {
-    /// Names the cluster for ever.
+    /// The cluster's permanent id.
     pub cluster_id: String,
-    /// The node that says all this.
+    /// The node whose view this is.
     pub seen_by: NodeId,
-    /// How many replicas each shard is to have, where there are nodes enough.
+    /// The number of replicas that each shard gets if there are enough nodes.
     pub replication: u8,
     /// The rules that all shards follow.
     pub rules: u16,
     /// All nodes, by number.
     pub nodes: Vec<NodeView>,
-    /// The group that holds this map.
+    /// The control group, which has this map.
     pub control: GroupView,
     /// All shards, in order.
     pub shards: Vec<GroupView>,
@@ -33,53 +34,53 @@ pub struct ClusterView {
 /// One node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeView {
-    /// Its number.
+    /// The node's number.
     pub id: NodeId,
-    /// Where clients reach it; empty if nobody said.
+    /// The address for clients; empty if unknown.
     pub address: String,
-    /// Where its peers reach it.
+    /// The address for peers.
     pub peer_address: String,
-    /// What it fails together with; empty if unknown.
+    /// The zone of the node; empty if unknown.
     pub zone: String,
-    /// How it is.
+    /// The state of the node.
     pub state: NodeState,
-    /// It is being emptied.
+    /// Whether the node is being drained.
     pub drains: bool,
-    /// What it runs; empty if it does not answer.
+    /// The version that the node runs; empty if it does not answer.
     pub version: String,
-    /// The newest rules it knows.
+    /// The newest rules that it knows.
     pub rules_max: u16,
-    /// How far its clock is ahead of the one of the node that says this.
+    /// How far the node's clock is ahead of the clock of the viewing node.
     pub clock_skew_ms: Option<i64>,
-    /// Shards that it leads.
+    /// The number of shards that the node leads.
     pub leads: usize,
-    /// Shards that it has a replica of.
+    /// The number of shards that the node has a replica of.
     pub replicas: usize,
-    /// Its disk has no room, or soon none: it gets neither leaders nor replicas.
+    /// Whether the node is low on disk, so that it gets neither leaders nor replicas.
     pub disk_low: bool,
-    /// Why it can't be reached.
+    /// Why the node cannot be reached.
     pub problem: Option<String>,
 }
 
-/// How a node is.
+/// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeState {
-    /// It answers.
+    /// The node answers.
     Up,
-    /// It does not answer.
+    /// The node does not answer.
     Down,
-    /// It answers and is being emptied.
+    /// The node answers and is being drained.
     Draining,
-    /// It was taken in, and does not follow the cluster yet.
+    /// The node has joined, and does not follow the cluster yet.
     Joining,
-    /// It answers still, and stops: others lead what it led.
+    /// The node still answers, and stops: its leaders move to others.
     Stopping,
-    /// It was given up, and goes when others have what it held.
+    /// The node was given up, and is removed when others have its replicas.
     Removing,
 }
 
 impl NodeState {
-    /// Its word on every front.
+    /// The name of the state, the same on every front.
     pub fn as_str(self) -> &'static str {
         match self {
             NodeState::Up => "up",
@@ -95,51 +96,51 @@ impl NodeState {
 /// One group of replicas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupView {
-    /// The shard; 0 for the control group too.
+    /// The shard; 0 also stands for the control group.
     pub id: u16,
-    /// The node that leads it and serves.
+    /// The node that leads the group and serves.
     pub leader: Option<NodeId>,
-    /// The newest term that was heard of.
+    /// The newest known term.
     pub term: u64,
-    /// Its replicas, by node.
+    /// The replicas, by node.
     pub replicas: Vec<ReplicaView>,
-    /// The nodes that its voters are to be on, while they are not. Of groups that wait for their turn to
-    /// move, the next has it.
+    /// The target nodes of the group's voters while the group moves. Of the groups that wait to
+    /// move, only the next one has a value.
     pub moves_to: Option<Vec<NodeId>>,
 }
 
 /// One replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaView {
-    /// The node that holds it.
+    /// The node of the replica.
     pub node: NodeId,
-    /// Its id in the group.
+    /// The replica's id in the group.
     pub replica: u64,
-    /// What it is there.
+    /// The role of the replica.
     pub role: ReplicaRole,
-    /// The last entry that it is known to have on disk.
+    /// The last entry that the replica is known to have on disk.
     pub matched: u64,
-    /// How many entries it lacks, if it was heard of lately.
+    /// The number of entries that it lacks, if it was heard lately.
     pub lag: Option<u64>,
-    /// It is being sent the whole state: bytes that have arrived.
+    /// The bytes of a snapshot that have arrived, while one is being installed.
     pub installing: Option<u64>,
 }
 
-/// What a replica is in its group.
+/// The role of a replica in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicaRole {
-    /// It decides.
+    /// The replica votes.
     Voter,
-    /// It follows.
+    /// The replica follows without a vote.
     Learner,
-    /// It was placed, and is not in the group yet.
+    /// The replica is placed, and not in the group yet.
     Placed,
-    /// It is let go.
+    /// The replica is being removed.
     Leaving,
 }
 
 impl ReplicaRole {
-    /// Its word on every front.
+    /// The name of the role, the same on every front.
     pub fn as_str(self) -> &'static str {
         match self {
             ReplicaRole::Voter => "voter",
@@ -150,7 +151,7 @@ impl ReplicaRole {
     }
 }
 
-/// A group as people know it.
+/// The name of a group for people.
 pub(crate) fn name_of(group: u64) -> String {
     match group.checked_sub(1) {
         None => "the control group".into(),
@@ -159,7 +160,7 @@ pub(crate) fn name_of(group: u64) -> String {
 }
 
 impl Cluster {
-    /// How the cluster stands, as far as can be seen from here.
+    /// The state of the cluster, as far as this node can see it.
     pub(crate) async fn view(&self) -> ClusterView {
         let sight = self.look_at_newest().await;
         let peers = self.shards().network().map(|network| network.status()).unwrap_or_default();
@@ -181,14 +182,14 @@ impl Cluster {
         let nodes = sight.control.nodes().keys();
         view.nodes = nodes.map(|&id| self.node(id, &sight, &view, peers.get(&id))).collect();
         if view.nodes.is_empty() {
-            // It has joined, and nobody has told it who is there.
+            // The node has joined, and does not know the other nodes yet.
             view.nodes.push(self.alone());
         }
         view
     }
 
-    /// Looks until this node knows the map as well as anybody who answers: what an operator was told is
-    /// done must be seen, whoever did it and whoever is asked.
+    /// Looks until this node has applied the map as far as every node that answers. An operator
+    /// must see a change that was reported as done, on whichever node.
     async fn look_at_newest(&self) -> Sight {
         let until = real_now() + NEWEST_WITHIN;
         let mut changes = self.routes().changes();
@@ -231,7 +232,7 @@ impl Cluster {
     ) -> NodeView {
         let mut known = sight.control.nodes().get(&id).cloned().unwrap_or_default();
         if id == self.me() {
-            // What it tells may be on its way still.
+            // This node's announcement may still be on its way.
             let about = self.about().clone();
             (known.serves, known.address, known.zone) = (about.serves, about.address, about.zone);
         }
@@ -275,7 +276,7 @@ impl GroupView {
 }
 
 impl Sight {
-    /// Whether nobody who answered has applied more of the map than a node has.
+    /// Whether a node has applied the map as far as every node that answered.
     fn is_newest_on(&self, node: NodeId) -> bool {
         let applied = |node| self.replica(CONTROL_GROUP, node).map(|status| status.applied);
         self.reports.keys().all(|&other| applied(other) <= applied(node))
@@ -299,7 +300,7 @@ impl Sight {
 
     fn placed(&self, group: u64, at: Placement, leader: Option<&GroupStatus>) -> ReplicaView {
         let own = self.replica(group, at.node).filter(|status| status.replica == at.replica);
-        // Without a leader the replica's own idea of its group is the best there is.
+        // Without a leader, the replica's own view of its group is the best source.
         let role = match leader.or(own) {
             Some(of) if of.voters.contains(&at.replica) => ReplicaRole::Voter,
             Some(of) if of.learners.contains(&at.replica) => ReplicaRole::Learner,

@@ -1,7 +1,9 @@
-//! Workers: those of all nodes, at one moment, and what is asked of one of them, wherever it is connected.
+//! Workers: the workers of all nodes at one moment, and orders to one of them.
 //!
-//! A node knows the workers that are connected to it, and nobody writes that down. So whoever is asked about
-//! workers asks all others, which takes no longer than the slowest of them or a second. Invariant: who has
+//! A node knows the workers that are connected to it, and no log has them. A question about workers
+//! therefore goes to all nodes, and takes as long as the slowest answer, at most a second.
+//! Invariant: the answer names the nodes that did not answer, and never reports a worker as absent
+//! that may be there.
 //! not answered is named, and nothing is said to be absent that may be there.
 
 use super::{Cluster, ClusterCall, ClusterReply};
@@ -17,20 +19,21 @@ use taskyard_replica::NodeId;
 
 /// How long a node may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
-/// How long it may take for all its workers, if they are many.
+/// How long a node may take to list all its workers.
 const LIST_WITHIN: Duration = Duration::from_secs(5);
 /// Workers in one answer: each takes up to 74 KiB, most of it its types, and an answer should not
 /// hold up others behind it.
 const WORKERS_PER_ANSWER: usize = 100;
 
-/// What a node is asked about its workers.
+/// A question to a node about its workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WorkerCall {
-    /// Those with ids after that one.
+    /// Lists the workers with ids after this one.
     List { after: Option<SessionId> },
-    /// Is one of them to do something else?
+    /// Orders a worker of this node to change its activity.
     Order { session: SessionId, activity: Activity },
-    /// Another node has that worker; it may come here before it was told.
+    /// Remembers an order for a worker of another node, because the worker may connect here before
+    /// it hears the order.
     Remember { session: SessionId, activity: Activity },
     /// Would one of them take tasks of a queue and a type?
     Listens { queue: String, task_type: String },
@@ -39,11 +42,11 @@ pub(crate) enum WorkerCall {
 /// The answer to a [`WorkerCall`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum WorkerReply {
-    /// To `List`, and whether there are more.
+    /// Answers `List`, and says whether there are more.
     List { workers: Vec<WorkerView>, more: bool },
-    /// To `Order`.
+    /// Answers `Order`.
     Ordered(Ordered),
-    /// To `Remember`.
+    /// Answers `Remember`.
     Remembered,
     /// To `Listens`.
     Listens(Heard),
@@ -65,9 +68,9 @@ wire_enum!(WorkerReply {
 /// The workers of a cluster.
 #[derive(Clone, Debug)]
 pub struct Workers {
-    /// Those connected longest first.
+    /// The workers, those with the oldest connection first.
     pub workers: Vec<WorkerView>,
-    /// Nodes that did not answer: their workers are not among them.
+    /// Nodes that did not answer; their workers are missing.
     pub missing: Vec<NodeId>,
 }
 
@@ -84,7 +87,7 @@ impl Cluster {
         Ok(Workers { workers: each_once(all), missing })
     }
 
-    /// All workers of another node; `None` if they don't come in time.
+    /// All workers of another node; `None` if they do not arrive in time.
     async fn workers_of(&self, node: NodeId) -> Option<Vec<WorkerView>> {
         let until = real_now() + LIST_WITHIN;
         let mut all: Vec<WorkerView> = Vec::new();
@@ -103,7 +106,7 @@ impl Cluster {
         }
     }
 
-    /// Asks a worker to be quiet or to stop. Whoever has it tells it, all others remember it.
+    /// Asks a worker to be quiet or to stop. Its node informs it; all others remember the order.
     pub(crate) async fn order_worker(&self, id: &str, activity: Activity) -> Result<(), Error> {
         let parsed = u128::from_str_radix(id, 16).ok().filter(|_| id.len() == 32);
         let unknown = || Error::NotFound(format!("worker {id:?} is not connected"));
@@ -135,7 +138,7 @@ impl Cluster {
         }
     }
 
-    /// Has nodes remember an order to a worker that they don't have.
+    /// Makes nodes remember an order to a worker that they do not have.
     async fn remember(&self, nodes: Vec<NodeId>, session: SessionId, activity: Activity) {
         let (here, others): (Vec<_>, Vec<_>) =
             nodes.into_iter().partition(|node| *node == self.me());
@@ -143,7 +146,8 @@ impl Cluster {
             self.sessions().remember(session, activity);
         }
         let remember = WorkerCall::Remember { session, activity };
-        // One that does not answer is as good as one that is down: the worker itself knows by then.
+        // A node that does not answer may as well be down, because the worker knows the order by
+        // now.
         self.ask_all_about_workers(&others, &remember, Some).await;
     }
 
@@ -168,7 +172,7 @@ impl Cluster {
         (heard.map_or(own, |heard| heard.max(own)), missing)
     }
 
-    /// This node's side of it.
+    /// Answers a question about this node's workers.
     pub(super) fn answer_about_workers(&self, call: WorkerCall) -> WorkerReply {
         let sessions = self.sessions();
         match call {
@@ -199,7 +203,8 @@ impl Cluster {
         Ok(control.nodes().keys().copied().filter(|node| *node != self.me()).collect())
     }
 
-    /// Asks several nodes the same: what each said, and who said nothing of use.
+    /// Asks several nodes the same question; returns the answers, and the nodes without a useful
+    /// one.
     async fn ask_all_about_workers<T>(
         &self,
         nodes: &[NodeId],
@@ -226,7 +231,7 @@ impl Cluster {
     }
 }
 
-/// Those who answered with what they said, and the others.
+/// Separates the nodes with an answer from the others.
 fn sort_out<T>(asked: Vec<(NodeId, Option<T>)>) -> (Vec<(NodeId, T)>, Vec<NodeId>) {
     let (mut answers, mut missing) = (Vec::new(), Vec::new());
     for (node, answer) in asked {
@@ -253,7 +258,7 @@ fn each_once(all: impl Iterator<Item = WorkerView>) -> Vec<WorkerView> {
     workers
 }
 
-/// Names nodes that are missing.
+/// Names the missing nodes.
 pub(crate) fn did_not_answer(nodes: &[NodeId]) -> String {
     let names: Vec<String> = nodes.iter().map(NodeId::to_string).collect();
     match names.as_slice() {

@@ -1,4 +1,4 @@
-//! Forward: one call to the shards of one other node, and what its answer means.
+//! Forward: one call to the shards of one other node, and the meaning of its answer.
 
 use super::{
     Shards,
@@ -18,18 +18,18 @@ use std::time::{Duration, Instant};
 use taskyard_machine::ShardId;
 use taskyard_replica::NodeId;
 
-/// What a leader may take beyond the wait that it was asked for, and the way there and back.
+/// The time that a leader may take beyond the requested wait, including the way there and back.
 pub(super) const ANSWER_MARGIN: Duration = Duration::from_secs(5);
-/// What a leader that was deposed has left to send the answers that are on their way, if it is silent.
+/// How long a silent former leader may take to send answers that are on their way.
 const DEPOSED_FOR: Duration = Duration::from_millis(300);
-/// The same while it is heard: it is there, and only slow.
+/// How long a former leader that is still heard may take, because it is only slow.
 const DEPOSED_HEARD_FOR: Duration = Duration::from_secs(2);
-/// A frame has a head of a few bytes.
+/// The most bytes of a call. The head of a frame takes a few bytes.
 const CALL_BYTES_MAX: usize = PEER_FRAME_BYTES_MAX - 64;
 
 impl Shards {
-    /// Asks another node and waits for its answer at most so long. `take` picks the answer out of the
-    /// reply.
+    /// Calls another node and waits for its answer up to `wait`. `take` extracts the answer from
+    /// the reply.
     pub(super) async fn forward<T>(
         &self,
         network: &PeerNetwork,
@@ -41,7 +41,7 @@ impl Shards {
         self.forward_minding(network, node, call, wait, take, None).await
     }
 
-    /// The same; an answer that comes when nobody waits any more goes to `late`.
+    /// Like `forward`; an answer that arrives after the wait goes to `late`.
     pub(super) async fn forward_minding<T>(
         &self,
         network: &PeerNetwork,
@@ -62,8 +62,8 @@ impl Shards {
 }
 
 impl Shards {
-    /// Waits for an answer of a node, but not for one that leads no more or can't be heard, as one that
-    /// is cut off, or that this node is cut off from: it would not answer before its connection is given up.
+    /// Waits for a node's answer, but not if the node no longer leads or is no longer heard. A node
+    /// that is cut off would not answer before its connection is given up.
     async fn unless_deposed(
         &self,
         network: &PeerNetwork,
@@ -76,7 +76,7 @@ impl Shards {
             loop {
                 changes.borrow_and_update();
                 let Some(until) = self.waits_until(network, node, shards) else {
-                    // It leads, as far as is known.
+                    // As far as is known, the node leads.
                     if changes.changed().await.is_err() {
                         std::future::pending::<()>().await;
                     }
@@ -98,9 +98,9 @@ impl Shards {
 }
 
 impl Shards {
-    /// Until when an answer of a node is waited for that leads none of the shards any more; `None` while
-    /// it leads one, or no more is known. One that is silent, so that nobody here would hear of its
-    /// successor, leads nothing.
+    /// Until when to wait for a node that leads none of the shards any more; `None` while the node
+    /// leads one, or while no new leader is known. A silent node counts as not leading, because no
+    /// news of its successor would reach this node.
     fn waits_until(
         &self,
         network: &PeerNetwork,
@@ -128,7 +128,7 @@ impl Shards {
     }
 }
 
-/// A call as it is sent. A command that its leader would refuse for its length is refused here.
+/// The bytes of a call. A command that its leader would refuse as too long is refused here.
 fn encode(call: &ShardCall) -> Result<Bytes, Error> {
     if let ShardCall::Propose { commands, .. } = call {
         let lengths = commands.iter().map(|(_, command)| command.as_bytes().len());
@@ -167,7 +167,7 @@ fn answer<T>(
             let text = format!("node {node} is of another version and can't read this: {words}");
             Tried::Answered(Err(Error::Unavailable(text)))
         }
-        // What can't be read, or answers something else, says nothing of what was done there.
+        // An unreadable or unexpected answer leaves the outcome unknown.
         Ok(reply) => take(reply).map_or(Tried::Unknown, Tried::there),
         Err(error) => {
             tracing::warn!(node, %error, "an answer of another node can't be read");

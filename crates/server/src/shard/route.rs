@@ -1,12 +1,12 @@
-//! Route: the search for the node that answers for a shard.
+//! Route: the search for the node that leads a shard.
 //!
-//! A call is asked of the leader that is known here. Whoever does not lead says so and names the leader
-//! if it knows one; then that one is asked, then whoever holds a replica, and when nobody is left the
-//! search waits for news. Nobody is asked who was not heard lately. It ends when patience does, and at once
-//! where too few are heard for a leader that could be found.
+//! The search first asks the known leader. A node that does not lead says so, and names the leader
+//! if it knows one. The search then asks that node, then the other nodes with a replica, and then
+//! waits for news. It asks no node that was not heard lately. The search ends when its patience is
+//! over, and at once if too few nodes are heard to elect a leader.
 //!
-//! Invariant: nothing here asks twice. It says whom to ask next; whether a call may be repeated is for
-//! those to know who make it.
+//! Invariant: the search repeats no call. It names the next node to ask; the caller decides whether
+//! a call is safe to repeat.
 
 use super::Shards;
 use crate::{Error, clock::real_now, log::group_of, peer::PeerNetwork};
@@ -15,32 +15,33 @@ use taskyard_machine::ShardId;
 use taskyard_replica::NodeId;
 use tokio::{sync::watch, time::timeout};
 
-/// How long a call waits for a shard without a leader: an election takes less than two seconds, and one
-/// that was split comes again after that.
+/// How long a call waits for a shard without a leader. An election takes less than two seconds, and
+/// a split one is repeated after that.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
-/// A shard that has been without a leader for so long gets none soon: nearly every election takes less.
+/// A shard without a leader for this long will not get one soon, because nearly every election
+/// takes less.
 pub(super) const NO_LEADER_FOR_MAX: Duration = Duration::from_secs(2);
-/// The first pause before nodes that have refused are asked again. What the routes tell in the meantime
-/// ends it.
+/// The first pause before nodes that have refused are asked again. News from the routes ends the
+/// pause.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-/// The longest one: nobody should be asked in vain more often than a few times in a second.
+/// The longest pause, so that a call asks in vain only a few times per second.
 const PAUSE_MAX: Duration = Duration::from_millis(400);
 /// An attempt that took this long has waited at a leader.
 const WAITED_MIN: Duration = Duration::from_millis(100);
 
-/// What came of asking one node.
+/// The result of asking one node.
 #[derive(Debug)]
 pub(super) enum Tried<T> {
-    /// It leads, and has answered.
+    /// The node leads, and has answered.
     Answered(T),
-    /// Surely nothing was done; who leads, if it knows.
+    /// The node has certainly done nothing; it names the leader if it knows one.
     Refused(Option<NodeId>),
-    /// It may have been done.
+    /// The node may have done it.
     Unknown,
 }
 
 impl<T> Tried<Result<T, Error>> {
-    /// What an answer of this node means.
+    /// The meaning of this node's own answer.
     pub(super) fn here(answer: Result<T, Error>) -> Self {
         match answer {
             Err(Error::NotLeader { leader, .. }) => Tried::Refused(leader),
@@ -50,7 +51,8 @@ impl<T> Tried<Result<T, Error>> {
         }
     }
 
-    /// What an answer of another node means: one that stops is not yet the end of the shard.
+    /// The meaning of another node's answer. An unavailable node does not mean that the shard is
+    /// unavailable.
     pub(super) fn there(answer: Result<T, Error>) -> Self {
         match answer {
             Err(Error::Unavailable(_)) => Tried::Refused(None),
@@ -58,7 +60,7 @@ impl<T> Tried<Result<T, Error>> {
         }
     }
 
-    /// The same with another form of the answer.
+    /// Changes the form of the answer.
     pub(super) fn map<U>(self, form: impl FnOnce(T) -> U) -> Tried<Result<U, Error>> {
         match self {
             Tried::Answered(answer) => Tried::Answered(answer.map(form)),
@@ -75,23 +77,24 @@ pub(super) struct Search<'a> {
     shard: ShardId,
     /// The end of the call itself.
     until: Instant,
-    /// When patience began. Time in which a node is asked does not count.
+    /// The start of the patience. Time during which a node is asked does not count.
     since: Instant,
     /// When the last node was asked.
     asked_at: Instant,
-    /// Who was named by the last one that refused.
+    /// The node that the last refusal named.
     hint: Option<NodeId>,
-    /// Who leads by the routes, when they were last looked at.
+    /// The leader in the routes at the last look.
     leader: Option<NodeId>,
-    /// Nodes that are not asked again until the pause is over or the routes name them anew.
+    /// Nodes that are not asked again before the pause ends or the routes name them anew.
     refused: Vec<NodeId>,
     pause: Duration,
     pause_ends_at: Instant,
-    /// The own replica brings no news of a leader: others are asked too.
+    /// Whether to ask nodes that are not known to lead, because the local replica brings no news of
+    /// a leader.
     asks_all: bool,
-    /// One that was asked may have done it.
+    /// Whether a node that was asked may have done it.
     pub(super) is_unknown: bool,
-    /// One that was asked let the call wait, as leaders do.
+    /// Whether a node that was asked let the call wait, as leaders do.
     pub(super) has_waited: bool,
     changes: Option<watch::Receiver<u64>>,
 }
@@ -123,18 +126,18 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// What is left of the call's time.
+    /// The rest of the call's time.
     pub(super) fn left(&self) -> Duration {
         self.until.saturating_duration_since(real_now())
     }
 
-    /// An error once the call's time is over: what is sent now would be waited for by nobody.
+    /// An error once the call's time is over, because no caller would wait for an answer.
     pub(super) fn in_time(&self) -> Result<(), Error> {
         if self.left().is_zero() { Err(self.over()) } else { Ok(()) }
     }
 
-    /// Whom to ask next; may be this node. Waits while there is nobody. An error once patience is over,
-    /// or at once when this node knows that it is cut off.
+    /// The next node to ask, perhaps this one. Waits while there is none. An error once the
+    /// patience is over, or at once when this node knows that it is cut off.
     pub(super) async fn next(&mut self) -> Result<NodeId, Error> {
         loop {
             if let Some(node) = self.candidate() {
@@ -148,7 +151,7 @@ impl<'a> Search<'a> {
             }
             let pause = self.pause_ends_at.min(ends_at).saturating_duration_since(now);
             let Some(changes) = &mut self.changes else {
-                // From here on no news is missed; what came just before is looked at once more.
+                // From now on no news is missed; the loop checks the present routes once more.
                 self.changes = Some(self.shards.routes().changes());
                 continue;
             };
@@ -161,8 +164,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// How long a leader is waited for. A shard that has been without one for as long gets none soon: who
-    /// asks then is refused at once.
+    /// Until when to wait for a leader. A shard that has been without a leader for long will not
+    /// get one soon, so that later callers are refused at once.
     fn patient_until(&self) -> Instant {
         let ends_at = self.since + PATIENCE;
         let without = self.shards.routes().without_leader_since(self.group());
@@ -172,7 +175,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The node leads. Noted where no replica here would.
+    /// Records that the node leads, unless a local replica will.
     pub(super) fn answered(&self, node: NodeId) {
         let routes = self.shards.routes();
         if routes.leader(self.shard) != Some(node) && !self.has_replica_here() {
@@ -180,7 +183,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The node has surely done nothing, and says who leads if it knows.
+    /// Records that the node has certainly done nothing, and the leader that it named.
     pub(super) fn refused(&mut self, node: NodeId, leader: Option<NodeId>) {
         let (now, routes) = (real_now(), self.shards.routes());
         let asked_for = now.saturating_duration_since(self.asked_at);
@@ -198,13 +201,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The node may have done it, and can't say.
+    /// Records that the node may have done it.
     pub(super) fn lost(&mut self, node: NodeId) {
         self.is_unknown = true;
         self.refused(node, None);
     }
 
-    /// Why the search ends without an answer.
+    /// The error of a search without an answer.
     fn over(&self) -> Error {
         match self.is_unknown {
             true => Error::OutcomeUnknown,
@@ -218,7 +221,7 @@ impl<'a> Search<'a> {
     fn candidate(&mut self) -> Option<NodeId> {
         let routes = self.shards.routes();
         if self.shard.0 >= self.shards.count() {
-            // Of a shard that there is not, this node can say so.
+            // This node itself answers that the shard does not exist.
             return Some(routes.me());
         }
         if let Some(changes) = &mut self.changes {
@@ -226,7 +229,7 @@ impl<'a> Search<'a> {
         }
         let leader = routes.leader(self.shard);
         if leader != self.leader {
-            // It leads since it refused, or its time came again.
+            // The node became leader after it refused, or may be asked again.
             self.refused.retain(|node| Some(*node) != leader);
             self.leader = leader;
         }
@@ -237,7 +240,7 @@ impl<'a> Search<'a> {
             return named;
         }
         if !self.asks_all && self.has_replica_here() {
-            // It hears of a leader as soon as anybody.
+            // A local replica hears of a leader as soon as any other node.
             return None;
         }
         let control = routes.control();
@@ -245,7 +248,7 @@ impl<'a> Search<'a> {
         holders.filter(|node| *node != routes.me()).find(is_open)
     }
 
-    /// No leader is in sight, and too few of those who could elect one.
+    /// Whether no leader is in sight, and too few nodes are heard to elect one.
     fn is_cut_off(&self) -> bool {
         let leader = self.shards.routes().leader(self.shard);
         !leader.is_some_and(|leader| self.reaches(leader))
@@ -267,8 +270,8 @@ impl<'a> Search<'a> {
 }
 
 impl Shards {
-    /// Whether enough nodes with a replica of a shard were heard lately, or are this one, to elect a
-    /// leader. They are where nobody knows yet who has one.
+    /// Whether this node hears enough nodes with a replica, itself included, to elect a leader.
+    /// Also true while the placement is unknown.
     pub(super) fn hears_majority(&self, network: &PeerNetwork, shard: ShardId) -> bool {
         let (me, control, group) = (self.routes().me(), self.routes().control(), group_of(shard));
         let replicas = control.replicas(group);
@@ -280,7 +283,8 @@ impl Shards {
         replicas.is_empty() || replicas.iter().filter(|at| is_heard(at.node)).count() > voters / 2
     }
 
-    /// Whether this node has a replica of a shard, which hears of its leader as soon as anybody.
+    /// Whether this node has a replica of a shard, which hears of its leader as soon as any other
+    /// node.
     pub(super) fn has_replica_here(&self, shard: ShardId) -> bool {
         self.routes().has_replica(group_of(shard))
     }

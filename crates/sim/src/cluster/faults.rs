@@ -1,10 +1,10 @@
-//! What goes wrong in a run, and that it ends.
+//! The faults of a run, and their end.
 
 use super::{Happening, World};
 use crate::invariants::Violation;
 use crate::sabotage::ASTRAY;
 
-/// A group that was to have a single voter may still come to it for a while.
+/// How long a group may still shrink to a single voter after this was planned.
 const SINGLE_MS_MAX: u64 = 10_000;
 
 impl World {
@@ -43,7 +43,7 @@ impl World {
         }
     }
 
-    /// A clock is wrong by minutes, either way.
+    /// Sets a clock wrong by minutes, in either direction.
     fn jump(&mut self, node: usize) {
         let jump = self.rng.between(0, 600_000) as i64 - 300_000;
         self.note("clock", [node as u64, jump.unsigned_abs(), 0]);
@@ -59,14 +59,14 @@ impl World {
         }
     }
 
-    /// A process has ended and will be started again.
+    /// Schedules the restart of a process that has ended.
     pub(super) fn went_down(&mut self, node: usize) {
         self.crashes += 1;
         let after_ms = self.rng.between(50, 4_000);
         self.at(after_ms, Happening::Restart { node });
     }
 
-    /// A disk is lost for good, and with it the node; another one takes its place.
+    /// Loses a disk for good, and with it the node; a new node replaces it.
     fn lose(&mut self, node: usize) {
         if self.may_lose(node) {
             self.note("lost", [node as u64, 0, 0]);
@@ -78,8 +78,8 @@ impl World {
         }
     }
 
-    /// A node has found that its state is not what the others agreed on. Only one that was made to may;
-    /// it is given up, and another takes its place.
+    /// Handles a node that stopped because its state differs from a majority's. Only the sabotaged
+    /// node may do so; it is given up, and a new node replaces it.
     pub(super) fn stopped(&mut self, node: usize, why: &str) -> Result<(), Violation> {
         self.note("stopped", [node as u64, 0, 0]);
         if !self.options.sabotage.leads_astray() || node != ASTRAY {
@@ -92,8 +92,8 @@ impl World {
         Ok(())
     }
 
-    /// No promise survives a majority of disks: one is lost at a time, when every group has been of
-    /// three or more for a while.
+    /// Whether a disk may be lost now. No promise survives the loss of a majority of disks, so that
+    /// only one is lost at a time, after every group has had three or more voters for a while.
     pub(super) fn may_lose(&self, node: usize) -> bool {
         let control = self.oracle.control.newest();
         let is_lost = |place: &str| place.parse().is_ok_and(|place: usize| self.lost[place]);
@@ -108,7 +108,7 @@ impl World {
                 && control.target(group).len() >= 3
                 && !members.voters.iter().any(on_lost)
         };
-        // What a replica that went astray sends as a snapshot would count as right with one disk less.
+        // A snapshot of the sabotaged replica would count as right if one disk less disagreed.
         !self.options.sabotage.leads_astray()
             && !self.lost[node]
             && !self.nodes[node].retired
@@ -126,7 +126,7 @@ impl World {
         self.oracle.heal();
         let newest = self.nodes.iter().map(|node| node.rules_max).max().unwrap_or_default();
         for node in 0..self.nodes.len() {
-            // Whoever began to upgrade a cluster goes through with it.
+            // An operator who has begun an upgrade finishes it.
             if self.nodes[node].rules_max < newest {
                 self.crash(node);
                 self.nodes[node].rules_max = newest;

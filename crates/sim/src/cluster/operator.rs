@@ -1,5 +1,5 @@
-//! Who runs the cluster: nodes join, are emptied and taken out, the replication changes, and what is
-//! lost is replaced, all of it while things fail. Every order may get lost; it is given again.
+//! The operator of the cluster: nodes join, are drained and removed, the replication changes, and
+//! lost nodes are replaced, all while things fail. A command may get lost; it is sent again.
 
 use super::{Happening, Options, World};
 use crate::network::Party;
@@ -7,14 +7,14 @@ use crate::node::{Node, NodeConfig};
 use taskyard_replica::{ControlCommand, NodeId};
 
 impl World {
-    /// A new machine, which will ask to be let in.
+    /// Adds a machine, which will ask to join.
     pub(super) fn add_node(&mut self, after_ms: u64) {
         let node = self.nodes.len();
         let Options { seed, shards, sabotage, .. } = self.options;
         let config = NodeConfig { id: node, shards, seed, sabotage };
         let rng = self.rng.fork();
         let mut new = Node::new(config, rng);
-        // It is let in only if it knows the rules; those may be raised before it asks.
+        // A node may join only if it knows the rules, which may be raised before it asks.
         new.rules_max = new.rules_max.max(self.oracle.control.newest().rules());
         if self.healing {
             let known = self.nodes.iter().map(|node| node.rules_max).max();
@@ -28,7 +28,7 @@ impl World {
         self.at(after_ms, Happening::Restart { node });
     }
 
-    /// One decision of whoever runs the cluster.
+    /// Makes one decision of the operator.
     pub(super) fn operate(&mut self) {
         if self.take_out_lost() {
             return;
@@ -44,7 +44,8 @@ impl World {
         let waits = known.iter().any(|id| control.has_given_up(*id));
         let lacks = in_use.saturating_sub(draining.len()) < usize::from(control.factor());
         if self.healing && waits && lacks {
-            // Who was given up goes when others have what it held: somebody must be there to have it.
+            // A given-up node is removed only after other nodes have its replicas, so that there
+            // must be other nodes.
             return self.add_node(1);
         }
         if known.is_empty() || self.healing || !self.options.churn {
@@ -68,7 +69,7 @@ impl World {
         self.order(&command);
     }
 
-    /// What is lost for good is given up, or emptied and taken out; whether there was something.
+    /// Gives up or drains and removes a lost node; returns whether there was one.
     fn take_out_lost(&mut self) -> bool {
         let control = self.oracle.control.newest();
         let is_lost = |place: &str| place.parse().is_ok_and(|place: usize| self.lost[place]);
@@ -84,8 +85,9 @@ impl World {
         true
     }
 
-    /// Starts a newer build on the node with the oldest. It knows the rules of the cluster and the next:
-    /// nobody goes on to another one before all know what the last one brought.
+    /// Starts a newer build on the node with the oldest one. The new build knows the rules of the
+    /// cluster and the next ones. No node gets a still newer build before all nodes know those
+    /// rules.
     fn upgrade(&mut self) {
         let in_use = (0..self.nodes.len()).filter(|&place| self.is_in_use(place));
         let Some(oldest) = in_use.min_by_key(|&place| self.nodes[place].rules_max) else { return };
@@ -96,7 +98,7 @@ impl World {
         }
     }
 
-    /// Gives up a node that is down, and may come back all the same: it must find that it has left.
+    /// Gives up a node that is down but may come back; it must then find that it was removed.
     fn give_up_by_mistake(&mut self, id: NodeId) {
         let node = self.oracle.control.newest().nodes().get(&id);
         let place: Option<usize> = node.and_then(|node| node.address.parse().ok());
@@ -108,7 +110,7 @@ impl World {
         }
     }
 
-    /// Sends a command to whoever seems to lead the control group.
+    /// Sends a command to the node that seems to lead the control group.
     fn order(&mut self, command: &ControlCommand) {
         let leaders: Vec<usize> =
             (0..self.nodes.len()).filter(|&node| self.nodes[node].told(0).is_some()).collect();

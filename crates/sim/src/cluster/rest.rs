@@ -1,5 +1,5 @@
-//! When a healed cluster is at rest, and what must be true then: one leader for each group, replicas
-//! where the planner wants them, equal byte for byte, and every task at its end.
+//! Rest: when a healed cluster is at rest, and what must then be true: each group has one leader,
+//! replicas are where the planner wants them and equal byte for byte, and every task has ended.
 
 use super::World;
 use crate::invariants::Violation;
@@ -22,7 +22,7 @@ impl World {
         self.workload.is_quiet() && self.unrest().is_empty()
     }
 
-    /// What is not as it must be in the end, in words; empty if all is.
+    /// The first thing that is not at rest, in words; empty if everything is.
     pub(super) fn unrest(&self) -> String {
         if let Some(schedule) = self.oracle.stuck_schedule() {
             return format!("schedule {schedule} does not fire");
@@ -61,7 +61,7 @@ impl World {
         String::new()
     }
 
-    /// Whether the map is what the planner wants, and everybody has it.
+    /// Checks that the map is what the planner wants, and that every node has it.
     fn unrest_of_map(&self) -> String {
         let control = self.oracle.control.newest();
         let places: Vec<usize> =
@@ -83,8 +83,8 @@ impl World {
         if steps.is_empty() { String::new() } else { format!("the planner wants {steps:?}") }
     }
 
-    /// Whether a node belongs to the cluster, or will. One that was removed while it was down may
-    /// know nobody any more who could tell it.
+    /// Whether a node belongs to the cluster, or will. A node that was removed while it was down
+    /// may know no other node that could tell it.
     pub(super) fn is_in_use(&self, place: usize) -> bool {
         let node = &self.nodes[place];
         let control = self.oracle.control.newest();
@@ -92,7 +92,7 @@ impl World {
         !node.retired && !self.lost[place] && !node.disk.node().is_some_and(leaves)
     }
 
-    /// The truth about the cluster, which no node can see at once.
+    /// The truth about the cluster, which no single node can see.
     fn seen(&self) -> Seen {
         let control = self.oracle.control.newest();
         let told = |group: u64| self.nodes.iter().find_map(|node| node.told(group));

@@ -1,39 +1,39 @@
-//! Watch: what the control group's leader knows of the cluster, from what nodes have told it. News
-//! may be late, lost or overtaken; what is too old counts for nothing.
+//! Watch: the knowledge of the control group's leader about the cluster, from the reports of nodes.
+//! Reports may be late, lost or overtaken; an old report does not count.
 
 use std::collections::BTreeMap;
 use taskyard_replica::{Control, GroupSeen, NodeId, Replica, Role, Seen, StateMachine};
 
-/// A node that was heard of within this answers.
+/// A node that was heard within this time is alive.
 const ALIVE_MS: u64 = 1_500;
-/// One that has been silent for this is to be replaced.
+/// A node that was silent for this long is replaced.
 const GONE_MS: u64 = 8_000;
-/// What a leader told of its group counts for this long.
+/// How long a leader's report about its group counts.
 const NEWS_MS: u64 = 2_000;
 
-/// What a node tells of itself.
+/// A node's report about itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Status {
     pub(crate) node: NodeId,
-    /// When it was true, by the node's own monotonic clock.
+    /// The time of the report, by the node's own monotonic clock.
     pub(crate) at: u64,
-    /// The newest rules that it knows.
+    /// The newest rules that the node knows.
     pub(crate) rules_max: u16,
-    /// The groups that it leads.
+    /// The groups that the node leads.
     pub(crate) leads: Vec<(u64, Told)>,
 }
 
-/// What a leader tells of its group.
+/// A leader's report about its group.
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
     pub(crate) term: u64,
-    /// Since which index its members are who they are.
+    /// The index at which its members last changed.
     pub(crate) since: u64,
     pub(crate) seen: GroupSeen,
 }
 
 impl Told {
-    /// What a replica tells, if it leads.
+    /// The report of a replica, if it leads.
     pub(crate) fn by<M: StateMachine>(replica: &Replica<M>) -> Option<Told> {
         let Role::Leader { term } = replica.role() else { return None };
         let heard_of = replica.peers().into_iter().filter(|peer| peer.active);
@@ -46,12 +46,12 @@ impl Told {
     }
 }
 
-/// What one leader of the control group has heard.
+/// The reports that one leader of the control group has heard.
 #[derive(Debug)]
 pub(crate) struct Watch {
     began_at: u64,
     heard: BTreeMap<NodeId, u64>,
-    /// By group: when it came, when it was true, and what.
+    /// For each group: when the report came, its time, and its content.
     groups: BTreeMap<u64, (u64, u64, Told)>,
 }
 
@@ -87,12 +87,12 @@ impl Watch {
         }
     }
 
-    /// Term and index that a group's members were told under.
+    /// The term and index of a group's members in the last report.
     pub(crate) fn fence(&self, group: u64) -> Option<(u64, u64)> {
         self.groups.get(&group).map(|(.., told)| (told.term, told.since))
     }
 
-    /// The replica that leads a group, as last told.
+    /// The leading replica of a group in the last report.
     pub(crate) fn leader(&self, group: u64) -> Option<u64> {
         self.groups.get(&group).map(|(.., told)| told.seen.leader)
     }

@@ -1,7 +1,8 @@
 //! The account of the control group: its entries are the same everywhere, and its map is sound.
 //!
-//! Invariants: one leader per term; a committed entry never changes; states are equal after the same
-//! entry; no replica id is used twice; one replica of a group per node; a number is given to one node.
+//! Invariants: each term has one leader; a committed entry never changes; states are equal after
+//! the same entry; a replica id is used once; a node has one replica of a group; a number belongs
+//! to one node.
 
 use super::Violation;
 use crate::control::Decided;
@@ -11,19 +12,19 @@ use taskyard_replica::{Control, NodeId};
 
 #[derive(Debug, Default)]
 pub(crate) struct ControlAccount {
-    /// By index: term, and hashes of the entry and of the state after it.
+    /// For each index: the term, and hashes of the entry and of the state after it.
     committed: BTreeMap<u64, (u64, u64, u64)>,
     leaders: BTreeMap<u64, u64>,
-    /// The newest state that any replica has come to.
+    /// The newest state of any replica.
     newest: Control,
-    /// The node of every replica that there ever was, by group.
+    /// The node of every replica that ever existed, by group.
     homes: BTreeMap<(u64, u64), NodeId>,
-    /// Replicas that the map has let go.
+    /// Replicas that were removed from the map.
     ended: BTreeSet<(u64, u64)>,
-    /// The place of every node that there ever was.
+    /// The place of every node that ever existed.
     places: BTreeMap<NodeId, usize>,
     removed: BTreeSet<NodeId>,
-    /// Nodes that were given up, gone or not.
+    /// Nodes that were given up, removed or not.
     pub(crate) given_up: BTreeSet<NodeId>,
 }
 
@@ -32,7 +33,8 @@ impl ControlAccount {
         &self.newest
     }
 
-    /// Where a replica is or was. The first one of a group is where the cluster was founded.
+    /// The present or past place of a replica. The first replica of a group is at the founder's
+    /// place.
     pub(crate) fn place_of(&self, group: u64, replica: u64) -> Option<usize> {
         match self.homes.get(&(group, replica)) {
             Some(node) => self.places.get(node).copied(),
@@ -50,7 +52,7 @@ impl ControlAccount {
         Ok(())
     }
 
-    /// A replica has applied an entry. The first one to do so sets what it meant.
+    /// Checks an applied entry. The first replica to apply it sets its meaning.
     pub(crate) fn applied(
         &mut self,
         place: usize,

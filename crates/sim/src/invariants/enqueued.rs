@@ -1,9 +1,9 @@
-//! What entries enqueue: every accepted task, and from when it may run.
+//! Enqueued: every accepted task of an entry, and when it may first run.
 
 use std::collections::BTreeMap;
 use taskyard_machine::{Command, FollowUp, NewTask, Outcome, Rejection, TaskId, When};
 
-/// Every accepted task of these commands: queue, task, id, whether it was known.
+/// Every accepted task of these commands: queue, task, id, and whether it was known.
 pub(super) fn enqueued<'c>(
     commands: &'c [Command<'c>],
     outcomes: &[Result<Outcome, Rejection>],
@@ -32,7 +32,7 @@ pub(super) fn enqueued<'c>(
     accepted
 }
 
-/// From when each new task of these commands may run.
+/// When each new task of these commands may first run.
 pub(super) fn born(
     commands: &[Command<'_>],
     outcomes: &[Result<Outcome, Rejection>],

@@ -1,5 +1,5 @@
-//! What must hold of flows: a node is never handed out before its parents have ended, a flow ends
-//! once all its tasks have, and none is left over.
+//! The invariants of flows: a node is handed out only after its parents have ended, a flow ends
+//! once all its tasks have, and no flow is left over.
 
 use super::Violation;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,20 +12,20 @@ pub(super) struct Flows {
     names: BTreeMap<(TaskId, String), TaskId>,
     /// The flow of each task.
     flow_of: BTreeMap<TaskId, TaskId>,
-    /// What each task depends on.
+    /// The parents of each task.
     parents: BTreeMap<TaskId, Vec<TaskId>>,
-    /// Tasks that were ever let go.
+    /// Tasks that were ever released.
     ready: BTreeSet<TaskId>,
     /// Tasks that have ended at least once.
     ended: BTreeSet<TaskId>,
-    /// Flows of which a task has ended otherwise than well.
+    /// Flows with a task that ended without success.
     hurt: BTreeSet<TaskId>,
     /// Flows that have not ended.
     open: BTreeSet<TaskId>,
 }
 
 impl Flows {
-    /// Takes in what was submitted and added, and gives the tasks that were promised so.
+    /// Records submitted and added nodes, and returns the promised tasks.
     pub(super) fn learn(
         &mut self,
         commands: &[Command<'_>],
@@ -60,12 +60,13 @@ impl Flows {
         for (node, task) in nodes.iter().zip(tasks) {
             let parent = |name: &str| self.names.get(&(flow, name.to_owned())).copied();
             let parents = node.depends_on.iter().filter_map(|edge| parent(edge.name)).collect();
-            // A repeated request answers with the tasks that the first one made, whatever it says.
+            // A repeated request answers with the tasks of the first one, whatever its own nodes
+            // are.
             self.parents.entry(*task).or_insert(parents);
         }
     }
 
-    /// Follows what an entry of any shard did.
+    /// Follows the effect of an entry of any shard.
     pub(super) fn judge(&mut self, events: &[Event]) -> Result<(), Violation> {
         for event in events {
             match &event.kind {
@@ -101,14 +102,14 @@ impl Flows {
         Ok(())
     }
 
-    /// Whether it is known how a task ends. One that never ran may have failed with what it depends
-    /// on: its flow knows that before the task's own shard is told.
+    /// Whether the end of a task is decided. A task that never ran may have failed with a parent;
+    /// its flow knows that before the task's own shard.
     fn is_decided(&self, task: TaskId) -> bool {
         let is_hurt = || self.flow_of.get(&task).is_some_and(|flow| self.hurt.contains(flow));
         self.ended.contains(&task) || !self.ready.contains(&task) && is_hurt()
     }
 
-    /// After healing: every flow has ended.
+    /// Checks after the healing that every flow has ended.
     pub(super) fn check_end(&self) -> Result<(), Violation> {
         match self.open.first() {
             Some(flow) => Err(format!("flow {flow} never ended")),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use taskyard_machine::{Command, Outcome, Rejection, TaskId, UniqueUntil};
 
 impl ShardAccount {
-    /// A key that its task holds until it is done is no longer held once the task has ended.
+    /// Checks that a task which has ended no longer has a key that it had until done.
     pub(super) fn judge_refusals(
         &self,
         outcomes: &[Result<Outcome, Rejection>],
@@ -21,7 +21,7 @@ impl ShardAccount {
         Ok(())
     }
 
-    /// Of the tasks that hold a key until they are done, one lives at a time.
+    /// Checks that only one living task has a key until it is done.
     pub(super) fn judge_keys(
         &mut self,
         commands: &[Command<'_>],

@@ -1,7 +1,8 @@
-//! Limits: no claim beyond the concurrency of its queue or key, and none without a token of each bucket.
+//! Limits: no claim exceeds the concurrency of its queue or key, or comes without a token of each
+//! bucket.
 //!
-//! Live claims are counted exactly. Buckets are bounds from above: while a new rate is brought to the
-//! keys of a queue, each of them may start full.
+//! Live claims are counted exactly. Buckets are upper bounds, because each key may start full while
+//! a new rate is applied to the keys of a queue.
 
 use super::Violation;
 use crate::shard::task_of;
@@ -28,12 +29,12 @@ struct Queue {
     buckets: BTreeMap<String, Bucket>,
 }
 
-/// What was left at most, and when; full if nothing was taken.
+/// The upper bound of a level, and its time; full if no token was taken.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket(Option<(u128, u64)>);
 
 impl Limits {
-    /// Follows the settings, claims and ends of one entry in the order in which they happened.
+    /// Follows the settings, claims and ends of one entry in their order.
     pub(super) fn judge(
         &mut self,
         commands: &[Command<'_>],
@@ -56,7 +57,7 @@ impl Limits {
                 EventKind::TaskProgressed(..) | EventKind::TaskCancelRequested(_) => {}
                 kind => {
                     let ended = task_of(event).and_then(|task| self.live.remove(&task));
-                    // Given back unspent: every other end of a claim is told in another word.
+                    // Released without cost: every other end of a claim has another event.
                     if let (EventKind::TaskReady(_), Some((queue, key))) = (kind, ended) {
                         self.queues.entry(queue).or_default().refund(key, now);
                     }
@@ -133,7 +134,7 @@ impl Bucket {
         (left + u128::from(now - at) * u128::from(rate.per_second_millionths)).min(full)
     }
 
-    /// With a token less, if it has one.
+    /// The bucket with a token less, if it has one.
     fn taken(self, rate: Rate, now: u64) -> Option<Bucket> {
         Some(Bucket(Some((self.level(rate, now).checked_sub(TOKEN)?, now))))
     }
@@ -142,7 +143,7 @@ impl Bucket {
         Bucket(Some((self.level(rate, now) + TOKEN, now))).settled(rate, now)
     }
 
-    /// What it holds by this rate, whatever the rate is after. One that is full stays full.
+    /// The bucket with its level under this rate fixed. A full bucket stays full.
     fn settled(self, rate: Rate, now: u64) -> Bucket {
         let level = self.level(rate, now);
         Bucket((level < u128::from(rate.burst) * TOKEN).then_some((level, now)))

@@ -1,6 +1,6 @@
-//! What must hold of schedules: each occurrence starts one run at most, whatever crashes, never
-//! early, never while paused, spent or removed, and never beside a run that its policy waits for;
-//! and one that is to go on goes on.
+//! The invariants of schedules: each occurrence starts at most one run, even after crashes. A run
+//! never starts early, never while its schedule is paused, spent or removed, and never beside a run
+//! for which its policy waits. A live schedule keeps firing.
 
 use super::Violation;
 use crate::every::Every;
@@ -11,29 +11,30 @@ use taskyard_machine::{
     SetSchedule, ShardId, TaskId, Timestamp,
 };
 
-/// A schedule that fires so often after faults ended goes on: each time the run before has ended.
+/// The number of fires after the faults that prove a schedule alive: each time the earlier run has
+/// ended.
 const GOES_ON: u64 = 3;
 
-/// A schedule's name and an occurrence, as the headers of its run say it.
+/// A schedule's name and an occurrence, as in the headers of its run.
 pub(crate) type Occurrence = (String, String);
 
 #[derive(Debug)]
 struct Schedule {
-    /// One that was removed and set again is another.
+    /// The number of its life: a schedule that was removed and set again is another one.
     life: u64,
     every: Every,
-    /// Of all rules that it ever had: what waits may follow from earlier ones.
+    /// All rules that it ever had, because waiting occurrences may come from earlier ones.
     everies: Vec<Every>,
     revision: u64,
     overlap: Overlap,
     paused: bool,
     runs_asked: Option<u64>,
     runs_left: Option<u64>,
-    /// Runs that its policy waits for, until all are known to have ended.
+    /// Runs for which its policy waits, until all are known to have ended.
     watched: BTreeSet<TaskId>,
     fired: u64,
     skipped: u64,
-    /// How often it has fired since faults ended.
+    /// How often it has fired since the faults ended.
     went_on: u64,
 }
 
@@ -66,7 +67,7 @@ impl Schedule {
         self.runs_asked = spec.remaining_runs;
     }
 
-    /// Whether it must fire again and again.
+    /// Whether the schedule must keep firing.
     fn is_going(&self) -> bool {
         !self.paused && self.runs_left != Some(0) && !self.every.has_end()
     }
@@ -82,9 +83,10 @@ pub(super) struct Schedules {
     /// How many runs each occurrence may have: by its time, by hand, by backfills.
     promised: BTreeMap<Occurrence, u64>,
     made: BTreeMap<Occurrence, u64>,
-    /// Runs that were gone by the end of the entry that made them: what they were is not known.
+    /// Runs that were gone by the end of the entry that made them, so that their occurrence is
+    /// unknown.
     vanished: u64,
-    /// From when each run may start.
+    /// When each run may first start.
     starts: BTreeMap<TaskId, Timestamp>,
     /// Runs on other shards than their schedules' that have not ended.
     elsewhere: BTreeSet<TaskId>,
@@ -93,8 +95,8 @@ pub(super) struct Schedules {
 }
 
 impl Schedules {
-    /// Follows an entry of any shard, and gives the runs that it promises. A command that changes
-    /// rules has its entry to itself, so that they are known for each event.
+    /// Follows an entry of any shard, and returns the runs that it promises. A command that changes
+    /// rules has an entry of its own, so that the rules are known for each event.
     pub(super) fn judge(
         &mut self,
         shard: u16,
@@ -270,7 +272,8 @@ impl Schedules {
         Ok(())
     }
 
-    /// An end on another shard may not have been heard of yet; one on its own shard has.
+    /// Checks a skip: the shard may not know of an end on another shard yet, but it knows of one on
+    /// its own.
     fn skipped(&mut self, name: &str, at: Timestamp, shard: ShardId) -> Result<(), Violation> {
         let what = format!("occurrence {} of {name}", at.to_rfc3339());
         let known = self.known.get_mut(name).ok_or_else(|| format!("{what} of no schedule"))?;
@@ -285,7 +288,7 @@ impl Schedules {
         Ok(())
     }
 
-    /// What is enqueued as a run was promised as one.
+    /// Checks that every enqueued run was promised.
     fn judge_made(&mut self, applied: &Applied) -> Result<(), Violation> {
         for (task, occurrence) in &applied.runs {
             let Some(occurrence) = occurrence else {
@@ -309,22 +312,22 @@ impl Schedules {
         Ok(())
     }
 
-    /// From when a run may start.
+    /// When a run may first start.
     pub(super) fn starts_at(&self, task: TaskId) -> Option<Timestamp> {
         self.starts.get(&task).copied()
     }
 
-    /// How a gateway sees a schedule: its occurrences, and which rules these are.
+    /// A schedule as a gateway sees it: its occurrences, and the version of its rules.
     pub(super) fn find(&self, name: &str) -> Option<(Every, u64)> {
         self.known.get(name).map(|known| (known.every, known.revision))
     }
 
-    /// Faults have ended.
+    /// Ends the faults.
     pub(super) fn heal(&mut self) {
         self.known.values_mut().for_each(|known| known.went_on = 0);
     }
 
-    /// The first schedule that must go on and has not yet.
+    /// The first live schedule that has not fired enough since the faults ended.
     pub(super) fn stuck(&self) -> Option<&str> {
         let mut all = self.known.iter();
         all.find(|(_, known)| known.is_going() && known.went_on < GOES_ON)
@@ -336,7 +339,7 @@ impl Schedules {
         self.known.iter().find(|(_, known)| !known.paused).map(|(name, _)| name.as_str())
     }
 
-    /// In the end: what was promised was made.
+    /// Checks at the end that every promised run was made.
     pub(super) fn check_end(&self) -> Result<(), Violation> {
         let promised: u64 = self.promised.values().sum();
         let made = self.made.values().sum::<u64>() + self.vanished;
@@ -346,7 +349,8 @@ impl Schedules {
         Ok(())
     }
 
-    /// In the end, when no run is left: the machine counts as this account does, and waits for none.
+    /// Checks at the end, when no run is left, that the machine's counts equal this account's and
+    /// that no schedule waits.
     pub(super) fn check_machine(&self, shard: u16, machine: &Machine) -> Result<(), Violation> {
         for view in machine.schedules(None, usize::MAX) {
             let name = &view.name;

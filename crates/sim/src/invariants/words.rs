@@ -1,8 +1,8 @@
-//! What happened in a run, one word per kind: a test sees that all kinds are exercised.
+//! The facts of a run, one word per kind, so that a test sees that all kinds occur.
 
 use taskyard_machine::{Event, EventKind, Outcome, Rejection};
 
-/// One word per kind of fact.
+/// The word for a kind of event.
 pub(super) fn word_for(event: &Event) -> &'static str {
     match event.kind {
         EventKind::TaskEnqueued(_) => "enqueued",
@@ -37,7 +37,7 @@ pub(super) fn word_for(event: &Event) -> &'static str {
     }
 }
 
-/// One word per kind of answer: a rejection's code, or whether it was accepted or known.
+/// The word for a kind of answer: a rejection's code, or whether it was accepted or known.
 pub(super) fn answer_word(outcome: &Result<Outcome, Rejection>) -> &'static str {
     match outcome {
         Err(rejection) => rejection.code(),

@@ -1,4 +1,4 @@
-//! What people and the broker do to tasks in the model: cancel, retry, discard, pause, end sessions.
+//! By hand: cancel, retry, discard, pause, and the end of sessions, in the model.
 
 use super::{Difference, Model, State, expect, expect_code};
 use taskyard_machine::{
@@ -116,7 +116,7 @@ impl Model {
             .filter(|task| !end.keep.contains(&task.id))
             .map(|task| (task.order, task.id))
             .collect();
-        // The newest first, so that what goes to the front ends up in the old order.
+        // The newest goes first, so that tasks that return to the front keep their order.
         held.sort_unstable_by(|left, right| right.cmp(left));
         for (_, id) in &held {
             if end.reason == SessionEnd::Silence && !end.not_started.contains(id) {

@@ -1,4 +1,4 @@
-//! What a random history does: commands of all kinds, drawn from what the model knows.
+//! The commands of a random history: of all kinds, drawn from the model's state.
 
 use super::Model;
 use crate::rng::Rng;
@@ -20,16 +20,16 @@ const KEYS: [&str; 3] = ["a", "b", "c"];
 const CLAIMED_TYPES: [&[&str]; 6] =
     [&["work"], &["other"], &["third"], &["other", "work"], &["nobody", "third"], &["nobody"]];
 
-/// What holds for a whole history.
+/// The terms of a whole history.
 pub(super) struct Terms {
-    /// What is due is done before anything else; otherwise it comes late. Keys that time opens
-    /// count from when that is done, so only prompt histories hold keys back or limit their rate.
+    /// Whether due changes come before any other command, or late. Keys that time opens count from
+    /// the moment of that change, so that only prompt histories push keys back or limit their rate.
     pub(super) prompt: bool,
     /// Whether queues get limits and tasks get keys.
     limits: bool,
     /// Whether tasks get unique keys.
     unique: bool,
-    /// Whether workers often push back.
+    /// Whether workers often push back keys.
     pushes_back: bool,
     /// Whether claims name types.
     types: bool,
@@ -38,13 +38,13 @@ pub(super) struct Terms {
     key_rates: [Rate; 3],
 }
 
-/// A purge of all that a queue has waiting.
+/// A purge of all waiting tasks of a queue.
 pub(super) fn purge(queue: &str) -> Command<'_> {
     let before = EnqueueCut { next_sequence: u64::MAX, now: Timestamp(u64::MAX) };
     Command::PurgeQueue(PurgeQueue { queue, before, after: None })
 }
 
-/// The steps in which time goes in a prompt history.
+/// The step of time in a prompt history.
 const STEP_MS: u64 = 100;
 
 impl Terms {
@@ -100,7 +100,7 @@ impl Terms {
     }
 }
 
-/// How long until the next command: mostly little, at times so long that everything is due.
+/// The pause before the next command: mostly short, sometimes so long that everything is due.
 pub(super) fn pause(rng: &mut Rng, terms: &Terms) -> u64 {
     terms.span(match rng.below(20) {
         0 => rng.between(1_000, 40_000),
@@ -125,12 +125,12 @@ pub(super) fn draw(
     let task = if model.known_ids.is_empty() || rng.chance(20) {
         unknown
     } else {
-        // The newer ones are more likely to be alive.
+        // Newer tasks are more likely to be alive.
         let newest = model.known_ids.len().saturating_sub(12);
         let from = if rng.chance(700) { newest } else { 0 };
         *rng.pick(&model.known_ids[from..])
     };
-    // Mostly live claims, now and then one that is long gone.
+    // Mostly live claims, sometimes one that ended long ago.
     let live: Vec<(TaskId, ClaimToken)> = model
         .tasks
         .iter()
@@ -248,7 +248,7 @@ fn new_task(rng: &mut Rng, terms: &Terms, now: u64) -> NewTask<'static> {
     } else {
         Backoff::Linear { delay_ms: 200, delay_max_ms: 1_000 }
     };
-    // One too high now and then: it must be refused, and with it its whole batch.
+    // Sometimes a priority is too high, so that the task and its whole batch must be rejected.
     let highest = if rng.chance(50) { 13 } else { 9 };
     let lowest = if terms.limits { 7 } else { 0 };
     let payload = *rng.pick(&PAYLOADS);
@@ -263,7 +263,7 @@ fn new_task(rng: &mut Rng, terms: &Terms, now: u64) -> NewTask<'static> {
         body: Body { payload, ..Body::default() },
         priority: rng.chance(500).then(|| rng.between(lowest, highest) as u8),
         run_at: match rng.below(10) {
-            // Now and then a contradiction.
+            // Sometimes the options contradict each other.
             _ if debounced && rng.chance(900) => When::Now,
             0..3 => When::After { ms: rng.below(3_000) },
             3 => When::At(Timestamp((now + rng.below(4_000)).saturating_sub(2_000))),
@@ -285,7 +285,7 @@ fn new_task(rng: &mut Rng, terms: &Terms, now: u64) -> NewTask<'static> {
     }
 }
 
-/// A claim to one of few keys, so that they often meet; now and then one that makes no sense.
+/// A unique key out of a few, so that tasks often conflict; sometimes an invalid one.
 fn unique(rng: &mut Rng) -> Unique<'static> {
     let on_conflict = *rng.pick(&[OnConflict::Existing, OnConflict::Replace, OnConflict::Reject]);
     let key = Cow::Borrowed(if rng.chance(990) { *rng.pick(&["u", "v"]) } else { "" });

@@ -1,8 +1,8 @@
-//! Flows over several shards against an account that is made up anew from the tasks themselves.
+//! Flows over several shards, against an account that is derived anew from the tasks themselves.
 //!
-//! While messages are on their way only this holds: a task is let go after its parents, once. When
-//! nothing is on its way any more, the whole flow follows from how its tasks ended: which nodes are
-//! settled, which wait, how the flow ended and what it returned.
+//! While messages are on their way, the account checks only that a task is released once, after its
+//! parents. When no message is on its way, the whole flow follows from the ends of its tasks: which
+//! nodes are settled, which wait, how the flow ended and what it returned.
 
 mod account;
 mod steps;
@@ -15,17 +15,17 @@ use taskyard_machine::{ClaimToken, Event, EventKind, FlowState, TaskId};
 
 /// Shards of a history.
 const SHARDS: u16 = 3;
-/// Steps of a history, before everything is brought to its end.
+/// The number of steps of a history, before everything is worked off.
 const STEPS: u64 = 70;
-/// Rounds in which everything must have come to its end.
+/// The rounds within which everything must have ended.
 const ROUNDS_MAX: usize = 60;
 
-/// One history on its way.
+/// A history in progress.
 struct Run {
     rng: Rng,
     shards: Shards,
     flows: Vec<Flow>,
-    /// Claims that are held, as far as is known.
+    /// The claims that are held, as far as is known.
     held: Vec<(TaskId, ClaimToken)>,
     step: u64,
     acks: u64,
@@ -48,7 +48,7 @@ pub(super) fn check(seed: u64) -> Result<(), Difference> {
 }
 
 impl Run {
-    /// Takes note of what an entry of a shard did.
+    /// Records the effect of a shard's entry.
     fn note(&mut self, shard: usize, events: &[Event]) -> Result<(), Difference> {
         self.step += 1;
         for event in events {
@@ -84,7 +84,7 @@ impl Run {
         Ok(())
     }
 
-    /// Carries everything that is owed, and then compares each flow with its tasks.
+    /// Delivers all messages, and then compares each flow with its tasks.
     fn quiet(&mut self) -> Result<(), Difference> {
         while !self.shards.is_quiet() {
             self.carry()?;
@@ -108,7 +108,7 @@ impl Run {
         self.note(carried.to, &carried.events)
     }
 
-    /// Works on everything until all flows have ended: none may be stuck.
+    /// Works until all flows have ended, because no flow may be stuck.
     fn finish(&mut self) -> Result<(), Difference> {
         for _ in 0..ROUNDS_MAX {
             self.quiet()?;

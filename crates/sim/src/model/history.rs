@@ -1,5 +1,5 @@
-//! A random history: commands fed to the machine, to one that is reloaded now and then, and to the
-//! model. After each, everything that can be seen of the machine is compared.
+//! A random history: commands for the machine, for one that is reloaded from time to time, and for
+//! the model. After each command, everything visible of the machine is compared.
 
 use super::commands::{Terms, draw, pause};
 use super::wakes::Watch;
@@ -55,7 +55,7 @@ impl Payloads for Bodies {
     }
 }
 
-/// One history on its way.
+/// A history in progress.
 struct Run {
     rng: Rng,
     terms: Terms,
@@ -68,7 +68,7 @@ struct Run {
 }
 
 impl Run {
-    /// A leader whose timer is never late.
+    /// Expires as a leader would whose timer is never late.
     fn expire_if_prompt(&mut self) -> Result<(), Difference> {
         let is_due = |run: &Run| run.machine.next_due().is_some_and(|at| at.0 <= run.model.now);
         for _ in 0..10 {
@@ -133,7 +133,7 @@ pub(super) fn apply(
     (answers, events)
 }
 
-/// Every task and every count must be what the model says.
+/// Compares every task and every count with the model.
 fn compare(model: &Model, machine: &Machine, bodies: &Bodies) -> Result<(), Difference> {
     for task in &model.tasks {
         let view = machine.task(task.id).ok_or_else(|| format!("{} is missing", task.id))?;

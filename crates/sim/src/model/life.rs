@@ -1,4 +1,4 @@
-//! What happens to the model's tasks: how they are ordered, end, retry, are lost and removed.
+//! The life of the model's tasks: their order, ends, retries, losses and removals.
 
 use super::{LastEnd, Model, State, Task};
 use taskyard_machine::limits::{
@@ -34,7 +34,7 @@ impl Model {
         self.set_state(id, State::Ready { since }, front);
     }
 
-    /// Back to where it was before its claim.
+    /// Makes a task ready at its place before the claim.
     fn make_ready_again(&mut self, id: TaskId) {
         let since = self.find(id).and_then(Task::held).map_or(self.now, |held| held.since);
         self.make_ready(id, since, true);
@@ -63,7 +63,7 @@ impl Model {
         });
     }
 
-    /// Ends a task. Of what its queue then keeps too much of, the two oldest go at once.
+    /// Ends a task. If its queue then has too many finished tasks, the two oldest go at once.
     pub(super) fn finish(&mut self, id: TaskId, ending: TaskStateName) {
         let at = self.now;
         self.set_state(id, State::Finished { ending, at }, false);
@@ -101,7 +101,7 @@ impl Model {
         tasks.first().filter(|_| too_many).map(|task| task.id)
     }
 
-    /// Ends an attempt as a failure; `told` by its worker, or by the broker's timeout.
+    /// Ends an attempt as a failure, reported by its worker (`told`) or by the broker's timeout.
     pub(super) fn fail_attempt(
         &mut self,
         id: TaskId,
@@ -181,7 +181,7 @@ impl Model {
 
     pub(super) fn give_back(&mut self, id: TaskId) -> TaskStateName {
         if self.cancel_requested(id) {
-            // A failure told again is then answered by the cancellation.
+            // A repeated failure is then answered by the cancellation.
             self.end_attempt(id, LastEnd::Failed { retry_at: None });
             self.finish(id, TaskStateName::Cancelled);
             return TaskStateName::Cancelled;

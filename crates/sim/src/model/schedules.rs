@@ -1,7 +1,7 @@
-//! Schedules against a plain account of every occurrence: each is decided once, by its policies.
+//! Schedules, against a plain account of every occurrence: each is decided once, by its policies.
 //!
-//! The schedules live on one shard and their tasks there or on another, so that the end of a run is
-//! known at once or when its message comes.
+//! The schedules are on one shard, and their tasks there or on another one, so that the end of a
+//! run is known at once or when its message arrives.
 
 mod account;
 
@@ -23,7 +23,7 @@ use taskyard_machine::{
 const STEPS: u64 = 90;
 const NAMES: [&str; 2] = ["tick", "tock"];
 const QUEUE: &str = "runs";
-/// Where schedules live.
+/// The shard of the schedules.
 const HOME: usize = 0;
 
 struct Run {
@@ -33,11 +33,11 @@ struct Run {
     held: Vec<(TaskId, ClaimToken)>,
     /// Ends of runs on their way from the other shard, one message for each entry there.
     ends: VecDeque<Vec<TaskId>>,
-    /// What is on its way to the other shard, one message for each entry.
+    /// Messages on their way to the other shard, one for each entry.
     asked: VecDeque<Vec<Asked>>,
 }
 
-/// What the schedules' shard asks of the other one.
+/// A request of the schedules' shard to the other one.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Asked {
     Run(Option<TaskId>),
@@ -85,7 +85,7 @@ impl Run {
         }
     }
 
-    /// Sends a command that is not about schedules, or whose effects are accounted for already.
+    /// Sends a command that is not about schedules, or whose effects are already in the account.
     fn send(&mut self, shard: usize, command: &Command<'_>) -> Result<Answer, Difference> {
         let (answer, events) = self.shards.send(shard, command);
         self.account.begin(self.shards.now, &events);
@@ -93,7 +93,7 @@ impl Run {
         Ok(answer)
     }
 
-    /// Takes note of where runs are, then compares everything that is said of schedules.
+    /// Records the states of runs, then compares everything about schedules.
     fn note(&mut self, shard: usize, events: &[Event]) -> Result<(), Difference> {
         let mut ends = Vec::new();
         for event in events {
@@ -184,7 +184,7 @@ impl Run {
     fn set(&mut self, name: &'static str) -> Result<(), Difference> {
         let spec = match self.account.find(name) {
             Some(known) if self.rng.chance(300) => known.spec.clone(),
-            // One thing is changed, or all.
+            // One rule changes, or all.
             Some(known) if self.rng.chance(500) => {
                 let old = known.spec.clone();
                 ScheduleSpec { overlap: self.draw_spec().overlap, ..old }
@@ -201,7 +201,7 @@ impl Run {
         self.note(HOME, &events)
     }
 
-    /// What a leader does for a schedule that is due; now and then it is late or wrong.
+    /// Fires a due schedule as a leader does; sometimes late or wrong.
     fn fire_due(&mut self, name: &'static str) -> Result<(), Difference> {
         let now = self.shards.now;
         let Some(known) = self.account.find(name).cloned() else {
@@ -243,14 +243,14 @@ impl Run {
         let (fired, skipped, missed) = counts;
         expect(&Ok(Outcome::ScheduleFired { fired, skipped, missed }), &answer)?;
         self.note(HOME, &events)?;
-        // The same again is refused: each occurrence is decided once.
+        // The same fires are rejected, because each occurrence is decided once.
         if self.rng.chance(200) {
             return expect_code(Some("invalid_argument"), &self.send(HOME, &again)?);
         }
         Ok(())
     }
 
-    /// Which due occurrences one entry carries, and how many are only counted.
+    /// Chooses the due occurrences for one entry, and the number of those that are only counted.
     fn choose(&mut self, spec: &ScheduleSpec<'_>, due: &[u64]) -> (Vec<u64>, u64) {
         if spec.catch_up == CatchUp::All {
             let count = due.len().min(self.rng.between(1, 5) as usize);
@@ -325,7 +325,7 @@ impl Run {
         }
         let fired = past.len() as u64;
         let occurrences = past.into_iter().map(Timestamp).collect();
-        // Rules that are not those of now have other occurrences.
+        // Outdated rules have other occurrences.
         let is_stale = self.rng.chance(150);
         let revision = known.revision - u64::from(is_stale);
         let command = Command::BackfillSchedule(BackfillSchedule { name, revision, occurrences });
@@ -336,7 +336,7 @@ impl Run {
             return self.note(HOME, &events);
         }
         expect(&Ok(Outcome::ScheduleFired { fired, skipped: 0, missed: 0 }), &answer)?;
-        // They run side by side, whatever else runs, and nobody waits for their end.
+        // Backfilled runs run side by side with all others, and nothing waits for their end.
         if usize::from(known.spec.home.0) == HOME {
             let made =
                 events.iter().filter(|event| matches!(event.kind, EventKind::TaskEnqueued(_)));
@@ -347,7 +347,7 @@ impl Run {
         self.note(HOME, &events)
     }
 
-    /// Carries a message to or from the other shard: what it is follows from what was asked.
+    /// Delivers a message to or from the other shard; its content follows from the earlier request.
     fn carry(&mut self) -> Result<(), Difference> {
         let Some(carried) = self.shards.carry(&mut self.rng)? else { return Ok(()) };
         self.account.begin(self.shards.now, &carried.events);
@@ -420,7 +420,7 @@ fn enqueued(event: &Event) -> Option<TaskId> {
     }
 }
 
-/// What the events of one entry say of schedules, in order.
+/// The facts about schedules in the events of one entry, in order.
 fn said(events: &[Event]) -> Vec<(Said, Option<TaskId>)> {
     let one = |event: &Event| match &event.kind {
         EventKind::ScheduleFired { name, occurrence_at, task } => {

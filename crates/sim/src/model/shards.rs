@@ -1,5 +1,5 @@
-//! Several machines that owe each other messages, delivered in any order between links, again and
-//! again, while machines are reloaded from their records.
+//! Several machines that send each other messages, in any order between links and with repetitions,
+//! while machines are reloaded from their records.
 
 use super::Difference;
 use super::history::{apply, encode};
@@ -16,18 +16,18 @@ use taskyard_machine::{
 pub(super) struct Shards {
     pub(super) now: u64,
     machines: Vec<Machine>,
-    /// By link, the number of the last message that was taken.
+    /// For each link, the number of the last taken message.
     taken: BTreeMap<(usize, usize), u64>,
 }
 
-/// What a command came to.
+/// The answer to a command, with its events.
 pub(super) type Answer = Result<Outcome, Rejection>;
 
-/// A message that was carried.
+/// A delivered message.
 pub(super) struct Carried {
     pub(super) from: usize,
     pub(super) to: usize,
-    /// It came before; it must change nothing.
+    /// Whether the message came before, so that it must change nothing.
     pub(super) again: bool,
     pub(super) events: Vec<Event>,
 }
@@ -71,7 +71,7 @@ impl Shards {
         self.taken.get(&(from, to)).copied().unwrap_or(0)
     }
 
-    /// Carries one message: the next of its link, or one that came before.
+    /// Delivers one message: the next of its link, or an earlier one.
     pub(super) fn carry(&mut self, rng: &mut Rng) -> Result<Option<Carried>, Difference> {
         let mut owed = self.owed();
         owed.retain(|(from, owed)| {
@@ -90,7 +90,7 @@ impl Shards {
         if answer != Ok(Outcome::Taken) {
             return Err(format!("message {sequence} of {from} to {to} was answered {answer:?}"));
         }
-        // Time goes on with every entry, and is part of the state.
+        // Every entry changes the time, which is a part of the state.
         if again && !events.is_empty() && before != Some(self.machines[to].state_hash()) {
             return Err(format!("message {sequence} of {from} to {to} was applied twice"));
         }
@@ -104,7 +104,7 @@ impl Shards {
         Ok(Some(Carried { from, to, again, events }))
     }
 
-    /// Checks a machine, and goes on with one that is loaded from its records.
+    /// Checks a machine, and replaces it by one that is loaded from its records.
     pub(super) fn reload(&mut self, shard: usize) -> Result<(), Difference> {
         let machine = &self.machines[shard];
         machine.check()?;

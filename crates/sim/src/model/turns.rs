@@ -1,4 +1,4 @@
-//! Who comes next in a queue of the model, and what its limits let through.
+//! Turns: the next task of a queue in the model, and the number that its limits let through.
 //!
 //! Priority first, raised by age if the queue wants it; then the keys that wait take turns, `weight`
 //! tasks each; then age. What a key may do is counted anew from all tasks each time it is asked. A
@@ -13,13 +13,13 @@ use taskyard_machine::{PerKey, QueueSettings, Rate, TaskId, TaskStateName};
 /// Billionths of one token.
 const TOKEN: u128 = 1_000_000_000;
 
-/// What a queue remembers besides its tasks.
+/// The memory of a queue besides its tasks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Turns {
-    /// Keys that wait, one line for each of their priorities.
+    /// The waiting keys, one line for each of their priorities.
     lines: Vec<Line>,
-    /// The tasks without a key, by priority. They stand where their first task stands, but not
-    /// before the turn that they had while a key waited.
+    /// The turns of the tasks without a key, by priority. Their place is that of their first task,
+    /// but not before the turn that they had while a key waited.
     unkeyed: BTreeMap<u8, Turn>,
     bucket: Bucket,
     held_until: u64,
@@ -37,7 +37,7 @@ struct Line {
 struct Turn {
     /// Smaller comes first.
     place: i64,
-    /// Tasks that it was served in this turn.
+    /// The number of tasks served in this turn.
     served: u32,
 }
 
@@ -47,7 +47,7 @@ struct Key {
     held_until: u64,
 }
 
-/// What was left, and when; full if nothing was taken yet.
+/// The level and its time; full if no token was taken yet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket(Option<(u128, u64)>);
 
@@ -71,14 +71,14 @@ impl Bucket {
         self.settle(rate, now);
     }
 
-    /// What it has gained at this rate is its own, whatever the rate is after.
+    /// Fixes the level under this rate, so that a later rate does not change it.
     fn settle(&mut self, rate: Rate, now: u64) {
         let level = self.level(rate, now);
         let is_full = level == u128::from(rate.burst) * TOKEN;
         self.0 = (!is_full).then_some((level, now));
     }
 
-    /// When it next holds one more token than now.
+    /// When the bucket has one token more than now.
     fn next_token_at(self, rate: Rate, now: u64) -> Option<u64> {
         let level = self.level(rate, now);
         let missing = (level / TOKEN + 1) * TOKEN - level;
@@ -127,7 +127,7 @@ impl Model {
         slots.min(queue.turns.bucket.tokens(queue.settings.rate, self.now))
     }
 
-    /// How many tasks of a key, or of those without one, its own limits let through now.
+    /// How many tasks of a key, or without one, the key's limits let through now.
     fn key_room(&self, name: &str, key: Option<&str>) -> u64 {
         let Some(queue) = self.queues.get(name) else { return 0 };
         let Some(key) = key else {
@@ -162,7 +162,7 @@ impl Model {
         there.min(self.queue_room(queue))
     }
 
-    /// Whether a ready task is past its expiry: a claim would end it on its way.
+    /// Whether a ready task is past its expiry, so that a claim would end it.
     pub(super) fn has_stale(&self, queue: &str) -> bool {
         self.in_queue(queue).any(|task| {
             task.state_name() == TaskStateName::Ready
@@ -228,7 +228,7 @@ impl Model {
         turn.map_or(head.order, |turn| turn.place.max(head.order))
     }
 
-    /// Counts a claim, before it takes hold.
+    /// Counts a claim, before it is made.
     pub(super) fn serve(&mut self, id: TaskId) {
         let Some(task) = self.find(id).cloned() else { return };
         let (now, priority, name) = (self.now, task.priority, task.queue.as_str());
@@ -246,7 +246,7 @@ impl Model {
         }
         let weight = queue.weight(task.key.as_deref().unwrap_or(""));
         let Some(key) = task.key else {
-            // Nobody else waits: there are no turns to count.
+            // No other key waits, so that there are no turns to count.
             if keys_wait {
                 let none_yet = Turn { place: i64::MIN, served: 0 };
                 queue.turns.unkeyed.entry(priority).or_insert(none_yet).pass(weight, back);
@@ -263,7 +263,7 @@ impl Model {
         }
     }
 
-    /// A task that became ready takes its place; one that goes to the front takes the turn with it.
+    /// Puts a ready task into its line; a task at the front keeps the turn.
     pub(super) fn join_line(&mut self, id: TaskId, front: bool) {
         let Some(task) = self.find(id).cloned() else { return };
         if task.state_name() != TaskStateName::Ready {
@@ -286,7 +286,7 @@ impl Model {
         }
     }
 
-    /// Drops lines in which nobody stands, and keys that nothing needs.
+    /// Drops empty lines, and keys that nothing needs.
     pub(super) fn leave_lines(&mut self) {
         let now = self.now;
         for (name, queue) in &mut self.queues {
@@ -309,7 +309,7 @@ impl Model {
         }
     }
 
-    /// Nothing was spent: what a claim took goes back.
+    /// Returns the tokens of a claim that cost nothing.
     pub(super) fn refund(&mut self, id: TaskId) {
         let Some(task) = self.find(id).cloned() else { return };
         let now = self.now;
@@ -322,7 +322,7 @@ impl Model {
         }
     }
 
-    /// Holds back all tasks of a task's key, or all without one.
+    /// Pushes back all tasks of a task's key, or all without one.
     pub(super) fn hold(&mut self, id: TaskId, until: u64) {
         let Some(task) = self.find(id).cloned() else { return };
         let turns = &mut self.queues.get_mut(&task.queue).expect("a task has a queue").turns;
@@ -333,8 +333,8 @@ impl Model {
         *held_until = until.max(*held_until);
     }
 
-    /// New settings take hold at once. A bucket keeps what it has gained; one that was not limited
-    /// before is full.
+    /// Applies new settings at once. A bucket keeps its level; a queue that was not limited before
+    /// starts full.
     pub(super) fn set_limits(&mut self, name: &str, settings: &QueueSettings) {
         let now = self.now;
         let queue = self.queues.entry(name.to_owned()).or_default();
@@ -349,7 +349,7 @@ impl Model {
         self.leave_lines();
     }
 
-    /// Moments after now at which a limit may let more through, though nothing happens.
+    /// Moments after now at which time alone may open a limit.
     pub(super) fn limits_open_at(&self) -> Vec<u64> {
         let mut moments = Vec::new();
         for queue in self.queues.values() {
@@ -373,7 +373,7 @@ fn is_of(task: &Task, types: &[&str]) -> bool {
 }
 
 impl Turn {
-    /// One more task was served: when the share is used up, the next place is this.
+    /// Counts one more served task; when the share is used up, the next place is `place`.
     fn pass(&mut self, weight: u32, place: i64) {
         self.served += 1;
         if self.served >= weight {

@@ -1,4 +1,4 @@
-//! Who holds a unique key in the model: found by looking at all tasks.
+//! Unique: the holder of a unique key in the model, found by a search through all tasks.
 
 use super::{Code, Difference, Model, Task, expect, expect_code};
 use taskyard_machine::{
@@ -6,14 +6,14 @@ use taskyard_machine::{
     TaskStateName, Unique, UniqueUntil, When,
 };
 
-/// What a task was promised of its key.
+/// A task's hold on its key.
 #[derive(Clone, Debug)]
 pub(super) struct Hold {
     key: String,
-    /// `None`: for the window alone.
+    /// The step that frees the key; `None` leaves only the window.
     until: Option<UniqueUntil>,
     window_ends_at: Option<u64>,
-    /// It started, or lived again when the key was not to be had.
+    /// Whether the task has started, or was revived while another had the key.
     freed: bool,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Window {
     ends_at: u64,
 }
 
-/// What an enqueue comes to.
+/// The verdict on an enqueue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Verdict {
     New,
@@ -55,7 +55,7 @@ impl Task {
         !self.is_waiting() && self.held().is_none()
     }
 
-    /// Its first claim, or its end: what that means to its key.
+    /// Updates the hold after a first claim or an end.
     fn settle_key(&mut self) {
         let claimed = self.held().is_some();
         let Some(hold) = &mut self.unique else { return };
@@ -83,7 +83,7 @@ impl Model {
         debounce_ms.map_or_else(|| self.moment(task.run_at), |ms| self.now + ms)
     }
 
-    /// Which task a key belongs to now.
+    /// The task that has a key now.
     pub(super) fn holder(&self, queue: &str, key: &str) -> Option<TaskId> {
         let holds = |task: &&Task| {
             let hold = task.unique.as_ref().filter(|hold| hold.key == key && !hold.freed);
@@ -99,7 +99,7 @@ impl Model {
         live.first().copied().or_else(|| self.windows.iter().find(window).map(|found| found.id))
     }
 
-    /// Whether each task holds its key, as far as it has one.
+    /// Whether each task with a key has it now.
     pub(super) fn holds_key(&self, task: &Task) -> Option<bool> {
         let hold = task.unique.as_ref()?;
         Some(self.holder(&task.queue, &hold.key) == Some(task.id))
@@ -146,7 +146,7 @@ impl Model {
         self.accept(queue, task, *enqueued)
     }
 
-    /// A refused key names who holds it.
+    /// Checks the holder that a rejection names.
     fn check_named_holder(
         &self,
         queue: &str,
@@ -159,7 +159,7 @@ impl Model {
         expect(&holder, &rejection.holder())
     }
 
-    /// A task that must be taken: new, known, or in conflict with another, which answers it.
+    /// Accepts a task: new, known, or in conflict with another, which is then the answer.
     pub(super) fn accept(
         &mut self,
         queue: &str,
@@ -191,8 +191,8 @@ impl Model {
         if new.unique.as_ref().is_none_or(|unique| unique.debounce_ms.is_none()) {
             return;
         }
-        // It waits for quiet again. One that was waiting for its time keeps its place among those
-        // of the same moment.
+        // The task waits for quiet again. A scheduled task keeps its place among those of the same
+        // moment.
         let run_at = self.first_run_at(new);
         let is_ready = self.find(id).is_some_and(|task| task.state_name() == TaskStateName::Ready);
         if is_ready {
@@ -219,7 +219,7 @@ impl Model {
         Ok(())
     }
 
-    /// Tries a batch on a copy, one task after the other.
+    /// Tries a batch on a copy of the model, task by task.
     fn batch_refused(&self, batch: &EnqueueBatch<'_>) -> Option<Code> {
         let bad = batch.tasks.iter().find_map(|task| self.refused(task));
         if bad.is_some() {
@@ -229,7 +229,7 @@ impl Model {
         for (number, task) in batch.tasks.iter().enumerate() {
             match copy.judge(batch.queue, task) {
                 Ok(Verdict::New) => {
-                    // An id that no machine gives.
+                    // An id that no machine makes.
                     let id = TaskId::from_u128(u128::MAX - number as u128);
                     copy.add(batch.queue, task, Enqueued { id, duplicate: false }).ok();
                     new += 1;
@@ -241,14 +241,14 @@ impl Model {
         self.is_full(batch.queue, new).then_some("queue_full")
     }
 
-    /// Brings a task's key in step with its new state.
+    /// Updates a task's hold for its new state.
     pub(super) fn settle_key(&mut self, id: TaskId, was_finished: bool) {
         let now = self.now;
         self.change(id, Task::settle_key);
         let Some(task) = self.find(id).cloned() else { return };
         if was_finished && !task.is_finished() {
             let Some(hold) = task.unique.as_ref().filter(|hold| !hold.freed) else { return };
-            // Its own window goes on in it.
+            // The revived task takes over its own window.
             self.windows.retain(|window| window.id != id || window.ends_at <= now);
             let gone = hold.is_over(now);
             self.change(id, |task| task.unique.as_mut().expect("it has one").freed |= gone);
@@ -257,7 +257,7 @@ impl Model {
         }
     }
 
-    /// A window alone goes on whatever becomes of its task.
+    /// Keeps a window without a step, regardless of its task.
     pub(super) fn keep_window(&mut self, task: &Task) {
         let Some(hold) = task.unique.as_ref().filter(|hold| hold.until.is_none() && !hold.freed)
         else {
@@ -268,7 +268,7 @@ impl Model {
         self.windows.push(Window { queue, key, id: task.id, ends_at });
     }
 
-    /// Whether a finished task may live again: not beside another that holds its key.
+    /// Whether a finished task may be revived: not while another has its key.
     pub(super) fn may_revive(&self, task: &Task) -> bool {
         let hold = task.unique.as_ref().filter(|hold| !hold.freed && !hold.is_over(self.now));
         let holder = hold.and_then(|hold| self.holder(&task.queue, &hold.key));

@@ -1,4 +1,4 @@
-//! Whoever waits for a task must be woken: what a claim would get, and that no opening is missed.
+//! Wakes: waiting claims must be woken when there is a task for them.
 //!
 //! The machine promises: `claimable` says `Now` with the number that a claim would get, `At` or
 //! `OnEvent` otherwise; what time alone opens is a deadline; what a command opens is told by an event.
@@ -9,10 +9,10 @@ use taskyard_machine::{
     Claim, ClaimQueue, Claimable, Event, EventKind, Machine, Outcome, Timestamp,
 };
 
-/// A bucket is looked at this often at most.
+/// The interval at which a bucket is looked at.
 const GRID_MS: u64 = 10;
 
-/// A claim of all that a queue has.
+/// A claim of all tasks of a queue.
 pub(super) fn claim_of(queue: &str) -> Claim<'_> {
     Claim {
         queues: vec![ClaimQueue { name: queue, weight: 1 }],
@@ -37,7 +37,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Asks all queues, and checks that whoever found nothing before was told of what there is now.
+    /// Looks at all queues, and checks that a claim which found nothing before was woken.
     pub(super) fn look(
         &mut self,
         model: &Model,
@@ -83,8 +83,8 @@ fn wakes(event: &Event, name: &str, types: &[&str]) -> bool {
 }
 
 impl Model {
-    /// What the machine says a claim would get must be what the model would give. Only while nothing
-    /// is due: what time has opened counts from the entry that says so.
+    /// Compares the machine's answer about a claim with the model's. Only while nothing is due,
+    /// because a change by time counts from the entry that records it.
     pub(super) fn check_claimable(
         &self,
         machine: &Machine,
@@ -119,7 +119,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whatever time alone lets through must be a deadline of the machine: it is never overslept.
+    /// Checks that every change by time alone is a deadline of the machine, so that none is missed.
     pub(super) fn check_deadline(&self, machine: &Machine) -> Result<(), Difference> {
         let mut moments = self.limits_open_at();
         moments.extend(self.tasks.iter().filter_map(super::Task::due_at));

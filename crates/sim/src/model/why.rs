@@ -1,10 +1,10 @@
-//! What a task is said to wait for must be what the model would let it wait for.
+//! Why: the reasons that the machine names for a waiting task must be those of the model.
 
 use super::{Difference, Model, State, Task};
 use taskyard_machine::{Machine, Reason, Timestamp};
 
 impl Model {
-    /// Asks for every task what it waits for.
+    /// Checks the reasons of every task.
     pub(super) fn check_why(&self, machine: &Machine) -> Result<(), Difference> {
         for task in &self.tasks {
             let reasons = machine.why(task.id, Timestamp(self.now)).unwrap_or_default();
@@ -32,7 +32,7 @@ impl Model {
         }
     }
 
-    /// Limits on what runs are named exactly while they hold.
+    /// Checks that reasons about limits of claims appear exactly while the limits hold.
     fn counts(&self, task: &Task, reasons: &[Reason]) -> bool {
         let settings = &self.queues[&task.queue].settings;
         let claimed = |key: Option<&String>| {
@@ -53,7 +53,7 @@ impl Model {
             && said(|reason| matches!(reason, Reason::KeyConcurrency { .. })) == of_key.as_ref()
     }
 
-    /// A task with nothing in its way but others, and none of those, must be there to be claimed.
+    /// A task that has only other tasks ahead, and no more of these, must be claimable.
     fn can_be_next(&self, task: &Task, reasons: &[Reason]) -> bool {
         let others = self.ready_others(task);
         match reasons {

@@ -1,4 +1,4 @@
-//! When a node takes checkpoints, and what it does with them: the log behind one can go.
+//! Checkpoints of a node: when it takes them, and how it then cuts its log.
 
 use super::open::control_record;
 use super::{Effect, Node, group_of};
@@ -40,7 +40,8 @@ impl Node {
         self.output.effects.push((self.rng.between(1, 20), next));
     }
 
-    /// A checkpoint is whole: it must be the exact state at its cut. The log behind it can go.
+    /// Stores a finished checkpoint, which must be the exact state at its cut, and cuts the log
+    /// behind it.
     pub(super) fn stored(&mut self, shard: u16, cut: u64) -> Result<(), Violation> {
         let hosts = self.process.as_mut().map(|process| &mut process.hosts);
         let Some(host) = hosts.and_then(|hosts| hosts.get_mut(&shard)) else { return Ok(()) };
@@ -67,14 +68,14 @@ impl Node {
         Ok(())
     }
 
-    /// The control group's state is small: its checkpoint is taken in one go.
+    /// Takes a checkpoint of the control group's small state at once.
     fn checkpoint_control(&mut self) {
         let Some(process) = &mut self.process else { return };
         let Some(control) = &mut process.control else { return };
         let index = control.replica.applied();
         let stored = self.disk.checkpoint(0).map_or(0, |checkpoint| checkpoint.index);
         let due = control.wants_checkpoint || index >= control.checkpointed + self.checkpoint_every;
-        // An old map is what makes a node take a replica for a new one.
+        // An old map makes a node take an old replica for a new one.
         let late = self.config.sabotage == Sabotage::ReplicaIdsReused && !control.leads();
         if !due || late || index <= stored {
             return;

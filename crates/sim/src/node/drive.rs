@@ -1,5 +1,5 @@
-//! The driver's turn: a ready of every replica, one frame for all of them, and after its sync what
-//! was held back until then.
+//! The driver's turn: a ready of every replica and one frame for all of them; after its sync, the
+//! messages that waited for it.
 
 use super::{Effect, Node, Peer, group_of};
 use crate::clock::RUN_BEGINS_AT_MS;
@@ -10,7 +10,8 @@ use taskyard_replica::Ready;
 use taskyard_replica::eraftpb::Message;
 
 impl Node {
-    /// Takes a ready of every group, writes them as one frame, and goes on where no sync is needed.
+    /// Takes a ready of every group, writes them as one frame, and goes on at once where no sync is
+    /// needed.
     pub(super) fn write_ready(&mut self, now: u64) -> Result<bool, Violation> {
         let readies = self.readies();
         if readies.is_empty() {

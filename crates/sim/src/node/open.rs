@@ -1,4 +1,4 @@
-//! What a node's replicas start from: their checkpoints, and what of the log leads on from there.
+//! The start of a node's replicas: from their checkpoints and the log after them.
 
 use super::{Node, NodeConfig, group_of};
 use crate::control::{ControlHost, Directory};
@@ -11,7 +11,7 @@ use taskyard_machine::{Identity, RecordKey, ShardId};
 use taskyard_replica::eraftpb::{HardState, Snapshot};
 use taskyard_replica::{Config, Control, Replica, Restored, StateMachine};
 
-/// The control group's checkpoint is this one record.
+/// The key of the only record in the control group's checkpoint.
 const CONTROL_RECORD: &[u8] = b"control";
 
 impl Node {
@@ -71,9 +71,9 @@ impl Node {
         Ok(replica)
     }
 
-    /// What the disk holds of a group.
+    /// The stored parts of a group.
     fn restore(&self, group: u64) -> (Restored, Option<Arc<Checkpoint>>) {
-        // The first replica founds its group; whoever joins learns the members from a snapshot.
+        // The first replica founds its group; a later one learns the members from a snapshot.
         let founds = self.disk.replica(group) == Some(1);
         let mut restored = if founds { Restored::first(&[1]) } else { Restored::default() };
         let log = self.disk.log(group);
@@ -88,8 +88,8 @@ impl Node {
         }
         let applied = restored.applied;
         // A crash may come between a snapshot's checkpoint and the reset of the log that it
-        // replaces: then the log does not lead up to the checkpoint, and must go before anything
-        // is written behind it.
+        // replaces. Then the log does not connect to the checkpoint, and must go before anything is
+        // written behind it.
         let first = log.entries.keys().next().copied().unwrap_or(u64::MAX);
         let at_applied = log.entries.get(&applied).map(|entry| entry.term);
         let connects = first == applied + 1 || at_applied == Some(restored.applied_term);
@@ -105,7 +105,7 @@ impl Node {
         (restored, checkpoint)
     }
 
-    /// Replaces a group's state by a snapshot of its leader's: first the checkpoint, then the log.
+    /// Replaces a group's state by its leader's snapshot: first the checkpoint, then the log.
     pub(super) fn install(&mut self, group: u64, snapshot: &Snapshot) -> Result<(), Violation> {
         let metadata = snapshot.get_metadata();
         let mut checkpoint = Checkpoint {

@@ -1,9 +1,9 @@
-//! Which replicas live on a node: those that its own copy of the map names, and no other. A node
-//! joins by asking, tells the control group's leader how it is, and leaves when it was removed.
+//! The replicas of a node: those that its own copy of the map names. A node asks to join, reports
+//! to the control group's leader, and leaves when it was removed.
 //!
-//! Invariant: the map may be old, since a node that starts reads it from the beginning of its log.
-//! So a replica that the map does not know yet stays, and one that has lived here before does not
-//! come back.
+//! Invariant: the map may be old, because a starting node reads it from the beginning of its log. A
+//! replica that the map does not know yet therefore stays, and an earlier replica of this node does
+//! not come back.
 
 use super::{Node, Peer, group_of};
 use crate::control::{Status, Told};
@@ -11,7 +11,7 @@ use crate::invariants::Violation;
 use crate::sabotage::Sabotage;
 use taskyard_replica::{Change, Control, NodeId};
 
-/// How often a node tells how it is, or asks to be let in.
+/// The interval at which a node reports, or asks to join.
 const STATUS_MS: u64 = 200;
 
 impl Node {
@@ -48,7 +48,7 @@ impl Node {
         Ok(())
     }
 
-    /// A replica that the map has let go is removed with all it has.
+    /// Removes a replica that is no longer in the map, with all its data.
     fn forget(&mut self, shard: u16) {
         let group = group_of(shard);
         self.output.ended.extend(self.disk.replica(group).map(|replica| (group, replica)));
@@ -62,7 +62,7 @@ impl Node {
         }
     }
 
-    /// The node was removed: it ends, and nothing of it comes back.
+    /// Ends a removed node for good.
     pub(super) fn retire(&mut self) {
         (0..self.config.shards).for_each(|shard| self.forget(shard));
         self.output.ended.extend(self.disk.replica(0).map(|replica| (0, replica)));
@@ -72,7 +72,7 @@ impl Node {
         self.process = None;
     }
 
-    /// Asks to be let in, or tells how it is.
+    /// Asks to join, or reports.
     pub(super) fn report(&mut self, now: u64) {
         let due = self.process.as_ref().is_some_and(|process| now >= process.reports_at);
         let (Some(process), true) = (&mut self.process, due) else { return };
@@ -88,7 +88,7 @@ impl Node {
             return;
         }
         let leader = control.leader().and_then(|replica| self.route(0, replica));
-        // Whoever was removed may follow somebody who has long forgotten it.
+        // A removed node may follow a node that has long forgotten it.
         let places = self.places();
         let to = leader.filter(|_| !self.rng.chance(200)).unwrap_or(*self.rng.pick(&places));
         let status = self.status(node, now);
@@ -106,7 +106,7 @@ impl Node {
         Status { node, at: now, rules_max, leads: leads.collect() }
     }
 
-    /// A node has its number, and its first replica.
+    /// Gives a node its number and its first replica.
     pub(super) fn welcome(&mut self, node: NodeId, replica: u64) -> Result<(), Violation> {
         if self.disk.node().is_none() {
             self.disk.enter(node);
@@ -121,7 +121,7 @@ impl Node {
         self.process.as_ref()?.control.as_ref().map(|control| control.state())
     }
 
-    /// What this node tells of a group, if it leads it.
+    /// This node's report about a group, if it leads the group.
     pub(crate) fn told(&self, group: u64) -> Option<Told> {
         let process = self.process.as_ref()?;
         match group.checked_sub(1) {
@@ -130,7 +130,7 @@ impl Node {
         }
     }
 
-    /// The last index that the state of a group has seen here.
+    /// The last index that the state of a group has applied here.
     pub(crate) fn applied(&self, group: u64) -> u64 {
         let process = self.process.as_ref();
         let applied = process.and_then(|process| match group.checked_sub(1) {
@@ -140,13 +140,13 @@ impl Node {
         applied.unwrap_or(0)
     }
 
-    /// A change of members that was planned for other members than there are now is out of date.
+    /// Proposes a change of members, unless the members have changed since it was planned.
     pub(super) fn change_members(&mut self, group: u64, fence: (u64, u64), changes: &[Change]) {
         if self.told(group).map(|told| (told.term, told.since)) != Some(fence) {
             return;
         }
         let Some(process) = &mut self.process else { return };
-        // Refused while another is under way; then it is planned again.
+        // Refused while another change is in progress; then it is planned again.
         let _ = match group.checked_sub(1).map(|shard| shard as u16) {
             None => process.control.as_mut().map(|it| it.replica.propose_conf_change(changes)),
             Some(shard) => {
@@ -156,7 +156,7 @@ impl Node {
         };
     }
 
-    /// A node wants in: only the leader of the control group can say yes.
+    /// Passes a request to join to the leader of the control group, which alone can accept it.
     pub(super) fn let_in(&mut self, place: usize, rules_max: u16) {
         let Some(process) = &mut self.process else { return };
         let Some(control) = &mut process.control else { return };
@@ -178,7 +178,7 @@ impl Node {
     }
 }
 
-/// Whether the map once knew a replica on this node and has let it go.
+/// Whether the map once had a replica on this node and no longer has it.
 fn is_over(control: &Control, group: u64, replica: u64, node: NodeId) -> bool {
     replica < control.replica_next(group) && control.replica_on(group, node) != Some(replica)
 }

@@ -1,5 +1,5 @@
-//! Commands: what is asked of shards, in their real encoding, and what a frame with one takes on the
-//! wire between two nodes.
+//! Commands: the requests to shards in their real encoding, and the bytes of their frames between
+//! two nodes.
 
 use taskyard_machine::{
     Ack, Body, Claim, ClaimNumber, ClaimQueue, ClaimToken, Command, EncodedCommand, Enqueue,
@@ -13,27 +13,27 @@ const LEASE_MS: u64 = 30_000;
 
 /// A frame's length, kind and stream.
 pub(crate) const FRAME_BYTES: usize = 13;
-/// Version, kind of call, shard, lengths: what a call or reply has around its commands.
+/// Version, kind of call, shard, lengths: the bytes of a call or reply besides its commands.
 pub(crate) const CALL_BYTES: usize = FRAME_BYTES + 8;
 /// The answer to an enqueue or ack: an id or nothing.
 pub(crate) const ANSWER_BYTES: usize = CALL_BYTES + 20;
-/// What a handed-out task has beside its payload: id, token, queue, type, times.
+/// The bytes of a handed-out task besides its payload: id, token, queue, type, times.
 pub(crate) const TASK_BYTES: usize = CALL_BYTES + 90;
-/// A session's id in the list of those that live.
+/// The bytes of a session's id in the list of live ones.
 pub(crate) const SESSION_BYTES: usize = 16;
 /// A ping carries a clock.
 pub(crate) const PING_BYTES: usize = FRAME_BYTES + 8;
-/// What a client's message has around what it says: an HTTP/2 frame, a gRPC prefix, field tags.
+/// The bytes of a client's message besides its content: an HTTP/2 frame, a gRPC prefix, field tags.
 pub(crate) const CLIENT_BYTES: usize = 30;
-/// A worker's beat: an empty message, or the few claims it holds.
+/// A worker's beat: an empty message, or its few claims.
 pub(crate) const BEAT_BYTES: usize = CLIENT_BYTES + 32;
 
-/// The commands that are alike each time.
+/// The commands that never change.
 #[derive(Clone, Debug)]
 pub(crate) struct Commands {
     pub(crate) enqueue: EncodedCommand,
     pub(crate) begin_term: EncodedCommand,
-    /// Finished tasks are not kept: a run of any length stays within memory.
+    /// Finished tasks are not kept, so that the memory of a long run is bounded.
     pub(crate) settings: EncodedCommand,
     pub(crate) expire: EncodedCommand,
 }
@@ -53,7 +53,7 @@ impl Commands {
     }
 }
 
-/// One worker's claim of one task; `None` is nobody's, to ask what there is.
+/// One worker's claim of one task; `None` makes a claim without a worker, to ask what is claimable.
 pub(crate) fn claim<'a>(worker: Option<(u32, ClaimNumber)>) -> Claim<'a> {
     Claim {
         queues: vec![ClaimQueue { name: QUEUE, weight: 1 }],
@@ -72,7 +72,7 @@ pub(crate) fn ack<'a>(task: TaskId, token: ClaimToken) -> Ack<'a> {
     Ack { task, token, result: None, follow_ups: Vec::new() }
 }
 
-/// As long on the wire as a random one.
+/// A session's id, as long on the wire as a random one.
 fn session(worker: u32) -> SessionId {
     SessionId((1 << 127) | u128::from(worker))
 }

@@ -1,7 +1,7 @@
-//! Host: one replica on one node and what its leader does: packs what was asked into entries, parks
-//! claims until there is something to claim, answers.
+//! Host: one replica on one node, and the work of its leader: it packs commands into entries, parks
+//! claims until there is a task, and answers.
 //!
-//! Invariant: a call that a leader has taken is answered, given back, or counted as unknown.
+//! Invariant: a leader answers or returns each call that it has taken, or counts it as unknown.
 
 use super::commands::{self, Commands};
 use super::params::{ELECTION_TICKS, HEARTBEAT_TICKS, Micros};
@@ -19,11 +19,11 @@ use taskyard_replica::{
     Config, ControlCommand, LogReader, Members, Progress, Replica, Restored, Role,
 };
 
-/// What a gateway asks of a leader.
+/// A gateway's call to a leader.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) gateway: usize,
-    /// When its client asked.
+    /// When its client made the request.
     pub(crate) since: Micros,
     pub(crate) ask: Ask,
 }
@@ -33,7 +33,7 @@ pub(crate) enum Ask {
     Enqueue,
     Claim {
         worker: u32,
-        /// Sent again, it may have been answered before, by a leader that is gone.
+        /// The number for repetitions: an earlier leader may have answered the claim before.
         number: ClaimNumber,
     },
     Ack {
@@ -43,7 +43,7 @@ pub(crate) enum Ask {
     },
 }
 
-/// What comes of calls.
+/// The result of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Answer {
     Done(Call),
@@ -52,18 +52,18 @@ pub(crate) enum Answer {
         task: TaskId,
         token: ClaimToken,
     },
-    /// Not appended: the gateway sends it elsewhere.
+    /// Not appended, so that the gateway sends it elsewhere.
     Returned(Call),
     /// Appended, and lost with leadership.
     Unknown(Call),
 }
 
-/// Something that others follow: told by a replica when it happens.
+/// A milestone of a replica, reported when it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Milestone {
-    /// It leads, and has applied all that was before.
+    /// The replica leads, and has applied all earlier entries.
     Leads,
-    /// Its first write is committed.
+    /// The first write of the term is committed.
     Writes,
     StepsDown,
 }
@@ -90,10 +90,10 @@ pub(crate) struct Host {
     proposals: VecDeque<(u64, Vec<Waiting>)>,
     next_number: u64,
     waiters: VecDeque<Call>,
-    /// Claims that are on their way through the log.
+    /// The number of claims that are on their way through the log.
     claims_under_way: u64,
     expiring: bool,
-    /// What was applied at the last few seconds.
+    /// The applied index at each of the last few seconds.
     applied_at: VecDeque<u64>,
 }
 
@@ -159,7 +159,7 @@ impl Host {
         self.route.iter().find(|(id, _)| *id == replica).map(|(_, node)| *node)
     }
 
-    /// The replica that a node holds of this group.
+    /// The replica of this group on a node.
     pub(crate) fn replica_on(&self, node: usize) -> Option<u64> {
         self.route.iter().find(|(_, at)| *at == node).map(|(id, _)| *id)
     }
@@ -192,7 +192,7 @@ impl Host {
         None
     }
 
-    /// Its gateway is gone, and with that connection what was parked for it.
+    /// Drops the parked claims of a gateway whose connection is gone.
     fn forget_waiter(&mut self, gone: u32) {
         self.waiters
             .retain(|call| !matches!(call.ask, Ask::Claim { worker, .. } if worker == gone));
@@ -204,7 +204,7 @@ impl Host {
         self.pending.push((EncodedCommand::new(&command), Waiting::Call(call)));
     }
 
-    /// Lets as many parked claims go as there are tasks for.
+    /// Wakes as many parked claims as there are tasks.
     fn wake(&mut self, now: Micros) {
         if self.waiters.is_empty() || !self.leads {
             return;
@@ -221,7 +221,7 @@ impl Host {
         }
     }
 
-    /// Proposes what waits.
+    /// Proposes waiting commands.
     pub(crate) fn propose(&mut self, now: Micros, commands: &Commands) -> Vec<Answer> {
         self.wake(now);
         self.expire(now, commands);
@@ -235,7 +235,7 @@ impl Host {
             }
             let data = match self.replica.machine() {
                 State::Shard { .. } => builder.finish(),
-                // It takes commands of its own; the first of a term stands for them all.
+                // The leader accepts commands now; the first one of a term stands for all.
                 State::Control(_) => ControlCommand::SetReplication { factor: 3 }.encode(),
             };
             self.next_number += 1;
@@ -256,7 +256,7 @@ impl Host {
         }
     }
 
-    /// What came of a write: answers, and what others follow.
+    /// Handles the results of a write: answers and milestones.
     pub(crate) fn settle(
         &mut self,
         progress: Progress<<State as taskyard_replica::StateMachine>::Outcome>,
@@ -317,7 +317,7 @@ impl Host {
                 self.waiters.push_back(call);
                 None
             }
-            // It was sent again, and that was decided before.
+            // The claim was sent again, and its first sending was decided before.
             None => None,
         }
     }
@@ -331,17 +331,17 @@ impl Host {
         calls(&pending).map(Answer::Returned).chain(waiters).collect()
     }
 
-    /// Whether there is more to do without an input.
+    /// Whether there is more work without a further input.
     pub(crate) fn has_work(&self) -> bool {
         !self.pending.is_empty() || self.replica.has_ready()
     }
 
-    /// Claims that wait here.
+    /// The number of parked claims.
     pub(crate) fn parked(&self) -> usize {
         self.waiters.len()
     }
 
-    /// Cuts the log where it was some seconds ago. Called once a second.
+    /// Cuts the log at the index of some seconds ago. Called once a second.
     pub(crate) fn cut_log(&mut self) {
         self.applied_at.push_back(self.replica.applied());
         if self.applied_at.len() > LOG_KEPT_SECONDS

@@ -1,5 +1,5 @@
-//! Layout: a large cluster on paper, as the control group knows it. The real planner says what to do,
-//! and it is done at once: so where replicas and leaders are is what the planner is content with.
+//! Layout: a large cluster on paper, as the control group knows it. The steps of the real planner
+//! are carried out at once, so that the planner is content with the places of replicas and leaders.
 
 use super::params::Params;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use taskyard_replica::{
     Seen, StateMachine, Step,
 };
 
-/// Replicas of a shard.
+/// The number of replicas of a shard.
 const REPLICAS: usize = 3;
 
 pub(crate) struct Layout {
@@ -17,7 +17,7 @@ pub(crate) struct Layout {
     pub(crate) steps: Steps,
 }
 
-/// What plans asked for.
+/// The number of steps of each kind in plans.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Steps {
     pub(crate) commands: u64,
@@ -26,7 +26,8 @@ pub(crate) struct Steps {
 }
 
 impl Layout {
-    /// Replicas spread evenly, each of a shard in another zone, and then what the planner makes of it.
+    /// An even layout, with each replica of a shard in another zone, and then the planner's
+    /// changes.
     pub(crate) fn new(params: &Params) -> Layout {
         let mut layout =
             Layout { control: Control::default(), seen: Seen::default(), steps: Steps::default() };
@@ -49,7 +50,7 @@ impl Layout {
         layout
     }
 
-    /// Three voters; all other nodes follow.
+    /// The control group has three voters; all other nodes follow.
     fn place_control(&mut self, params: &Params) {
         let replicas = (1..=params.nodes as NodeId).map(|node| Placement { node, replica: node });
         self.command(&ControlCommand::Place { group: CONTROL_GROUP, replicas: replicas.collect() });
@@ -65,7 +66,8 @@ impl Layout {
         let nodes = (0..REPLICAS).map(|replica| {
             let zone = (number + replica) % params.zones;
             let in_zone = (params.nodes - zone).div_ceil(params.zones);
-            // Another neighbour in each round, so that a node's shards fail over to many.
+            // Each round takes another neighbour, so that the shards of a node fail over to many
+            // nodes.
             let place = (number + zone * (number / in_zone)) % in_zone;
             (place * params.zones + zone + 1) as NodeId
         });
@@ -82,7 +84,7 @@ impl Layout {
         outcome.unwrap_or_else(|refused| panic!("{command:?}: {refused}"));
     }
 
-    /// Makes a plan and carries it out; whether there was anything to do.
+    /// Makes a plan and carries it out; returns whether there was anything to do.
     pub(crate) fn round(&mut self) -> bool {
         let steps = self.control.next_steps(&self.seen);
         let any = !steps.is_empty();
@@ -105,12 +107,13 @@ impl Layout {
         any
     }
 
-    /// Plans until there is nothing left to do, or as often as is allowed; how often.
+    /// Plans until nothing is left to do, or the allowed number is reached; returns the number of
+    /// plans.
     pub(crate) fn settle(&mut self, rounds_max: u64) -> u64 {
         (0..rounds_max).take_while(|_| self.round()).count() as u64
     }
 
-    /// A node has been silent for so long that it is to be replaced.
+    /// Marks a node as silent for so long that it is replaced.
     pub(crate) fn lose(&mut self, node: NodeId) {
         self.seen.alive.remove(&node);
         self.seen.gone.insert(node);
@@ -148,7 +151,7 @@ impl Layout {
         members.learners.sort_unstable();
     }
 
-    /// How many shards each node leads, by node from 0.
+    /// The number of shards that each node leads, by node from 0.
     pub(crate) fn leads(&self, nodes: usize) -> Vec<usize> {
         let mut leads = vec![0; nodes];
         for (&group, found) in self.seen.groups.iter().filter(|(group, _)| **group > 0) {
@@ -158,7 +161,7 @@ impl Layout {
         leads
     }
 
-    /// How many shards have a replica on each node, by node from 0.
+    /// The number of shards with a replica on each node, by node from 0.
     pub(crate) fn holds(&self, nodes: usize) -> Vec<usize> {
         let mut holds = vec![0; nodes];
         for group in self.control.groups().skip(1) {

@@ -1,5 +1,5 @@
-//! Measure: what the machine that runs a simulation says about the code it runs: memory of a replica,
-//! time per message, time per plan. These differ from run to run; nothing else here does.
+//! Measure: the costs of a simulation on this machine: memory of a replica, time per message, time
+//! per plan. Only these numbers differ from run to run.
 
 use super::layout::{Layout, Steps};
 use super::params::Params;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use taskyard_replica::eraftpb::{Entry, Message, MessageType};
 use taskyard_replica::{decode_message, encode_message};
 
-/// Memory of this process that is in RAM; 0 where the system does not tell.
+/// Memory of this process in RAM; 0 if the system does not report it.
 pub(crate) fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -17,38 +17,38 @@ pub(crate) fn resident_bytes() -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// How long this process has computed; nothing where the system does not tell.
+/// CPU time of this process; zero if the system does not report it.
 pub(crate) fn on_cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/schedstat").unwrap_or_default();
     let ns = stat.split(' ').next().and_then(|ns| ns.parse().ok());
     Duration::from_nanos(ns.unwrap_or(0))
 }
 
-/// What a run took here.
+/// The costs of a run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Measured {
     pub(crate) cpu_seconds: f64,
-    /// All memory that building the cluster took, by the number of its replicas.
+    /// All memory for building the cluster, divided by the number of its replicas.
     pub(crate) bytes_per_replica: u64,
     pub(crate) resident_mib_end: u64,
-    /// Time in replicas and machines per message or call that they took, ticks of all replicas
-    /// included. One thread; messages are handed over without being encoded.
+    /// Time in replicas and machines per message or call, with the ticks of all replicas. One
+    /// thread; messages are passed on without being encoded.
     pub(crate) ns_per_input: u64,
 }
 
-/// What planning takes, in time on the CPU.
+/// The costs of planning, in CPU time.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Planning {
-    /// One plan of a cluster in which nothing is to be done, in ms.
+    /// One plan of a cluster at rest, in ms.
     pub(crate) idle_plan_ms: f64,
-    /// Plans until the replicas of one lost node are elsewhere.
+    /// The number of plans until other nodes have the replicas of one lost node.
     pub(crate) replace_rounds: u64,
     pub(crate) replace_commands: u64,
     pub(crate) replace_changes: u64,
     pub(crate) replace_transfers: u64,
     /// The mean of those plans, in ms.
     pub(crate) replace_plan_ms: f64,
-    /// The control state as bytes: what a new follower is sent.
+    /// The length of the encoded control state, which a new follower gets.
     pub(crate) control_bytes: usize,
 }
 
@@ -83,7 +83,7 @@ fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1_000.0
 }
 
-/// What putting messages on the wire and taking them off takes, in ns.
+/// The time for encoding and decoding messages, in ns.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Coding {
     pub(crate) heartbeat_ns: f64,

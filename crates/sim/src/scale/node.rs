@@ -1,8 +1,8 @@
 //! Node: all replicas of one node on its one loop: it drains what has arrived, steps, sends, writes
 //! with one sync for all groups, applies and answers, while the next batch gathers.
 //!
-//! A killed node stands still: it sends and takes nothing. To the others that is a crash. What it had
-//! is there when it comes back, as its disk would have it.
+//! A killed node is frozen: it sends and receives nothing, which looks like a crash to the others.
+//! Its state is still there when it comes back, as on a disk.
 
 use super::commands::{Commands, FRAME_BYTES};
 use super::host::{Answer, Call, Host, Milestone};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use taskyard_replica::eraftpb::Message;
 use taskyard_replica::message_bytes;
 
-/// What arrives at a node.
+/// An input of a node.
 #[derive(Debug)]
 pub(crate) enum Input {
     Raft {
@@ -24,20 +24,20 @@ pub(crate) enum Input {
         group: u64,
         call: Call,
     },
-    /// Somebody's list of sessions that live; it costs time and changes nothing here.
+    /// A node's list of live sessions, which costs time and changes nothing here.
     Alive,
     Tick,
     Transfer {
         group: u64,
         to: u64,
     },
-    /// Leads as soon as it can: how leaders begin where the plan has them.
+    /// Makes a replica lead as soon as it can, so that leaders begin in their planned places.
     Campaign {
         group: u64,
     },
 }
 
-/// What a node sends to another.
+/// An output of a node for another.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) to: usize,
@@ -46,19 +46,19 @@ pub(crate) struct Outgoing {
     pub(crate) input: Input,
 }
 
-/// What came of some work.
+/// The results of some work.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     pub(crate) outgoing: Vec<Outgoing>,
     pub(crate) answers: Vec<(u64, Answer)>,
     pub(crate) milestones: Vec<(u64, Milestone)>,
-    /// How long the loop computes before it writes.
+    /// The computing time of the loop before its write.
     pub(crate) computed_for: Micros,
-    /// How long it is busy, with the write.
+    /// The busy time of the loop, with its write.
     pub(crate) busy_for: Micros,
 }
 
-/// What the loop did.
+/// The counters of the loop.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Work {
     pub(crate) turns: u64,
@@ -66,17 +66,17 @@ pub(crate) struct Work {
     pub(crate) syncs: u64,
     pub(crate) entries: u64,
     pub(crate) written_bytes: u64,
-    /// Computing, by the parameters.
+    /// The computing time, by the parameters.
     pub(crate) cpu_ns: u64,
-    /// Computing and syncing.
+    /// The time of computing and syncing.
     pub(crate) busy: Micros,
 }
 
 pub(crate) struct Node {
     pub(crate) up: bool,
-    /// The loop works or syncs.
+    /// Whether the loop works or syncs.
     pub(crate) busy: bool,
-    /// Its work ended while it stood still.
+    /// Whether the work ended while the node was frozen.
     pub(crate) stalled: bool,
     pub(crate) hosts: Vec<Host>,
     by_group: BTreeMap<u64, usize>,
@@ -84,7 +84,7 @@ pub(crate) struct Node {
     active: Vec<usize>,
     persisting: Vec<(usize, u64)>,
     pub(crate) work: Work,
-    /// Real time spent in replicas and machines.
+    /// The real time in replicas and machines.
     pub(crate) measured: Duration,
 }
 
@@ -113,7 +113,7 @@ impl Node {
         !self.inbox.is_empty() || !self.active.is_empty()
     }
 
-    /// The first half of a turn: up to the write.
+    /// The first half of a turn, up to the write.
     pub(crate) fn turn(&mut self, now: Micros, params: &Params, commands: &Commands) -> Output {
         let started = Instant::now();
         let mut output = Output::default();
@@ -188,7 +188,7 @@ impl Node {
         }
     }
 
-    /// Adds what one replica has to write and send; whether it must be synced.
+    /// Adds the entries and messages of one replica; returns whether they need a sync.
     fn gather(&mut self, at: usize, output: &mut Output) -> bool {
         let Some(ready) = self.hosts[at].replica.ready() else { return false };
         assert!(ready.snapshot.is_none(), "nobody is behind the logs here");
@@ -211,7 +211,7 @@ impl Node {
         }
     }
 
-    /// The second half: the write is done.
+    /// The second half of a turn, after the write.
     pub(crate) fn written(&mut self, now: Micros, commands: &Commands) -> Output {
         let started = Instant::now();
         let mut output = Output::default();
@@ -233,5 +233,5 @@ impl Node {
     }
 }
 
-/// What the log writes around an entry's data: group, index, term, checksum.
+/// The bytes of the log around an entry's data: group, index, term, checksum.
 const ENTRY_BYTES: usize = 24;

@@ -1,4 +1,4 @@
-//! Outages: how long shards had no leader, and when they could be written again.
+//! Outages: how long shards had no leader, and when they accepted writes again.
 
 use super::params::{Micros, SECOND};
 use serde::Serialize;
@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Cause {
-    /// Its leader's node was killed.
+    /// The node of its leader was killed.
     Kill,
     /// The control group's leader was killed.
     ControlKill,
-    /// Leadership was handed over, as a graceful stop or the planner does.
+    /// Leadership was handed over, as by a graceful stop or the planner.
     Handover,
 }
 
@@ -20,9 +20,9 @@ pub(crate) enum Cause {
 pub(crate) struct Outage {
     pub(crate) cause: Cause,
     pub(crate) began_at: Micros,
-    /// The next leader leads, and has applied all from before.
+    /// When the next leader leads, after it has applied all earlier entries.
     pub(crate) leader_at: Option<Micros>,
-    /// Its first write is committed.
+    /// When the first write of the next leader is committed.
     pub(crate) write_at: Option<Micros>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Outages {
 impl Outages {
     pub(crate) fn begin(&mut self, group: u64, cause: Cause, now: Micros) {
         let outage = Outage { cause, began_at: now, leader_at: None, write_at: None };
-        // A shard that was being handed over when its node died has been out since then.
+        // A shard whose node died during a hand-over has been out since the hand-over began.
         self.open.entry(group).or_insert(outage);
     }
 
@@ -53,12 +53,12 @@ impl Outages {
         }
     }
 
-    /// Groups that have no leader, or one that has not written yet.
+    /// Groups without a leader, or whose leader has not written yet.
     pub(crate) fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// Both spans of all outages of a cause, in ms.
+    /// Both durations of all outages with one cause, in ms.
     pub(crate) fn spans(&self, cause: Cause) -> Option<[Spread; 2]> {
         let of = |end: fn(&Outage) -> Option<Micros>| {
             let outages = self.over.iter().filter(|outage| outage.cause == cause);
@@ -69,7 +69,7 @@ impl Outages {
     }
 }
 
-/// How some spans are spread, in ms.
+/// The distribution of durations, in ms.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) count: usize,

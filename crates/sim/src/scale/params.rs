@@ -1,4 +1,4 @@
-//! Params: what a large cluster is made of. Equal parameters make equal reports.
+//! Params: the parameters of a large cluster. Equal parameters make equal reports.
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -9,19 +9,19 @@ pub(crate) type Micros = u64;
 pub(crate) const MILLI: Micros = 1_000;
 pub(crate) const SECOND: Micros = 1_000_000;
 
-/// The replicas' own clockwork, as the cluster ships it.
+/// The timing of the replicas, as shipped.
 pub(crate) const TICK: Micros = 50 * MILLI;
 pub(crate) const HEARTBEAT_TICKS: usize = 2;
 pub(crate) const ELECTION_TICKS: usize = 10;
 
-/// Leaders are elected and workers connected within this; nothing is counted before.
+/// Within this time leaders are elected and workers connected; nothing is counted before.
 pub(crate) const WARM_UP: Micros = 3 * SECOND;
 
-/// What fails.
+/// The victim of a kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Victim {
-    /// One node that leads shards, drawn anew each time.
+    /// A node that leads shards, drawn anew each time.
     Node,
     /// The node that leads the control group.
     ControlLeader,
@@ -29,17 +29,17 @@ pub(crate) enum Victim {
     Zone,
 }
 
-/// Whom a gateway names to a leader once a second.
+/// The sessions that a gateway names to a leader once a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Named {
-    /// Every session it has heard of in that second: no state at the gateway.
+    /// Every session that it has heard in that second, which needs no state on the gateway.
     All,
-    /// Those of them that work for queues of that leader.
+    /// Only the sessions with queues of that leader.
     Concerned,
 }
 
-/// Everything that a run follows from.
+/// The parameters of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Params {
     pub(crate) seed: u64,
@@ -48,22 +48,22 @@ pub(crate) struct Params {
     pub(crate) workers: usize,
     /// Node `n` is in zone `n % zones`.
     pub(crate) zones: usize,
-    /// Virtual seconds that are counted.
+    /// The counted time, in virtual seconds.
     pub(crate) seconds: u64,
-    /// Tasks enqueued per second, over all shards alike.
+    /// Tasks enqueued per second, evenly over all shards.
     pub(crate) tasks_per_second: u64,
     pub(crate) payload_bytes: usize,
     /// How long a task runs on its worker.
     pub(crate) run_ms: u64,
-    /// One way between two nodes of a zone; each message takes up to a fifth more.
+    /// The latency between two nodes of a zone; each message takes up to a fifth more.
     pub(crate) in_zone_us: Micros,
-    /// The same between zones.
+    /// The latency between zones.
     pub(crate) across_us: Micros,
-    /// One sync of a node's log.
+    /// The time of one sync of a node's log.
     pub(crate) sync_us: Micros,
-    /// What a node's loop computes for one message or call.
+    /// The computing time of a node's loop for one message or call.
     pub(crate) cpu_ns_per_input: u64,
-    /// The same for one tick of one replica.
+    /// The computing time for one tick of one replica.
     pub(crate) cpu_ns_per_tick: u64,
     pub(crate) named: Named,
     pub(crate) kills: u32,
@@ -72,11 +72,11 @@ pub(crate) struct Params {
     pub(crate) down_ms: u64,
 }
 
-/// From the end of one outage to the next kill.
+/// The time from the end of one outage to the next kill.
 const CALM: Micros = 4 * SECOND;
 
 impl Params {
-    /// When counting ends: after the seconds that were asked for, and after the last kill.
+    /// The end of counting: after the requested seconds, and after the last kill.
     pub(crate) fn end(&self) -> Micros {
         let kills = match self.kills {
             0 => 0,
@@ -85,7 +85,7 @@ impl Params {
         (WARM_UP + self.seconds * SECOND).max(kills)
     }
 
-    /// When the `number`th kill happens, from 0.
+    /// The moment of the `number`th kill, from 0.
     pub(crate) fn kill_at(&self, number: u32) -> Micros {
         WARM_UP + SECOND + u64::from(number) * (self.down_ms * MILLI + CALM)
     }
@@ -94,7 +94,7 @@ impl Params {
         node % self.zones
     }
 
-    /// What can't be simulated, in words.
+    /// Why the parameters cannot be simulated, in words.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.nodes < self.zones || self.zones == 0 {
             return Err(format!("{} nodes can't fill {} zones", self.nodes, self.zones));

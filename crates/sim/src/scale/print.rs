@@ -77,7 +77,7 @@ pub(crate) fn run(report: &Report, measured: &Measured, json: bool) {
     );
 }
 
-/// Anything else: its fields, one per line.
+/// Prints any other value: its fields, one per line.
 pub(crate) fn value(value: &impl Serialize, json: bool) {
     let value = serde_json::to_value(value).unwrap_or_default();
     match value.as_object().filter(|_| !json) {

@@ -1,5 +1,5 @@
-//! Report: what a run says: rates by kind, what loops did, how tasks fared, how long outages were. It
-//! follows from the parameters alone; what was measured on the machine that ran it stands apart.
+//! Report: the results of a run: rates by kind, the work of loops, the fate of tasks, the length of
+//! outages. They follow from the parameters alone; measurements of the real machine are kept apart.
 
 use super::node::Work;
 use super::outages::{Cause, Spread};
@@ -9,7 +9,7 @@ use super::world::{Tally, World};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A figure of each node.
+/// One number per node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct PerNode {
     pub(crate) mean: f64,
@@ -33,7 +33,7 @@ pub(crate) struct Rates {
     pub(crate) bytes: PerNode,
 }
 
-/// What a node's loop does, per second.
+/// The work of a node's loop, per second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Loops {
     pub(crate) turns: PerNode,
@@ -41,9 +41,9 @@ pub(crate) struct Loops {
     pub(crate) syncs: PerNode,
     pub(crate) entries: PerNode,
     pub(crate) written_bytes: PerNode,
-    /// Share of the time that it computes, by the parameters, in per cent.
+    /// The share of the time that it computes, by the parameters, in per cent.
     pub(crate) cpu_per_cent: PerNode,
-    /// The same with syncs.
+    /// The share of the time that it computes or syncs.
     pub(crate) busy_per_cent: PerNode,
 }
 
@@ -53,13 +53,13 @@ pub(crate) struct Tasks {
     pub(crate) acked_per_second: f64,
     /// Enqueues that were lost with their leader.
     pub(crate) unknown: u64,
-    /// From the gateway to the gateway, in ms.
+    /// The time from the gateway's request to its answer, in ms.
     pub(crate) enqueue_ms: Option<Spread>,
-    /// Claims that are parked at the end.
+    /// The number of parked claims at the end.
     pub(crate) parked: usize,
 }
 
-/// From the loss of a leader to the next, and to its first committed write.
+/// The times from the loss of a leader to the next one, and to its first committed write.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Failover {
     pub(crate) to_leader_ms: Spread,
@@ -73,29 +73,29 @@ pub(crate) struct Report {
     pub(crate) leads: PerNode,
     pub(crate) holds: PerNode,
     pub(crate) seconds: f64,
-    /// Sent per node, or received where that is more.
+    /// Sent per node, or received if that is more.
     pub(crate) kinds: BTreeMap<Kind, Rates>,
-    /// All kinds between nodes, sent.
+    /// All messages between nodes, sent.
     pub(crate) sent: Rates,
-    /// All kinds between nodes, received.
+    /// All messages between nodes, received.
     pub(crate) received: Rates,
-    /// Raft's own alone, sent.
+    /// Raft messages only, sent.
     pub(crate) raft: Rates,
-    /// From one node to another, of those that talk.
+    /// From one node to another, over pairs of nodes that talk.
     pub(crate) links: Rates,
     pub(crate) loops: Loops,
     pub(crate) tasks: Tasks,
     pub(crate) outages: BTreeMap<Cause, Failover>,
-    /// Groups that are without a leader at the end, or have not written since.
+    /// Groups without a leader at the end, or whose leader has not written yet.
     pub(crate) outages_open: usize,
-    /// Entries that replicas keep in memory at the end, per replica.
+    /// Entries in the memory of a replica at the end.
     pub(crate) cache_bytes_per_replica: u64,
-    /// Estimated by the machines themselves, per replica.
+    /// Bytes per replica, as the machines estimate them.
     pub(crate) state_bytes_per_replica: u64,
     pub(crate) events: u64,
 }
 
-/// Where counting began.
+/// The counters at the beginning of counting.
 pub(crate) struct Start {
     traffic: Traffic,
     work: Vec<Work>,

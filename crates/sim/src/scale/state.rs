@@ -1,5 +1,6 @@
-//! State: what the groups of a large cluster agree on: the real machine of a shard, or the real control
-//! state. Bodies are dropped: their bytes are in the log and in the messages, and are counted there.
+//! State: the states of the groups of a large cluster: the real machine of a shard, or the real
+//! control state. Bodies are dropped, because their bytes are counted in the log and in the
+//! messages.
 
 use taskyard_machine::{Entry, Event, Identity, Machine, NoPayloads, Outcome, Rejection, ShardId};
 use taskyard_replica::{Control, StateMachine};

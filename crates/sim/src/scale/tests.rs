@@ -1,4 +1,4 @@
-//! A small run of the same code: what it says can be wrong only where the large one's can.
+//! A small run of the same code, whose results can be wrong only where those of a large run can.
 
 use super::params::{ELECTION_TICKS, MILLI, TICK};
 use super::traffic::Kind;
@@ -34,7 +34,7 @@ fn check(params: &Params) -> Report {
     report
 }
 
-/// An election takes at most two timeouts of silence where votes are not split.
+/// If votes are not split, an election takes at most two timeouts of silence.
 fn election_ms_max() -> f64 {
     (2 * ELECTION_TICKS as u64 * TICK / MILLI) as f64
 }
@@ -42,7 +42,7 @@ fn election_ms_max() -> f64 {
 #[test]
 fn a_cluster_at_rest_sends_what_its_rhythm_says() {
     let report = check(&Params { tasks_per_second: 0, ..params() });
-    // Twenty shards with two followers, and the control group with four, ten times a second.
+    // Twenty shards with two followers each, and the control group with four, ten times a second.
     let heartbeats = report.kinds[&Kind::Heartbeat].messages.mean;
     assert!((heartbeats - 440.0 / 5.0).abs() < 1.0, "{heartbeats} heartbeats per node and second");
     let answers = report.kinds[&Kind::HeartbeatAnswer].messages.mean;
@@ -73,7 +73,7 @@ fn shards_of_a_killed_node_are_led_and_written_again_in_time() {
     let failover = report.outages[&Cause::Kill];
     assert_eq!(failover.to_leader_ms.count, 4, "it led a fifth of the shards");
     let (leader, write) = (failover.to_leader_ms, failover.to_write_ms);
-    // The last heartbeat was up to two ticks ago when the node died.
+    // The last heartbeat left up to two ticks before the node died.
     assert!(leader.min > election_ms_max() / 2.0 - 150.0, "{leader:?}");
     assert!(leader.max < election_ms_max() + 100.0, "{leader:?}");
     assert!(write.max < leader.max + 20.0, "{write:?} after {leader:?}");

@@ -1,25 +1,25 @@
-//! Traffic: messages and bytes by kind, as each node sends and receives them, and on each link.
+//! Traffic: messages and bytes by kind, sent and received by each node, and on each link.
 //!
-//! Invariant: what was sent between nodes was received, lost on a dead node, or is still under way.
+//! Invariant: every message between nodes was received, was lost on a dead node, or is on its way.
 
 use serde::Serialize;
 use std::collections::BTreeMap;
 use taskyard_replica::eraftpb::{Message, MessageType};
 
-/// What a message is for.
+/// The purpose of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kind {
     /// Entries for a follower.
     Append,
-    /// An append without entries: it tells how far the log is committed.
+    /// An append without entries, which carries the commit index.
     Commit,
     AppendAnswer,
     Heartbeat,
     HeartbeatAnswer,
-    /// Votes, and those before them.
+    /// Votes and pre-votes.
     Election,
-    /// Calls that a gateway sends on to a leader.
+    /// Calls of a gateway to a leader.
     Enqueue,
     Claim,
     Ack,
@@ -27,15 +27,15 @@ pub(crate) enum Kind {
     Answer,
     /// Answers to claims, with the task's payload.
     Task,
-    /// Which sessions live.
+    /// Lists of live sessions.
     Alive,
-    /// Two nodes tell each other that they live.
+    /// Pings between two nodes.
     Ping,
-    /// What clients and workers send to their gateway, but for beats.
+    /// Messages of clients and workers to their gateway, without beats.
     ClientIn,
-    /// What they are sent.
+    /// Messages of gateways to clients and workers.
     ClientOut,
-    /// A worker's sign of life.
+    /// A worker's beat.
     Beat,
 }
 
@@ -70,7 +70,7 @@ impl Kind {
         }
     }
 
-    /// Whether it goes from node to node, not between a node and its clients.
+    /// Whether the message goes between nodes, not between a node and its clients.
     pub(crate) fn is_between_nodes(self) -> bool {
         !matches!(self, Kind::ClientIn | Kind::ClientOut | Kind::Beat)
     }
@@ -80,7 +80,7 @@ impl Kind {
     }
 }
 
-/// Messages and their bytes.
+/// A number of messages, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Count {
     pub(crate) messages: u64,
@@ -100,13 +100,13 @@ impl Count {
 
 pub(crate) type Counts = [Count; KINDS.len()];
 
-/// All that was sent and received.
+/// All counters of sent and received messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Traffic {
     pub(crate) sent: Vec<Counts>,
     pub(crate) received: Vec<Counts>,
     pub(crate) lost: Counts,
-    /// From node to node, at `from * nodes + to`.
+    /// The counters from node to node, at `from * nodes + to`.
     pub(crate) links: Vec<Count>,
 }
 
@@ -135,7 +135,7 @@ impl Traffic {
         self.lost[kind as usize].add(1, bytes);
     }
 
-    /// A message whose way is of no interest: it arrives if its receiver is there.
+    /// Counts a message without a link: it arrives if its receiver is alive.
     pub(crate) fn passes(&mut self, from: usize, to: usize, kind: Kind, bytes: usize, up: bool) {
         if from == to {
             return;
@@ -147,7 +147,7 @@ impl Traffic {
         }
     }
 
-    /// Sums over all nodes, by kind: sent, received, lost.
+    /// The sums over all nodes, by kind: sent, received, lost.
     pub(crate) fn totals(&self) -> BTreeMap<Kind, [Count; 3]> {
         let sum = |side: &[Counts], kind: Kind| {
             side.iter().fold(Count::default(), |sum, node| sum.plus(node[kind as usize]))

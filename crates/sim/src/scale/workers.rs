@@ -1,24 +1,24 @@
-//! Workers: sessions on their gateways, and what each of them waits for. A worker has one slot: it
-//! claims, runs, and then acks and claims again in one message.
+//! Workers: sessions on their gateways, and the request for which each of them waits. A worker has
+//! one slot: it claims, runs, and then acks and claims again in one message.
 
 use super::host::{Ask, Call};
 use super::params::{Micros, Params, SECOND};
 use taskyard_machine::{ClaimNumber, ClaimToken, TaskId};
 
-/// A worker tells its gateway that it lives once in so many seconds.
+/// The interval of beats, in seconds.
 const BEAT_SECONDS: u64 = 5;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Worker {
     pub(crate) gateway: usize,
     pub(crate) group: u64,
-    /// Its last claim, as it was last sent.
+    /// The last claim, as it was last sent.
     pub(crate) number: ClaimNumber,
-    /// That claim is not answered.
+    /// Whether that claim is unanswered.
     pub(crate) claims: bool,
-    /// Acks that are not answered.
+    /// The unanswered acks.
     pub(crate) acks: Vec<(TaskId, ClaimToken)>,
-    /// It has sent something since its gateway last told who lives.
+    /// Whether it has sent something since its gateway's last list of live sessions.
     heard: bool,
 }
 
@@ -35,7 +35,7 @@ impl Workers {
         let mut of_gateway = vec![Vec::new(); params.nodes];
         let all = (0..params.workers)
             .map(|number| {
-                // Each shard's workers are on many gateways.
+                // The workers of each shard are on many gateways.
                 let (shard, gateway) = (number % shards, (number / shards + number) % params.nodes);
                 of_group[shard + 1].push(number as u32);
                 of_gateway[gateway].push(number as u32);
@@ -55,7 +55,7 @@ impl Workers {
         &self.of_group[group as usize]
     }
 
-    /// The worker has run its task: it acks and claims the next.
+    /// Ends the task of a worker, which acks it and claims the next one.
     pub(crate) fn finish(&mut self, worker: u32, task: TaskId, token: ClaimToken) {
         let worker = self.get(worker);
         worker.acks.push((task, token));
@@ -64,7 +64,8 @@ impl Workers {
         worker.heard = true;
     }
 
-    /// What a worker waits for, to be asked of a leader; again, if one may have heard it before.
+    /// The requests for which a worker waits, as calls to a leader; repetitions if a leader may
+    /// have had them before.
     pub(crate) fn calls(&mut self, worker: u32, since: Micros, again: bool) -> Vec<Call> {
         self.get(worker).number.sending += u32::from(again);
         let Worker { gateway, number, claims, ref acks, .. } = self.all[worker as usize];
@@ -74,7 +75,7 @@ impl Workers {
         acks.chain(claim).collect()
     }
 
-    /// Whether a worker still waits for this.
+    /// Whether a worker still waits for this request.
     pub(crate) fn waits_for(&self, ask: Ask) -> bool {
         match ask {
             Ask::Enqueue => true,
@@ -88,7 +89,8 @@ impl Workers {
         }
     }
 
-    /// Those that a gateway has heard of since it last told; and how many beats that were.
+    /// The sessions that a gateway has heard since its last list, and the number of their
+    /// beats.
     pub(crate) fn heard_by(&mut self, gateway: usize, now: Micros) -> (Vec<u32>, u64) {
         let mut beats = 0;
         let mut heard = Vec::new();
@@ -103,7 +105,7 @@ impl Workers {
         (heard, beats)
     }
 
-    /// The workers of a gateway that is gone, spread over the others; they have yet to connect.
+    /// Spreads the workers of a dead gateway over the others; they have yet to connect.
     pub(crate) fn leave(&mut self, gateway: usize, up: &[usize]) -> Vec<u32> {
         let left = std::mem::take(&mut self.of_gateway[gateway]);
         for &number in &left {

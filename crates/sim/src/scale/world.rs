@@ -1,5 +1,5 @@
-//! World: the run of a large cluster: virtual time, one queue of events, and the nodes, links, gateways
-//! and workers that they happen to. Nothing is drawn from outside of the seed.
+//! World: the run of a large cluster: virtual time, one queue of events, and the nodes, links,
+//! gateways and workers of these events. Every random number comes from the seed.
 
 mod gateways;
 mod kills;
@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use taskyard_machine::{ClaimToken, TaskId};
 
-/// Before this nothing is asked: leaders are being elected.
+/// No client sends anything before this moment, because leaders are being elected.
 const LOAD_FROM: Micros = SECOND;
 
 #[derive(Debug)]
@@ -34,7 +34,7 @@ enum Happening {
     TurnOver {
         node: usize,
     },
-    /// A gateway tells who lives; logs are cut.
+    /// Gateways send their lists of live sessions; logs are cut.
     Second {
         node: usize,
     },
@@ -56,12 +56,12 @@ enum Happening {
     },
 }
 
-/// What happened to tasks and calls since counting began.
+/// The counters of tasks and calls since counting began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) enqueued: u64,
     pub(crate) acked: u64,
-    /// Enqueues that were lost with their leader: a client would send them again.
+    /// Enqueues that were lost with their leader, which a client would send again.
     pub(crate) unknown: u64,
     pub(crate) events: u64,
 }
@@ -77,17 +77,17 @@ pub(crate) struct World {
     next_place: u64,
     pub(crate) nodes: Vec<Node>,
     pub(crate) traffic: Traffic,
-    /// When the last message of each link arrives: a connection keeps their order.
+    /// When the last message of each link arrives, because a connection keeps the order.
     links: Vec<Micros>,
     workers: Workers,
-    /// The node that leads each group, as gateways know it.
+    /// The leading node of each group, as gateways know it.
     pub(crate) leaders: Vec<Option<usize>>,
     homes: Vec<usize>,
     /// Calls that wait at gateways for a leader.
     held: BTreeMap<u64, Vec<Call>>,
     pub(crate) outages: Outages,
     pub(crate) tally: Tally,
-    /// From a client's enqueue until its gateway has the answer.
+    /// The times from a client's enqueue to the gateway's answer.
     pub(crate) enqueue_spans: Vec<Micros>,
     next_enqueue: f64,
     counts: bool,
@@ -141,7 +141,7 @@ impl World {
 
     fn begin(&mut self) {
         for node in 0..self.nodes.len() {
-            // Nodes were started at different times.
+            // Nodes did not start at the same time.
             let (tick, second) = (self.rng.below(TICK), self.rng.below(SECOND));
             self.at(tick, Happening::Tick { node });
             self.at(second, Happening::Second { node });
@@ -157,13 +157,13 @@ impl World {
         }
     }
 
-    /// Lets the cluster come up; from then on it is counted.
+    /// Lets the cluster start; counting begins afterwards.
     pub(crate) fn warm_up(&mut self) {
         self.run_until(WARM_UP);
         self.counts = true;
     }
 
-    /// Lets everything happen up to a moment.
+    /// Handles all events up to a moment.
     pub(crate) fn run_until(&mut self, until: Micros) {
         while let Some(&Reverse((at, _, slot))) = self.queue.peek()
             && at <= until
@@ -214,7 +214,7 @@ impl World {
         }
     }
 
-    /// An input from the node itself.
+    /// Handles an input from the node itself.
     fn bring(&mut self, node: usize, input: Input) {
         if self.nodes[node].up {
             self.nodes[node].inbox.push(input);
@@ -240,7 +240,7 @@ impl World {
         }
     }
 
-    /// Begins a turn, unless one is under way.
+    /// Begins a turn, unless one is in progress.
     fn turn(&mut self, node: usize) {
         if self.nodes[node].busy || !self.nodes[node].has_work() {
             return;
@@ -318,7 +318,7 @@ impl World {
         }
     }
 
-    /// Frames that are on their way, by kind.
+    /// The frames that are on their way, by kind.
     pub(crate) fn under_way(&self) -> BTreeMap<Kind, u64> {
         let mut counts = BTreeMap::new();
         for happening in self.happenings.iter().flatten() {

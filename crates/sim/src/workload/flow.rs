@@ -1,4 +1,4 @@
-//! Flows of a few nodes over all queues: submitted, added to by their running tasks, cancelled and
+//! Flows of a few nodes over all queues: submitted, extended by their running tasks, cancelled and
 //! retried.
 
 use super::new_task::new_task;
@@ -20,7 +20,7 @@ impl Workload {
         (ask(shard, &Command::SubmitFlow(submit)), Purpose::Submit, true)
     }
 
-    /// Now and then a claimed task of a flow adds tasks to it.
+    /// Sometimes a claimed task of a flow adds tasks to it.
     pub(super) fn fan_out(&mut self, client: usize, tasks: &[ClaimedTask]) {
         let mut rng = self.clients[client].rng.clone();
         let members = tasks.iter().filter_map(|task| task.flow.as_ref());
@@ -39,7 +39,7 @@ impl Workload {
         self.clients[client].rng = rng;
     }
 
-    /// Nodes that depend on some of those before them.
+    /// Nodes that depend on some of the earlier ones.
     fn nodes<'a>(&'a self, rng: &mut Rng, names: &'a [String]) -> Vec<FlowNode<'a>> {
         let mut nodes = Vec::new();
         for (at, name) in names.iter().enumerate() {
@@ -51,7 +51,7 @@ impl Workload {
                 }
             }
             let queue = rng.pick(&self.queues);
-            // A node with a unique key is refused, and its flow with it.
+            // A node with a unique key is rejected, and its flow with it.
             let task = NewTask { unique: None, ..new_task(rng) };
             let enqueue = Enqueue { queue, task };
             let home = home_shard(queue, self.shards);
@@ -62,7 +62,7 @@ impl Workload {
     }
 }
 
-/// What an operator does to a flow.
+/// An operator's action on a flow.
 pub(super) fn flow_command(rng: &mut Rng, flow: TaskId) -> Command<'static> {
     match rng.chance(350) {
         true => Command::CancelFlow(CancelFlow { flow }),

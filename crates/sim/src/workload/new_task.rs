@@ -1,4 +1,4 @@
-//! The tasks that clients enqueue: small, of all shapes, done within a run.
+//! The tasks of clients: small, of all shapes, short enough for a run.
 
 use crate::clock::RUN_BEGINS_AT_MS;
 use crate::rng::Rng;
@@ -6,7 +6,7 @@ use taskyard_machine::{
     Backoff, Body, NewTask, OnConflict, RetryPolicy, Timestamp, Unique, UniqueUntil, When,
 };
 
-/// The type of a task that kills its workers, until it is quarantined.
+/// The type of a task that kills its workers until it is quarantined.
 pub(crate) const KILLER: &str = "kill";
 
 pub(crate) fn new_task_now() -> NewTask<'static> {
@@ -17,7 +17,7 @@ pub(crate) fn new_task_now() -> NewTask<'static> {
     }
 }
 
-/// A key that others want too, held in any way.
+/// A unique key that other tasks want too, with any options.
 fn unique(rng: &mut Rng) -> Unique<'static> {
     let on_conflict = *rng.pick(&[OnConflict::Existing, OnConflict::Replace, OnConflict::Reject]);
     let debounced = on_conflict == OnConflict::Replace && rng.chance(500);
@@ -65,7 +65,7 @@ pub(crate) fn new_task(rng: &mut Rng) -> NewTask<'static> {
         retry,
         timeout_ms: rng.chance(100).then(|| rng.between(1_000, 10_000)),
         retention_ms: rng.chance(100).then(|| rng.between(100, 5_000)),
-        // One customer has most of the work.
+        // One customer has most of the tasks.
         fairness_key: rng.chance(600).then(|| *rng.pick(&["acme", "acme", "acme", "bolt", "coil"])),
         tags: if rng.chance(200) { vec!["sim"] } else { vec![] },
         unique,

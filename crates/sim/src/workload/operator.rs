@@ -1,5 +1,5 @@
-//! The operator: somebody who cancels, retries, pauses, purges and reads while work goes on, and who
-//! ends the sessions of dead workers as a gateway does.
+//! The operator: a client that cancels, retries, pauses, purges and reads while work goes on, and
+//! that ends the sessions of dead workers as a gateway does.
 
 use super::flow::flow_command;
 use super::{Asked, Purpose, Request, Workload, ask};
@@ -34,8 +34,9 @@ impl Workload {
             return None;
         }
         if self.draining {
-            // Schedules go on, and may fill a queue with a rate with more than it lets through: what is less
-            // urgent would wait for ever. Limits are lifted, but late, so that they count meanwhile.
+            // Schedules go on, and may fill a queue faster than its rate allows, so that less
+            // urgent tasks would wait for ever. Limits are lifted, but late, so that they have an
+            // effect meanwhile.
             let command = match rng.chance(50) {
                 true => Command::SetQueue(SetQueue { queue: &queue, settings: Default::default() }),
                 false => Command::ResumeQueue(QueueCommand { queue: &queue }),
@@ -49,7 +50,7 @@ impl Workload {
         let on_queue =
             |command: Command<'_>| Some((ask(shard, &command), Purpose::Interfere, true));
         if let (true, false) = (rng.chance(200), self.flows.is_empty()) {
-            // Late ones are still there.
+            // Old tasks are still there.
             let recent = self.flows.len().saturating_sub(6);
             let flow = *rng.pick(&self.flows[recent..]);
             return on_task(flow, flow_command(rng, flow));
@@ -94,7 +95,7 @@ impl Workload {
     }
 }
 
-/// Settings that hold tasks up and let go of them, often with limits that are reached.
+/// Settings that delay and release tasks, often with limits that are reached.
 fn set_queue<'q>(rng: &mut Rng, queue: &'q str) -> Command<'q> {
     let settings = QueueSettings {
         retention_count: rng.chance(500).then(|| rng.below(5) as u32),
@@ -116,7 +117,7 @@ fn set_queue<'q>(rng: &mut Rng, queue: &'q str) -> Command<'q> {
     Command::SetQueue(SetQueue { queue, settings })
 }
 
-/// Slow enough to matter, and fast enough for everything to be done within a run.
+/// Slow enough to have an effect, and fast enough for all tasks to end within a run.
 fn rate(rng: &mut Rng) -> Rate {
     Rate { per_second_millionths: rng.between(500_000, 6_000_000), burst: rng.between(1, 3) as u32 }
 }

@@ -1,6 +1,6 @@
-//! Schedules of a few names: set, changed, set again as they are, paused, resumed, triggered,
-//! backfilled and removed. Whoever asks computes the next occurrence by its own clock, as a gateway
-//! does; the leader of the shard fires them.
+//! Schedules with a few names: set, changed, set again without a change, paused, resumed,
+//! triggered, backfilled and removed. The client computes the next occurrence by its own clock, as
+//! a gateway does; the leader of the shard fires it.
 
 use super::new_task::new_task;
 use super::{Purpose, Request, Workload, ask};
@@ -13,10 +13,10 @@ use taskyard_machine::{
     When, home_shard,
 };
 
-/// Few, so that what is done to them meets.
+/// Only a few, so that actions on the same schedule meet.
 const NAMES: [&str; 4] = ["beat-0", "beat-1", "beat-2", "beat-3"];
 
-/// What the rules of a schedule were drawn from: the same again are the same rules.
+/// The seed of a schedule's rules: the same seed gives the same rules.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Drawn {
     seed: u64,
@@ -36,7 +36,7 @@ impl Workload {
             _ => new,
         };
         let first = |drawn| Every::of(&self.spec(drawn)).next_after(Timestamp(self.wall));
-        // Rules that have ended are refused before they come to a shard.
+        // Rules that have ended are rejected before they reach a shard.
         let drawn = if first(drawn).is_some() { drawn } else { new };
         let next_run_at = first(drawn).expect("new rules begin before they end");
         self.drawn.insert(name, drawn);
@@ -67,7 +67,7 @@ impl Workload {
         }
     }
 
-    /// What an operator does to a schedule.
+    /// An operator's action on a schedule.
     pub(super) fn schedule_operation(
         &self,
         rng: &mut Rng,
@@ -76,7 +76,7 @@ impl Workload {
         let name = *rng.pick(&NAMES);
         let known = oracle.schedule(name);
         let wall = Timestamp(self.wall);
-        // What is not known to have happened is not repeated where that would start runs.
+        // An action with an unknown outcome is not repeated if a repetition would start runs.
         let (command, identified) = match rng.below(100) {
             0..20 => (Command::PauseSchedule(PauseSchedule { name, note: "sim" }), true),
             20..55 => {

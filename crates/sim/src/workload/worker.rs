@@ -1,5 +1,5 @@
-//! The worker: it claims, extends, ends and gives back tasks, dies with what it holds, and asks again for a
-//! claim whose answer got lost.
+//! The worker: it claims, extends, ends and gives back tasks, dies with what it holds, and asks
+//! again for a claim whose answer got lost.
 
 use super::new_task::new_task_now;
 use super::{Answer, Asked, Client, Purpose, Request, Workload, ask};
@@ -128,8 +128,8 @@ impl Workload {
 }
 
 impl Client {
-    /// Nobody waits for this answer any more: what was claimed goes back, as a gateway gives it back. It
-    /// must be nothing that a later sending of the claim has brought.
+    /// Nobody waits for this answer any more: what was claimed goes back, as a gateway gives it
+    /// back. It must be nothing that a later sending of the claim has brought.
     pub(super) fn answered_late(&mut self, number: u64, answer: &Answer) -> Result<(), Violation> {
         let Answer::Decided(outcome) = answer else { return Ok(()) };
         let Ok(Outcome::Claimed(tasks)) = &**outcome else { return Ok(()) };

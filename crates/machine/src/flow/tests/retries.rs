@@ -1,4 +1,4 @@
-//! Flows that run again: what is retried, what waits for it, and what stays.
+//! Flows that run again: which nodes are retried, which wait, and which stay.
 
 use super::*;
 
@@ -45,7 +45,7 @@ fn a_dependent_that_ran_anyway_and_succeeded_stays_when_its_flow_is_retried() {
 fn a_dependent_that_ran_anyway_and_failed_waits_for_its_parents_when_its_flow_is_retried() {
     for policy in [R, I] {
         let mut yards = Yards::new();
-        // Between the two that failed by themselves is one that failed because of the first.
+        // Between the two nodes that failed by themselves is one that failed because of the first.
         let rows: &[Row<'_>] = &[
             ("d", 2, &[("c", F)]),
             ("c", 3, &[("b", policy), ("a", policy)]),
@@ -68,7 +68,7 @@ fn a_dependent_that_ran_anyway_and_failed_waits_for_its_parents_when_its_flow_is
     }
 }
 
-/// The child comes before its parent in the flow, and was let go by neither.
+/// The child comes before its parent in the flow, and neither was released.
 #[test]
 fn a_cancelled_flow_can_be_taken_up_again() {
     for policy in [F, R, I] {
@@ -131,7 +131,7 @@ fn what_crosses_with_a_retry_is_known_as_old() {
     let mut yards = Yards::new();
     let rows: &[Row<'_>] = &[("a", 1, &[]), ("b", 2, &[("a", F)])];
     let (flow, tasks) = yards.submit(rows);
-    // The flow fails and is retried before shard 2 hears of either.
+    // The flow fails and is retried before shard 2 receives either message.
     let held = yards.claim(tasks["a"]);
     yards.on(HOME).fail(&held).unwrap();
     assert_eq!(yards.flow_state(flow), FlowState::Failed);
@@ -150,7 +150,7 @@ fn a_task_cancelled_while_its_release_is_on_its_way_is_retried_with_its_parents_
     let held = yards.claim(tasks["a"]);
     let ack = Ack { task: held.id, token: held.token, result: Some(b"1"), follow_ups: vec![] };
     yards.on(ShardId(2)).send(Command::Ack(ack)).unwrap();
-    // The flow lets b go, but b is taken back before it hears of it.
+    // The flow releases b, but b is cancelled before the message arrives.
     let told = yards.on(ShardId(2)).machine.outgoing(1).remove(0);
     let deliver = told.deliver(ShardId(2), told.stored_at);
     yards.on(HOME).send(Command::Deliver(deliver)).unwrap();

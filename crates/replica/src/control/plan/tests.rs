@@ -1,9 +1,9 @@
-//! Plans against a cluster on paper, which does what it is told, in rounds.
+//! Plans against a cluster on paper, which carries out every step, in rounds.
 
 use super::*;
 use crate::{Node, StateMachine};
 
-/// Numbers that look random and are the same in every run.
+/// Pseudo-random numbers that are the same in every run.
 struct Draw(u64);
 
 impl Draw {
@@ -21,7 +21,7 @@ struct World {
 }
 
 impl World {
-    /// A cluster of one node that holds everything.
+    /// A cluster whose only node has every replica.
     fn founded(shards: u16) -> World {
         let mut world = World { control: Control::default(), seen: Seen::default(), steps: 0 };
         let found = ControlCommand::Found { cluster: 7, incarnation: 1, shards, rules: 1 };
@@ -65,7 +65,7 @@ impl World {
         voters.iter().filter(lives).count() * 2 > voters.len()
     }
 
-    /// Does what is planned; whether there was anything.
+    /// Carries out the plan; returns whether there was anything to do.
     fn round(&mut self) -> bool {
         self.elect();
         let steps = self.control.next_steps(&self.seen);
@@ -114,7 +114,7 @@ impl World {
         self.seen.groups.get_mut(&group).unwrap().members = members;
     }
 
-    /// Groups with a majority have a leader that lives, and members that live catch up.
+    /// Elects a living leader for each group with a majority, and lets living members catch up.
     fn elect(&mut self) {
         for group in self.control.groups() {
             let Some(mut found) = self.seen.groups.get(&group).cloned() else { continue };
@@ -141,7 +141,8 @@ impl World {
         panic!("the plan never ends: {:?}", self.control.next_steps(&self.seen));
     }
 
-    /// Everything is where it belongs: `voters` of each group, spread evenly, and so are leaders.
+    /// Checks that each group has `voters` voters in place, and that replicas and leaders are
+    /// spread evenly.
     fn check_even(&self, voters: usize) {
         let in_use: Vec<NodeId> = self.control.nodes().keys().copied().collect();
         let mut loads: BTreeMap<NodeId, usize> = in_use.iter().map(|node| (*node, 0)).collect();
@@ -221,7 +222,7 @@ fn something_moves_until_everything_is_where_it_belongs() {
         };
         let at_rest = voters(&world);
         assert!(at_rest.iter().all(|(_, voters)| voters.len() == 3), "{at_rest:?}");
-        // Leaders may be spread still; no replica moves any more.
+        // Leaders may still move; replicas no longer do.
         world.settle();
         assert_eq!(voters(&world), at_rest);
     }
@@ -260,7 +261,7 @@ fn voters_are_spread_over_zones() {
     world.join(5, "b");
     world.join(6, "c");
     world.settle();
-    // The first node has no zone: it counts as one of its own.
+    // The first node has no zone, and counts as a zone of its own.
     for group in world.control.groups() {
         let target = world.control.target(group);
         assert!(!target.iter().any(|node| world.control.shares_zone(*node, target)), "{target:?}");
@@ -308,7 +309,7 @@ fn a_node_that_is_given_up_is_replaced_and_then_removed() {
     world.check_even(3);
 }
 
-/// It was heard a moment ago, and would be the one with the fewest replicas.
+/// The node was heard a moment ago, and would have the fewest replicas.
 #[test]
 fn nothing_moves_to_a_node_that_is_given_up_or_stops_while_it_counts_as_alive() {
     let mut world = World::founded(5);
@@ -357,7 +358,7 @@ fn a_leader_that_somebody_chose_stays() {
     assert_ne!(world.control.next_steps(&world.seen), []);
 }
 
-/// A control group of one that moves and whose old node is removed at once would be lost with it.
+/// A control group of one voter would be lost if its old node were removed during its move.
 #[test]
 fn a_node_stays_until_the_control_group_has_let_it_go() {
     let mut world = World::founded(1);
@@ -378,7 +379,7 @@ fn a_node_stays_until_the_control_group_has_let_it_go() {
     assert_eq!(world.seen.groups[&0].members, Members { voters: vec![2], ..Members::default() });
 }
 
-/// Nodes come, fall silent, come back and are emptied while everything moves.
+/// Nodes come, fall silent, return and are drained while everything moves.
 #[test]
 fn whatever_comes_in_between_it_ends_evenly() {
     for seed in 0..200 {
@@ -392,7 +393,7 @@ fn whatever_comes_in_between_it_ends_evenly() {
                     let zone = ["", "a", "b"][draw.below(3) as usize];
                     world.join(world.control.node_next(), zone);
                 }
-                // At most one is silent, so that every group goes on.
+                // At most one node is silent, so that every group keeps a majority.
                 1 if world.seen.alive.len() == nodes.len() && nodes.len() > 2 => {
                     world.seen.alive.remove(&node);
                     if draw.below(2) == 0 {
@@ -433,12 +434,12 @@ fn whatever_comes_in_between_it_ends_evenly() {
     }
 }
 
-/// Who leads a group.
+/// The node that leads a group.
 fn leader_of(world: &World, group: u64) -> NodeId {
     world.control.node_of(group, world.seen.groups[&group].leader).unwrap()
 }
 
-/// Has a node lead all groups.
+/// Makes one node lead all groups.
 fn lead_all(world: &mut World, node: NodeId) {
     for group in world.control.groups() {
         let to = world.control.replica_on(group, node).unwrap();
@@ -452,7 +453,7 @@ fn a_node_that_stops_is_handed_nothing_and_what_others_lead_stays_until_it_is_go
     (2..=3).for_each(|id| world.join(id, ""));
     world.settle();
     lead_all(&mut world, 2);
-    // It still answers: it counts as alive for some seconds more.
+    // The node answered a moment ago, and counts as alive for some more seconds.
     world.seen.away = [3].into();
     world.settle();
     assert!(world.control.groups().all(|group| leader_of(&world, group) != 3));
@@ -481,7 +482,7 @@ fn a_leader_that_leaves_its_group_hands_it_to_nobody_who_stops() {
         while world.control.target(1).contains(&leaves) {
             assert!(world.round());
         }
-        // It is elected again while its group moves away from it.
+        // The old leader is elected again while its group moves away from it.
         let replica = world.control.replica_on(1, leaves).unwrap();
         world.seen.groups.get_mut(&1).unwrap().leader = replica;
         for _ in 0..100 {
@@ -500,7 +501,7 @@ fn a_node_without_room_leads_nothing_that_another_can() {
     lead_all(&mut world, 2);
     world.seen.held = (0..=6).collect();
     world.seen.full = [2].into();
-    // Every group at once: each of them refuses tasks.
+    // All leaders move at once, because each of these groups refuses tasks.
     assert_eq!(world.control.next_steps(&world.seen).len(), 7);
     world.seen.is_in_flux = true;
     world.settle();
@@ -552,7 +553,7 @@ fn a_node_without_room_gets_no_replica_and_keeps_what_it_has() {
     world.settle();
     assert_eq!(shards_on(&world, 4), 0);
     assert_eq!(world.control.replicas(CONTROL_GROUP).len(), 4, "the map is small");
-    // A drain waits for room rather than that a group becomes smaller.
+    // The drain waits for room, because a smaller group would be worse.
     world.command(ControlCommand::Drain { id: 1, drains: true }).unwrap();
     world.settle();
     for group in world.control.groups().skip(1) {
@@ -599,7 +600,7 @@ fn rules_rise_when_the_last_node_knows_them_whether_it_is_there_or_not() {
     };
     assert_eq!(knows(&mut world, 2, 3), 1);
     assert_eq!(knows(&mut world, 3, 2), 1, "node 1 knows no newer ones");
-    // It may come back as it was.
+    // A silent node may come back with its old build.
     world.seen.alive.remove(&1);
     world.seen.away.insert(1);
     while world.round() {}

@@ -1,10 +1,10 @@
-//! Snapshots that come in: cut anywhere, killed anywhere, and what becomes of the state before.
+//! Incoming snapshots: cut anywhere, killed anywhere, and what happens to the previous state.
 
 use super::*;
 
 const SHARD: ShardId = ShardId(2);
 const ID: SnapshotId = SnapshotId { source: 7, index: 50, term: 3, replica: 4 };
-/// Small, so that there are many parts.
+/// Small, so that a snapshot has many parts.
 const PART_BYTES: usize = 300;
 
 fn open(dir: &tempfile::TempDir) -> Arc<Store> {
@@ -21,7 +21,7 @@ fn source(dir: &tempfile::TempDir) -> Arc<Store> {
     // Larger than a part.
     changes.push(Change::Record(rest("schedule"), Some(vec![5; 1_000].into())));
     store.write(SHARD, &cut(ID.index), changes).unwrap();
-    // Its neighbours are not sent along.
+    // The neighbours' records are not sent.
     store.write(ShardId(1), &cut(9), vec![put(77, b"other")]).unwrap();
     store.write(ShardId(3), &cut(9), vec![put(78, b"other")]).unwrap();
     store
@@ -44,7 +44,7 @@ fn state(store: &Arc<Store>) -> State {
     (view.records(SHARD).map(Result::unwrap).collect(), bodies)
 }
 
-/// Fetches until all is there or `parts_max` more parts have come; whether all is there.
+/// Fetches until all is there or `parts_max` more parts have arrived; returns whether all is there.
 fn fetch(from: &Arc<Store>, to: &Store, parts_max: usize) -> bool {
     let view = from.view();
     let mut arrived = to.begin_install(SHARD, ID).unwrap();
@@ -58,7 +58,7 @@ fn fetch(from: &Arc<Store>, to: &Store, parts_max: usize) -> bool {
     arrived.position.is_end()
 }
 
-/// Switches as the shard loop has it done.
+/// Switches as the shard loop does.
 fn switch(store: &Store, id: SnapshotId) {
     assert!(store.switch(SHARD, id, &cut(id.index)).unwrap());
 }
@@ -140,7 +140,7 @@ fn another_snapshot_begins_in_an_empty_place() {
     assert_eq!(state(&store), state(&source));
 }
 
-/// The shard left this node and came back, and is sent the very snapshot that its last replica was getting.
+/// The shard left this node and came back, and gets the same snapshot as its last replica.
 #[test]
 fn what_is_late_of_a_replica_that_is_gone_does_not_touch_what_the_next_one_gets() {
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -263,7 +263,7 @@ fn a_shard_that_is_removed_leaves_nothing_even_if_a_crash_comes_between() {
     let store = open(&there);
     sweep_all(&store);
     assert_eq!(keys_left(&store), 0);
-    // It comes back, as new.
+    // The shard comes back as a new one.
     assert!(fetch(&source, &store, usize::MAX));
     switch(&store, ID);
     assert_eq!(state(&store), state(&source));

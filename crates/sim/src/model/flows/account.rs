@@ -1,4 +1,4 @@
-//! What a flow must be, by the ends of its tasks.
+//! The expected state of a flow, from the ends of its tasks.
 
 use crate::model::shards::Shards;
 use crate::model::{Difference, expect};
@@ -6,16 +6,16 @@ use taskyard_machine::{
     ClaimedTask, FlowState, FlowView, Machine, OnFailure, TaskId, TaskStateName,
 };
 
-/// Where a task is, as its own shard shows it.
+/// The state of a task on its own shard.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Seen {
-    /// It is on its way.
+    /// The task is on its way.
     NotYet,
     Blocked,
-    /// It waits or runs.
+    /// The task waits or runs.
     Live,
     Ended(TaskStateName),
-    /// It is no longer there.
+    /// The task is no longer there.
     Gone,
 }
 
@@ -37,17 +37,17 @@ pub(super) struct Node {
     pub(super) parents: Vec<(usize, OnFailure)>,
     pub(super) added_by: Option<(usize, OnFailure)>,
     pub(super) seen: Seen,
-    /// It left the state of its shard before it had ended, or after.
+    /// Whether the task was removed from its shard, before or after its end.
     pub(super) gone: bool,
-    /// Whether its parents have let it go since it last waited for them.
+    /// Whether the task was released since it last waited for its parents.
     released: bool,
     blocked_since: u64,
-    /// The last step at which it was settled, and at which it was settled well.
+    /// The last step at which the node was settled, and the last at which it succeeded.
     settled_step: Option<u64>,
     well_step: Option<u64>,
-    /// The last step at which it waited to run, or ran.
+    /// The last step at which the task waited to run, or ran.
     live_step: u64,
-    /// What its acks returned.
+    /// The results of its acks.
     pub(super) results: Vec<Vec<u8>>,
 }
 
@@ -75,20 +75,20 @@ impl Node {
         }
     }
 
-    /// Takes note of where its task is now; where it was.
+    /// Records the present state of the task; returns the earlier one.
     pub(super) fn see(&mut self, seen: Seen, step: u64) -> Seen {
         let was = self.seen;
         self.gone = seen == Seen::Gone && was != Seen::NotYet;
         self.seen = match (was, seen) {
             (Seen::NotYet, Seen::Gone) => Seen::NotYet,
-            // What has ended and is then discarded stays ended as it did; else it was purged.
+            // A discarded task keeps its end; a purged one counts as cancelled.
             (Seen::Ended(_), Seen::Gone) => was,
             (_, Seen::Gone) => Seen::Ended(TaskStateName::Cancelled),
             _ => seen,
         };
         if self.seen == Seen::Blocked && was != Seen::Blocked {
             self.released = self.parents.is_empty();
-            // Its flow may have decided that long before: at the earliest when it last ran.
+            // The flow may have decided this long before: at the earliest when the task last ran.
             self.blocked_since = self.live_step;
         }
         if self.seen == Seen::Live {
@@ -108,15 +108,15 @@ pub(super) struct Flow {
     pub(super) nodes: Vec<Node>,
     pub(super) retention_ms: u64,
     pub(super) cancel_requested: bool,
-    /// When it last ended, and whether it was being cancelled then.
+    /// When the flow last ended, and whether it was being cancelled then.
     pub(super) ended_at: Option<u64>,
     pub(super) ended_by_cancel: bool,
-    /// The step at which it was no longer kept.
+    /// The step at which the flow was no longer kept.
     pub(super) forgotten_step: Option<u64>,
 }
 
 impl Flow {
-    /// A node counts when its task has ended and so have all that it added.
+    /// Whether a node is settled: its task has ended, and all tasks that it added.
     pub(super) fn is_settled(&self, number: usize) -> bool {
         let added = |node: &Node| node.added_by.is_some_and(|(adder, _)| adder == number);
         let mut all = self.nodes.iter().enumerate().filter(|(_, node)| added(node));
@@ -124,13 +124,13 @@ impl Flow {
         ended && all.all(|(child, _)| self.is_settled(child))
     }
 
-    /// Its end is decided, though its task may not know yet.
+    /// Whether the node's failure is decided, although its task may not know yet.
     fn is_doomed(&self, number: usize) -> bool {
         let waits = matches!(self.nodes[number].seen, Seen::NotYet | Seen::Blocked);
         waits && self.forbidding(number).is_some()
     }
 
-    /// Whether a settled node counts as a success.
+    /// Whether a settled node counts as succeeded.
     pub(super) fn is_well(&self, number: usize) -> bool {
         let harmed = self.nodes.iter().enumerate().any(|(child, node)| {
             node.added_by == Some((number, OnFailure::Fail)) && !self.is_well(child)
@@ -138,14 +138,14 @@ impl Flow {
         self.nodes[number].seen == Seen::Ended(TaskStateName::Succeeded) && !harmed
     }
 
-    /// What the nodes that count on it think of its failure.
+    /// What the node's failure means to each node that depends on it.
     fn opinions(&self, number: usize) -> Vec<OnFailure> {
         let parents = self.nodes.iter().flat_map(|node| &node.parents);
         let of = parents.filter(|(parent, _)| *parent == number).map(|(_, opinion)| *opinion);
         of.chain(self.nodes[number].added_by.map(|(_, opinion)| opinion)).collect()
     }
 
-    /// Whether the failure of a node is the flow's.
+    /// Whether the failure of a node makes the flow fail.
     pub(super) fn is_culpable(&self, number: usize) -> bool {
         let opinions = self.opinions(number);
         let excused =
@@ -153,8 +153,8 @@ impl Flow {
         self.is_settled(number) && !self.is_well(number) && !excused
     }
 
-    /// Whether tasks that were added while the flow ran depend on a node. Whose fault a failure is
-    /// is decided when it happens, so it depends on which of the two came first.
+    /// Whether tasks that were added while the flow ran depend on a node. The meaning of a failure
+    /// is decided when it happens, and so depends on which of the two came first.
     pub(super) fn has_late_opinions(&self, number: usize) -> bool {
         let late = self.nodes.iter().filter(|node| node.added_by.is_some());
         late.flat_map(|node| &node.parents).any(|(parent, _)| *parent == number)
@@ -164,7 +164,7 @@ impl Flow {
         self.nodes.iter().flat_map(|node| &node.parents).any(|(parent, _)| *parent == number)
     }
 
-    /// A parent whose failure takes a node down.
+    /// A parent whose failure makes a node fail.
     fn forbidding(&self, number: usize) -> Option<usize> {
         let mut parents = self.nodes[number].parents.iter();
         let forbids = |(parent, on_failure): &&(usize, OnFailure)| {
@@ -186,8 +186,8 @@ impl Flow {
         }
     }
 
-    /// A node's task may run: each parent must have been settled since it last waited, and well
-    /// where its failure would have taken the node down.
+    /// Checks a release: each parent must have been settled since the node last waited, and must
+    /// have succeeded if its failure would have failed the node.
     pub(super) fn check_release(&self, number: usize) -> Result<(), Difference> {
         let node = &self.nodes[number];
         for &(parent, on_failure) in &node.parents {
@@ -201,7 +201,7 @@ impl Flow {
         Ok(())
     }
 
-    /// What a claim says of the parents.
+    /// Checks the parents in a claim.
     pub(super) fn check_claim(
         &self,
         number: usize,
@@ -229,7 +229,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Compares all of a flow, while nothing is on its way.
+    /// Compares the whole flow, while no message is on its way.
     pub(super) fn compare(&self, view: &FlowView) -> Result<(), Difference> {
         expect(&self.nodes.len(), &view.nodes.len())?;
         let at = |what: Difference| format!("flow {}: {what}", self.id);
@@ -240,8 +240,8 @@ impl Flow {
                 Seen::Live => TaskStateName::Ready,
                 other => return Err(at(format!("{} is {other:?}", node.name))),
             };
-            // The flow and somebody else may have ended a blocked task at the same time, in two ways.
-            // One that is gone may have been found so by a retry of the flow.
+            // The flow and an operator may have ended a blocked task at the same time, in two ways.
+            // A retry of the flow may have found a removed task.
             let either = !node.released || node.gone;
             let crossed = either && seen.state.is_finished() && state.is_finished();
             if !crossed {
@@ -289,7 +289,8 @@ impl Flow {
         expect(&results, &view.results)
     }
 
-    /// A flow is forgotten after its retention, and with it its tasks, except dead letters.
+    /// Checks that a flow is forgotten after its retention, together with its tasks, except dead
+    /// letters.
     pub(super) fn check_forgotten(&self, shards: &Shards) -> Result<(), Difference> {
         let kept_until = self.ended_at.map(|at| at + self.retention_ms);
         if kept_until.is_none_or(|at| at > shards.now) {
@@ -299,7 +300,7 @@ impl Flow {
             let seen = Seen::of(shards.machine(node.task.home.0.into()), node.task);
             let may_stay = matches!(seen, Seen::Live | Seen::Gone)
                 || seen == Seen::Ended(TaskStateName::Dead)
-                // What was retried by hand meanwhile goes on by itself, as a task of its queue.
+                // A task that was retried by hand meanwhile goes on as a task of its queue.
                 || self.forgotten_step.is_none_or(|step| node.live_step >= step);
             if !may_stay {
                 return Err(format!("{} of a forgotten flow is {seen:?}", node.name));

@@ -1,4 +1,4 @@
-//! What a random history of flows does.
+//! The steps of a random history of flows.
 
 use super::Run;
 use super::account::{Flow, Node, Seen};
@@ -59,7 +59,7 @@ impl Run {
         Ok(answer)
     }
 
-    /// The task of a node, one of the later ones rather than any.
+    /// A random node, more likely a later one.
     fn pick_node(&mut self) -> (usize, usize) {
         let flow = self.rng.below(self.flows.len() as u64) as usize;
         (flow, self.rng.below(self.flows[flow].nodes.len() as u64) as usize)
@@ -122,11 +122,11 @@ impl Run {
             let again = self.send(home, &submit)?;
             expect(&Ok(Outcome::FlowSubmitted { flow, tasks, duplicate: true }), &again)?;
         }
-        // What was made here in the same entry is seen from now on.
+        // Tasks that this entry made here are visible from now on.
         self.note(home, &[])
     }
 
-    /// Brings the nodes of a flow in parts, some of them twice; how many parts there are.
+    /// Stages the nodes of a flow in parts, some of them twice; returns the number of parts.
     fn stage(
         &mut self,
         home: usize,
@@ -186,7 +186,7 @@ impl Run {
         self.send(shard, &Command::ExpireDue).map(drop)
     }
 
-    /// Somebody takes one task back, retries it, purges its queue or discards dead letters.
+    /// Cancels or retries one task, purges its queue, or discards dead letters.
     fn by_hand(&mut self) -> Result<(), Difference> {
         let (flow, node) = self.pick_node();
         let task = self.flows[flow].nodes[node].task;
@@ -205,7 +205,7 @@ impl Run {
     fn cancel_flow(&mut self) -> Result<(), Difference> {
         let (flow, _) = self.pick_node();
         let id = self.flows[flow].id;
-        // Marked first: it may end in the very entry that cancels it.
+        // Marked first, because the flow may end in the entry that cancels it.
         let before = self.flows[flow].clone();
         self.flows[flow].cancel_requested = true;
         let answer = self.send(id.home.0.into(), &Command::CancelFlow(CancelFlow { flow: id }))?;
@@ -213,7 +213,7 @@ impl Run {
             Ok(Outcome::FlowState(FlowState::Running)) => Ok(()),
             Ok(Outcome::FlowState(FlowState::Cancelled)) if before.ended_at.is_none() => Ok(()),
             _ => {
-                // It had ended before, so nothing was asked of it.
+                // The flow had ended before, so that the command changed nothing.
                 let flow = &mut self.flows[flow];
                 flow.cancel_requested = before.cancel_requested;
                 let ended_now = matches!(answer, Ok(Outcome::FlowState(_)));
@@ -320,7 +320,7 @@ impl Run {
         }
         if let Ok(Outcome::FlowTasksAdded(made)) = &answer {
             let flow = &mut self.flows[number];
-            // Names that exist move the numbers of those that are new.
+            // Names that exist already shift the numbers of the new ones.
             let before = flow.nodes.len();
             let news: Vec<usize> = (0..names.len()).filter(|at| !made[*at].duplicate).collect();
             for &position in &news {
@@ -350,7 +350,7 @@ fn draw_policy(rng: &mut Rng) -> OnFailure {
     *rng.pick(&OnFailure::ALL)
 }
 
-/// What a node depends on: mostly earlier nodes, now and then anything.
+/// The parents of a node: mostly earlier nodes, sometimes any node.
 fn draw_edges(rng: &mut Rng, node: usize, count: usize) -> Edges {
     let mut edges: Edges = Vec::new();
     for parent in 0..count {
@@ -365,11 +365,11 @@ fn draw_edges(rng: &mut Rng, node: usize, count: usize) -> Edges {
     edges
 }
 
-/// Whether these are the nodes of a flow: each name once, each parent known, no cycle.
+/// Whether these nodes are a flow: each name once, each parent known, no cycle.
 fn is_flow(names: &[&str], edges: &[Edges]) -> bool {
     let unique = (0..names.len()).all(|node| !names[..node].contains(&names[node]));
     let known = edges.iter().flatten().all(|(parent, _)| parent.is_some());
-    // What can be taken away while something depends on nothing that is left.
+    // The nodes that remain while nodes without remaining parents are removed.
     let mut left: Vec<usize> = (0..names.len()).collect();
     loop {
         let free = |node: &usize| {

@@ -1,4 +1,4 @@
-//! What schedules must have done: every occurrence decided once, every run that is waited for.
+//! The account of schedules: every decided occurrence, and every run that is waited for.
 
 use super::{Asked, HOME, said};
 use crate::model::{Difference, expect};
@@ -8,10 +8,10 @@ use taskyard_machine::{
     CatchUp, Event, Machine, Overlap, Rhythm, ScheduleSpec, TaskId, TaskStateName,
 };
 
-/// Later than this an occurrence is missed where nothing is caught up.
+/// An occurrence that is later than this is missed without a catch-up.
 const LATE_MS_MAX: u64 = 10_000;
 
-/// What is told of a schedule.
+/// A fact about a schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Said {
     Fired(String, u64),
@@ -19,7 +19,7 @@ pub(super) enum Said {
     Missed(String, u64),
 }
 
-/// Where the task of a run is.
+/// The state of a run's task.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Place {
     OnItsWay,
@@ -33,7 +33,7 @@ struct RunTask {
     id: TaskId,
     place: Place,
     watched: bool,
-    /// Between which moments it starts.
+    /// The earliest and the latest start.
     starts: (u64, u64),
 }
 
@@ -51,11 +51,11 @@ pub(super) struct Schedule {
     fired: u64,
     skipped: u64,
     missed: u64,
-    /// Every occurrence that was decided.
+    /// Every decided occurrence.
     decided: Vec<u64>,
 }
 
-/// What the machine shows of a schedule.
+/// The visible state of a schedule.
 type Shown = (
     (u64, Option<u64>, bool, Option<u64>),
     (Option<u64>, Option<TaskId>, Vec<TaskId>, Option<u64>),
@@ -85,15 +85,15 @@ pub(super) struct Account {
     asked: Vec<Asked>,
     /// Runs on the schedules' own shard that this entry cancels.
     cancelled: Vec<TaskId>,
-    /// What this entry must say, and what it said.
+    /// The facts that this entry must report, and those that it reported.
     must_say: Vec<Said>,
     said: Vec<Said>,
-    /// The tasks of the runs that it says have started.
+    /// The tasks of the runs that the entry reports as started.
     started: VecDeque<TaskId>,
 }
 
 impl Account {
-    /// A new entry.
+    /// Begins a new entry.
     pub(super) fn begin(&mut self, now: u64, events: &[Event]) {
         let all = said(events);
         self.now = now;
@@ -124,7 +124,7 @@ impl Account {
         (!newest.is_empty()).then(|| rng.pick(newest).id)
     }
 
-    /// A run's task is somewhere else now; whether it has ended just now.
+    /// Records a new state of a run's task; returns whether the run has just ended.
     pub(super) fn moved(&mut self, task: TaskId, place: Place) -> bool {
         let Some(run) = self.runs.iter_mut().find(|run| run.id == task) else { return false };
         let was = std::mem::replace(&mut run.place, place);
@@ -135,7 +135,7 @@ impl Account {
         self.runs.iter().any(|run| run.id == task && run.watched)
     }
 
-    /// A run's task must start at its occurrence or up to the jitter later.
+    /// Checks that a run's task starts at its occurrence, or later by up to the jitter.
     pub(super) fn check_start(&self, task: TaskId, machine: &Machine) -> Result<(), Difference> {
         let run = self.runs.iter().find(|run| run.id == task).ok_or("an unknown run")?;
         let view = machine.task(task).ok_or("a run without a task")?;
@@ -148,7 +148,7 @@ impl Account {
         if right { Ok(()) } else { Err(format!("a run of {from} to {to} is {view:?}")) }
     }
 
-    /// A schedule is set: whether it is new, and whether anything changed.
+    /// Sets a schedule; returns whether it is new, and whether anything changed.
     pub(super) fn set(
         &mut self,
         name: &'static str,
@@ -181,7 +181,8 @@ impl Account {
             if known.spec.remaining_runs != spec.remaining_runs {
                 known.remaining = spec.remaining_runs;
             }
-            // What is due and was not fired yet stays due, unless the times themselves change.
+            // An occurrence that is due and has not fired stays due, unless the times themselves
+            // change.
             if timing(&known.spec) != timing(&spec) || known.next.is_none() {
                 known.next = Some(next);
             }
@@ -194,7 +195,7 @@ impl Account {
         (false, true)
     }
 
-    /// Decides occurrences; how many fired, were skipped and missed.
+    /// Decides occurrences; returns the numbers of fired, skipped and missed ones.
     pub(super) fn fire(
         &mut self,
         name: &'static str,
@@ -259,7 +260,8 @@ impl Account {
         Ok(())
     }
 
-    /// Asks for the end of a run. Here it happens when the command is done, and is seen then.
+    /// Requests the end of a run. On this shard it happens when the command is done, and is checked
+    /// then.
     fn cancel(&mut self, task: TaskId) {
         if usize::from(task.home.0) == HOME {
             self.cancelled.push(task);
@@ -268,7 +270,7 @@ impl Account {
         }
     }
 
-    /// A run that was to be cancelled no longer waits.
+    /// Checks that a cancelled run no longer waits.
     pub(super) fn check_cancelled(&mut self) -> Result<(), Difference> {
         for task in std::mem::take(&mut self.cancelled) {
             if self.runs.iter().any(|run| run.id == task && run.place == Place::Waits) {
@@ -319,7 +321,7 @@ impl Account {
         self.change(name, |known| known.last = Some((now, id)));
     }
 
-    /// A run has ended: what waited for the last of them starts.
+    /// Handles the end of a run: an occurrence that waits for the last one starts.
     pub(super) fn run_ended(&mut self, task: TaskId) -> Result<(), Difference> {
         let Some(name) = self.schedules.iter().find(|known| known.live.contains(&task)) else {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Gateways: what nodes do for clients and workers: send calls on to leaders, hold them while there is
-//! none, hand out tasks, and tell leaders once a second who lives.
+//! Gateways: the work of nodes for clients and workers: they pass calls to leaders, queue them
+//! while there is none, hand out tasks, and send lists of live sessions to leaders once a second.
 
 use super::{Happening, World};
 use crate::scale::commands;
@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 use taskyard_machine::{ClaimToken, TaskId};
 use taskyard_replica::CONTROL_GROUP;
 
-/// What a claim and an ack take in a call.
+/// The bytes of a claim and an ack in a call.
 const CLAIM_BYTES: usize = 50;
 const ACK_BYTES: usize = 30;
 
 impl World {
-    /// Sends a gateway's calls on to the leader, or holds them until there is one.
+    /// Passes a gateway's calls to the leader, or queues them until there is one.
     fn call(&mut self, gateway: usize, group: u64, calls: Vec<Call>, at: Micros) {
         let leader = self.leaders[group as usize].filter(|&leader| self.nodes[leader].up);
         let Some(leader) = leader.filter(|_| self.nodes[gateway].up) else {
@@ -97,7 +97,7 @@ impl World {
                 }
             }
             Answer::Unknown(Call { ask: Ask::Enqueue, .. }) => self.tally.unknown += 1,
-            // Its worker asks the next leader, or does not wait for it any more.
+            // Its worker asks the next leader, or no longer waits for it.
             Answer::Returned(_) | Answer::Unknown(_) => {}
         }
     }
@@ -122,7 +122,7 @@ impl World {
         }
     }
 
-    /// Gateways have heard of a new leader: they ask it for what they still wait for.
+    /// Repeats all waiting calls of the gateways at a new leader.
     pub(super) fn ask_leader(&mut self, group: u64) {
         let heard_at = self.now + self.params.across_us;
         for call in self.held.remove(&group).unwrap_or_default() {
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// What a node does once a second beside its loop.
+    /// The work of a node once a second beside its loop.
     pub(super) fn second(&mut self, node: usize) {
         self.nodes[node].hosts.iter_mut().for_each(Host::cut_log);
         let (heard, beats) = self.workers.heard_by(node, self.now);
@@ -194,7 +194,7 @@ impl World {
         }
     }
 
-    /// Calls that were refused while leadership was not handed over after all.
+    /// Repeats calls that were refused during a hand-over of leadership that failed.
     fn release(&mut self) {
         for (group, calls) in std::mem::take(&mut self.held) {
             for call in calls {

@@ -1,13 +1,13 @@
-//! Kills: what fails and comes back.
+//! Kills: failures of nodes and their return.
 
 use super::{Happening, World};
 use crate::scale::node::Input;
 use crate::scale::outages::Cause;
 use crate::scale::params::{MILLI, Micros, SECOND, Victim};
 
-/// How long workers of a killed gateway need to find another.
+/// How long workers of a killed gateway need to find another one.
 const RECONNECT: Micros = SECOND;
-/// From a node's return until its leaders are handed back to it.
+/// The time from a node's return until it gets its leaders back.
 const HOME_AFTER: Micros = 2 * SECOND;
 
 impl World {
@@ -55,7 +55,7 @@ impl World {
         }
     }
 
-    /// Hands its leaders back to a node, as the planner would, one by one.
+    /// Hands a node's leaders back to it one by one, as the planner would.
     pub(super) fn go_home(&mut self, node: usize) {
         for group in 0..self.homes.len() {
             let Some(leader) = self.leaders[group] else { continue };
