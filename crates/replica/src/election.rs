@@ -13,14 +13,14 @@ impl<M: StateMachine> Replica<M> {
             return;
         }
         if !leads && self.may_not_lead() {
-            self.let_time_pass();
+            self.count_tick();
             return;
         }
         // Raft has drawn a timeout from the thread's randomness; it looks at it here alone.
         let timeout = election_timeout(self.seed, self.id(), self.term(), self.election_ticks);
         self.node.raft.set_randomized_election_timeout(timeout);
         self.node.tick();
-        self.settle();
+        self.update_leadership();
     }
 
     /// Tries to become leader now.
@@ -28,7 +28,7 @@ impl<M: StateMachine> Replica<M> {
         if self.may_campaign() && !self.may_not_lead() {
             // Refused only while membership changes are unapplied; then a later tick does it.
             let _ = self.node.campaign();
-            self.settle();
+            self.update_leadership();
         }
     }
 }

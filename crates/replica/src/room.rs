@@ -72,7 +72,7 @@ impl<M: StateMachine> Replica<M> {
         if self.node.raft.state == raft::StateRole::Leader {
             let term = self.term();
             self.node.raft.become_follower(term, raft::INVALID_ID);
-            self.settle();
+            self.update_leadership();
         }
     }
 

@@ -84,7 +84,7 @@ impl<M: StateMachine> Replica<M> {
             self.stall.begin_rest(self.election_ticks);
             let term = self.term();
             self.node.raft.become_follower(term, raft::INVALID_ID);
-            self.settle();
+            self.update_leadership();
         }
     }
 

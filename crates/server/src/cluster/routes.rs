@@ -193,7 +193,7 @@ impl Routes {
     /// Notes why this node's replica of a group was stopped: it hears of no leader any more.
     pub(crate) fn set_stopped(&self, group: u64, words: String) {
         self.stopped.write().unwrap_or_else(PoisonError::into_inner).insert(group, words);
-        self.tell();
+        self.notify();
     }
 
     /// Nothing is left of the replica that was stopped.
