@@ -1,8 +1,9 @@
-//! `faktory`: runs the tests that the crate `faktory` ships, a client of another house, against our broker.
+//! `faktory`: runs the tests that the crate `faktory` ships, a client of another house, against our
+//! broker.
 //!
-//! The crate is taken from the registry as it is, in one version. Its tests fall silent and pass when the variables that
-//! lead them to a server are absent, so each run is told how many tests must pass, and how many jobs they push: a test
-//! that says nothing to the broker pushes none.
+//! The crate is taken from the registry as it is, in one version. Its tests fall silent and pass
+//! when the variables that lead them to a server are absent, so each run is told how many tests
+//! must pass, and how many jobs they push: a test that says nothing to the broker pushes none.
 
 mod broker;
 mod sources;

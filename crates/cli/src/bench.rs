@@ -1,9 +1,9 @@
 //! `taskyard bench`: what a broker does per second, how long it takes, and what it costs.
 //!
 //! The broker runs in a process of its own, so that its processor time and memory are its own; the
-//! load comes from this one, through the SDK, as any program's would. With `--nodes` a cluster is measured
-//! beside one node (`beside`), or nodes are killed and stopped under load (`failover`). With `--faktory` the
-//! load comes over Faktory's wire (`faktory`).
+//! load comes from this one, through the SDK, as any program's would. With `--nodes` a cluster is
+//! measured beside one node (`beside`), or nodes are killed and stopped under load (`failover`).
+//! With `--faktory` the load comes over Faktory's wire (`faktory`).
 
 mod beside;
 mod broker;
@@ -34,7 +34,8 @@ use crate::{
 
 /// A fixed rate, when none is given: this share of what the broker executes at its fastest.
 const RATE_SHARE: f64 = 0.5;
-/// Shards of a cluster that is measured: those of a new data directory, unless it is told otherwise.
+/// Shards of a cluster that is measured: those of a new data directory, unless it is told
+/// otherwise.
 const SHARDS: u16 = 32;
 
 pub(crate) fn run(args: &BenchArgs, common: &Common, output: Output) -> Result<()> {
@@ -58,8 +59,8 @@ async fn bench(args: &BenchArgs, common: &Common, output: Output) -> Result<()> 
     }
 }
 
-/// Where a broker that is measured keeps its data: beside the working directory, not in /tmp, which is
-/// memory on many machines.
+/// Where a broker that is measured keeps its data: beside the working directory, not in /tmp, which
+/// is memory on many machines.
 fn folder() -> Result<TempDir> {
     Ok(tempfile::Builder::new().prefix(".taskyard-bench-").tempdir_in(".")?)
 }

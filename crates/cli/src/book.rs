@@ -1,7 +1,7 @@
 //! Book: which enqueues were confirmed and what ran, kept by those who watch a cluster lose nodes.
 //!
-//! An enqueue is known by a number of its own, which its task carries. Invariant of what is watched: each
-//! confirmed number is one task, and that task is executed, perhaps more than once.
+//! An enqueue is known by a number of its own, which its task carries. Invariant of what is
+//! watched: each confirmed number is one task, and that task is executed, perhaps more than once.
 
 use std::collections::HashMap;
 

@@ -150,7 +150,8 @@ async fn watch(remote: &Remote, args: ClusterStatusArgs) -> Result<()> {
         };
         if draws && !shown.is_empty() {
             let mut out = io::stdout().lock();
-            // From the top; what is left of the last one is cleared line by line, so that nothing flickers.
+            // From the top; what is left of the last one is cleared line by line, so that nothing
+            // flickers.
             let lines: String = shown.lines().map(|line| format!("{line}\x1b[K\n")).collect();
             out.write_all(format!("\x1b[H{lines}\x1b[J").as_bytes())?;
             out.flush()?;

@@ -1,7 +1,7 @@
 //! `taskyard demo`: the product in ten seconds, in one process and a temporary folder.
 //!
-//! A real broker, a real worker and a real client over a real socket; only the work is make-believe.
-//! With `--nodes`, several processes instead: see `cluster`.
+//! A real broker, a real worker and a real client over a real socket; only the work is
+//! make-believe. With `--nodes`, several processes instead: see `cluster`.
 
 mod board;
 mod cluster;

@@ -5,8 +5,9 @@
 //! refusal.rs   why a job is not taken           watch.rs    signals, and what the old server orders
 //! tally.rs     what became of the jobs          report.rs   what is left, and what to do about it
 //! ```
-//! Invariant: a job is acknowledged at the old server only after Taskyard has said that it has it. So
-//! that a second push of it changes nothing there, the target must be Taskyard, and not the source.
+//! Invariant: a job is acknowledged at the old server only after Taskyard has said that it has it.
+//! So that a second push of it changes nothing there, the target must be Taskyard, and not the
+//! source.
 
 mod job;
 mod mover;
@@ -31,8 +32,8 @@ use crate::{
 
 /// How often to look whether something that was scheduled has become due.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Queues that hold jobs and give none so often in a row are not waited for; more often if they are so many that
-/// it takes more rounds to ask for each.
+/// Queues that hold jobs and give none so often in a row are not waited for; more often if they are
+/// so many that it takes more rounds to ask for each.
 const ROUNDS_IN_VAIN_MAX: usize = 3;
 /// Queues that one fetch names.
 const QUEUES_PER_FETCH: usize = 32;
@@ -155,8 +156,8 @@ impl<'a> Import<'a> {
 
     /// Moves what waits, until a fetch finds nothing.
     async fn round(&mut self, waits: &[String], movers: usize) -> Result<()> {
-        // All connections are there before a job is fetched, so that none that can't be opened leaves the jobs of
-        // the others half-way.
+        // All connections are there before a job is fetched, so that none that can't be opened
+        // leaves the jobs of the others half-way.
         let mut opened = Vec::new();
         for number in 0..movers {
             let queues = queues_of(waits, number, movers, self.rounds);
@@ -226,8 +227,9 @@ impl<'a> Import<'a> {
 const INTO: &str =
     "the target, Taskyard's port for Faktory clients (see --into and serve --faktory)";
 
-/// What a mover asks for in a round. Each begins elsewhere, so that no queue has to wait for the others to be
-/// empty, and in each round further on: a fetch names no more than some, and those may be paused.
+/// What a mover asks for in a round. Each begins elsewhere, so that no queue has to wait for the
+/// others to be empty, and in each round further on: a fetch names no more than some, and those may
+/// be paused.
 fn queues_of(waits: &[String], number: usize, movers: usize, round: usize) -> Vec<String> {
     let from = (number * waits.len() / movers + round * QUEUES_PER_FETCH) % waits.len();
     waits[from..].iter().chain(&waits[..from]).take(QUEUES_PER_FETCH).cloned().collect()

@@ -1,7 +1,7 @@
 //! The one binary: `taskyard`.
 //!
-//! Every task of `work --exec` starts this binary again under three hidden names, so these are looked
-//! at before anything else.
+//! Every task of `work --exec` starts this binary again under three hidden names, so these are
+//! looked at before anything else.
 
 mod args;
 mod backup;

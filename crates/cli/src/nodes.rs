@@ -1,8 +1,8 @@
-//! The nodes of a local cluster, for a demo or a measurement: child processes of this same binary, each
-//! with a folder and ports that it keeps when it is started again.
+//! The nodes of a local cluster, for a demo or a measurement: child processes of this same binary,
+//! each with a folder and ports that it keeps when it is started again.
 //!
-//! Invariant: no child outlives this value. What ends this process without unwinding, such as `kill -9`,
-//! leaves them running.
+//! Invariant: no child outlives this value. What ends this process without unwinding, such as
+//! `kill -9`, leaves them running.
 
 pub(crate) mod view;
 
@@ -19,8 +19,8 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use taskyard::{Client, ClusterDetails};
 
-/// Below what systems give to outgoing connections, so that nobody's takes the port of a node that is
-/// down.
+/// Below what systems give to outgoing connections, so that nobody's takes the port of a node that
+/// is down.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 /// Ports between the first ones that two processes try.
 const PORTS_EACH: u32 = 64;
@@ -125,8 +125,8 @@ impl Nodes {
         self.nodes.iter().position(|node| node.listen.to_string() == address)
     }
 
-    /// The cluster, as the first node that runs and answers sees it. A node that has ended by itself
-    /// is an error.
+    /// The cluster, as the first node that runs and answers sees it. A node that has ended by
+    /// itself is an error.
     pub(crate) async fn view(&mut self) -> Result<Option<ClusterDetails>> {
         for node in &mut self.nodes {
             let Some(child) = &mut node.child else { continue };

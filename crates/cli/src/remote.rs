@@ -20,8 +20,8 @@ use crate::{
 /// A broker that is there answers within this; a person waits no longer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Longer than an election takes. A cluster that still has no majority then lacks nodes, and a person who
-/// asks should know.
+/// Longer than an election takes. A cluster that still has no majority then lacks nodes, and a
+/// person who asks should know.
 const NO_QUORUM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A person who has waited this long is told why.
@@ -141,7 +141,8 @@ impl Complaint {
             "outcome_unknown" => format!("{text} (broker {servers})"),
             _ => text,
         };
-        // Names, ids and moments that no broker takes are typed wrongly, wherever that is found out.
+        // Names, ids and moments that no broker takes are typed wrongly, wherever that is found
+        // out.
         let exit_code = if refused.code() == "invalid_argument" { 2 } else { 1 };
         Complaint { code: refused.code().to_owned(), text, exit_code }
     }

@@ -19,8 +19,8 @@ pub(crate) fn run(args: &ServeArgs, output: Output) -> Result<()> {
     let told = settings::read(args).unwrap_or_else(|error| settings::Told::nothing(args, error));
     log::start_as(told.log.as_deref(), told.log_format);
     let ended = runtime.block_on(serve(told.config?, signals, output));
-    // A broker that has stopped has closed everything. What one was doing that had not come up, as to read a
-    // long log, can be left anywhere, as by a kill: the next start takes it up.
+    // A broker that has stopped has closed everything. What one was doing that had not come up, as
+    // to read a long log, can be left anywhere, as by a kill: the next start takes it up.
     runtime.shutdown_timeout(END_FOR_MAX);
     ended
 }

@@ -1,5 +1,5 @@
-//! `taskyard cluster ...` with what can't be, or not now: what it says, and with which exit code. 2 is typed
-//! wrongly, 1 does not work.
+//! `taskyard cluster ...` with what can't be, or not now: what it says, and with which exit code. 2
+//! is typed wrongly, 1 does not work.
 
 use std::process::{Command, Stdio};
 

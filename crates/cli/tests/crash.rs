@@ -1,6 +1,7 @@
 //! Promises 1 to 3 with real processes: `kill -9` of the broker under load, over and over, on one
-//! data directory. Every confirmed task is there exactly once, and no acked task comes back. Enqueues
-//! whose answer a kill took are sent again, and each makes one task, whether it had been taken or not.
+//! data directory. Every confirmed task is there exactly once, and no acked task comes back.
+//! Enqueues whose answer a kill took are sent again, and each makes one task, whether it had been
+//! taken or not.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -177,8 +178,8 @@ async fn load_until_killed(
         let (client, told, stop) = (client.clone(), told.clone(), stop.clone());
         load.push(tokio::spawn(async move { work(client, &told, worker, &stop).await }));
     }
-    // By themselves checkpoints come far too seldom for this test. A backup takes one of each shard,
-    // so in every other round the kill meets them, too.
+    // By themselves checkpoints come far too seldom for this test. A backup takes one of each
+    // shard, so in every other round the kill meets them, too.
     if round % 2 == 1 {
         let (client, told, stop) = (client.clone(), told.clone(), stop.clone());
         load.push(tokio::spawn(async move { checkpoint(client, &told, &stop).await }));
@@ -281,14 +282,16 @@ async fn work(
             };
             match client.ack(ack).await {
                 Ok(_) => drop(told.lock().unwrap().acked.insert(task.id)),
-                // The broker was killed under the call: the outcome is unknown, which is no promise.
+                // The broker was killed under the call: the outcome is unknown, which is no
+                // promise.
                 Err(_) => return,
             }
         }
     }
 }
 
-/// Reads every task back and compares it with what clients were told. Returns the tasks by request id.
+/// Reads every task back and compares it with what clients were told. Returns the tasks by request
+/// id.
 async fn check_all(
     mut client: TaskyardClient<Channel>,
     told: &Shared,

@@ -333,8 +333,8 @@ async fn dropping_the_run_ends_the_task() {
     until(|| processes_of(&id).is_empty()).await;
 }
 
-/// Every process starts two more, in the way that `again` says, down to a depth (255 processes in all)
-/// that spares the machine should the limit not work.
+/// Every process starts two more, in the way that `again` says, down to a depth (255 processes in
+/// all) that spares the machine should the limit not work.
 async fn check_fork_bomb(again: &str) {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("bomb");
@@ -379,8 +379,8 @@ async fn the_kernel_keeps_the_fastest_fork_bomb_within_its_limit() {
     if CGROUPS.is_none() {
         return;
     }
-    // Forks alone, without a program to load: 65,535 processes in a few seconds, if it were let. What
-    // it has started ends by itself after ten seconds.
+    // Forks alone, without a program to load: 65,535 processes in a few seconds, if it were let.
+    // What it has started ends by itself after ten seconds.
     let bomb = "b() { [ $1 -gt 14 ] && exec sleep 10; b $(($1 + 1)) & b $(($1 + 1)) & wait; }; b 0; sleep 10";
     let beside = tokio::spawn(shell("sleep 0.5; echo fine").run());
     let bomb = tokio::spawn(shell(bomb).processes(MAX).run());

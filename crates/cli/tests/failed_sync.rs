@@ -1,8 +1,8 @@
-//! A disk whose sync fails, under real processes: the broker stops with exit code 1 and plain words, and
-//! everything that it acknowledged is there afterwards.
+//! A disk whose sync fails, under real processes: the broker stops with exit code 1 and plain
+//! words, and everything that it acknowledged is there afterwards.
 //!
-//! The disk is made to fail by a library that stands before the system's `fsync` and `fdatasync` and
-//! answers EIO for files below a path, once another file exists. It is compiled here, from C.
+//! The disk is made to fail by a library that stands before the system's `fsync` and `fdatasync`
+//! and answers EIO for files below a path, once another file exists. It is compiled here, from C.
 
 use std::{
     collections::BTreeSet,
@@ -99,8 +99,8 @@ async fn produce(url: String, confirmed: Confirmed) {
     }
 }
 
-/// Lets syncs below `part` of the data directory fail under load, and runs what makes the broker sync
-/// there; returns what the broker said.
+/// Lets syncs below `part` of the data directory fail under load, and runs what makes the broker
+/// sync there; returns what the broker said.
 async fn fail_under_load(part: &str, force: Option<&[&str]>) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let disk = FailingDisk::build(folder.path())?;

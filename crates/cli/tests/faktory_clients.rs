@@ -1,8 +1,10 @@
-//! Faktory clients of other houses, unchanged, against our broker: what they push, one at a time and in bulk, is fetched,
-//! acknowledged, failed and run again, and their workers do as `taskyard worker quiet` and `stop` say.
+//! Faktory clients of other houses, unchanged, against our broker: what they push, one at a time
+//! and in bulk, is fetched, acknowledged, failed and run again, and their workers do as
+//! `taskyard worker quiet` and `stop` say.
 //!
-//! `clients.rs` installs them in pinned versions; the scripts beside it are the programs that use them. Each is run as
-//! `SCRIPT push URL` and `SCRIPT work URL FOLDER`, and all do the same, so that there is one story to tell.
+//! `clients.rs` installs them in pinned versions; the scripts beside it are the programs that use
+//! them. Each is run as `SCRIPT push URL` and `SCRIPT work URL FOLDER`, and all do the same, so
+//! that there is one story to tell.
 
 mod clients;
 

@@ -10,8 +10,8 @@ use crate::yard::{Process, Ran, Yard, until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// Does a task by its type: `bad` fails for good while the file `broken` is there, all others return
-/// their payload.
+/// Does a task by its type: `bad` fails for good while the file `broken` is there, all others
+/// return their payload.
 const EXEC: &str =
     r#"if [ "$TASKYARD_TYPE" = bad ] && [ -e "$FOLDER/broken" ]; then exit 65; fi; cat"#;
 

@@ -210,7 +210,8 @@ fn serve(folder: &Path, address: SocketAddr) -> Child {
 async fn connect(address: SocketAddr) -> Client {
     let deadline = Instant::now() + DEADLINE;
     loop {
-        // A call on a connection that a kill broke may never hear of it: no call here waits as long.
+        // A call on a connection that a kill broke may never hear of it: no call here waits as
+        // long.
         let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
         let endpoint = endpoint.connect_timeout(CALL_FOR_MAX).timeout(CALL_FOR_MAX);
         if let Ok(channel) = endpoint.connect().await {

@@ -1,5 +1,5 @@
-//! `taskyard schedule` as people and scripts use it, against a real broker, which is also killed with
-//! `kill -9` while schedules fire every second.
+//! `taskyard schedule` as people and scripts use it, against a real broker, which is also killed
+//! with `kill -9` while schedules fire every second.
 
 use std::{collections::BTreeMap, thread::sleep, time::Duration};
 
@@ -248,7 +248,8 @@ struct Outage {
     to: i64,
 }
 
-/// The occurrences of a schedule whose tasks are there, and that each is there once. Nobody claims them.
+/// The occurrences of a schedule whose tasks are there, and that each is there once. Nobody claims
+/// them.
 fn fired(yard: &Yard, name: &str) -> Vec<i64> {
     let seen = schedule(yard, name);
     let total = usize::try_from(seen["fired_total"].as_u64().unwrap()).unwrap();

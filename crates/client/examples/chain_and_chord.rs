@@ -1,5 +1,5 @@
-//! Shapes that flows often have: a chain runs one task after the other, a group runs all at once, a chord
-//! runs all at once and then one with all results. Each knows the type of its result.
+//! Shapes that flows often have: a chain runs one task after the other, a group runs all at once, a
+//! chord runs all at once and then one with all results. Each knows the type of its result.
 
 use serde::{Deserialize, Serialize};
 use taskyard::{

@@ -1,5 +1,5 @@
-//! What a failure means is said for each dependency: the next task fails too, or runs anyway, or takes it
-//! well. When the cause is mended, a retry goes on from the failed task.
+//! What a failure means is said for each dependency: the next task fails too, or runs anyway, or
+//! takes it well. When the cause is mended, a retry goes on from the failed task.
 
 use std::sync::{
     Arc,

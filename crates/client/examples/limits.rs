@@ -1,5 +1,5 @@
-//! Customers share a queue: they take turns, each runs two tasks at once at most, and one that is told
-//! "too many requests" is left alone for a while.
+//! Customers share a queue: they take turns, each runs two tasks at once at most, and one that is
+//! told "too many requests" is left alone for a while.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},

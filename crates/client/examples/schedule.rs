@@ -1,6 +1,6 @@
 //! A schedule: the broker enqueues a task by itself, every second here, and each run knows which
-//! occurrence it is for. A program may set its schedules each time it starts: the same rules again change
-//! nothing.
+//! occurrence it is for. A program may set its schedules each time it starts: the same rules again
+//! change nothing.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Limits through the SDK, against the real broker: settings, handlers that push back, and why a task
-//! waits.
+//! Limits through the SDK, against the real broker: settings, handlers that push back, and why a
+//! task waits.
 
 use std::{
     sync::{Arc, Mutex},

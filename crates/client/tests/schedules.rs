@@ -1,5 +1,5 @@
-//! Schedules through the SDK, against the real broker: set, fire as the clock is moved, look, pause,
-//! trigger, backfill, remove, and what is refused.
+//! Schedules through the SDK, against the real broker: set, fire as the clock is moved, look,
+//! pause, trigger, backfill, remove, and what is refused.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! A queue over several shards through the SDK, against the real broker: producers and workers change
-//! nothing for it.
+//! A queue over several shards through the SDK, against the real broker: producers and workers
+//! change nothing for it.
 
 use std::{
     collections::BTreeSet,

@@ -1,9 +1,9 @@
 //! Ask: every question that readers put to a shard, as a value that can be sent to another node.
 //!
 //! One table says it all: a question's number on the wire, what it asks with, what it is answered
-//! with, and how. Whoever asks uses the question itself and gets an answer of its own type, without a
-//! detour over bytes; [`Query`] and [`Found`] are all of them in one type, for the way between nodes.
-//! Questions take `&Machine` and change nothing.
+//! with, and how. Whoever asks uses the question itself and gets an answer of its own type, without
+//! a detour over bytes; [`Query`] and [`Found`] are all of them in one type, for the way between
+//! nodes. Questions take `&Machine` and change nothing.
 
 #[cfg(test)]
 mod tests;
@@ -41,8 +41,9 @@ impl Ask for Query {
     }
 }
 
-/// The table of all questions. A number is never given to another question, and a question that asks
-/// with more, or is answered with more, is another one: nodes of two versions talk to each other.
+/// The table of all questions. A number is never given to another question, and a question that
+/// asks with more, or is answered with more, is another one: nodes of two versions talk to each
+/// other.
 macro_rules! questions {
     ($(
         $(#[$doc:meta])+
@@ -303,7 +304,8 @@ questions! {
         tally: TaskId,
     } -> Option<TallyView>, |asked, machine| machine.tally(asked.tally);
 
-    /// How far the shard is with others, in their order: what it has sent each, and what it has taken.
+    /// How far the shard is with others, in their order: what it has sent each, and what it has
+    /// taken.
     24 => Links {
         /// Which.
         shards: Vec<ShardId>,

@@ -1,7 +1,8 @@
 //! Claim: which tasks a worker gets, in which order, and under which terms.
 //!
-//! Queues come in strict order or are drawn by weight, one draw per task; `fairness.rs` says who comes
-//! next in a queue, and what its limits let through. A claim that names types never gets another.
+//! Queues come in strict order or are drawn by weight, one draw per task; `fairness.rs` says who
+//! comes next in a queue, and what its limits let through. A claim that names types never gets
+//! another.
 
 use crate::draw::Draw;
 use crate::enqueue::at_most_bytes;

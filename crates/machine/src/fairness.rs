@@ -1,7 +1,7 @@
 //! Fairness: who comes next in a queue, and what its limits let through.
 //!
-//! Priority first, raised by age if the queue wants it; then the keys take turns, `weight` tasks each;
-//! then age. A claim that names types sees the same queue without the tasks of other types:
+//! Priority first, raised by age if the queue wants it; then the keys take turns, `weight` tasks
+//! each; then age. A claim that names types sees the same queue without the tasks of other types:
 //! priorities, turns and ages stay as they are. Everything here changes in the same entry as its
 //! cause, and follows from images alone.
 

@@ -1,7 +1,7 @@
 //! How a schedule fires: what becomes of each occurrence, and of the runs that it starts.
 //!
-//! Each occurrence is decided once: it fires, is skipped because an earlier run has not ended, waits
-//! for that end, or is missed because it passed unseen. Whichever it is, it is counted.
+//! Each occurrence is decided once: it fires, is skipped because an earlier run has not ended,
+//! waits for that end, or is missed because it passed unseen. Whichever it is, it is counted.
 
 #[cfg(test)]
 mod tests;
@@ -249,8 +249,8 @@ impl ScheduleSpec<'_> {
         }
     }
 
-    /// The oldest moment whose occurrence may still fire at `now`: what passed before it can be left
-    /// out of a [`FireSchedule`].
+    /// The oldest moment whose occurrence may still fire at `now`: what passed before it can be
+    /// left out of a [`FireSchedule`].
     pub fn fires_from(&self, now: Timestamp) -> Timestamp {
         Timestamp(now.0.saturating_sub(self.late_ms_max()))
     }

@@ -1,9 +1,9 @@
 //! Keys: the customers that tasks are for, inside their queue. Tasks of different keys take turns.
 //!
-//! A key's ready tasks stand in lines, one per priority. Each line has a turn: the ring of a queue and
-//! a priority is its lines by turn, the next one first. A line has one list per type of its tasks,
-//! all with the same turn. The lines of a key that may not run now (at its limit, out of tokens,
-//! held back) stand apart, with their turns, so that no claim looks at them.
+//! A key's ready tasks stand in lines, one per priority. Each line has a turn: the ring of a queue
+//! and a priority is its lines by turn, the next one first. A line has one list per type of its
+//! tasks, all with the same turn. The lines of a key that may not run now (at its limit, out of
+//! tokens, held back) stand apart, with their turns, so that no claim looks at them.
 //!
 //! When the turn of a line changes, each of its types moves in the ring: a key costs as much as it
 //! has types ready at one priority. Producers have few; a bound on types per key would end the

@@ -79,7 +79,8 @@ limits! {
     CLAIM_QUEUES_MAX: usize = 64, "queues";
     /// Types in one claim: each travels with the claim, and is looked up in each of its queues.
     CLAIM_TYPES_MAX: usize = 256, "types";
-    /// A fairness key is a customer's name, not a document; it is kept once however many tasks have it.
+    /// A fairness key is a customer's name, not a document; it is kept once however many tasks have
+    /// it.
     FAIRNESS_KEY_BYTES_MAX: usize = 256, "bytes";
     /// Keys with a weight of their own in one queue: every change writes all settings of the queue.
     WEIGHTS_MAX: usize = 1_000, "keys";
@@ -177,7 +178,8 @@ limits! {
     EXPIRIES_PER_ENTRY_MAX: usize = 1_000, "tasks";
     /// Tasks that one entry of a bulk operation (purge, retry, discard, end of a session) changes.
     BULK_PER_ENTRY_MAX: usize = 1_000, "tasks";
-    /// What one call for a page, or one entry of a bulk operation, looks at before it hands back a cursor.
+    /// What one call for a page, or one entry of a bulk operation, looks at before it hands back a
+    /// cursor.
     SCAN_TASKS_MAX: usize = 20_000, "tasks";
     /// What a list looks at in one go: the loop is not held longer than this.
     LOOK_TASKS_MAX: usize = 2_000, "tasks";
@@ -226,7 +228,8 @@ limits! {
     OCCURRENCES_PER_ENTRY_MAX: usize = 1_000, "occurrences";
     /// Live runs of one schedule that checks for overlap; a further trigger is rejected.
     SCHEDULE_LIVE_RUNS_MAX: usize = 1_000, "runs";
-    /// Each text by which a node is known: its addresses and its zone. Every node keeps those of all.
+    /// Each text by which a node is known: its addresses and its zone. Every node keeps those of
+    /// all.
     NODE_TEXT_BYTES_MAX: usize = 512, "bytes";
     /// Shards that one queue is spread over: each claim looks at all of them.
     SPREAD_MAX: u16 = 64, "shards";

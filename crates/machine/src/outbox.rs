@@ -245,8 +245,8 @@ pub(crate) struct Asked {
 }
 
 impl Turn<'_> {
-    /// Owes a shard a message: to another it is delivered, to this one it is applied when the command
-    /// is done, so that nothing changes under the hands of whoever asks.
+    /// Owes a shard a message: to another it is delivered, to this one it is applied when the
+    /// command is done, so that nothing changes under the hands of whoever asks.
     pub(crate) fn owe(&mut self, to: ShardId, message: &Message<'_>) {
         self.owe_encoded(to, message.encode());
     }
@@ -371,8 +371,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Adds a task that another shard has accepted for this one, unless its request or its unique key
-    /// has one already. Whoever watches it is then told that it is gone.
+    /// Adds a task that another shard has accepted for this one, unless its request or its unique
+    /// key has one already. Whoever watches it is then told that it is gone.
     fn take_enqueue(&mut self, id: TaskId, enqueue: &Enqueue<'_>, watch: Option<Watch>) {
         let queue = self.queue_for_accepted(enqueue.queue).expect("its name was checked");
         if self.shard.ids.get(id).is_some() {
@@ -438,8 +438,8 @@ fn check_name(queue: &str) -> Result<(), Rejection> {
 }
 
 impl Machine {
-    /// How far this shard is with each of these. What one of them had told this one when it said that it
-    /// had sent so much has come when so much is taken.
+    /// How far this shard is with each of these. What one of them had told this one when it said
+    /// that it had sent so much has come when so much is taken.
     pub fn link_views(&self, shards: &[ShardId]) -> Vec<LinkView> {
         let view = |&shard: &ShardId| {
             let Link { sent, taken } = self.links.get(shard).copied().unwrap_or_default();
@@ -453,7 +453,8 @@ impl Machine {
         self.links.iter().map(|(shard, _)| shard)
     }
 
-    /// What the outbox owes one target after this number, in order, as the leader sends it at `now`.
+    /// What the outbox owes one target after this number, in order, as the leader sends it at
+    /// `now`.
     pub fn owed_to(
         &self,
         to: ShardId,

@@ -1,10 +1,10 @@
 //! Queue: a queue's settings, totals and lanes.
 //!
 //! Every task is in exactly one lane of its queue, which follows from its state: one lane of ready
-//! tasks per priority, and one each for the blocked, scheduled, retrying, claimed, finished and dead; but ready
-//! tasks with a fairness key stand in their key's line instead. So lane lengths are the exact counts. A
-//! lane is a list through the tasks themselves, sorted by their `order`; a lane of ready tasks is
-//! one such list per type.
+//! tasks per priority, and one each for the blocked, scheduled, retrying, claimed, finished and
+//! dead; but ready tasks with a fairness key stand in their key's line instead. So lane lengths are
+//! the exact counts. A lane is a list through the tasks themselves, sorted by their `order`; a lane
+//! of ready tasks is one such list per type.
 
 use crate::bucket::Bucket;
 use crate::life::{Ending, State, Task};

@@ -181,8 +181,9 @@ impl Machine {
         }
     }
 
-    /// The number of the last attempt that a task may come to: those so far, and the failures that its
-    /// policy still allows. A retry by hand gives all of them anew, and a lost attempt spends none.
+    /// The number of the last attempt that a task may come to: those so far, and the failures that
+    /// its policy still allows. A retry by hand gives all of them anew, and a lost attempt spends
+    /// none.
     fn max_attempts(&self, slot: Slot) -> u32 {
         let task = self.tasks.get(slot);
         let own = task.terms().and_then(|terms| terms.retry.as_deref());

@@ -1,9 +1,10 @@
-//! The binary encoding under commands, outbox messages, images and what nodes say to each other: how
-//! a value becomes bytes.
+//! The binary encoding under commands, outbox messages, images and what nodes say to each other:
+//! how a value becomes bytes.
 //!
-//! Integers are LEB128 varints, ids and hashes are fixed, texts and lists carry their length. Reading
-//! borrows from the input. Any input gives a value or a `DecodeError`: lengths are checked against
-//! what is left before anything is allocated, values inside values are bounded, and nothing panics.
+//! Integers are LEB128 varints, ids and hashes are fixed, texts and lists carry their length.
+//! Reading borrows from the input. Any input gives a value or a `DecodeError`: lengths are checked
+//! against what is left before anything is allocated, values inside values are bounded, and nothing
+//! panics.
 
 use crate::digest::Digest;
 use crate::{
@@ -488,8 +489,8 @@ macro_rules! wire_struct {
     };
 }
 
-/// Encodes an enum as one byte and the data of the variant, in this order. A number is never given to
-/// another variant; a variant that holds something else gets a new one.
+/// Encodes an enum as one byte and the data of the variant, in this order. A number is never given
+/// to another variant; a variant that holds something else gets a new one.
 #[macro_export]
 macro_rules! wire_enum {
     ($name:ident { $(

@@ -523,8 +523,8 @@ fn run(seed: u64, entries: usize) {
     }
 }
 
-/// What is left is handed out in the same order by the live machine and by one made from its records,
-/// whatever decides that order.
+/// What is left is handed out in the same order by the live machine and by one made from its
+/// records, whatever decides that order.
 fn drain_alike(live: &mut Machine, mut now: u64, seed: u64) {
     let mut reloaded = Machine::load(IDENTITY, live.records()).expect("it loads");
     let mut drained = 0;

@@ -1,6 +1,7 @@
 //! Life stories of tasks, as text: each file under `scripts/` is one story, command by command with
-//! its full answer and what happened. `UPDATE=1 cargo test -p taskyard-machine --test machine scripts`
-//! writes the answers anew; read the difference before it is kept.
+//! its full answer and what happened.
+//! `UPDATE=1 cargo test -p taskyard-machine --test machine scripts` writes the answers anew; read
+//! the difference before it is kept.
 //!
 //! A line starts with the time in seconds, and with `on N` if it is for another shard than 1:
 //!

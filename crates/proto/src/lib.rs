@@ -1,4 +1,5 @@
-//! The wire contract `taskyard.v1`: the generated code of `taskyard/v1/taskyard.proto`, nothing else.
+//! The wire contract `taskyard.v1`: the generated code of `taskyard/v1/taskyard.proto`, nothing
+//! else.
 #![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
 
 /// Messages, client and server of `taskyard.v1`.

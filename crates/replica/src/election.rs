@@ -1,5 +1,5 @@
-//! Elections: when a silent leader is given up, and who stands. The timeout is drawn from seed, replica and
-//! term, so that a simulation replays.
+//! Elections: when a silent leader is given up, and who stands. The timeout is drawn from seed,
+//! replica and term, so that a simulation replays.
 
 use crate::{Replica, StateMachine};
 use raft::StateRole;

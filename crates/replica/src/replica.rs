@@ -291,7 +291,8 @@ impl<M: StateMachine> Replica<M> {
         self.update_leadership();
     }
 
-    /// Tells what came of a snapshot message to `to`. Nothing else is sent to it before this is told.
+    /// Tells what came of a snapshot message to `to`. Nothing else is sent to it before this is
+    /// told.
     pub fn snapshot_sent(&mut self, to: u64, delivered: bool) {
         let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
         self.node.report_snapshot(to, status);

@@ -1,9 +1,9 @@
 //! Room: whether the disk of each replica takes more entries.
 //!
-//! A replica whose disk is full takes no entries and does not campaign. It goes on to vote and to answer
-//! heartbeats, which cost next to nothing, and each of those answers says how much room the replica has. A
-//! leader sends a full replica no entries until an answer says that there is room again: otherwise each
-//! heartbeat would carry a megabyte that the replica throws away.
+//! A replica whose disk is full takes no entries and does not campaign. It goes on to vote and to
+//! answer heartbeats, which cost next to nothing, and each of those answers says how much room the
+//! replica has. A leader sends a full replica no entries until an answer says that there is room
+//! again: otherwise each heartbeat would carry a megabyte that the replica throws away.
 
 use crate::eraftpb::{Message, MessageType};
 use crate::{Replica, StateMachine};
@@ -41,8 +41,8 @@ impl Room {
 }
 
 impl<M: StateMachine> Replica<M> {
-    /// Says how much room this replica's disk has. A lone voter that is full may lead: there is nobody
-    /// else, and its driver proposes nothing.
+    /// Says how much room this replica's disk has. A lone voter that is full may lead: there is
+    /// nobody else, and its driver proposes nothing.
     pub fn set_room(&mut self, room: Room) {
         self.room = room;
     }
@@ -55,8 +55,8 @@ impl<M: StateMachine> Replica<M> {
         self.rooms.get(&id).copied().unwrap_or_default()
     }
 
-    /// Whether a majority of the voters has room for an entry. Otherwise nothing that is proposed now is
-    /// decided before there is more room.
+    /// Whether a majority of the voters has room for an entry. Otherwise nothing that is proposed
+    /// now is decided before there is more room.
     pub fn can_commit(&self) -> bool {
         let members = self.members();
         let with_room = |voters: &[u64]| {
@@ -66,8 +66,8 @@ impl<M: StateMachine> Replica<M> {
         with_room(&members.voters) && (members.outgoing.is_empty() || with_room(&members.outgoing))
     }
 
-    /// Ends this replica's leadership without a successor: its disk is so full that it can't even follow
-    /// an election.
+    /// Ends this replica's leadership without a successor: its disk is so full that it can't even
+    /// follow an election.
     pub fn abdicate(&mut self) {
         if self.node.raft.state == raft::StateRole::Leader {
             let term = self.term();
@@ -76,7 +76,8 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
-    /// What this replica takes of a leader's message: without room, where the log stands and nothing else.
+    /// What this replica takes of a leader's message: without room, where the log stands and
+    /// nothing else.
     pub(crate) fn take_what_fits(&self, message: &mut Message) {
         if self.room == Room::Full && message.get_msg_type() == MessageType::MsgAppend {
             // The leader has already sent an append without entries: what is acknowledged is there.
@@ -93,8 +94,8 @@ impl<M: StateMachine> Replica<M> {
         }
     }
 
-    /// A member has answered a heartbeat: sends it no entries while it is full. Raft sends none to a member
-    /// that gets a snapshot, so that such a member passes for one, with nothing to get.
+    /// A member has answered a heartbeat: sends it no entries while it is full. Raft sends none to
+    /// a member that gets a snapshot, so that such a member passes for one, with nothing to get.
     pub(crate) fn hear_room(&mut self, from: u64, hint: u64) {
         let Some(progress) = self.node.raft.mut_prs().get_mut(from) else { return };
         let room = Room::from_hint(hint);

@@ -38,7 +38,8 @@ struct Moves {
     moved: Duration,
     /// As much of it as the process stood still.
     stood: Duration,
-    /// How far the wall clock was set forward, or back if negative, apart from the time that passed.
+    /// How far the wall clock was set forward, or back if negative, apart from the time that
+    /// passed.
     jumped_ms: i64,
 }
 
@@ -97,8 +98,8 @@ impl Clock {
         }
     }
 
-    /// Both times at one moment: a process that is stopped between two looks must not take the pause for
-    /// a jump of the wall clock.
+    /// Both times at one moment: a process that is stopped between two looks must not take the
+    /// pause for a jump of the wall clock.
     pub(crate) fn reading(&self) -> Reading {
         match &self.0 {
             Source::System { .. } => loop {
@@ -149,8 +150,8 @@ impl Clock {
         manual.tell();
     }
 
-    /// Sets a manual clock's wall time forward, or back if negative, as an operator or a time server
-    /// does: monotonic time does not notice.
+    /// Sets a manual clock's wall time forward, or back if negative, as an operator or a time
+    /// server does: monotonic time does not notice.
     ///
     /// # Panics
     /// If this is the system's clock.

@@ -21,15 +21,17 @@ fn machine_memory_bytes() -> u64 {
     container.map_or(machine, |container| machine.min(container)).max(2 * MEMORY_BYTES_MIN)
 }
 
-/// Everything a node can be told. Each field says its default and what too small and too large cost.
+/// Everything a node can be told. Each field says its default and what too small and too large
+/// cost.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where state is kept. Made if it does not exist; locked while the node runs.
     pub data: PathBuf,
-    /// gRPC and HTTP. Port 0 takes any free one. `None` listens nowhere: only in-process connections.
+    /// gRPC and HTTP. Port 0 takes any free one. `None` listens nowhere: only in-process
+    /// connections.
     pub listen: Option<SocketAddr>,
-    /// Shards of a new data directory, fixed from then on: a directory with another number is refused.
-    /// Default: what the directory has; 32 in a new one.
+    /// Shards of a new data directory, fixed from then on: a directory with another number is
+    /// refused. Default: what the directory has; 32 in a new one.
     pub shards: Option<u16>,
     /// Largest payload taken, in bytes. Default 1 MiB.
     pub payload_bytes_max: usize,
@@ -43,33 +45,33 @@ pub struct Config {
     pub connections_max: usize,
     /// How long a graceful stop takes: for calls in flight, then for checkpoints. Default 10 s.
     pub shutdown_grace: Duration,
-    /// Where other nodes of the cluster connect. Port 0 takes any free one. `None`, the default, is a
-    /// node that stays alone.
+    /// Where other nodes of the cluster connect. Port 0 takes any free one. `None`, the default, is
+    /// a node that stays alone.
     pub peer: Option<SocketAddr>,
     /// `peer` was chosen by nobody: if its port is taken, any free one will do, as for a second
     /// broker on one machine. The node says where it listens, and other nodes are told. Default:
     /// false, a port that is taken is an error.
     pub peer_may_move: bool,
-    /// Peer addresses of nodes whose cluster a new data directory is to join, as host:port, tried in
-    /// turn. If this node's own is among them, it is the list of all nodes: the first one founds the
-    /// cluster, the others join it. A directory that is in a cluster stays there. Default: none, a new
-    /// directory founds a cluster of its own.
+    /// Peer addresses of nodes whose cluster a new data directory is to join, as host:port, tried
+    /// in turn. If this node's own is among them, it is the list of all nodes: the first one founds
+    /// the cluster, the others join it. A directory that is in a cluster stays there. Default:
+    /// none, a new directory founds a cluster of its own.
     pub join: Vec<String>,
     /// Whether a data directory that was copied is surely the newest one of its node, so that no
     /// other node needs to be asked. A wrong `true` may lose acknowledged tasks. Default `false`.
     pub newest_copy: bool,
-    /// What this node fails together with, such as a rack: replicas of a shard are spread over zones.
-    /// Empty, the default, if unknown.
+    /// What this node fails together with, such as a rack: replicas of a shard are spread over
+    /// zones. Empty, the default, if unknown.
     pub zone: String,
     /// Where other nodes reach this one, as host:port. Default: `peer`, unless that is a wildcard.
     pub advertise: Option<String>,
-    /// Where clients reach this node, as host:port. Default: `listen`, with the host of `advertise` if
-    /// it is a wildcard.
+    /// Where clients reach this node, as host:port. Default: `listen`, with the host of `advertise`
+    /// if it is a wildcard.
     pub advertise_clients: Option<String>,
     /// Names by which clients may call this node, such as `queue.internal`; one with a leading dot
-    /// stands for all names that end in it. IP addresses, `localhost` and the hosts of `advertise` and
-    /// `advertise_clients` always may be used. Another name is refused, because a web page can make a
-    /// name of its own lead here. Default: none.
+    /// stands for all names that end in it. IP addresses, `localhost` and the hosts of `advertise`
+    /// and `advertise_clients` always may be used. Another name is refused, because a web page can
+    /// make a name of its own lead here. Default: none.
     pub allowed_hosts: Vec<String>,
     /// What every node of the cluster knows, and nobody else: at least 32 bytes, so that nobody
     /// guesses it. Empty, the default: whoever reaches the peer port is taken for the node that it
@@ -77,20 +79,22 @@ pub struct Config {
     pub cluster_secret: Secret,
     /// Replicas of each shard in a new cluster, where it has nodes enough: 1, 3 or 5. Default 3.
     pub replication: Option<u8>,
-    /// Where Faktory clients connect. Port 0 takes any free one. `None`, the default, listens for none.
+    /// Where Faktory clients connect. Port 0 takes any free one. `None`, the default, listens for
+    /// none.
     pub faktory: Option<SocketAddr>,
     /// The same of `faktory` as `peer_may_move` of `peer`. Default: false.
     pub faktory_may_move: bool,
-    /// What Faktory clients must know. Empty, the default: whoever reaches the port gets in. The proof of
-    /// it costs each new connection up to some milliseconds; a short one is guessed from what a listener
-    /// on the network hears.
+    /// What Faktory clients must know. Empty, the default: whoever reaches the port gets in. The
+    /// proof of it costs each new connection up to some milliseconds; a short one is guessed from
+    /// what a listener on the network hears.
     pub faktory_password: Secret,
-    /// Proves this node to Faktory clients and encrypts what they say. `None`, the default: in the clear.
+    /// Proves this node to Faktory clients and encrypts what they say. `None`, the default: in the
+    /// clear.
     pub faktory_tls: Option<FaktoryTls>,
     /// Where time comes from.
     pub clock: Clock,
-    /// The newest rules for tasks that this node says it knows. For tests alone, which have one build
-    /// stand for several versions.
+    /// The newest rules for tasks that this node says it knows. For tests alone, which have one
+    /// build stand for several versions.
     #[doc(hidden)]
     pub rules_max: u16,
 }

@@ -11,9 +11,10 @@
 //! SEEN      which start of each peer was let in last
 //! OUTDATED  there if a newer copy was started: the words that say so
 //! ```
-//! Invariant: where `FORMAT` exists, log and checkpoints exist too, marked with what it says: it gets its
-//! name last. So a log or a state that was emptied, exchanged or left behind is never taken for a new one.
-//! A directory without it is new only if nothing in it could be somebody's data.
+//! Invariant: where `FORMAT` exists, log and checkpoints exist too, marked with what it says: it
+//! gets its name last. So a log or a state that was emptied, exchanged or left behind is never
+//! taken for a new one. A directory without it is new only if nothing in it could be somebody's
+//! data.
 
 mod format;
 mod joining;
@@ -75,8 +76,8 @@ pub(crate) struct DataDir {
 }
 
 impl DataDir {
-    /// Opens `path`; begins to make it, with `shards` shards or the default, if there is nothing yet.
-    /// A directory that has another number of them than was asked for is refused.
+    /// Opens `path`; begins to make it, with `shards` shards or the default, if there is nothing
+    /// yet. A directory that has another number of them than was asked for is refused.
     pub(crate) fn open(path: &Path, shards: Option<u16>) -> Result<DataDir, StartError> {
         let lock = claim(path)?;
         let (format, origin) = match read_format(path)? {
@@ -327,8 +328,8 @@ fn refuse_foreign(path: &Path) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Makes directories that only their owner may enter: payloads are nobody else's to read. What is in
-/// `log` and `state` is made by libraries, and is as private as these folders.
+/// Makes directories that only their owner may enter: payloads are nobody else's to read. What is
+/// in `log` and `state` is made by libraries, and is as private as these folders.
 fn private_dirs() -> DirBuilder {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(DIR_MODE);
@@ -447,7 +448,8 @@ mod tests {
         assert!(open_error(&interrupted).contains("a restore into it was interrupted"));
     }
 
-    /// A crash may come at any step: before the folders are there, amid their files, before the seal.
+    /// A crash may come at any step: before the folders are there, amid their files, before the
+    /// seal.
     #[test]
     fn an_interrupted_making_is_begun_anew() {
         let dir = tempfile::tempdir().unwrap();

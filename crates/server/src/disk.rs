@@ -60,8 +60,8 @@ fn free_bytes(path: &Path) -> Option<u64> {
     Some(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
-/// Waits until a start fits on the disk of `path`. A start without room would fail half-way, and whoever
-/// starts the node again would do so for ever.
+/// Waits until a start fits on the disk of `path`. A start without room would fail half-way, and
+/// whoever starts the node again would do so for ever.
 pub(crate) async fn until_room(path: &Path, reserve_bytes: u64) {
     let mut told_at: Option<Instant> = None;
     while let Some(free) = free_bytes(path).filter(|free| *free < least(reserve_bytes)) {
@@ -153,8 +153,8 @@ impl DiskGuard {
         self.free_bytes < self.reserve_bytes
     }
 
-    /// Whether it is full or nearly so: from a tenth above its reserve on, until there is a fifth more than
-    /// it.
+    /// Whether it is full or nearly so: from a tenth above its reserve on, until there is a fifth
+    /// more than it.
     pub(crate) fn is_low(&self) -> bool {
         self.is_low
     }

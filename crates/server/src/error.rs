@@ -88,8 +88,8 @@ pub enum Error {
     /// The cluster is not in a state that allows it. Nothing changed.
     #[error("{0}")]
     Refused(String),
-    /// Another node leads the shard, or none does. Nothing changed. Between nodes alone: whoever gets
-    /// it asks the leader instead.
+    /// Another node leads the shard, or none does. Nothing changed. Between nodes alone: whoever
+    /// gets it asks the leader instead.
     #[error("this node does not lead shard {shard}; send it again")]
     NotLeader {
         /// Which shard.

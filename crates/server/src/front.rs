@@ -1,5 +1,5 @@
-//! Fronts: gRPC and HTTP on one port, Faktory's protocol on another. A front decodes, calls the broker,
-//! encodes.
+//! Fronts: gRPC and HTTP on one port, Faktory's protocol on another. A front decodes, calls the
+//! broker, encodes.
 
 mod browser;
 mod cluster_id;
@@ -48,9 +48,9 @@ pub(crate) struct FaktoryDoor {
 }
 
 impl Front {
-    /// Serves the broker on `listener`, if there is one, at the door of Faktory's clients, if there is
-    /// one, and on in-process connections, up to `connections_max` of all of them. Clients may call
-    /// it by the names in `hosts`.
+    /// Serves the broker on `listener`, if there is one, at the door of Faktory's clients, if there
+    /// is one, and on in-process connections, up to `connections_max` of all of them. Clients may
+    /// call it by the names in `hosts`.
     pub(crate) fn start(
         broker: Broker,
         listener: Option<TcpListener>,

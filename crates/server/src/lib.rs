@@ -31,8 +31,9 @@
 //! limits.rs       every bound of a node
 //! ```
 //!
-//! Invariants: nothing is acknowledged before it is synced; nothing about a task is decided here; only
-//! `clock.rs` reads the time; what leaders remember may be lost at any moment without losing a task.
+//! Invariants: nothing is acknowledged before it is synced; nothing about a task is decided here;
+//! only `clock.rs` reads the time; what leaders remember may be lost at any moment without losing a
+//! task.
 
 mod backup;
 pub mod broker;

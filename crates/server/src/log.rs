@@ -82,7 +82,8 @@ pub(crate) struct GroupState {
     pub entries: Option<(u64, u64)>,
     /// The id of this node's replica; `None` if it has none.
     pub replica: Option<u64>,
-    /// The last replica that this node had and has no more, 0 if there was none: it never comes back.
+    /// The last replica that this node had and has no more, 0 if there was none: it never comes
+    /// back.
     pub gone: u64,
 }
 
@@ -228,9 +229,10 @@ impl Log {
         self.faults.fail_after(syncs);
     }
 
-    /// Cuts every group where it was cut before. raft-engine keeps the command that drops entries in the
-    /// file that it was written to; when that file is freed, entries that had been moved to the rewrite
-    /// queue come back. They are older than the checkpoint, and the next append would leave a hole.
+    /// Cuts every group where it was cut before. raft-engine keeps the command that drops entries
+    /// in the file that it was written to; when that file is freed, entries that had been moved to
+    /// the rewrite queue come back. They are older than the checkpoint, and the next append would
+    /// leave a hole.
     fn cut_again(&self) -> Result<(), StartError> {
         let mut batch = Batch::default();
         for group in self.engine.raft_groups() {
@@ -245,8 +247,8 @@ impl Log {
         Ok(())
     }
 
-    /// Marks a new log as one of this data directory. The node that founds a cluster has a replica of
-    /// every group from the start.
+    /// Marks a new log as one of this data directory. The node that founds a cluster has a replica
+    /// of every group from the start.
     pub(crate) fn mark(&self, format: Format) -> Result<(), WriteError> {
         let mut batch = Batch::default();
         batch.mark(format);
@@ -301,7 +303,8 @@ impl Log {
         self.engine.get(CONTROL_GROUP, CONTROL_KEY)
     }
 
-    /// Writes and syncs. The batch is empty afterwards. After an error nothing may be written any more.
+    /// Writes and syncs. The batch is empty afterwards. After an error nothing may be written any
+    /// more.
     pub(crate) fn write(&self, batch: &mut Batch) -> Result<Written, WriteError> {
         let begun = clock::real_now();
         raft_engine::set_perf_context(raft_engine::PerfContext::default());
@@ -322,9 +325,10 @@ impl Log {
     }
 
     /// Frees files that nothing needs any more. Returns groups that keep old files from being
-    /// freed: they should be checkpointed. For a thread of its own: it may take a while. Does nothing
-    /// until a file's worth was written since the last time: raft-engine counts how often it has asked
-    /// for a group, and then copies the entries, which the checkpoint under way is about to free.
+    /// freed: they should be checkpointed. For a thread of its own: it may take a while. Does
+    /// nothing until a file's worth was written since the last time: raft-engine counts how often
+    /// it has asked for a group, and then copies the entries, which the checkpoint under way is
+    /// about to free.
     pub(crate) fn purge(&self) -> Result<Vec<u64>, WriteError> {
         let position = self.position();
         let purged_at = self.purged_at.load(Ordering::Relaxed);
@@ -363,8 +367,8 @@ impl LogReader for GroupReader {
     fn entries(&self, from: u64, to: u64, bytes_max: u64) -> Vec<eraftpb::Entry> {
         let mut entries = Vec::new();
         let mut bytes = 0;
-        // One by one: raft-engine keeps a group's index locked while it reads one entry. Of several it looks
-        // up all places first, and a purge may remove a file before they are read.
+        // One by one: raft-engine keeps a group's index locked while it reads one entry. Of several
+        // it looks up all places first, and a purge may remove a file before they are read.
         for index in from..to {
             let found = self.log.engine.get_entry::<Entries>(self.group, index);
             let entry = match found {

@@ -1,5 +1,5 @@
-//! Node: finds its place in a cluster, opens shards, connects to other nodes, starts fronts; stops them in
-//! reverse order.
+//! Node: finds its place in a cluster, opens shards, connects to other nodes, starts fronts; stops
+//! them in reverse order.
 
 use crate::{
     Broker, Config, Error, Front, clock,
@@ -42,9 +42,9 @@ pub struct Node {
 }
 
 impl Node {
-    /// Opens the data directory, joining a cluster if it is told to and the directory is new, recovers
-    /// every shard and starts to listen. Waits for room on a disk that is full. Both take as long as
-    /// they take: drop the future to give up.
+    /// Opens the data directory, joining a cluster if it is told to and the directory is new,
+    /// recovers every shard and starts to listen. Waits for room on a disk that is full. Both take
+    /// as long as they take: drop the future to give up.
     pub async fn start(config: Config) -> Result<Node, StartError> {
         config.validate()?;
         until_room(&config.data, config.disk_reserve_bytes).await;
@@ -146,9 +146,9 @@ impl Node {
         }
     }
 
-    /// Stops gracefully: hands over what it leads, takes no new calls, lets those in flight end, returns
-    /// parked claims, checkpoints its state. All of it within `shutdown_grace`: what calls in flight take
-    /// of it, checkpoints don't get.
+    /// Stops gracefully: hands over what it leads, takes no new calls, lets those in flight end,
+    /// returns parked claims, checkpoints its state. All of it within `shutdown_grace`: what calls
+    /// in flight take of it, checkpoints don't get.
     pub async fn stop(self) {
         let Node { front, mut tasks, network, engine, shutdown_grace, .. } = self;
         let grace = shutdown_grace.min(STOP_FOR_MAX);
@@ -194,8 +194,8 @@ fn listen_or_move(address: SocketAddr, may_move: bool) -> io::Result<TcpListener
     }
 }
 
-/// Hangs up on all peers when dropped. What answers them holds the network, so that it does not end by
-/// itself with a node that is dropped.
+/// Hangs up on all peers when dropped. What answers them holds the network, so that it does not end
+/// by itself with a node that is dropped.
 #[derive(Debug)]
 struct HangUp(PeerNetwork);
 

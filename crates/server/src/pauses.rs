@@ -1,4 +1,5 @@
-//! Pauses between attempts: each twice as long as the one before, up to a bound, and no two nodes' alike.
+//! Pauses between attempts: each twice as long as the one before, up to a bound, and no two nodes'
+//! alike.
 
 use crate::random::random_u64;
 use std::time::Duration;
@@ -21,8 +22,8 @@ impl Pauses {
         self.next = self.min;
     }
 
-    /// It has succeeded, and held for so long. What breaks at once is no success: it would come again and
-    /// again, and fill the log.
+    /// It has succeeded, and held for so long. What breaks at once is no success: it would come
+    /// again and again, and fill the log.
     pub(crate) fn after(&mut self, held: Duration) {
         if held >= self.max {
             self.begin_again();

@@ -2,10 +2,12 @@
 //!
 //! Invariant: the body of every task in the state is here, or in the checkpoint store, or both. It
 //! leaves memory only when a synced checkpoint holds it (or with its task), so whatever is not here
-//! is in the store. What is evicted first is what was enqueued last: queues are served oldest first.
+//! is in the store. What is evicted first is what was enqueued last: queues are served oldest
+//! first.
 //!
-//! While a cut is frozen, a body that belongs to it and to no checkpoint yet outlives its task: it is set
-//! aside until the cut's record of the task is written, which must never stand in a backup without it.
+//! While a cut is frozen, a body that belongs to it and to no checkpoint yet outlives its task: it
+//! is set aside until the cut's record of the task is written, which must never stand in a backup
+//! without it.
 
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -158,8 +160,8 @@ impl Bodies {
         }
     }
 
-    /// Frees up to `bytes` by evicting stored bodies, newest first. Returns how much was freed. Looks
-    /// only where there is something to evict.
+    /// Frees up to `bytes` by evicting stored bodies, newest first. Returns how much was freed.
+    /// Looks only where there is something to evict.
     pub(crate) fn evict(&mut self, bytes: u64) -> u64 {
         let mut freed = 0;
         while freed < bytes

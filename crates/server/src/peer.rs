@@ -1,8 +1,8 @@
 //! Peers: the connections between the nodes of a cluster.
 //!
-//! Each node dials each other one, so a pair has two connections. On the one that it dialled a node sends
-//! Raft messages and calls, and gets answers back. A connection begins with a handshake (`handshake.rs`)
-//! that proves the cluster's secret; then it is frames (`frame.rs`).
+//! Each node dials each other one, so a pair has two connections. On the one that it dialled a node
+//! sends Raft messages and calls, and gets answers back. A connection begins with a handshake
+//! (`handshake.rs`) that proves the cluster's secret; then it is frames (`frame.rs`).
 //!
 //! ```text
 //! dial.rs     keeps one peer connected         accept.rs   who may connect here
@@ -12,8 +12,9 @@
 //! hearing.rs  who was heard lately
 //! ```
 //!
-//! Invariants: everything is bounded, so that no peer, slow, dead or hostile, grows memory here; a call
-//! that ends with `NotSent` was surely not executed; nothing that arrives makes the node panic.
+//! Invariants: everything is bounded, so that no peer, slow, dead or hostile, grows memory here; a
+//! call that ends with `NotSent` was surely not executed; nothing that arrives makes the node
+//! panic.
 
 mod accept;
 mod calls;
@@ -60,18 +61,20 @@ use warnings::Warnings;
 
 /// What a node is told by its peers. Called on the network's threads: nothing here may block.
 pub trait PeerHandler: Send + Sync + 'static {
-    /// A Raft message of a group. Messages may be lost, and come again in another order after a cut.
+    /// A Raft message of a group. Messages may be lost, and come again in another order after a
+    /// cut.
     fn raft(&self, from: NodeId, group: u64, message: Bytes);
 
-    /// Something that nobody answers. What one peer tells comes in the order in which it was told; it may
-    /// be lost.
+    /// Something that nobody answers. What one peer tells comes in the order in which it was told;
+    /// it may be lost.
     fn told(&self, from: NodeId, message: Bytes);
 
     /// Executes a call. The future is dropped where it stands when the caller goes away.
     fn call(&self, from: NodeId, request: Bytes) -> BoxFuture<'static, Bytes>;
 
-    /// Answers a node that has no place in the cluster and asks for one, or asks about it. It knows the
-    /// secret, and nothing else is sure about it. May be asked again by a node that did not get the answer.
+    /// Answers a node that has no place in the cluster and asks for one, or asks about it. It knows
+    /// the secret, and nothing else is sure about it. May be asked again by a node that did not get
+    /// the answer.
     fn joined(&self, hello: PeerHello, request: Bytes) -> BoxFuture<'static, Bytes>;
 
     /// Whether a node that has proved the secret may connect, for example not if it was removed
@@ -92,8 +95,8 @@ pub trait PeerHandler: Send + Sync + 'static {
     /// The peer can't be sent to any more.
     fn peer_down(&self, node: NodeId);
 
-    /// The peer has been silent for a second, on all its connections and though it was pinged, or is
-    /// heard again. Told in turn; one that was just named counts as heard.
+    /// The peer has been silent for a second, on all its connections and though it was pinged, or
+    /// is heard again. Told in turn; one that was just named counts as heard.
     fn peer_heard(&self, _node: NodeId, _is_heard: bool) {}
 }
 
@@ -104,8 +107,8 @@ pub struct PeerConfig {
     pub cluster: u128,
     /// Its number there, from 1.
     pub node: NodeId,
-    /// What every node of the cluster knows; empty if there is none. Then anyone who reaches the port is
-    /// taken for the node that it says it is.
+    /// What every node of the cluster knows; empty if there is none. Then anyone who reaches the
+    /// port is taken for the node that it says it is.
     pub secret: Vec<u8>,
     /// What it runs, for people.
     pub build: String,
@@ -148,8 +151,8 @@ pub struct PeerStatus {
     pub node: NodeId,
     /// Where it is dialled.
     pub address: String,
-    /// Wall time since when it can be sent to, in milliseconds since the Unix epoch; `None` while it
-    /// can't.
+    /// Wall time since when it can be sent to, in milliseconds since the Unix epoch; `None` while
+    /// it can't.
     pub connected_since_ms: Option<u64>,
     /// It has dialled this node: Raft messages and calls come from it.
     pub connects_here: bool,
@@ -171,8 +174,9 @@ pub struct PeerStatus {
     pub raft_dropped: u64,
     /// Why the last connection or attempt ended.
     pub last_error: Option<String>,
-    /// What it had against the last attempt to connect, after it had proved that it knows the secret and
-    /// is the node that was dialled. Of what others say at its address, `last_error` has the words.
+    /// What it had against the last attempt to connect, after it had proved that it knows the
+    /// secret and is the node that was dialled. Of what others say at its address, `last_error` has
+    /// the words.
     pub verdict: Option<Refusal>,
 }
 
@@ -221,7 +225,8 @@ impl Core {
         self.hearing.read().unwrap_or_else(PoisonError::into_inner).get(&node).cloned()
     }
 
-    /// To be told of everything that arrives from a peer. It may have dialled before it was named here.
+    /// To be told of everything that arrives from a peer. It may have dialled before it was named
+    /// here.
     fn heard(self: &Arc<Core>, node: NodeId) -> Heard {
         let (core, known) = (self.clone(), OnceLock::new());
         Heard(Box::new(move || {
@@ -292,8 +297,9 @@ impl PeerNetwork {
         PeerNetwork::tuned(me, listener, handler, clock, TUNING)
     }
 
-    /// The same, with few calls at once. It takes nobody for silent but by [`PeerNetwork::silence`]: a
-    /// test with all nodes in one thread would take a busy machine for a cut.
+    /// The same, with few calls at once. It takes nobody for silent but by
+    /// [`PeerNetwork::silence`]: a test with all nodes in one thread would take a busy machine for
+    /// a cut.
     #[cfg(test)]
     pub(crate) fn start_bounded(
         config: &PeerConfig,
@@ -345,9 +351,9 @@ impl PeerNetwork {
         }
     }
 
-    /// Names all peers, as host and port. Those that are new are dialled, those that moved are dialled
-    /// at their new address at once, those that are missing are hung up on. This node itself may be among
-    /// them.
+    /// Names all peers, as host and port. Those that are new are dialled, those that moved are
+    /// dialled at their new address at once, those that are missing are hung up on. This node
+    /// itself may be among them.
     pub fn set_peers(&self, peers: &BTreeMap<NodeId, String>) {
         let me = self.inner.core.me.hello.node;
         let mut links = self.inner.links.write().unwrap_or_else(PoisonError::into_inner);
@@ -373,8 +379,8 @@ impl PeerNetwork {
         }
     }
 
-    /// Sends a Raft message, or drops it: `false` if the peer is not connected. May be called from any
-    /// thread, and never waits.
+    /// Sends a Raft message, or drops it: `false` if the peer is not connected. May be called from
+    /// any thread, and never waits.
     pub fn raft(&self, node: NodeId, group: u64, message: Bytes) -> bool {
         if !frame::fits(message.len()) {
             tracing::error!(node, group, bytes = message.len(), "a message does not fit a frame");
@@ -394,8 +400,8 @@ impl PeerNetwork {
         }
     }
 
-    /// Asks a peer, and waits for the answer at most so long. Dropping the future cancels the call on
-    /// the other side.
+    /// Asks a peer, and waits for the answer at most so long. Dropping the future cancels the call
+    /// on the other side.
     pub fn call(
         &self,
         node: NodeId,
@@ -417,8 +423,8 @@ impl PeerNetwork {
         async move { dialled(link.as_deref(), node)?.call(request, wait, options).await }
     }
 
-    /// Tells a peer something that it does not answer; what can't be sent is dropped. What is told to
-    /// one peer arrives in the order of these calls, and waits for none of its calls.
+    /// Tells a peer something that it does not answer; what can't be sent is dropped. What is told
+    /// to one peer arrives in the order of these calls, and waits for none of its calls.
     pub fn tell(&self, node: NodeId, message: Bytes) {
         if !frame::fits(message.len()) {
             tracing::error!(node, bytes = message.len(), "what is told does not fit a frame");
@@ -439,8 +445,8 @@ impl PeerNetwork {
         self.link(node).is_some_and(|link| link.dialled().is_some())
     }
 
-    /// Whether a peer was heard within about a second, on whichever connection, even one that has ended
-    /// since, or was only just named: whether it is counted on.
+    /// Whether a peer was heard within about a second, on whichever connection, even one that has
+    /// ended since, or was only just named: whether it is counted on.
     pub fn is_heard(&self, node: NodeId) -> bool {
         let hearing = || self.inner.core.hearing(node);
         self.link(node).is_some() && hearing().is_some_and(|hearing| hearing.is_heard())
@@ -498,7 +504,8 @@ fn dialled(link: Option<&Link>, node: NodeId) -> Result<Arc<Dialled>, CallError>
 }
 
 /// Asks the node at `address` to take this one into its cluster, on a connection of its own; what
-/// `config` says of cluster and node is left out. Gives who answered, and what [`PeerHandler::joined`] said there.
+/// `config` says of cluster and node is left out. Gives who answered, and what
+/// [`PeerHandler::joined`] said there.
 pub async fn join(
     config: &PeerConfig,
     address: &str,

@@ -1,9 +1,9 @@
 //! Sessions: the workers of this node, and what each of them holds.
 //!
-//! A session is not a connection: it outlives a cut stream, and ends by a goodbye or by silence. Its
-//! id is shown to anybody; its worker resumes it with a secret that nobody else has. The shards'
-//! leaders end it on silence; this registry tells them once a second whom it has heard, and keeps
-//! what is shown of workers.
+//! A session is not a connection: it outlives a cut stream, and ends by a goodbye or by silence.
+//! Its id is shown to anybody; its worker resumes it with a secret that nobody else has. The
+//! shards' leaders end it on silence; this registry tells them once a second whom it has heard, and
+//! keeps what is shown of workers.
 //!
 //! ```text
 //! attached.rs    a session with its live stream    asking.rs      one that asks over connections of its own
@@ -11,8 +11,8 @@
 //! view.rs        what is shown of workers          listeners.rs   claims without a session that wait
 //! ```
 //!
-//! A worker may go on at another node. Then that one has the session, says so to all, and what is left of
-//! it here is forgotten. Locks are taken in the order registry, session.
+//! A worker may go on at another node. Then that one has the session, says so to all, and what is
+//! left of it here is forgotten. Locks are taken in the order registry, session.
 
 mod asking;
 mod attached;
@@ -62,7 +62,8 @@ const SILENT_AFTER: Duration = Duration::from_secs(7);
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Lost workers stay listed this long, so that somebody can look for them.
 const LOST_KEPT_FOR: Duration = Duration::from_millis(limits::LOST_KEPT_FOR_MS);
-/// Cancellations that are kept until the claim that they are about has arrived: it is milliseconds behind.
+/// Cancellations that are kept until the claim that they are about has arrived: it is milliseconds
+/// behind.
 const CANCELLED_EARLY_MAX: usize = 100;
 
 /// What a worker says it does, or is asked to do.
@@ -187,8 +188,8 @@ impl Sessions {
         Sessions(registry)
     }
 
-    /// Up to `count` workers whose ids come after `after`, by id; and whether there are more. Those that
-    /// another node has are its to show.
+    /// Up to `count` workers whose ids come after `after`, by id; and whether there are more. Those
+    /// that another node has are its to show.
     pub(crate) fn workers(
         &self,
         after: Option<SessionId>,
@@ -228,8 +229,8 @@ impl Sessions {
         }
     }
 
-    /// Tells a session that a task it holds was cancelled. Its claim may still be on its way here: then
-    /// the worker is told again after it got the task.
+    /// Tells a session that a task it holds was cancelled. Its claim may still be on its way here:
+    /// then the worker is told again after it got the task.
     fn cancel(&self, claim: &CancelledClaim) {
         let CancelledClaim { session, task, token } = *claim;
         let Some(session) = self.session(session) else { return };
@@ -246,8 +247,8 @@ impl Sessions {
         }
     }
 
-    /// Another node has these: what is left of them here is forgotten, but for a stream that has not
-    /// noticed yet that its worker is gone.
+    /// Another node has these: what is left of them here is forgotten, but for a stream that has
+    /// not noticed yet that its worker is gone.
     fn gone_elsewhere(&self, sessions: &[SessionId]) {
         let mut by_id = self.by_id();
         for id in sessions {
@@ -281,7 +282,8 @@ impl Sessions {
         }
     }
 
-    /// This node stood still: what workers have said meanwhile waits to be read. That is no silence.
+    /// This node stood still: what workers have said meanwhile waits to be read. That is no
+    /// silence.
     fn make_up(&self, stood: Duration) {
         if stood.is_zero() {
             return;
@@ -363,9 +365,9 @@ impl Sessions {
         }
     }
 
-    /// Attaches a stream to the session of that id, made if it is not known here.
-    /// `attach` is told whether it was known. Under the lock of the registry: a session that is attached
-    /// stays known, and a new one has its profile from the first moment that it is listed.
+    /// Attaches a stream to the session of that id, made if it is not known here. `attach` is told
+    /// whether it was known. Under the lock of the registry: a session that is attached stays
+    /// known, and a new one has its profile from the first moment that it is listed.
     fn open<T>(
         &self,
         id: SessionId,

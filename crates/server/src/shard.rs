@@ -1,8 +1,8 @@
 //! Shards: the handle through which everything else reaches the shards, on whichever node.
 //!
-//! Cheap to clone. Every method asks the node that leads the shard: this one by the shard loop's thread
-//! (`local.rs`), another by a call (`remote.rs`); nothing here decides anything about a task. In a node
-//! that is alone there is nothing to route, and no cost of it.
+//! Cheap to clone. Every method asks the node that leads the shard: this one by the shard loop's
+//! thread (`local.rs`), another by a call (`remote.rs`); nothing here decides anything about a
+//! task. In a node that is alone there is nothing to route, and no cost of it.
 //!
 //! ```text
 //! route.rs       whom to ask next, and for how long         forward.rs   one call to one node
@@ -120,7 +120,8 @@ pub struct ClaimRequest {
     pub lease_ms: u64,
     /// The session that will hold them.
     pub session: Option<SessionId>,
-    /// The session's number for this claim: sent again under it, it gets the tasks that it got before.
+    /// The session's number for this claim: sent again under it, it gets the tasks that it got
+    /// before.
     pub number: Option<ClaimNumber>,
     /// They count as begun.
     pub begun: bool,
@@ -355,8 +356,8 @@ impl Shards {
         }
     }
 
-    /// Looks at the state of a shard that this node leads. A function can't be sent to another node:
-    /// what is asked outside of tests is a question.
+    /// Looks at the state of a shard that this node leads. A function can't be sent to another
+    /// node: what is asked outside of tests is a question.
     #[doc(hidden)]
     pub async fn read<T, F>(&self, shard: ShardId, read: F) -> Result<T, Error>
     where
@@ -366,8 +367,8 @@ impl Shards {
         self.local().read(shard, read).await
     }
 
-    /// The encoded bodies of tasks, from memory or disk; `None` for one that is gone. A strong read, as a
-    /// question is.
+    /// The encoded bodies of tasks, from memory or disk; `None` for one that is gone. A strong
+    /// read, as a question is.
     pub async fn bodies(&self, tasks: Vec<TaskId>) -> Result<Vec<Option<Bytes>>, Error> {
         match self.others() {
             None => self.local().bodies(tasks).await.map_err(alone),
@@ -390,16 +391,16 @@ impl Shards {
         }
     }
 
-    /// The same of sessions that ask over connections of their own. They go on elsewhere by themselves when this
-    /// node is gone, but not at once: they may be silent for a minute.
+    /// The same of sessions that ask over connections of their own. They go on elsewhere by
+    /// themselves when this node is gone, but not at once: they may be silent for a minute.
     pub fn sessions_asking(&self, sessions: Vec<SessionId>) {
         if !sessions.is_empty() {
             self.spread_news(SessionNews::Asking(sessions));
         }
     }
 
-    /// The connection of a session closed without a goodbye: its silence limit becomes 5 s from now,
-    /// unless it is named alive again.
+    /// The connection of a session closed without a goodbye: its silence limit becomes 5 s from
+    /// now, unless it is named alive again.
     pub fn session_cut(&self, session: SessionId) {
         self.spread_news(SessionNews::Cut(session));
     }
@@ -411,8 +412,8 @@ impl Shards {
         self.spread_news(SessionNews::NotStarted(session, tasks));
     }
 
-    /// A consistent copy of every shard of a node that is alone, as the bytes of one file, in parts. A
-    /// slow reader slows the copy, not the shards; dropping the receiver ends it.
+    /// A consistent copy of every shard of a node that is alone, as the bytes of one file, in
+    /// parts. A slow reader slows the copy, not the shards; dropping the receiver ends it.
     pub async fn backup(&self) -> Result<mpsc::Receiver<Result<BackupPart, Error>>, Error> {
         let view = self.freeze().await?.written().await?;
         Ok(backup::stream_alone(self.0.format, view))
@@ -435,8 +436,8 @@ impl Shards {
         self.local().status().await
     }
 
-    /// Whether nothing is on its way from one shard to another: no task that was promised, no end of
-    /// one that others wait for. For tests, which want to look when all is done.
+    /// Whether nothing is on its way from one shard to another: no task that was promised, no end
+    /// of one that others wait for. For tests, which want to look when all is done.
     pub async fn are_settled(&self) -> Result<bool, Error> {
         let before = self.status().await?;
         let shards = (0..self.count()).map(ShardId);
@@ -465,7 +466,8 @@ impl Shards {
         Ok(self.0.telemetry.render(&merge_by_name(led), &cluster))
     }
 
-    /// All events of all shards from now on, batched per loop turn. A slow reader misses some and is told how many.
+    /// All events of all shards from now on, batched per loop turn. A slow reader misses some and
+    /// is told how many.
     pub fn events(&self) -> broadcast::Receiver<Arc<Vec<Event>>> {
         self.0.events.subscribe()
     }

@@ -1,9 +1,9 @@
 //! The thread that drives replicas: drain, propose, persist once, apply, answer.
 //!
-//! Each turn takes all inputs, lets the shards that have work propose, sends what may go before the sync,
-//! writes the entries of all of them as one record with one sync, sends the rest, applies what is
-//! committed, and answers. While the sync runs the next
-//! batch gathers in the inbox. Only shards with work are touched.
+//! Each turn takes all inputs, lets the shards that have work propose, sends what may go before the
+//! sync, writes the entries of all of them as one record with one sync, sends the rest, applies
+//! what is committed, and answers. While the sync runs the next batch gathers in the inbox. Only
+//! shards with work are touched.
 //!
 //! Invariant: nothing is answered before it is synced. Whatever ends this thread early drops every
 //! answer that is owed, and its caller learns that the outcome is unknown.
@@ -131,7 +131,8 @@ enum Course {
 pub(crate) struct ShardLoop {
     format: Format,
     shards: Held,
-    /// This node's replica of the control group; none before the first message to it in a node that joins.
+    /// This node's replica of the control group; none before the first message to it in a node that
+    /// joins.
     control: Option<LocalControl>,
     /// The rules that every node knows: what entries are written for.
     rules: u16,

@@ -318,7 +318,8 @@ impl Display for Seconds {
     }
 }
 
-/// The exposition text in the making. Names of queues need no escaping: their grammar has no quotes.
+/// The exposition text in the making. Names of queues need no escaping: their grammar has no
+/// quotes.
 #[derive(Default)]
 struct Text(String);
 

@@ -1,5 +1,6 @@
-//! A backup of a cluster: any node gives it, whichever replicas it has; restored, it is a cluster of one
-//! with everything that was acknowledged, in which no shard knows more of another than that one itself.
+//! A backup of a cluster: any node gives it, whichever replicas it has; restored, it is a cluster
+//! of one with everything that was acknowledged, in which no shard knows more of another than that
+//! one itself.
 
 use crate::common;
 
@@ -205,8 +206,8 @@ async fn tasks(broker: &Broker, task_type: &str) -> Vec<v1::Task> {
     }
 }
 
-/// A task has been acked exactly if what followed from its ack is there, each once; and what was acknowledged
-/// before the backup is there, under its request id.
+/// A task has been acked exactly if what followed from its ack is there, each once; and what was
+/// acknowledged before the backup is there, under its request id.
 async fn check_chains(restored: &Broker, acknowledged: &BTreeMap<String, String>) {
     eventually("shards owe each other nothing", async || {
         restored.node.shards().are_settled().await.unwrap().then_some(())
@@ -263,8 +264,8 @@ async fn check_backups_under_load(nodes: &[Broker], rounds: usize) {
     }
 }
 
-/// What one node sends a third comes late there, what the other one sends does not: replicas on the third
-/// are not at the same moment.
+/// What one node sends a third comes late there, what the other one sends does not: replicas on the
+/// third are not at the same moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backup_from_a_node_that_hears_late_of_some_shards_fits_together() {
     let way = SlowWay::open(Duration::from_millis(150)).await;
@@ -288,8 +289,8 @@ async fn a_cluster_in_which_no_node_has_all_shards_is_backed_up_from_any() {
     }
 }
 
-/// Two of the three nodes that have the first shard are lost while it is copied from them by a node that
-/// has it not.
+/// Two of the three nodes that have the first shard are lost while it is copied from them by a node
+/// that has it not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_backup_goes_on_from_another_node_when_one_is_lost() {
     const TASKS: usize = 60;

@@ -1,5 +1,5 @@
-//! Any node takes any request: what it does not lead it passes on, and a change of leader is nothing
-//! that a client or a worker sees.
+//! Any node takes any request: what it does not lead it passes on, and a change of leader is
+//! nothing that a client or a worker sees.
 
 use crate::common;
 

@@ -1,5 +1,5 @@
-//! What a node says of its cluster can be acted upon: nothing is left to move when it says so, and what an
-//! operator has done is in it, whichever node is asked.
+//! What a node says of its cluster can be acted upon: nothing is left to move when it says so, and
+//! what an operator has done is in it, whichever node is asked.
 
 use crate::common::{
     Broker,

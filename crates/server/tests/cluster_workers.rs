@@ -1,5 +1,5 @@
-//! Any node takes any request, also about workers: whichever node a worker is connected to, all list it,
-//! pass orders to it, and tell it what was cancelled.
+//! Any node takes any request, also about workers: whichever node a worker is connected to, all
+//! list it, pass orders to it, and tell it what was cancelled.
 
 use crate::common::{
     Broker, DEADLINE, START_MS,
@@ -239,7 +239,8 @@ async fn a_worker_that_goes_on_elsewhere_is_listed_once_and_lost_nowhere() {
     }
 }
 
-/// A claim that was handed out by another node and never reached the worker is known to nobody here.
+/// A claim that was handed out by another node and never reached the worker is known to nobody
+/// here.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_comes_back_gives_up_what_another_node_handed_to_it() {
     let (nodes, _clock) = three_by_one_clock().await;

@@ -119,7 +119,8 @@ async fn connections_over_the_limit_are_told_and_those_within_live() {
     broker.stop().await;
 }
 
-/// A busy moment of a node: nothing is accepted, since the only thread of the runtime is the one that connects.
+/// A busy moment of a node: nothing is accepted, since the only thread of the runtime is the one
+/// that connects.
 #[tokio::test]
 async fn a_thousand_clients_may_connect_at_once_to_each_port() {
     const CLIENTS: usize = 1_000;

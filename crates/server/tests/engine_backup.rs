@@ -57,7 +57,8 @@ async fn a_restored_backup_has_everything_acknowledged_before_it() {
     assert_ne!(new.incarnation, mail[0].incarnation, "new ids can't meet old ones");
 }
 
-/// Tasks that were live at the moment of the backup end, and are gone, before their turn in it comes.
+/// Tasks that were live at the moment of the backup end, and are gone, before their turn in it
+/// comes.
 #[tokio::test]
 async fn a_backup_taken_while_tasks_end_has_the_body_of_every_task_in_it() {
     const TASKS: usize = 6_000;

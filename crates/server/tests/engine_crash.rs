@@ -1,4 +1,5 @@
-//! `kill -9` under load, again and again: every confirmed task is there once, no acked one comes back.
+//! `kill -9` under load, again and again: every confirmed task is there once, no acked one comes
+//! back.
 
 use crate::engine::{Bench, config, start};
 use std::{

@@ -16,8 +16,8 @@ fn start_error(dir: &Path) -> String {
     Engine::start(&config(dir)).expect_err("it must not start").to_string()
 }
 
-/// Copies a folder as it lies. Threads of a dropped store may still remove files that it no longer needs, so a copy
-/// under which one vanished is begun anew.
+/// Copies a folder as it lies. Threads of a dropped store may still remove files that it no longer
+/// needs, so a copy under which one vanished is begun anew.
 fn copy(from: &Path, to: &Path) {
     while let Err(error) = try_copy(from, to) {
         assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{}: {error}", from.display());

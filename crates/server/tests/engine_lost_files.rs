@@ -1,5 +1,5 @@
-//! Parts of a data directory that are gone or of another one: refused in plain words, with nothing made
-//! anew and nothing thrown away, so that putting them back brings everything back.
+//! Parts of a data directory that are gone or of another one: refused in plain words, with nothing
+//! made anew and nothing thrown away, so that putting them back brings everything back.
 
 use crate::common::damage::{BODIES, damage_a_body, payload};
 use crate::engine::{Bench, config, start};

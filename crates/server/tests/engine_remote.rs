@@ -158,7 +158,8 @@ async fn a_parked_claim_and_a_hint_are_woken_over_bytes() {
     assert_eq!(claimed(parked.await)[0].task.id, second);
 }
 
-/// The other node's worker has gone: its call is cancelled, and what it parked or got goes to others.
+/// The other node's worker has gone: its call is cancelled, and what it parked or got goes to
+/// others.
 #[tokio::test]
 async fn a_call_that_is_dropped_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! A tally shows what was answered before, wherever its tasks live, and what follows from it follows once.
+//! A tally shows what was answered before, wherever its tasks live, and what follows from it
+//! follows once.
 
 use crate::engine::{Bench, config, start};
 use std::{collections::BTreeSet, time::Duration};

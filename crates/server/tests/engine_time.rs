@@ -44,8 +44,8 @@ async fn a_delayed_task_is_handed_out_when_the_clock_reaches_it() {
     assert_eq!(parked.await[0].task.id, id);
 }
 
-/// Two thousand tasks are due within a second of real time, on all shards. Other work on the machine
-/// delays everybody: a thread that only sleeps and writes tells by how much.
+/// Two thousand tasks are due within a second of real time, on all shards. Other work on the
+/// machine delays everybody: a thread that only sleeps and writes tells by how much.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn due_tasks_are_late_by_less_than_fifty_milliseconds() {
     let (mut p99, mut noise) = (u64::MAX, 0);
@@ -240,8 +240,8 @@ async fn a_standstill_of_the_broker_takes_nothing_from_a_live_worker() {
         clock.advance(Duration::from_secs(3));
         assert_eq!(counted().await, live, "3 s after {round} others");
     }
-    // A worker that does not come back is given up all the same: its session after 15 s of silence, its
-    // claims with their leases; and none of it sooner than 15 s after the last standstill.
+    // A worker that does not come back is given up all the same: its session after 15 s of silence,
+    // its claims with their leases; and none of it sooner than 15 s after the last standstill.
     clock.advance(Duration::from_millis(11_999));
     assert_eq!(counted().await, live);
     clock.advance(Duration::from_millis(1));

@@ -259,7 +259,8 @@ async fn a_job_whose_reservation_ends_three_times_is_dead() {
         let fetch = client.call("FETCH default").await;
         let lapses = matches!(fetch, Reply::Bulk(_));
         fetched += u32::from(lapses);
-        // In steps in which it is heard, so that it is the reservation that ends and not the worker.
+        // In steps in which it is heard, so that it is the reservation that ends and not the
+        // worker.
         for _ in 0..if lapses { 7 } else { 1 } {
             broker.clock.advance(Duration::from_secs(9));
             client.call("INFO").await;
@@ -298,7 +299,8 @@ async fn a_quiet_worker_is_handed_nothing_on_any_connection_and_then_stops() {
     let stop = Reply::Bulk(r#"{"state":"terminate"}"#.to_owned());
     assert_eq!(one.call(r#"BEAT {"wid":"many-handed"}"#).await, stop);
     drop((one, two));
-    // As soon as its end was noticed, the name is free for a worker that nobody has asked anything yet.
+    // As soon as its end was noticed, the name is free for a worker that nobody has asked anything
+    // yet.
     let job = eventually("the job", async || {
         match Client::process(&broker, "many-handed", 78).await.call("FETCH q").await {
             Reply::Bulk(job) => Some(job),
@@ -349,7 +351,8 @@ async fn any_node_serves_any_client() {
     assert_eq!(info["faktory"]["total_processed"], 12);
 }
 
-/// What a worker was handed before, through another node, does not stand in the way of what it has now.
+/// What a worker was handed before, through another node, does not stand in the way of what it has
+/// now.
 #[tokio::test]
 async fn a_job_that_came_again_through_another_node_is_acknowledged_through_either() {
     let nodes = three_with(|_, config| listens(config)).await;

@@ -1,5 +1,5 @@
-//! Faktory clients that don't know the password, don't speak the protocol, say too much or nothing at all,
-//! and many at once. None of it may cost the others anything.
+//! Faktory clients that don't know the password, don't speak the protocol, say too much or nothing
+//! at all, and many at once. None of it may cost the others anything.
 
 use crate::common;
 

@@ -1,5 +1,5 @@
-//! A command that is too large for the log is refused by name before it is proposed, through whichever
-//! node it comes, and its shard goes on. What may be cut is cut.
+//! A command that is too large for the log is refused by name before it is proposed, through
+//! whichever node it comes, and its shard goes on. What may be cut is cut.
 
 use crate::common::{
     Broker,

@@ -1,5 +1,5 @@
-//! Limits and fairness, as workers meet them: nothing runs beyond a limit, whoever waits is served when a
-//! limit lets it, keys take turns, and a task that waits says why.
+//! Limits and fairness, as workers meet them: nothing runs beyond a limit, whoever waits is served
+//! when a limit lets it, keys take turns, and a task that waits says why.
 
 use crate::common::{Broker, DEADLINE, eventually, http, queues, task};
 use serde_json::{Value, json};

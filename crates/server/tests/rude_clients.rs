@@ -1,4 +1,5 @@
-//! Clients that misbehave harm nobody else: they send nothing, half a request, garbage, or never read.
+//! Clients that misbehave harm nobody else: they send nothing, half a request, garbage, or never
+//! read.
 
 use crate::common::{
     Broker, DEADLINE, eventually,

@@ -1,5 +1,5 @@
-//! A queue over several shards, as producers, workers and operators meet it: nothing is lost when its
-//! spread changes, a request id makes one task, and what is set holds everywhere.
+//! A queue over several shards, as producers, workers and operators meet it: nothing is lost when
+//! its spread changes, a request id makes one task, and what is set holds everywhere.
 
 use crate::common::{Broker, DEADLINE, code, http, queues, task};
 use serde_json::{Value, json};
@@ -433,8 +433,8 @@ async fn a_spread_survives_a_restart() {
     broker.stop().await;
 }
 
-/// Both have more than anybody takes: a claim that always looked at the first one first would never come
-/// to the other.
+/// Both have more than anybody takes: a claim that always looked at the first one first would never
+/// come to the other.
 #[tokio::test]
 async fn no_shard_of_a_spread_queue_comes_last_each_time() {
     let broker = Broker::start().await;

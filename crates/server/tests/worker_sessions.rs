@@ -1,4 +1,5 @@
-//! A worker's session: tasks up to its free slots, leases renewed while it beats, goodbye and resume.
+//! A worker's session: tasks up to its free slots, leases renewed while it beats, goodbye and
+//! resume.
 
 use crate::common::{
     Broker, code, eventually, http, task,

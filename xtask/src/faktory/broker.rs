@@ -1,4 +1,5 @@
-//! A broker for foreign tests: on a data directory of its own, on free ports, and gone with its value.
+//! A broker for foreign tests: on a data directory of its own, on free ports, and gone with its
+//! value.
 
 use crate::step::Step;
 use anyhow::{Context, Result, bail};
@@ -73,7 +74,8 @@ impl Drop for Broker {
     }
 }
 
-/// A certificate for this machine, signed by itself. The crate's test accepts signatures of P-384 alone.
+/// A certificate for this machine, signed by itself. The crate's test accepts signatures of P-384
+/// alone.
 pub(super) fn make_certificate(certificate: &Path, key: &Path) -> Result<()> {
     fs::create_dir_all(certificate.parent().context("a certificate lies in a folder")?)?;
     let openssl = Step::new(

@@ -1,5 +1,5 @@
-//! The sources of a crate with its tests, copied out of the registry, with `testcontainers.rs` in the place of
-//! the crate that would start containers.
+//! The sources of a crate with its tests, copied out of the registry, with `testcontainers.rs` in
+//! the place of the crate that would start containers.
 
 use super::cargo;
 use anyhow::{Context, Result, bail};

@@ -1,7 +1,9 @@
-//! As much of the crate `testcontainers` as the crate `faktory` uses in its own tests: a "container" is a
-//! broker of its own, which lives as long as its handle. `TASKYARD` is the program.
+//! As much of the crate `testcontainers` as the crate `faktory` uses in its own tests: a
+//! "container" is a broker of its own, which lives as long as its handle. `TASKYARD` is the
+//! program.
 //!
-//! This file is no part of `xtask`: `cargo xtask faktory` writes it down as a crate that takes the place of the real one.
+//! This file is no part of `xtask`: `cargo xtask faktory` writes it down as a crate that takes the
+//! place of the real one.
 
 use std::{
     env, io,

@@ -25,10 +25,11 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// A line that has a space at which it could be broken.
+/// A line that has a space at which it could be broken, unless it says where a link leads.
 fn is_too_wide(line: &str) -> bool {
     let text = line.trim_start_matches([' ', '/', '!', '-', '*', '>', '#']);
-    line.chars().count() > COLUMNS_MAX && text.contains(' ')
+    let is_reference = text.starts_with('[') && text.contains("]: ");
+    line.chars().count() > COLUMNS_MAX && text.contains(' ') && !is_reference
 }
 
 /// Lines of a Markdown file outside of code blocks and tables, with their numbers from 1.
@@ -75,7 +76,7 @@ mod tests {
             (wide.clone(), &[1][..]),
             (format!("- {wide}\n> {wide}"), &[1, 2]),
             (format!("```\n{wide}\n```\n{wide}"), &[4]),
-            (format!("| {wide} |\n{link}\n- {link}"), &[]),
+            (format!("| {wide} |\n{link}\n- {link}\n[a]: {link}"), &[]),
             (fits, &[]),
         ] {
             assert_eq!(found("docs/a.md", &text), lines, "{text}");

@@ -31,8 +31,8 @@ pub(crate) struct ServeArgs {
     /// Free disk space below which enqueues are refused [default: 1G]
     #[arg(long, env = "TASKYARD_DISK_RESERVE", value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) disk_reserve: Option<String>,
-    /// Connections at once; those beyond are refused, but for /healthz, /readyz and /metrics. Fewer if
-    /// the process may open fewer files [default: 20000]
+    /// Connections at once; those beyond are refused, but for /healthz, /readyz and /metrics. Fewer
+    /// if the process may open fewer files [default: 20000]
     #[arg(long, env = "TASKYARD_CONNECTIONS_MAX", value_name = "N")]
     pub(crate) connections_max: Option<String>,
     /// How long a stop takes at most: for calls in flight, then for checkpoints [default: 10s]
@@ -47,9 +47,9 @@ pub(crate) struct ServeArgs {
     /// or any free port if that is taken]
     #[arg(long, env = "TASKYARD_PEER", value_name = "ADDR", help_heading = CLUSTER)]
     pub(crate) peer: Option<String>,
-    /// Join the cluster of the node with this peer address, if the data directory is new; several are
-    /// tried in turn. A list with this node's own address is that of all nodes: the first one founds
-    /// the cluster once all are up
+    /// Join the cluster of the node with this peer address, if the data directory is new; several
+    /// are tried in turn. A list with this node's own address is that of all nodes: the first one
+    /// founds the cluster once all are up
     #[arg(long, env = "TASKYARD_JOIN", value_name = "HOST:PORT", value_delimiter = ',', help_heading = CLUSTER)]
     pub(crate) join: Vec<String>,
     /// What this node fails together with, such as a rack: replicas are spread over zones
@@ -61,8 +61,9 @@ pub(crate) struct ServeArgs {
     /// Where clients reach this node [default: --listen, with the host of --advertise for 0.0.0.0]
     #[arg(long, env = "TASKYARD_ADVERTISE_CLIENTS", value_name = "HOST:PORT", help_heading = CLUSTER)]
     pub(crate) advertise_clients: Option<String>,
-    /// Names by which clients may call this node; .NAME for all that end so. Addresses, localhost and
-    /// advertised hosts always may be used; others are refused, since web pages can send them here
+    /// Names by which clients may call this node; .NAME for all that end so. Addresses, localhost
+    /// and advertised hosts always may be used; others are refused, since web pages can send them
+    /// here
     #[arg(long, env = "TASKYARD_ALLOWED_HOSTS", value_name = "HOST", value_delimiter = ',')]
     pub(crate) allowed_hosts: Vec<String>,
     /// A file with what all nodes of the cluster know and nobody else, at least 32 bytes (`openssl
@@ -82,12 +83,12 @@ pub(crate) struct ServeArgs {
     /// [default: 127.0.0.1:7419]
     #[arg(long, env = "TASKYARD_FAKTORY", value_name = "ADDR|none", help_heading = FAKTORY)]
     pub(crate) faktory: Option<String>,
-    /// A file with the password of Faktory clients; its text may be in TASKYARD_FAKTORY_PASSWORD instead
-    /// [default: none, whoever reaches the port gets in]
+    /// A file with the password of Faktory clients; its text may be in TASKYARD_FAKTORY_PASSWORD
+    /// instead [default: none, whoever reaches the port gets in]
     #[arg(long, env = "TASKYARD_FAKTORY_PASSWORD_FILE", value_name = "FILE", help_heading = FAKTORY)]
     pub(crate) faktory_password_file: Option<PathBuf>,
-    /// A certificate for Faktory clients (tcp+tls://), in PEM, with those that lead to a trusted one
-    /// [default: none, in the clear]
+    /// A certificate for Faktory clients (tcp+tls://), in PEM, with those that lead to a trusted
+    /// one [default: none, in the clear]
     #[arg(long, env = "TASKYARD_FAKTORY_TLS_CERT", value_name = "FILE", help_heading = FAKTORY)]
     pub(crate) faktory_tls_cert: Option<PathBuf>,
     /// The private key of the certificate, in PEM
@@ -168,7 +169,8 @@ impl LogFormat {
   taskyard demo --keep        stay up afterwards, to look around with the commands it prints
   taskyard demo --nodes 3     a cluster of three processes; one is killed under load and comes back")]
 pub(crate) struct DemoArgs {
-    /// Start a cluster of 3 or 5 nodes, kill one of them under load and count what is lost: nothing.
+    /// Start a cluster of 3 or 5 nodes, kill one of them under load and count what is lost:
+    /// nothing.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = demo_nodes, conflicts_with_all = ["listen", "duration"])]
     pub(crate) nodes: u8,
     /// Keep running until Ctrl-C.
@@ -285,8 +287,8 @@ pub(crate) struct BenchArgs {
     /// Queues to spread the tasks over [default: 8, with --nodes 24]
     #[arg(long, value_name = "N")]
     queues: Option<u32>,
-    /// Tasks per second of the last phase [default: half of what was executed at the fastest], or of
-    /// all queues while nodes go away [default: 600]
+    /// Tasks per second of the last phase [default: half of what was executed at the fastest], or
+    /// of all queues while nodes go away [default: 600]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) rate: Option<u64>,
     /// Measure over Faktory's wire.
@@ -301,7 +303,8 @@ pub(crate) struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// Queues to spread the tasks over. With more of them, each node of a cluster leads about as many.
+    /// Queues to spread the tasks over. With more of them, each node of a cluster leads about as
+    /// many.
     pub(crate) fn queues(&self) -> u32 {
         self.queues.unwrap_or(if self.nodes > 1 { 24 } else { 8 }).max(1)
     }

@@ -86,8 +86,8 @@ pub(crate) struct ClusterStatusArgs {
     /// With --wait: give up after this long, with exit code 1 [default: 10m].
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true, requires = "wait")]
     pub(crate) timeout: Option<Duration>,
-    /// Exit with 1 if a shard has no leader or too few replicas, a node is down, or anything else is not
-    /// where it belongs.
+    /// Exit with 1 if a shard has no leader or too few replicas, a node is down, or anything else
+    /// is not where it belongs.
     #[arg(long, conflicts_with_all = ["watch", "wait"])]
     pub(crate) check: bool,
     /// With --wait: and there are so many nodes.

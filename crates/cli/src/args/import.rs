@@ -14,7 +14,8 @@ pub(crate) enum ImportCommand {
 #[derive(Debug, Args)]
 #[command(after_help = IMPORT_FAKTORY_HELP)]
 pub(crate) struct ImportFaktoryArgs {
-    /// The old server: tcp://:PASSWORD@host:port. In the variable, others on this machine don't see the password.
+    /// The old server: tcp://:PASSWORD@host:port. In the variable, others on this machine don't see
+    /// the password.
     // As text, and read later: what refuses arguments here shows them, with their passwords.
     #[arg(value_name = "URL", env = "FAKTORY_URL", hide_env_values = true)]
     pub(crate) from: String,

@@ -205,8 +205,9 @@ pub(crate) struct QueueSetArgs {
     /// Raise a waiting task's priority by one each time this has passed.
     #[arg(long, value_name = "DURATION", value_parser = values::duration, allow_hyphen_values = true)]
     pub(crate) ageing: Option<Duration>,
-    /// Lay the queue over this many shards, for one that is too hot for a single shard. Not together with
-    /// --max-length, --concurrency, --rate or the limits of keys; order holds on each shard.
+    /// Lay the queue over this many shards, for one that is too hot for a single shard. Not
+    /// together with --max-length, --concurrency, --rate or the limits of keys; order holds on each
+    /// shard.
     #[arg(long, value_name = "N")]
     pub(crate) spread: Option<u32>,
     /// Return a setting to its default; may be given several times.
@@ -282,7 +283,8 @@ pub(crate) enum WorkerCommand {
     ///
     /// A node that does not answer within a second is named on stderr: its workers are not listed.
     List,
-    /// Let workers finish what they have and claim nothing more, whichever node they are connected to.
+    /// Let workers finish what they have and claim nothing more, whichever node they are connected
+    /// to.
     Quiet {
         /// Their ids, as worker list prints them.
         #[arg(value_name = "ID", required = true)]

@@ -1,8 +1,8 @@
 //! A cluster beside one node: the same phases against both, in turns, in one run.
 //!
-//! Machines are noisy, so what counts are the ratios of one run. Each turn starts its nodes anew and alone,
-//! and the order of a round is the reverse of the one before: whatever gets slower meanwhile meets both.
-//! The load is the same for both, one client for each node of the cluster.
+//! Machines are noisy, so what counts are the ratios of one run. Each turn starts its nodes anew
+//! and alone, and the order of a round is the reverse of the one before: whatever gets slower
+//! meanwhile meets both. The load is the same for both, one client for each node of the cluster.
 
 use std::sync::Arc;
 

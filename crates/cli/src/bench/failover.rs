@@ -1,7 +1,8 @@
-//! Nodes that are killed or stopped under load, one after the other, many times: how long writes stand
-//! still, as the clients of the SDK feel it.
+//! Nodes that are killed or stopped under load, one after the other, many times: how long writes
+//! stand still, as the clients of the SDK feel it.
 //!
-//! At the end every confirmed task must be there once and have been executed; anything else is an error.
+//! At the end every confirmed task must be there once and have been executed; anything else is an
+//! error.
 
 use std::{
     collections::BTreeSet,
@@ -32,10 +33,11 @@ use crate::{
     values::{grouped, millis},
 };
 
-/// Writes per second of all queues together, when nothing is said: load enough that every shard has some
-/// on its way, and little enough that two cores carry three nodes.
+/// Writes per second of all queues together, when nothing is said: load enough that every shard has
+/// some on its way, and little enough that two cores carry three nodes.
 const RATE: u64 = 600;
-/// A new leader lets no lease lapse for 15 s, so that a claim whose answer was lost waits that long.
+/// A new leader lets no lease lapse for 15 s, so that a claim whose answer was lost waits that
+/// long.
 const FINISH_FOR_MAX: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -186,8 +188,9 @@ async fn outage(
     strike: Strike,
     desk: &Arc<Desk>,
 ) -> Result<Outage> {
-    // New clients each time, evenly over the nodes: one that has lost its node stays with the next. One
-    // for each queue: a client sends together what it has to enqueue, so that its queues wait together.
+    // New clients each time, evenly over the nodes: one that has lost its node stays with the next.
+    // One for each queue: a client sends together what it has to enqueue, so that its queues wait
+    // together.
     let clients = clients(&nodes.urls(), desk.load.queues().len())?;
     let mut writers = Writers::start(desk, clients).await?;
     let before = nodes.until("somebody answers", |_| true).await?;

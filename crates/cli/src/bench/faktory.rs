@@ -1,8 +1,10 @@
-//! A broker over Faktory's wire: connections that each have one command in flight, as its clients do.
+//! A broker over Faktory's wire: connections that each have one command in flight, as its clients
+//! do.
 //!
-//! Three phases: push as fast as answers come; fetch and acknowledge what waits; then push, fetch and
-//! acknowledge in turns. In the last one a connection may fetch what another pushed, and since each pushes
-//! before it fetches, none ever waits for a job. All connections are one worker, of which the first beats.
+//! Three phases: push as fast as answers come; fetch and acknowledge what waits; then push, fetch
+//! and acknowledge in turns. In the last one a connection may fetch what another pushed, and since
+//! each pushes before it fetches, none ever waits for a job. All connections are one worker, of
+//! which the first beats.
 
 use std::{
     sync::{

@@ -36,8 +36,8 @@ pub(super) async fn execute(
     Ok(Measured { name, tasks, took, latency, used, routed: None })
 }
 
-/// Enqueues at a fixed rate while workers execute: how long it took until each task was acknowledged,
-/// and until it was executed.
+/// Enqueues at a fixed rate while workers execute: how long it took until each task was
+/// acknowledged, and until it was executed.
 pub(super) async fn steady(
     load: &Arc<Load>,
     per_second: u64,

@@ -1,7 +1,8 @@
-//! Writers: one for each queue, with one enqueue at a time. The times between two confirmations are what
-//! callers feel of a node that goes away.
+//! Writers: one for each queue, with one enqueue at a time. The times between two confirmations are
+//! what callers feel of a node that goes away.
 //!
-//! Invariant: every write has a number and a request id, and is made again under it until it is confirmed.
+//! Invariant: every write has a number and a request id, and is made again under it until it is
+//! confirmed.
 
 use std::{
     sync::{
@@ -22,7 +23,8 @@ use tokio::{
 use super::load::Load;
 use crate::book::Book;
 
-/// Writes of each writer before and after something is done, so that it stands in the middle of load.
+/// Writes of each writer before and after something is done, so that it stands in the middle of
+/// load.
 const WRITES_AROUND: usize = 5;
 /// A queue that takes no write for so long is lost.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -154,8 +156,8 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Pauses(Vec<Vec<Instant>>);
 
 impl Pauses {
-    /// The longest time without a confirmed write between two moments, for each queue. One that began
-    /// before or ended after them counts whole.
+    /// The longest time without a confirmed write between two moments, for each queue. One that
+    /// began before or ended after them counts whole.
     pub(super) fn between(&self, from: Instant, to: Instant) -> Vec<Duration> {
         let longest = |confirmed: &Vec<Instant>| {
             let pairs = confirmed.windows(2).filter(|pair| pair[1] > from && pair[0] < to);

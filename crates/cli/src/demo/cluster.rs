@@ -1,7 +1,8 @@
-//! `taskyard demo --nodes 3`: a cluster of real processes that loses a node under load, before your eyes.
+//! `taskyard demo --nodes 3`: a cluster of real processes that loses a node under load, before your
+//! eyes.
 //!
-//! Everything that is told was measured from outside, as a client sees it; a confirmed task that was
-//! never executed makes the demo fail.
+//! Everything that is told was measured from outside, as a client sees it; a confirmed task that
+//! was never executed makes the demo fail.
 
 mod load;
 mod screen;
@@ -39,7 +40,8 @@ const AWAY_FOR: Duration = Duration::from_secs(4);
 const AFTER_FOR: Duration = Duration::from_millis(1_500);
 /// How long the cluster may take to form, to be led again, to have the node back.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A new leader lets no lease lapse for 15 s, so that a claim whose answer was lost waits that long.
+/// A new leader lets no lease lapse for 15 s, so that a claim whose answer was lost waits that
+/// long.
 const FINISH_FOR_MAX: Duration = Duration::from_secs(45);
 
 pub(super) async fn demo(args: &DemoArgs, output: Output) -> Result<()> {
@@ -177,7 +179,8 @@ impl Stage {
         self.nodes.start_one(place)?;
         self.killed = None;
         self.tell("restart", Colour::None, format!("node {node}, with the data that it had"))?;
-        // Under load there is always something on its way: each shard counts once it was seen level.
+        // Under load there is always something on its way: each shard counts once it was seen
+        // level.
         let mut level = BTreeSet::new();
         let held = lags(&self.view, node).count();
         while level.len() < held {

@@ -1,5 +1,5 @@
-//! The demo's limited queue: the other side takes two exports at once, so ten of twelve wait for their
-//! turn, and the broker says what for.
+//! The demo's limited queue: the other side takes two exports at once, so ten of twelve wait for
+//! their turn, and the broker says what for.
 
 use std::{
     sync::Arc,

@@ -1,5 +1,5 @@
-//! The demo's flow: an import finds out how many photos there are, has a thumbnail made of each, and an
-//! album is bound when all are done.
+//! The demo's flow: an import finds out how many photos there are, has a thumbnail made of each,
+//! and an album is bound when all are done.
 
 use std::{sync::Arc, time::Duration};
 

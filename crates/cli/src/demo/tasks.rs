@@ -1,6 +1,6 @@
-//! The demo's tasks: quick ones, one that fails and then succeeds, one that dies, one that waits for
-//! its time, a long one that says how far it is, flows, a schedule, a queue with a limit; and the
-//! producer that enqueues them.
+//! The demo's tasks: quick ones, one that fails and then succeeds, one that dies, one that waits
+//! for its time, a long one that says how far it is, flows, a schedule, a queue with a limit; and
+//! the producer that enqueues them.
 
 use std::{
     sync::Arc,

@@ -1,7 +1,9 @@
-//! Many tasks from a file, one per line: each gets its own answer, or with `--batch` all go in as one.
+//! Many tasks from a file, one per line: each gets its own answer, or with `--batch` all go in as
+//! one.
 //!
-//! Memory is bounded by what is in flight, whatever the size of the file. No line is dropped without
-//! a word: each is accepted, or its number is told and, with `--refused`, the line itself kept.
+//! Memory is bounded by what is in flight, whatever the size of the file. No line is dropped
+//! without a word: each is accepted, or its number is told and, with `--refused`, the line itself
+//! kept.
 
 mod lines;
 mod sending;

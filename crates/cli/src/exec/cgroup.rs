@@ -1,10 +1,11 @@
 //! A cgroup for each task: the kernel itself refuses a task more processes than it may have, and
 //! whatever the task did, all of it is found in one list.
 //!
-//! The folder of a task is `taskyard-<worker's pid>-<supervisor's pid>`. Its supervisor makes it, holds
-//! a lock on it while it lives, and removes it when the task's last process is gone. A folder that
-//! nobody locks and whose worker is gone is a leftover: the next worker that starts in the same place
-//! kills what is in it and removes it. The files are named alike in both versions of cgroups.
+//! The folder of a task is `taskyard-<worker's pid>-<supervisor's pid>`. Its supervisor makes it,
+//! holds a lock on it while it lives, and removes it when the task's last process is gone. A folder
+//! that nobody locks and whose worker is gone is a leftover: the next worker that starts in the
+//! same place kills what is in it and removes it. The files are named alike in both versions of
+//! cgroups.
 
 mod place;
 
@@ -103,7 +104,8 @@ impl Cgroups {
         let deadline = Instant::now() + CLEAR_FOR_MAX;
         let folders = fs::read_dir(&self.base).into_iter().flatten().flatten();
         for folder in folders.map(|entry| entry.path()).filter(|folder| is_leftover(folder)) {
-            // Whoever is about to make it has no lock yet, but is alive; whoever holds it is at work.
+            // Whoever is about to make it has no lock yet, but is alive; whoever holds it is at
+            // work.
             let Ok(lock) = lock(&folder) else { continue };
             let cgroup = Cgroup { folder, processes_max: None, _lock: Some(lock) };
             cgroup.kill();

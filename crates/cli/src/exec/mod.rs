@@ -6,8 +6,8 @@
 //! ```
 //! Where it may, the supervisor puts the command into a pid namespace (see `namespace.rs`).
 //!
-//! What a task starts is bounded by a cgroup where one can be made, else by RLIMIT_NPROC (far off) and
-//! by counting.
+//! What a task starts is bounded by a cgroup where one can be made, else by RLIMIT_NPROC (far off)
+//! and by counting.
 //!
 //! Invariant: when [`Runner::run`] returns, no process of that task is left. The supervisor sees to
 //! it; should the supervisor itself be killed, its orphans fall to the worker, which sweeps them.

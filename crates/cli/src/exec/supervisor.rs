@@ -3,9 +3,9 @@
 //! It is the subreaper of everything the command starts, so that nothing outlives the task: when
 //! the command ends, is stopped, times out or grows too many processes, all that is left below is
 //! killed before the report is written. Where it can, it puts the command into a cgroup, in which
-//! the kernel holds the limit of processes. Its stdin ends when the worker wants the task stopped and
-//! when the worker dies, whichever way, so both are one case. A command that kills or starves its
-//! supervisor hurts no other task.
+//! the kernel holds the limit of processes. Its stdin ends when the worker wants the task stopped
+//! and when the worker dies, whichever way, so both are one case. A command that kills or starves
+//! its supervisor hurts no other task.
 
 use std::{
     fs::{self, File},

@@ -1,7 +1,7 @@
 //! One connection to a server: a greeting, then one command at a time.
 //!
-//! A call that is dropped before it ends leaves its reply on the way, so the connection is of no use
-//! after that: callers finish calls, or drop the connection.
+//! A call that is dropped before it ends leaves its reply on the way, so the connection is of no
+//! use after that: callers finish calls, or drop the connection.
 
 use std::{fmt, net::SocketAddr, time::Duration};
 

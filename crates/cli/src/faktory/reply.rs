@@ -1,10 +1,12 @@
 //! Replies of a server: the part of RESP that Faktory speaks, read from bytes as they come.
 //!
-//! Invariant: whatever a server sends, no more than [`BULK_BYTES_MAX`] and a little is ever waited for.
+//! Invariant: whatever a server sends, no more than [`BULK_BYTES_MAX`] and a little is ever waited
+//! for.
 
 /// The longest line; longer ones are no reply.
 const LINE_BYTES_MAX: usize = 64 << 10;
-/// The largest value. Jobs are far smaller; one that is not can't be kept by its next server either.
+/// The largest value. Jobs are far smaller; one that is not can't be kept by its next server
+/// either.
 pub(super) const BULK_BYTES_MAX: usize = 64 << 20;
 
 /// What a server answered.

@@ -1,8 +1,8 @@
 //! What a picture of a flow shows as one line: a node, or many nodes that are alike.
 //!
 //! Nodes are alike when they are of one type and queue, come after nodes that are alike, and nodes
-//! come after them that are alike. Such nodes stand equally deep in the flow, so lines never wait for
-//! each other, however nodes are folded.
+//! come after them that are alike. Such nodes stand equally deep in the flow, so lines never wait
+//! for each other, however nodes are folded.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -34,8 +34,8 @@ pub(super) struct Row {
     pub(super) parents: Vec<usize>,
 }
 
-/// The nodes of a flow. A node that added others is drawn before those, and what comes after it comes
-/// after them: that is what it waits for.
+/// The nodes of a flow. A node that added others is drawn before those, and what comes after it
+/// comes after them: that is what it waits for.
 pub(super) fn items(flow: &FlowDetails) -> Vec<Item> {
     let places: HashMap<&str, usize> =
         flow.nodes.iter().enumerate().map(|(index, node)| (node.name.as_str(), index)).collect();

@@ -1,7 +1,7 @@
 //! Lines between the rows of a picture, from top to bottom.
 //!
-//! A lane leads to one row; whatever that row comes after joins the lane. So a row has one lane into
-//! it, and the picture is as wide as the rows that are still to come and have begun.
+//! A lane leads to one row; whatever that row comes after joins the lane. So a row has one lane
+//! into it, and the picture is as wide as the rows that are still to come and have begun.
 
 use super::fold::{Row, order};
 

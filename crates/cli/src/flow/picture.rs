@@ -1,5 +1,5 @@
-//! The picture of a flow in the terminal: a line for each node, or for many that are alike, and lines
-//! between them.
+//! The picture of a flow in the terminal: a line for each node, or for many that are alike, and
+//! lines between them.
 
 use std::collections::BTreeMap;
 

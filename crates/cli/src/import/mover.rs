@@ -1,7 +1,7 @@
 //! One job at a time, over a connection to each side: fetch, push, acknowledge.
 //!
-//! A push whose answer is lost is made again, over a new connection: the job's id makes it the same push.
-//! So is one that was refused for a reason that may pass, as while nodes elect a leader.
+//! A push whose answer is lost is made again, over a new connection: the job's id makes it the same
+//! push. So is one that was refused for a reason that may pass, as while nodes elect a leader.
 
 use std::{
     sync::Arc,
@@ -106,8 +106,8 @@ impl Mover {
     }
 }
 
-/// A connection to Taskyard, within what is left of the patience and while `goes_on`. One that is refused says
-/// nothing of a job, which may be in Taskyard: it is as lost as one that breaks.
+/// A connection to Taskyard, within what is left of the patience and while `goes_on`. One that is
+/// refused says nothing of a job, which may be in Taskyard: it is as lost as one that breaks.
 async fn connect(
     url: &Url,
     begun: Instant,

@@ -6,7 +6,8 @@ use super::job::Job;
 
 /// What a push sends is one line: its verb, a space and the job.
 pub(super) const JOB_BYTES_MAX: usize = FAKTORY_LINE_BYTES_MAX - "PUSH \r\n".len();
-/// How answers begin that are about the job and not about the server: its moments, its form, its size.
+/// How answers begin that are about the job and not about the server: its moments, its form, its
+/// size.
 const ABOUT_THE_JOB: [&str; 4] = ["expires_at ", "invalid ", "jobs ", "payload has "];
 
 /// Taskyard said no, or would.

@@ -17,7 +17,8 @@ use indicatif::ProgressBar;
 use super::{job::Job, refusal::Refusal, report::Left};
 use crate::{output::Output, remote::Complaint, values};
 
-/// So many refusals that are not about the job, without a job between them that was taken: it is the target.
+/// So many refusals that are not about the job, without a job between them that was taken: it is
+/// the target.
 pub(super) const REFUSED_IN_A_ROW_MAX: u64 = 20;
 
 pub(super) struct Tally {

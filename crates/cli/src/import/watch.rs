@@ -1,7 +1,7 @@
 //! What may come while something else goes on: a signal, an order of the old server, its silence.
 //!
-//! A task of its own beats over a connection of its own, so that a server that hangs keeps nobody from
-//! stopping: whatever is waited for, is waited for under [`Watch::attend`].
+//! A task of its own beats over a connection of its own, so that a server that hangs keeps nobody
+//! from stopping: whatever is waited for, is waited for under [`Watch::attend`].
 
 use std::{future::Future, pin::pin, sync::Arc};
 
@@ -33,8 +33,8 @@ impl Watch {
         Ok(Watch { signals, tally: Arc::clone(tally), heard, beating })
     }
 
-    /// Does `work` to its end, while a signal is heeded and the old server's orders are. An error is the old
-    /// server's silence.
+    /// Does `work` to its end, while a signal is heeded and the old server's orders are. An error
+    /// is the old server's silence.
     pub(super) async fn attend<F: Future>(&mut self, work: F) -> Result<F::Output> {
         let mut work = pin!(work);
         let mut silent = None;

@@ -1,7 +1,8 @@
 //! What a node is told: options over environment variables over a file over defaults.
 //!
 //! All of it is checked before anything is told: every mistake of options and file is reported at
-//! once, those of the file with their lines, and an unknown key gets the one that was probably meant.
+//! once, those of the file with their lines, and an unknown key gets the one that was probably
+//! meant.
 
 mod secret;
 mod source;

@@ -2,8 +2,8 @@
 //! resume state.
 //!
 //! A named pipe is open to every process of the task, whatever files it closed on its way, and
-//! needs no program but `echo`. We keep it open for reading and writing, so that no writer waits for
-//! a reader and none is the last.
+//! needs no program but `echo`. We keep it open for reading and writing, so that no writer waits
+//! for a reader and none is the last.
 
 use std::{
     fs::File,

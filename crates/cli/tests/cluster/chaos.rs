@@ -20,7 +20,8 @@ async fn what_clients_were_told_adds_up_whatever_fails() {
     run("cluster::chaos::", Nodes::form(NODES)).await;
 }
 
-/// Breaks what can be broken of these nodes, and checks everything. `test` is what this is found by.
+/// Breaks what can be broken of these nodes, and checks everything. `test` is what this is found
+/// by.
 pub(crate) async fn run(test: &str, mut nodes: Nodes) {
     let seed = variable("CHAOS_SEED").unwrap_or(SEED);
     let seconds = variable("CHAOS_SECONDS").unwrap_or(SECONDS);

@@ -192,7 +192,8 @@ impl<'a> Account<'a> {
         broken
     }
 
-    /// How many claims by lease, of which nobody heard an answer, the task says that it was given to.
+    /// How many claims by lease, of which nobody heard an answer, the task says that it was given
+    /// to.
     fn unanswered(&self, task: &Left) -> usize {
         let unheard = |worker: &&String| self.unanswered.contains(worker.as_str());
         task.workers.iter().filter(unheard).count()
@@ -324,8 +325,8 @@ fn hidden_steps(task: &Left, steps: &[Timed]) -> Vec<Timed> {
     hidden.into_iter().flat_map(both).collect()
 }
 
-/// Leaves out what may have happened more than once to the same effect: the earliest says it all, and
-/// the checker's work doubles with each.
+/// Leaves out what may have happened more than once to the same effect: the earliest says it all,
+/// and the checker's work doubles with each.
 fn without_repeats(mut steps: Vec<Timed>) -> Vec<Timed> {
     steps.sort_by_key(|timed| timed.begin);
     let mut kept: Vec<Timed> = Vec::new();
@@ -351,7 +352,8 @@ fn token_in(call: &Call, id: &str) -> u64 {
     token.expect("the call got it")
 }
 
-/// A flow that was confirmed is there once, has succeeded, and its callback ran once, after all others.
+/// A flow that was confirmed is there once, has succeeded, and its callback ran once, after all
+/// others.
 fn flows(calls: &[Call], ending: &Ending) -> Vec<String> {
     let mut broken = Vec::new();
     let mut callbacks = BTreeMap::<&str, Vec<&str>>::new();
@@ -397,7 +399,8 @@ fn flows(calls: &[Call], ending: &Ending) -> Vec<String> {
     broken
 }
 
-/// Every occurrence of the schedule has one run, and none between the first and the last is missing.
+/// Every occurrence of the schedule has one run, and none between the first and the last is
+/// missing.
 fn ticks(ending: &Ending) -> Vec<String> {
     let mut broken = Vec::new();
     let runs = ending.tasks.iter().filter(|task| task.queue == TICKS);

@@ -1,6 +1,6 @@
-//! Disks of a cluster of three. One is damaged: the node on it ends and says why, the others go on, and the
-//! node is rebuilt from them. One is nearly full: the others lead, until all are. One is full: its node
-//! stays up, and follows again once there is room.
+//! Disks of a cluster of three. One is damaged: the node on it ends and says why, the others go on,
+//! and the node is rebuilt from them. One is nearly full: the others lead, until all are. One is
+//! full: its node stays up, and follows again once there is room.
 
 use crate::{
     cluster::{

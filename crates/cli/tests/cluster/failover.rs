@@ -2,8 +2,8 @@
 //! by a network that lets nothing through. Nothing that was acknowledged
 //! is lost, nothing that was acked runs again, and writes go on.
 //!
-//! The bounds are wide enough for a busy machine: they find what is broken, not what is slow. How long it
-//! took is printed.
+//! The bounds are wide enough for a busy machine: they find what is broken, not what is slow. How
+//! long it took is printed.
 
 use crate::{
     cluster::{
@@ -20,14 +20,14 @@ use std::time::{Duration, Instant};
 
 /// `FAILOVER_ROUNDS` asks for more, to measure: each round is one kill or stop of each node.
 const ROUNDS: usize = 1;
-/// What is promised of a kill. A machine that is busy with other tests may miss it now and then, so that the
-/// best of all kills of a test counts; `taskyard bench --kills` measures it.
+/// What is promised of a kill. A machine that is busy with other tests may miss it now and then, so
+/// that the best of all kills of a test counts; `taskyard bench --kills` measures it.
 const OUTAGE_PROMISED: Duration = Duration::from_secs(2);
-/// No outage is longer, however busy the machine. What goes on only when the others are back takes for ever
-/// here: nobody is mended before writes have resumed.
+/// No outage is longer, however busy the machine. What goes on only when the others are back takes
+/// for ever here: nobody is mended before writes have resumed.
 const OUTAGE_MAX: Duration = Duration::from_secs(5);
-/// A node that knows that it is cut off waits for nothing, and an election takes five times as long. The
-/// fastest of several refusals counts.
+/// A node that knows that it is cut off waits for nothing, and an election takes five times as
+/// long. The fastest of several refusals counts.
 const REFUSED_WITHIN: Duration = Duration::from_millis(100);
 
 /// Does something to each node in turn, under load, and measures how long writes stand still.
@@ -72,9 +72,9 @@ async fn a_node_that_is_asked_to_stop_hands_over_first() {
     outages_of("stop", Nodes::form(NODES), stop_and_see_it_hand_over, Nodes::start).await;
 }
 
-/// Stops a node that leads, and sees that the others lead what it led before it ended. How long that takes
-/// shows nothing: an election can be as fast. So the node's own word counts, which it gives when it has
-/// heard of all new leaders, and the terms, which say that there are new ones.
+/// Stops a node that leads, and sees that the others lead what it led before it ended. How long
+/// that takes shows nothing: an election can be as fast. So the node's own word counts, which it
+/// gives when it has heard of all new leaders, and the terms, which say that there are new ones.
 fn stop_and_see_it_hand_over(nodes: &mut Nodes, place: usize) {
     nodes.lead(place);
     let (number, other) = (nodes.number(place), (place + 1) % nodes.len());
@@ -139,8 +139,8 @@ async fn a_node_that_is_cut_off_one_way_confirms_nothing_and_the_majority_goes_o
     cut_off_one_way(&mut Nodes::form(NODES), &History::begin()).await;
 }
 
-/// Has one node hear and not be heard, and then be heard and not hear. The others go on; it confirms nothing,
-/// and once it is back it writes again.
+/// Has one node hear and not be heard, and then be heard and not hear. The others go on; it
+/// confirms nothing, and once it is back it writes again.
 pub(crate) async fn cut_off_one_way(nodes: &mut Nodes, history: &History) {
     const PLACE: usize = 0;
     let mut others = nodes.urls();
@@ -189,7 +189,8 @@ async fn the_last_of_three_refuses_writes_until_another_is_back() {
     nodes.until_settled();
 }
 
-/// Dead servers are tried again and again, and what they don't say must not hide what the living one says.
+/// Dead servers are tried again and again, and what they don't say must not hide what the living
+/// one says.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_cli_with_three_servers_says_what_the_only_living_node_says() {
     let mut nodes = Nodes::form(NODES);

@@ -51,8 +51,8 @@ pub(crate) struct Possible {
     pub(crate) full_disks: bool,
 }
 
-/// What goes wrong within `time`. Mostly one thing at a time, so that the cluster can go on; now and
-/// then two, so that it can't.
+/// What goes wrong within `time`. Mostly one thing at a time, so that the cluster can go on; now
+/// and then two, so that it can't.
 pub(crate) fn plan(seed: u64, nodes: usize, possible: Possible, time: Duration) -> Vec<Planned> {
     let mut dice = Dice::new(seed);
     let mut planned: Vec<Planned> = Vec::new();

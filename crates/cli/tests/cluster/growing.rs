@@ -1,6 +1,6 @@
-//! Clusters that grow and shrink while clients work: nodes join and get what there is, are emptied and taken
-//! out, and come back after so long that nobody has the log which they lack. What clients were told adds up
-//! all the same.
+//! Clusters that grow and shrink while clients work: nodes join and get what there is, are emptied
+//! and taken out, and come back after so long that nobody has the log which they lack. What clients
+//! were told adds up all the same.
 
 use crate::{
     cluster::{
@@ -39,7 +39,8 @@ async fn a_node_is_drained_under_load_and_one_that_was_away_too_long_gets_a_snap
     load.until_confirmed(100).await;
 
     nodes.kill(AWAY);
-    // A node that stops saves all its state, and then needs no log from before the time it did so before.
+    // A node that stops saves all its state, and then needs no log from before the time it did so
+    // before.
     for _ in 0..2 {
         for place in 0..AWAY {
             load.until_confirmed(50).await;

@@ -66,7 +66,8 @@ pub(crate) enum Answer<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Made {
     pub(crate) id: String,
-    /// It says that this call made the task. Not said of one that a lost try of the same call had made.
+    /// It says that this call made the task. Not said of one that a lost try of the same call had
+    /// made.
     pub(crate) first: bool,
 }
 

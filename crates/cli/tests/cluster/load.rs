@@ -1,6 +1,6 @@
-//! Load: producers, workers, readers, flows and a schedule, on all nodes at once. Two of the queues are
-//! spread over several shards. Everything that clients are told goes into the history; what they ask next
-//! does not depend on whether it was good.
+//! Load: producers, workers, readers, flows and a schedule, on all nodes at once. Two of the queues
+//! are spread over several shards. Everything that clients are told goes into the history; what
+//! they ask next does not depend on whether it was good.
 
 use crate::{
     cluster::{
@@ -112,8 +112,8 @@ impl Load {
         Load { history, known, client, producing, working, producers, workers }
     }
 
-    /// Lays the queues that are spread over more and fewer shards, again and again. What comes of it is
-    /// not written down: a request must make one task wherever its queue lies.
+    /// Lays the queues that are spread over more and fewer shards, again and again. What comes of
+    /// it is not written down: a request must make one task wherever its queue lies.
     pub(crate) fn change_spreads(&mut self, seed: u64) {
         let (client, until) = (self.client.clone(), self.producing.subscribe());
         let mut dice = Dice::new(seed);
@@ -140,8 +140,8 @@ impl Load {
         }
     }
 
-    /// Ends producing, waits until everything has drained, and compares all that clients were told with
-    /// what is promised. The nodes must be well by now.
+    /// Ends producing, waits until everything has drained, and compares all that clients were told
+    /// with what is promised. The nodes must be well by now.
     pub(crate) async fn finish_and_check(mut self) {
         self.client.schedule(TICKS).pause("the test ends").await.unwrap();
         self.producing.send_replace(false);
@@ -217,7 +217,8 @@ impl Desk {
         }
     }
 
-    /// Enqueues on one node, then another. Some requests are made twice though the first had an answer.
+    /// Enqueues on one node, then another. Some requests are made twice though the first had an
+    /// answer.
     async fn produce_plainly(self, number: usize, mut dice: Dice, until: watch::Receiver<bool>) {
         let nodes = self.plain();
         let mut node = number;
@@ -288,8 +289,8 @@ impl Desk {
         worker.run_until(stop).await.unwrap();
     }
 
-    /// Claims by leases and acks, on one node, then another. Some claims are abandoned, some acks sent
-    /// again.
+    /// Claims by leases and acks, on one node, then another. Some claims are abandoned, some acks
+    /// sent again.
     async fn work_plainly(self, number: usize, mut dice: Dice, until: watch::Receiver<bool>) {
         let nodes = self.plain();
         let mut node = number;
@@ -312,8 +313,9 @@ impl Desk {
             let failed = answer.known().is_none();
             self.history.record(begin, What::Claim { worker, lease: LEASE, answer });
             for Claimed { id, token, .. } in taken {
-                // Not so often that a task is abandoned three times and put into quarantine. Some of these
-                // workers were only slow: they ack when another has it, and must change nothing.
+                // Not so often that a task is abandoned three times and put into quarantine. Some
+                // of these workers were only slow: they ack when another has it, and must change
+                // nothing.
                 if dice.once_in(40) {
                     if dice.once_in(2) {
                         late.push_back((self.history.now() + LEASE * 2, id, token));
@@ -325,7 +327,8 @@ impl Desk {
                     times -= 1;
                     let begin = self.history.now();
                     let answer = nodes[node % nodes.len()].ack(&id, token).await;
-                    // The same ack again gets the same answer, so that it is sent until there is one.
+                    // The same ack again gets the same answer, so that it is sent until there is
+                    // one.
                     if !matches!(answer, Answer::Is(()) | Answer::Rejected(_)) {
                         times += 1;
                         node += 1;

@@ -1,5 +1,5 @@
-//! A network of the kernel: each node in a network namespace of its own, with one link to a bridge for
-//! nodes, which can be cut, and another to a bridge for clients, which never is.
+//! A network of the kernel: each node in a network namespace of its own, with one link to a bridge
+//! for nodes, which can be cut, and another to a bridge for clients, which never is.
 //!
 //! ```text
 //! test 10.0.1.254 ── clients ──┬── 10.0.1.1  node-1  10.0.2.1 ──┬── peers
@@ -7,9 +7,9 @@
 //!                              └── 10.0.1.3  node-3  10.0.2.3 ──┘
 //! ```
 //!
-//! What is cut loses packets, and says so to nobody: no connection is closed or refused, and what was
-//! written comes, if at all, when the kernel sends it again. All of it is made in namespaces that the test
-//! runs in alone, and is gone with its process, however that ends.
+//! What is cut loses packets, and says so to nobody: no connection is closed or refused, and what
+//! was written comes, if at all, when the kernel sends it again. All of it is made in namespaces
+//! that the test runs in alone, and is gone with its process, however that ends.
 
 use crate::{
     cluster::network::{Link, Network, Place},
@@ -35,8 +35,8 @@ const NOBODY: &str = "02:00:00:00:00:fe";
 
 /// Set in the copy of a test that runs in namespaces of its own, to a file that it makes.
 const INSIDE: &str = "CLUSTER_TEST_INSIDE";
-/// Runs a test, by its name in this binary, in namespaces of its own. Where those can't be made it says
-/// so, and the test is skipped.
+/// Runs a test, by its name in this binary, in namespaces of its own. Where those can't be made it
+/// says so, and the test is skipped.
 pub(crate) fn with_namespaces(name: &str, test: impl Future<Output = ()>) {
     if let Some(file) = std::env::var_os(INSIDE) {
         std::fs::File::create_new(file).unwrap();
@@ -146,7 +146,8 @@ pub(crate) fn plug_in(node: usize) {
     }
 }
 
-/// Ends a machine, with all its connections, of which nobody is told. Its process must end meanwhile.
+/// Ends a machine, with all its connections, of which nobody is told. Its process must end
+/// meanwhile.
 pub(crate) fn unplug(node: usize, end: impl FnOnce()) {
     for bridge in ["clients", "peers"] {
         run(&format!("ip link del {bridge}-{}", node + 1));

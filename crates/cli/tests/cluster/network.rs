@@ -1,6 +1,6 @@
-//! What lies between the nodes of a test, and what can be done to it. There are two kinds: proxies on
-//! loopback, which hold back what they are told to (`proxy.rs`), and network namespaces, whose links
-//! go down and lose packets (`namespaces.rs`).
+//! What lies between the nodes of a test, and what can be done to it. There are two kinds: proxies
+//! on loopback, which hold back what they are told to (`proxy.rs`), and network namespaces, whose
+//! links go down and lose packets (`namespaces.rs`).
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -59,7 +59,8 @@ pub(crate) struct Node {
 }
 
 impl Nodes {
-    /// Starts so many nodes on loopback and waits until they are one cluster in which every shard is led.
+    /// Starts so many nodes on loopback and waits until they are one cluster in which every shard
+    /// is led.
     pub(crate) fn form(count: usize) -> Nodes {
         Nodes::form_over(Box::new(Proxies::new()), count)
     }
@@ -141,8 +142,8 @@ impl Nodes {
         node.process = Some(process);
     }
 
-    /// Gives a node that does not run an empty disk of its own, which is gone when the node ends; or an
-    /// empty folder.
+    /// Gives a node that does not run an empty disk of its own, which is gone when the node ends;
+    /// or an empty folder.
     pub(crate) fn renew(&mut self, place: usize, disk: Option<&'static str>) {
         let node = &mut self.nodes[place];
         assert!(node.process.is_none(), "node {place} runs");
@@ -172,14 +173,16 @@ impl Nodes {
         self.nodes[place].reserve = reserve.unwrap_or(RESERVE);
     }
 
-    /// Has the cluster give up a node that does not run, as soon as the others know that it is down.
+    /// Has the cluster give up a node that does not run, as soon as the others know that it is
+    /// down.
     pub(crate) fn give_up(&self, asked: usize, lost: u64) {
         until(&format!("node {lost} is given up"), || {
             self.operate(asked, &["remove", "--force", "--yes", &lost.to_string()])
         });
     }
 
-    /// Empties the last node and takes it out of the cluster, as operators do. Its process ends by itself.
+    /// Empties the last node and takes it out of the cluster, as operators do. Its process ends by
+    /// itself.
     pub(crate) fn drain_last(&mut self) {
         let place = self.len() - 1;
         let number = self.number(place).to_string();
@@ -231,7 +234,8 @@ impl Nodes {
         while filler.write_all(&[0; 1 << 12]).is_ok() {}
     }
 
-    /// Makes room on the disk of a node. A node that ended because it could not write is started again.
+    /// Makes room on the disk of a node. A node that ended because it could not write is started
+    /// again.
     pub(crate) fn empty_disk(&mut self, place: usize) {
         fs::remove_file(self.nodes[place].filler()).unwrap();
         let process = self.nodes[place].process.as_mut().unwrap();
@@ -263,7 +267,8 @@ impl Nodes {
         });
     }
 
-    /// Waits until every node is ready, and sees every group led and with all voters that it is to have.
+    /// Waits until every node is ready, and sees every group led and with all voters that it is to
+    /// have.
     pub(crate) fn until_settled(&mut self) {
         for place in 0..self.len() {
             self.until_ready(place);

@@ -1,5 +1,5 @@
-//! Outage: how long writes stood still, as writers to every queue saw it who never asked the node that
-//! something was done to.
+//! Outage: how long writes stood still, as writers to every queue saw it who never asked the node
+//! that something was done to.
 
 use crate::{
     cluster::{
@@ -64,7 +64,8 @@ impl Writers {
         writers
     }
 
-    /// How long no write was confirmed around `moment`, for each writer. Waits until all write again.
+    /// How long no write was confirmed around `moment`, for each writer. Waits until all write
+    /// again.
     pub(crate) async fn outage_at(mut self, moment: Instant) -> Vec<Duration> {
         // The one after the first that was confirmed later was also asked later.
         self.until(|confirmed| {

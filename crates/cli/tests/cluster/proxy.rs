@@ -1,8 +1,8 @@
-//! The network between nodes: a proxy before each node's peer port, which knows who dials, and can cut
-//! or slow down what goes from one node to another, each direction by itself.
+//! The network between nodes: a proxy before each node's peer port, which knows who dials, and can
+//! cut or slow down what goes from one node to another, each direction by itself.
 //!
-//! What is cut is held, not refused, as by a network that drops packets: neither side hears that the
-//! connection is gone, and what was written goes on its way once the link is healed.
+//! What is cut is held, not refused, as by a network that drops packets: neither side hears that
+//! the connection is gone, and what was written goes on its way once the link is healed.
 
 use crate::{
     cluster::network::{Link, Network, Place},
@@ -111,8 +111,8 @@ impl Links {
         self.0.changed.notify_all();
     }
 
-    /// Takes connections at `listener` for `node`, whose own port is `target`, until the process ends. For
-    /// so long nobody else may take the address, which its subnet sees to.
+    /// Takes connections at `listener` for `node`, whose own port is `target`, until the process
+    /// ends. For so long nobody else may take the address, which its subnet sees to.
     fn serve(&self, listener: TcpListener, node: usize, target: SocketAddr, subnet: Arc<Subnet>) {
         let links = self.clone();
         thread::spawn(move || {

@@ -1,5 +1,5 @@
-//! A restart of all nodes in turn, as for an upgrade: nobody who uses the SDK is told of it, and what all
-//! clients were told adds up.
+//! A restart of all nodes in turn, as for an upgrade: nobody who uses the SDK is told of it, and
+//! what all clients were told adds up.
 
 use crate::cluster::{
     history::{Answer, What},
@@ -15,8 +15,8 @@ use tokio::sync::watch;
 
 /// How often the SDK is used by each of its users for each restart.
 const USES_LEAST: u32 = 5;
-/// No call may take longer, on a busy machine. Far less than the 30 s after which the SDK gives up: a call
-/// that came near those was rescued by nothing but its deadline.
+/// No call may take longer, on a busy machine. Far less than the 30 s after which the SDK gives up:
+/// a call that came near those was rescued by nothing but its deadline.
 const CALL_MAX: Duration = Duration::from_secs(10);
 /// Then a claim without a task is asked again.
 const CLAIM_WAIT: Duration = Duration::from_secs(5);

@@ -1,5 +1,6 @@
-//! A node that is gigabytes behind, beyond the log that is kept: it gets its shards by snapshots while writes go
-//! on, is killed half-way, and goes on from there. Says how long it takes and what it costs. Only on demand.
+//! A node that is gigabytes behind, beyond the log that is kept: it gets its shards by snapshots
+//! while writes go on, is killed half-way, and goes on from there. Says how long it takes and what
+//! it costs. Only on demand.
 
 use crate::cluster::{
     history::History,
@@ -78,7 +79,8 @@ async fn fill(client: &Client, tasks: u64) -> Vec<(String, u64)> {
     producers.join_all().await.into_iter().flatten().collect()
 }
 
-/// What has come of each shard's snapshot, by the view of another node; and whether the node lacks nothing.
+/// What has come of each shard's snapshot, by the view of another node; and whether the node lacks
+/// nothing.
 fn arrived(nodes: &Nodes, number: u64) -> (BTreeMap<u64, u64>, bool) {
     let view = nodes.nodes[0].view();
     let mut bytes = BTreeMap::new();

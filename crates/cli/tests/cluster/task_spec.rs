@@ -1,9 +1,10 @@
-//! One task as its clients see it, step by step, and whether what they were told fits into any order of
-//! such steps: linearizability, decided by the algorithm of Wing, Gong and Lowe.
+//! One task as its clients see it, step by step, and whether what they were told fits into any
+//! order of such steps: linearizability, decided by the algorithm of Wing, Gong and Lowe.
 //!
-//! A claim that ends by itself, and a claim whose answer was lost, are steps too: they are put into the
-//! history as something that may have happened from some moment on, or never. So is every call whose
-//! outcome nobody knows. Such a step is valid anywhere, and without effect where it does not fit.
+//! A claim that ends by itself, and a claim whose answer was lost, are steps too: they are put into
+//! the history as something that may have happened from some moment on, or never. So is every call
+//! whose outcome nobody knows. Such a step is valid anywhere, and without effect where it does not
+//! fit.
 
 use crate::cluster::history::At;
 use std::{fmt::Write, sync::Arc};

@@ -1,4 +1,5 @@
-//! `taskyard worker` through any node: workers of the SDK, as real processes, and nodes that are killed.
+//! `taskyard worker` through any node: workers of the SDK, as real processes, and nodes that are
+//! killed.
 
 use crate::{
     cluster::nodes::{NODES, Nodes},

@@ -110,7 +110,8 @@ fn systemd_finds_nothing_wrong_with_the_unit_and_calls_it_safe() {
     };
     let (is_sound, said) = analyze(&["verify", "--man=no"]);
     assert!(is_sound && !said.contains("taskyard.service:"), "{said}");
-    // Of 100, where 0 is nothing left to take away. Before version 250 it looked at loaded units only.
+    // Of 100, where 0 is nothing left to take away. Before version 250 it looked at loaded units
+    // only.
     let (is_safe, said) = analyze(&["security", "--offline=true", "--threshold=20"]);
     assert!(is_safe || said.contains("offline"), "{said}");
 }

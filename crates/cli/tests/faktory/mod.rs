@@ -1,4 +1,5 @@
-//! A Faktory server for tests: jobs in memory, the verbs that an import needs, and faults on demand.
+//! A Faktory server for tests: jobs in memory, the verbs that an import needs, and faults on
+//! demand.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

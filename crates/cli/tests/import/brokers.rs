@@ -1,4 +1,5 @@
-//! The same between real brokers: Taskyard speaks Faktory's protocol, so that one stands for the old server.
+//! The same between real brokers: Taskyard speaks Faktory's protocol, so that one stands for the
+//! old server.
 
 use std::{
     collections::BTreeMap,

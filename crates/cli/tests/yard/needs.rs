@@ -1,7 +1,9 @@
-//! Needs: what some tests ask of the machine beyond a compiler, and how that is found out. A test whose need
-//! is not met is skipped and says so; where `TASKYARD_TESTS_REQUIRE` names the need, it fails.
+//! Needs: what some tests ask of the machine beyond a compiler, and how that is found out. A test
+//! whose need is not met is skipped and says so; where `TASKYARD_TESTS_REQUIRE` names the need, it
+//! fails.
 //!
-//! `cargo xtask check` is built with this file too, to say beforehand what there is: standard library only.
+//! `cargo xtask check` is built with this file too, to say beforehand what there is: standard
+//! library only.
 
 #![allow(dead_code, reason = "the gate and the tests each use a part of this")]
 

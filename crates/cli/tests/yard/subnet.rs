@@ -1,5 +1,5 @@
-//! Subnet: addresses of the loopback network that no other test has. With addresses of their own nodes
-//! have fixed ports, which nobody else's connections take while they are down.
+//! Subnet: addresses of the loopback network that no other test has. With addresses of their own
+//! nodes have fixed ports, which nobody else's connections take while they are down.
 
 use std::net::{Ipv4Addr, TcpListener};
 

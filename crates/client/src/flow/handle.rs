@@ -149,8 +149,8 @@ impl<Output> FlowHandle<Output> {
         (self.reading.read)(&FlowResults { flow: self.id.clone(), results })
     }
 
-    /// What one of its nodes returns, once the node's task has ended: any node, while the flow still
-    /// runs.
+    /// What one of its nodes returns, once the node's task has ended: any node, while the flow
+    /// still runs.
     pub async fn result_of<T: DeserializeOwned + 'static>(
         &self,
         node: &Node<T>,

@@ -144,8 +144,8 @@ impl WorkerBuilder {
     /// The worker is handed tasks of the types that have a handler, and no others, unless it has a
     /// [`fallback`](WorkerBuilder::fallback). It has handlers for 256 types at most then.
     ///
-    /// It takes the payload, if it wants it, as its first argument, and up to four things that can be
-    /// taken [from a task](crate::FromTask).
+    /// It takes the payload, if it wants it, as its first argument, and up to four things that can
+    /// be taken [from a task](crate::FromTask).
     pub fn handler<H, Arguments>(self, kind: impl Into<String>, handler: H) -> WorkerBuilder
     where
         H: Handler<Arguments>,

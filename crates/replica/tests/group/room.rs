@@ -1,4 +1,5 @@
-//! Replicas whose disks are full: they take nothing and go on to vote, and get what they lack later.
+//! Replicas whose disks are full: they take nothing and go on to vote, and get what they lack
+//! later.
 
 use crate::harness::Group;
 use taskyard_replica::{Role, Room};

@@ -71,8 +71,9 @@ pub enum DeadSelection {
 }
 
 impl Broker {
-    /// Removes the tasks of a queue that wait now. What is enqueued from here on stays, whatever its
-    /// priority, so that a producer as fast as the purge neither loses a task nor keeps it going.
+    /// Removes the tasks of a queue that wait now. What is enqueued from here on stays, whatever
+    /// its priority, so that a producer as fast as the purge neither loses a task nor keeps it
+    /// going.
     pub async fn purge(&self, queue: &str) -> Result<BulkJob, Error> {
         // An unknown queue is told at once.
         self.queue(queue).await?;

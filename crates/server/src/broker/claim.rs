@@ -1,5 +1,5 @@
-//! Claims: from queues of one shard, parked there; or of several, parked as hints on each. A queue that
-//! is spread lies on several; when it comes to lie elsewhere, whoever waits looks there too. A
+//! Claims: from queues of one shard, parked there; or of several, parked as hints on each. A queue
+//! that is spread lies on several; when it comes to lie elsewhere, whoever waits looks there too. A
 //! claim may name the types of tasks that its worker can run.
 //!
 //! A claim over several shards asks the nodes that lead them which have something, then claims from

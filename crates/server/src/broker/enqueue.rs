@@ -154,8 +154,8 @@ impl Broker {
         })
     }
 
-    /// The answer to a batch whose requests shards remember from before its queue was spread anew, if it is
-    /// all of them.
+    /// The answer to a batch whose requests shards remember from before its queue was spread anew,
+    /// if it is all of them.
     async fn known_batch(
         &self,
         queue: &str,
@@ -179,8 +179,8 @@ impl Broker {
         }
     }
 
-    /// A task that an ack or a tally enqueues, checked and routed: to the home shard of its queue, which is always
-    /// one of those that the queue lies on.
+    /// A task that an ack or a tally enqueues, checked and routed: to the home shard of its queue,
+    /// which is always one of those that the queue lies on.
     pub fn follow_up<'a>(&self, enqueue: Enqueue<'a>) -> Result<FollowUp<'a>, Error> {
         self.check_enqueue(&enqueue)?;
         Ok(FollowUp { home: self.shards().home(enqueue.queue), enqueue })

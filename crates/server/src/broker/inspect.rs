@@ -203,7 +203,8 @@ impl Broker {
                 Some(after) => Some(Cursor { shard: at.shard, after: Some(after) }),
                 None => from(ShardId(at.shard.0 + 1)).map(|shard| Cursor { shard, after: None }),
             };
-            // A short page that goes on is one look of several: the shard does other things between.
+            // A short page that goes on is one look of several: the shard does other things
+            // between.
             looks += usize::from(page.next.is_some() && found < wanted);
             if views.len() >= limit || looks == LOOKS_MAX {
                 break;

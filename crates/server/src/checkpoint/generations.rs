@@ -150,8 +150,8 @@ impl Store {
         std::ptr::eq(keyspace, &self.bodies)
     }
 
-    /// A generation for the first checkpoint of a shard. It is the current one from here on, so that nothing
-    /// else is put there.
+    /// A generation for the first checkpoint of a shard. It is the current one from here on, so
+    /// that nothing else is put there.
     pub(super) fn first_generation(&self, shard: ShardId) -> Result<Generation, StoreError> {
         let generation = {
             let moves = self.moves();

@@ -1,8 +1,9 @@
 //! The threads beside the shard loop: one writes checkpoints, one reads bodies, one frees space.
 //!
-//! All that waits for the disk of checkpoints is done here: none of these threads is ever waited for by the loop, nor for long at the end: fjall may wait for ever on a disk
-//! that has failed. A failure of any of them is reported and stops the node: what it was about may be half
-//! done. But a body that can't be read is told to the caller alone: nothing else depends on it.
+//! All that waits for the disk of checkpoints is done here: none of these threads is ever waited
+//! for by the loop, nor for long at the end: fjall may wait for ever on a disk that has failed. A
+//! failure of any of them is reported and stops the node: what it was about may be half done. But a
+//! body that can't be read is told to the caller alone: nothing else depends on it.
 
 use super::{Change, Cut, SnapshotId, Store, StoreError};
 use crate::{clock, data_dir::DataDir, log::Log};

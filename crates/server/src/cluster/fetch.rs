@@ -1,10 +1,10 @@
 //! Fetcher: gets snapshots of shards from the nodes that offer them, beside the shard loop.
 //!
-//! Parts come one after the other and go to the store, which remembers how far they are; so a connection
-//! that breaks, or a node that is killed, costs a part. What has come whole is loaded here, off the loop,
-//! and handed to it with raft's message, which the loop keeps from raft until then. Invariant: at most one
-//! transfer of a shard is under way, and each order ends with one input to the loop, unless a newer one or
-//! the end of the replica takes its place.
+//! Parts come one after the other and go to the store, which remembers how far they are; so a
+//! connection that breaks, or a node that is killed, costs a part. What has come whole is loaded
+//! here, off the loop, and handed to it with raft's message, which the loop keeps from raft until
+//! then. Invariant: at most one transfer of a shard is under way, and each order ends with one
+//! input to the loop, unless a newer one or the end of the replica takes its place.
 
 use super::snapshots::{PartReply, PartRequest, SnapshotOffer, Wants};
 use crate::{
@@ -57,8 +57,8 @@ pub(crate) struct SnapshotOrder {
 }
 
 impl SnapshotOrder {
-    /// The order in a message of the kind `MsgSnapshot` to this node's replica of `shard`; words say why
-    /// there is none.
+    /// The order in a message of the kind `MsgSnapshot` to this node's replica of `shard`; words
+    /// say why there is none.
     pub(crate) fn read(shard: ShardId, message: Message) -> Result<SnapshotOrder, String> {
         let snapshot = message.get_snapshot();
         let offer = SnapshotOffer::decode(&snapshot.data).map_err(|error| error.what)?;
@@ -90,7 +90,8 @@ impl SnapshotOrder {
         Cut { index: metadata.index, term: metadata.term, conf_state }
     }
 
-    /// The same order for another snapshot of the same source: raft's message brings that one instead.
+    /// The same order for another snapshot of the same source: raft's message brings that one
+    /// instead.
     fn with(mut self, cut: Cut) -> SnapshotOrder {
         let offer = SnapshotOffer { source: self.source, shard: self.shard, index: cut.index };
         let snapshot = self.message.mut_snapshot();
@@ -185,8 +186,8 @@ impl Fetcher {
         }))
     }
 
-    /// Begins to fetch, and ends with [`Input::Fetched`] or [`Input::FetchFailed`]. The same order again
-    /// changes nothing; another one waits until the one under way has failed.
+    /// Begins to fetch, and ends with [`Input::Fetched`] or [`Input::FetchFailed`]. The same order
+    /// again changes nothing; another one waits until the one under way has failed.
     pub(crate) fn fetch(&self, order: SnapshotOrder) {
         let mut running = self.0.running();
         match running.get_mut(&order.shard) {
@@ -369,7 +370,8 @@ impl Transfer {
         Ok(())
     }
 
-    /// Begins with the newest snapshot that the source has by now, or goes on with one that has begun.
+    /// Begins with the newest snapshot that the source has by now, or goes on with one that has
+    /// begun.
     async fn begin(&mut self) -> Result<(), FetchError> {
         let begun = match self.answer(Wants::Begin(self.id.replica)).await? {
             PartReply::Begun(cut) => PartReply::begun(&cut),
@@ -441,7 +443,8 @@ impl Transfer {
             }
             loaded
         });
-        // A large state takes a while, and the log after it is kept only for as long as somebody asks.
+        // A large state takes a while, and the log after it is kept only for as long as somebody
+        // asks.
         let mut loaded = std::pin::pin!(loaded);
         loop {
             match tokio::time::timeout(KEEP_EVERY, &mut loaded).await {
@@ -471,8 +474,8 @@ impl Transfer {
     }
 }
 
-/// A part did not fit. Either the last write of a transfer that was ended came in between, or something is
-/// wrong, and all of it is fetched anew.
+/// A part did not fit. Either the last write of a transfer that was ended came in between, or
+/// something is wrong, and all of it is fetched anew.
 fn begin_again(
     store: &Store,
     shard: ShardId,

@@ -1,15 +1,16 @@
 //! Snapshots: checkpoints of this node's shards, for nodes that are too far behind the log.
 //!
-//! Raft's message names a checkpoint and who has it; the node that gets it fetches the parts with calls of
-//! its own. What it fetches from is a view of the store that is kept here while somebody uses it. Invariant:
-//! a position means the same in every view of one checkpoint, so that a transfer outlives its view: the
-//! checkpoint is registered again with raft's next message, and the transfer goes on. A replica that asks
-//! again, as after a crash, is offered the checkpoint that it was getting, for as long as the log follows
-//! it: newer ones come all the time, and it would never get to the end of one.
+//! Raft's message names a checkpoint and who has it; the node that gets it fetches the parts with
+//! calls of its own. What it fetches from is a view of the store that is kept here while somebody
+//! uses it. Invariant: a position means the same in every view of one checkpoint, so that a
+//! transfer outlives its view: the checkpoint is registered again with raft's next message, and the
+//! transfer goes on. A replica that asks again, as after a crash, is offered the checkpoint that it
+//! was getting, for as long as the log follows it: newer ones come all the time, and it would never
+//! get to the end of one.
 //!
-//! An offer may wait for its turn behind those of other shards, so a transfer begins with the newest
-//! checkpoint there is by then. From that moment on the log after the checkpoint is kept, as far as a
-//! bound allows: a snapshot that the log does not follow is of no use to its receiver.
+//! An offer may wait for its turn behind those of other shards, so a transfer begins with the
+//! newest checkpoint there is by then. From that moment on the log after the checkpoint is kept, as
+//! far as a bound allows: a snapshot that the log does not follow is of no use to its receiver.
 
 use super::{call_kind, kept::KeptCopies};
 use crate::{
@@ -78,8 +79,8 @@ wire_struct!(PartRequest { shard, index, wants });
 pub(super) enum Wants {
     /// The snapshot is to be kept for later.
     Keep,
-    /// The transfer to this replica begins: which snapshot it is to get, the one that was offered or a
-    /// newer one.
+    /// The transfer to this replica begins: which snapshot it is to get, the one that was offered
+    /// or a newer one.
     Begin(u64),
     /// The part that begins here.
     Part(Position),
@@ -170,8 +171,8 @@ impl State {
     }
 }
 
-/// The snapshots that this node offers. Shared by the shard loop, which offers them through raft, and the
-/// network, which serves their parts.
+/// The snapshots that this node offers. Shared by the shard loop, which offers them through raft,
+/// and the network, which serves their parts.
 pub(crate) struct Snapshots {
     me: NodeId,
     state: Mutex<State>,
@@ -220,8 +221,8 @@ impl Snapshots {
         std::mem::take(&mut self.lock().wanted)
     }
 
-    /// Closes views that nobody uses. Returns to which replicas those were offered: the leader tells raft
-    /// that the snapshot was not delivered, unless it was. Asked each tick.
+    /// Closes views that nobody uses. Returns to which replicas those were offered: the leader
+    /// tells raft that the snapshot was not delivered, unless it was. Asked each tick.
     pub(crate) fn take_unused(&self, now: Instant) -> Vec<(ShardId, u64)> {
         self.kept.close_unused(now);
         let mut state = self.lock();
@@ -283,7 +284,8 @@ impl Snapshots {
         }
     }
 
-    /// A transfer begins: with the newest checkpoint, unless some of the one that was offered is there.
+    /// A transfer begins: with the newest checkpoint, unless some of the one that was offered is
+    /// there.
     pub(crate) fn begin(&self, shard: ShardId, index: u64, to: u64) -> Option<Cut> {
         let view = self.lock().store.as_ref()?.view();
         let newest = view.cut(shard).ok().flatten();
@@ -325,7 +327,8 @@ impl Snapshots {
 
     fn offer(&self, shard: ShardId, index_min: u64, to: u64) -> Option<SnapshotState> {
         let view = self.lock().store.as_ref()?.view();
-        // A store that can't be read stops the node where it is written; here nobody gets a snapshot.
+        // A store that can't be read stops the node where it is written; here nobody gets a
+        // snapshot.
         let cut = view.cut(shard).ok().flatten();
         let fitting = cut.filter(|cut| cut.index >= index_min && knows(&cut.conf_state, to));
         let now = clock::real_now();

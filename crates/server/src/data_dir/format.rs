@@ -1,4 +1,5 @@
-//! Format: what a data directory was made as, in the file `FORMAT` and as a mark in log and checkpoints.
+//! Format: what a data directory was made as, in the file `FORMAT` and as a mark in log and
+//! checkpoints.
 //!
 //! Invariant: the three say the same, or the directory is refused.
 

@@ -1,7 +1,8 @@
 //! Joining: a data directory on its way into a cluster, locked.
 //!
-//! Invariant: a directory has one instance number from the moment it first asks for a place until it
-//! has one. So a node that crashed before it heard the answer gets the same place when it asks again.
+//! Invariant: a directory has one instance number from the moment it first asks for a place until
+//! it has one. So a node that crashed before it heard the answer gets the same place when it asks
+//! again.
 
 use super::{
     DataDir, Format, JOINING_FILE, Origin, PEERS_FILE, claim, read_format, refuse_foreign,
@@ -61,7 +62,8 @@ impl Joining {
         self.instance
     }
 
-    /// Makes it the directory of the node that it was taken in as. `peers` are where the others are.
+    /// Makes it the directory of the node that it was taken in as. `peers` are where the others
+    /// are.
     pub(crate) fn make(
         self,
         format: Format,
@@ -97,7 +99,8 @@ fn parse(text: &str) -> Option<u128> {
     u128::from_str_radix(instance, 16).ok().filter(|instance| *instance != 0)
 }
 
-/// Where the other nodes were when the directory was made; for a node that has no map of its own yet.
+/// Where the other nodes were when the directory was made; for a node that has no map of its own
+/// yet.
 pub(crate) fn known_peers(path: &Path) -> BTreeMap<NodeId, String> {
     let text = fs::read_to_string(path.join(PEERS_FILE)).unwrap_or_default();
     let peer = |line: &str| {

@@ -1,8 +1,9 @@
 //! Connections: HTTP/1 and HTTP/2 on one socket, each bounded in what it may cost.
 //!
 //! A client that sends nothing, half a request or reads nothing loses its connection; the others
-//! never notice. There are no more connections than there are places; the next one is told so, unless
-//! it asks how the node is: whoever watches it must learn that it lives above all when it is full.
+//! never notice. There are no more connections than there are places; the next one is told so,
+//! unless it asks how the node is: whoever watches it must learn that it lives above all when it is
+//! full.
 
 use super::{
     outflow::{Door, PERIODS_MAX},

@@ -28,7 +28,8 @@ pub(super) fn shard_id(text: &str) -> Result<ShardId, Error> {
     text.parse().map(ShardId).map_err(|_| Error::Invalid(words()))
 }
 
-/// How many replicas a shard is to have: so many that one or two may fail, and no more than that takes.
+/// How many replicas a shard is to have: so many that one or two may fail, and no more than that
+/// takes.
 pub(super) fn replication(value: u32) -> Result<u8, Error> {
     let known = u8::try_from(value).ok().filter(|factor| [1, 3, 5].contains(factor));
     known.ok_or_else(|| Error::Invalid(format!("a shard has 1, 3 or 5 replicas, not {value}")))
@@ -123,7 +124,8 @@ pub(super) fn rhythm<'a>(
     Err(Error::Invalid(told.into()))
 }
 
-/// How old an occurrence may be and still be caught up with. Who catches up with none has no window.
+/// How old an occurrence may be and still be caught up with. Who catches up with none has no
+/// window.
 pub(super) fn catch_up_window(catch_up: CatchUp, window_ms: Option<u64>) -> Result<u64, Error> {
     match (catch_up, window_ms) {
         (CatchUp::None, Some(_)) => {
@@ -227,7 +229,8 @@ impl RetryDraft {
             Some(factor) => thousandths("retry.factor", factor, 1.0, FACTOR_MAX)?,
             None => factor_thousandths,
         };
-        // Waits that grow by themselves are spread by default; those that were spelled out are kept.
+        // Waits that grow by themselves are spread by default; those that were spelled out are
+        // kept.
         let jitter_thousandths = match (self.jitter, self.growth) {
             (Some(jitter), _) => thousandths("retry.jitter", jitter, 0.0, 1.0)?,
             (None, Growth::Exponential | Growth::Linear) => jitter_thousandths,
@@ -316,8 +319,8 @@ pub(super) struct RateDraft {
 }
 
 impl RateDraft {
-    /// The rate, or which of its fields makes no sense. Without a burst, what comes in within a second
-    /// can be saved up, and at least one.
+    /// The rate, or which of its fields makes no sense. Without a burst, what comes in within a
+    /// second can be saved up, and at least one.
     pub(super) fn rate(self, what: &str) -> Result<Rate, Error> {
         let (lowest, highest) = (0.000_001, limits::RATE_MILLIONTHS_MAX as f64 / 1e6);
         let per_second = self.per_second;

@@ -10,8 +10,9 @@
 //! batch.rs track.rs queues.rs mutate.rs info.rs   the rest of the verbs
 //! ```
 //!
-//! Implemented from the protocol's description and from how its clients behave. No rule about tasks is
-//! decided here: each verb is what other fronts ask of the broker too. docs/faktory.md says what differs.
+//! Implemented from the protocol's description and from how its clients behave. No rule about tasks
+//! is decided here: each verb is what other fronts ask of the broker too. docs/faktory.md says what
+//! differs.
 
 mod batch;
 mod caller;
@@ -154,8 +155,8 @@ impl Faktory {
     }
 }
 
-/// Answers go out at once, and whoever is gone without a word is noticed: clients may be silent for as long as
-/// they like, but their systems answer.
+/// Answers go out at once, and whoever is gone without a word is noticed: clients may be silent for
+/// as long as they like, but their systems answer.
 fn prepare(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     sockopt::set_socket_keepalive(socket, true)?;

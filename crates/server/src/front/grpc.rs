@@ -5,12 +5,13 @@ mod flow;
 mod scan;
 mod schedule;
 mod shapes;
+mod status;
 mod unique;
 mod wire;
 mod work;
 
 pub(super) use scan::Scan;
-pub(super) use wire::{CODE_KEY, TOO_LARGE, grpc_code, too_large};
+pub(super) use status::{CODE_KEY, TOO_LARGE, grpc_code, too_large};
 
 use crate::{
     Broker, Error,
@@ -134,7 +135,7 @@ impl Taskyard for Grpc {
         let requests = request.into_inner().take_until(stopping);
         let replies = requests.map(move |message| {
             // Encoded here, in order; what is awaited no longer holds the request.
-            let reply = message.map_err(wire::named).and_then(|m| Ok(grpc.many(&m)?));
+            let reply = message.map_err(status::named).and_then(|m| Ok(grpc.many(&m)?));
             async move { Ok(reply?.await) }
         });
         let end = stream::once(async move {

@@ -1,8 +1,8 @@
 //! Unique keys on every wire: named, or the hash of chosen fields of the task.
 //!
-//! This is the one implementation of that hash. `docs/protocol.md` describes it, with examples that a
-//! test here computes, so that a program in any language can name the key itself. `chosen.rs` reads
-//! the payload.
+//! This is the one implementation of that hash. `docs/protocol.md` describes it, with examples that
+//! a test here computes, so that a program in any language can name the key itself. `chosen.rs`
+//! reads the payload.
 
 mod chosen;
 

@@ -1,12 +1,13 @@
 //! Files: the log's files, whose failures keep the words of the system.
 //!
-//! raft-engine replaces the system's error by the name of the call, and panics where a sync fails. Here a
-//! failed sync unwinds to the writer with its error and without a panic's message. Invariant: after a
-//! failed sync nothing is synced again, since a second try may report success for what is lost.
+//! raft-engine replaces the system's error by the name of the call, and panics where a sync fails.
+//! Here a failed sync unwinds to the writer with its error and without a panic's message.
+//! Invariant: after a failed sync nothing is synced again, since a second try may report success
+//! for what is lost.
 //!
-//! raft-engine moves entries into `*.rewrite` files with several writes and one sync. A power cut may then
-//! keep a later write and lose an earlier one, which looks like damage. So each write to these files is
-//! synced before the next one begins, as in the log itself.
+//! raft-engine moves entries into `*.rewrite` files with several writes and one sync. A power cut
+//! may then keep a later write and lose an earlier one, which looks like damage. So each write to
+//! these files is synced before the next one begins, as in the log itself.
 
 use raft_engine::env::{DefaultFileSystem, FileSystem, Handle, Permission, WriteExt};
 #[cfg(test)]

@@ -1,16 +1,17 @@
-//! Reset: a group's log ends as a whole, because a snapshot has taken its place or its replica has left.
+//! Reset: a group's log ends as a whole, because a snapshot has taken its place or its replica has
+//! left.
 //!
-//! raft-engine's command for it is remembered for as long as entries of before may be found in a file, and
-//! what the same batch writes of the group after it counts.
+//! raft-engine's command for it is remembered for as long as entries of before may be found in a
+//! file, and what the same batch writes of the group after it counts.
 
 use super::{Batch, GONE_KEY};
 use raft_engine::Command;
 use taskyard_replica::eraftpb;
 
 impl Batch {
-    /// Drops everything that the group holds, whatever its index, and begins it anew after `index`: a
-    /// snapshot up to there has taken the place of the log. What is appended next follows it. Entries
-    /// after a snapshot that they do not follow would count in elections.
+    /// Drops everything that the group holds, whatever its index, and begins it anew after `index`:
+    /// a snapshot up to there has taken the place of the log. What is appended next follows it.
+    /// Entries after a snapshot that they do not follow would count in elections.
     pub(crate) fn reset(
         &mut self,
         group: u64,
@@ -24,8 +25,8 @@ impl Batch {
         self.cut(group, index);
     }
 
-    /// Forgets a group, but for the number of the replica that this node had: an old map must not bring it
-    /// back, empty, with the votes that it gave forgotten.
+    /// Forgets a group, but for the number of the replica that this node had: an old map must not
+    /// bring it back, empty, with the votes that it gave forgotten.
     pub(crate) fn forget(&mut self, group: u64, replica: u64) {
         self.0.add_command(group, Command::Clean);
         self.put(group, GONE_KEY, replica.to_le_bytes().to_vec());
@@ -38,7 +39,8 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    /// A follower's tail may reach beyond the snapshot that replaces it, and is none of the group's history.
+    /// A follower's tail may reach beyond the snapshot that replaces it, and is none of the group's
+    /// history.
     #[test]
     fn a_log_that_is_reset_holds_nothing_of_before_even_after_a_purge() {
         let dir = tempfile::tempdir().unwrap();

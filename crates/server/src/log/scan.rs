@@ -1,12 +1,14 @@
 //! Scan: tells a torn tail of the log from a damaged middle, before the log is opened.
 //!
-//! raft-engine cuts the newest file at the first record that it can't read, and goes on. That is right
-//! for a write that a crash tore: nothing after it was ever synced, since every write is synced before the
-//! next one begins (for what raft-engine moves, `files.rs` sees to that). It is wrong for a record that was synced and went bad later: all that
-//! follows would be lost in silence. The difference is whether a sound record follows.
+//! raft-engine cuts the newest file at the first record that it can't read, and goes on. That is
+//! right for a write that a crash tore: nothing after it was ever synced, since every write is
+//! synced before the next one begins (for what raft-engine moves, `files.rs` sees to that). It is
+//! wrong for a record that was synced and went bad later: all that follows would be lost in
+//! silence. The difference is whether a sound record follows.
 //!
-//! The file format is raft-engine's, version 2: a header of 69 bytes, then records of
-//! `{ u56 length, u8 compression, u64 footer offset, entries, crc32, footer, crc32 ^ file number }`.
+//! The file format is raft-engine's, version 2: a header of 69 bytes, then records. A record is
+//! `{ u56 length, u8 compression, u64 footer offset, entries, crc32, footer, checksum }`, where the
+//! checksum is `crc32 ^ file number`.
 
 use std::{
     fs::{self, File},
@@ -64,7 +66,8 @@ fn describe(file: &LogFile, damage: &Damage) -> String {
     }
 }
 
-/// The files of a queue in use, oldest first. Those before a gap wait to be reused and hold nothing.
+/// The files of a queue in use, oldest first. Those before a gap wait to be reused and hold
+/// nothing.
 fn files(dir: &Path, queue: &str) -> io::Result<Vec<LogFile>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -182,7 +185,8 @@ mod tests {
         sync::Arc,
     };
 
-    /// A disk writes what is not synced in any order: an earlier part may be lost and a later one kept.
+    /// A disk writes what is not synced in any order: an earlier part may be lost and a later one
+    /// kept.
     #[test]
     fn a_power_cut_while_entries_are_moved_is_no_damage() {
         const QUIET: std::ops::RangeInclusive<u64> = 1..=20;

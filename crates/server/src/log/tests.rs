@@ -166,8 +166,8 @@ fn purge_frees_files_behind_the_cut() {
     assert!(before >= 10);
 }
 
-/// Each checkpoint that is written asks for a purge. raft-engine takes the tenth in a row for a sign
-/// that nobody listens, and copies what the group's next checkpoint would have freed.
+/// Each checkpoint that is written asks for a purge. raft-engine takes the tenth in a row for a
+/// sign that nobody listens, and copies what the group's next checkpoint would have freed.
 #[test]
 fn purges_in_a_row_ask_once_and_copy_nothing() {
     let dir = tempfile::tempdir().unwrap();

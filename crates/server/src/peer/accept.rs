@@ -1,8 +1,9 @@
 //! Accepting: who may connect to this node, and who is connected.
 //!
-//! Invariants: whoever has not proved who it is costs a small buffer and a bounded time, and there are a
-//! bounded number of them, the oldest going first. One live process has a node's number at a time: another
-//! is refused in words, the same one that comes again takes the place of its older connection.
+//! Invariants: whoever has not proved who it is costs a small buffer and a bounded time, and there
+//! are a bounded number of them, the oldest going first. One live process has a node's number at a
+//! time: another is refused in words, the same one that comes again takes the place of its older
+//! connection.
 
 use super::{
     Core,

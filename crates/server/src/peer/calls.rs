@@ -1,9 +1,9 @@
 //! Calls: an open connection that this node dialled, and the calls under way on it.
 //!
-//! Invariant: a call that ends with [`CallError::NotSent`] was surely not executed: its frame was never
-//! handed to the connection, or the other side declined it. Each call is answered once, at the latest when
-//! the connection ends. A caller that goes away leaves nothing behind: its call is taken back, or the
-//! other side is told.
+//! Invariant: a call that ends with [`CallError::NotSent`] was surely not executed: its frame was
+//! never handed to the connection, or the other side declined it. Each call is answered once, at
+//! the latest when the connection ends. A caller that goes away leaves nothing behind: its call is
+//! taken back, or the other side is told.
 
 use super::{
     connection::{Ended, FrameReader, Patience, write_frames},
@@ -35,8 +35,8 @@ pub enum CallError {
         /// For people.
         why: Cow<'static, str>,
     },
-    /// It was not sent, for as many calls as may are parked at the peer already: asking again soon, or
-    /// somebody else, helps nothing.
+    /// It was not sent, for as many calls as may are parked at the peer already: asking again soon,
+    /// or somebody else, helps nothing.
     #[error("the call was not sent: {parked} calls wait at the peer, which is the limit")]
     TooManyParked {
         /// How many.
@@ -63,11 +63,11 @@ pub type LateReply = Arc<dyn Fn(Bytes) + Send + Sync>;
 /// What a call may be beside one that is answered soon and that nobody misses the answer of.
 #[derive(Clone, Default)]
 pub struct CallOptions {
-    /// It waits on the other side until something happens there. Those are bounded by themselves, so that
-    /// however many wait, what must be done soon still gets through.
+    /// It waits on the other side until something happens there. Those are bounded by themselves,
+    /// so that however many wait, what must be done soon still gets through.
     pub parks: bool,
-    /// Takes the answer if nobody waits for it when it comes: what it hands over must not get lost. The
-    /// call is counted as under way until then.
+    /// Takes the answer if nobody waits for it when it comes: what it hands over must not get lost.
+    /// The call is counted as under way until then.
     pub late: Option<LateReply>,
 }
 
@@ -317,8 +317,8 @@ impl Waiting {
         }
     }
 
-    /// Takes the call back, and says whether it was surely not written; `None` if it is over. If its
-    /// answer is minded, the call stays known until the other side says what became of it.
+    /// Takes the call back, and says whether it was surely not written; `None` if it is over. If
+    /// its answer is minded, the call stays known until the other side says what became of it.
     fn leave(&mut self) -> Option<bool> {
         self.has_left = true;
         let mut calls = self.dialled.calls();

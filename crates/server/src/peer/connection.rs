@@ -1,7 +1,8 @@
 //! One connection, once it is open: frames in, frames out, and when it counts as dead.
 //!
-//! Both sides send a ping every so often. Invariant: a connection on which nothing arrives for the silence,
-//! or that takes nothing of what is written for as long, ends; no read or write waits for ever.
+//! Both sides send a ping every so often. Invariant: a connection on which nothing arrives for the
+//! silence, or that takes nothing of what is written for as long, ends; no read or write waits for
+//! ever.
 
 use super::{
     frame::{Decoder, Frame, FrameError},

@@ -1,8 +1,8 @@
 //! Dialling: the connection to one peer, made again for as long as the peer is known.
 //!
 //! Invariants: the handler hears `peer_up` and `peer_down` in turn, whatever ends the connection; a
-//! connection is made to the newest address that was given; between two attempts lies a pause that doubles
-//! up to a bound, also when connections are made and break at once.
+//! connection is made to the newest address that was given; between two attempts lies a pause that
+//! doubles up to a bound, also when connections are made and break at once.
 
 use super::{
     Core, PeerStatus,
@@ -127,8 +127,8 @@ pub(super) fn nonce() -> Nonce {
 #[derive(Debug)]
 pub(super) struct Link {
     node: NodeId,
-    /// `None` once the peer was taken out. The link stays, so that a peer that is named again hears of
-    /// its old connection's end first.
+    /// `None` once the peer was taken out. The link stays, so that a peer that is named again hears
+    /// of its old connection's end first.
     address: watch::Sender<Option<String>>,
     open: Mutex<Option<Arc<Dialled>>>,
     raft_dropped: AtomicU64,
@@ -193,8 +193,8 @@ impl Link {
         }
     }
 
-    /// Looks again and again whether the peer is heard, for ever. After a pause of the process one look
-    /// counts: what the peer has sent meanwhile is read first.
+    /// Looks again and again whether the peer is heard, for ever. After a pause of the process one
+    /// look counts: what the peer has sent meanwhile is read first.
     pub(super) async fn listen(self: Arc<Link>, core: Arc<Core>) {
         let hearing = core.listen_for(self.node);
         let mut looks = interval(core.tuning.patience.look_every);
@@ -219,7 +219,8 @@ impl Link {
     /// Opens a connection and runs it to its end. Says how long it held.
     async fn connect(&self, core: &Arc<Core>, address: &str) -> Duration {
         let dialled = dial(address, &core.me, Some(self.node), core.tuning.patience.handshake);
-        // Who may not connect here is not sent anything either: what it does not know would break it.
+        // Who may not connect here is not sent anything either: what it does not know would break
+        // it.
         let dialled = dialled.await.and_then(|opened| match core.handler.admit(&opened.2) {
             Ok(()) => Ok(opened),
             Err(refusal) => Err(HandshakeError::RefusedByUs(refusal).into()),
@@ -357,8 +358,8 @@ pub enum JoinError {
         /// Its reason, or ours.
         refusal: Refusal,
     },
-    /// It was asked, and no answer came: the node may have been taken in. Asking again is safe if the
-    /// request says who asks.
+    /// It was asked, and no answer came: the node may have been taken in. Asking again is safe if
+    /// the request says who asks.
     #[error("the node at {address} gave no answer: {why}")]
     NoAnswer {
         /// Where it is.

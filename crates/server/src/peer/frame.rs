@@ -1,8 +1,8 @@
 //! Frames: how messages between two nodes lie on the wire.
 //!
-//! A frame is a `u32` with the length of what follows, a kind, a `u64` stream and a body, integers in
-//! little endian. Reading is pure: bytes in, frames out. A length is checked before any room is made for
-//! it, and any input gives frames or a [`FrameError`], never a panic.
+//! A frame is a `u32` with the length of what follows, a kind, a `u64` stream and a body, integers
+//! in little endian. Reading is pure: bytes in, frames out. A length is checked before any room is
+//! made for it, and any input gives frames or a [`FrameError`], never a panic.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -18,8 +18,8 @@ const HEAD_BYTES: usize = 1 + 8;
 /// What a frame costs on the wire beside its body.
 pub(super) const OVERHEAD_BYTES: usize = LENGTH_BYTES + HEAD_BYTES;
 
-/// Bodies up to this length are copied out of the buffer that they arrived in, so that a small one that
-/// is kept does not keep the whole buffer.
+/// Bodies up to this length are copied out of the buffer that they arrived in, so that a small one
+/// that is kept does not keep the whole buffer.
 const COPY_BYTES_MAX: usize = 16 << 10;
 
 /// What a frame is for. The numbers are the protocol; a retired one is never given away.

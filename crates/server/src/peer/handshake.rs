@@ -35,8 +35,8 @@ pub struct PeerHello {
     pub cluster: u128,
     /// Its number in the cluster; 0 if it has none yet.
     pub node: NodeId,
-    /// Which start of its data it is. What its process drew then tells a node that came back from two that
-    /// claim one number; the count tells older data from newer.
+    /// Which start of its data it is. What its process drew then tells a node that came back from
+    /// two that claim one number; the count tells older data from newer.
     pub start: Start,
     /// What it runs, for people.
     pub build: String,
@@ -143,7 +143,8 @@ pub(super) enum HandshakeError {
     /// The other side said no, after it has proved the secret and its place in the cluster.
     #[error("refused by the other side: {0}")]
     RefusedByPeer(Refusal),
-    /// Whoever is there said no, and has proved nothing: for people to read, and nothing to act upon.
+    /// Whoever is there said no, and has proved nothing: for people to read, and nothing to act
+    /// upon.
     #[error("refused by the other side, which has proved nothing: {0}")]
     Unproved(Refusal),
     /// This side says no, and tells the other.
@@ -301,8 +302,8 @@ impl<'a> Challenging<'a> {
         Ok((Challenging { peer, said }, answer))
     }
 
-    /// Checks the dialer's proof. The node that comes out is who it says it is, as far as the secret
-    /// tells; whether it is let in is for others to say.
+    /// Checks the dialer's proof. The node that comes out is who it says it is, as far as the
+    /// secret tells; whether it is let in is for others to say.
     pub(super) fn proved(
         self,
         frame: &Frame,
@@ -425,7 +426,8 @@ fn put_text(out: &mut BytesMut, text: &str) {
     out.put_slice(&text.as_bytes()[..end]);
 }
 
-/// Reads a handshake's fields. What a newer version adds behind them is not looked at; the proofs cover it.
+/// Reads a handshake's fields. What a newer version adds behind them is not looked at; the proofs
+/// cover it.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {

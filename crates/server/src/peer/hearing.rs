@@ -1,14 +1,15 @@
 //! Hearing: whether a peer was heard lately, on whichever connection.
 //!
-//! Silence is counted in looks, not in time: a process that stood still has not listened, and must not
-//! take its peers for silent. A peer that has been silent for a few looks is not counted on any more, long
-//! before its connection is given up. One that was just named counts as heard until the first attempt to
-//! reach it has ended, and the looks begin there: a node that starts should not refuse what it would know in
-//! a moment, and on a busy machine that moment may be long.
+//! Silence is counted in looks, not in time: a process that stood still has not listened, and must
+//! not take its peers for silent. A peer that has been silent for a few looks is not counted on any
+//! more, long before its connection is given up. One that was just named counts as heard until the
+//! first attempt to reach it has ended, and the looks begin there: a node that starts should not
+//! refuse what it would know in a moment, and on a busy machine that moment may be long.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// After so many looks without a word a peer is silent. The first may come right after its last word.
+/// After so many looks without a word a peer is silent. The first may come right after its last
+/// word.
 pub(super) const LOOKS_MAX: u32 = 4;
 
 /// What is heard of one peer.

@@ -1,7 +1,7 @@
 //! Pings: how far away a peer is, and how far its clock is from ours.
 //!
-//! Of the last answers the one with the shortest way counts for the clocks: its error is at most half of
-//! that way.
+//! Of the last answers the one with the shortest way counts for the clocks: its error is at most
+//! half of that way.
 
 use std::{
     collections::VecDeque,
@@ -29,8 +29,8 @@ pub(super) struct Sample {
 }
 
 impl Pings {
-    /// The number of a ping that leaves now. One that is not answered yet keeps its number: an answer
-    /// that takes longer than the pause between pings still counts.
+    /// The number of a ping that leaves now. One that is not answered yet keeps its number: an
+    /// answer that takes longer than the pause between pings still counts.
     pub(super) fn leave(&mut self, now: Instant) -> u64 {
         match self.under_way {
             Some((number, _)) => number,
@@ -77,7 +77,8 @@ impl Pings {
 mod tests {
     use super::*;
 
-    /// Plays pings of (way in ms, the peer's lead in ms): the way is even, and we stand at one million.
+    /// Plays pings of (way in ms, the peer's lead in ms): the way is even, and we stand at one
+    /// million.
     fn played(trips: &[(u64, i64)]) -> Pings {
         let (mut pings, start) = (Pings::default(), crate::clock::real_now());
         for (index, (way_ms, lead_ms)) in (0u64..).zip(trips) {

@@ -1,9 +1,10 @@
 //! SendQueue: what waits to be written to one connection.
 //!
-//! Signs of life leave first, then Raft messages, then what is told, then calls and answers, so that no
-//! large call makes a leader or a worker look dead. Invariant: every lane is bounded, and none keeps
-//! another from moving. A Raft message beyond takes the place of the oldest, since Raft sends again, and
-//! so does what is told; a call beyond is refused, an answer waits; a ping replaces the one before.
+//! Signs of life leave first, then Raft messages, then what is told, then calls and answers, so
+//! that no large call makes a leader or a worker look dead. Invariant: every lane is bounded, and
+//! none keeps another from moving. A Raft message beyond takes the place of the oldest, since Raft
+//! sends again, and so does what is told; a call beyond is refused, an answer waits; a ping
+//! replaces the one before.
 
 use super::frame::{Frame, Kind};
 use bytes::{Bytes, BytesMut};
@@ -220,8 +221,8 @@ impl SendQueue {
         (frames, bytes)
     }
 
-    /// Moves about one write's worth out of the queue, most urgent first. At least one of what is told,
-    /// and one call or answer, goes with it if any waits: Raft alone must not starve them.
+    /// Moves about one write's worth out of the queue, most urgent first. At least one of what is
+    /// told, and one call or answer, goes with it if any waits: Raft alone must not starve them.
     pub(super) fn take(&self) -> Vec<Bytes> {
         let mut batch = Batch::default();
         let mut lanes = self.lanes();

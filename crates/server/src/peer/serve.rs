@@ -1,10 +1,10 @@
 //! The calls of a peer that dialled this node: taken, executed, answered.
 //!
-//! Invariants: a call is executed once, or declined and not begun; a call that is cancelled, or whose
-//! connection ends, is dropped where it stands. Answers that a peer has not read keep its further calls
-//! from being begun, and nothing else of what it sends: its Raft messages and what it tells are heard. A
-//! burst of answers waits for room, each with its call; a peer that reads none of them is cut off by its
-//! silence.
+//! Invariants: a call is executed once, or declined and not begun; a call that is cancelled, or
+//! whose connection ends, is dropped where it stands. Answers that a peer has not read keep its
+//! further calls from being begun, and nothing else of what it sends: its Raft messages and what it
+//! tells are heard. A burst of answers waits for room, each with its call; a peer that reads none
+//! of them is cut off by its silence.
 
 use super::{
     PeerHandler,
@@ -177,8 +177,8 @@ impl Served {
             || under_way.request_bytes + bytes > self.allowance.request_bytes_max
     }
 
-    /// The caller has gone. It is told that no answer will come, unless one is on its way already: who
-    /// minds a late answer must know when to forget the call.
+    /// The caller has gone. It is told that no answer will come, unless one is on its way already:
+    /// who minds a late answer must know when to forget the call.
     fn cancel(&self, stream: u64) {
         let task = self.under_way().remove(stream);
         if let Some(task) = task {
@@ -187,14 +187,15 @@ impl Served {
         }
     }
 
-    /// Returns when so much was read of the answers that a call may be begun. Calls wait one after the other.
+    /// Returns when so much was read of the answers that a call may be begun. Calls wait one after
+    /// the other.
     async fn until_read(&self) {
         let _turn = self.turn.lock().await;
         self.queue.drained_to(self.allowance.answer_bytes_soft_max).await;
     }
 
-    /// Says something about a call that has no answer. A peer that keeps to its bounds, and reads, never
-    /// has too many of them.
+    /// Says something about a call that has no answer. A peer that keeps to its bounds, and reads,
+    /// never has too many of them.
     fn notice(&self, frame: Frame) {
         if self.queue.push_notice(frame).is_err() {
             self.overflowed.notify_one();

@@ -1,6 +1,7 @@
 //! Warnings: what the peer port refuses, counted by kind, and logged once a minute at most.
 //!
-//! Whoever scans a port or runs a misconfigured node comes back for ever; the log must not grow with it.
+//! Whoever scans a port or runs a misconfigured node comes back for ever; the log must not grow
+//! with it.
 
 use crate::clock::Clock;
 use std::{

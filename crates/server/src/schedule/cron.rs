@@ -1,10 +1,10 @@
 //! Cron expressions in a time zone.
 //!
 //! The library finds local times that match; which moments those are is decided here, by one of two
-//! rules. An expression that names all 24 hours follows elapsed time: it fires at every moment whose
-//! local time matches, and runs through a change of the clock without a pause. Any other fires once
-//! for each local time: one that the clock skips at the end of the gap, one that it repeats the
-//! first time.
+//! rules. An expression that names all 24 hours follows elapsed time: it fires at every moment
+//! whose local time matches, and runs through a change of the clock without a pause. Any other
+//! fires once for each local time: one that the clock skips at the end of the gap, one that it
+//! repeats the first time.
 
 use crate::Error;
 use croner::parser::{CronParser, Seconds, Year};

@@ -1,11 +1,11 @@
-//! Asking: a worker without a stream. It asks over as many connections as it likes, on any node, and is told
-//! what to do when it beats.
+//! Asking: a worker without a stream. It asks over as many connections as it likes, on any node,
+//! and is told what to do when it beats.
 //!
-//! Its id follows from the name that it gives itself, so that all its connections are one session wherever
-//! they lead. One that beats is over after a minute without a word, or some seconds after its last
-//! connection closed. One that never did may be alive as long as it holds something: its claims have
-//! their leases alone. It may beat on one node and claim on another, so nodes tell each other once a second
-//! what they have heard of those that beat.
+//! Its id follows from the name that it gives itself, so that all its connections are one session
+//! wherever they lead. One that beats is over after a minute without a word, or some seconds after
+//! its last connection closed. One that never did may be alive as long as it holds something: its
+//! claims have their leases alone. It may beat on one node and claim on another, so nodes tell each
+//! other once a second what they have heard of those that beat.
 
 use super::{
     Activity, Held, Link, Profile, SILENCE_AFTER_CUT_MAX, Session, Sessions, State,
@@ -97,7 +97,8 @@ impl Asking {
                 let same = (&before.host, before.pid) == (&profile.host, profile.pid);
                 let is_new = before.name.is_empty();
                 if !(is_new || known && same) {
-                    // Another process by that name: what the one before was asked is none of its business.
+                    // Another process by that name: what the one before was asked is none of its
+                    // business.
                     (state.activity, state.ordered) = (Activity::Running, Activity::Running);
                     state.asked = AskedQueues::default();
                 }
@@ -246,8 +247,8 @@ impl Sessions {
 }
 
 impl Session {
-    /// Takes what a worker that beats says it does; whether that is news. It goes from running to quiet to
-    /// stopping, and never back.
+    /// Takes what a worker that beats says it does; whether that is news. It goes from running to
+    /// quiet to stopping, and never back.
     fn notes(&self, state: &mut State, activity: Activity) -> bool {
         let link = std::mem::replace(&mut state.link, Link::Asking { beats: true });
         if activity as u8 > state.activity as u8 {
@@ -271,8 +272,8 @@ impl Session {
 }
 
 impl State {
-    /// Forgets claims that nobody ended here before their time: they were ended through another node, or have
-    /// lapsed.
+    /// Forgets claims that nobody ended here before their time: they were ended through another
+    /// node, or have lapsed.
     pub(super) fn forget_lapsed(&mut self, now: Instant) {
         self.claims.retain(|_, held| now.saturating_duration_since(held.renewed_at) <= held.lease);
     }

@@ -82,8 +82,8 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Opens or resumes a session. On resume, claims that the worker does not list are released, and
-    /// the orders say which of those it lists are not its own any more.
+    /// Opens or resumes a session. On resume, claims that the worker does not list are released,
+    /// and the orders say which of those it lists are not its own any more.
     pub async fn open(broker: &Broker, hello: Hello) -> Result<(Attached, Orders), Error> {
         let Hello { resumed, mut profile, queues, types, lease_ms, held, activity } = hello;
         profile.queues = queues.iter().map(|(name, _)| name.clone()).collect();
@@ -121,8 +121,8 @@ impl Attached {
         };
         attached.heard();
         if is_resumed {
-            // At once, so that leaders know where to tell of what happens after the renewal below, and the
-            // node that had it forgets it.
+            // At once, so that leaders know where to tell of what happens after the renewal below,
+            // and the node that had it forgets it.
             broker.shards().sessions_alive(vec![attached.id()]);
         }
         match unlisted {
@@ -266,8 +266,8 @@ impl Attached {
         }
     }
 
-    /// Takes a beat. The orders answer it; the future renews the leases that are due and brings more
-    /// orders if some are not the worker's any more.
+    /// Takes a beat. The orders answer it; the future renews the leases that are due and brings
+    /// more orders if some are not the worker's any more.
     pub fn beat(
         &self,
         beat: Beat,
@@ -319,7 +319,8 @@ impl Attached {
         }
     }
 
-    /// Leaves the session as it is, because this node stops: the worker resumes it elsewhere or here.
+    /// Leaves the session as it is, because this node stops: the worker resumes it elsewhere or
+    /// here.
     pub fn leave(mut self) {
         self.said_goodbye = true;
     }
@@ -407,8 +408,8 @@ impl Attached {
         join_all(shards.map(end)).await;
     }
 
-    /// Gives back the session's claims on one shard, but for some. A shard that can't be reached is no
-    /// reason to keep the worker from the others: nobody renews what it does not know of.
+    /// Gives back the session's claims on one shard, but for some. A shard that can't be reached is
+    /// no reason to keep the worker from the others: nobody renews what it does not know of.
     async fn end_on(&self, shard: ShardId, keep: Vec<TaskId>) {
         let (session, reason) = (self.session.id, SessionEnd::Goodbye);
         let end = EndSession { session, reason, not_started: Vec::new(), keep };

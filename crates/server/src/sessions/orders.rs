@@ -1,8 +1,9 @@
 //! Orders: what operators ask of workers, told at once and with every beat.
 //!
-//! The node that has the worker keeps the order with its session. The others remember it, for the worker may
-//! go on at any of them before it was told. Once it was, it says so itself in its next hello: that is
-//! what outlives every node. What is remembered is bounded, and gone when this process ends.
+//! The node that has the worker keeps the order with its session. The others remember it, for the
+//! worker may go on at any of them before it was told. Once it was, it says so itself in its next
+//! hello: that is what outlives every node. What is remembered is bounded, and gone when this
+//! process ends.
 
 use super::{Activity, LOST_KEPT_FOR, Link, Order, Sessions};
 use crate::limits::LOST_KEPT_MAX;

@@ -1,10 +1,11 @@
-//! Claims, wherever their shards are led: parked at the leader, and parked again at the next one for the
-//! rest of their wait.
+//! Claims, wherever their shards are led: parked at the leader, and parked again at the next one
+//! for the rest of their wait.
 //!
-//! No claim is orphaned: a caller that goes away cancels its call, and what comes for it nevertheless
-//! goes back. A session's claim has a number; when its answer gets lost, it is sent again under that
-//! number, and gets the tasks that it got before under new tokens. So an answer to an earlier sending that
-//! comes late goes back in vain. What a claim without a session lost, its lease ends.
+//! No claim is orphaned: a caller that goes away cancels its call, and what comes for it
+//! nevertheless goes back. A session's claim has a number; when its answer gets lost, it is sent
+//! again under that number, and gets the tasks that it got before under new tokens. So an answer to
+//! an earlier sending that comes late goes back in vain. What a claim without a session lost, its
+//! lease ends.
 
 use super::{
     ClaimRequest, HandedTask, Shards,
@@ -24,8 +25,8 @@ use taskyard_machine::{ClaimNumber, Command, EncodedCommand, Release, ShardId};
 use taskyard_replica::NodeId;
 
 impl ClaimRequest {
-    /// Makes it a claim of its own. Random, for a session may go on at another node, which does not know
-    /// how far this one has counted.
+    /// Makes it a claim of its own. Random, for a session may go on at another node, which does not
+    /// know how far this one has counted.
     fn begin(&mut self) {
         let number = |_| ClaimNumber { sequence: random_u64(), sending: 0 };
         self.number = self.session.map(number);

@@ -1,9 +1,9 @@
-//! Comparison: when the leader of a shard lets its replicas compare their states, and what this replica
-//! makes of what they say.
+//! Comparison: when the leader of a shard lets its replicas compare their states, and what this
+//! replica makes of what they say.
 //!
-//! After so many entries, or a while after the first, the leader proposes a mark. It is an entry like any
-//! other, so each replica keeps the digest of the same moment; then the leader says what it has. A shard
-//! that nobody writes to, or that has one replica, is left alone.
+//! After so many entries, or a while after the first, the leader proposes a mark. It is an entry
+//! like any other, so each replica keeps the digest of the same moment; then the leader says what
+//! it has. A shard that nobody writes to, or that has one replica, is left alone.
 
 use std::time::{Duration, Instant};
 use taskyard_machine::Attest;

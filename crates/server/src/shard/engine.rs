@@ -1,7 +1,7 @@
 //! Engine: opens a data directory, recovers its shards and runs their thread.
 //!
-//! Dropped without [`Engine::stop`] it ends as a crash would: what was acknowledged is on disk, nothing
-//! more is done.
+//! Dropped without [`Engine::stop`] it ends as a crash would: what was acknowledged is on disk,
+//! nothing more is done.
 
 use super::{
     Handle, Shards,
@@ -44,8 +44,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens `config.data` and recovers its replicas. Blocks until all shards serve that this node leads
-    /// alone; others need their peers, see `Shards::connect`.
+    /// Opens `config.data` and recovers its replicas. Blocks until all shards serve that this node
+    /// leads alone; others need their peers, see `Shards::connect`.
     pub fn start(config: &Config) -> Result<Engine, StartError> {
         Engine::drive(open(config)?)
     }
@@ -114,8 +114,8 @@ impl Engine {
         self.stop_by(clock::real_now() + STOP_FOR_MAX);
     }
 
-    /// The same, by `until`. Checkpoints only make the next start quicker: those that are not done by
-    /// then are left, and what they would have saved is replayed.
+    /// The same, by `until`. Checkpoints only make the next start quicker: those that are not done
+    /// by then are left, and what they would have saved is replayed.
     pub(crate) fn stop_by(mut self, until: Instant) {
         self.end(Input::Stop { until });
     }
@@ -304,8 +304,8 @@ mod tests {
         assert_eq!(error.to_string(), why);
     }
 
-    /// A start finishes what was begun when the log says that a replica has left. A log that still says
-    /// that it is here, without its checkpoint, would be refused as damaged.
+    /// A start finishes what was begun when the log says that a replica has left. A log that still
+    /// says that it is here, without its checkpoint, would be refused as damaged.
     #[tokio::test]
     async fn a_replica_leaves_the_log_before_its_checkpoint() {
         let dir = tempfile::tempdir().unwrap();

@@ -163,7 +163,8 @@ mod tests {
             (CatchUp::All, 5 * MINUTE, 10 * MINUTE, (1, 6, 4)),
             (CatchUp::All, 0, 10 * MINUTE + 10_000, (1, 1, 9)),
             (CatchUp::All, 2 * DAY, 2 * DAY, (3, 2_880, 0)),
-            // A year of minutes: all but the last can only be missed, and are counted up to a bound.
+            // A year of minutes: all but the last can only be missed, and are counted up to a
+            // bound.
             (CatchUp::Last, hour, 365 * DAY, (1, 1, 1_001)),
         ] {
             let mut shard = Shard::with(spec(catch_up, window_ms));

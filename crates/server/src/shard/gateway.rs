@@ -1,8 +1,9 @@
-//! Gateway: what the workers' side of this node is told, by the leaders of shards and by other nodes.
+//! Gateway: what the workers' side of this node is told, by the leaders of shards and by other
+//! nodes.
 //!
 //! A leader knows the session that holds a claim, and which nodes last named that session alive. It
-//! tells those; while it does not know one, it tells all. What does not arrive is told with the next
-//! renewal of the claim, so that nobody waits for it.
+//! tells those; while it does not know one, it tells all. What does not arrive is told with the
+//! next renewal of the claim, so that nobody waits for it.
 
 use super::{Shards, session_news::SessionNews};
 use crate::sessions::Activity;
@@ -68,15 +69,16 @@ impl Shards {
         }
     }
 
-    /// Tells the other nodes what workers said here that may have connections there too (once a second, from
-    /// the gateway).
+    /// Tells the other nodes what workers said here that may have connections there too (once a
+    /// second, from the gateway).
     pub fn heard(&self, workers: Vec<HeardWorker>) {
         if !workers.is_empty() {
             self.tell_others(&SessionNews::Heard(workers));
         }
     }
 
-    /// Tells a node that has their sessions that these claims were cancelled; every node if none is known.
+    /// Tells a node that has their sessions that these claims were cancelled; every node if none is
+    /// known.
     pub(crate) fn cancelled(&self, node: Option<NodeId>, claims: Vec<CancelledClaim>) {
         let me = self.routes().me();
         if node.is_none_or(|node| node == me) {

@@ -1,8 +1,9 @@
 //! Hints: which shards have something for a claim that looks at several, asked of each node once.
 //!
-//! A hint promises nothing: the claim that follows it is what decides, through the log. So nobody confirms
-//! leadership for one, and a claim over many queues costs a call per node, not one per shard. What is
-//! asked at the wrong node is asked again shard by shard, by `reads.rs`, which searches.
+//! A hint promises nothing: the claim that follows it is what decides, through the log. So nobody
+//! confirms leadership for one, and a claim over many queues costs a call per node, not one per
+//! shard. What is asked at the wrong node is asked again shard by shard, by `reads.rs`, which
+//! searches.
 
 use super::{
     Shards, TaskTypes,
@@ -62,8 +63,8 @@ struct Told {
 }
 
 impl Shards {
-    /// Which of these shards have something now, as far as their leaders know without asking whether they
-    /// still lead. One whose leader does not answer within `patience` has an error.
+    /// Which of these shards have something now, as far as their leaders know without asking
+    /// whether they still lead. One whose leader does not answer within `patience` has an error.
     pub async fn probe(&self, looks: &[Look], patience: Duration) -> Vec<Hint> {
         let until = real_now() + patience;
         let (nodes, mut lost) = self.by_leader(looks.to_vec());
@@ -194,8 +195,8 @@ pub struct Hints<'a> {
 }
 
 impl<'a> Hints<'a> {
-    /// The next shard that may have something; or that can't be found, and why. None of a shard, or no
-    /// shard: the wait is over.
+    /// The next shard that may have something; or that can't be found, and why. None of a shard, or
+    /// no shard: the wait is over.
     pub async fn next(&mut self) -> Option<Hint> {
         loop {
             if let Some(hint) = self.told.pop_front() {

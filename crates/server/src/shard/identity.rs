@@ -1,7 +1,8 @@
 //! Identity: what becomes of a command that is sent again because its outcome got lost.
 //!
-//! Whoever sends a command to a leader may never learn what came of it: a connection breaks, a leader
-//! falls. Only a command that the machine knows again may be sent twice. This is the table of them.
+//! Whoever sends a command to a leader may never learn what came of it: a connection breaks, a
+//! leader falls. Only a command that the machine knows again may be sent twice. This is the table
+//! of them.
 
 use taskyard_machine::{
     Command, DecodeError, EncodedCommand,
@@ -13,8 +14,8 @@ use taskyard_machine::{
 pub(super) enum Again {
     /// The first answer once more, or the same state set once more: it may be sent again.
     Same,
-    /// Nothing, for what it is about has ended, perhaps by itself. It may be sent again, but a "no" may
-    /// come from its own first "yes": such an answer tells nothing.
+    /// Nothing, for what it is about has ended, perhaps by itself. It may be sent again, but a "no"
+    /// may come from its own first "yes": such an answer tells nothing.
     Fenced,
     /// Its work once more: it may not be sent again.
     Twice,
@@ -55,13 +56,15 @@ fn judge(command: &Command<'_>) -> Again {
         Command::Unstage(_) => Again::Same,
         Command::SubmitFlow(submit) => by(submit.batch_id.is_some()),
         Command::StageFlow(_) | Command::CommitFlow(_) => Again::Same,
-        // By their names: one that the same node added before is the same task, while its flow is kept.
+        // By their names: one that the same node added before is the same task, while its flow is
+        // kept.
         Command::AddFlowTasks(_) => Again::Fenced,
         // By their batch's id. One that was added again without it would be counted twice.
         Command::OpenTally(open) => by(open.batch_id.is_some()),
         Command::AddToTally(add) => by(add.batch_id.is_some()),
         // By the claim's token. The accepted one gets its first answer while that is remembered: an
-        // ack while the task is kept, a failure until the next attempt, a release or snooze not at all.
+        // ack while the task is kept, a failure until the next attempt, a release or snooze not at
+        // all.
         Command::Ack(_) | Command::Fail(_) | Command::Release(_) | Command::Snooze(_) => {
             Again::Fenced
         }

@@ -1,11 +1,11 @@
 //! Inbox: how everything reaches the shard loop's thread.
 //!
-//! Whoever pushes takes a lock for a moment; the loop takes what one turn can write at once. While the loop
-//! syncs the log, the next batch gathers here: group commit without a timer.
+//! Whoever pushes takes a lock for a moment; the loop takes what one turn can write at once. While
+//! the loop syncs the log, the next batch gathers here: group commit without a timer.
 //!
-//! Invariant: what waits for a disk that does not get on is bounded, in number and in bytes: a call beyond is
-//! refused, and a Raft message is dropped, which Raft sends again. Raft messages come before calls, so that a
-//! node with much to do still hears who leads.
+//! Invariant: what waits for a disk that does not get on is bounded, in number and in bytes: a call
+//! beyond is refused, and a Raft message is dropped, which Raft sends again. Raft messages come
+//! before calls, so that a node with much to do still hears who leads.
 
 use super::{ClaimRequest, HandedTask, Hint, Look, ShardStatus, session_news::SessionNews};
 use crate::{
@@ -28,7 +28,8 @@ use taskyard_machine::{
 use taskyard_replica::{Change, ControlCommand, NodeId};
 use tokio::sync::{mpsc, oneshot};
 
-/// Raft messages up to this size, as heartbeats and votes, are dropped last: without them nobody would lead.
+/// Raft messages up to this size, as heartbeats and votes, are dropped last: without them nobody
+/// would lead.
 const SMALL_MESSAGE_BYTES: usize = 1 << 10;
 
 /// The answer to one call.
@@ -194,7 +195,8 @@ pub(crate) enum Input {
         shard: ShardId,
         index: u64,
     },
-    /// No checkpoint begins until then, unless a backup asks for it; answered when none is under way.
+    /// No checkpoint begins until then, unless a backup asks for it; answered when none is under
+    /// way.
     Quiet {
         until: Instant,
         answer: Answer<()>,
@@ -375,8 +377,8 @@ impl Inbox {
         match &input {
             Input::Raft { message, .. } if queue.is_too_much(message) => return Ok(()),
             Input::Raft { .. } => queue.raft.push(input),
-            // What the node tells itself is never refused: a lost report would hold up its shard for
-            // ever.
+            // What the node tells itself is never refused: a lost report would hold up its shard
+            // for ever.
             call if call.is_call() => match queue.refusal(call) {
                 Some(refusal) => return Err(refusal),
                 None => queue.others.push(input),
@@ -391,8 +393,9 @@ impl Inbox {
         Ok(())
     }
 
-    /// Waits until there is something, or until `wait` is over; `None` waits for something alone. Takes of
-    /// messages, and of everything else, what adds about `bytes_max` to the log. `taken` is empty.
+    /// Waits until there is something, or until `wait` is over; `None` waits for something alone.
+    /// Takes of messages, and of everything else, what adds about `bytes_max` to the log. `taken`
+    /// is empty.
     pub(crate) fn take(&self, taken: &mut Taken, wait: Option<Duration>, bytes_max: usize) {
         let mut queue = self.lock();
         if queue.is_empty() {

@@ -1,8 +1,8 @@
 //! LocalShards: what is asked of the shards that this node leads, without a look at where they are.
 //!
 //! Every method hands its request to the shard loop's thread and awaits the answer. Where this node
-//! does not lead, the answer is [`Error::NotLeader`], and nothing was done. Calls of other nodes are
-//! served by these methods alone, so that no call goes round in circles.
+//! does not lead, the answer is [`Error::NotLeader`], and nothing was done. Calls of other nodes
+//! are served by these methods alone, so that no call goes round in circles.
 
 use super::{
     ClaimRequest, HandedTask, Hint, Look, ShardStatus, Shards, Sought, gone,
@@ -85,8 +85,8 @@ impl LocalShards<'_> {
         hints.into_iter().next().map_or(Ok(false), |(_, hint)| hint.map(|count| count > 0))
     }
 
-    /// Which of these may have something to claim. Without a wait it says so of each; else it parks until it
-    /// can say something of some of them, or the wait is over.
+    /// Which of these may have something to claim. Without a wait it says so of each; else it parks
+    /// until it can say something of some of them, or the wait is over.
     pub async fn claimable(self, looks: Vec<Look>, wait: Duration) -> Result<Vec<Hint>, Error> {
         if wait.is_zero() {
             let (answer, answered) = oneshot::channel();
@@ -137,8 +137,8 @@ impl LocalShards<'_> {
 
     /// See [`Shards::bodies`].
     pub async fn bodies(self, tasks: Vec<TaskId>) -> Result<Vec<Option<Bytes>>, Error> {
-        // A body may be replaced or gone by a leader that this node has not heard of. From here on its
-        // state only gets newer.
+        // A body may be replaced or gone by a leader that this node has not heard of. From here on
+        // its state only gets newer.
         let shards: BTreeSet<ShardId> = tasks.iter().map(|task| task.home).collect();
         try_join_all(shards.into_iter().map(|shard| self.read(shard, |_| ()))).await?;
         let (answer, answered) = oneshot::channel();

@@ -43,8 +43,8 @@ pub(crate) struct Outbox {
     untold: BTreeSet<ShardId>,
     /// Targets that have refused something, and when they are tried again.
     refused: BTreeMap<ShardId, Instant>,
-    /// Targets on other nodes that have something on its way: the next goes when it was answered, so
-    /// that messages arrive in order.
+    /// Targets on other nodes that have something on its way: the next goes when it was answered,
+    /// so that messages arrive in order.
     away: BTreeSet<ShardId>,
 }
 

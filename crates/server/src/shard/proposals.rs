@@ -1,7 +1,8 @@
 //! Proposals, wherever their shards are led: sent to the leader, and again where that is safe.
 //!
-//! A command that was surely not appended is sent again. One whose outcome got lost is sent again only
-//! if the machine knows it again (`identity.rs`); otherwise its caller is told that it is unknown.
+//! A command that was surely not appended is sent again. One whose outcome got lost is sent again
+//! only if the machine knows it again (`identity.rs`); otherwise its caller is told that it is
+//! unknown.
 
 use super::{
     Shards,
@@ -18,8 +19,8 @@ use std::{
 use taskyard_machine::{EncodedCommand, Outcome, Rejection, ShardId};
 use taskyard_replica::NodeId;
 
-/// How long a proposal or a question takes at most, wherever it goes: a leader whose disk stands still
-/// for longer is no leader for long.
+/// How long a proposal or a question takes at most, wherever it goes: a leader whose disk stands
+/// still for longer is no leader for long.
 pub(super) const ANSWER_FOR_MAX: Duration = Duration::from_secs(10);
 /// About what one call to another node carries of a batch: others should not wait long behind it.
 const PART_BYTES_MAX: usize = 4 << 20;
@@ -63,8 +64,8 @@ impl Shards {
         }
     }
 
-    /// One call per leader's node. What is refused there, or lost and safe to repeat, goes on shard by
-    /// shard, in order.
+    /// One call per leader's node. What is refused there, or lost and safe to repeat, goes on shard
+    /// by shard, in order.
     pub(super) async fn propose_all_routed(
         &self,
         network: &PeerNetwork,
@@ -77,9 +78,9 @@ impl Shards {
         batch.propose().await
     }
 
-    /// Proposes commands of one shard that build on each other, in order and within the time of one call:
-    /// the parts of something large, and what makes it whole. No more of them once one has failed. What
-    /// came of the last one, or the first error.
+    /// Proposes commands of one shard that build on each other, in order and within the time of one
+    /// call: the parts of something large, and what makes it whole. No more of them once one has
+    /// failed. What came of the last one, or the first error.
     pub async fn propose_in_turn(
         &self,
         shard: ShardId,
@@ -226,9 +227,9 @@ impl Batch<'_> {
         answers
     }
 
-    /// Proposes some of the commands at one node, in order; one result for each that was sent. A part that
-    /// was not taken whole is the last: what follows may build on it, and must not come before it. None is
-    /// sent when the time is over.
+    /// Proposes some of the commands at one node, in order; one result for each that was sent. A
+    /// part that was not taken whole is the last: what follows may build on it, and must not come
+    /// before it. None is sent when the time is over.
     async fn propose_at(&self, node: NodeId, positions: &[usize]) -> Vec<Tried<Proposed>> {
         let Batch { shards, commands, enqueue, .. } = self;
         let is_here = node == shards.routes().me();
@@ -276,8 +277,9 @@ fn take_answers(reply: ShardReply, count: usize) -> Option<Vec<Proposed>> {
     }
 }
 
-/// The answer as its caller gets it. If the command may have been done when it was sent before, a node
-/// that does not do it now says nothing of that; and what is gone may be gone by that very command.
+/// The answer as its caller gets it. If the command may have been done when it was sent before, a
+/// node that does not do it now says nothing of that; and what is gone may be gone by that very
+/// command.
 fn settle(answer: Proposed, command: &EncodedCommand, was_lost: bool) -> Proposed {
     match answer {
         Err(Error::Rejected(rejection)) if was_lost && is_gone(&rejection) => {

@@ -1,5 +1,5 @@
-//! Questions, bodies, hints and waits for an end, wherever their shards are led. They change nothing, so
-//! that they are asked again whatever became of the last time.
+//! Questions, bodies, hints and waits for an end, wherever their shards are led. They change
+//! nothing, so that they are asked again whatever became of the last time.
 
 use super::{
     Shards, Sought,
@@ -43,8 +43,8 @@ impl Shards {
         }
     }
 
-    /// Waits at whoever leads a shard until something is so; `false` when the wait is over. `ask` waits at
-    /// one node, for so long.
+    /// Waits at whoever leads a shard until something is so; `false` when the wait is over. `ask`
+    /// waits at one node, for so long.
     async fn wait_routed<F>(
         &self,
         network: &PeerNetwork,

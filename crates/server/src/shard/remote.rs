@@ -2,8 +2,8 @@
 //!
 //! Each call is one of the methods of [`Shards`] and is served by it, so that a shard decides alike
 //! whoever asks. Bytes come from another node, perhaps of another version: what can't be read is
-//! answered with words, nothing panics, and nothing gets into a log that can't be read back from it.
-//! Nothing here is on the way of calls that stay on this node.
+//! answered with words, nothing panics, and nothing gets into a log that can't be read back from
+//! it. Nothing here is on the way of calls that stay on this node.
 
 use super::{ClaimRequest, HandedTask, Hint, Look, ShardStatus, Shards};
 use crate::{Error, limits::PEER_CLAIM_BYTES_MAX};
@@ -22,8 +22,8 @@ const VERSION: u8 = 1;
 /// The second byte of [`ShardReply::Unread`], and its words after it: the same in every version.
 const UNREAD: u8 = 0;
 
-/// About how long a reply gets. Larger ones are made smaller, as far as they can be: a frame between
-/// nodes has a bound, and one reply should not hold up all others behind it.
+/// About how long a reply gets. Larger ones are made smaller, as far as they can be: a frame
+/// between nodes has a bound, and one reply should not hold up all others behind it.
 const REPLY_BYTES_MAX: usize = 16 << 20;
 
 /// What one node asks of the shards of another. Waits are what is left of them.
@@ -85,8 +85,8 @@ pub enum ShardCall {
 /// The answer to a [`ShardCall`], under the same name.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ShardReply {
-    /// The call could not be read there, for the other node is of another version; says why. Nothing
-    /// was done.
+    /// The call could not be read there, for the other node is of another version; says why.
+    /// Nothing was done.
     Unread(String),
     /// One answer per command, in the same order.
     Proposed(Vec<Result<Outcome, Error>>),
@@ -182,8 +182,9 @@ impl ShardReply {
     }
 }
 
-/// Runs a call on the shards that this node leads; of others it says that it does not. Dropping the future takes away what it parked, and gives
-/// back what was claimed for it by then, as dropping the call itself would.
+/// Runs a call on the shards that this node leads; of others it says that it does not. Dropping the
+/// future takes away what it parked, and gives back what was claimed for it by then, as dropping
+/// the call itself would.
 pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
     let (all, shards) = (shards, shards.local());
     match call {
@@ -229,7 +230,8 @@ pub async fn serve_bytes(shards: &Shards, call: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The same reply with claimed tasks of about `bytes_max` at most, or one; those that do not fit go back.
+/// The same reply with claimed tasks of about `bytes_max` at most, or one; those that do not fit go
+/// back.
 fn cut_claim(shards: &Shards, mut reply: ShardReply, bytes_max: usize) -> ShardReply {
     if let ShardReply::Claimed(Ok(tasks)) = &mut reply {
         let mut bytes = 0;
@@ -243,8 +245,8 @@ fn cut_claim(shards: &Shards, mut reply: ShardReply, bytes_max: usize) -> ShardR
     reply
 }
 
-/// The bytes of a reply, about `bytes_max` at most. A page of tasks ends earlier, as any page may; what has
-/// no shorter form is refused.
+/// The bytes of a reply, about `bytes_max` at most. A page of tasks ends earlier, as any page may;
+/// what has no shorter form is refused.
 fn encode_bounded(mut reply: ShardReply, bytes_max: usize) -> Vec<u8> {
     loop {
         let encoded = reply.encode();
@@ -262,8 +264,8 @@ fn encode_bounded(mut reply: ShardReply, bytes_max: usize) -> Vec<u8> {
                 }))
             }
             ShardReply::Bodies(Ok(_)) => ShardReply::Bodies(Err(too_long(encoded.len()))),
-            // What was decided must be told, a claim was cut far below the bound of a frame, and all
-            // others are short.
+            // What was decided must be told, a claim was cut far below the bound of a frame, and
+            // all others are short.
             _ => return encoded,
         };
     }

@@ -1,8 +1,8 @@
-//! SessionNews: what a node tells the leaders on others about its workers' sessions, and what they tell it,
-//! as bytes and back.
+//! SessionNews: what a node tells the leaders on others about its workers' sessions, and what they
+//! tell it, as bytes and back.
 //!
-//! Nobody answers it and nobody waits for it: what does not arrive is told again, or makes up for itself
-//! in seconds. What one node tells is taken in the order in which it was told.
+//! Nobody answers it and nobody waits for it: what does not arrive is told again, or makes up for
+//! itself in seconds. What one node tells is taken in the order in which it was told.
 
 use super::{CancelledClaim, HeardWorker, Shards, gateway::News, inbox::Input};
 use crate::cluster::call_kind;

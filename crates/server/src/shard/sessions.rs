@@ -1,11 +1,11 @@
 //! Sessions: which worker sessions live, as the leaders on this node remember it. Never logged.
 //!
-//! A session that holds claims and is not heard of for 15 s is ended: each shard that it has claims on
-//! gets an `EndSession`, again until all of its claims there have ended. A closed connection shortens
-//! that to 5 s, if it was the one of the node that was last heard to have the session: a worker may
-//! have gone on elsewhere long before its old node notices. A new leader gives everybody a fresh 15 s. One that
-//! asks over connections of its own has a minute from the last word of its node, for when that is gone it
-//! may beat elsewhere only then.
+//! A session that holds claims and is not heard of for 15 s is ended: each shard that it has claims
+//! on gets an `EndSession`, again until all of its claims there have ended. A closed connection
+//! shortens that to 5 s, if it was the one of the node that was last heard to have the session: a
+//! worker may have gone on elsewhere long before its old node notices. A new leader gives everybody
+//! a fresh 15 s. One that asks over connections of its own has a minute from the last word of its
+//! node, for when that is gone it may beat elsewhere only then.
 
 use super::{session_news::SessionNews, standstill::Lost};
 use crate::limits;
@@ -102,8 +102,8 @@ impl Sessions {
         }
     }
 
-    /// The nodes that may have it: the last two that named it alive. None if nobody has since this node
-    /// leads.
+    /// The nodes that may have it: the last two that named it alive. None if nobody has since this
+    /// node leads.
     pub(crate) fn nodes_of(&self, session: SessionId) -> impl Iterator<Item = NodeId> {
         let known = self.sessions.get(&session);
         let nodes = known.map(|known| [known.told_by, known.told_before_by]);
@@ -151,8 +151,8 @@ impl Sessions {
         });
     }
 
-    /// Time passed in which nobody could be heard. It does not count as silence, and every session has as
-    /// long again to be heard, up to the whole time.
+    /// Time passed in which nobody could be heard. It does not count as silence, and every session
+    /// has as long again to be heard, up to the whole time.
     pub(crate) fn make_up(&mut self, lost: Lost, now: Instant) {
         let again_by = now + (lost.stood + lost.jumped).min(SILENCE_MAX);
         let mut next: Option<Instant> = None;

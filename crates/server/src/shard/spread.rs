@@ -1,7 +1,8 @@
-//! Where queues lie that are spread over shards, as far as this node knows, and how that is changed.
+//! Where queues lie that are spread over shards, as far as this node knows, and how that is
+//! changed.
 //!
-//! The control group keeps it and every node follows it. What is said carries the version of the queue's
-//! own rules, so that it may be said again whenever nobody knows what came of it.
+//! The control group keeps it and every node follows it. What is said carries the version of the
+//! queue's own rules, so that it may be said again whenever nobody knows what came of it.
 
 use super::{
     Shards,
@@ -33,7 +34,8 @@ impl Shards {
         }
     }
 
-    /// Tells all nodes how far a queue lies. This one knows it when this returns, the others soon after.
+    /// Tells all nodes how far a queue lies. This one knows it when this returns, the others soon
+    /// after.
     pub(crate) async fn set_spread(&self, set: SetSpread) -> Result<(), Error> {
         let until = real_now() + PATIENCE;
         let mut changes = self.routes().changes();

@@ -1,8 +1,9 @@
 //! Standstill: time that passed without the loop, or for the wall clock alone.
 //!
-//! The loop looks at the clocks at least once a second. When a look comes late, the process stood still:
-//! it was stopped, its machine was paused, or its disk was. Nobody could be heard meanwhile. When the wall
-//! clock gains on monotonic time, somebody set it, or the machine slept. Neither is a worker's silence.
+//! The loop looks at the clocks at least once a second. When a look comes late, the process stood
+//! still: it was stopped, its machine was paused, or its disk was. Nobody could be heard meanwhile.
+//! When the wall clock gains on monotonic time, somebody set it, or the machine slept. Neither is a
+//! worker's silence.
 
 use crate::clock::Reading;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! Calls that go to other nodes. Each node here is a whole cluster of its own, and the routes of the
-//! first one say that others lead: what it is asked must be done by them. What they answer can be bent.
+//! Calls that go to other nodes. Each node here is a whole cluster of its own, and the routes of
+//! the first one say that others lead: what it is asked must be done by them. What they answer can
+//! be bent.
 
 mod claims;
 mod hearing;
@@ -221,7 +222,8 @@ impl TestNode {
     }
 }
 
-/// The first of three nodes, connected to the others. By its map each shard has replicas on `holders`.
+/// The first of three nodes, connected to the others. By its map each shard has replicas on
+/// `holders`.
 async fn three(holders: &[NodeId]) -> [TestNode; 3] {
     among(started().await, holders).await
 }

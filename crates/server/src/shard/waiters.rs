@@ -1,9 +1,9 @@
 //! Waiters: claims of one shard, parked until an event wakes them.
 //!
-//! A parked claim costs its memory and nothing else: no log entry, no timer. It stands in line at each
-//! of its queues, together with the claims that name the same types. A wake of a queue serves its
-//! lines from the front, the claim that came first before others, as far as there are tasks of its
-//! types that are not promised to claims on their way through the log; it never looks at other
+//! A parked claim costs its memory and nothing else: no log entry, no timer. It stands in line at
+//! each of its queues, together with the claims that name the same types. A wake of a queue serves
+//! its lines from the front, the claim that came first before others, as far as there are tasks of
+//! its types that are not promised to claims on their way through the log; it never looks at other
 //! queues. A ready task of a type that no line names wakes nobody.
 
 use super::{

@@ -35,7 +35,8 @@ impl Watchers {
         }
     }
 
-    /// Tells everybody why nobody here would learn of an end any more, or else that there was none so far.
+    /// Tells everybody why nobody here would learn of an end any more, or else that there was none
+    /// so far.
     pub(crate) fn end(&mut self, why: Option<&Error>) {
         for (_, answer) in self.waiting.drain().flat_map(|(_, waiting)| waiting) {
             let _ = answer.send(why.cloned().map_or(Ok(false), Err));

@@ -134,9 +134,9 @@ impl ShardLoop {
         Ok(())
     }
 
-    /// The place of a shard that this node leads or is about to lead: it is elected, and serves as soon as
-    /// its first entry is decided. Who came to it a moment too early waits for that here, rather than
-    /// look for another leader; if it comes to nothing, he is sent on.
+    /// The place of a shard that this node leads or is about to lead: it is elected, and serves as
+    /// soon as its first entry is decided. Who came to it a moment too early waits for that here,
+    /// rather than look for another leader; if it comes to nothing, he is sent on.
     fn number_soon(&self, shard: ShardId) -> Result<usize, Error> {
         let number = usize::from(shard.0);
         let rises = |shard: &LocalShard| shard.leading.is_none() && shard.replica.is_rising();

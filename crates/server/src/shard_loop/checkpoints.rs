@@ -1,13 +1,17 @@
 //! Checkpoints: when a shard's state is written down, and in which bites.
 //!
-//! One shard after the other: its cut is frozen between two turns, then a bite is taken in each turn and
-//! handed to the thread that writes; so the loop is never held for long. When it is synced, the log up to
-//! the cut is dropped. A backup freezes all shards in the same turn, so that what they owe each other
-//! fits together.
+//! One shard after the other: its cut is frozen between two turns, then a bite is taken in each
+//! turn and handed to the thread that writes; so the loop is never held for long. When it is
+//! synced, the log up to the cut is dropped. A backup freezes all shards in the same turn, so that
+//! what they owe each other fits together.
 //!
-//! A shard's checkpoint is due by time, by what the shard itself has written, and by what all shards have
-//! written since: then the log is short enough before raft-engine has to ask for it. The first checkpoint
-//! of each shard is due earlier, each shard at a time of its own, so that they never come all at once.
+//! A shard's checkpoint is due by time, by what the shard itself has written, and by what all
+//! shards have written since: then the log is short enough before raft-engine has to ask for it.
+//! The first checkpoint of each shard is due earlier, each shard at a time of its own, so that they
+//! never come all at once.
+
+#[cfg(test)]
+mod tests;
 
 use super::{held::Held, local::LocalShard, log_age::LogAge};
 use crate::{
@@ -28,14 +32,15 @@ use taskyard_replica::Room;
 
 /// The usual wait for a checkpoint; the wait for the first one is a share of it.
 const WHOLE: u64 = 1 << 16;
-// raft-engine asks for checkpoints of shards with entries in the oldest fifth of a log of this size.
+// raft-engine asks for checkpoints of shards with entries in the oldest fifth of a log of this
+// size.
 const _: () = assert!(LOG_KEPT_BYTES_MAX <= PURGE_BYTES * 3 / 4);
 /// How much log is written between two looks at how much is kept.
 const LOOK_EVERY_BYTES: u64 = 1 << 20;
 /// Records encoded per turn, about half a millisecond's work.
 const BITE_RECORDS: usize = 512;
-/// How long the writing thread may take for one checkpoint. A disk that has failed may hold it for ever,
-/// without an error.
+/// How long the writing thread may take for one checkpoint. A disk that has failed may hold it for
+/// ever, without an error.
 const WRITING_FOR_MAX: Duration = Duration::from_secs(120);
 /// How often that is looked at. A pause of the whole process counts as one look.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -78,8 +83,8 @@ pub(crate) struct At {
 }
 
 impl Checkpoint {
-    /// Of a shard whose last checkpoint holds all up to `stored`, and whose log begins at this position or
-    /// later.
+    /// Of a shard whose last checkpoint holds all up to `stored`, and whose log begins at this
+    /// position or later.
     pub(crate) fn new(stored: u64, log: u64) -> Checkpoint {
         Checkpoint {
             stage: Stage::Idle,
@@ -133,7 +138,8 @@ impl Checkpoint {
         self.stage == Stage::Idle
     }
 
-    /// Whether one is to begin before the node ends. A state that a snapshot replaces is not worth it.
+    /// Whether one is to begin before the node ends. A state that a snapshot replaces is not worth
+    /// it.
     pub(crate) fn is_wanted(&self) -> bool {
         self.wanted && !self.held
     }
@@ -147,7 +153,8 @@ impl Checkpoint {
         self.held = false;
     }
 
-    /// A snapshot has taken the state's place: all up to `index` is stored, and nothing has changed since.
+    /// A snapshot has taken the state's place: all up to `index` is stored, and nothing has changed
+    /// since.
     pub(crate) fn installed(&mut self, index: u64) {
         assert!(self.is_idle(), "a snapshot at {index} was installed under a checkpoint");
         *self = Checkpoint::new(index, self.log.checkpointed_at());
@@ -167,14 +174,16 @@ pub(crate) struct Checkpoints {
     /// How much the next one may take of the disk, and how much room that has for others.
     room_bytes: u64,
     room: Room,
-    /// When the thread that writes was last looked at, and how long it has not ended anything by then.
+    /// When the thread that writes was last looked at, and how long it has not ended anything by
+    /// then.
     looked_at: Option<Instant>,
     writing_for: Duration,
     /// Backups that wait for the checkpoints under way.
     backups_asked: Vec<BackupOrder>,
     /// Backups for which all shards were frozen in one turn.
     backups_frozen: Vec<Answer<View>>,
-    /// Until then none begins of itself: a backup is about to come, and is to find nothing under way.
+    /// Until then none begins of itself: a backup is about to come, and is to find nothing under
+    /// way.
     quiet_until: Option<Instant>,
     /// Told when nothing is.
     quiet_asked: Vec<Answer<()>>,
@@ -220,7 +229,8 @@ impl Checkpoints {
         (self.room_bytes, self.room) = (bytes, room);
     }
 
-    /// Whether the disk has room for a checkpoint: it takes about what the log has taken since the last.
+    /// Whether the disk has room for a checkpoint: it takes about what the log has taken since the
+    /// last.
     pub(crate) fn has_room_for(&self, shard: &LocalShard) -> bool {
         shard.state().log_bytes < self.room_bytes
     }
@@ -284,8 +294,8 @@ impl Checkpoints {
         shard.checkpoint.wanted = true;
     }
 
-    /// Old entries of `shard` keep files of the log from being freed. A checkpoint that is under way frees
-    /// them by itself.
+    /// Old entries of `shard` keep files of the log from being freed. A checkpoint that is under
+    /// way frees them by itself.
     pub(crate) fn shorten_log(&self, shard: &mut LocalShard, log: u64, snapshots: &Snapshots) {
         if shard.checkpoint.is_idle() && self.drop_log(shard, log, snapshots) {
             Checkpoints::want(shard);
@@ -305,8 +315,8 @@ impl Checkpoints {
         }
     }
 
-    /// Drops the log before the last checkpoint, or before what a peer needs that is catching up; `false`
-    /// if it is kept for one.
+    /// Drops the log before the last checkpoint, or before what a peer needs that is catching up;
+    /// `false` if it is kept for one.
     fn drop_log(&self, shard: &mut LocalShard, log: u64, snapshots: &Snapshots) -> bool {
         let may_keep =
             self.room == Room::Enough && shard.checkpoint.log.kept(log) < LOG_PINNED_BYTES_MAX;
@@ -432,8 +442,8 @@ impl Checkpoints {
     }
 }
 
-/// The shard whose checkpoint is to begin next: whoever has waited longest, so that busy shards do not
-/// keep the others from ever getting one.
+/// The shard whose checkpoint is to begin next: whoever has waited longest, so that busy shards do
+/// not keep the others from ever getting one.
 fn longest_due(shards: &mut Held, at: At, room_bytes: u64) -> Option<&mut LocalShard> {
     let since = |shard: &LocalShard| shard.checkpoint.due_since(at, shard.has_peers);
     let fits = |shard: &LocalShard| shard.state().log_bytes < room_bytes;
@@ -441,8 +451,9 @@ fn longest_due(shards: &mut Held, at: At, room_bytes: u64) -> Option<&mut LocalS
     due.min_by_key(|shard| since(shard))
 }
 
-/// Up to where the log is not needed after a checkpoint. Peers that are behind get what is kept of it: a
-/// leader knows how far they are, and whoever may lead next keeps what follows the checkpoint before.
+/// Up to where the log is not needed after a checkpoint. Peers that are behind get what is kept of
+/// it: a leader knows how far they are, and whoever may lead next keeps what follows the checkpoint
+/// before.
 fn log_needed_after(shard: &LocalShard, before: u64) -> u64 {
     if !shard.has_peers {
         return shard.checkpoint.stored;
@@ -451,8 +462,8 @@ fn log_needed_after(shard: &LocalShard, before: u64) -> u64 {
     matched.min().map_or(before, |matched| matched.min(before))
 }
 
-/// After which entry the log is needed by a peer that gets on: with a snapshot that it fetches, or with the
-/// log itself.
+/// After which entry the log is needed by a peer that gets on: with a snapshot that it fetches, or
+/// with the log itself.
 fn needed_after(shard: &LocalShard, snapshots: &Snapshots) -> Option<u64> {
     let first = shard.replica.first_index();
     let follows = shard
@@ -516,96 +527,4 @@ fn bite(shard: &mut LocalShard, checkpointer: &Checkpointer) -> bool {
     }
     checkpointer.job(Job::Changes(shard.id, changes));
     true
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Shards that are due again before the last one has begun do not push in.
-    #[test]
-    fn every_shard_has_its_turn_however_busy_the_others_are() {
-        let mut now = crate::clock::real_now();
-        let mut checkpoints = [0; 3].map(|_| Checkpoint::new(0, 0));
-        let mut begun = Vec::new();
-        for _ in 0..6 {
-            for checkpoint in &mut checkpoints {
-                now += Duration::from_millis(1);
-                checkpoint.wanted = true;
-                checkpoint.changed(now);
-            }
-            let since = |number: &usize| checkpoints[*number].due_since(At { now, log: 0 }, true);
-            let next = (0..3).filter(|number| since(number).is_some()).min_by_key(since).unwrap();
-            begun.push(next);
-            checkpoints[next] = Checkpoint::new(0, 0);
-        }
-        assert_eq!(begun, [0, 1, 2, 0, 1, 2]);
-    }
-
-    /// The moments at which shards that begin together want their first checkpoint, in order.
-    fn first_dues(step: impl Fn(u64) -> At) -> Vec<u64> {
-        let begun = step(0).now;
-        let mut checkpoints: Vec<_> =
-            (0..32).map(|id| Checkpoint::apart(ShardId(id), 0, 0)).collect();
-        checkpoints.iter_mut().for_each(|checkpoint| checkpoint.changed(begun));
-        let since = |checkpoint: &Checkpoint, at| checkpoint.due_since(at, false).is_some();
-        let first = |checkpoint| (0..=64).find(|part| since(checkpoint, step(*part)));
-        let mut dues: Vec<_> = checkpoints.iter().map(|one| first(one).unwrap()).collect();
-        dues.sort_unstable();
-        dues
-    }
-
-    /// Shards that start together were all due in the same moment, each minute and each purge again.
-    #[test]
-    fn shards_that_begin_together_are_checkpointed_apart_by_time_and_by_log() {
-        let now = crate::clock::real_now();
-        let minute = Duration::from_millis(limits::DIRTY_FOR_MS_MAX);
-        let by_time = first_dues(|part| At { now: now + minute * part as u32 / 64, log: 0 });
-        let by_log = first_dues(|part| At { now, log: LOG_KEPT_BYTES_MAX * part / 64 });
-        assert_eq!(by_time, by_log);
-        for dues in [by_time, by_log] {
-            for (place, due) in dues.iter().enumerate() {
-                // One after the other, about two parts apart.
-                let expected = 2 * (place as u64 + 1);
-                assert!(due.abs_diff(expected) <= 2, "{dues:?}");
-            }
-        }
-    }
-
-    /// raft-engine asks for all shards with old entries at once, when its files have reached their bound.
-    #[test]
-    fn a_changed_shard_is_checkpointed_before_the_log_has_reached_its_bound() {
-        let now = crate::clock::real_now();
-        for (has_peers, most) in [(false, LOG_KEPT_BYTES_MAX), (true, LOG_KEPT_BYTES_MAX / 2)] {
-            let mut checkpoint = Checkpoint::new(7, 100);
-            let is_due = |checkpoint: &Checkpoint, log| {
-                checkpoint.due_since(At { now, log }, has_peers).is_some()
-            };
-            assert!(!is_due(&checkpoint, 100 + most), "it has not changed");
-            checkpoint.changed(now);
-            assert!(!is_due(&checkpoint, 99 + most));
-            assert!(is_due(&checkpoint, 100 + most));
-            checkpoint.hold();
-            assert!(!is_due(&checkpoint, 100 + most));
-        }
-    }
-
-    #[test]
-    fn a_checkpoint_that_is_never_written_is_a_failure_and_a_pause_is_none() {
-        let mut now = crate::clock::real_now();
-        let mut checkpoints = Checkpoints::default();
-        for _ in 0..100 {
-            now += LOOK_EVERY;
-            checkpoints.look(now).unwrap();
-        }
-        checkpoints.writing = 1;
-        now += 10 * WRITING_FOR_MAX;
-        checkpoints.look(now).unwrap();
-        let looks = std::iter::from_fn(|| {
-            now += LOOK_EVERY;
-            Some(checkpoints.look(now))
-        });
-        let failed = looks.take(100).find_map(Result::err).expect("it is a failure");
-        assert!(failed.0.contains("not on the disk after 120 s"), "{}", failed.0);
-    }
 }

@@ -1,7 +1,8 @@
-//! Replicas compare their states: what this node says of its own, and what it does when it is wrong.
+//! Replicas compare their states: what this node says of its own, and what it does when it is
+//! wrong.
 //!
-//! Invariant: a replica whose state a majority of its group does not share stops its node. The answers that
-//! it gives, and the snapshots that it would send, are not what was agreed on.
+//! Invariant: a replica whose state a majority of its group does not share stops its node. The
+//! answers that it gives, and the snapshots that it would send, are not what was agreed on.
 
 use super::{ShardLoop, Waiting};
 use crate::checkpoint::Failure;

@@ -1,7 +1,7 @@
 //! LocalControl: this node's replica of the control group, as the loop's thread holds it.
 //!
-//! Its state is small: it is written whole into the log beside its entries, and travels whole inside a
-//! snapshot's message. What it says is published to everybody on this node who routes.
+//! Its state is small: it is written whole into the log beside its entries, and travels whole
+//! inside a snapshot's message. What it says is published to everybody on this node who routes.
 
 use crate::{
     Error,

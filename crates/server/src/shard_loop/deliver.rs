@@ -1,8 +1,9 @@
-//! What a shard owes others: proposed here where this node leads the target, else sent to the node that
-//! does. The target dedups by number, so whatever has an unknown outcome is sent again.
+//! What a shard owes others: proposed here where this node leads the target, else sent to the node
+//! that does. The target dedups by number, so whatever has an unknown outcome is sent again.
 //!
-//! While a backup freezes the shards of all nodes, nothing is sent and nothing dropped: no copy of a shard
-//! may know of a message that its sender's copy does not, nor miss one that its sender's has forgotten.
+//! While a backup freezes the shards of all nodes, nothing is sent and nothing dropped: no copy of
+//! a shard may know of a message that its sender's copy does not, nor miss one that its sender's
+//! has forgotten.
 
 use super::{ShardLoop, local::Waiting};
 use crate::{
@@ -49,8 +50,8 @@ impl ShardLoop {
         }
     }
 
-    /// Sends and drops nothing for a backup until then; a moment that is over ends it. What is on its way
-    /// is on its way: whoever asks waits for what is committed by now.
+    /// Sends and drops nothing for a backup until then; a moment that is over ends it. What is on
+    /// its way is on its way: whoever asks waits for what is committed by now.
     pub(super) fn accept_hold(&mut self, backup: u64, until: Instant, answer: Answer<()>) {
         self.holds.insert(backup, until);
         self.end_holds();

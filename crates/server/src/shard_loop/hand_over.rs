@@ -1,8 +1,9 @@
 //! HandOver: a node that stops gives all that it leads to others first.
 //!
-//! Each group is offered to one after the other of those who could lead it, those that lack least first,
-//! until one takes it: an heir that does not take over says so at once (`Replica::decline`), and one that
-//! can't be reached any more is passed over. From its beginning this node leads nothing new.
+//! Each group is offered to one after the other of those who could lead it, those that lack least
+//! first, until one takes it: an heir that does not take over says so at once (`Replica::decline`),
+//! and one that can't be reached any more is passed over. From its beginning this node leads
+//! nothing new.
 
 use super::{ShardLoop, peers::Led};
 use crate::{cluster::name_of, shard::inbox::Answer};
@@ -45,8 +46,8 @@ impl ShardLoop {
         self.look_at_hand_over();
     }
 
-    /// Offers what nobody has taken yet. Tells who waits for it that others lead now what this node led,
-    /// or that it takes too long.
+    /// Offers what nobody has taken yet. Tells who waits for it that others lead now what this node
+    /// led, or that it takes too long.
     pub(super) fn look_at_hand_over(&mut self) {
         let Some(mut hand_over) = self.hand_over.take() else { return };
         if self.real >= hand_over.again_at {
@@ -103,15 +104,15 @@ impl ShardLoop {
     }
 }
 
-/// Whether a group is yet to be led by another. Until that one is heard to lead, its election may need this
-/// node's vote. Where nobody else has a vote nobody can lead.
+/// Whether a group is yet to be led by another. Until that one is heard to lead, its election may
+/// need this node's vote. Where nobody else has a vote nobody can lead.
 fn is_left<M: StateMachine>(replica: &Replica<M>) -> bool {
     let is_led = matches!(replica.role(), Role::Follower { leader: Some(_), .. });
     !is_led && replica.members().voters.iter().any(|voter| *voter != replica.id())
 }
 
-/// The voters that could lead instead of this replica, and how many entries each lacks; none while one of
-/// them is taking over.
+/// The voters that could lead instead of this replica, and how many entries each lacks; none while
+/// one of them is taking over.
 fn heirs<M: StateMachine>(replica: &Replica<M>) -> Option<Vec<(u64, u64)>> {
     if replica.heir().is_some() {
         return None;
@@ -122,8 +123,8 @@ fn heirs<M: StateMachine>(replica: &Replica<M>) -> Option<Vec<(u64, u64)>> {
     Some(peers.map(|peer| (peer.id, peer.lag)).collect())
 }
 
-/// Of nodes with a replica and what that lacks: the one that was given least so far, among those that are
-/// about as far as the best.
+/// Of nodes with a replica and what that lacks: the one that was given least so far, among those
+/// that are about as far as the best.
 pub(super) fn choose(
     heirs: &[(NodeId, u64, u64)],
     given: &BTreeMap<NodeId, usize>,

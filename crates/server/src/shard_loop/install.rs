@@ -1,14 +1,15 @@
 //! Install: a replica takes a snapshot that has come whole, in place of its state and its log.
 //!
-//! The order matters: the store is switched first, then raft sees its message, the log is reset, and only
-//! then may raft count on either. The switch waits for the disk, so that another thread does it while the
-//! replica goes on as it was; while a checkpoint is being made of the old state it is not even ordered,
-//! since both write the shard's cut. From the order on, the log takes no entry: a crash after the switch
-//! leaves a mark in the store, by which recovery knows that the log is void. Votes may be given meanwhile;
-//! recovery keeps them.
+//! The order matters: the store is switched first, then raft sees its message, the log is reset,
+//! and only then may raft count on either. The switch waits for the disk, so that another thread
+//! does it while the replica goes on as it was; while a checkpoint is being made of the old state
+//! it is not even ordered, since both write the shard's cut. From the order on, the log takes no
+//! entry: a crash after the switch leaves a mark in the store, by which recovery knows that the log
+//! is void. Votes may be given meanwhile; recovery keeps them.
 //!
-//! Invariant: what the store switches to, raft takes. It was ahead of what is committed, and the log did not
-//! lead there, when the switch was ordered; without new entries both stay so, and the replica can't lead.
+//! Invariant: what the store switches to, raft takes. It was ahead of what is committed, and the
+//! log did not lead there, when the switch was ordered; without new entries both stay so, and the
+//! replica can't lead.
 
 use super::local::{LocalShard, State};
 use crate::{
@@ -43,9 +44,9 @@ impl LocalShard {
         self.replica.step(message);
     }
 
-    /// Takes a message of the kind `MsgSnapshot`. What is to be fetched before raft may see it; `None` if
-    /// raft has it already, which tells the leader where this replica stands, or if one is being installed:
-    /// then the leader offers another one later.
+    /// Takes a message of the kind `MsgSnapshot`. What is to be fetched before raft may see it;
+    /// `None` if raft has it already, which tells the leader where this replica stands, or if one
+    /// is being installed: then the leader offers another one later.
     pub(crate) fn offered(&mut self, message: Message) -> Option<SnapshotOrder> {
         if self.install.is_some() {
             return None;
@@ -61,8 +62,8 @@ impl LocalShard {
         SnapshotOrder::read(shard, message).map_err(unread).ok()
     }
 
-    /// A snapshot is in the store, whole; unless another one has taken its place meanwhile. What is to be
-    /// done about it.
+    /// A snapshot is in the store, whole; unless another one has taken its place meanwhile. What is
+    /// to be done about it.
     pub(crate) fn fetched(&mut self, fetched: Box<Fetched>) -> Option<Job> {
         if self.install.is_some() {
             return Some(Job::Drop(fetched));
@@ -72,8 +73,9 @@ impl LocalShard {
         self.order_switch()
     }
 
-    /// Has the store switch to a snapshot that has come, unless a checkpoint is under way: then again when
-    /// that is written. One that raft does not want any more is given up, and raft answers the leader.
+    /// Has the store switch to a snapshot that has come, unless a checkpoint is under way: then
+    /// again when that is written. One that raft does not want any more is given up, and raft
+    /// answers the leader.
     pub(crate) fn order_switch(&mut self) -> Option<Job> {
         if !self.checkpoint.is_idle() {
             return None;
@@ -94,7 +96,8 @@ impl LocalShard {
         Some(Job::Discard(shard, id))
     }
 
-    /// The store has switched to a snapshot, or did not have it any more. The shard has work afterwards.
+    /// The store has switched to a snapshot, or did not have it any more. The shard has work
+    /// afterwards.
     pub(crate) fn switched(&mut self, id: SnapshotId, is_switched: bool) -> Option<Job> {
         let is_meant = |install: &mut Install| matches!(install, Install::Switches(fetched) if fetched.order.id() == id);
         let Install::Switches(fetched) = self.install.take_if(is_meant)? else { return None };
@@ -112,8 +115,8 @@ impl LocalShard {
         matches!(self.install, Some(Install::Switched(_)))
     }
 
-    /// Hands raft the message of the snapshot that the store has switched to; without a leader of its term
-    /// raft would not take it, and hears of it again later.
+    /// Hands raft the message of the snapshot that the store has switched to; without a leader of
+    /// its term raft would not take it, and hears of it again later.
     ///
     /// # Panics
     /// If raft does not want it any more: its log is not what it was when the switch was ordered.
@@ -139,8 +142,8 @@ impl LocalShard {
             Some(if is_taken { Install::Taken(fetched) } else { Install::Switched(fetched) });
     }
 
-    /// Installs the snapshot of a ready, if it has one: before its entries are added to the batch, and
-    /// before it is reported persisted. What was waiting to be written of the old log is void.
+    /// Installs the snapshot of a ready, if it has one: before its entries are added to the batch,
+    /// and before it is reported persisted. What was waiting to be written of the old log is void.
     ///
     /// # Panics
     /// If raft wants another snapshot than the one that the store has switched to.
@@ -164,8 +167,8 @@ impl LocalShard {
     }
 }
 
-/// The message as the leader of the current term would send it. What is committed stays so, whoever leads;
-/// a transfer that outlived its leader is not thrown away.
+/// The message as the leader of the current term would send it. What is committed stays so, whoever
+/// leads; a transfer that outlived its leader is not thrown away.
 fn of_this_term(mut message: Message, replica: &Replica<State>) -> Message {
     if let Role::Follower { term, leader: Some(leader) } = replica.role()
         && message.term < term

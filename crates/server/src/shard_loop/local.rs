@@ -89,7 +89,8 @@ pub(crate) enum Waiting {
         slot: usize,
         position: usize,
     },
-    Claim(Served),
+    /// Boxed, because a claim is much larger than all else.
+    Claim(Box<Served>),
     Expiry,
     Firing,
     /// The replicas of this shard are to compare their states.
@@ -250,8 +251,8 @@ impl LocalShard {
     }
 
     /// Packs the pending commands into entries and appends them. Returns whose commands were not
-    /// appended, and why. While this node hands leadership over, its own commands stay pending: it may
-    /// lead on.
+    /// appended, and why. While this node hands leadership over, its own commands stay pending: it
+    /// may lead on.
     pub(crate) fn propose(&mut self, rules: u16, now: Timestamp) -> Unproposed {
         let mut unproposed = Unproposed::default();
         if self.leading.is_some() && self.replica.is_handing_over() {

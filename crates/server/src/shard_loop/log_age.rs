@@ -1,8 +1,8 @@
 //! LogAge: how far back the node's log is kept for one shard.
 //!
-//! All shards write to one log, and a file of the log is freed once no shard needs an entry in the file.
-//! So the age of an entry is what all shards have written since. Positions are bytes written to the log
-//! since the node started.
+//! All shards write to one log, and a file of the log is freed once no shard needs an entry in the
+//! file. So the age of an entry is what all shards have written since. Positions are bytes written
+//! to the log since the node started.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,8 @@ const MARK_EVERY_BYTES: u64 = 1 << 20;
 pub(crate) struct LogAge {
     /// Where the log stood at the last cut.
     checkpointed_at: u64,
-    /// Index of a cut and where the log stood then, oldest first. The shard keeps what follows the first.
+    /// Index of a cut and where the log stood then, oldest first. The shard keeps what follows the
+    /// first.
     marks: VecDeque<(u64, u64)>,
 }
 

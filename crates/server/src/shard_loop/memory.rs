@@ -1,9 +1,9 @@
 //! MemoryBudget: what tasks and their bodies may take of this node's memory, beside what is in
 //! flight.
 //!
-//! Requests, answers and commands on their way count too, up to half of the budget. Past four fifths
-//! of it, stored bodies are evicted, and shards whose bodies are in no checkpoint yet get one. At all
-//! of it, enqueues are refused: what is left are the tasks themselves.
+//! Requests, answers and commands on their way count too, up to half of the budget. Past four
+//! fifths of it, stored bodies are evicted, and shards whose bodies are in no checkpoint yet get
+//! one. At all of it, enqueues are refused: what is left are the tasks themselves.
 
 use super::{checkpoints::Checkpoints, held::Held, local::LocalShard};
 use crate::{Error, buffers::Buffers};
@@ -34,8 +34,8 @@ impl MemoryBudget {
         self.bytes
     }
 
-    /// Taken by all shards and by what is in flight: of that no more than half of the budget counts,
-    /// so that there is always room for some tasks.
+    /// Taken by all shards and by what is in flight: of that no more than half of the budget
+    /// counts, so that there is always room for some tasks.
     fn bytes_in_all(&self) -> u64 {
         self.bytes + self.in_flight_bytes().min(self.bytes_max / 2)
     }

@@ -1,7 +1,7 @@
 //! Raft between nodes: messages in and out, ticks, who leads, and who is to.
 //!
-//! A message is lost without harm; one that a replica sends after a write is handed to the network only
-//! when that write is synced.
+//! A message is lost without harm; one that a replica sends after a write is handed to the network
+//! only when that write is synced.
 
 use super::{ShardLoop, control};
 use crate::{
@@ -29,8 +29,8 @@ const _: () = assert!(COMMAND_BYTES_MAX + 1_024 <= RAFT_MESSAGE_BYTES_MAX);
 pub(super) const TICK: Duration = Duration::from_millis(50);
 
 impl ShardLoop {
-    /// Takes a message of a peer's replica. One for a replica that is not here is ignored: it is not
-    /// here yet, or no longer.
+    /// Takes a message of a peer's replica. One for a replica that is not here is ignored: it is
+    /// not here yet, or no longer.
     pub(super) fn accept_raft(&mut self, from: NodeId, group: u64, bytes: &Bytes) {
         if self.is_shut {
             return;
@@ -104,10 +104,10 @@ impl ShardLoop {
         }
     }
 
-    /// No frame can carry this message, now or later. A leader of the group would keep its followers
-    /// waiting for ever, so its leadership ends: another replica, which does not have the entry, leads and
-    /// replaces it. An entry that is committed is not in the way of the others: only replica `to` lacks it,
-    /// until it gets a snapshot.
+    /// No frame can carry this message, now or later. A leader of the group would keep its
+    /// followers waiting for ever, so its leadership ends: another replica, which does not have the
+    /// entry, leads and replaces it. An entry that is committed is not in the way of the others:
+    /// only replica `to` lacks it, until it gets a snapshot.
     fn cannot_send(&mut self, group: u64, message: &Message, bytes: usize) {
         let (to, node) = (message.to, self.format.node);
         let first = message.entries.first().map(|entry| entry.index);
@@ -189,8 +189,8 @@ impl ShardLoop {
             || self.shards.iter().any(|shard| shard.has_peers)
     }
 
-    /// Lets time pass for replicas with peers. After a pause of the process one tick counts: what its
-    /// peers have sent meanwhile is heard first.
+    /// Lets time pass for replicas with peers. After a pause of the process one tick counts: what
+    /// its peers have sent meanwhile is heard first.
     pub(super) fn tick(&mut self) -> Result<(), Failure> {
         if self.real < self.next_tick {
             return Ok(());

@@ -1,9 +1,9 @@
 //! Recovery: from what the disk holds to a replica, or plain words why not.
 //!
-//! A shard is its last checkpoint and the log after it. The two must meet: a checkpoint older than the
-//! start of the log, or a log that is gone, means that something synced was lost; then the node does
-//! not start as if nothing had been. The one exception is a snapshot that had just taken the place of
-//! the state: the store says so, and the log that it made void is dropped.
+//! A shard is its last checkpoint and the log after it. The two must meet: a checkpoint older than
+//! the start of the log, or a log that is gone, means that something synced was lost; then the node
+//! does not start as if nothing had been. The one exception is a snapshot that had just taken the
+//! place of the state: the store says so, and the log that it made void is dropped.
 
 use super::{
     checkpoints::Checkpoint,
@@ -38,8 +38,8 @@ pub(crate) struct Recovered {
     pub(super) gone: BTreeMap<u64, u64>,
 }
 
-/// All replicas of a data directory, as their disk left them. Several at once: loading is work for the
-/// processor.
+/// All replicas of a data directory, as their disk left them. Several at once: loading is work for
+/// the processor.
 pub(crate) fn recover_all(
     format: Format,
     store: &Arc<Store>,
@@ -128,7 +128,8 @@ fn recover(
         Ok(replica) => replica.map_err(|error| damaged(error.to_string()))?,
         Err(panic) => return Err(damaged(super::words_of(panic.as_ref()))),
     };
-    // Where in the log its entries are is not known: they count as the first that this start has written.
+    // Where in the log its entries are is not known: they count as the first that this start has
+    // written.
     let checkpoint = Checkpoint::apart(shard, stored, 0);
     Ok(Some(LocalShard::new(shard, group, replica, checkpoint)))
 }
@@ -147,8 +148,8 @@ pub(crate) fn load(
     }
 }
 
-/// Resets a log that a snapshot has made void, if the node ended before it was. Where the log was reset it
-/// says so itself, by its cut: whatever is missing from it then was lost.
+/// Resets a log that a snapshot has made void, if the node ended before it was. Where the log was
+/// reset it says so itself, by its cut: whatever is missing from it then was lost.
 pub(super) fn finish_install(
     log: &Log,
     group: u64,
@@ -249,8 +250,8 @@ mod tests {
         }
     }
 
-    /// A replica that left says so in the log. A log that says nothing has lost it: what is left of the
-    /// shard must not go the same way.
+    /// A replica that left says so in the log. A log that says nothing has lost it: what is left of
+    /// the shard must not go the same way.
     #[test]
     fn a_checkpoint_whose_log_is_gone_is_refused_and_kept() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! Which replicas are on this node: founding, and following the control group's map.
 //!
-//! Invariant: a replica is thrown away only when the map that says so has known its number, so that an
-//! old map, as a node has it after a restart, never costs a replica that is newer.
+//! Invariant: a replica is thrown away only when the map that says so has known its number, so that
+//! an old map, as a node has it after a restart, never costs a replica that is newer.
 
 use super::{
     ShardLoop,
@@ -28,7 +28,8 @@ impl ShardLoop {
         u64::from(self.format.incarnation)
     }
 
-    /// What a new cluster begins with, as far as it is not there yet: its founder alone proposes it.
+    /// What a new cluster begins with, as far as it is not there yet: its founder alone proposes
+    /// it.
     fn found(&mut self) {
         let format = self.format;
         let Some(control) = &mut self.control else { return };
@@ -135,8 +136,8 @@ impl ShardLoop {
         self.remove_doomed()
     }
 
-    /// An empty replica: its leader sends it all there is. One that was here before does not come back:
-    /// only a map from before it left names it still.
+    /// An empty replica: its leader sends it all there is. One that was here before does not come
+    /// back: only a map from before it left names it still.
     fn make_replica(&mut self, shard: ShardId, id: u64) {
         let (format, group) = (self.format, group_of(shard));
         if self.gone.get(&group).is_some_and(|gone| id <= *gone) {
@@ -163,9 +164,9 @@ impl ShardLoop {
         self.activate(usize::from(shard.0));
     }
 
-    /// Throws away replicas that this node is not to have any more, once no checkpoint of them is under
-    /// way; in their place may come newer ones. The log forgets them first, synced: a start finishes the
-    /// rest, while a log whose checkpoint is gone would be taken for damaged.
+    /// Throws away replicas that this node is not to have any more, once no checkpoint of them is
+    /// under way; in their place may come newer ones. The log forgets them first, synced: a start
+    /// finishes the rest, while a log whose checkpoint is gone would be taken for damaged.
     pub(super) fn remove_doomed(&mut self) -> Result<(), Failure> {
         let mut leaving = Vec::new();
         for number in std::mem::take(&mut self.doomed) {
@@ -207,8 +208,8 @@ impl ShardLoop {
         Ok(())
     }
 
-    /// Nothing is stored of a shard any more whose replica has left: a newer one may come. Before, it
-    /// would have found the state of the one that left.
+    /// Nothing is stored of a shard any more whose replica has left: a newer one may come. Before,
+    /// it would have found the state of the one that left.
     pub(super) fn accept_removed(&mut self, shard: ShardId) {
         self.checkpoints.done();
         self.leaving.remove(&shard);

@@ -1,9 +1,10 @@
 //! Room: what this node does while its disk has little left.
 //!
-//! Below the reserve, a leader hands each shard over to a replica on a disk with more room, in the turn in
-//! which it notices: its callers wait for the next leader and are not refused. Below the floor, the node
-//! takes no entries of the log, begins no checkpoint and fetches no snapshot; it goes on to vote. With so
-//! little left that a vote may not fit, it stands still until there is room again.
+//! Below the reserve, a leader hands each shard over to a replica on a disk with more room, in the
+//! turn in which it notices: its callers wait for the next leader and are not refused. Below the
+//! floor, the node takes no entries of the log, begins no checkpoint and fetches no snapshot; it
+//! goes on to vote. With so little left that a vote may not fit, it stands still until there is
+//! room again.
 
 use super::{ShardLoop, hand_over::choose};
 use crate::Error;

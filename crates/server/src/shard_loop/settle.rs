@@ -64,8 +64,8 @@ fn serve_read(read: ReadFn, machine: &Machine, now: Timestamp) {
 }
 
 impl ShardLoop {
-    /// Answers what was applied, then looks at what happened, in this order: a claim that got nothing
-    /// is parked before an event can wake it.
+    /// Answers what was applied, then looks at what happened, in this order: a claim that got
+    /// nothing is parked before an event can wake it.
     pub(super) fn settle(
         &mut self,
         number: usize,
@@ -176,8 +176,8 @@ impl ShardLoop {
         self.turn_events.extend(events);
     }
 
-    /// Tells the nodes that have their workers which claims are to end. One without a session learns it
-    /// when its lease is renewed.
+    /// Tells the nodes that have their workers which claims are to end. One without a session
+    /// learns it when its lease is renewed.
     fn tell_cancelled(&self, number: usize, tasks: &[TaskId]) {
         let machine = self.shards[number].machine();
         let mut by_node: BTreeMap<Option<NodeId>, Vec<CancelledClaim>> = BTreeMap::new();
@@ -332,7 +332,8 @@ impl ShardLoop {
         }
     }
 
-    /// The replica is about to go: whoever waits for what was proposed learns it, and who reads is sent on.
+    /// The replica is about to go: whoever waits for what was proposed learns it, and who reads is
+    /// sent on.
     pub(super) fn end_calls(&mut self, number: usize) {
         self.send_on(number);
         let Some(shard) = self.shards.get_mut(number) else { return };

@@ -1,5 +1,5 @@
-//! Snapshots of shards on their way: offered to members that are behind the log, ordered from a leader
-//! that offers one, and taken when they are here. The parts themselves never pass the loop.
+//! Snapshots of shards on their way: offered to members that are behind the log, ordered from a
+//! leader that offers one, and taken when they are here. The parts themselves never pass the loop.
 
 use super::{Checkpoints, ShardLoop, local::LocalShard};
 use crate::{
@@ -61,8 +61,8 @@ impl ShardLoop {
         self.checkpointer.job(job);
     }
 
-    /// Tells raft what came of a snapshot's message. That of a shard is only the offer: what comes of
-    /// it is known when the member answers, or has asked for nothing in a long time.
+    /// Tells raft what came of a snapshot's message. That of a shard is only the offer: what comes
+    /// of it is known when the member answers, or has asked for nothing in a long time.
     pub(super) fn note_snapshot(&mut self, group: u64, to: u64, is_sent: bool) {
         if group == CONTROL_GROUP {
             if let Some(control) = &mut self.control {

@@ -1,4 +1,5 @@
-//! One node's loop, turned by hand: its peers are the test, and no tick passes unless the test says so.
+//! One node's loop, turned by hand: its peers are the test, and no tick passes unless the test says
+//! so.
 
 mod log_kept;
 mod own_commands;
@@ -483,8 +484,8 @@ fn a_command_that_is_too_large_is_refused_and_the_others_of_its_call_are_not() {
     assert_eq!(node.replica().last_index(), last + 2);
 }
 
-/// The bound above keeps such an entry out of the log. If one gets there all the same, a leader that
-/// goes on in office keeps the shard waiting for ever.
+/// The bound above keeps such an entry out of the log. If one gets there all the same, a leader
+/// that goes on in office keeps the shard waiting for ever.
 #[test]
 fn a_leader_that_can_not_send_its_entry_ends_its_leadership() {
     let mut node = ByHand::new();

@@ -1,6 +1,7 @@
 //! One turn of the loop: propose, send what may go before the sync, write once, settle.
 //!
-//! Invariant: what a replica sends after a write, and what is answered, comes after that write's sync.
+//! Invariant: what a replica sends after a write, and what is answered, comes after that write's
+//! sync.
 
 use super::{LocalShard, ShardLoop, Waiting, local::Unproposed, stopped::guarded};
 use crate::{
@@ -13,8 +14,8 @@ use taskyard_replica::{CONTROL_GROUP, Room};
 
 /// After so many bytes of log, files that nothing needs any more are looked for.
 const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;
-/// A turn ends after so many writes, with work left for the next: a replica that has much to apply, as
-/// after a start, must not keep the others from hearing of time and of their peers.
+/// A turn ends after so many writes, with work left for the next: a replica that has much to apply,
+/// as after a start, must not keep the others from hearing of time and of their peers.
 const WRITES_PER_TURN_MAX: usize = 16;
 
 impl ShardLoop {
@@ -78,7 +79,8 @@ impl ShardLoop {
             }
         }
         if self.is_untidy && self.room() != Room::Full {
-            // The cuts of this turn are synced: now a purge knows what is garbage. To free space takes some.
+            // The cuts of this turn are synced: now a purge knows what is garbage. To free space
+            // takes some.
             self.is_untidy = false;
             self.tidy();
         }
@@ -151,7 +153,7 @@ impl ShardLoop {
                 self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
                 let request = &served.waiter.request;
                 let command = EncodedCommand::new(&Command::Claim(request.command(self.seed)));
-                shard.pending.push((command, Waiting::Claim(served)));
+                shard.pending.push((command, Waiting::Claim(Box::new(served))));
             }
         }
         if shard.outbox.is_stirred() {

@@ -1,5 +1,5 @@
-//! A way to a node on which every second connection is slow: what one peer sends comes late, what another
-//! sends does not.
+//! A way to a node on which every second connection is slow: what one peer sends comes late, what
+//! another sends does not.
 
 use std::{
     net::SocketAddr,

@@ -12,6 +12,9 @@ use taskyard_machine::{
     TaskFilter, TaskId, Timestamp, Unique, UniqueUntil, When,
 };
 
+/// Types of tasks: most have the first.
+const TYPES: [&str; 4] = ["work", "work", "other", "third"];
+
 const QUEUES: [&str; 3] = ["mail", "video", "none-yet"];
 const REQUESTS: [&str; 8] = ["r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8"];
 const PAYLOADS: [&[u8]; 4] = [b"one", b"two", b"three", b"four"];
@@ -254,9 +257,10 @@ fn new_task(rng: &mut Rng, terms: &Terms, now: u64) -> NewTask<'static> {
     let payload = *rng.pick(&PAYLOADS);
     let unique = (terms.unique && rng.chance(600)).then(|| unique(rng));
     let debounced = unique.as_ref().is_some_and(|unique| unique.debounce_ms.is_some());
+    let task_type = *rng.pick(&TYPES);
     NewTask {
         task_type: match terms.types {
-            true => *rng.pick(&["work", "work", "other", "third"]),
+            true => task_type,
             false if rng.chance(900) => "work",
             false => "other",
         },

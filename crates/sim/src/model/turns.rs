@@ -1,8 +1,9 @@
 //! Turns: the next task of a queue in the model, and the number that its limits let through.
 //!
-//! Priority first, raised by age if the queue wants it; then the keys that wait take turns, `weight`
-//! tasks each; then age. What a key may do is counted anew from all tasks each time it is asked. A
-//! claim that names types passes over tasks of other types, and changes nothing about turns.
+//! Priority first, raised by age if the queue wants it; then the keys that wait take turns,
+//! `weight` tasks each; then age. What a key may do is counted anew from all tasks each time it is
+//! asked. A claim that names types passes over tasks of other types, and changes nothing about
+//! turns.
 
 use super::{Model, Queue, State, Task};
 use std::cmp::Reverse;

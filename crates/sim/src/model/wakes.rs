@@ -1,8 +1,8 @@
 //! Wakes: waiting claims must be woken when there is a task for them.
 //!
 //! The machine promises: `claimable` says `Now` with the number that a claim would get, `At` or
-//! `OnEvent` otherwise; what time alone opens is a deadline; what a command opens is told by an event.
-//! All of it holds for claims of some types, too.
+//! `OnEvent` otherwise; what time alone opens is a deadline; what a command opens is told by an
+//! event. All of it holds for claims of some types, too.
 
 use super::{Difference, Model};
 use taskyard_machine::{

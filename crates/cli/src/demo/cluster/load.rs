@@ -1,8 +1,8 @@
-//! The load of the demo's cluster, and what is seen of it: which tasks were confirmed, how often each was
-//! executed, and how long enqueues stood still.
+//! The load of the demo's cluster, and what is seen of it: which tasks were confirmed, how often
+//! each was executed, and how long enqueues stood still.
 //!
-//! One producer per queue, one enqueue at a time: the time between two confirmations is what a caller
-//! feels.
+//! One producer per queue, one enqueue at a time: the time between two confirmations is what a
+//! caller feels.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -144,8 +144,8 @@ async fn produce(client: Client, number: usize, seen: SharedSeen, until: watch::
     let mut confirmed_at = Instant::now();
     let mut task = number as u64;
     while *until.borrow() {
-        // A node that does not answer is the SDK's to deal with: it asks another one, under the same
-        // identity, so that the task is made once.
+        // A node that does not answer is the SDK's to deal with: it asks another one, under the
+        // same identity, so that the task is made once.
         match client.task(KIND, &task).queue(&queue).await {
             Ok(made) => {
                 lock(&seen).confirm(task, made.id().clone(), confirmed_at.elapsed());

@@ -1,7 +1,7 @@
 //! Lines on their way: each is sent, answered, and sent again while the broker is full.
 //!
-//! While lines are refused for want of room, no later line is sent, so that the order of the file is
-//! kept as far as it can be, and giving up leaves a clean end: this line and all after it.
+//! While lines are refused for want of room, no later line is sent, so that the order of the file
+//! is kept as far as it can be, and giving up leaves a clean end: this line and all after it.
 
 use std::{
     collections::BTreeMap,

@@ -1,9 +1,9 @@
 //! Where cgroups of tasks may be made, from what the kernel says about this process.
 //!
-//! Version 1 has a tree for the `pids` controller, and there any cgroup may have others below it. In
-//! version 2 a cgroup with processes in it hands no controllers down, so tasks go beside the
-//! worker, into its parent. That must have been given to us: below a parent that belongs to somebody
-//! else, tasks would leave the limits and the accounts of the worker's own service.
+//! Version 1 has a tree for the `pids` controller, and there any cgroup may have others below it.
+//! In version 2 a cgroup with processes in it hands no controllers down, so tasks go beside the
+//! worker, into its parent. That must have been given to us: below a parent that belongs to
+//! somebody else, tasks would leave the limits and the accounts of the worker's own service.
 
 use std::{
     ffi::OsString,
@@ -34,8 +34,8 @@ enum Place {
     Below(PathBuf),
     /// Version 2: in the parent of our own cgroup.
     Beside(PathBuf),
-    /// Version 2: our own cgroup is the topmost that we see. If that is the topmost of the machine, it
-    /// may hand controllers down although there are processes in it.
+    /// Version 2: our own cgroup is the topmost that we see. If that is the topmost of the machine,
+    /// it may hand controllers down although there are processes in it.
     Top(PathBuf),
 }
 

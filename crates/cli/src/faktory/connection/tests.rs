@@ -8,7 +8,8 @@ use tokio::{
 
 use super::*;
 
-/// Greets with `hi`, then follows the steps: a line to hear, and what to say to it. Returns the HELLO.
+/// Greets with `hi`, then follows the steps: a line to hear, and what to say to it. Returns the
+/// HELLO.
 async fn server(
     hi: &'static str,
     steps: &'static [(&'static str, &'static str)],

@@ -48,8 +48,8 @@ pub(super) fn check(nodes: &[Node]) -> Vec<Problem> {
     problems
 }
 
-/// Takes away what waits for nothing until nothing is left; from what can't be taken away, going from
-/// parent to parent comes around. What went around is taken away too, until there is no more.
+/// Takes away what waits for nothing until nothing is left; from what can't be taken away, going
+/// from parent to parent comes around. What went around is taken away too, until there is no more.
 fn cycles(nodes: &[Node], places: &HashMap<&str, usize>) -> Vec<Problem> {
     let parents = |index: usize| {
         let named = nodes[index].depends_on.iter();

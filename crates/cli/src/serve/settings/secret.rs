@@ -1,5 +1,5 @@
-//! Secrets: never typed where others see them, but read from a file, or from a variable for machines that
-//! get theirs that way.
+//! Secrets: never typed where others see them, but read from a file, or from a variable for
+//! machines that get theirs that way.
 
 use std::{fs, path::Path};
 

@@ -1,5 +1,5 @@
-//! BATCH: jobs that are counted together, and the jobs that follow once all have run, and once all have
-//! succeeded. A batch is a tally; its id names the tally's.
+//! BATCH: jobs that are counted together, and the jobs that follow once all have run, and once all
+//! have succeeded. A batch is a tally; its id names the tally's.
 
 use super::{
     Shared,
@@ -118,7 +118,8 @@ fn word(state: CallbackState) -> &'static str {
     }
 }
 
-/// Shards count milliseconds and clients nanoseconds: the end of one is never before what came first.
+/// Shards count milliseconds and clients nanoseconds: the end of one is never before what came
+/// first.
 fn end_of_ms(at: Timestamp) -> String {
     let ms = i64::try_from(at.0).ok();
     let begin = ms.and_then(|ms| jiff::Timestamp::from_millisecond(ms).ok());

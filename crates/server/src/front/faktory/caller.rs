@@ -1,7 +1,8 @@
 //! Caller: who is on a connection, and what jobs it holds.
 //!
-//! All connections of one worker on this node share what it holds, by job id. That is a short cut: whoever is
-//! not found there is looked up, and what it says counts only for a claim of its own session.
+//! All connections of one worker on this node share what it holds, by job id. That is a short cut:
+//! whoever is not found there is looked up, and what it says counts only for a claim of its own
+//! session.
 
 use super::{Shared, hello::Hello, job};
 use crate::{
@@ -127,8 +128,9 @@ impl Caller {
         }
     }
 
-    /// Ends a caller's claim of a job; whether there was one. Mostly it was fetched through this node. If
-    /// not, or if that claim is over by now, it may have been fetched through another one since.
+    /// Ends a caller's claim of a job; whether there was one. Mostly it was fetched through this
+    /// node. If not, or if that claim is over by now, it may have been fetched through another one
+    /// since.
     pub(super) async fn end_claim(&self, jid: &str, end: ClaimEnd<'_>) -> Result<bool, Error> {
         let known = self.holds.jobs().get(jid).map(|held| held.claim);
         for is_known in [true, false] {
@@ -158,8 +160,8 @@ impl Caller {
         Ok(false)
     }
 
-    /// The claim of a job that this caller may end: one of its session. Whoever has none may end what was
-    /// fetched by others like it, for it may have been itself.
+    /// The claim of a job that this caller may end: one of its session. Whoever has none may end
+    /// what was fetched by others like it, for it may have been itself.
     async fn search(&self, jid: &str) -> Result<Option<Claimed>, Error> {
         if let Some(session) = self.session() {
             return self.search_own(session, jid).await;

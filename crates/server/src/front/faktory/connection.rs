@@ -1,7 +1,8 @@
 //! Connection: hello, then one command after the other until somebody has enough.
 //!
-//! Every wait has an end: for the hello, for the rest of a line, for a client to read its answer. While a
-//! fetch waits for a job the connection is listened to, so that no job is handed to whoever has gone.
+//! Every wait has an end: for the hello, for the rest of a line, for a client to read its answer.
+//! While a fetch waits for a job the connection is listened to, so that no job is handed to whoever
+//! has gone.
 
 use super::{
     Shared,

@@ -65,7 +65,8 @@ impl Caller {
         }
     }
 
-    /// Comes to an end when the worker may be handed nothing more, over whichever connection it was told.
+    /// Comes to an end when the worker may be handed nothing more, over whichever connection it was
+    /// told.
     async fn rests(&self) {
         match &self.asking {
             Some(asking) => asking.rests().await,

@@ -74,7 +74,8 @@ pub(super) struct Beaten<'a> {
 }
 
 impl Caller {
-    /// A job that is not this worker's any more is no mistake: somebody else has it, or has done it.
+    /// A job that is not this worker's any more is no mistake: somebody else has it, or has done
+    /// it.
     pub(super) async fn ack(&self, json: &str) -> Reply {
         let jid = match serde_json::from_str::<Acked<'_>>(json) {
             Ok(acked) => acked.jid,

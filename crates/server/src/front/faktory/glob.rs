@@ -1,4 +1,5 @@
-//! Patterns as Redis has them: `*`, `?`, `[a-z]`, `[^a]`, and `\` before what is meant as it stands.
+//! Patterns as Redis has them: `*`, `?`, `[a-z]`, `[^a]`, and `\` before what is meant as it
+//! stands.
 
 /// A comparison of a text with a pattern, which may be interrupted. In all it takes at most as many
 /// steps as the product of both lengths.

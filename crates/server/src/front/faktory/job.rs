@@ -1,9 +1,9 @@
 //! Job: a Faktory job as a task, and any task as a job.
 //!
-//! A job's `jobtype` is the task's type, its `args` are the payload, byte for byte: a native worker sees
-//! what it would have been sent natively. Everything else of the job stays in a header as it came, unknown
-//! fields and large numbers included, and is put around the arguments again when it is fetched. A task
-//! that came another way is given the fields that a Faktory worker needs.
+//! A job's `jobtype` is the task's type, its `args` are the payload, byte for byte: a native worker
+//! sees what it would have been sent natively. Everything else of the job stays in a header as it
+//! came, unknown fields and large numbers included, and is put around the arguments again when it
+//! is fetched. A task that came another way is given the fields that a Faktory worker needs.
 
 use super::fields::{Fields, levels, text};
 use crate::{front::json::Plain, limits::JSON_DEPTH_MAX, moment::InWords, random::random_u128};
@@ -121,8 +121,8 @@ impl<'a> Job<'a> {
         self.args.get().len() + self.kept.len()
     }
 
-    /// The job as a task that follows from a batch. The batch itself sees to it that there is one, whatever else
-    /// has its id or its unique key.
+    /// The job as a task that follows from a batch. The batch itself sees to it that there is one,
+    /// whatever else has its id or its unique key.
     pub(super) fn follow_up(&self, now: Timestamp) -> Enqueue<'_> {
         let Enqueue { queue, task } = self.enqueue(now);
         Enqueue { queue, task: NewTask { request_id: None, unique: None, ..task } }
@@ -198,8 +198,8 @@ impl Custom {
     }
 }
 
-/// The members of the job that a task has no place for. What a Faktory server sets itself is left out, and what
-/// its clients can't do without is there in any case.
+/// The members of the job that a task has no place for. What a Faktory server sets itself is left
+/// out, and what its clients can't do without is there in any case.
 fn kept(fields: &Fields<'_>, reserve_for: u64, retry: i64, now: Timestamp) -> String {
     const ELSEWHERE: [&str; 8] =
         ["jid", "queue", "jobtype", "args", "reserve_for", "retry", "enqueued_at", "failure"];

@@ -1,4 +1,5 @@
-//! MUTATE: clears, kills, discards or requeues jobs among those that are scheduled, retried or dead.
+//! MUTATE: clears, kills, discards or requeues jobs among those that are scheduled, retried or
+//! dead.
 
 use super::{
     Shared,

@@ -109,7 +109,8 @@ impl Shared {
         }
     }
 
-    /// A batch takes all of these or none, so that one which is wrong is left out, and the rest sent again.
+    /// A batch takes all of these or none, so that one which is wrong is left out, and the rest
+    /// sent again.
     async fn push_into_batch(
         &self,
         bid: &str,

@@ -64,7 +64,8 @@ impl Shared {
         Ok(Reply::json(&waits))
     }
 
-    /// Removes what waits in a queue, and the queue from what INFO lists until somebody uses it again.
+    /// Removes what waits in a queue, and the queue from what INFO lists until somebody uses it
+    /// again.
     async fn remove_queue(&self, name: &str) -> Result<(), Error> {
         let report = self.broker.purge(name).await?.end().await;
         report.ended.unwrap_or(Ok(()))?;

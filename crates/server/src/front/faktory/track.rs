@@ -65,8 +65,8 @@ impl Shared {
         Ok(AsJob::new(view, &body).is_tracked())
     }
 
-    /// Tells how far a job is, from whichever connection: a job knows its own id and no more. What is not
-    /// running any more stays as it ended.
+    /// Tells how far a job is, from whichever connection: a job knows its own id and no more. What
+    /// is not running any more stays as it ended.
     async fn set_progress(&self, json: &str) -> Result<Reply, Error> {
         let fields: Fields<'_> = match serde_json::from_str(json) {
             Ok(fields) => fields,

@@ -3,7 +3,7 @@
 //! One task of the runtime per stream, none per message. It hands out no more than the worker has
 //! free slots: tasks that it sent and the worker had not counted yet are taken off the credits.
 
-use super::{SEND_WITHIN, ack, ack_reply, wire};
+use super::{SEND_WITHIN, ack, ack_reply, status, wire};
 use crate::{
     Broker, Error,
     limits::{self, ANSWERS_UNDER_WAY_MAX, MESSAGE_TASKS_BYTES_MAX, MESSAGES_WAITING_MAX},
@@ -56,7 +56,7 @@ async fn serve(
     outbound: &Outbound,
 ) -> Result<(), Status> {
     let hello = match timeout(HELLO_WITHIN, inbound.message()).await {
-        Ok(message) => message.map_err(wire::named)?.and_then(|message| message.message),
+        Ok(message) => message.map_err(status::named)?.and_then(|message| message.message),
         Err(_) => None,
     };
     let Some(In::Hello(hello)) = hello else {
@@ -144,8 +144,8 @@ impl WorkerStream<'_> {
                         Ok(Some(v1::WorkerMessage { message: None })) => None,
                         Ok(None) => Some(Ended::Cut),
                         // What can't be read, and what is refused before it is read.
-                        Err(status) if wire::is_named(&status) => {
-                            Some(Ended::Refused(wire::named(status)))
+                        Err(status) if status::is_named(&status) => {
+                            Some(Ended::Refused(status::named(status)))
                         }
                         Err(_) => Some(Ended::Cut),
                     }

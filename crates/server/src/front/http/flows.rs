@@ -118,8 +118,8 @@ pub(super) async fn retry(
 
 /// Adds tasks to the flow of a running task.
 ///
-/// They may depend on each other and on nodes of the flow that do not wait for them. A name that the
-/// same node added before is the same task, so that a retried attempt adds nothing twice.
+/// They may depend on each other and on nodes of the flow that do not wait for them. A name that
+/// the same node added before is the same task, so that a retried attempt adds nothing twice.
 #[utoipa::path(
     post, path = "/v1/flows/{id}/tasks", operation_id = "add_flow_tasks", tag = "flows",
     params(("id" = String, Path)),

@@ -15,8 +15,8 @@ use taskyard_machine::{Enqueue, TaskStateName};
 
 /// Adds one task, or an array of tasks, all or none.
 ///
-/// An object answers `{id}`: 201, or 200 with `duplicate` if its `request_id` was known or its unique
-/// key is held. An array answers 201 `{ids}`.
+/// An object answers `{id}`: 201, or 200 with `duplicate` if its `request_id` was known or its
+/// unique key is held. An array answers 201 `{ids}`.
 #[utoipa::path(
     post, path = "/v1/queues/{queue}/tasks", operation_id = "enqueue", tag = "tasks",
     params(("queue" = String, Path, description = "1 to 128 of letters, digits and -_.:")),
@@ -164,7 +164,8 @@ pub(super) async fn why(
     Ok(ok(&json::Why::new(&reasons)))
 }
 
-/// Takes a task back: at once when not claimed; else its worker is told, and it ends when it yields.
+/// Takes a task back: at once when not claimed; else its worker is told, and it ends when it
+/// yields.
 #[utoipa::path(
     post, path = "/v1/tasks/{id}/cancel", operation_id = "cancel_task", tag = "tasks",
     params(("id" = String, Path)),

@@ -1,8 +1,9 @@
-//! Bytes in JSON: verbatim when they are JSON that every language reads, as base64 when they are not.
+//! Bytes in JSON: verbatim when they are JSON that every language reads, as base64 when they are
+//! not.
 //!
 //! An answer holds the values of many tasks, and one that a client can't read would take all others
-//! with it. So JSON that is nested too deep, that has half of a surrogate pair, or a number beyond a
-//! double is refused where it comes in as JSON, and is shown as base64 if it came another way.
+//! with it. So JSON that is nested too deep, that has half of a surrogate pair, or a number beyond
+//! a double is refused where it comes in as JSON, and is shown as base64 if it came another way.
 
 use crate::limits::JSON_DEPTH_MAX;
 use base64::{Engine, prelude::BASE64_STANDARD};

@@ -475,8 +475,9 @@ impl<'a> Why<'a> {
 /// One thing that a task waits for.
 #[derive(Debug, Serialize, ToSchema)]
 pub(in crate::front) struct Reason<'a> {
-    /// `parents`, `queue_paused`, `scheduled`, `queue_concurrency`, `queue_rate`, `key_concurrency`,
-    /// `key_rate`, `key_held`, `no_worker`, `no_worker_for_type`, `ahead`, `running` or `finished`.
+    /// `parents`, `queue_paused`, `scheduled`, `queue_concurrency`, `queue_rate`,
+    /// `key_concurrency`, `key_rate`, `key_held`, `no_worker`, `no_worker_for_type`, `ahead`,
+    /// `running` or `finished`.
     code: &'static str,
     /// For people.
     message: &'a str,

@@ -18,8 +18,8 @@ pub(in crate::front) struct Unique {
     fields: Vec<String>,
     /// Which step of the task frees the key.
     until: Option<UniqueUntil>,
-    /// For how long from the enqueue it is held: alone, whatever becomes of the task; with `until`, at
-    /// most.
+    /// For how long from the enqueue it is held: alone, whatever becomes of the task; with `until`,
+    /// at most.
     window_ms: Option<Ms>,
     /// What an enqueue comes to while another task holds the key. Default `existing`, with
     /// `debounce_ms` `replace`.

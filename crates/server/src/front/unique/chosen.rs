@@ -1,4 +1,5 @@
-//! Chosen values of a JSON text: found in one pass, and written in the one form that all spellings share.
+//! Chosen values of a JSON text: found in one pass, and written in the one form that all spellings
+//! share.
 //!
 //! The text must be JSON already, as one look of the library says; here no byte is read twice, but
 //! for a value that is chosen more than once. Only what is chosen bounds the stack: a path by its
@@ -28,7 +29,8 @@ impl<'p> Paths<'p> {
         node.here = Some(number);
     }
 
-    /// Finds the values of `count` paths in `json`, which must be one JSON value without space around it.
+    /// Finds the values of `count` paths in `json`, which must be one JSON value without space
+    /// around it.
     pub(super) fn find<'j>(&self, json: &'j str, count: usize) -> Vec<Option<&'j str>> {
         let mut found = vec![None; count];
         Reader { json, at: 0 }.choose(self, &mut found);
@@ -54,8 +56,9 @@ impl<'p> Paths<'p> {
     }
 }
 
-/// Writes a JSON value in the one form that all its spellings share: no spaces, members sorted by the
-/// bytes of their names, the shortest escapes. Numbers stay as they are, so that none loses digits.
+/// Writes a JSON value in the one form that all its spellings share: no spaces, members sorted by
+/// the bytes of their names, the shortest escapes. Numbers stay as they are, so that none loses
+/// digits.
 pub(super) fn canonical(json: &str) -> Result<String, Error> {
     let mut out = String::with_capacity(json.len());
     Reader { json, at: 0 }.write(&mut out, DEPTH_MAX)?;

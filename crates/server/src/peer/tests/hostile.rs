@@ -1,5 +1,5 @@
-//! What strangers, broken nodes and scanners send to the peer port. After each the node goes on: its
-//! peers' calls are answered, and what was wrong is counted by its kind.
+//! What strangers, broken nodes and scanners send to the peer port. After each the node goes on:
+//! its peers' calls are answered, and what was wrong is counted by its kind.
 
 use super::*;
 use bytes::{BufMut, BytesMut};

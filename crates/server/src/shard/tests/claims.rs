@@ -38,8 +38,9 @@ async fn a_session_gets_the_tasks_of_a_claim_whose_answer_was_lost() {
     assert!(none.unwrap().is_empty());
 }
 
-/// The leader decides a claim, and its answer is held up on the way. Meanwhile another seems to lead, the
-/// claim is sent again, and its worker has the tasks: the first answer must not take them away.
+/// The leader decides a claim, and its answer is held up on the way. Meanwhile another seems to
+/// lead, the claim is sent again, and its worker has the tasks: the first answer must not take them
+/// away.
 #[tokio::test]
 async fn a_late_answer_gives_nothing_back_that_its_repetition_has_handed_out() {
     let ([here, there, other], line) = three_by_proxy(&[2, 3]).await;
@@ -179,7 +180,8 @@ async fn a_shard_without_a_leader_keeps_no_work_of_others_from_a_claim() {
     drop(handed);
 }
 
-/// A claim over queues that two other nodes lead, two shards each, and how often it has asked each node.
+/// A claim over queues that two other nodes lead, two shards each, and how often it has asked each
+/// node.
 async fn over_two_nodes() -> ([TestNode; 3], Broker, [String; 4]) {
     let nodes = three(&[2, 3]).await;
     let shards = nodes[0].shards.clone();

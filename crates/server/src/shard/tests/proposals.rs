@@ -93,7 +93,8 @@ async fn a_task_that_the_lost_command_has_removed_tells_nothing() {
     }
 }
 
-/// The queue's own window may be none at all: what the broker sends again must still be known again.
+/// The queue's own window may be none at all: what the broker sends again must still be known
+/// again.
 #[tokio::test]
 async fn a_named_enqueue_is_one_task_whatever_its_queue_remembers() {
     let [here, there, _] = three(&[2, 3]).await;

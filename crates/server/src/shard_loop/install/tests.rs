@@ -373,8 +373,8 @@ fn vote_request(follower: &Node, term: u64) -> Message {
     request
 }
 
-/// While the store switches, the replica goes on without its log: what it is asked to append it does not
-/// confirm, and a vote that it gives is kept, whenever the process is killed.
+/// While the store switches, the replica goes on without its log: what it is asked to append it
+/// does not confirm, and a vote that it gives is kept, whenever the process is killed.
 #[test]
 fn a_crash_between_the_switch_and_raft_keeps_the_vote_and_loses_nothing() {
     let (mut leader, mut follower) = cluster();

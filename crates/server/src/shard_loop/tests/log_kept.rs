@@ -1,4 +1,5 @@
-//! When a shard is checkpointed, and how long its log is kept, by what was written to the node's log.
+//! When a shard is checkpointed, and how long its log is kept, by what was written to the node's
+//! log.
 
 use super::*;
 use crate::{
@@ -64,8 +65,8 @@ fn a_checkpoint_under_way_is_not_asked_for_again_and_a_purge_waits_for_its_cut()
     assert!(!node.inner.is_untidy);
 }
 
-/// A leader whose first checkpoint, made when so much log was written, is followed by another entry. Where
-/// its log begins, and where that checkpoint stands.
+/// A leader whose first checkpoint, made when so much log was written, is followed by another
+/// entry. Where its log begins, and where that checkpoint stands.
 fn checkpointed(log: u64) -> (ByHand, u64, u64) {
     let mut node = ByHand::new();
     node.has_room();
@@ -114,7 +115,8 @@ fn the_log_is_kept_for_a_replica_that_is_down_until_all_shards_have_written_so_m
     assert_eq!(node.replica().first_index(), stored + 1);
 }
 
-/// Under load such a replica was left behind again and again, each time with a new snapshot to fetch.
+/// Under load such a replica was left behind again and again, each time with a new snapshot to
+/// fetch.
 #[test]
 fn the_log_is_kept_for_longer_for_a_replica_that_gets_on_while_there_is_room() {
     let (mut node, _, stored) = checkpointed(LOG_KEPT_BYTES_MAX / 2);

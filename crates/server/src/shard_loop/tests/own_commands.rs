@@ -88,7 +88,8 @@ async fn three(clock: &Clock) -> [TestNode; 3] {
     nodes
 }
 
-/// The one that is to take over never does: its leader goes on, and must not have forgotten anything.
+/// The one that is to take over never does: its leader goes on, and must not have forgotten
+/// anything.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_worker_is_ended_even_if_that_was_refused_during_a_transfer() {
     let clock = Clock::manual(1_700_000_000_000);

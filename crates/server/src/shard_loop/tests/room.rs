@@ -1,4 +1,5 @@
-//! A node whose disk fills up: it hands over, takes no more entries, stands still, and goes on again.
+//! A node whose disk fills up: it hands over, takes no more entries, stands still, and goes on
+//! again.
 
 use super::*;
 use crate::disk::DiskGuard;
@@ -56,8 +57,8 @@ impl ByHand {
     }
 }
 
-/// The disk went from more than enough to less than the reserve between two looks; until the control
-/// group's leader had noticed, every enqueue was refused.
+/// The disk went from more than enough to less than the reserve between two looks; until the
+/// control group's leader had noticed, every enqueue was refused.
 #[tokio::test]
 async fn a_leader_whose_disk_fills_up_at_once_hands_over_before_it_refuses_anything() {
     let mut node = ByHand::new();
@@ -120,7 +121,8 @@ fn a_full_leader_that_nobody_can_follow_refuses_at_once_and_keeps_what_is_due() 
     assert_ne!(node.inner.wait(), Some(Duration::ZERO), "it would turn for nothing");
 }
 
-/// With a majority of full disks every call waited for its whole time, and nobody knew what came of it.
+/// With a majority of full disks every call waited for its whole time, and nobody knew what came of
+/// it.
 #[test]
 fn a_leader_whose_followers_are_full_refuses_at_once() {
     let mut node = ByHand::new();
