@@ -8,17 +8,17 @@ use taskyard_machine::limits::{self, Limit};
 const INTRODUCTION: &str = "\
 # Limits
 
-Everything in Taskyard has a bound, and reaching one is a named answer, never an accident. An
-argument outside its bounds is refused with `invalid_argument` (a payload with
-`payload_too_large`), a full queue with `queue_full`, what a node has no time for with `unavailable`, any
-other bound that is reached with `limit_exceeded`; [protocol.md](protocol.md#error-codes) lists the
-codes. What is refused changes nothing.
+Everything in Taskyard has a bound, and reaching a bound gives a named answer, never an accident. An
+argument outside its bounds is refused with `invalid_argument`, a payload with `payload_too_large`,
+a full queue with `queue_full`, and a request for which a node has no time with `unavailable`. Any
+other bound that is reached gives `limit_exceeded`; [protocol.md](protocol.md#error-codes) lists the
+codes. A refused request changes nothing.
 
 A queue's length has no bound unless its settings give it one (`max_length`). The memory and disk
 budgets belong to the node; `taskyard serve --help` names them.
 
-This page is written from `crates/machine/src/limits.rs` and `crates/server/src/limits.rs` by a
-test; change it there.
+A test writes this page from `crates/machine/src/limits.rs` and `crates/server/src/limits.rs`;
+change it there.
 
 ## Tasks and queues
 
@@ -29,8 +29,8 @@ test; change it there.
 const OF_A_NODE: &str = "
 ## A node
 
-What one node holds and waits for. A client that keeps it waiting for longer loses its connection, and
-what comes beyond a number waits or is refused.
+The bounds of one node's memory and patience. A client that keeps the node waiting for longer loses
+its connection. A request beyond a number waits or is refused.
 
 | limit | value | why |
 |---|---:|---|
