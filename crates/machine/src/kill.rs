@@ -62,7 +62,7 @@ mod tests {
         let mut yard = Yard::new();
         let id = yard.enqueue("mail");
         let held = yard.claim_one("mail");
-        assert_eq!(kill(&mut yard, id).unwrap_err().code(), "invalid_argument");
+        assert_eq!(kill(&mut yard, id).unwrap_err().code(), "conflict");
         yard.ack(&held).unwrap();
         assert_eq!(kill(&mut yard, id).unwrap_err().code(), "already_finished");
         let unknown = TaskId { sequence: 1 << 40, ..id };

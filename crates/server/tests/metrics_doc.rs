@@ -17,10 +17,11 @@ use std::{
 const INTRODUCTION: &str = "\
 # Metrics
 
-Every node answers `GET /metrics` on its port for clients in the Prometheus text format, for itself: scrape all of them. Counters begin
-at 0 when a node starts. Of queues a node shows those on shards that it leads, so that a sum over all nodes counts each task once; a
-queue moves from one node to another with its shard. What a node says of its cluster is what it sees, without asking the others: while the
-network is cut, nodes see different things.
+Every node answers `GET /metrics` on its port for clients in the Prometheus text format, for itself:
+scrape all of them. Counters begin at 0 when a node starts. Of queues a node shows those on shards
+that it leads, so that a sum over all nodes counts each task once; a queue moves from one node to
+another with its shard. What a node says of its cluster is what it sees, without asking the others:
+while the network is cut, nodes see different things.
 
 This page is written from the code by a test; change it there.
 

@@ -65,11 +65,11 @@ static MANY: Shape =
 
 const QUEUES: Part = many(size_of::<v1::QueueWeight>(), None);
 const CLAIMS: Part = many(size_of::<v1::HeldClaim>(), None);
-static CLAIM: Shape = Shape(&[(1, QUEUES)]);
+static CLAIM: Shape = Shape(&[(1, QUEUES), (6, TEXTS)]);
 static ACK: Shape = Shape(&[(4, many(TASK_BYTES, Some(&NEW_TASK)))]);
 static ANSWER: Shape = Shape(&[(2, Part::One(&ACK))]);
 static ANSWERS: Shape = Shape(&[(1, many(size_of::<v1::Answer>(), Some(&ANSWER)))]);
-static HELLO: Shape = Shape(&[(6, QUEUES), (9, CLAIMS)]);
+static HELLO: Shape = Shape(&[(6, QUEUES), (9, CLAIMS), (11, TEXTS)]);
 static BEAT: Shape = Shape(&[(1, CLAIMS)]);
 static WORKER_MESSAGE: Shape = Shape(&[
     (1, Part::One(&HELLO)),
