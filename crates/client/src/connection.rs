@@ -49,6 +49,9 @@ const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(5);
 const CLUSTER_KEY: &str = "taskyard-cluster";
 /// Waits between tries start here and double.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
+/// A try with less time than this is not made: the deadline would cut it off, and a call that is
+/// known to have done nothing would end with an unknown outcome.
+const TRY_FOR_MIN: Duration = Duration::from_millis(50);
 /// The longest wait between tries, within which a returned server is found.
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// How often a client away from its first server checks that server; the pause is at least half as
@@ -396,10 +399,10 @@ impl Backoff {
         wait
     }
 
-    /// Waits; `false` if there would be no time left afterwards.
+    /// Waits; `false` if there would be no time for a try afterwards.
     async fn wait_until(&mut self, deadline: Instant) -> bool {
         let wait = self.next();
-        if Instant::now() + wait >= deadline {
+        if Instant::now() + wait + TRY_FOR_MIN > deadline {
             return false;
         }
         tokio::time::sleep(wait).await;
