@@ -12,7 +12,7 @@ use crate::{
     tidy,
 };
 use anyhow::{Error, Result, bail};
-use std::{path::Path, time::Instant};
+use std::{num::NonZero, path::Path, time::Instant};
 
 /// Seeds and steps of the bounded simulation: enough to catch what a change broke, seconds to run.
 const SIM_ARGS: &str = "--seed 1 --seeds 20";
@@ -149,13 +149,20 @@ fn docs(root: &Path, scope: Scope) -> Result<Outcome> {
 fn test(root: &Path, scope: Scope) -> Result<Outcome> {
     let nextest = Step::new("cargo nextest --version").succeeds_silently(root);
     let line = match (nextest, scope.has_library()) {
-        (true, _) => format!("cargo nextest run {}", scope.selection()),
+        (true, _) => {
+            format!("cargo nextest run {} --test-threads {}", scope.selection(), threads())
+        }
         (false, true) => {
             format!("cargo test {} --lib --bins --tests --examples", scope.selection())
         }
         (false, false) => format!("cargo test {} --bins --tests --examples", scope.selection()),
     };
     outcome_of(&Step::new(&line), root)
+}
+
+/// Twice as many tests as cores: most of them wait for processes, disks and clocks.
+fn threads() -> usize {
+    2 * std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 /// Says which tests will be skipped on this machine, and stops where they are required.

@@ -5,7 +5,7 @@
 //! themselves, and does not campaign for a while. When nobody else leads in that time, it campaigns
 //! again.
 
-use crate::{Replica, StateMachine};
+use crate::{Replica, Room, StateMachine};
 use raft::StateRole;
 
 /// Election timeouts after which an entry that is not committed yet ends its leader's office.
@@ -75,9 +75,17 @@ impl<M: StateMachine> Replica<M> {
 
     /// Counts a tick, and steps down if that is of use.
     pub(crate) fn look_at_stall(&mut self) {
-        if self.node.raft.state != StateRole::Leader {
-            let is_known = self.node.raft.leader_id != raft::INVALID_ID;
+        let raft = &self.node.raft;
+        if raft.state != StateRole::Leader {
+            // Raft forgets a silent leader only when this replica campaigns, which it does not.
+            let is_silent = raft.election_elapsed >= self.election_ticks;
+            let is_known = raft.leader_id != raft::INVALID_ID && !is_silent;
             return self.stall.followed(is_known, self.election_ticks);
+        }
+        if !self.can_commit() {
+            // Not the uplink is to blame but full disks, with which nobody else could lead either.
+            self.stall.oldest = None;
+            return;
         }
         let waited = self.stall.led(self.last_index(), self.commit());
         if waited >= STALLS_AFTER * self.election_ticks && self.others_could_lead() {
@@ -89,7 +97,7 @@ impl<M: StateMachine> Replica<M> {
     }
 
     /// Whether the other voters that are heard are enough to elect one of themselves that has all
-    /// that is committed. Where they are not, stepping down would only hold up those that are
+    /// that is committed, and room for more. Where they are not, stepping down would only hold up those that are
     /// behind.
     fn others_could_lead(&self) -> bool {
         let (members, me, committed) = (self.members(), self.id(), self.commit());
@@ -102,7 +110,10 @@ impl<M: StateMachine> Replica<M> {
             let active = voters.iter().filter(|id| is_active(id)).count();
             voters.is_empty() || active > voters.len() / 2
         };
-        let could_lead = |id: &u64| matched(id).is_some_and(|matched| matched >= committed);
+        let could_lead = |id: &u64| {
+            matched(id).is_some_and(|matched| matched >= committed)
+                && self.room_of(*id) != Room::Full
+        };
         elects(&members.voters)
             && elects(&members.outgoing)
             && members.voters.iter().any(could_lead)

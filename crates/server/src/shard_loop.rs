@@ -352,7 +352,10 @@ impl ShardLoop {
             if let (Some(clock), Some(due)) = (&shard.leading, shard.due) {
                 until(clock.until(due, self.reading), true);
             }
-            for at in [shard.waiters.next_look(), shard.outbox.next_look()].into_iter().flatten() {
+            // What a follower remembers of its time as a leader is not looked at, see
+            // `look_at_time`: it must not be waited for either.
+            let looks = [shard.waiters.next_look(), shard.outbox.next_look()];
+            for at in looks.into_iter().flatten().filter(|_| shard.leading.is_some()) {
                 until(at.saturating_duration_since(self.real), false);
             }
             if let Some(at) = shard.compares_at()

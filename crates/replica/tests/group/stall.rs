@@ -1,7 +1,7 @@
 //! A leader whose uplink is saturated: its heartbeats arrive, its entries do not.
 
 use crate::harness::Group;
-use taskyard_replica::Role;
+use taskyard_replica::{Role, Room};
 
 /// Ticks after which such a leader has stepped down.
 const STALLED: usize = 220;
@@ -70,4 +70,46 @@ fn a_leader_that_is_only_busy_goes_on() {
     }
     assert!(leads(&mut group, leader));
     assert_eq!(group.answers.len(), 3 * STALLED);
+}
+
+/// Its successor dies, and the third replica may not lead: nobody is heard to lead any more.
+#[test]
+fn a_leader_that_rests_leads_again_when_its_successor_dies_and_nobody_else_can() {
+    let mut group = Group::new(7, &[1, 2, 3]);
+    let old = group.elect();
+    group.tick(5);
+    group.saturated.insert(old);
+    group.propose(old, "lost", 1);
+    group.tick(STALLED);
+    let new = group.elect();
+    assert_ne!(new, old);
+    assert!(group.replica(old).rests());
+    group.saturated.clear();
+    group.tick(5);
+    let third = 6 - old - new;
+    group.replica(third).set_room(Room::Full);
+    group.stop(new);
+    group.tick(150);
+    assert!(!group.replica(old).rests());
+    group.replica(third).set_room(Room::Enough);
+    assert_eq!(group.elect(), old);
+}
+
+#[test]
+fn a_leader_goes_on_while_the_disks_of_the_others_are_full() {
+    let mut group = Group::new(7, &[1, 2, 3]);
+    let leader = group.elect();
+    group.tick(5);
+    for id in (1..=3).filter(|id| *id != leader) {
+        group.replica(id).set_room(Room::Full);
+    }
+    // Proposed before the leader hears of it.
+    group.propose(leader, "late", 1);
+    group.tick(3 * STALLED);
+    assert!(leads(&mut group, leader));
+    for id in 1..=3 {
+        group.replica(id).set_room(Room::Enough);
+    }
+    group.tick(20);
+    assert_eq!(group.answers[&1], "word 1");
 }

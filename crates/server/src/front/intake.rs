@@ -213,6 +213,8 @@ impl HttpBody for Intake {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(context) else {
             if self.scan.as_ref().is_some_and(Scan::is_at_rest) {
+                // Whoever asks for the next message has handled the last one.
+                self.reserved.lock().unwrap_or_else(PoisonError::into_inner).shrink_to(0);
                 return Poll::Pending;
             }
             ready!(self.progress.poll(context));
@@ -270,7 +272,9 @@ mod tests {
     use super::*;
     use axum::{Router, body::to_bytes, middleware::from_fn_with_state, routing::post};
     use futures_util::stream;
-    use std::convert::Infallible;
+    use prost::Message;
+    use std::{convert::Infallible, future::poll_fn};
+    use taskyard_proto::v1;
     use tower::ServiceExt;
 
     const MIB: usize = 1 << 20;
@@ -378,6 +382,26 @@ mod tests {
         let ended = tokio::time::timeout(2 * PERIOD, to_bytes(Body::new(half), MIB)).await;
         let status = Status::from_error(ended.expect("given up").unwrap_err().into());
         assert_eq!(status.metadata().get("taskyard-code").unwrap(), "unavailable");
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_rests_counts_for_nothing() {
+        let buffers = Buffers::new(0);
+        let reserved = Arc::new(Mutex::new(buffers.none()));
+        let payload = vec![0; MIB].into();
+        let task = v1::NewTask { payload, ..Default::default() };
+        let many = v1::EnqueueManyRequest { tasks: vec![task], ..Default::default() };
+        let many = many.encode_to_vec();
+        let framed = [&[0][..], &(many.len() as u32).to_be_bytes(), &many].concat();
+        let body = stream::iter([Ok::<_, Infallible>(framed)]).chain(stream::pending());
+        let scan = Some(Scan::new("EnqueueStream"));
+        let intake = Intake::new(Body::from_stream(body), scan, Arc::clone(&reserved), 0);
+        let mut body = Body::new(intake).into_data_stream();
+        body.next().await.unwrap().unwrap();
+        assert!(buffers.bytes() > MIB);
+        let rests = poll_fn(|context| Poll::Ready(body.poll_next_unpin(context).is_pending()));
+        assert!(rests.await);
+        assert_eq!(buffers.bytes(), 0);
     }
 
     #[tokio::test(start_paused = true)]

@@ -142,15 +142,27 @@ impl Lines {
 
     /// What is promised of tasks that fit these types.
     fn promised(&self, types: &TaskTypes) -> u64 {
-        let overlapping = self.by_types.iter().filter(|(other, _)| other.overlaps(types));
+        let promised = self.by_types.iter().filter(|(_, line)| line.promised > 0);
+        let overlapping = promised.filter(|(other, _)| other.overlaps(types));
         overlapping.map(|(_, line)| line.promised).sum()
     }
 
-    /// How many tasks of these types a claim could have now, beside what is promised.
-    fn free(&self, queue: &str, types: &TaskTypes, machine: &Machine, now: Timestamp) -> u64 {
-        // Limits of the queue let through so many of all types together.
+    /// How many tasks of any type a claim could have now, beside what is promised: limits of the
+    /// queue let through so many of all types together.
+    fn left(&self, queue: &str, machine: &Machine, now: Timestamp) -> u64 {
         let of_all = claimable(queue, &TaskTypes::ANY, machine, now);
-        let left = of_all.saturating_sub(self.promised(&TaskTypes::ANY));
+        of_all.saturating_sub(self.promised(&TaskTypes::ANY))
+    }
+
+    /// The same for tasks of these types, of those that are `left` of all.
+    fn free(
+        &self,
+        left: u64,
+        queue: &str,
+        types: &TaskTypes,
+        machine: &Machine,
+        now: Timestamp,
+    ) -> u64 {
         if types.is_any() || left == 0 {
             return left;
         }
@@ -196,7 +208,10 @@ impl Waiters {
     /// Parks a claim at the end of its lines, or refuses it.
     pub(crate) fn park(&mut self, waiter: Waiter) {
         let queues = waiter.request.queues.iter().map(|(queue, _)| queue.as_str());
-        if let Err(error) = self.check_room(queues, &waiter.request.types) {
+        // A claim that does not wait is gone after the next serving.
+        if waiter.parks
+            && let Err(error) = self.check_room(queues, &waiter.request.types)
+        {
             let _ = waiter.answer.send(Err(error));
             return;
         }
@@ -269,7 +284,7 @@ impl Waiters {
         now: Timestamp,
     ) -> u64 {
         match self.queues.get(queue) {
-            Some(lines) => lines.free(queue, types, machine, now),
+            Some(lines) => lines.free(lines.left(queue, machine, now), queue, types, machine, now),
             None => claimable(queue, types, machine, now),
         }
     }
@@ -375,14 +390,17 @@ impl Waiters {
         served: &mut Vec<Served>,
     ) {
         let Some(lines) = self.queues.get_mut(queue) else { return };
+        let mut left = lines.left(queue, machine, now);
+        if left == 0 {
+            return;
+        }
         let waited_in = lines.by_types.iter().filter(|(_, line)| line.is_waited_in());
         let types: Vec<TaskTypes> = waited_in.map(|(types, _)| types.clone()).collect();
         let mut room: Vec<Room> = types
             .into_iter()
-            .map(|types| Room { free: lines.free(queue, &types, machine, now), types })
+            .map(|types| Room { free: lines.free(left, queue, &types, machine, now), types })
             .filter(|room| room.free > 0)
             .collect();
-        let mut left = lines.free(queue, &TaskTypes::ANY, machine, now);
         let (parked, stale) = (&mut self.parked, &mut self.stale);
         while left > 0
             && let Some((position, ticket)) = first_in_line(lines, &room, parked, stale, false)

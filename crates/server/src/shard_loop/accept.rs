@@ -119,7 +119,10 @@ impl ShardLoop {
                 _ if self.room() == Room::Full => {
                     drop(order.written.send(Err(ShardLoop::still_error())));
                 }
-                Course::Going => self.checkpoints.backup(order),
+                Course::Going => match self.stopped_alone() {
+                    Some(error) => drop(order.written.send(Err(error))),
+                    None => self.checkpoints.backup(order),
+                },
                 Course::Stopping { .. } | Course::Halted => {
                     drop(order.written.send(Err(ShardLoop::stopped_error())));
                 }

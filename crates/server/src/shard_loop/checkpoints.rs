@@ -15,6 +15,7 @@ mod tests;
 
 use super::{held::Held, local::LocalShard, log_age::LogAge};
 use crate::{
+    Error,
     checkpoint::{Change, Checkpointer, Cut, Failure, Job, View},
     cluster::Snapshots,
     limits::{
@@ -194,6 +195,13 @@ impl Checkpoints {
     pub(crate) fn backup(&mut self, order: BackupOrder) {
         self.quiet_until = None;
         self.backups_asked.push(order);
+    }
+
+    /// Ends the backups that are under way with this error.
+    pub(crate) fn refuse_backups(&mut self, error: &Error) {
+        let asked = self.backups_asked.drain(..).map(|order| order.written);
+        let answers = asked.chain(self.backups_frozen.drain(..));
+        answers.for_each(|answer| drop(answer.send(Err(error.clone()))));
     }
 
     /// Begins nothing until then, unless a backup comes; answers when nothing is under way.

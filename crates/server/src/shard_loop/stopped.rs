@@ -9,6 +9,7 @@
 
 use super::{ShardLoop, words_of};
 use crate::{
+    Error,
     checkpoint::{Failure, Job},
     log::group_of,
 };
@@ -112,7 +113,18 @@ impl ShardLoop {
         self.doomed.remove(&number);
         self.routes.set_leader(group, None);
         self.order(Some(Job::Drop(shard)));
+        if let Some(error) = self.stopped_alone() {
+            self.checkpoints.refuse_backups(&error);
+        }
         Ok(())
+    }
+
+    /// Why this node can't be copied whole: it is alone, and of a shard that is stopped only an old
+    /// checkpoint could be read. In a cluster other nodes have copies.
+    pub(super) fn stopped_alone(&self) -> Option<Error> {
+        let (shard, _) = self.stopped.0.first_key_value()?;
+        let words = self.routes.stopped(group_of(*shard)).filter(|_| self.routes.is_alone())?;
+        Some(Error::Unavailable(format!("a backup would lack what is newest: {words}")))
     }
 
     /// The checkpoint of a shard that is not here any more is written.

@@ -44,6 +44,9 @@ enum State {
 /// A message that is coming in.
 #[derive(Debug)]
 struct Message {
+    length: usize,
+    /// A small message of a stream is always taken: a worker must be able to say what it has done.
+    is_of_stream: bool,
     /// Bytes that are still to come.
     left: usize,
     levels: Vec<Level>,
@@ -156,23 +159,24 @@ impl Scan {
             reserved.shrink_to(0);
         }
         if self.is_stream && length <= SMALL_BYTES {
-            // A worker must be able to say what it has done, whatever others send.
             reserved.charge(length);
         } else {
             reserved.grow(length)?;
         }
         self.state = match length {
             0 => State::Head { bytes: [0; HEAD_BYTES], count: 0 },
-            _ => State::Message(Box::new(Message::new(self.shape, length))),
+            _ => State::Message(Box::new(Message::new(self.shape, length, self.is_stream))),
         };
         Ok(())
     }
 }
 
 impl Message {
-    fn new(shape: &'static Shape, left: usize) -> Message {
+    fn new(shape: &'static Shape, length: usize, is_of_stream: bool) -> Message {
         Message {
-            left,
+            length,
+            left: length,
+            is_of_stream,
             levels: vec![Level { shape, ends_at: 0, count: 0 }],
             skip: 0,
             varint: Varint::default(),
@@ -199,11 +203,18 @@ impl Message {
                 self.leave_ended();
             }
         }
-        if self.decoded > self.counted {
-            let more = (self.decoded - self.counted).next_multiple_of(STEP_BYTES);
-            reserved.grow(more)?;
-            self.counted += more;
+        if self.decoded <= self.counted {
+            return Ok(());
         }
+        let is_small = self.length + self.decoded <= SMALL_BYTES;
+        let decoded =
+            if is_small { self.decoded } else { self.decoded.next_multiple_of(STEP_BYTES) };
+        let more = decoded - self.counted;
+        match is_small && self.is_of_stream {
+            true => reserved.charge(more),
+            false => reserved.grow(more)?,
+        }
+        self.counted += more;
         Ok(())
     }
 
@@ -294,7 +305,7 @@ mod tests {
     use super::*;
     use crate::buffers::Buffers;
     use std::collections::HashMap;
-    use taskyard_proto::v1;
+    use taskyard_proto::v1::{self, worker_message::Message as Said};
 
     fn framed(message: &impl prost::Message) -> Vec<u8> {
         framed_bytes(&message.encode_to_vec())
@@ -413,5 +424,33 @@ mod tests {
             scan.take(&bytes[..3], &mut reserved).unwrap();
             assert!(!scan.is_at_rest(), "{call}");
         }
+    }
+
+    #[test]
+    fn a_worker_is_heard_whatever_others_send_and_is_counted_for_what_it_says() {
+        let buffers = Buffers::new(0);
+        let _large = buffers.reserve(48 << 20).unwrap();
+        let claim = v1::HeldClaim { id: "t".repeat(26), claim_token: 7 };
+        let queue = v1::QueueWeight { name: "mail".into(), weight: 1 };
+        let says = [
+            Said::Hello(v1::Hello { queues: vec![queue], ..Default::default() }),
+            Said::Beat(v1::Beat { held: vec![claim; 50], ..Default::default() }),
+            Said::Answers(v1::Answers { answers: vec![v1::Answer::default()] }),
+        ];
+        let mut scan = Scan::new("Work");
+        let mut reserved = buffers.none();
+        for message in says {
+            let bytes = framed(&v1::WorkerMessage { message: Some(message) });
+            scan.take(&bytes, &mut reserved).unwrap();
+            let counted = reserved.bytes();
+            assert!(counted > bytes.len() - HEAD_BYTES && counted < 16 << 10, "{counted}");
+        }
+        // A large message has to find room, as any other.
+        let ack = v1::AckRequest { result: Some(vec![0; 1 << 20].into()), ..Default::default() };
+        let answer =
+            v1::Answer { answer: Some(v1::answer::Answer::Ack(ack)), ..Default::default() };
+        let large = Said::Answers(v1::Answers { answers: vec![answer] });
+        let bytes = framed(&v1::WorkerMessage { message: Some(large) });
+        assert_eq!(scan.take(&bytes, &mut reserved).unwrap_err().code(), "limit_exceeded");
     }
 }

@@ -225,6 +225,11 @@ fn lists_of_types_are_bounded_and_those_that_left_make_room() {
     waiters.woken.clear();
     waiters.wake_for("mail", "t3");
     assert!(!waiters.is_woken(), "its list is gone");
+    let (mut hasty, mut answered) = claim(lists + 3, &["mail"], 1);
+    (hasty.parks, hasty.request.types) = (false, types(&["another"]));
+    waiters.park(hasty);
+    assert!(answered.try_recv().is_err(), "a claim that does not wait takes no place");
+    assert_eq!(serve(&mut waiters, &machine_of(&[("mail", "another", 1)])).0, [lists + 3]);
 }
 
 #[test]

@@ -82,6 +82,9 @@ async fn the_other_shards_are_served_and_so_they_are_after_a_restart() {
         };
         let words = error.to_string();
         assert!(words.starts_with(&format!("shard {stopped} is stopped on node 1")), "{words}");
+        // A file with that shard's last checkpoint would be no copy of what is acknowledged.
+        let refused = shards.backup().await.map(drop).unwrap_err().to_string();
+        assert_eq!(refused, format!("a backup would lack what is newest: {words}"));
         engine.stop();
     }
     let data = DataDir::open(dir.path(), None).unwrap();
