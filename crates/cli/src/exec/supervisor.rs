@@ -18,6 +18,7 @@ use std::{
 };
 
 use rustix::{
+    fs::fchown,
     io::Errno,
     process::{
         Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process_group, set_child_subreaper,
@@ -89,6 +90,12 @@ fn run(request: &Request, payload: Vec<u8>, control: BufReader<File>) -> io::Res
     let (stdout, stdout_writer) = Reader::start(Keep::First, STDOUT_BYTES_MAX)?;
     let (stderr, stderr_writer) = Reader::start(Keep::Last, STDERR_BYTES_MAX)?;
     let (stdin, mut stdin_writer) = io::pipe()?;
+    if let Some(user) = &request.user {
+        // A command may open its streams by name, as /dev/stdout, which needs their owner's rights.
+        for stream in [stdin.as_fd(), stdout_writer.as_fd(), stderr_writer.as_fd()] {
+            fchown(stream, Some(user.uid()), Some(user.gid()))?;
+        }
+    }
     // A command may close its stdin unread; that is its own business.
     thread::Builder::new().spawn(move || stdin_writer.write_all(&payload))?;
     let (sender, events) = mpsc::channel();

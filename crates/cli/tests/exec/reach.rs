@@ -123,3 +123,13 @@ async fn a_named_user_has_its_own_home() {
     let report = report.run().await;
     assert_eq!(text(&report.stdout), "nobody\nnobody nobody\nhome\n", "{nobody:?}");
 }
+
+#[tokio::test]
+async fn a_named_user_may_open_its_streams_by_name() {
+    if !getuid().is_root() {
+        return Need::Users.skip("only root can become another user");
+    }
+    let case = shell("cat < /dev/stdin > /dev/stdout; echo oops > /dev/stderr").payload("hello");
+    let report = case.user("65532:65532").run().await;
+    assert_eq!((text(&report.stdout), text(&report.stderr)), ("hello", "oops\n"));
+}

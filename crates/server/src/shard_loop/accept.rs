@@ -77,6 +77,9 @@ impl ShardLoop {
             Input::Control { answer, .. } if self.is_kept_out() => {
                 drop(answer.send(Err(self.kept_out_error())));
             }
+            Input::Change { answer, .. } if self.is_kept_out() => {
+                drop(answer.send(Err(self.kept_out_error())));
+            }
             Input::Control { answer, .. } if self.stands_still() => {
                 drop(answer.send(Err(ShardLoop::still_error())));
             }

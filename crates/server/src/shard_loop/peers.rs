@@ -3,7 +3,7 @@
 //! A message is lost without harm; one that a replica sends after a write is handed to the network
 //! only when that write is synced.
 
-use super::{ShardLoop, control};
+use super::{LocalShard, ShardLoop, control};
 use crate::{
     Error,
     checkpoint::Failure,
@@ -48,15 +48,13 @@ impl ShardLoop {
             }
             return;
         }
-        if !self.has_room_for(&message) {
-            return;
-        }
         let number = usize::try_from(group - 1).unwrap_or(usize::MAX);
-        let Some(shard) = self.shards.get_mut(number) else { return };
-        if message.to != shard.replica.id() {
+        let is_here = |shard: &LocalShard| shard.replica.id() == message.to;
+        // Only what will be written takes room.
+        if !self.shards.get(number).is_some_and(is_here) || !self.has_room_for(&message) {
             return;
         }
-        shard.heard.insert(message.from, from);
+        self.shards[number].heard.insert(message.from, from);
         if message.get_msg_type() == MessageType::MsgSnapshot {
             self.order_snapshot(number, message);
             return;
