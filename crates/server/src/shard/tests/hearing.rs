@@ -126,8 +126,10 @@ async fn a_call_under_way_ends_when_its_node_is_cut_off() {
 
 #[tokio::test]
 async fn a_leader_that_is_not_heard_is_asked_when_it_is_heard_again() {
-    let ([here, there, _other], lines) = behind_lines().await;
+    let ([here, there, other], lines) = behind_lines().await;
     here.leads(here.shards.home("mail"), Some(2));
+    // Until the leader is heard again, the other one is asked too, as long as that takes.
+    other.bend(&[Bent::Refuses(Some(2)); 100]);
     lines[0].set(Wire::Stalls);
     here.hears_nothing_more_of(&[2]).await;
     let shards = here.shards.clone();
