@@ -97,8 +97,8 @@ impl<M: StateMachine> Replica<M> {
     }
 
     /// Whether the other voters that are heard are enough to elect one of themselves that has all
-    /// that is committed, and room for more. Where they are not, stepping down would only hold up those that are
-    /// behind.
+    /// that is committed, and room for more. Where they are not, stepping down would only hold up
+    /// those that are behind.
     fn others_could_lead(&self) -> bool {
         let (members, me, committed) = (self.members(), self.id(), self.commit());
         let matched = |id: &u64| {
