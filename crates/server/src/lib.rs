@@ -14,7 +14,9 @@
 //!   peers.rs        messages between replicas, ticks, who leads      replicas.rs   which replicas are here
 //!   deliver.rs      what shards owe each other
 //!   checkpoints.rs  when and in which bites           memory.rs   the budget of tasks and bodies
+//!   log_age.rs      how much log each shard keeps     room.rs     what a disk that is full lets pass
 //!   recover.rs      from disk to replicas             install.rs  snapshots that have come
+//!   stopped.rs      shards whose rules have failed    spares.rs   bodies that another replica has
 //! shard/local.rs  what is asked of the shards that this node leads
 //! shard/route.rs  whom to ask else; proposals.rs, claims.rs and reads.rs ask, remote.rs is the calls as bytes
 //! shard/          what a leader remembers and never logs: inbox, waiters, watchers, sessions, timer,
@@ -23,6 +25,7 @@
 //! checkpoint.rs   checkpoints and spilled bodies (fjall), with the threads beside the loop
 //! cluster.rs      who leads what, how clusters form and move, what nodes ask besides tasks
 //! peer.rs         the connections between nodes: handshake, Raft messages, calls
+//! buffers.rs      bytes of requests and answers in flight: front/intake.rs and outflow.rs count them
 //! payloads.rs     bodies in memory           backup.rs    a copy of it all, and back (backup/restore.rs)
 //! data_dir.rs     layout, lock and format    disk.rs      the reserve of free space
 //! descriptors.rs  the limit of open files, and what of it connections may take
