@@ -16,7 +16,7 @@ use crate::node::{Effect, Node, Output, Peer, group_of};
 use crate::rng::{Rng, mix};
 use crate::sabotage::Sabotage;
 use crate::workload::{Answer, Call, Workload};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use taskyard_replica::eraftpb::MessageType;
 use taskyard_replica::{ControlCommand, Members, NodeId, Role};
@@ -153,6 +153,9 @@ struct World {
     nodes: Vec<Node>,
     /// Nodes whose disk is lost for good.
     lost: Vec<bool>,
+    /// Nodes that the operator has ordered to give up by mistake. Such an order may be decided long
+    /// after it was sent.
+    mistaken: BTreeSet<NodeId>,
     losses: u64,
     stopped: u64,
     /// When a group was last planned to have a single voter.
@@ -189,6 +192,7 @@ impl World {
             next_place: 0,
             nodes: Vec::new(),
             lost: Vec::new(),
+            mistaken: BTreeSet::new(),
             losses: 0,
             stopped: 0,
             single_at: 0,

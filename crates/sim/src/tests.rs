@@ -120,6 +120,12 @@ fn a_node_that_is_put_back_into_use_while_it_leaves_has_the_map() {
 /// No node was left for the replicas of a given-up node, except a draining one or the given-up node
 /// itself, back by mistake. The plan waits for another node, and the simulated operator did not add
 /// one.
+/// The order is decided seconds after it was sent: until then no other disk is lost.
+#[test]
+fn a_node_that_is_given_up_late_is_the_only_one_that_is_lost() {
+    check(&Options { steps: 20_000, ..options(8) });
+}
+
 #[test]
 fn a_node_that_was_given_up_goes_when_there_is_another_for_what_it_held() {
     for first in [86, 93, 108] {

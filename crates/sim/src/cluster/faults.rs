@@ -114,7 +114,10 @@ impl World {
             && !self.nodes[node].retired
             && self.now > self.single_at + SINGLE_MS_MAX
             && !control.nodes().values().any(|node| is_lost(&node.address))
-            && !control.nodes().keys().any(|id| control.has_given_up(*id))
+            && !control
+                .nodes()
+                .keys()
+                .any(|id| control.has_given_up(*id) || self.mistaken.contains(id))
             && (0..=u64::from(self.options.shards)).all(safe)
     }
 

@@ -106,6 +106,7 @@ impl World {
             && !self.nodes[place].is_up()
             && self.may_lose(place)
         {
+            self.mistaken.insert(id);
             self.order(&ControlCommand::GiveUp { id });
         }
     }
