@@ -9,7 +9,7 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     path::Path,
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
     time::{Duration, Instant},
 };
 
@@ -30,8 +30,13 @@ impl Process {
 
     /// Waits for its end and returns its exit code.
     pub(crate) fn code(&mut self) -> Option<i32> {
+        self.status().code()
+    }
+
+    /// Waits for its end; shown, the status names the signal that ended it.
+    pub(crate) fn status(&mut self) -> ExitStatus {
         until("a process ends", || self.0.try_wait().unwrap().is_some());
-        self.0.wait().unwrap().code()
+        self.0.wait().unwrap()
     }
 }
 
