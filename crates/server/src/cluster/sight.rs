@@ -60,7 +60,7 @@ impl Sight {
     pub(super) fn seen(&self) -> Seen {
         let groups = self.control.groups().filter_map(|group| {
             let (_, status) = self.leader(group)?;
-            // A member without any entry may lack few entries, and still the whole state before
+            // A member without any entry may lack few entries, and yet the whole state before them.
             // them.
             let has_begun = |member: &&MemberStatus| member.active && member.matched > 0;
             let active = status.members.iter().filter(has_begun);
