@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_directory_keeps_what_it_was_made_as() {
+    fn a_new_directory_keeps_its_format() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
         let made = open(&path, 4).format();
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_data_directory_is_refused_in_plain_words() {
+    fn other_directories_are_refused_in_plain_words() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "x").unwrap();
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restore_wants_an_empty_directory_and_counts_only_when_sealed() {
+    fn a_restore_needs_an_empty_directory_and_counts_only_once_sealed() {
         let dir = tempfile::tempdir().unwrap();
         let format = Format { cluster: 1, incarnation: 2, shards: 3, node: 4 };
         let path = dir.path().join("new");

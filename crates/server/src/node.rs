@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_that_nobody_chose_gives_way_when_it_is_taken() {
+    async fn a_taken_default_port_is_replaced_by_a_free_one() {
         let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
         let faktory = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let first = node(dirs[0].path(), |config| config.faktory = Some(faktory)).await;
@@ -342,7 +342,7 @@ mod tests {
     /// On one thread no other task has run when a start returns. So a start must name the peers
     /// itself, or the first caller finds them silent.
     #[tokio::test]
-    async fn a_node_that_has_started_waits_for_its_peers_before_it_says_that_they_are_gone() {
+    async fn a_started_node_gives_its_peers_time_before_they_count_as_silent() {
         let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let one = node(dirs[0].path(), |config| config.shards = Some(2)).await;
         let join = vec![one.peer_address().unwrap().to_string()];

@@ -118,7 +118,7 @@ pub(crate) struct Fetched {
 /// Why a transfer ended without a snapshot.
 #[derive(Debug, thiserror::Error)]
 enum FetchError {
-    #[error("the source has it no more")]
+    #[error("the source no longer has it")]
     Gone,
     #[error("{0}")]
     Failed(String),
@@ -375,11 +375,11 @@ impl Transfer {
             _ => None,
         };
         let Some(cut) = begun.filter(|cut| cut.index >= self.id.index) else {
-            return Err(FetchError::Failed("what it begins with can't be read".into()));
+            return Err(FetchError::Failed("the name of the first snapshot can't be read".into()));
         };
         let mut running = self.shared.running();
         let Some(running) = running.get_mut(&self.shard) else {
-            return Err(FetchError::Failed("it is not wanted any more".into()));
+            return Err(FetchError::Failed("the replica was removed".into()));
         };
         if cut.index > self.id.index {
             running.order = running.order.clone().with(cut);
@@ -398,7 +398,7 @@ impl Transfer {
     async fn part(&self, from: Position) -> Result<Part, FetchError> {
         match self.answer(Wants::Part(from)).await? {
             PartReply::Part(part) => Ok(part),
-            _ => Err(FetchError::Failed("a part was asked for, and none came".into())),
+            _ => Err(FetchError::Failed("the source's answer has no part".into())),
         }
     }
 

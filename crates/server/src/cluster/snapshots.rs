@@ -377,7 +377,7 @@ mod tests {
 
     /// Checkpoints are made at least every minute, and a large snapshot takes longer to fetch.
     #[test]
-    fn a_replica_that_asks_again_is_offered_what_it_was_getting() {
+    fn a_replica_that_asks_again_is_offered_the_same_snapshot() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let snapshots = Snapshots::new(9, &store);

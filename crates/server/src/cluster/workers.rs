@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_missing_is_named() {
+    fn missing_nodes_are_named() {
         assert_eq!(did_not_answer(&[3]), "node 3 did not answer");
         assert_eq!(did_not_answer(&[2, 3]), "nodes 2, 3 did not answer");
     }

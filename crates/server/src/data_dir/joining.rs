@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_or_foreign_is_refused() {
+    fn damaged_and_foreign_directories_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(JOINING_FILE), "instance = 0\n").unwrap();
         let refused = Joining::begin(dir.path()).expect_err("damaged").0;

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_was_copied_knows_it_until_it_is_settled() {
+    fn a_copied_directory_is_a_copy_until_it_is_accepted() {
         let (from, to) = (dir(), dir());
         let begun = Starts::begin(from.path()).unwrap();
         assert!(!begun.is_copy(), "a new one");

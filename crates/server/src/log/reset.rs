@@ -42,7 +42,7 @@ mod tests {
     /// A follower's tail may reach beyond the snapshot that replaces it, and is no part of the
     /// group's history.
     #[test]
-    fn a_log_that_is_reset_holds_nothing_of_before_even_after_a_purge() {
+    fn a_reset_log_has_no_earlier_entries_even_after_a_purge() {
         let dir = tempfile::tempdir().unwrap();
         let log = small(dir.path());
         let (quiet, hot, removed) = (1, 2, 3);

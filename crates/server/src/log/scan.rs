@@ -238,7 +238,7 @@ mod tests {
 
     /// The entries of a quiet group are in the files for moved entries.
     #[test]
-    fn damage_in_what_was_moved_is_refused_too() {
+    fn damage_in_moved_entries_is_refused_too() {
         let dir = tempfile::tempdir().unwrap();
         let log = small(dir.path());
         let (quiet, hot) = (1, 2);

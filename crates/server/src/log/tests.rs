@@ -38,7 +38,7 @@ pub(super) fn indexes(log: &Arc<Log>, group: u64) -> Vec<u64> {
 }
 
 #[test]
-fn what_was_written_is_there_after_a_restart() {
+fn written_entries_are_there_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let log = Arc::new(Log::open(dir.path()).unwrap());
     assert_eq!(log.group(3).unwrap(), GroupState::default());

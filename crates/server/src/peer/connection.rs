@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_side_that_takes_nothing_is_given_up_and_what_waits_stays_bounded() {
+    async fn a_side_that_reads_nothing_is_given_up_and_the_queue_stays_bounded() {
         let (near, _far) = tokio::io::duplex(1 << 10);
         let queue = SendQueue::new(BOUNDS);
         for stream in 0..1_000 {

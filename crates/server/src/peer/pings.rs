@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_nobody_waits_for_tell_nothing() {
+    fn unexpected_answers_are_ignored() {
         let (mut pings, now) = (Pings::default(), crate::clock::real_now());
         pings.answered(1, 5, now, 5);
         let number = pings.begin(now);

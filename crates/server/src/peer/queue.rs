@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_of_one_group_leaves_the_others_alone() {
+    fn dropping_one_groups_messages_keeps_the_others() {
         let queue = SendQueue::new(BOUNDS);
         for group in [7, 8, 7, 9] {
             queue.push_raft(raft(group, 10));
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_goes_with_every_write_and_the_oldest_goes_when_there_is_too_much() {
+    fn every_write_has_a_message_without_answer_and_a_full_lane_drops_the_oldest() {
         let tell = |number, bytes| Frame::new(Kind::Tell, number, vec![0; bytes]);
         let queue = SendQueue::new(Bounds { tell_bytes_max: 3_500, ..BOUNDS });
         for number in 0..30 {
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_for_room_goes_on_when_there_is_some() {
+    async fn a_wait_for_room_ends_when_there_is_room() {
         let queue = SendQueue::new(BOUNDS);
         queue.push_bulk(call(1, 500)).unwrap();
         let waiting = queue.drained_to(100);

@@ -252,7 +252,7 @@ async fn a_peer_whose_clock_is_an_hour_ahead_shows_in_the_status() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_sent_is_surely_not_executed() {
+async fn calls_that_can_not_be_sent_are_not_executed() {
     let (one, two) = (TestNode::start(1).await, TestNode::start(2).await);
     assert!(is_not_sent(&one.asks(2, "unknown").await));
     assert!(!one.network.raft(2, 1, Bytes::new()));
@@ -500,7 +500,7 @@ async fn a_burst_of_answers_waits_for_its_reader() {
 }
 
 #[tokio::test]
-async fn what_is_told_arrives_in_order_however_many_calls_are_under_way() {
+async fn messages_without_answers_arrive_in_order_however_many_calls_are_under_way() {
     let tuning = Tuning { allowance: Allowance { calls_max: 2, ..ALLOWANCE }, ..TUNING };
     let dialer = Tuning { calls_max: CallsMax { all: 2, parked: 1 }, ..TUNING };
     let one = TestNode::with(config(1).identity(), dialer, Clock::system()).await;

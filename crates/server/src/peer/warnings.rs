@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_is_said_once_a_minute_with_what_was_left_out() {
+    fn each_kind_is_logged_once_a_minute_with_the_number_left_out() {
         let clock = Clock::manual(0);
         let warnings = Warnings::new(clock.clone());
         assert_eq!(warnings.count("garbage"), Some(0));

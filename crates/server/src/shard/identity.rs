@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_machine_knows_again_may_be_sent_twice() {
+    fn only_commands_that_the_machine_recognizes_may_be_sent_twice() {
         let token = ClaimToken(7);
         let (named, nameless) = (enqueue(Some("r1")), enqueue(None));
         let extend =

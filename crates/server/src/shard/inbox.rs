@@ -493,7 +493,7 @@ mod tests {
 
     /// A stalled disk must not fill the memory.
     #[test]
-    fn what_waits_is_bounded_and_calls_hear_of_it() {
+    fn waiting_inputs_are_bounded_and_further_calls_are_refused() {
         let inbox = Inbox::default();
         let mut calls = 0;
         let refused = loop {
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_inbox_says_why_and_answers_what_it_held() {
+    fn a_closed_inbox_says_why_and_drops_waiting_calls() {
         let inbox = Inbox::default();
         let (answer, mut answered) = oneshot::channel();
         inbox.push(Input::Status(answer)).unwrap();

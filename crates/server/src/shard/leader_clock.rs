@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_an_even_wall_clock() {
+    fn the_clock_follows_an_even_wall_clock() {
         let mut world = World::new();
         let mut clock = LeaderClock::new(Timestamp(0), world.after(0));
         assert_eq!(clock.now(world.after(0)), Timestamp(10 * HOUR_MS));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_clock_that_jumps_back_an_hour_slows_it_by_little_until_level() {
+    fn a_wall_clock_that_jumps_back_an_hour_slows_the_clock_a_little_until_both_are_level() {
         let mut world = World::new();
         let mut clock = LeaderClock::new(Timestamp(0), world.after(0));
         let before = clock.now(world.after(1000));
@@ -141,7 +141,7 @@ mod tests {
 
     /// A wall clock that is set right again is followed at once.
     #[test]
-    fn an_hour_that_comes_back_finds_it_close_behind() {
+    fn a_wall_clock_that_is_set_right_again_is_followed_at_once() {
         let mut world = World::new();
         let mut clock = LeaderClock::new(Timestamp(0), world.after(0));
         world.jumped_ms = -(HOUR_MS as i64);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn it_starts_no_earlier_than_the_state() {
+    fn the_clock_starts_no_earlier_than_the_state() {
         let mut world = World::new();
         let state = Timestamp(12 * HOUR_MS);
         let mut clock = LeaderClock::new(state, world.after(0));

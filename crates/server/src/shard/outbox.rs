@@ -214,7 +214,7 @@ mod tests {
 
     /// A backup delays the drop of delivered messages, and the drop's command may be lost.
     #[test]
-    fn what_was_taken_and_not_dropped_yet_holds_up_nothing() {
+    fn taken_messages_that_are_not_dropped_yet_delay_no_others() {
         let mut machine = owing(&[1]);
         // More targets, so that each has only a share.
         owe(&mut machine, &[2, 3, 4, 5, 6, 7]);

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sign_of_life_puts_it_off_and_a_cut_brings_it_forward() {
+    fn a_sign_of_life_delays_the_end_and_a_cut_hastens_it() {
         let start = Instant::now();
         let mut sessions = Sessions::default();
         sessions.note_claims(S, ShardId(1), start);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_asks_has_a_minute_after_its_node_is_gone_unless_it_was_cut() {
+    fn a_session_that_asks_has_a_minute_after_its_node_is_gone_unless_it_was_cut() {
         let start = Instant::now();
         let mut sessions = Sessions::default();
         sessions.note_claims(S, ShardId(1), start);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_back_after_a_cut() {
+    fn a_session_lives_on_if_it_is_heard_after_a_cut() {
         let start = Instant::now();
         let mut sessions = Sessions::default();
         sessions.note_claims(S, ShardId(1), start);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_notices_late_that_a_worker_has_left_is_not_heard() {
+    fn a_late_cut_of_an_old_node_is_ignored() {
         let start = Instant::now();
         let mut sessions = Sessions::default();
         sessions.note_claims(S, ShardId(1), start);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_of_the_node_that_a_worker_has_left_does_not_hide_where_it_is() {
+    fn a_late_report_of_an_old_node_does_not_hide_the_new_one() {
         let now = Instant::now();
         let mut sessions = Sessions::default();
         sessions.note_claims(S, ShardId(1), now);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_that_never_began_are_named_to_their_shard_until_it_lives_again() {
+    fn claims_that_never_began_are_reported_to_their_shard_until_the_session_lives_again() {
         let task = |home, sequence| TaskId {
             incarnation: 1,
             home: ShardId(home),

@@ -285,7 +285,7 @@ async fn a_snapshot_that_is_gone_is_told_and_a_newer_order_takes_its_place() {
 /// Other transfers come first, and meanwhile there is a newer checkpoint, which the log follows for
 /// longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_newest_comes_when_its_turn_has_come() {
+async fn a_transfer_begins_with_the_newest_checkpoint_when_its_turn_comes() {
     let mut pair = Pair::with(100).await;
     let turns = Arc::clone(&pair.fetcher.0);
     let others = turns.turns.acquire_many(TRANSFERS_MAX as u32).await.unwrap();
@@ -298,7 +298,7 @@ async fn what_is_newest_comes_when_its_turn_has_come() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transfer_that_is_not_wanted_any_more_ends_without_a_word() {
+async fn a_transfer_for_a_removed_replica_ends_silently() {
     let mut pair = Pair::with(12_000).await;
     // Otherwise the transfer might be complete before it is ended.
     pair.line.set(proxy::Line::HoldsAnswers);

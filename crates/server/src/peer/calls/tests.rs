@@ -117,7 +117,7 @@ fn minded(dialled: &Arc<Dialled>, wait: Duration) -> (JoinHandle<()>, Arc<Mutex<
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_comes_too_late_goes_to_who_minds_it() {
+async fn a_late_answer_goes_to_its_receiver() {
     let dialled = dialled(&Clock::system());
     let (mut far, _running) = connect(&dialled);
     // The caller goes away, or its wait ends.
@@ -141,7 +141,7 @@ async fn an_answer_that_comes_too_late_goes_to_who_minds_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_nobody_looked_at_goes_to_who_minds_it() {
+async fn an_unread_answer_goes_to_the_receiver_of_late_answers() {
     let dialled = dialled(&Clock::system());
     let (mut far, _running) = connect(&dialled);
     let came = Arc::new(Mutex::new(Vec::new()));
@@ -178,7 +178,7 @@ async fn a_cancelled_call_is_forgotten_when_no_answer_will_come() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_declined_was_not_sent_and_what_broke_is_unknown() {
+async fn a_declined_call_was_not_sent_and_a_broken_one_is_unknown() {
     let dialled = dialled(&Clock::system());
     let (mut far, _running) = connect(&dialled);
     for (kind, expected) in

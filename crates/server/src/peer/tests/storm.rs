@@ -47,7 +47,7 @@ async fn send_storm(network: PeerNetwork, from: NodeId, to: NodeId, draws: Draws
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_answered_was_executed_once_while_lines_are_cut() {
+async fn answered_calls_were_executed_once_while_lines_are_cut() {
     let seed = 0x5eed;
     let mut nodes = Vec::new();
     for node in 1..=3 {

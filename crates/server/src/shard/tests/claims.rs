@@ -94,7 +94,7 @@ async fn a_caller_that_goes_away_leaves_no_claim_behind() {
 
 /// One shard of a claim has answered, another has not, and then the caller goes away.
 #[tokio::test]
-async fn what_one_of_several_shards_has_given_goes_back_with_its_caller() {
+async fn tasks_of_one_shard_are_released_when_the_caller_goes_away() {
     let [here, there, hung] = three(&[2, 3]).await;
     let shards = &here.shards;
     let queues = [ShardId(0), ShardId(1)].map(|shard| queue_on(shards, shard));

@@ -53,7 +53,7 @@ async fn a_node_that_hears_too_few_refuses_without_a_wait_and_sends_nothing() {
 }
 
 #[tokio::test]
-async fn a_node_without_a_replica_refuses_what_it_hears_nobody_of() {
+async fn a_node_without_a_replica_refuses_calls_when_it_hears_no_replica() {
     let [here, there, other] = three(&[2, 3]).await;
     let home = here.shards.home("mail");
     here.leads(home, Some(2));

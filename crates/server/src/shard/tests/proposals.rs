@@ -180,7 +180,7 @@ fn proposed(node: &TestNode, commands: &[EncodedCommand]) -> Vec<usize> {
 
 /// Later commands may build on the refused one: they would be applied out of order or rejected.
 #[tokio::test]
-async fn nothing_is_sent_to_a_leader_after_what_it_has_not_taken() {
+async fn nothing_is_sent_to_a_leader_after_a_refused_command() {
     let [here, there, other] = three(&[2, 3]).await;
     let home = here.shards.home("mail");
     here.leads(home, Some(2));
@@ -194,7 +194,7 @@ async fn nothing_is_sent_to_a_leader_after_what_it_has_not_taken() {
 }
 
 #[tokio::test]
-async fn what_builds_on_a_part_that_was_refused_is_not_sent() {
+async fn commands_after_a_refused_part_are_not_sent() {
     let [here, there, _] = three(&[2, 3]).await;
     let home = here.shards.home("mail");
     here.leads(home, Some(2));

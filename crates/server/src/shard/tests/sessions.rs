@@ -4,7 +4,7 @@ use super::*;
 use crate::sessions::{Attached, Beat, Hello, Profile};
 
 #[tokio::test]
-async fn what_is_told_of_sessions_reaches_every_node_in_order() {
+async fn news_of_sessions_reaches_every_node_in_order() {
     let [here, there, other] = three(&[1, 2, 3]).await;
     let session = SessionId(7);
     let told = [

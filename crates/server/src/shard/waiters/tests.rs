@@ -94,7 +94,7 @@ fn a_wake_takes_as_many_as_there_are_tasks_from_the_front() {
 
 /// A limit that lets one more task through causes no event if the queue was open before.
 #[test]
-fn whoever_waits_behind_a_promise_is_looked_at_when_it_is_kept() {
+fn claims_behind_a_promise_are_woken_when_the_promise_ends() {
     let mut waiters = Waiters::default();
     let _answered = park(&mut waiters, 0..2, &["mail"]);
     let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 1)]));
@@ -105,7 +105,7 @@ fn whoever_waits_behind_a_promise_is_looked_at_when_it_is_kept() {
 }
 
 #[test]
-fn a_large_claim_takes_what_there_is_and_the_next_one_waits() {
+fn a_large_claim_takes_all_ready_tasks_and_the_next_one_waits() {
     let mut waiters = Waiters::default();
     let (first, _first) = claim(1, &["mail"], 100);
     let (second, _second) = claim(2, &["mail"], 100);
@@ -115,7 +115,7 @@ fn a_large_claim_takes_what_there_is_and_the_next_one_waits() {
 }
 
 #[test]
-fn who_left_is_passed_over_and_who_got_nothing_keeps_its_place() {
+fn claims_that_left_are_skipped_and_claims_that_got_nothing_keep_their_place() {
     let mut waiters = Waiters::default();
     let mut answered = park(&mut waiters, 0..4, &["mail"]);
     drop(answered.remove(0));
@@ -132,7 +132,7 @@ fn who_left_is_passed_over_and_who_got_nothing_keeps_its_place() {
 }
 
 #[test]
-fn what_a_claim_left_of_its_promise_goes_to_the_next_in_line() {
+fn tasks_that_a_promised_claim_left_go_to_the_next_in_line() {
     let mut waiters = Waiters::default();
     let _first = park(&mut waiters, 1..2, &["a", "b"]);
     let _second = park(&mut waiters, 2..3, &["b"]);

@@ -65,7 +65,7 @@ fn talk(one: &mut LocalShard, two: &mut LocalShard) {
 }
 
 #[test]
-fn what_a_leader_wants_itself_waits_for_the_end_of_a_transfer() {
+fn a_leaders_own_commands_wait_for_the_end_of_a_transfer() {
     let (mut leader, mut follower) = (replica(1), replica(2));
     leader.replica.campaign();
     talk(&mut leader, &mut follower);
@@ -119,7 +119,7 @@ fn what_a_leader_wants_itself_waits_for_the_end_of_a_transfer() {
 }
 
 #[test]
-fn what_was_not_proposed_ends_with_leadership() {
+fn pending_commands_end_with_leadership() {
     let mut shard = replica(1);
     shard.pending.push((EncodedCommand::new(&Command::BeginTerm), Waiting::SessionEnd(SESSION)));
     let why = Error::NotLeader { shard: SHARD.0, leader: Some(2) };

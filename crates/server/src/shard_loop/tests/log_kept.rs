@@ -105,7 +105,7 @@ impl ByHand {
 }
 
 #[test]
-fn the_log_is_kept_for_a_replica_that_is_down_until_all_shards_have_written_so_much() {
+fn the_log_is_kept_for_a_replica_that_is_down_up_to_a_bound() {
     let (mut node, first, stored) = checkpointed(LOG_KEPT_BYTES_MAX / 2);
     node.loses(PEERS[1]);
     node.step(LOG_KEPT_BYTES_MAX - 1);

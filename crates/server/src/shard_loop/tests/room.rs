@@ -101,7 +101,7 @@ fn a_full_follower_takes_no_entries_votes_and_goes_on_when_there_is_room() {
 }
 
 #[test]
-fn a_full_leader_that_nobody_can_follow_refuses_at_once_and_keeps_what_is_due() {
+fn a_full_leader_without_an_heir_refuses_at_once_and_delays_due_commands() {
     let mut node = ByHand::new();
     node.has_left(FILLED);
     assert!(node.leads());
