@@ -58,7 +58,7 @@ impl Outbox {
         self.woken || !self.unreported.is_empty()
     }
 
-    /// The messages to send next; each is returned once.
+    /// The messages to send next: new ones, and those that were refused and have waited.
     pub(crate) fn take_unsent(&mut self, machine: &Machine, now: Timestamp) -> Vec<Delivery> {
         if !std::mem::take(&mut self.woken) {
             return Vec::new();
