@@ -27,7 +27,7 @@ pub(crate) use install::{Arrived, InstallError, SnapshotId};
 pub(crate) use parts::{Part, Position, RecordKind};
 pub(crate) use worker::{BodiesRequest, Checkpointer, Failure, Job, Report, StoredBody};
 
-use crate::{data_dir::Format, node::StartError, shard_loop::words_of};
+use crate::{data_dir::Format, node::StartError, shard_loop::panic_message};
 use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, LsmError, PersistMode, Readable, Snapshot};
 use generations::{Generations, Slot};
@@ -111,7 +111,7 @@ impl Store {
         // fjall panics on file names that it did not give.
         let opened = looked.and_then(|()| {
             catch_unwind(AssertUnwindSafe(|| Store::open_sound(dir)))
-                .unwrap_or_else(|panic| Err(words_of(panic.as_ref())))
+                .unwrap_or_else(|panic| Err(panic_message(panic.as_ref())))
         });
         opened.map(Arc::new).map_err(|error| {
             StartError(format!(

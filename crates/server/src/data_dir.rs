@@ -1,20 +1,21 @@
 //! DataDir: the layout of a data directory, its lock and its format.
 //!
 //! ```text
-//! LOCK      held while a process uses the directory; names that process
-//! FORMAT    version, cluster, incarnation, number of shards, number of the node, and a checksum of that
+//! LOCK      locked while a process uses the directory; names that process
+//! FORMAT    version, cluster, incarnation, number of shards, number of the node, checksum
 //! log/      the Raft log of all shards
 //! state/    checkpoints and bodies
 //! JOINING   before FORMAT: names a directory that asks for a place in a cluster
-//! PEERS     where the nodes of that cluster were when it got one
-//! STARTS    how often it was started, and where it lay then
-//! SEEN      which start of each peer was let in last
-//! OUTDATED  there if a newer copy was started: the words that say so
+//! PEERS     the addresses of the cluster's nodes at the time of joining
+//! STARTS    how often the directory was started, and which directory it was then
+//! SEEN      the last start of each peer that was let in
+//! OUTDATED  present if a newer copy was started: the message that says so
 //! ```
-//! Invariant: where `FORMAT` exists, log and checkpoints exist too, marked with what it says: it
-//! gets its name last. So a log or a state that was emptied, exchanged or left behind is never
-//! taken for a new one. A directory without it is new only if nothing in it could be somebody's
-//! data.
+//!
+//! Invariant: where `FORMAT` exists, log and checkpoints exist too, marked with its contents,
+//! because `FORMAT` gets its name last. So a log or a state that was emptied, exchanged or lost is
+//! never taken for a new one. A directory without `FORMAT` counts as new only if nothing in it
+//! could be somebody's data.
 
 mod format;
 mod joining;
@@ -37,9 +38,9 @@ use std::{
 };
 
 const FORMAT_FILE: &str = "FORMAT";
-/// Its name while a directory is made: what else is there was never used.
+/// The name of `FORMAT` while a directory is made: other files there were never used.
 const FORMAT_FILE_NEW: &str = "FORMAT.new";
-/// And at the end of a restore, whose work must not be begun anew.
+/// The name of `FORMAT` at the end of a restore, which must not be begun anew.
 const FORMAT_FILE_RESTORED: &str = "FORMAT.restored";
 const LOCK_FILE: &str = "LOCK";
 const JOINING_FILE: &str = "JOINING";
@@ -47,26 +48,26 @@ const PEERS_FILE: &str = "PEERS";
 const STARTS_FILE: &str = "STARTS";
 const SEEN_FILE: &str = "SEEN";
 const OUTDATED_FILE: &str = "OUTDATED";
-/// A directory for its owner alone.
+/// Access to a directory: its owner only.
 const DIR_MODE: u32 = 0o700;
-/// A file for its owner alone.
+/// Access to a file: its owner only.
 const FILE_MODE: u32 = 0o600;
 const FOLDERS: [&str; 2] = ["log", "state"];
-/// Shards of a new directory, if nobody says how many.
+/// The number of shards of a new directory, unless configured.
 const SHARDS_DEFAULT: u16 = 32;
 
 /// How a directory came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
-    /// It was there.
+    /// The directory existed.
     Found,
-    /// It is being made; a crash before it is sealed leaves nothing that counts.
+    /// The directory is being made; a crash before the seal leaves nothing that counts.
     New,
-    /// It is being restored.
+    /// The directory is being restored.
     Restored,
 }
 
-/// An open data directory. Its lock is held until this is dropped.
+/// An open data directory, locked until this is dropped.
 #[derive(Debug)]
 pub(crate) struct DataDir {
     path: PathBuf,
@@ -76,8 +77,8 @@ pub(crate) struct DataDir {
 }
 
 impl DataDir {
-    /// Opens `path`; begins to make it, with `shards` shards or the default, if there is nothing
-    /// yet. A directory that has another number of them than was asked for is refused.
+    /// Opens `path`. Without a data directory there, begins one with `shards` shards, or with the
+    /// default number. A directory with another number of shards than `shards` is refused.
     pub(crate) fn open(path: &Path, shards: Option<u16>) -> Result<DataDir, StartError> {
         let lock = claim(path)?;
         let (format, origin) = match read_format(path)? {
@@ -100,7 +101,7 @@ impl DataDir {
         Ok(dir)
     }
 
-    /// Claims `path` for a restore: it must not hold anything yet. `FORMAT` comes with `seal`.
+    /// Claims the empty directory `path` for a restore. `seal` writes `FORMAT`.
     pub(crate) fn begin_restore(path: &Path, format: Format) -> Result<DataDir, StartError> {
         let lock = claim(path)?;
         let mut entries = fs::read_dir(path).map_err(|error| unusable(path, &error))?;
@@ -110,7 +111,7 @@ impl DataDir {
         });
         if let Some(name) = other {
             return Err(StartError(format!(
-                "{} is not empty, it holds {}; restore into a new directory",
+                "{} is not empty, it has {}; restore into a new directory",
                 path.display(),
                 name.display()
             )));
@@ -120,7 +121,7 @@ impl DataDir {
         Ok(DataDir { path: path.to_path_buf(), format, origin, _lock: lock })
     }
 
-    /// Begins a new directory, or begins one anew whose making was interrupted.
+    /// Begins a new directory, or begins an interrupted one anew.
     fn begin(&self) -> io::Result<()> {
         let path = &self.path;
         if path.join(FORMAT_FILE_NEW).try_exists()? {
@@ -131,7 +132,7 @@ impl DataDir {
                 }
             }
         }
-        // First, and for good: it says that the rest may be thrown away.
+        // Written first, because it says that everything else may be removed.
         write_synced(&path.join(FORMAT_FILE_NEW), &self.format.to_text())?;
         sync_dir(path)?;
         make_folders(path)
@@ -151,7 +152,7 @@ impl DataDir {
         )))
     }
 
-    /// Opens the checkpoints and the log, or makes them.
+    /// Opens or makes the checkpoints and the log.
     pub(crate) fn contents(&self) -> Result<(Arc<Store>, Arc<Log>), StartError> {
         let log = Log::open(&self.log())?;
         let store = Store::open(&self.state())?;
@@ -168,7 +169,8 @@ impl DataDir {
         Ok((store, Arc::new(log)))
     }
 
-    /// From here on it is a data directory. Its contents are synced by now.
+    /// Seals a new directory: it counts as a data directory from now on. Its contents must be
+    /// synced.
     pub(crate) fn seal(&self) -> Result<(), StartError> {
         let name = match self.origin {
             Origin::Found => return Ok(()),
@@ -186,32 +188,30 @@ impl DataDir {
         write().map_err(|error: io::Error| unusable(path, &error))
     }
 
-    /// Counts a start. It is a data directory by now.
+    /// Counts a start of a sealed directory.
     pub(crate) fn begin_start(&self) -> Result<Starts, StartError> {
         Starts::begin(&self.path)
     }
 
-    /// The starts of peers that it knows.
+    /// The starts of peers that were let in.
     pub(crate) fn seen(&self) -> Result<Seen, StartError> {
         Seen::open(&self.path)
     }
 
-    /// What it was made as.
     pub(crate) fn format(&self) -> Format {
         self.format
     }
 
-    /// The directory itself.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the Raft log is.
+    /// The folder of the Raft log.
     pub(crate) fn log(&self) -> PathBuf {
         self.path.join("log")
     }
 
-    /// Where checkpoints are.
+    /// The folder of the checkpoints.
     pub(crate) fn state(&self) -> PathBuf {
         self.path.join("state")
     }
@@ -232,7 +232,7 @@ fn unusable(path: &Path, error: &io::Error) -> StartError {
     })
 }
 
-/// Makes the directory if need be and takes its lock.
+/// Makes the directory if needed, and locks it.
 fn claim(path: &Path) -> Result<File, StartError> {
     make_dir(path).map_err(|error| unusable(path, &error))?;
     let mut lock = OpenOptions::new()
@@ -263,7 +263,7 @@ fn claim(path: &Path) -> Result<File, StartError> {
     Ok(lock)
 }
 
-/// What the directory was made as, if it was.
+/// Reads the directory's format; `None` if it has no `FORMAT`.
 pub(crate) fn read_format(path: &Path) -> Result<Option<Format>, StartError> {
     let file = path.join(FORMAT_FILE);
     let bytes = match fs::read(&file) {
@@ -291,7 +291,8 @@ pub(crate) fn read_format(path: &Path) -> Result<Option<Format>, StartError> {
     })
 }
 
-/// A number that has no effect must not pass for one that has.
+/// Refuses a configured number of shards that the directory does not have, because it would have no
+/// effect.
 fn check_shards(path: &Path, format: Format, asked: Option<u16>) -> Result<(), StartError> {
     match asked {
         Some(asked) if asked != format.shards => Err(StartError(format!(
@@ -303,7 +304,7 @@ fn check_shards(path: &Path, format: Format, asked: Option<u16>) -> Result<(), S
     }
 }
 
-/// A directory without `FORMAT` may hold what an interrupted making left, and nothing else.
+/// Refuses a directory without `FORMAT` that has anything but remains of an interrupted beginning.
 fn refuse_foreign(path: &Path) -> Result<(), StartError> {
     let is_begun = path.join(FORMAT_FILE_NEW).exists();
     let entries = fs::read_dir(path).map_err(|error| unusable(path, &error))?;
@@ -328,8 +329,8 @@ fn refuse_foreign(path: &Path) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Makes directories that only their owner may enter: payloads are nobody else's to read. What is
-/// in `log` and `state` is made by libraries, and is as private as these folders.
+/// Makes directories that only their owner may enter, because payloads are private. Libraries make
+/// the files in `log` and `state`, which these folders protect.
 fn private_dirs() -> DirBuilder {
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(DIR_MODE);
@@ -348,7 +349,7 @@ fn write_synced(file: &Path, text: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Makes a directory and those above it that are missing, so that their names survive a power cut.
+/// Makes a directory and its missing parents, and syncs their names.
 fn make_dir(path: &Path) -> io::Result<()> {
     let made: Vec<_> = path.ancestors().take_while(|path| !path.exists()).collect();
     private_dirs().create(path)?;
@@ -357,7 +358,7 @@ fn make_dir(path: &Path) -> io::Result<()> {
         .try_for_each(|made| sync_dir(parent(made)))
 }
 
-/// The directory that holds the name of `path`.
+/// The directory that has the name of `path`.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -366,7 +367,7 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Makes names created in or removed from a directory durable.
+/// Syncs the names in a directory.
 pub(crate) fn sync_dir(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
@@ -380,7 +381,7 @@ mod tests {
         opened.expect_err("it must not open").0
     }
 
-    /// Makes a data directory, or opens one.
+    /// Makes or opens a data directory.
     fn open(path: &Path, shards: u16) -> DataDir {
         let dir = DataDir::open(path, Some(shards)).unwrap();
         dir.contents().unwrap();
@@ -405,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_directory_keeps_what_it_was_made_as() {
+    fn a_new_directory_keeps_its_format() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
         let made = open(&path, 4).format();
@@ -432,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_data_directory_is_refused_in_plain_words() {
+    fn other_directories_are_refused_in_plain_words() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "x").unwrap();
@@ -448,8 +449,7 @@ mod tests {
         assert!(open_error(&interrupted).contains("a restore into it was interrupted"));
     }
 
-    /// A crash may come at any step: before the folders are there, amid their files, before the
-    /// seal.
+    /// A crash may come at any step: before the folders exist, during their files, before the seal.
     #[test]
     fn an_interrupted_making_is_begun_anew() {
         let dir = tempfile::tempdir().unwrap();
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restore_wants_an_empty_directory_and_counts_only_when_sealed() {
+    fn a_restore_needs_an_empty_directory_and_counts_only_once_sealed() {
         let dir = tempfile::tempdir().unwrap();
         let format = Format { cluster: 1, incarnation: 2, shards: 3, node: 4 };
         let path = dir.path().join("new");

@@ -7,10 +7,10 @@
 //! node.rs         opens shards, starts fronts, stops them in reverse order
 //! shard.rs        the handle to the shards; shard/engine.rs opens them and runs their thread
 //! shard_loop.rs   the thread: drain, propose, persist once, apply, answer
-//!   local.rs        one shard as that thread holds it, held.rs all of them
-//!   control.rs      the control group, as that thread holds it
-//!   accept.rs       what comes in        settle.rs   what comes of it
-//!   turn.rs         one turn: propose, send, write once, settle
+//!   local.rs        one shard of this node            local_shards.rs   all of them
+//!   control.rs      the replica of the control group
+//!   accept.rs       inputs                            outcomes.rs   answers and events
+//!   turn.rs         one turn: propose, send, write once, answer
 //!   peers.rs        messages between replicas, ticks, who leads      replicas.rs   which replicas are here
 //!   deliver.rs      what shards owe each other
 //!   checkpoints.rs  when and in which bites           memory.rs   the budget of tasks and bodies

@@ -14,7 +14,7 @@ use crate::{
     clock,
     data_dir::{Format, sync_dir},
     node::StartError,
-    shard_loop::words_of,
+    shard_loop::panic_message,
 };
 use files::{Files, SyncFailed};
 use raft_engine::{Command, Config, Engine, LogBatch, MessageExt, ReadableSize, RecoveryMode};
@@ -31,9 +31,9 @@ use std::{
 use taskyard_machine::ShardId;
 use taskyard_replica::{CONTROL_GROUP, LogReader, eraftpb};
 
-/// One file of the log. Larger ones are rotated less often and freed later.
+/// The size of one log file. Larger files are rotated less often and freed later.
 const FILE_BYTES: u64 = 64 << 20;
-/// Past this, shards whose entries are oldest are asked to make a checkpoint.
+/// Above this size, the groups with the oldest entries are asked for a checkpoint.
 pub(crate) const PURGE_BYTES: u64 = 512 << 20;
 const HARD_STATE_KEY: &[u8] = b"hard_state";
 const CUT_KEY: &[u8] = b"cut";
@@ -41,7 +41,7 @@ const MARK_KEY: &[u8] = b"mark";
 const REPLICA_KEY: &[u8] = b"replica";
 const CONTROL_KEY: &[u8] = b"control";
 const GONE_KEY: &[u8] = b"gone";
-/// The replica of each group that the node has which founds a cluster.
+/// The id of each replica of the node that founds a cluster.
 pub(crate) const FIRST_REPLICA: u64 = 1;
 
 /// A shard's Raft group.
@@ -61,44 +61,41 @@ impl MessageExt for Entries {
 
 /// The log of all groups.
 pub(crate) struct Log {
-    /// Shared with nobody, until a failed sync leaks it.
+    /// Not shared, unless a failed sync leaks it.
     engine: Arc<Engine<Files>>,
     file_bytes: u64,
-    /// Bytes written since it was opened, and how many of them when files were last freed.
+    /// Bytes written since the log was opened, and their number at the last purge.
     written: AtomicU64,
     purged_at: AtomicU64,
     #[cfg(test)]
     faults: Arc<files::SyncFaults>,
 }
 
-/// What a group's log holds when it is opened.
+/// The state of a group's log when it is opened.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct GroupState {
     /// Term, vote, commit; `None` if nothing was ever written.
     pub hard_state: Option<eraftpb::HardState>,
-    /// Everything up to this index was dropped, since a checkpoint holds it.
+    /// Everything up to this index was dropped, because a checkpoint has it.
     pub cut: u64,
-    /// First and last index, if there is any entry.
+    /// First and last index, if there are entries.
     pub entries: Option<(u64, u64)>,
     /// The id of this node's replica; `None` if it has none.
     pub replica: Option<u64>,
-    /// The last replica that this node had and has no more, 0 if there was none: it never comes
-    /// back.
+    /// The last replica that was removed from this node, or 0. Its id is never used again.
     pub gone: u64,
 }
 
-/// How long one write took.
+/// The duration of one write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Written {
-    /// Bytes on disk.
     pub bytes: usize,
     /// The sync alone.
     pub synced_in: Duration,
-    /// All of it.
     pub took: Duration,
 }
 
-/// The log can't be written any more; nothing of the failed write may be acknowledged.
+/// The log can't be written any more; the failed write must not be acknowledged.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}; nothing unsynced was acknowledged; check the disk, then start again")]
 pub(crate) struct WriteError(String);
@@ -111,12 +108,12 @@ impl WriteError {
     fn panicked(panic: &(dyn Any + Send)) -> WriteError {
         match panic.downcast_ref::<SyncFailed>() {
             Some(SyncFailed(error)) => WriteError(format!("fdatasync of the log failed: {error}")),
-            None => WriteError::failed(&words_of(panic)),
+            None => WriteError::failed(&panic_message(panic)),
         }
     }
 }
 
-/// What raft-engine's errors say, without its own code around the system's.
+/// The text of raft-engine's error, without its prefix before an error of the system.
 fn in_words(error: &raft_engine::Error) -> String {
     match error {
         raft_engine::Error::Io(error) => error.to_string(),
@@ -125,12 +122,12 @@ fn in_words(error: &raft_engine::Error) -> String {
     }
 }
 
-/// What is to be written as one record with one sync. Reused from turn to turn.
+/// Changes to be written as one record with one sync. Reused from turn to turn.
 #[derive(Default)]
 pub(crate) struct Batch(LogBatch);
 
 impl Batch {
-    /// Appends entries, replacing what the group holds from the first one's index on.
+    /// Appends entries, which replace the group's entries from the first index on.
     pub(crate) fn append(&mut self, group: u64, entries: &[eraftpb::Entry]) {
         self.0
             .add_entries::<Entries>(group, entries)
@@ -144,13 +141,13 @@ impl Batch {
             .expect("a hard state is a few bytes");
     }
 
-    /// Drops everything up to `index`, which a synced checkpoint holds.
+    /// Drops everything up to `index`, which a synced checkpoint has.
     pub(crate) fn cut(&mut self, group: u64, index: u64) {
         self.0.add_command(group, Command::Compact { index: index + 1 });
         self.put(group, CUT_KEY, index.to_le_bytes().to_vec());
     }
 
-    /// Says which replica of the group this node has: with or before all that it writes.
+    /// Stores the id of this node's replica, before or together with the replica's first write.
     pub(crate) fn replica(&mut self, group: u64, id: u64) {
         self.put(group, REPLICA_KEY, id.to_le_bytes().to_vec());
     }
@@ -160,7 +157,7 @@ impl Batch {
         self.put(CONTROL_GROUP, CONTROL_KEY, checkpoint);
     }
 
-    /// Marks the log as one of a data directory.
+    /// Marks the log as part of a data directory.
     pub(crate) fn mark(&mut self, format: Format) {
         self.put(CONTROL_GROUP, MARK_KEY, format.to_mark());
     }
@@ -175,8 +172,8 @@ impl Batch {
 }
 
 impl Log {
-    /// Opens the log in `dir`, which exists. A torn last write is cut off; anything else that can't
-    /// be read is an error.
+    /// Opens the log in the existing directory `dir`. A torn last write is cut off; other
+    /// unreadable data is an error.
     pub(crate) fn open(dir: &Path) -> Result<Log, StartError> {
         Log::open_sized(dir, FILE_BYTES, PURGE_BYTES)
     }
@@ -207,7 +204,7 @@ impl Log {
             })?,
             Err(panic) => return Err(StartError(WriteError::panicked(panic.as_ref()).to_string())),
         };
-        // raft-engine syncs its files and, for the first of them, not their names.
+        // raft-engine syncs its files, but not the directory for the first file.
         sync_dir(dir).map_err(|error| {
             StartError(format!("{} can't be synced: {error}; check the disk", dir.display()))
         })?;
@@ -223,16 +220,15 @@ impl Log {
         Ok(log)
     }
 
-    /// Lets a sync fail after so many that succeed.
+    /// Makes a sync fail after `syncs` that succeed.
     #[cfg(test)]
     pub(crate) fn fail_sync_after(&self, syncs: u64) {
         self.faults.fail_after(syncs);
     }
 
-    /// Cuts every group where it was cut before. raft-engine keeps the command that drops entries
-    /// in the file that it was written to; when that file is freed, entries that had been moved to
-    /// the rewrite queue come back. They are older than the checkpoint, and the next append would
-    /// leave a hole.
+    /// Repeats the cut of every group. raft-engine keeps the command that drops entries in the file
+    /// it was written to. When that file is freed, dropped entries that were moved to the rewrite
+    /// queue come back. They are older than the checkpoint, and the next append would leave a gap.
     fn cut_again(&self) -> Result<(), StartError> {
         let mut batch = Batch::default();
         for group in self.engine.raft_groups() {
@@ -247,8 +243,8 @@ impl Log {
         Ok(())
     }
 
-    /// Marks a new log as one of this data directory. The node that founds a cluster has a replica
-    /// of every group from the start.
+    /// Marks a new log as part of this data directory. The founding node has a replica of every
+    /// group from the start.
     pub(crate) fn mark(&self, format: Format) -> Result<(), WriteError> {
         let mut batch = Batch::default();
         batch.mark(format);
@@ -259,7 +255,7 @@ impl Log {
         self.write(&mut batch).map(drop)
     }
 
-    /// Whether this is the log of that data directory, and has no more shards.
+    /// Checks that this is the log of that data directory, and has no more shards.
     pub(crate) fn check_mark(&self, dir: &Path, format: Format) -> Result<(), StartError> {
         let what = format!("the log in {}", dir.display());
         let mark = self.engine.get(CONTROL_GROUP, MARK_KEY);
@@ -275,7 +271,7 @@ impl Log {
         }
     }
 
-    /// What is there of one group.
+    /// The stored state of one group.
     pub(crate) fn group(&self, group: u64) -> Result<GroupState, StartError> {
         let unreadable = |what: String| {
             StartError(format!("the log of group {group} can't be read: {what}; restore a backup"))
@@ -303,8 +299,7 @@ impl Log {
         self.engine.get(CONTROL_GROUP, CONTROL_KEY)
     }
 
-    /// Writes and syncs. The batch is empty afterwards. After an error nothing may be written any
-    /// more.
+    /// Writes and syncs the batch, and empties it. After an error nothing may be written any more.
     pub(crate) fn write(&self, batch: &mut Batch) -> Result<Written, WriteError> {
         let begun = clock::real_now();
         raft_engine::set_perf_context(raft_engine::PerfContext::default());
@@ -314,21 +309,22 @@ impl Log {
         Ok(Written { bytes, synced_in, took: begun.elapsed() })
     }
 
-    /// Reads one group.
     pub(crate) fn reader(self: &Arc<Log>, group: u64) -> GroupReader {
         GroupReader { log: Arc::clone(self), group }
     }
 
-    /// How much was written since it was opened.
+    /// Bytes written since the log was opened.
     pub(crate) fn position(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// Frees files that nothing needs any more. Returns groups that keep old files from being
-    /// freed: they should be checkpointed. For a thread of its own: it may take a while. Does
-    /// nothing until a file's worth was written since the last time: raft-engine counts how often
-    /// it has asked for a group, and then copies the entries, which the checkpoint under way is
-    /// about to free.
+    /// Frees files that no group needs any more. Returns the groups whose old entries keep files
+    /// from being freed: they should be checkpointed. Call it on a thread of its own, because it
+    /// may take a while.
+    ///
+    /// Does nothing until a file's worth was written since the last purge: after several requests
+    /// for a group raft-engine copies the group's entries, which the checkpoint under way is about
+    /// to free.
     pub(crate) fn purge(&self) -> Result<Vec<u64>, WriteError> {
         let position = self.position();
         let purged_at = self.purged_at.load(Ordering::Relaxed);
@@ -339,8 +335,8 @@ impl Log {
         self.guarded(|| self.engine.purge_expired_files())
     }
 
-    /// Does what writes. After a failure nobody knows what is on the disk, so the engine is never
-    /// closed: it would sync once more, which may hang, fail, or succeed for what is lost.
+    /// Runs a write. After a failure the state of the disk is unknown, so the engine is never
+    /// closed: a close syncs once more, which may hang, fail, or succeed although data was lost.
     fn guarded<T>(
         &self,
         write: impl FnOnce() -> Result<T, raft_engine::Error>,
@@ -355,7 +351,6 @@ impl Log {
     }
 }
 
-/// Reads the entries of one group.
 pub(crate) struct GroupReader {
     log: Arc<Log>,
     group: u64,
@@ -367,8 +362,9 @@ impl LogReader for GroupReader {
     fn entries(&self, from: u64, to: u64, bytes_max: u64) -> Vec<eraftpb::Entry> {
         let mut entries = Vec::new();
         let mut bytes = 0;
-        // One by one: raft-engine keeps a group's index locked while it reads one entry. Of several
-        // it looks up all places first, and a purge may remove a file before they are read.
+        // One by one, because raft-engine keeps a group's index locked only while it reads one
+        // entry. For several entries it looks up all positions first, and a purge may remove a file
+        // before they are read.
         for index in from..to {
             let found = self.log.engine.get_entry::<Entries>(self.group, index);
             let entry = match found {

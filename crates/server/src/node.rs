@@ -1,5 +1,5 @@
-//! Node: finds its place in a cluster, opens shards, connects to other nodes, starts fronts; stops
-//! them in reverse order.
+//! Node: joins a cluster if asked to, opens shards, connects to other nodes, and starts fronts. A
+//! stop goes in reverse order.
 
 use crate::{
     Broker, Config, Error, Front, clock,
@@ -23,16 +23,16 @@ use tokio::{
     task::JoinSet,
 };
 
-/// A longer grace than this is no grace: a clock can't count to it.
+/// The longest grace of a stop, so that deadlines can be computed.
 const STOP_FOR_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long a node that stops waits for others to lead in its place.
+/// How long a stopping node waits for other leaders.
 const HAND_OVER_FOR_MAX: Duration = Duration::from_secs(2);
 
 /// A running node.
 #[derive(Debug)]
 pub struct Node {
     front: Front,
-    /// What it does for its cluster; ends with it.
+    /// The node's background tasks for its cluster.
     tasks: JoinSet<()>,
     network: Option<HangUp>,
     cluster: Cluster,
@@ -42,20 +42,20 @@ pub struct Node {
 }
 
 impl Node {
-    /// Opens the data directory, joining a cluster if it is told to and the directory is new,
-    /// recovers every shard and starts to listen. Waits for room on a disk that is full. Both take
-    /// as long as they take: drop the future to give up.
+    /// Opens the data directory, recovers every shard and starts to listen. A new directory first
+    /// joins a cluster, if the configuration says so. Waits for free space on a full disk. Joining
+    /// and waiting have no time limit: drop the future to give up.
     pub async fn start(config: Config) -> Result<Node, StartError> {
         config.validate()?;
         until_room(&config.data, config.disk_reserve_bytes).await;
-        // Before the data directory: a port that is taken is found out in no time.
+        // Before the data directory, because a taken port shows at once.
         let mut listener = listen_for_clients(config.listen, false)?;
         let mut faktory_listener = listen_for_clients(config.faktory, config.faktory_may_move)?;
         let faktory_tls = config.faktory_tls.as_ref().map(Tls::load).transpose();
         let faktory_tls = faktory_tls.map_err(StartError)?;
         let peer_listener = listen_for_peers(config.peer, config.peer_may_move)?;
         let peer_address = peer_listener.as_ref().and_then(|listener| listener.local_addr().ok());
-        // Not for a node inside another program: that one's limit is its own business.
+        // Not for a node inside another program, whose limit of open files is not ours to use up.
         let connections_max = match config.listen {
             None => config.connections_max,
             Some(_) => descriptors::connections_max(config.connections_max),
@@ -70,7 +70,7 @@ impl Node {
             rules_max: config.rules_max,
         };
         if !config.join.is_empty() {
-            // Joining may take long: clients are told that nobody is there, not left waiting.
+            // Joining may take long: meanwhile clients are refused instead of left waiting.
             (listener, faktory_listener) = (None, None);
         }
         let entrance =
@@ -108,22 +108,22 @@ impl Node {
         Ok(Node { front, tasks, network, cluster, engine, peer_address, shutdown_grace })
     }
 
-    /// Where it listens, if it does.
+    /// The address for clients, if the node has one.
     pub fn address(&self) -> Option<SocketAddr> {
         self.front.address()
     }
 
-    /// Where it listens for other nodes, if it does.
+    /// The address for other nodes, if the node has one.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.peer_address
     }
 
-    /// Where it listens for Faktory clients, if it does.
+    /// The address for Faktory clients, if the node has one.
     pub fn faktory_address(&self) -> Option<SocketAddr> {
         self.front.faktory_address()
     }
 
-    /// Its number in its cluster.
+    /// The node's number in its cluster.
     pub fn id(&self) -> u64 {
         self.engine.shards().routes().me()
     }
@@ -133,12 +133,11 @@ impl Node {
         self.front.connect()
     }
 
-    /// The handle to its shards.
     pub fn shards(&self) -> Shards {
         self.engine.shards()
     }
 
-    /// Completes when the node can't go on: its disk failed, or its cluster has no place for it.
+    /// Completes when the node can't go on: its disk failed, or its cluster has removed it.
     pub async fn failed(&self) -> Error {
         tokio::select! {
             why = self.engine.failed() => Error::Unavailable(why),
@@ -146,14 +145,14 @@ impl Node {
         }
     }
 
-    /// Stops gracefully: hands over what it leads, takes no new calls, lets those in flight end,
-    /// returns parked claims, checkpoints its state. All of it within `shutdown_grace`: what calls
-    /// in flight take of it, checkpoints don't get.
+    /// Stops gracefully: hands over leadership, refuses new calls, lets calls in flight end,
+    /// answers parked claims, and writes checkpoints. All of it within `shutdown_grace`; calls in
+    /// flight may use up the time for checkpoints.
     pub async fn stop(self) {
         let Node { front, mut tasks, network, engine, shutdown_grace, .. } = self;
         let grace = shutdown_grace.min(STOP_FOR_MAX);
         let until = clock::real_now() + grace;
-        // First, while calls are still passed on: others lead before anybody notices.
+        // First, while calls are still forwarded, so that callers notice nothing.
         engine.hand_over(clock::real_now() + HAND_OVER_FOR_MAX.min(grace)).await;
         front.stop(until.saturating_duration_since(clock::real_now())).await;
         tasks.shutdown().await;
@@ -175,16 +174,16 @@ fn listen_for_clients(
     Ok(Some(listener))
 }
 
-/// Listens with room for all clients that may connect at once, as after a restart.
+/// Listens with a backlog for all clients that may connect at once, as after a restart.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A node that is started anew finds the connections of the one before still closing.
+    // After a restart, connections of the process before may still be closing.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(limits::LISTEN_BACKLOG)
 }
 
-/// Listens on another port if this one is taken and nobody has chosen it.
+/// Listens on another port if this one is taken and was not chosen by the operator.
 fn listen_or_move(address: SocketAddr, may_move: bool) -> io::Result<TcpListener> {
     match listen(address) {
         Err(error) if may_move && error.kind() == io::ErrorKind::AddrInUse => {
@@ -194,8 +193,8 @@ fn listen_or_move(address: SocketAddr, may_move: bool) -> io::Result<TcpListener
     }
 }
 
-/// Hangs up on all peers when dropped. What answers them holds the network, so that it does not end
-/// by itself with a node that is dropped.
+/// Stops the network when dropped. The network's own handlers keep it alive, so that it does not
+/// end by itself.
 #[derive(Debug)]
 struct HangUp(PeerNetwork);
 
@@ -219,14 +218,14 @@ fn listen_for_peers(
     })
 }
 
-/// Lets other nodes in, and the shards out to them.
+/// Starts the peer network, and connects the shards to it.
 fn connect(
     config: &Config,
     cluster: &Cluster,
     listener: net::TcpListener,
 ) -> Result<PeerNetwork, StartError> {
     let listener = TcpListener::from_std(listener)
-        .map_err(|error| StartError(format!("the peer address can't be listened on: {error}")))?;
+        .map_err(|error| StartError(format!("can't listen on the peer address: {error}")))?;
     let shards = cluster.shards();
     let me = PeerConfig {
         cluster: shards.cluster(),
@@ -258,7 +257,7 @@ fn connect(
     Ok(network)
 }
 
-/// Starts what a node does for its cluster all the time.
+/// Starts a node's background tasks for its cluster.
 fn keep_up(config: &Config, cluster: &Cluster) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     tasks.spawn(cluster.clone().keep_telling());
@@ -275,7 +274,7 @@ fn keep_up(config: &Config, cluster: &Cluster) -> JoinSet<()> {
     tasks
 }
 
-/// A new cluster has as many replicas as was asked for; of others the setting says nothing.
+/// Sets the replication of a new cluster. For an existing cluster the setting has no effect.
 async fn set_replication(
     config: &Config,
     cluster: &Cluster,
@@ -296,7 +295,7 @@ async fn set_replication(
     set.map_err(|error| StartError(format!("replication {factor} can't be set: {error}")))
 }
 
-/// Why a node could not start; says what is wrong, where, and what to do.
+/// Why a node could not start: what is wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct StartError(pub String);
@@ -315,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_that_nobody_chose_gives_way_when_it_is_taken() {
+    async fn a_taken_default_port_is_replaced_by_a_free_one() {
         let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
         let faktory = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let first = node(dirs[0].path(), |config| config.faktory = Some(faktory)).await;
@@ -329,7 +328,7 @@ mod tests {
         assert!(moved.0.ip().is_loopback() && Some(moved.0) != taken.0, "{moved:?} {taken:?}");
         assert!(moved.1.ip().is_loopback() && Some(moved.1) != taken.1, "{moved:?} {taken:?}");
 
-        // What was chosen is not put elsewhere.
+        // A chosen port is not replaced.
         for (peer, faktory) in [(taken.0, None), (None, taken.1)] {
             let mut config = Config::new(dirs[2].path());
             (config.listen, config.peer, config.faktory) = (None, peer, faktory);
@@ -340,10 +339,10 @@ mod tests {
         first.stop().await;
     }
 
-    /// On one thread nothing else has run when a start returns: what it names later is too late for
-    /// whoever asks it first.
+    /// On one thread no other task has run when a start returns. So a start must name the peers
+    /// itself, or the first caller finds them silent.
     #[tokio::test]
-    async fn a_node_that_has_started_waits_for_its_peers_before_it_says_that_they_are_gone() {
+    async fn a_started_node_gives_its_peers_time_before_they_count_as_silent() {
         let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         let one = node(dirs[0].path(), |config| config.shards = Some(2)).await;
         let join = vec![one.peer_address().unwrap().to_string()];

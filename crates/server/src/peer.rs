@@ -1,8 +1,8 @@
 //! Peers: the connections between the nodes of a cluster.
 //!
-//! Each node dials each other one, so a pair has two connections. On the one that it dialled a node
-//! sends Raft messages and calls, and gets answers back. A connection begins with a handshake
-//! (`handshake.rs`) that proves the cluster's secret; then it is frames (`frame.rs`).
+//! Each node dials each other node, so that a pair has two connections. A node sends Raft messages
+//! and calls on the connection that it dialled, and gets answers back on it. A connection begins
+//! with a handshake (`handshake.rs`) that proves the cluster's secret; frames (`frame.rs`) follow.
 //!
 //! ```text
 //! dial.rs     keeps one peer connected         accept.rs   who may connect here
@@ -12,9 +12,8 @@
 //! hearing.rs  who was heard lately
 //! ```
 //!
-//! Invariants: everything is bounded, so that no peer, slow, dead or hostile, grows memory here; a
-//! call that ends with `NotSent` was surely not executed; nothing that arrives makes the node
-//! panic.
+//! Invariants: everything is bounded, so that no peer, slow, dead or hostile, fills this node's
+//! memory; a call that ends with `NotSent` was not executed; no input makes the node panic.
 
 mod accept;
 mod calls;
@@ -59,62 +58,62 @@ use tokio::{
 };
 use warnings::Warnings;
 
-/// What a node is told by its peers. Called on the network's threads: nothing here may block.
+/// Receives what peers send. Called on the network's threads: nothing here may block.
 pub trait PeerHandler: Send + Sync + 'static {
-    /// A Raft message of a group. Messages may be lost, and come again in another order after a
-    /// cut.
+    /// Receives a Raft message of a group. Messages may be lost, and come in another order after a
+    /// connection broke.
     fn raft(&self, from: NodeId, group: u64, message: Bytes);
 
-    /// Something that nobody answers. What one peer tells comes in the order in which it was told;
-    /// it may be lost.
+    /// Receives a message that has no answer. Messages of one peer arrive in the order in which
+    /// they were sent, and may be lost.
     fn told(&self, from: NodeId, message: Bytes);
 
-    /// Executes a call. The future is dropped where it stands when the caller goes away.
+    /// Executes a call. The future is dropped when the caller goes away.
     fn call(&self, from: NodeId, request: Bytes) -> BoxFuture<'static, Bytes>;
 
-    /// Answers a node that has no place in the cluster and asks for one, or asks about it. It knows
-    /// the secret, and nothing else is sure about it. May be asked again by a node that did not get
-    /// the answer.
+    /// Answers a node without a place in the cluster, which asks for one or asks about the cluster.
+    /// The node has proved the secret and nothing else. It may ask again if it did not get the
+    /// answer.
     fn joined(&self, hello: PeerHello, request: Bytes) -> BoxFuture<'static, Bytes>;
 
-    /// Whether a node that has proved the secret may connect, for example not if it was removed
+    /// Whether a node that has proved the secret may connect; not, for example, if it was removed
     /// from the cluster.
     fn admit(&self, _hello: &PeerHello) -> Result<(), Refusal> {
         Ok(())
     }
 
-    /// The node has its place here, until its connection ends: no other live process has its
-    /// number. It is welcomed, and what it sends is taken, when this is done.
+    /// The node has its place here until its connection ends, because no other live process has its
+    /// number. Once the future completes, the node is welcomed and its messages are taken.
     fn seated(&self, _hello: &PeerHello) -> BoxFuture<'static, Result<(), Refusal>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// The peer can be sent to. Told in turn with `peer_down`.
+    /// The peer can be sent to. Alternates with `peer_down`.
     fn peer_up(&self, node: NodeId);
 
-    /// The peer can't be sent to any more.
+    /// The peer can no longer be sent to.
     fn peer_down(&self, node: NodeId);
 
-    /// The peer has been silent for a second, on all its connections and though it was pinged, or
-    /// is heard again. Told in turn; one that was just named counts as heard.
+    /// The peer has been silent for a second on all connections in spite of pings, or is heard
+    /// again. The two alternate; a peer that was just named counts as heard.
     fn peer_heard(&self, _node: NodeId, _is_heard: bool) {}
 }
 
-/// Who a node is to its peers.
+/// A node's identity for its peers.
 #[derive(Clone)]
 pub struct PeerConfig {
-    /// The cluster it belongs to; not 0.
+    /// The node's cluster; not 0.
     pub cluster: u128,
-    /// Its number there, from 1.
+    /// The node's number in the cluster, from 1.
     pub node: NodeId,
-    /// What every node of the cluster knows; empty if there is none. Then anyone who reaches the
-    /// port is taken for the node that it says it is.
+    /// The cluster's secret; empty without one. Then any process that reaches the port can claim to
+    /// be any node.
     pub secret: Vec<u8>,
-    /// What it runs, for people.
+    /// The version that the node runs, for people.
     pub build: String,
-    /// The newest rules of the machine that it knows.
+    /// The newest rules of the machine that the node knows.
     pub rules: u16,
-    /// Which start of its data directory this is; `None` for a process without one.
+    /// The start of the node's data directory; `None` for a process without one.
     pub start: Option<Start>,
 }
 
@@ -136,7 +135,7 @@ impl PeerConfig {
         Identity { hello, secret: self.secret.clone() }
     }
 
-    /// Of a node that is in no cluster yet.
+    /// The identity of a node without a cluster.
     fn outside(&self) -> Identity {
         let mut me = self.identity();
         (me.hello.cluster, me.hello.node) = (0, 0);
@@ -144,44 +143,43 @@ impl PeerConfig {
     }
 }
 
-/// How one peer is doing, seen from here.
+/// The state of one peer, as seen from this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerStatus {
-    /// Its number.
+    /// The peer's number.
     pub node: NodeId,
-    /// Where it is dialled.
+    /// The address that is dialled.
     pub address: String,
-    /// Wall time since when it can be sent to, in milliseconds since the Unix epoch; `None` while
-    /// it can't.
+    /// Since when the peer can be sent to, in milliseconds since the Unix epoch; `None` while it
+    /// can't.
     pub connected_since_ms: Option<u64>,
-    /// It has dialled this node: Raft messages and calls come from it.
+    /// The peer has dialled this node, so that its Raft messages and calls arrive.
     pub connects_here: bool,
-    /// What it runs, while connected.
+    /// The version that the peer runs, while connected.
     pub build: Option<String>,
-    /// The newest rules it knows, while connected.
+    /// The newest rules that the peer knows, while connected.
     pub rules: Option<u16>,
-    /// The last ping's way there and back.
+    /// The round trip of the last ping.
     pub round_trip: Option<Duration>,
-    /// How far its wall clock is ahead of ours, or behind if negative.
+    /// How far the peer's wall clock is ahead of this node's, or behind if negative.
     pub clock_skew_ms: Option<i64>,
-    /// Raft messages and calls that wait to be written.
+    /// Queued Raft messages and calls.
     pub frames_waiting: usize,
-    /// Their bytes.
+    /// The bytes of queued frames.
     pub bytes_waiting: usize,
-    /// Calls that are not answered yet.
+    /// Calls without an answer so far.
     pub calls_under_way: usize,
-    /// Raft messages that were dropped because the peer was not connected or slow.
+    /// Raft messages that were dropped because the peer was slow or not connected.
     pub raft_dropped: u64,
     /// Why the last connection or attempt ended.
     pub last_error: Option<String>,
-    /// What it had against the last attempt to connect, after it had proved that it knows the
-    /// secret and is the node that was dialled. Of what others say at its address, `last_error` has
-    /// the words.
+    /// Why the peer refused the last attempt to connect, after it had proved the secret and its
+    /// number. What an unproved process at the peer's address says is only in `last_error`.
     pub verdict: Option<Refusal>,
 }
 
-/// The connections of a node to its peers. Cheap to clone; ends with its last clone, or by
-/// [`PeerNetwork::stop`].
+/// A node's connections to its peers. Cheap to clone; the connections end with the last clone, or
+/// by [`PeerNetwork::stop`].
 #[derive(Clone, Debug)]
 pub struct PeerNetwork {
     inner: Arc<Inner>,
@@ -201,7 +199,7 @@ struct Links {
     by_node: BTreeMap<NodeId, (Arc<Link>, [Running; 2])>,
 }
 
-/// What all connections of a node share.
+/// The state that all connections of a node share.
 struct Core {
     me: Identity,
     handler: Arc<dyn PeerHandler>,
@@ -214,19 +212,19 @@ struct Core {
 }
 
 impl Core {
-    /// Begins to listen for a peer.
+    /// The hearing of a peer; begins it for a new peer.
     fn listen_for(&self, node: NodeId) -> Arc<Hearing> {
         let mut hearing = self.hearing.write().unwrap_or_else(PoisonError::into_inner);
         hearing.entry(node).or_insert_with(|| Arc::new(Hearing::new())).clone()
     }
 
-    /// What is heard of a peer; nothing of one that nobody has named.
+    /// The hearing of a peer; `None` if the peer was never named.
     fn hearing(&self, node: NodeId) -> Option<Arc<Hearing>> {
         self.hearing.read().unwrap_or_else(PoisonError::into_inner).get(&node).cloned()
     }
 
-    /// To be told of everything that arrives from a peer. It may have dialled before it was named
-    /// here.
+    /// A callback for everything that arrives from a peer. The peer may have dialled before it was
+    /// named here.
     fn heard(self: &Arc<Core>, node: NodeId) -> Heard {
         let (core, known) = (self.clone(), OnceLock::new());
         Heard(Box::new(move || {
@@ -248,7 +246,7 @@ impl fmt::Debug for Core {
     }
 }
 
-/// What tests make small.
+/// Bounds that tests make small.
 #[derive(Clone, Copy, Debug)]
 struct Tuning {
     patience: Patience,
@@ -264,7 +262,7 @@ const TUNING: Tuning = Tuning {
     strangers_max: limits::PEER_STRANGERS_MAX,
 };
 
-/// A task that ends when this is dropped.
+/// A task that is aborted when this is dropped.
 #[derive(Debug)]
 struct Running(AbortHandle);
 
@@ -281,7 +279,7 @@ impl From<JoinHandle<()>> for Running {
 }
 
 impl PeerNetwork {
-    /// Listens for peers. Others are dialled once [`PeerNetwork::set_peers`] names them.
+    /// Listens for peers. Dials other nodes once [`PeerNetwork::set_peers`] names them.
     ///
     /// # Panics
     /// Outside of a tokio runtime, and if cluster or node are 0.
@@ -297,9 +295,8 @@ impl PeerNetwork {
         PeerNetwork::tuned(me, listener, handler, clock, TUNING)
     }
 
-    /// The same, with few calls at once. It takes nobody for silent but by
-    /// [`PeerNetwork::silence`]: a test with all nodes in one thread would take a busy machine for
-    /// a cut.
+    /// `start` with bounds for calls. Peers count as silent only by [`PeerNetwork::silence`],
+    /// because a test with all nodes in one thread would take a busy machine for a cut.
     #[cfg(test)]
     pub(crate) fn start_bounded(
         config: &PeerConfig,
@@ -313,8 +310,8 @@ impl PeerNetwork {
         PeerNetwork::tuned(config.identity(), listener, handler, Clock::system(), tuning)
     }
 
-    /// Listens while this node is in no cluster itself: others that are in none are answered by
-    /// [`PeerHandler::joined`], peers are refused. Nobody is dialled.
+    /// Listens while this node has no cluster: other nodes without a cluster are answered by
+    /// [`PeerHandler::joined`], and peers are refused. Dials no node.
     pub fn wait(
         config: &PeerConfig,
         listener: TcpListener,
@@ -351,9 +348,8 @@ impl PeerNetwork {
         }
     }
 
-    /// Names all peers, as host and port. Those that are new are dialled, those that moved are
-    /// dialled at their new address at once, those that are missing are hung up on. This node
-    /// itself may be among them.
+    /// Sets all peers, as host and port. New peers are dialled, moved peers are dialled at their
+    /// new address at once, and missing peers are disconnected. This node itself may be among them.
     pub fn set_peers(&self, peers: &BTreeMap<NodeId, String>) {
         let me = self.inner.core.me.hello.node;
         let mut links = self.inner.links.write().unwrap_or_else(PoisonError::into_inner);
@@ -379,8 +375,8 @@ impl PeerNetwork {
         }
     }
 
-    /// Sends a Raft message, or drops it: `false` if the peer is not connected. May be called from
-    /// any thread, and never waits.
+    /// Queues a Raft message; `false` if the peer is not connected. May be called from any thread,
+    /// and never waits.
     pub fn raft(&self, node: NodeId, group: u64, message: Bytes) -> bool {
         if !frame::fits(message.len()) {
             tracing::error!(node, group, bytes = message.len(), "a message does not fit a frame");
@@ -389,8 +385,7 @@ impl PeerNetwork {
         self.link(node).is_some_and(|link| link.raft(Frame::new(Kind::Raft, group, message)))
     }
 
-    /// Drops what waits to be written of a group's Raft messages: they came of an office that is
-    /// over.
+    /// Drops a group's queued Raft messages, because they belong to a leadership that is over.
     pub(crate) fn forget_raft(&self, group: u64) {
         let links = self.inner.links.read().unwrap_or_else(PoisonError::into_inner);
         for (link, _) in links.by_node.values() {
@@ -400,8 +395,8 @@ impl PeerNetwork {
         }
     }
 
-    /// Asks a peer, and waits for the answer at most so long. Dropping the future cancels the call
-    /// on the other side.
+    /// Calls a peer, and waits for the answer for up to `wait`. Dropping the future cancels the
+    /// call on the other side.
     pub fn call(
         &self,
         node: NodeId,
@@ -411,7 +406,7 @@ impl PeerNetwork {
         self.call_with(node, request, wait, CallOptions::default())
     }
 
-    /// The same for a call that parks there, or whose answer is minded.
+    /// `call` for a call that may be parked at the peer, or that takes a late answer.
     pub fn call_with(
         &self,
         node: NodeId,
@@ -423,11 +418,11 @@ impl PeerNetwork {
         async move { dialled(link.as_deref(), node)?.call(request, wait, options).await }
     }
 
-    /// Tells a peer something that it does not answer; what can't be sent is dropped. What is told
-    /// to one peer arrives in the order of these calls, and waits for none of its calls.
+    /// Sends a message that has no answer; a message that can't be sent is dropped. Messages to one
+    /// peer arrive in the order of these calls, and do not wait behind its calls.
     pub fn tell(&self, node: NodeId, message: Bytes) {
         if !frame::fits(message.len()) {
-            tracing::error!(node, bytes = message.len(), "what is told does not fit a frame");
+            tracing::error!(node, bytes = message.len(), "a message does not fit a frame");
             return;
         }
         if let Ok(dialled) = dialled(self.link(node).as_deref(), node) {
@@ -435,7 +430,7 @@ impl PeerNetwork {
         }
     }
 
-    /// Where its connections run: for what waits for calls on threads that are not the network's.
+    /// The runtime of the connections, for callers on other threads.
     pub(crate) fn runtime(&self) -> &Handle {
         &self.inner.runtime
     }
@@ -445,8 +440,8 @@ impl PeerNetwork {
         self.link(node).is_some_and(|link| link.dialled().is_some())
     }
 
-    /// Whether a peer was heard within about a second, on whichever connection, even one that has
-    /// ended since, or was only just named: whether it is counted on.
+    /// Whether a peer was heard within about a second, on any connection, or was only just named.
+    /// Such a peer is counted on.
     pub fn is_heard(&self, node: NodeId) -> bool {
         let hearing = || self.inner.core.hearing(node);
         self.link(node).is_some() && hearing().is_some_and(|hearing| hearing.is_heard())
@@ -457,14 +452,14 @@ impl PeerNetwork {
         self.is_connected(node) && self.is_heard(node)
     }
 
-    /// Takes a peer for silent, until it is heard again.
+    /// Marks a peer as silent, until it is heard again.
     #[cfg(test)]
     pub(crate) fn silence(&self, node: NodeId) {
         self.inner.core.listen_for(node).silence();
         self.inner.core.handler.peer_heard(node, false);
     }
 
-    /// How every known peer is doing, by node.
+    /// The state of every known peer, by node.
     pub fn status(&self) -> Vec<PeerStatus> {
         let accepted = &self.inner.core.accepted;
         let links = self.inner.links.read().unwrap_or_else(PoisonError::into_inner);
@@ -472,12 +467,12 @@ impl PeerNetwork {
         links.by_node.iter().filter(|(_, (link, _))| link.is_known()).map(of).collect()
     }
 
-    /// What was refused or found wrong at the peer port since the start, by kind.
+    /// How often each kind of refusal or fault occurred at the peer port since the start.
     pub fn refused(&self) -> BTreeMap<&'static str, u64> {
         self.inner.core.warnings.totals()
     }
 
-    /// Hangs up on everyone and takes no more connections. Calls under way end.
+    /// Closes all connections and the port. Calls under way end.
     pub fn stop(&self) {
         let mut links = self.inner.links.write().unwrap_or_else(PoisonError::into_inner);
         links.stopped = true;
@@ -503,9 +498,9 @@ fn dialled(link: Option<&Link>, node: NodeId) -> Result<Arc<Dialled>, CallError>
     link.dialled().ok_or_else(no_connection)
 }
 
-/// Asks the node at `address` to take this one into its cluster, on a connection of its own; what
-/// `config` says of cluster and node is left out. Gives who answered, and what
-/// [`PeerHandler::joined`] said there.
+/// Asks the node at `address` to take this node into its cluster, on a connection of its own; the
+/// cluster and number in `config` are ignored. Returns who answered, and the answer of
+/// [`PeerHandler::joined`] there.
 pub async fn join(
     config: &PeerConfig,
     address: &str,

@@ -1,8 +1,8 @@
-//! Shards: the handle through which everything else reaches the shards, on whichever node.
+//! Shards: the handle through which the rest of a node reaches all shards, on any node.
 //!
-//! Cheap to clone. Every method asks the node that leads the shard: this one by the shard loop's
-//! thread (`local.rs`), another by a call (`remote.rs`); nothing here decides anything about a
-//! task. In a node that is alone there is nothing to route, and no cost of it.
+//! The handle is cheap to clone. Every method asks the node that leads the shard: this node through
+//! the shard loop's thread (`local.rs`), another node by a call (`remote.rs`). Nothing here decides
+//! about a task. A node without peers skips the routing.
 //!
 //! ```text
 //! route.rs       whom to ask next, and for how long         forward.rs   one call to one node
@@ -74,7 +74,7 @@ use taskyard_machine::{
 };
 use tokio::sync::{broadcast, mpsc, oneshot};
 
-/// All shards of this node.
+/// A handle to all shards of the cluster.
 #[derive(Clone)]
 pub struct Shards(Arc<Handle>);
 
@@ -85,17 +85,17 @@ struct Handle {
     events: broadcast::Sender<Arc<Vec<Event>>>,
     telemetry: Arc<Telemetry>,
     routes: Arc<Routes>,
-    /// The way to other nodes, once there is one.
+    /// The connections to other nodes, once they are set.
     network: Arc<OnceLock<PeerNetwork>>,
-    /// What other nodes may fetch of this one's shards.
+    /// The checkpoints that other nodes may fetch.
     snapshots: Arc<Snapshots>,
-    /// The workers' side of this node, once there is one.
+    /// The workers' side of this node, once it is set.
     gateway: OnceLock<Gateway>,
-    /// How often its data directory was started.
+    /// How often this data directory was started.
     starts: Starts,
     /// Which start of each peer was let in here.
     seen: Seen,
-    /// What requests and answers in flight take of this node's memory.
+    /// The memory that requests and answers in flight take.
     buffers: Buffers,
 }
 
@@ -105,27 +105,27 @@ impl fmt::Debug for Shards {
     }
 }
 
-/// A claim, owned, as it may be parked.
+/// A claim in owned form, because it may be parked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimRequest {
-    /// Queue names and weights; all must live on the same shard.
+    /// Queue names and weights; all queues must be on the same shard.
     pub queues: Vec<(String, u32)>,
-    /// The types of tasks that the worker can run.
+    /// The task types that the worker can run.
     pub types: TaskTypes,
-    /// `true`: drawn by weight; else strict order.
+    /// `true`: queues are drawn by weight; otherwise in strict order.
     pub weighted: bool,
-    /// At most this many.
+    /// The most tasks to claim.
     pub tasks_max: u32,
-    /// Lease of each claim.
+    /// The lease of each claim.
     pub lease_ms: u64,
-    /// The session that will hold them.
+    /// The session that will hold the claims.
     pub session: Option<SessionId>,
-    /// The session's number for this claim: sent again under it, it gets the tasks that it got
-    /// before.
+    /// The session's number for this claim. A repeated claim with the same number gets the same
+    /// tasks.
     pub number: Option<ClaimNumber>,
-    /// They count as begun.
+    /// The claimed tasks count as begun.
     pub begun: bool,
-    /// Who claims, for people.
+    /// The worker's name, for people.
     pub worker: String,
 }
 
@@ -135,7 +135,7 @@ impl ClaimRequest {
         self.queues.iter().map(|(name, weight)| ClaimQueue { name, weight: *weight }).collect()
     }
 
-    /// As it is proposed. `seed` is for a weighted draw.
+    /// The command to propose; `seed` is for a weighted draw.
     pub(crate) fn command(&self, seed: u64) -> Claim<'_> {
         Claim {
             queues: self.queues(),
@@ -160,11 +160,11 @@ pub struct HandedTask {
     pub body: Bytes,
 }
 
-/// The shards of this node as of one moment, on their way to the disk.
+/// A freeze of all shards of this node that is being written to disk.
 pub(crate) struct Frozen(oneshot::Receiver<Result<View, Error>>);
 
 impl Frozen {
-    /// A view of them, once all is written.
+    /// A view of the frozen shards, once all is written.
     pub(crate) async fn written(self) -> Result<View, Error> {
         self.0.await.unwrap_or_else(|_| Err(gone()))
     }
@@ -175,27 +175,27 @@ impl Frozen {
 pub struct BackupPart {
     /// The file's next bytes.
     pub data: Bytes,
-    /// Shards that are in it whole.
+    /// The number of shards that are complete in the file.
     pub shards_done: u16,
 }
 
-/// How one shard stands.
+/// The status of one shard on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardStatus {
-    /// Which.
+    /// The shard.
     pub shard: ShardId,
     /// Its term.
     pub term: u64,
-    /// The replica of this node leads it and has applied its own first entry: it serves.
+    /// This node's replica leads, and has applied the first entry of its term.
     pub serves: bool,
     /// Index of the last entry on this node's disk.
     pub persisted: u64,
-    /// Index of the last entry that was applied.
+    /// Index of the last applied entry.
     pub applied: u64,
 }
 
 impl Shards {
-    /// How many shards there are.
+    /// The number of shards.
     pub fn count(&self) -> u16 {
         self.0.format.shards
     }
@@ -209,7 +209,7 @@ impl Shards {
         self.0.format.cluster
     }
 
-    /// What requests and answers in flight take of this node's memory.
+    /// The memory that requests and answers in flight take.
     pub(crate) fn buffers(&self) -> &Buffers {
         &self.0.buffers
     }
@@ -224,53 +224,53 @@ impl Shards {
         &self.0.seen
     }
 
-    /// Has the loop look at what has changed beside it.
+    /// Wakes the loop to look at a change that is no input.
     pub(crate) fn look(&self) {
         let _ = self.push(Input::Look);
     }
 
-    /// Who leads what, as far as this node knows.
+    /// The known leaders and the map.
     pub(crate) fn routes(&self) -> &Arc<Routes> {
         &self.0.routes
     }
 
-    /// The way to other nodes; none in a node that is alone for good.
+    /// The connections to other nodes; `None` on a node that never has peers.
     pub(crate) fn network(&self) -> Option<&PeerNetwork> {
         self.0.network.get()
     }
 
-    /// What other nodes may fetch of this one's shards.
+    /// The checkpoints that other nodes may fetch.
     pub(crate) fn snapshots(&self) -> &Arc<Snapshots> {
         &self.0.snapshots
     }
 
-    /// Lets the shards talk to other nodes, once.
+    /// Sets the connections to other nodes, once.
     pub(crate) fn connect(&self, network: PeerNetwork) {
         let _ = self.0.network.set(network);
     }
 
-    /// The shard of a queue.
+    /// The home shard of a queue.
     pub fn home(&self, queue: &str) -> ShardId {
         taskyard_machine::home_shard(queue, self.count())
     }
 
-    /// The shards that this node leads, without a look at where the others are.
+    /// Calls on this node's own replicas, without routing.
     pub fn local(&self) -> LocalShards<'_> {
         LocalShards(self)
     }
 
-    /// The way to other nodes, if there are some: one that is alone has nobody to ask.
+    /// The connections to other nodes; `None` if the cluster has no other node.
     fn others(&self) -> Option<&PeerNetwork> {
         self.network().filter(|_| !self.routes().is_alone())
     }
 
-    /// Counts commands and claims by who leads their shard.
+    /// Counts commands and claims by whether this node leads their shard.
     fn note_routed(&self, count: usize, is_here: bool) {
         self.0.telemetry.note_routed(count, is_here);
     }
 
-    /// Proposes a command and awaits its outcome, durable by then. `enqueue` tells whether it adds
-    /// tasks, and so is refused when disk or memory budgets are used up.
+    /// Proposes a command and waits for its outcome, which is durable. `enqueue` says that the
+    /// command adds tasks; such a command is refused while disk or memory budgets are used up.
     pub async fn propose(
         &self,
         shard: ShardId,
@@ -280,13 +280,13 @@ impl Shards {
         match self.others() {
             None => {
                 self.note_routed(1, true);
-                self.local().propose(shard, command, enqueue).await.map_err(alone)
+                self.local().propose(shard, command, enqueue).await.map_err(without_peers)
             }
             Some(network) => self.propose_routed(network, shard, command, enqueue).await,
         }
     }
 
-    /// Proposes several commands with one hand-off per node; answers in the same order.
+    /// Proposes several commands with one call per node. Answers come in the order of the commands.
     pub async fn propose_all(
         &self,
         commands: Vec<(ShardId, EncodedCommand)>,
@@ -306,7 +306,7 @@ impl Shards {
                 self.note_routed(commands.len(), true);
                 let mut answers = self.local().propose_all(commands, enqueue).await;
                 for answer in answers.iter_mut().filter_map(|answer| answer.as_mut().err()) {
-                    *answer = alone(std::mem::replace(answer, Error::OutcomeUnknown));
+                    *answer = without_peers(std::mem::replace(answer, Error::OutcomeUnknown));
                 }
                 answers
             }
@@ -314,9 +314,10 @@ impl Shards {
         }
     }
 
-    /// Claims from queues of one shard; parks up to `wait` when nothing is ready, without a log
-    /// entry. Empty when the wait is over. Dropping the future takes the waiter away; what was
-    /// claimed for it by then, even if already handed over, is released: no claim is ever orphaned.
+    /// Claims from queues of one shard. If nothing is ready, the claim is parked for up to `wait`,
+    /// without a log entry; the result is empty once the wait is over. Dropping the future removes
+    /// the parked claim and releases its tasks, even if they were already handed over, so that no
+    /// claim is orphaned.
     pub async fn claim(
         &self,
         shard: ShardId,
@@ -326,16 +327,16 @@ impl Shards {
         match self.others() {
             None => {
                 self.note_routed(1, true);
-                self.local().claim(shard, request, wait).await.map_err(alone)
+                self.local().claim(shard, request, wait).await.map_err(without_peers)
             }
             Some(network) => self.claim_routed(network, shard, request, wait).await,
         }
     }
 
-    /// Parks until `sought` (all on `shard`) may have something to claim, or `wait` is over
-    /// (`false`). For claims over several shards: the gateway then claims from one shard at a time.
-    /// A hint is no claim: it takes nothing from parked claims, and if the one that was woken does
-    /// not claim (it went away), the next one is woken soon.
+    /// Waits until `sought` (all on `shard`) may have a task to claim; `false` once `wait` is over.
+    /// A claim over several shards waits this way, and then claims from one shard at a time. A hint
+    /// is no claim: it takes no task from parked claims. If the woken caller does not claim, the
+    /// next one is woken soon.
     pub async fn claimable(
         &self,
         shard: ShardId,
@@ -343,21 +344,21 @@ impl Shards {
         wait: Duration,
     ) -> Result<bool, Error> {
         match self.others() {
-            None => self.local().claimable_one(shard, sought, wait).await.map_err(alone),
+            None => self.local().claimable_one(shard, sought, wait).await.map_err(without_peers),
             Some(network) => self.claimable_routed(network, shard, sought, wait).await,
         }
     }
 
-    /// Puts a question to a shard: a strong read, after confirming leadership.
+    /// Asks a shard a question: a strong read, because the leader first confirms that it leads.
     pub async fn ask<Q: Ask>(&self, shard: ShardId, question: Q) -> Result<Q::Answer, Error> {
         match self.others() {
-            None => self.local().ask(shard, question).await.map_err(alone),
+            None => self.local().ask(shard, question).await.map_err(without_peers),
             Some(network) => self.ask_routed(network, shard, question).await,
         }
     }
 
-    /// Looks at the state of a shard that this node leads. A function can't be sent to another
-    /// node: what is asked outside of tests is a question.
+    /// Reads the state of a shard that this node leads. For tests: a function can't be sent to
+    /// another node, so that other callers use `ask`.
     #[doc(hidden)]
     pub async fn read<T, F>(&self, shard: ShardId, read: F) -> Result<T, Error>
     where
@@ -367,11 +368,11 @@ impl Shards {
         self.local().read(shard, read).await
     }
 
-    /// The encoded bodies of tasks, from memory or disk; `None` for one that is gone. A strong
-    /// read, as a question is.
+    /// The encoded bodies of tasks, from memory or disk; `None` for a body that is gone. A strong
+    /// read.
     pub async fn bodies(&self, tasks: Vec<TaskId>) -> Result<Vec<Option<Bytes>>, Error> {
         match self.others() {
-            None => self.local().bodies(tasks).await.map_err(alone),
+            None => self.local().bodies(tasks).await.map_err(without_peers),
             Some(network) => self.bodies_routed(network, tasks).await,
         }
     }
@@ -379,78 +380,78 @@ impl Shards {
     /// Waits until the task has ended or `wait` is over; `true` if it has ended.
     pub async fn finished(&self, task: TaskId, wait: Duration) -> Result<bool, Error> {
         match self.others() {
-            None => self.local().finished(task, wait).await.map_err(alone),
+            None => self.local().finished(task, wait).await.map_err(without_peers),
             Some(network) => self.finished_routed(network, task, wait).await,
         }
     }
 
-    /// Tells all leaders which sessions live (once a second, from the gateway).
+    /// Tells all leaders which sessions are alive. The gateway calls this once a second.
     pub fn sessions_alive(&self, sessions: Vec<SessionId>) {
         if !sessions.is_empty() {
-            self.spread_news(SessionNews::Alive(sessions));
+            self.broadcast_news(SessionNews::Alive(sessions));
         }
     }
 
-    /// The same of sessions that ask over connections of their own. They go on elsewhere by
-    /// themselves when this node is gone, but not at once: they may be silent for a minute.
+    /// `sessions_alive` for sessions whose worker calls over connections of its own. Such a worker
+    /// may take up to a minute to beat at another node after this node is gone.
     pub fn sessions_asking(&self, sessions: Vec<SessionId>) {
         if !sessions.is_empty() {
-            self.spread_news(SessionNews::Asking(sessions));
+            self.broadcast_news(SessionNews::Asking(sessions));
         }
     }
 
-    /// The connection of a session closed without a goodbye: its silence limit becomes 5 s from
-    /// now, unless it is named alive again.
+    /// Tells all leaders that a session's connection closed without a goodbye. The session then
+    /// ends after 5 s unless it is reported alive again.
     pub fn session_cut(&self, session: SessionId) {
-        self.spread_news(SessionNews::Cut(session));
+        self.broadcast_news(SessionNews::Cut(session));
     }
 
-    /// Claims that a session was handed and never reported started, as the gateway knows them when
-    /// the session falls silent; replaces what was said before. They go into its `EndSession` as
-    /// `not_started`: released, not lost. Forgotten when the session is named alive again.
+    /// Reports the claims that a silent session received and never reported as started. It replaces
+    /// an earlier report. The session's `EndSession` lists them as `not_started`: they are released
+    /// instead of lost. The report is dropped once the session is alive again.
     pub fn session_not_started(&self, session: SessionId, tasks: Vec<TaskId>) {
-        self.spread_news(SessionNews::NotStarted(session, tasks));
+        self.broadcast_news(SessionNews::NotStarted(session, tasks));
     }
 
-    /// A consistent copy of every shard of a node that is alone, as the bytes of one file, in
-    /// parts. A slow reader slows the copy, not the shards; dropping the receiver ends it.
+    /// A consistent copy of all shards of a node without peers, as the parts of one file. A slow
+    /// reader slows the copy, not the shards. Dropping the receiver ends the copy.
     pub async fn backup(&self) -> Result<mpsc::Receiver<Result<BackupPart, Error>>, Error> {
         let view = self.freeze().await?.written().await?;
         Ok(backup::stream_alone(self.0.format, view))
     }
 
-    /// Freezes all shards of this node at one moment, which has come when this returns.
+    /// Freezes all shards of this node at one moment, before this returns.
     pub(crate) async fn freeze(&self) -> Result<Frozen, Error> {
         let (frozen, is_frozen) = oneshot::channel();
         let (written, view) = oneshot::channel();
         self.0.inbox.push(Input::Backup(BackupOrder { frozen, written }))?;
         match is_frozen.await {
             Ok(()) => Ok(Frozen(view)),
-            // It was not taken; the other one says why.
+            // The order was refused, and the other channel says why.
             Err(_) => view.await.unwrap_or_else(|_| Err(gone())).and(Err(gone())),
         }
     }
 
-    /// How each shard stands on this node, in order.
+    /// The status of each shard on this node, in order.
     pub async fn status(&self) -> Result<Vec<ShardStatus>, Error> {
         self.local().status().await
     }
 
-    /// Whether nothing is on its way from one shard to another: no task that was promised, no end
-    /// of one that others wait for. For tests, which want to look when all is done.
+    /// Whether no message is on its way from one shard to another. For tests that look once all is
+    /// done.
     pub async fn are_settled(&self) -> Result<bool, Error> {
         let before = self.status().await?;
         let shards = (0..self.count()).map(ShardId);
         let read = shards.map(|shard| self.read(shard, |machine| machine.outgoing(1).is_empty()));
         let owe_nothing = futures_util::future::try_join_all(read).await?;
-        // What one of them received meanwhile it may have passed on to one that was read before.
+        // A shard may have passed on a message to a shard that was read before it.
         let stood_still =
             before.iter().zip(self.status().await?).all(|(b, a)| b.applied == a.applied);
         Ok(stood_still && owe_nothing.into_iter().all(|nothing| nothing))
     }
 
-    /// Metrics of this node, in the Prometheus text format. Of queues it shows those on shards that
-    /// it leads, so that a sum over all nodes counts each once.
+    /// Metrics of this node, in the Prometheus text format. Queues are shown by the leader of their
+    /// shard, so that a sum over all nodes counts each queue once.
     pub async fn metrics(&self) -> Result<String, Error> {
         let shards = (0..self.count()).map(ShardId);
         let queues = shards.map(|shard| self.local().ask(shard, ask::Queues {}));
@@ -466,24 +467,24 @@ impl Shards {
         Ok(self.0.telemetry.render(&merge_by_name(led), &cluster))
     }
 
-    /// All events of all shards from now on, batched per loop turn. A slow reader misses some and
-    /// is told how many.
+    /// All events of this node's shards from now on, in batches per turn. A slow reader misses
+    /// some, and learns how many.
     pub fn events(&self) -> broadcast::Receiver<Arc<Vec<Event>>> {
         self.0.events.subscribe()
     }
 
-    /// Something nobody waits for; a loop that has ended needs it no more.
+    /// Pushes an input that needs no answer; a loop that has ended does not need it either.
     fn tell(&self, input: Input) {
         let _ = self.push(input);
     }
 
-    /// Hands something to the shard loop.
+    /// Pushes an input to the shard loop.
     pub(crate) fn push(&self, input: Input) -> Result<(), Error> {
         self.0.inbox.push(input)
     }
 }
 
-/// Queues that lie on several shards of this node, as one each.
+/// Merges the views of queues that are spread over several shards of this node.
 fn merge_by_name(mut queues: Vec<QueueView>) -> Vec<QueueView> {
     queues.sort_by(|one, other| one.name.cmp(&other.name));
     let same = |one: &QueueView, other: &QueueView| one.name == other.name;
@@ -494,13 +495,13 @@ fn merge_by_name(mut queues: Vec<QueueView>) -> Vec<QueueView> {
     merged.collect()
 }
 
-/// Nothing was changed by what was asked: the loop ended before.
+/// The error of a call to a loop that has ended: the call has changed nothing.
 pub(crate) fn gone() -> Error {
-    Error::Unavailable("this node has stopped; send it to another one, or again later".into())
+    Error::Unavailable("this node has stopped; send it to another node, or again later".into())
 }
 
-/// Nobody else could lead: what another node would look for is not there.
-fn alone(error: Error) -> Error {
+/// Turns "not the leader" into "no majority", because a node without peers has no other leader.
+fn without_peers(error: Error) -> Error {
     match error {
         Error::NotLeader { shard, .. } => Error::NoQuorum { shard },
         error => error,

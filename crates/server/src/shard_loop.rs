@@ -1,12 +1,12 @@
-//! The thread that drives replicas: drain, propose, persist once, apply, answer.
+//! The thread that drives this node's replicas: drain, propose, persist once, apply, answer.
 //!
-//! Each turn takes all inputs, lets the shards that have work propose, sends what may go before the
-//! sync, writes the entries of all of them as one record with one sync, sends the rest, applies
-//! what is committed, and answers. While the sync runs the next batch gathers in the inbox. Only
-//! shards with work are touched.
+//! A turn takes all inputs, lets shards propose, sends messages that need no sync, writes the
+//! entries of all shards as one record with one sync, sends the other messages, applies committed
+//! entries, and answers. While the sync runs, the next batch gathers in the inbox. A turn touches
+//! only shards with work.
 //!
-//! Invariant: nothing is answered before it is synced. Whatever ends this thread early drops every
-//! answer that is owed, and its caller learns that the outcome is unknown.
+//! Invariant: no answer leaves before its entry is synced. If this thread ends early, the answers
+//! that it owes are dropped, and each caller learns that the outcome is unknown.
 
 mod accept;
 mod checkpoints;
@@ -14,16 +14,16 @@ mod compare;
 mod control;
 mod deliver;
 mod hand_over;
-mod held;
 mod install;
 mod local;
+mod local_shards;
 mod log_age;
 mod memory;
+mod outcomes;
 mod peers;
 mod recover;
 mod replicas;
 mod room;
-mod settle;
 mod snapshots;
 mod spares;
 mod stopped;
@@ -53,11 +53,11 @@ use crate::{
 use checkpoints::{At, Checkpoints};
 use control::LocalControl;
 use hand_over::HandOver;
-use held::Held;
 use local::{LocalShard, Waiting};
+use local_shards::LocalShards;
 use memory::MemoryBudget;
+use outcomes::PartialAnswers;
 use room::DiskRoom;
-use settle::PartialAnswers;
 use std::{
     any::Any,
     collections::{BTreeMap, BTreeSet},
@@ -75,28 +75,27 @@ use tokio::sync::broadcast;
 pub(crate) use recover::{Recovered, load, recover_all};
 pub(crate) use spares::Unread;
 
-/// How long the threads beside it are waited for after a failure.
+/// How long a close after a failure waits for the threads that use the log and the store.
 const FAIL_FOR_MAX: Duration = Duration::from_secs(5);
-/// Shards that are further ahead of the wall clock are told of.
-const TIME_AHEAD_TOLD: Duration = Duration::from_secs(2);
-/// The same at a stop whose time is over: those that have nothing to do end in no time.
+/// A shard's time that is further ahead of the wall clock is logged.
+const TIME_AHEAD_LOGGED: Duration = Duration::from_secs(2);
+/// The shortest wait of a close after a stop whose time is over; idle threads end sooner.
 const CLOSE_FOR_MIN: Duration = Duration::from_millis(100);
-/// And when it was dropped in a process that goes on.
+/// How long a close waits when the node was dropped in a process that goes on.
 const HALT_FOR_MAX: Duration = Duration::from_secs(60);
 
-/// What a panic said.
-pub(crate) fn words_of(panic: &(dyn Any + Send)) -> String {
+/// The message of a panic.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
     words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
 }
 
-/// What the loop works with.
 pub(crate) struct Parts {
     pub format: Format,
     pub recovered: Recovered,
-    /// How it reaches shards that other nodes lead.
+    /// Reaches the shards that other nodes lead.
     pub handle: Shards,
-    /// For what waits on other nodes; none where there can't be any.
+    /// Runs calls to other nodes; `None` on a node that has none.
     pub runtime: Option<tokio::runtime::Handle>,
     pub inbox: Arc<Inbox>,
     pub log: Arc<Log>,
@@ -110,74 +109,75 @@ pub(crate) struct Parts {
     pub telemetry: Arc<Telemetry>,
     pub routes: Arc<Routes>,
     pub network: Arc<OnceLock<PeerNetwork>>,
-    /// Told once all shards serve that this node leads alone.
+    /// Signalled once every single-replica shard has a leader here.
     pub up: mpsc::SyncSender<()>,
 }
 
-/// Whether and how the thread goes on.
+/// Whether the loop goes on, and if not, how it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
     Going,
-    /// Calls are ended; checkpoints are on their way. They only make the next start quicker, so
-    /// that nobody waits for them for long.
+    /// Calls are ended and last checkpoints are written. These only shorten the next start, so that
+    /// the stop waits for them no longer than `until`.
     Stopping {
         until: Instant,
     },
-    /// Ends now, as a crash would.
+    /// The loop ends now, as in a crash.
     Halted,
 }
 
-/// All shards of this node, on their thread.
+/// All shards of this node and what their thread works with.
 pub(crate) struct ShardLoop {
     format: Format,
-    shards: Held,
-    /// This node's replica of the control group; none before the first message to it in a node that
-    /// joins.
+    shards: LocalShards,
+    /// This node's replica of the control group. A node that joins has none before the first
+    /// message to this replica.
     control: Option<LocalControl>,
-    /// The rules that every node knows: what entries are written for.
+    /// The version of the rules that new entries are written for; every node knows this version.
     rules: u16,
     routes: Arc<Routes>,
     network: Arc<OnceLock<PeerNetwork>>,
     handle: Shards,
     runtime: Option<tokio::runtime::Handle>,
     next_tick: Instant,
-    /// Replicas that are to go.
+    /// Replicas to remove once no checkpoint of them is under way.
     doomed: BTreeSet<usize>,
-    /// Shards whose rules failed here.
+    /// Shards taken out of service because their rules failed here.
     stopped: Stopped,
-    /// Shards whose replica has left, and of which something may be stored still.
+    /// Shards whose replica was removed and whose stored state may not be removed yet.
     leaving: BTreeSet<ShardId>,
-    /// By group: the last replica that this node had and has no more.
+    /// By group: the last replica that was removed from this node.
     gone: BTreeMap<u64, u64>,
-    /// This node does not take part in its groups yet.
-    is_shut: bool,
+    /// This node waits at the gate: it takes no part in its groups yet.
+    waits_at_gate: bool,
     hand_over: Option<HandOver>,
-    /// The last message that no frame could carry: its group, its receiver, its first entry.
-    told_unsendable: Option<(u64, u64, Option<u64>)>,
+    /// The last message too large for a frame, so that it is logged once: group, receiver, first
+    /// entry.
+    unsendable_logged: Option<(u64, u64, Option<u64>)>,
     /// Bytes of commands that wait for shards which this node is about to lead.
-    held_bytes: usize,
-    /// By backup: until then shards send each other nothing, and drop nothing that was taken.
-    holds: BTreeMap<u64, Instant>,
+    queued_bytes: usize,
+    /// By backup: until when shards send each other no messages and drop none that were taken.
+    pauses: BTreeMap<u64, Instant>,
     /// Shards with work for the next turn, each once.
     active: Vec<usize>,
     inbox: Arc<Inbox>,
     log: Arc<Log>,
-    /// Offered to other nodes.
+    /// Checkpoints that other nodes may fetch.
     snapshots: Arc<Snapshots>,
-    /// Gets those that other nodes offer.
+    /// Fetches the checkpoints that other nodes offer.
     fetcher: Fetcher,
     batch: Batch,
     checkpointer: Checkpointer,
     checkpoints: Checkpoints,
     clock: Clock,
-    /// The clock as this turn has read it.
+    /// The clock as read at the start of this turn.
     reading: Reading,
     real: Instant,
     standstill: Standstill,
-    /// How far the time of a shard that it leads is ahead of the wall clock, at most.
+    /// How far the time of the shards that this node leads is ahead of the wall clock, at most.
     time_ahead: Duration,
-    /// Whether that was told.
-    told_ahead: bool,
+    /// Whether the log says that shards are ahead.
+    time_ahead_logged: bool,
     sessions: Sessions,
     partial: Vec<Option<PartialAnswers>>,
     /// Slots of `partial` that are empty.
@@ -185,16 +185,16 @@ pub(crate) struct ShardLoop {
     disk: DiskGuard,
     disk_room: DiskRoom,
     memory: MemoryBudget,
-    /// Log written since files were last freed.
+    /// Log bytes written since the last purge of the log.
     log_bytes_untidy: u64,
-    /// A checkpoint was written: once its cut of the log is synced, files may be freed.
+    /// A checkpoint was written. Files may be freed once its cut of the log is synced.
     is_untidy: bool,
     turn_events: Vec<Event>,
     events: broadcast::Sender<Arc<Vec<Event>>>,
     telemetry: Arc<Telemetry>,
     up: Option<mpsc::SyncSender<()>>,
     course: Course,
-    /// Seeds of weighted draws.
+    /// The seed for weighted draws of claims.
     seed: u64,
 }
 
@@ -204,10 +204,10 @@ impl ShardLoop {
         let buffers = parts.handle.buffers().clone();
         let reading = clock.reading();
         let real = clock::real_now();
-        let is_shut = parts.routes.gate() != Gate::Open;
+        let waits_at_gate = parts.routes.gate() != Gate::Open;
         let mut this = ShardLoop {
             format,
-            shards: Held::new(format.shards, recovered.shards),
+            shards: LocalShards::new(format.shards, recovered.shards),
             control: recovered.control,
             rules: RULES_CURRENT,
             routes: parts.routes,
@@ -221,11 +221,11 @@ impl ShardLoop {
             stopped: Stopped::default(),
             leaving: BTreeSet::new(),
             gone: recovered.gone,
-            is_shut,
+            waits_at_gate,
             hand_over: None,
-            told_unsendable: None,
-            held_bytes: 0,
-            holds: BTreeMap::new(),
+            unsendable_logged: None,
+            queued_bytes: 0,
+            pauses: BTreeMap::new(),
             active: Vec::new(),
             inbox,
             log,
@@ -237,7 +237,7 @@ impl ShardLoop {
             real,
             standstill: Standstill::new(reading),
             time_ahead: Duration::ZERO,
-            told_ahead: false,
+            time_ahead_logged: false,
             sessions: Sessions::default(),
             partial: Vec::new(),
             partial_free: Vec::new(),
@@ -262,9 +262,9 @@ impl ShardLoop {
         this
     }
 
-    /// Ends every call that is owed an answer, then closes log and checkpoints; `false` if threads
-    /// still use them, which are left to themselves then. Whoever is to learn of a failure was told
-    /// before: this may wait for the disk.
+    /// Ends every call that is owed an answer, then closes the log and the checkpoints. Returns
+    /// `false` if threads still use them; those threads are then left to end by themselves. Report
+    /// a failure before this call, because it may wait for the disk.
     pub(crate) fn close(self) -> bool {
         let until = match self.course {
             Course::Stopping { until } => until.max(clock::real_now() + CLOSE_FOR_MIN),
@@ -277,7 +277,7 @@ impl ShardLoop {
         checkpointer.finish(until)
     }
 
-    /// Runs until it is stopped, or can't go on.
+    /// Runs until the loop is stopped or fails.
     pub(crate) fn run(&mut self) -> Result<(), Failure> {
         self.follow_control()?;
         let mut inputs = Taken::default();
@@ -286,7 +286,7 @@ impl ShardLoop {
             self.inbox.take(&mut inputs, wait, TURN_LOG_BYTES_MAX);
             self.reading = self.clock.reading();
             self.real = clock::real_now();
-            // Before anything is taken for late.
+            // First, so that the time of a standstill does not count as lateness.
             self.make_up(wait);
             self.look_at_disk();
             while let Some(input) = inputs.next() {
@@ -301,7 +301,7 @@ impl ShardLoop {
             self.turn()?;
             self.look_at_hand_over();
             if self.up.is_some() {
-                self.look_if_up();
+                self.signal_startup();
             }
             self.publish();
             let at = At { now: self.reading.monotonic, log: self.log.position() };
@@ -321,16 +321,16 @@ impl ShardLoop {
         }
     }
 
-    /// How long there is nothing to do without an input. `None`: for ever.
+    /// How long the loop may sleep without an input; `None` means for ever.
     fn wait(&self) -> Option<Duration> {
         let control_has_ready = self.control.as_ref().is_some_and(|c| c.replica.has_ready());
         if !self.active.is_empty() || self.checkpoints.has_bites() || control_has_ready {
             return Some(Duration::ZERO);
         }
-        // A look that comes late shows that the process stood still.
+        // Wakes regularly, because a late wake-up shows that the process stood still.
         let mut wait = (!self.clock.is_manual()).then_some(LOOK_EVERY);
         let mut until = |left: Duration, by_the_clock: bool| {
-            // A manual clock stands still: only what is already due counts.
+            // A manual clock stands still: only a deadline that has passed counts.
             if !by_the_clock || !self.clock.is_manual() || left.is_zero() {
                 wait = Some(wait.map_or(left, |wait| wait.min(left)));
             }
@@ -344,7 +344,7 @@ impl ShardLoop {
         if let Some(soon) = self.checkpoints.look_in() {
             until(soon, false);
         }
-        for end in self.holds.values() {
+        for end in self.pauses.values() {
             until(end.saturating_duration_since(self.real), false);
         }
         let now = self.reading.monotonic;
@@ -352,8 +352,8 @@ impl ShardLoop {
             if let (Some(clock), Some(due)) = (&shard.leading, shard.due) {
                 until(clock.until(due, self.reading), true);
             }
-            // What a follower remembers of its time as a leader is not looked at, see
-            // `look_at_time`: it must not be waited for either.
+            // Not what a follower remembers of its time as a leader: `look_at_time` skips
+            // followers, and the loop would wake for nothing.
             let looks = [shard.waiters.next_look(), shard.outbox.next_look()];
             for at in looks.into_iter().flatten().filter(|_| shard.leading.is_some()) {
                 until(at.saturating_duration_since(self.real), false);
@@ -379,7 +379,7 @@ impl ShardLoop {
         wait
     }
 
-    /// Finds out what has become due since the last turn.
+    /// Activates the shards with something due since the last turn.
     fn look_at_time(&mut self) {
         let (reading, real) = (self.reading, self.real);
         let looked = self.shards.iter_mut().filter_map(|shard| {
@@ -393,46 +393,46 @@ impl ShardLoop {
         for number in looked.collect::<Vec<_>>() {
             self.activate(number);
         }
-        self.end_holds();
+        self.end_pauses();
         self.end_silent();
         self.look_at_clocks();
     }
 
-    /// Says when shards run ahead of the wall clock, and when they no longer do.
+    /// Logs when shards are ahead of the wall clock, and when they no longer are.
     fn look_at_clocks(&mut self) {
         let leading = self.shards.iter().filter_map(|shard| shard.leading.as_ref());
         let ahead = leading.map(|clock| clock.ahead(self.reading)).max().unwrap_or_default();
         self.time_ahead = ahead;
-        if !self.told_ahead && ahead > TIME_AHEAD_TOLD {
-            self.told_ahead = true;
+        if !self.time_ahead_logged && ahead > TIME_AHEAD_LOGGED {
+            self.time_ahead_logged = true;
             tracing::warn!(
-                "the time of shards is up to {ahead:.1?} ahead of this node's wall clock: the clock was set \
-                 back, or that of an earlier leader was ahead. Shards go on, slower by 3 %, until both are \
-                 level; schedules and moments come early by that much until then"
+                "the time of this node's shards is up to {ahead:.1?} ahead of its wall clock, because the clock \
+                 was set back or an earlier leader's clock was ahead. Shards run 3 % slower until both are \
+                 level; until then, schedules and delayed tasks run early by that much"
             );
-        } else if self.told_ahead && ahead.is_zero() {
-            self.told_ahead = false;
+        } else if self.time_ahead_logged && ahead.is_zero() {
+            self.time_ahead_logged = false;
             tracing::info!("the time of all shards is level with this node's wall clock again");
         }
     }
 
-    /// Takes part once the gate is open: from then on time passes for replicas, and messages are
+    /// Takes part in the groups once the gate is open: time passes for replicas and messages are
     /// taken.
     fn look_at_gate(&mut self) {
-        if !self.is_shut {
+        if !self.waits_at_gate {
             return;
         }
         if self.control.as_ref().is_none_or(|control| control.replica.has_replayed()) {
             self.routes.set_replayed();
         }
         if self.routes.gate() == Gate::Open {
-            self.is_shut = false;
+            self.waits_at_gate = false;
             self.next_tick = self.real + peers::TICK;
             self.shards.numbers().into_iter().for_each(|number| self.activate(number));
         }
     }
 
-    /// Gives sessions and claims the time that their workers did not have.
+    /// Extends sessions and claims by the time in which this node stood still.
     fn make_up(&mut self, waited: Option<Duration>) {
         let lost = self.standstill.look(self.reading, waited.unwrap_or_default());
         if lost.is_none() {
@@ -454,13 +454,13 @@ impl ShardLoop {
             }
             let claims_ms = u64::try_from((stood + ahead).as_millis()).unwrap_or(u64::MAX);
             let put_off = EncodedCommand::new(&Command::PutOff(PutOff { claims_ms }));
-            // Ahead of whatever this turn finds due.
+            // Before any command that this turn finds due.
             shard.pending.insert(0, (put_off, Waiting::Nobody));
             self.activate(number);
         }
     }
 
-    /// Ends sessions that have been silent too long, where they hold claims.
+    /// Ends the claims of sessions that have been silent for too long.
     fn end_silent(&mut self) {
         let silent = self.sessions.take_silent(self.reading.monotonic);
         let mut holding: BTreeMap<ShardId, BTreeSet<SessionId>> = BTreeMap::new();
@@ -483,16 +483,16 @@ impl ShardLoop {
         }
     }
 
-    /// Adds a command of the loop's own.
+    /// Queues a command of the loop itself.
     fn command(&mut self, number: usize, command: &Command<'_>, waiting: Waiting) {
-        // What is not here any more is another node's business by now.
+        // A shard without a replica here has its leader on another node, which sees to this.
         if let Some(shard) = self.shards.get_mut(number) {
             shard.pending.push((EncodedCommand::new(command), waiting));
             self.activate(number);
         }
     }
 
-    fn rise(&mut self, number: usize, role: Role) {
+    fn role_changed(&mut self, number: usize, role: Role) {
         let group = self.shards[number].group;
         self.publish_leader(group, role);
         let leader = self.routes.leader_of(group);
@@ -510,10 +510,10 @@ impl ShardLoop {
                 }
                 let state = shard.replica.machine();
                 shard.leading = Some(LeaderClock::new(state.machine.now(), self.reading));
-                // All that is owed may not have been sent; nobody has been heard of yet.
-                shard.outbox.stir();
+                // A new leader does not know which messages were sent, or which sessions are alive.
+                shard.outbox.wake();
                 for session in state.machine.sessions() {
-                    self.sessions.holds(session, shard.id, self.reading.monotonic);
+                    self.sessions.note_claims(session, shard.id, self.reading.monotonic);
                 }
                 shard
                     .pending
@@ -528,8 +528,8 @@ impl ShardLoop {
         }
     }
 
-    /// Tells who waits for it that all is up which needs nobody else.
-    fn look_if_up(&mut self) {
+    /// Signals startup once every single-replica shard leads.
+    fn signal_startup(&mut self) {
         let is_rising = |shard: &LocalShard| {
             !shard.has_peers && shard.replica.id() == FIRST_REPLICA && shard.leading.is_none()
         };
@@ -544,7 +544,7 @@ impl ShardLoop {
         }
     }
 
-    /// Feeds what happened in this turn to whoever watches.
+    /// Hands this turn's events to metrics and subscribers.
     fn publish(&mut self) {
         if self.turn_events.is_empty() {
             return;
@@ -557,11 +557,11 @@ impl ShardLoop {
         self.turn_events.clear();
     }
 
-    fn stopped_error() -> Error {
-        Error::Unavailable("this node is stopping; send it to another one, or again later".into())
+    fn stopping_error() -> Error {
+        Error::Unavailable("this node is stopping; send it to another node, or again later".into())
     }
 
-    fn still_error() -> Error {
+    fn full_disk_error() -> Error {
         Error::Unavailable("the disk of this node is full; free some space, then ask again".into())
     }
 
@@ -574,7 +574,7 @@ impl ShardLoop {
                 .shards
                 .iter()
                 .all(|shard| shard.checkpoint.is_idle() && !self.checkpoints.wants(shard));
-        // Without its peers a leader's calls may never end.
+        // A leader that has lost its peers may never finish its calls.
         let is_over = self.real >= until;
         (is_quiet && (is_written || is_over)) || (is_over && self.ticks())
     }

@@ -150,6 +150,6 @@ async fn a_bad_file_or_directory_is_refused_in_plain_words() {
     fs::create_dir(&new).unwrap();
     fs::write(new.join("thesis.txt"), "x").unwrap();
     let refused = restore(&good, &new, |_| {}).unwrap_err().to_string();
-    assert!(refused.contains("is not empty, it holds thesis.txt"), "{refused}");
+    assert!(refused.contains("is not empty, it has thesis.txt"), "{refused}");
     assert!(new.join("thesis.txt").exists());
 }

@@ -82,7 +82,8 @@ fn stop_and_see_it_hand_over(nodes: &mut Nodes, place: usize) {
     let before = shards(&nodes.nodes[place].view());
     let led: Vec<&Value> = before.iter().filter(|shard| shard["leader"] == number).collect();
     assert!(!led.is_empty(), "{before:?}");
-    let said = |nodes: &Nodes| nodes.nodes[place].said("others lead all that this node led");
+    let said =
+        |nodes: &Nodes| nodes.nodes[place].said("other nodes lead all groups that this node led");
     let said_before = said(nodes);
     nodes.stop(place);
     assert_eq!(said(nodes), said_before + 1, "node {place} ended without a word of its heirs");

@@ -101,7 +101,7 @@ impl Store {
         for keyspace in self.keyspaces() {
             match shards_in(keyspace) {
                 Ok(found) => shards.extend(found),
-                // A bad block under a body is that body's matter. Garbage behind it stays.
+                // A bad block under a body costs that body alone; garbage behind it stays.
                 Err(error) if self.holds_bodies(keyspace) => {
                     tracing::error!(
                         "a part of the stored bodies can't be read: {}",

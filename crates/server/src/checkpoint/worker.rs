@@ -1,9 +1,9 @@
 //! The threads beside the shard loop: one writes checkpoints, one reads bodies, one frees space.
 //!
-//! All that waits for the disk of checkpoints is done here: none of these threads is ever waited
-//! for by the loop, nor for long at the end: fjall may wait for ever on a disk that has failed. A
-//! failure of any of them is reported and stops the node: what it was about may be half done. But a
-//! body that can't be read is told to the caller alone: nothing else depends on it.
+//! All work that waits for the checkpoints' disk is done here. The loop never waits for these
+//! threads, and a stop does not wait for long, because fjall may wait for ever on a failed disk. A
+//! failure is reported and stops the node, because its work may be half done. But a body that can't
+//! be read is reported to the caller alone, because nothing else depends on it.
 
 use super::{Change, Cut, SnapshotId, Store, StoreError};
 use crate::{clock, data_dir::DataDir, log::Log};
@@ -45,7 +45,7 @@ pub(crate) enum Job {
     Drop(Box<dyn Send>),
 }
 
-/// A body as the store has it: `None` if it does not, or why it can't be read.
+/// A stored body; `None` if there is none, or the reason why it can't be read.
 pub(crate) type StoredBody = Result<Option<Bytes>, String>;
 
 /// Bodies that are not in memory.
@@ -154,7 +154,7 @@ fn spawn(
         let failure = match ended {
             Ok(Ok(())) => None,
             Ok(Err(failure)) => Some(failure),
-            Err(panic) => Some(crate::shard_loop::words_of(panic.as_ref())),
+            Err(panic) => Some(crate::shard_loop::panic_message(panic.as_ref())),
         };
         if let Some(failure) = failure {
             report(Report::Failed(Failure(failure)));

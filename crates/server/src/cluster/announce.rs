@@ -180,7 +180,7 @@ impl Cluster {
                     (skew_ms.unsigned_abs(), if skew_ms > 0 { "ahead of" } else { "behind" });
                 tracing::warn!(
                     "the clock of node {node} is {far} ms {way} this one's; set both by NTP: leases and \
-                     schedules follow the clock of whoever leads"
+                     schedules follow the clock of the leader"
                 );
             }
         }

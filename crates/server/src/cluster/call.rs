@@ -94,7 +94,7 @@ pub(crate) struct Report {
     pub(crate) leaving: bool,
     /// Whether the node is low on disk, so that it must get neither leaders nor replicas.
     pub(crate) disk_low: bool,
-    /// What it sends reaches the other nodes too slowly: it is to be given no leaders.
+    /// Whether its messages reach other nodes too slowly, so that it must get no leaders.
     pub(crate) slow: bool,
     /// What is wrong with it, for people.
     pub(crate) problem: Option<String>,

@@ -188,9 +188,8 @@ impl Asking {
     /// Answers on the peer port that this node waits.
     fn wait(&self, listener: &std::net::TcpListener) -> Result<PeerNetwork, StartError> {
         let clone = listener.try_clone().and_then(tokio::net::TcpListener::from_std);
-        let listener = clone.map_err(|error| {
-            StartError(format!("the peer address can't be listened on: {error}"))
-        })?;
+        let listener = clone
+            .map_err(|error| StartError(format!("can't listen on the peer address: {error}")))?;
         let waits = JoinAnswer::Waits(self.list.clone().unwrap_or_default()).encode();
         Ok(PeerNetwork::wait(&self.me, listener, Arc::new(Waiting(waits)), self.clock.clone()))
     }

@@ -1,10 +1,11 @@
-//! Fetcher: gets snapshots of shards from the nodes that offer them, beside the shard loop.
+//! Fetcher: fetches snapshots of shards from the nodes that offer them, beside the shard loop.
 //!
-//! Parts come one after the other and go to the store, which remembers how far they are; so a
-//! connection that breaks, or a node that is killed, costs a part. What has come whole is loaded
-//! here, off the loop, and handed to it with raft's message, which the loop keeps from raft until
-//! then. Invariant: at most one transfer of a shard is under way, and each order ends with one
-//! input to the loop, unless a newer one or the end of the replica takes its place.
+//! Parts come one after the other and go to the store, which remembers the position. So a broken
+//! connection or a killed node costs one part. A complete snapshot is loaded here, and then handed
+//! to the loop with raft's message, which raft gets only then.
+//!
+//! Invariant: at most one transfer of a shard is under way. Each order ends with one input to the
+//! loop, unless a newer order or the removal of the replica replaces it.
 
 use super::snapshots::{PartReply, PartRequest, SnapshotOffer, Wants};
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
     data_dir::DataDir,
     peer::{CallError, PeerNetwork},
     shard::inbox::{Inbox, Input},
-    shard_loop::{load, words_of},
+    shard_loop::{load, panic_message},
 };
 use std::{
     collections::BTreeMap,
@@ -29,36 +30,36 @@ use taskyard_machine::{Identity, Machine, ShardId};
 use taskyard_replica::{NodeId, eraftpb::Message};
 use tokio::{sync::Semaphore, task::AbortHandle};
 
-/// Transfers to this node at once. The others wait: each would only be slower.
+/// Transfers to this node at once. More would only slow each other down.
 const TRANSFERS_MAX: usize = 2;
-/// What all of them together take of the network and the disk.
+/// The rate of all transfers together.
 const BYTES_PER_SECOND: u64 = 64 << 20;
-/// How long one part may take.
+/// The longest wait for one part.
 const PART_FOR_MAX: Duration = Duration::from_secs(30);
-/// An order that waits for its turn tells its source so often that it still does.
+/// How often an order that waits for its turn tells its source to keep the snapshot.
 const KEEP_EVERY: Duration = Duration::from_secs(20);
-/// How often a transfer that waits for room on the disk looks again.
+/// How often a transfer that waits for free disk space checks again.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
-/// A source that answers nothing for so long is given up: it has closed its view by then.
+/// A source that is silent for this long is given up, because it has closed its view by then.
 const SILENT_FOR_MAX: Duration = Duration::from_secs(60);
 const RETRY_AFTER_MIN: Duration = Duration::from_millis(50);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(2);
-/// How often a transfer is begun anew because a part did not fit.
+/// How often a transfer restarts because a part did not fit.
 const RESTARTS_MAX: u32 = 3;
 
 /// A snapshot that raft wants installed.
 #[derive(Clone, Debug)]
 pub(crate) struct SnapshotOrder {
     pub shard: ShardId,
-    /// The node that has it.
+    /// The node with the snapshot.
     pub source: NodeId,
-    /// Raft's message, which is stepped when all is here.
+    /// Raft's message, which is stepped once the snapshot is complete.
     pub message: Message,
 }
 
 impl SnapshotOrder {
-    /// The order in a message of the kind `MsgSnapshot` to this node's replica of `shard`; words
-    /// say why there is none.
+    /// Reads the order from a `MsgSnapshot` to this node's replica of `shard`, or says why it can't
+    /// be used.
     pub(crate) fn read(shard: ShardId, message: Message) -> Result<SnapshotOrder, String> {
         let snapshot = message.get_snapshot();
         let offer = SnapshotOffer::decode(&snapshot.data).map_err(|error| error.what)?;
@@ -69,7 +70,7 @@ impl SnapshotOrder {
                 "a snapshot of shard {of} at {at} was sent for shard {shard} at {index}"
             ));
         }
-        // Raft would refuse it when the store has switched to it.
+        // Raft would refuse the snapshot only after the store has switched to it.
         let (members, to) = (snapshot.get_metadata().get_conf_state(), message.to);
         let lists = [&members.voters, &members.learners, &members.voters_outgoing];
         if !lists.iter().any(|ids| ids.contains(&to)) {
@@ -78,20 +79,19 @@ impl SnapshotOrder {
         Ok(SnapshotOrder { shard, source: offer.source, message })
     }
 
-    /// The last entry in it.
+    /// The last entry in the snapshot.
     pub(crate) fn index(&self) -> u64 {
         self.message.get_snapshot().get_metadata().index
     }
 
-    /// Where the state stands that it brings.
+    /// The cut of the snapshot's state.
     pub(crate) fn cut(&self) -> Cut {
         let metadata = self.message.get_snapshot().get_metadata();
         let conf_state = metadata.get_conf_state().clone();
         Cut { index: metadata.index, term: metadata.term, conf_state }
     }
 
-    /// The same order for another snapshot of the same source: raft's message brings that one
-    /// instead.
+    /// The same order for another snapshot of the same source.
     fn with(mut self, cut: Cut) -> SnapshotOrder {
         let offer = SnapshotOffer { source: self.source, shard: self.shard, index: cut.index };
         let snapshot = self.message.mut_snapshot();
@@ -102,7 +102,6 @@ impl SnapshotOrder {
         self
     }
 
-    /// Which snapshot it is.
     pub(crate) fn id(&self) -> SnapshotId {
         let metadata = self.message.get_snapshot().get_metadata();
         let (source, replica) = (self.source, self.message.to);
@@ -110,7 +109,7 @@ impl SnapshotOrder {
     }
 }
 
-/// A snapshot that is in the store whole, with the state that it makes.
+/// A snapshot that is complete in the store, with its loaded state.
 pub(crate) struct Fetched {
     pub order: SnapshotOrder,
     pub machine: Machine,
@@ -119,7 +118,7 @@ pub(crate) struct Fetched {
 /// Why a transfer ended without a snapshot.
 #[derive(Debug, thiserror::Error)]
 enum FetchError {
-    #[error("the source has it no more")]
+    #[error("the source no longer has it")]
     Gone,
     #[error("{0}")]
     Failed(String),
@@ -138,35 +137,35 @@ impl From<InstallError> for FetchError {
 
 struct Running {
     order: SnapshotOrder,
-    /// Another one came since; taken up if this one fails.
+    /// A newer order, taken up if this one fails.
     next: Option<SnapshotOrder>,
-    /// It is here, and on its way to the loop: until it is taken, nobody fetches it again.
+    /// The snapshot is complete and on its way to the loop; it is not fetched again before the loop
+    /// takes it.
     is_here: bool,
     bytes: u64,
     task: AbortHandle,
 }
 
-/// What all transfers share.
 struct Shared {
     data: Arc<DataDir>,
     store: Arc<Store>,
     network: Arc<OnceLock<PeerNetwork>>,
     inbox: Arc<Inbox>,
     turns: Semaphore,
-    /// When the next part may be asked for.
+    /// When the next part may be requested.
     next_part_at: Mutex<Option<Instant>>,
     running: Mutex<BTreeMap<ShardId, Running>>,
-    /// The disk has no room for more.
+    /// The disk has no room for more parts.
     is_paused: AtomicBool,
-    /// Of all parts that have come.
+    /// Bytes of all fetched parts.
     bytes_fetched: AtomicU64,
 }
 
-/// Gets snapshots. The shard loop has one; with it all transfers end.
+/// The loop's handle to all transfers; dropping it ends them.
 pub(crate) struct Fetcher(Arc<Shared>);
 
 impl Fetcher {
-    /// Each transfer keeps `data`, and so its lock, until it has ended.
+    /// Each transfer keeps `data`, and so its lock, until the transfer ends.
     pub(crate) fn new(
         data: &Arc<DataDir>,
         store: &Arc<Store>,
@@ -186,8 +185,8 @@ impl Fetcher {
         }))
     }
 
-    /// Begins to fetch, and ends with [`Input::Fetched`] or [`Input::FetchFailed`]. The same order
-    /// again changes nothing; another one waits until the one under way has failed.
+    /// Begins to fetch. Ends with [`Input::Fetched`] or [`Input::FetchFailed`]. A repeated order
+    /// changes nothing; another order waits until the one under way fails.
     pub(crate) fn fetch(&self, order: SnapshotOrder) {
         let mut running = self.0.running();
         match running.get_mut(&order.shard) {
@@ -197,12 +196,12 @@ impl Fetcher {
         }
     }
 
-    /// Asks for no more parts while the disk has no room for them, or goes on.
+    /// Pauses transfers while the disk has no room, or resumes them.
     pub(crate) fn pause(&self, is_paused: bool) {
         self.0.is_paused.store(is_paused, Ordering::Release);
     }
 
-    /// The loop has taken what came: from here on it knows itself what it wants.
+    /// The loop has taken the snapshot.
     pub(crate) fn taken(&self, shard: ShardId, id: SnapshotId) {
         let mut running = self.0.running();
         if running.get(&shard).is_some_and(|running| running.is_here && running.order.id() == id) {
@@ -210,17 +209,17 @@ impl Fetcher {
         }
     }
 
-    /// Bytes that have arrived of a shard's snapshot, if one is under way.
+    /// Bytes fetched of a shard's snapshot, if a transfer is under way.
     pub(crate) fn installing(&self, shard: ShardId) -> Option<u64> {
         self.0.running().get(&shard).map(|running| running.bytes)
     }
 
-    /// How many bytes of snapshots have come since the start.
+    /// Bytes of snapshots fetched since the start.
     pub(crate) fn bytes_fetched(&self) -> u64 {
         self.0.bytes_fetched.load(Ordering::Relaxed)
     }
 
-    /// The replica is gone: its snapshot is not wanted any more.
+    /// Ends the transfer for a replica that was removed.
     pub(crate) fn forget(&self, shard: ShardId) {
         if let Some(running) = self.0.running().remove(&shard) {
             running.task.abort();
@@ -253,12 +252,12 @@ impl Shared {
         running.insert(shard, Running { order, next: None, is_here, bytes: 0, task });
     }
 
-    /// A loop that has ended needs it no more.
+    /// Pushes an input; a loop that has ended does not need it.
     fn tell(&self, input: Input) {
         let _ = self.inbox.push(input);
     }
 
-    /// The transfer of a shard has ended: hands over what came of it, or begins the next one.
+    /// Ends the transfer of a shard: reports its result, or begins the next order.
     fn end(self: &Arc<Shared>, shard: ShardId, fetched: Result<Machine, FetchError>) {
         let mut running = self.running();
         let error = match fetched {
@@ -290,7 +289,7 @@ impl Shared {
         }
     }
 
-    /// How long to wait so that no more comes than the rate allows; counts `bytes` that have come.
+    /// Counts `bytes` that were fetched. Returns the pause that keeps transfers within their rate.
     fn pace(&self, bytes: u64) -> Duration {
         self.bytes_fetched.fetch_add(bytes, Ordering::Relaxed);
         let now = clock::real_now();
@@ -301,7 +300,6 @@ impl Shared {
     }
 }
 
-/// One snapshot on its way.
 struct Transfer {
     shared: Arc<Shared>,
     network: PeerNetwork,
@@ -340,7 +338,7 @@ impl Transfer {
         self.load().await
     }
 
-    /// Waits for its turn. The source keeps the snapshot meanwhile.
+    /// Waits for its turn, while the source keeps the snapshot.
     async fn turn<'a>(
         &self,
         shared: &'a Shared,
@@ -350,7 +348,7 @@ impl Transfer {
             match turn {
                 Ok(turn) => return turn.map_err(|_| FetchError::Failed("the node ends".into())),
                 Err(_elapsed) => {
-                    // One that is not reached now may be when the turn comes.
+                    // A source that can't be reached now may be reachable later.
                     if matches!(self.ask(Wants::Keep).await, Ok(PartReply::Gone)) {
                         return Err(FetchError::Gone);
                     }
@@ -359,7 +357,7 @@ impl Transfer {
         }
     }
 
-    /// Waits while the disk has no room. The source keeps the snapshot meanwhile.
+    /// Waits for free disk space, while the source keeps the snapshot.
     async fn until_room(&self) -> Result<(), FetchError> {
         while self.shared.is_paused.load(Ordering::Acquire) {
             if matches!(self.ask(Wants::Keep).await, Ok(PartReply::Gone)) {
@@ -370,19 +368,18 @@ impl Transfer {
         Ok(())
     }
 
-    /// Begins with the newest snapshot that the source has by now, or goes on with one that has
-    /// begun.
+    /// Begins with the source's newest snapshot, or continues one that was begun.
     async fn begin(&mut self) -> Result<(), FetchError> {
         let begun = match self.answer(Wants::Begin(self.id.replica)).await? {
             PartReply::Begun(cut) => PartReply::begun(&cut),
             _ => None,
         };
         let Some(cut) = begun.filter(|cut| cut.index >= self.id.index) else {
-            return Err(FetchError::Failed("what it begins with can't be read".into()));
+            return Err(FetchError::Failed("the name of the first snapshot can't be read".into()));
         };
         let mut running = self.shared.running();
         let Some(running) = running.get_mut(&self.shard) else {
-            return Err(FetchError::Failed("it is not wanted any more".into()));
+            return Err(FetchError::Failed("the replica was removed".into()));
         };
         if cut.index > self.id.index {
             running.order = running.order.clone().with(cut);
@@ -398,15 +395,14 @@ impl Transfer {
         Ok(PartReply::decode(&reply).unwrap_or_else(|error| PartReply::Failed(error.what)))
     }
 
-    /// The part at a position.
     async fn part(&self, from: Position) -> Result<Part, FetchError> {
         match self.answer(Wants::Part(from)).await? {
             PartReply::Part(part) => Ok(part),
-            _ => Err(FetchError::Failed("a part was asked for, and none came".into())),
+            _ => Err(FetchError::Failed("the source's answer has no part".into())),
         }
     }
 
-    /// What the source answers, however often the connection breaks.
+    /// The source's answer, over as many connections as it takes.
     async fn answer(&self, wants: Wants) -> Result<PartReply, FetchError> {
         let begun = clock::real_now();
         let mut pause = RETRY_AFTER_MIN;
@@ -443,8 +439,8 @@ impl Transfer {
             }
             loaded
         });
-        // A large state takes a while, and the log after it is kept only for as long as somebody
-        // asks.
+        // Loading a large state takes a while. The source keeps the log after the snapshot only
+        // while it is asked.
         let mut loaded = std::pin::pin!(loaded);
         loop {
             match tokio::time::timeout(KEEP_EVERY, &mut loaded).await {
@@ -454,7 +450,7 @@ impl Transfer {
         }
     }
 
-    /// Does what touches the disk on a thread that may wait for it.
+    /// Runs work on the disk on a thread that may block.
     async fn with_store<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Arc<Store>) -> T + Send + 'static,
@@ -463,9 +459,9 @@ impl Transfer {
         match tokio::task::spawn_blocking(move || work(&shared.store)).await {
             Ok(done) => done,
             Err(error) => {
-                // Otherwise the runtime ends. Either way this task has nothing left to do.
+                // Without a panic the runtime ends. In both cases this task is over.
                 if let Ok(panic) = error.try_into_panic() {
-                    let failure = Failure(words_of(panic.as_ref()));
+                    let failure = Failure(panic_message(panic.as_ref()));
                     self.shared.tell(Input::Report(Report::Failed(failure)));
                 }
                 std::future::pending().await

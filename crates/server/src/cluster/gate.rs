@@ -1,17 +1,15 @@
-//! Gate: what a node hears of its peers before it takes part in its cluster again.
+//! Gate: the wait for peers before a started node takes part in its cluster again.
 //!
-//! Each peer knows, on its disk, which start of this node it has let in last, and refuses older
-//! data. So a node first says hello to all of them, and only then votes, appends or acknowledges
-//! anything:
+//! Each peer stores which start of this node it let in last, and refuses older data. So a node
+//! first says hello to all peers, and only then votes, appends or acknowledges:
 //!
-//! - Each start waits until every peer was tried once, [`HEARS_FOR_MAX`] at most. A majority that
-//!   is down or cut off for longer keeps nobody from starting.
-//! - A data directory that was copied since its node last took part from it may be older than what
-//!   the node has promised since. It waits until every other node of the cluster has let it in,
-//!   however long that takes, or until an operator says that there is no newer one. One peer alone
-//!   may be the one that knows.
+//! - Each start waits until every peer was tried once, at most [`HEARS_FOR_MAX`]. A majority that
+//!   is down or cut off for longer does not prevent a start.
+//! - A copied data directory may be older than what the node has promised since the copy. Such a
+//!   node waits until every other node has let it in, without a time limit, or until an operator
+//!   says that the copy is the newest. One peer alone may be the one that knows of a newer one.
 //!
-//! A node with nobody beside it has nobody to ask.
+//! A node without peers does not wait.
 
 use super::{Cluster, join::addresses};
 use crate::{clock::real_now, limits::START_HEARS_MS_MAX, pauses::Pauses, peer::RefusalCode};
@@ -24,25 +22,25 @@ use tokio::time::sleep;
 
 /// How long a start waits for peers that do not answer.
 const HEARS_FOR_MAX: Duration = Duration::from_millis(START_HEARS_MS_MAX);
-/// Between two looks, at first and later.
+/// The shortest and the longest pause between two checks.
 const LOOK_AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
-/// The least time between two lines about what is waited for.
+/// The shortest time between two log lines about the wait.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 /// Whether a node takes part in its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
-    /// It does.
+    /// The node takes part.
     Open = 0,
-    /// It has just started, and says hello to its peers.
+    /// The node has just started, and says hello to its peers.
     Hears = 1,
-    /// Its data directory was copied, and all other nodes are to let it in first.
+    /// The data directory was copied: all other nodes must let the node in first.
     Copied = 2,
 }
 
 impl Cluster {
-    /// Opens the gate when it is time. `joined_with` are the peers of a node whose map is not there
-    /// yet.
+    /// Opens the gate once the node may take part. `joined_with` are the peers of a node without a
+    /// map.
     pub(crate) async fn open_gate(self, joined_with: BTreeMap<NodeId, String>) {
         let begun = real_now();
         let [first, longest] = LOOK_AGAIN_AFTER;
@@ -64,7 +62,7 @@ impl Cluster {
                 .iter()
                 .any(|peer| peer.verdict.as_ref().is_some_and(|no| is_outdated(no.code)))
             {
-                // The process is about to end.
+                // A peer refused outdated data: the process is about to end.
                 return;
             }
             let connected = status.iter().filter(|peer| peer.connected_since_ms.is_some());
@@ -96,12 +94,12 @@ impl Cluster {
         }
     }
 
-    /// From here on this node votes and acknowledges.
+    /// Opens the gate: this node votes and acknowledges from now on.
     async fn take_part(&self) {
         let shards = self.shards().clone();
         if shards.starts().is_copy() {
-            let settled = tokio::task::spawn_blocking(move || shards.starts().settle()).await;
-            match settled {
+            let accepted = tokio::task::spawn_blocking(move || shards.starts().accept_copy()).await;
+            match accepted {
                 Ok(Ok(())) => tracing::info!("this copy of the data directory is the newest one"),
                 Ok(Err(error)) => tracing::warn!("the next start will ask again: {error}"),
                 Err(error) => tracing::warn!("the next start will ask again: {error}"),
@@ -124,7 +122,7 @@ impl Cluster {
         };
         format!(
             "the data directory of node {me} was copied, and may be older than what the node has promised \
-             since: it takes no part before it has heard from {whom} that no newer one was started; start \
+             since: it takes no part before it has heard from {whom} that no newer copy was started; start \
              what is down, or, if you are sure that this is the newest copy, start this node with --newest-copy"
         )
     }

@@ -116,7 +116,7 @@ impl Shards {
     pub(crate) async fn hold(&self, backup: u64, hold_ms: u64) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         let until = real_now() + Duration::from_millis(hold_ms.min(HOLD_MS_MAX));
-        self.push(Input::Hold { backup, until, answer })?;
+        self.push(Input::PauseMessages { backup, until, answer })?;
         answered.await.unwrap_or(Err(Error::OutcomeUnknown))
     }
 

@@ -19,7 +19,7 @@ pub type AnswerCall = Arc<dyn Fn(NodeId, Bytes) -> BoxFuture<'static, Bytes> + S
 pub type AnswerJoin = Arc<dyn Fn(PeerHello, Bytes) -> BoxFuture<'static, Bytes> + Send + Sync>;
 /// Says whether a node may connect, and if not, why.
 pub type Admit = Arc<dyn Fn(&PeerHello) -> Result<(), Refusal> + Send + Sync>;
-/// Writes down who is about to be let in.
+/// Stores the start of a node that is about to be let in.
 pub type Seated = Arc<dyn Fn(&PeerHello) -> BoxFuture<'static, Result<(), Refusal>> + Send + Sync>;
 
 /// The parts of a node that its peers can call. A kind without a function gets an empty answer.
@@ -35,7 +35,7 @@ pub struct ClusterHandler {
     pub joined: Option<AnswerJoin>,
     /// Decides which nodes may connect; without it, every node that knows the secret.
     pub admit: Option<Admit>,
-    /// Who writes down who is let in.
+    /// Stores the start of a node before it is let in.
     pub seated: Option<Seated>,
 }
 
@@ -61,7 +61,9 @@ impl PeerHandler for ClusterHandler {
     fn told(&self, from: NodeId, message: Bytes) {
         match SessionNews::decode(&message) {
             Ok(news) => self.shards.take_news(from, news),
-            Err(error) => tracing::warn!(from, %error, "a node tells what can't be read here"),
+            Err(error) => {
+                tracing::warn!(from, %error, "a node has sent news that can't be read here")
+            }
         }
     }
 
@@ -81,7 +83,11 @@ impl PeerHandler for ClusterHandler {
         match plugged_in {
             Some(answer) => answer(from, request),
             None => {
-                tracing::warn!(from, kind, "a node asks for what nobody answers here");
+                tracing::warn!(
+                    from,
+                    kind,
+                    "a node has sent a call of a kind that nothing answers here"
+                );
                 Box::pin(async { Bytes::new() })
             }
         }

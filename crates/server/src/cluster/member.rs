@@ -95,7 +95,7 @@ impl Cluster {
         }
     }
 
-    /// Whether a node's data is as new as what is known of it, here or in the control group.
+    /// Checks that a node's data is as new as its newest known start, here or in the control group.
     fn check_start(&self, node: NodeId, start: Start) -> Result<(), Refusal> {
         let here = self.shards().seen().start(node);
         let known = here.into_iter().chain(self.routes().control().started(node));
@@ -105,8 +105,8 @@ impl Cluster {
         }
     }
 
-    /// Writes down which start of a node is about to be let in: what it promises from here on,
-    /// older data lacks.
+    /// Stores the start of a node that is about to be let in, because older data lacks what the
+    /// node promises from now on.
     pub(crate) fn note_start(&self, hello: &PeerHello) -> BoxFuture<'static, Result<(), Refusal>> {
         let (shards, node, start) = (self.shards().clone(), hello.node, hello.start);
         Box::pin(async move {
@@ -122,7 +122,9 @@ impl Cluster {
                 Ok(Err(known)) => Err(outdated(node, start, known)),
                 Err(error) => Err(Refusal {
                     code: RefusalCode::Other,
-                    words: format!("node {me} can't write down who connects: {error}"),
+                    words: format!(
+                        "node {me} can't store the start of the node that connects: {error}"
+                    ),
                 }),
             }
         })
@@ -208,7 +210,7 @@ impl Cluster {
             | ClusterCall::LetGo { .. }
             | ClusterCall::CopiedPart { .. }
             | ClusterCall::Transfer { .. } => {
-                unreachable!("whoever is asked answers this")
+                unreachable!("the asked node answers this call itself")
             }
         }
     }

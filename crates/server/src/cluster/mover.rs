@@ -158,7 +158,7 @@ async fn take(cluster: &Cluster, sight: &Sight, seen: &Seen, step: &Step) -> Res
     };
     let leader = seen.groups.get(&group).and_then(|seen| sight.control.node_of(group, seen.leader));
     let Some(leader) = leader else {
-        return Err(Error::Unavailable("its leader is not known any more".into()));
+        return Err(Error::Unavailable("its leader is no longer known".into()));
     };
     cluster.ask(leader, call, STEP_WITHIN).await?.done()?;
     tracing::debug!("{}", describe(step));

@@ -32,15 +32,15 @@ pub(crate) struct Routes {
     leaving: AtomicBool,
     /// Whether this node is low on disk, so that others should lead.
     disk_low: AtomicBool,
-    /// What this node sends reaches others too slowly, and they should lead.
+    /// Whether this node's messages reach others too slowly, so that others should lead.
     slow: AtomicBool,
     /// Whether this node takes part, as a `Gate`.
     gate: AtomicU8,
-    /// The map is as new as this node's log.
+    /// Whether the map is as new as this node's log.
     replayed: AtomicBool,
-    /// What this node waits for before it takes part.
+    /// Why this node does not take part yet.
     kept_out: RwLock<Option<String>>,
-    /// By group: why this node's replica of it was stopped.
+    /// By group: why this node's replica was stopped.
     stopped: RwLock<BTreeMap<u64, String>>,
     control: RwLock<Arc<Control>>,
     /// Whether this node is the only one in the control state.
@@ -140,12 +140,11 @@ impl Routes {
         self.disk_low.load(Ordering::Acquire)
     }
 
-    /// Notes whether what this node sends reaches others too slowly.
+    /// Records whether this node's messages reach others too slowly.
     pub(crate) fn set_slow(&self, is_slow: bool) {
         self.slow.store(is_slow, Ordering::Release);
     }
 
-    /// Whether it does.
     pub(crate) fn is_slow(&self) -> bool {
         self.slow.load(Ordering::Acquire)
     }
@@ -171,7 +170,7 @@ impl Routes {
         }
     }
 
-    /// The map has all that this node's log knows to be committed.
+    /// Records that the map has all that is committed in this node's log.
     pub(crate) fn set_replayed(&self) {
         self.replayed.store(true, Ordering::Release);
     }
@@ -180,33 +179,35 @@ impl Routes {
         self.replayed.load(Ordering::Acquire)
     }
 
-    /// Notes what this node waits for before it takes part.
+    /// Sets why this node does not take part yet.
     pub(crate) fn set_kept_out(&self, words: Option<String>) {
         *self.kept_out.write().unwrap_or_else(PoisonError::into_inner) = words;
     }
 
-    /// What this node waits for before it takes part, once that takes long.
+    /// Why this node does not take part, once the wait takes long.
     pub(crate) fn kept_out(&self) -> Option<String> {
         self.kept_out.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Notes why this node's replica of a group was stopped: it hears of no leader any more.
+    /// Records why this node's replica of a group was stopped; the replica no longer hears of a
+    /// leader.
     pub(crate) fn set_stopped(&self, group: u64, words: String) {
         self.stopped.write().unwrap_or_else(PoisonError::into_inner).insert(group, words);
         self.notify();
     }
 
-    /// Nothing is left of the replica that was stopped.
+    /// The stopped replica was removed.
     pub(crate) fn clear_stopped(&self, group: u64) {
         self.stopped.write().unwrap_or_else(PoisonError::into_inner).remove(&group);
     }
 
-    /// Why this node's replica of a group was stopped, if it was.
+    /// Why this node's replica of a group was stopped; `None` if it runs.
     pub(crate) fn stopped(&self, group: u64) -> Option<String> {
         self.stopped.read().unwrap_or_else(PoisonError::into_inner).get(&group).cloned()
     }
 
-    /// Whether this node has a replica of a group that hears of its leader as soon as anybody.
+    /// Whether this node has a running replica of a group, which hears of its leader as soon as
+    /// others.
     pub(crate) fn has_replica(&self, group: u64) -> bool {
         let is_stopped =
             || self.stopped.read().unwrap_or_else(PoisonError::into_inner).contains_key(&group);

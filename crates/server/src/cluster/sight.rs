@@ -60,7 +60,7 @@ impl Sight {
     pub(super) fn seen(&self) -> Seen {
         let groups = self.control.groups().filter_map(|group| {
             let (_, status) = self.leader(group)?;
-            // A member without any entry may lack few entries, and still the whole state before
+            // A member without any entry may lack few entries, and yet the whole state before them.
             // them.
             let has_begun = |member: &&MemberStatus| member.active && member.matched > 0;
             let active = status.members.iter().filter(has_begun);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stops_or_does_not_answer_is_away_and_who_says_so_is_full() {
+    fn stopping_and_silent_nodes_are_away_and_full_ones_say_so() {
         let mut sight = sight(vec![(2, vec![]), (3, vec![])]);
         let seen = sight.seen();
         assert_eq!((seen.away, seen.full), (BTreeSet::from([1]), BTreeSet::new()), "1 is silent");

@@ -1,16 +1,17 @@
 //! Snapshots: checkpoints of this node's shards, for nodes that are too far behind the log.
 //!
-//! Raft's message names a checkpoint and who has it; the node that gets it fetches the parts with
-//! calls of its own. What it fetches from is a view of the store that is kept here while somebody
-//! uses it. Invariant: a position means the same in every view of one checkpoint, so that a
-//! transfer outlives its view: the checkpoint is registered again with raft's next message, and the
-//! transfer goes on. A replica that asks again, as after a crash, is offered the checkpoint that it
-//! was getting, for as long as the log follows it: newer ones come all the time, and it would never
-//! get to the end of one.
+//! Raft's message names a checkpoint and its node; the receiver fetches the parts with calls of its
+//! own. They come from a view of the store, which is kept while it is used.
+//!
+//! Invariant: a position means the same in every view of one checkpoint, so that a transfer
+//! outlives its view: raft's next message registers the checkpoint again, and the transfer
+//! continues. A replica that asks again, as after a crash, is offered the same checkpoint for as
+//! long as the log follows it. Newer checkpoints come all the time, and the replica would never
+//! complete one.
 //!
 //! An offer may wait for its turn behind those of other shards, so a transfer begins with the
-//! newest checkpoint there is by then. From that moment on the log after the checkpoint is kept, as
-//! far as a bound allows: a snapshot that the log does not follow is of no use to its receiver.
+//! newest checkpoint at that time. From then on the log after the checkpoint is kept, within a
+//! bound, because a snapshot without the log after it is useless to its receiver.
 
 use super::{call_kind, kept::KeptCopies};
 use crate::{
@@ -32,23 +33,23 @@ use taskyard_machine::{
 };
 use taskyard_replica::{NodeId, SnapshotSource, SnapshotState, eraftpb::ConfState};
 
-/// Of requests, replies and what raft's messages carry.
+/// The version of requests, replies, and the data of raft's messages.
 const VERSION: u8 = 1;
-/// A part gets about so large. Each is written and synced as one batch, which others wait for.
+/// About the size of a part. Each is written and synced as one batch, which blocks other writes.
 const PART_BYTES: usize = 2 << 20;
-/// A view that nobody asks for is closed: what it sees takes space.
+/// A view that is not used for this long is closed, because it takes disk space.
 const UNUSED_FOR_MAX: Duration = Duration::from_secs(60);
-/// Views at once. Whoever is behind beyond that waits; raft asks again.
+/// The most views at once. Further replicas wait until raft asks again.
 const VIEWS_MAX: usize = 256;
 
-/// What raft's message carries of a snapshot: where to get it.
+/// The data of raft's message: where to fetch the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotOffer {
-    /// The node that has it.
+    /// The node with the snapshot.
     pub source: NodeId,
-    /// Of which shard it is.
+    /// The snapshot's shard.
     pub shard: ShardId,
-    /// The last entry in it.
+    /// The last entry in the snapshot.
     pub index: u64,
 }
 
@@ -59,13 +60,12 @@ impl SnapshotOffer {
         encode_for_node(VERSION, self).into()
     }
 
-    /// Reads what another node offers.
     pub(crate) fn decode(bytes: &[u8]) -> Result<SnapshotOffer, DecodeError> {
         decode_from_node(VERSION, bytes)
     }
 }
 
-/// Asks for something of a snapshot.
+/// A request about a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PartRequest {
     pub shard: ShardId,
@@ -77,12 +77,12 @@ wire_struct!(PartRequest { shard, index, wants });
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wants {
-    /// The snapshot is to be kept for later.
+    /// Keep the snapshot for later.
     Keep,
-    /// The transfer to this replica begins: which snapshot it is to get, the one that was offered
-    /// or a newer one.
+    /// Begin the transfer to this replica. The answer names the snapshot: the offered one or a
+    /// newer one.
     Begin(u64),
-    /// The part that begins here.
+    /// The part at this position.
     Part(Position),
 }
 
@@ -97,24 +97,24 @@ impl PartRequest {
     }
 }
 
-/// The answer to it.
+/// The answer to a [`PartRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PartReply {
     Part(Part),
-    /// It is kept for a while.
+    /// The snapshot is kept for a while.
     Kept,
-    /// There is no such snapshot here any more.
+    /// This node no longer has the snapshot.
     Gone,
-    /// It can't be read, or the request can't; says why.
+    /// The snapshot or the request can't be read, for this reason.
     Failed(String),
-    /// The snapshot to get, as [`encode_cut`] writes it.
+    /// The snapshot to fetch, as written by [`encode_cut`].
     Begun(Vec<u8>),
 }
 
 wire_enum!(PartReply { 1 => Part(part), 2 => Kept, 3 => Gone, 4 => Failed(why), 5 => Begun(cut) });
 
 impl PartReply {
-    /// The snapshot that a transfer begins with.
+    /// Decodes the snapshot of a `Begun`.
     pub(super) fn begun(bytes: &[u8]) -> Option<Cut> {
         decode_cut(bytes)
     }
@@ -128,12 +128,12 @@ struct Offered {
     view: Arc<View>,
     cut: Cut,
     used_at: Instant,
-    /// The replicas that raft sent it to, and whether their transfers have begun.
+    /// The replicas that it was offered to, and whether their transfers have begun.
     to: BTreeMap<u64, bool>,
 }
 
 impl Offered {
-    /// What raft sends a replica of it.
+    /// The snapshot state that raft sends to replica `to`.
     fn offer(&mut self, me: NodeId, shard: ShardId, to: u64, now: Instant) -> SnapshotState {
         self.used_at = now;
         self.to.entry(to).or_default();
@@ -147,14 +147,14 @@ struct State {
     /// `None` once the node ends.
     store: Option<Arc<Store>>,
     offered: BTreeMap<(ShardId, u64), Offered>,
-    /// Shards that need a newer checkpoint for somebody.
+    /// Shards that need a newer checkpoint for a peer.
     wanted: std::collections::BTreeSet<ShardId>,
-    /// Those to whom something was offered that nobody fetched to its end.
+    /// Offers that were not fetched to their end: shard and replica.
     unused: Vec<(ShardId, u64)>,
 }
 
 impl State {
-    /// The newest that a replica was offered before, unless the log begins after it by now.
+    /// The newest snapshot that the replica was offered before, unless the log now begins after it.
     fn begun(&mut self, shard: ShardId, index_min: u64, to: u64) -> Option<&mut Offered> {
         let offered = self.offered.range_mut((shard, index_min)..=(shard, u64::MAX));
         offered.rev().map(|(_, offered)| offered).find(|offered| offered.to.contains_key(&to))
@@ -171,14 +171,14 @@ impl State {
     }
 }
 
-/// The snapshots that this node offers. Shared by the shard loop, which offers them through raft,
-/// and the network, which serves their parts.
+/// The snapshots that this node offers. The shard loop offers them through raft, and the network
+/// serves their parts.
 pub(crate) struct Snapshots {
     me: NodeId,
     state: Mutex<State>,
-    /// Of all shards, for backups.
+    /// Copies of all shards, for backups.
     pub(super) kept: KeptCopies,
-    /// Of all parts that others have fetched.
+    /// Bytes of all parts that other nodes have fetched.
     bytes_sent: AtomicU64,
 }
 
@@ -198,12 +198,12 @@ impl Snapshots {
         })
     }
 
-    /// How many bytes of snapshots others have fetched.
+    /// Bytes of snapshots that other nodes have fetched.
     pub(crate) fn bytes_sent(&self) -> u64 {
         self.bytes_sent.load(Ordering::Relaxed)
     }
 
-    /// Lets go of the store: the node ends.
+    /// Drops the store, because the node ends.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.store = None;
@@ -211,18 +211,19 @@ impl Snapshots {
         self.kept.close();
     }
 
-    /// What a replica of `shard` offers its peers.
+    /// The source from which a replica of `shard` offers snapshots.
     pub(crate) fn source(self: &Arc<Snapshots>, shard: ShardId) -> Box<dyn SnapshotSource> {
         Box::new(ShardSnapshots { snapshots: Arc::clone(self), shard })
     }
 
-    /// Shards that need a checkpoint now, since the last one does not help a peer. Asked each tick.
+    /// Takes the shards that need a checkpoint, because the last one does not help a peer. Called
+    /// each tick.
     pub(crate) fn take_wanted(&self) -> std::collections::BTreeSet<ShardId> {
         std::mem::take(&mut self.lock().wanted)
     }
 
-    /// Closes views that nobody uses. Returns to which replicas those were offered: the leader
-    /// tells raft that the snapshot was not delivered, unless it was. Asked each tick.
+    /// Closes unused views. Returns the replicas that they were offered to, so that the leader
+    /// tells raft to ask for their positions again. Called each tick.
     pub(crate) fn take_unused(&self, now: Instant) -> Vec<(ShardId, u64)> {
         self.kept.close_unused(now);
         let mut state = self.lock();
@@ -230,7 +231,7 @@ impl Snapshots {
         std::mem::take(&mut state.unused)
     }
 
-    /// The oldest snapshot of a shard that is being fetched: the log after it is needed.
+    /// The oldest snapshot of a shard that is being fetched, because the log after it is needed.
     pub(crate) fn pinned(&self, shard: ShardId) -> Option<u64> {
         let state = self.lock();
         let mut offered = state.offered.range((shard, 0)..=(shard, u64::MAX));
@@ -238,7 +239,8 @@ impl Snapshots {
         offered.find(|(_, offered)| is_fetched(offered)).map(|((_, index), _)| *index)
     }
 
-    /// The log of a shard begins after `index` now: older snapshots of it are of no use to anybody.
+    /// Drops the older snapshots of a shard whose log now begins after `index`, because they are
+    /// useless.
     pub(crate) fn overtaken(&self, shard: ShardId, index: u64) {
         let mut state = self.lock();
         let State { offered, unused, .. } = &mut *state;
@@ -251,9 +253,9 @@ impl Snapshots {
         });
     }
 
-    /// Answers a call of the kind `SNAPSHOT`; `request` is what follows the kind.
+    /// Answers a call of the kind `SNAPSHOT`; `request` is the rest of the call.
     pub(crate) async fn serve(self: Arc<Snapshots>, request: Bytes) -> Bytes {
-        // The disk is read: that is no work for a thread of the network.
+        // Reads the disk, and so not on a thread of the network.
         let served = tokio::task::spawn_blocking(move || {
             let reply = match decode_from_node(VERSION, &request) {
                 Ok(request) => self.reply(&request),
@@ -284,8 +286,8 @@ impl Snapshots {
         }
     }
 
-    /// A transfer begins: with the newest checkpoint, unless some of the one that was offered is
-    /// there.
+    /// Begins a transfer with the newest checkpoint, or with the offered one if a part of it was
+    /// fetched.
     pub(crate) fn begin(&self, shard: ShardId, index: u64, to: u64) -> Option<Cut> {
         let view = self.lock().store.as_ref()?.view();
         let newest = view.cut(shard).ok().flatten();
@@ -327,8 +329,7 @@ impl Snapshots {
 
     fn offer(&self, shard: ShardId, index_min: u64, to: u64) -> Option<SnapshotState> {
         let view = self.lock().store.as_ref()?.view();
-        // A store that can't be read stops the node where it is written; here nobody gets a
-        // snapshot.
+        // An unreadable store stops the node at the next write; until then no snapshot is offered.
         let cut = view.cut(shard).ok().flatten();
         let fitting = cut.filter(|cut| cut.index >= index_min && knows(&cut.conf_state, to));
         let now = clock::real_now();
@@ -374,9 +375,9 @@ impl SnapshotSource for ShardSnapshots {
 mod tests {
     use super::*;
 
-    /// Checkpoints are made every minute at least, and a large snapshot takes longer.
+    /// Checkpoints are made at least every minute, and a large snapshot takes longer to fetch.
     #[test]
-    fn a_replica_that_asks_again_is_offered_what_it_was_getting() {
+    fn a_replica_that_asks_again_is_offered_the_same_snapshot() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let snapshots = Snapshots::new(9, &store);
@@ -400,7 +401,7 @@ mod tests {
         assert_eq!(offered(10, 1), Some(60));
     }
 
-    /// While an offer waits behind other shards, the log goes on, and may leave it behind.
+    /// While an offer waits behind other shards, the log may leave it behind.
     #[test]
     fn a_transfer_begins_with_the_newest_checkpoint_and_keeps_the_log_after_it() {
         let dir = tempfile::tempdir().unwrap();

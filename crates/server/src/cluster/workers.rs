@@ -4,7 +4,6 @@
 //! therefore goes to all nodes, and takes as long as the slowest answer, at most a second.
 //! Invariant: the answer names the nodes that did not answer, and never reports a worker as absent
 //! that may be there.
-//! not answered is named, and nothing is said to be absent that may be there.
 
 use super::{Cluster, ClusterCall, ClusterReply};
 use crate::{
@@ -21,8 +20,8 @@ use taskyard_replica::NodeId;
 const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// How long a node may take to list all its workers.
 const LIST_WITHIN: Duration = Duration::from_secs(5);
-/// Workers in one answer: each takes up to 74 KiB, most of it its types, and an answer should not
-/// hold up others behind it.
+/// The most workers in one answer. A worker takes up to 74 KiB, most of it its types, and an answer
+/// must not delay others behind it.
 const WORKERS_PER_ANSWER: usize = 100;
 
 /// A question to a node about its workers.
@@ -35,7 +34,7 @@ pub(crate) enum WorkerCall {
     /// Remembers an order for a worker of another node, because the worker may connect here before
     /// it hears the order.
     Remember { session: SessionId, activity: Activity },
-    /// Would one of them take tasks of a queue and a type?
+    /// Asks whether a worker or a waiting claim would take tasks of a queue and a type.
     Listens { queue: String, task_type: String },
 }
 
@@ -48,7 +47,7 @@ pub(crate) enum WorkerReply {
     Ordered(Ordered),
     /// Answers `Remember`.
     Remembered,
-    /// To `Listens`.
+    /// Answers `Listens`.
     Listens(Heard),
 }
 
@@ -158,7 +157,7 @@ impl Cluster {
         let others = match self.other_nodes() {
             Ok(others) if own < Heard::Yes => others,
             Ok(_) => return (own, Vec::new()),
-            // Whoever does not know the other nodes can't say that nobody listens there.
+            // A node that does not know the other nodes can't say that no worker listens there.
             Err(_) => return (Heard::Yes, Vec::new()),
         };
         let (queue, task_type) = (queue.to_owned(), task_type.to_owned());
@@ -243,8 +242,8 @@ fn sort_out<T>(asked: Vec<(NodeId, Option<T>)>) -> (Vec<(NodeId, T)>, Vec<NodeId
     (answers, missing)
 }
 
-/// Each worker as the node knows it that heard it last, those connected longest first. One that
-/// went on elsewhere may still be known where it was.
+/// Each worker as reported by the node that heard it last, the longest connected first. A worker
+/// that moved to another node may still be known at its old one.
 fn each_once(all: impl Iterator<Item = WorkerView>) -> Vec<WorkerView> {
     let mut by_id: BTreeMap<SessionId, WorkerView> = BTreeMap::new();
     for worker in all {
@@ -319,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_missing_is_named() {
+    fn missing_nodes_are_named() {
         assert_eq!(did_not_answer(&[3]), "node 3 did not answer");
         assert_eq!(did_not_answer(&[2, 3]), "nodes 2, 3 did not answer");
     }

@@ -1,7 +1,7 @@
-//! Format: what a data directory was made as, in the file `FORMAT` and as a mark in log and
+//! Format: the identity of a data directory, in the file `FORMAT` and as a mark in log and
 //! checkpoints.
 //!
-//! Invariant: the three say the same, or the directory is refused.
+//! Invariant: the three agree, or the directory is refused.
 
 use crate::{
     node::StartError,
@@ -11,32 +11,32 @@ use std::fmt::Write as _;
 use taskyard_replica::NodeId;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The layout and encodings that this build writes. Raised when an older build could not read it.
+/// The version of layout and encodings that this build writes. Raised when an older build could not
+/// read them.
 pub(crate) const FORMAT_VERSION: u32 = 7;
 /// The number of the node that founds a cluster.
 const FIRST_NODE: NodeId = 1;
 
-/// What a data directory was made as. Fixed from then on.
+/// The identity of a data directory; it never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Format {
-    /// The cluster it belongs to: random.
+    /// The random id of the node's cluster.
     pub cluster: u128,
-    /// Part of every task id: random, renewed by a restore.
+    /// A random part of every task id, renewed by a restore.
     pub incarnation: u32,
-    /// How many shards there are.
     pub shards: u16,
     /// The node's number in its cluster, from 1; never given to another directory.
     pub node: NodeId,
 }
 
 impl Format {
-    /// The first node of a new cluster.
+    /// The format of the first node of a new cluster.
     pub(crate) fn random(shards: u16) -> Format {
         let (cluster, incarnation) = (random_u128(), random_u64() as u32);
         Format { cluster, incarnation, shards, node: FIRST_NODE }
     }
 
-    /// Whether this node founded its cluster: it has a replica of every group from the start.
+    /// Whether this node founded its cluster, and so has a replica of every group from the start.
     pub(crate) fn founds(self) -> bool {
         self.node == FIRST_NODE
     }
@@ -90,7 +90,7 @@ impl Format {
     }
 }
 
-/// What log and checkpoints carry of it.
+/// The mark in log and checkpoints.
 impl Format {
     pub(crate) fn to_mark(self) -> Vec<u8> {
         let Format { cluster, incarnation, shards, node } = self;
@@ -101,7 +101,7 @@ impl Format {
         mark
     }
 
-    /// Whether `what` carries the mark of this data directory.
+    /// Checks that `what` has the mark of this data directory.
     pub(crate) fn check_mark(self, what: &str, found: Option<&[u8]>) -> Result<(), StartError> {
         let Some(found) = found else {
             return Err(not_ours(&format!("{what} has no mark of this data directory")));
@@ -119,12 +119,10 @@ impl Format {
         Err(not_ours(&format!("{what} belongs to another data directory")))
     }
 
-    /// The error for something of a shard that can't be.
+    /// The error for data of a shard that the directory does not have.
     pub(crate) fn too_many_shards(self, what: &str, shard: u16) -> StartError {
         let shards = self.shards;
-        not_ours(&format!(
-            "{what} holds something of shard {shard}, and FORMAT says {shards} shards"
-        ))
+        not_ours(&format!("{what} has data of shard {shard}, and FORMAT says {shards} shards"))
     }
 }
 
@@ -134,7 +132,6 @@ fn not_ours(what: &str) -> StartError {
     ))
 }
 
-/// Why a `FORMAT` can't be used.
 pub(super) enum FormatError {
     Newer(u32),
     Older(u32),

@@ -1,8 +1,7 @@
-//! Joining: a data directory on its way into a cluster, locked.
+//! Joining: a locked data directory on its way into a cluster.
 //!
-//! Invariant: a directory has one instance number from the moment it first asks for a place until
-//! it has one. So a node that crashed before it heard the answer gets the same place when it asks
-//! again.
+//! Invariant: a directory keeps one instance number from its first request for a place until it has
+//! one. So a node that crashed before it got the answer gets the same place when it asks again.
 
 use super::{
     DataDir, Format, JOINING_FILE, Origin, PEERS_FILE, claim, read_format, refuse_foreign,
@@ -18,7 +17,7 @@ use std::{
 };
 use taskyard_replica::NodeId;
 
-/// A directory that has no place in a cluster yet.
+/// A directory without a place in a cluster.
 #[derive(Debug)]
 pub(crate) struct Joining {
     path: PathBuf,
@@ -27,7 +26,7 @@ pub(crate) struct Joining {
 }
 
 impl Joining {
-    /// Claims `path`. `Err` inside is what it was made as, if it is a data directory already.
+    /// Locks `path`. The inner `Err` is the format of an existing data directory.
     pub(crate) fn begin(path: &Path) -> Result<Result<Joining, Format>, StartError> {
         let lock = claim(path)?;
         if let Some(format) = read_format(path)? {
@@ -37,7 +36,7 @@ impl Joining {
         let unusable = |error: io::Error| unusable(path, &error);
         let file = path.join(JOINING_FILE);
         let instance = match fs::read_to_string(&file) {
-            // One without a word in it was made by a node that ended before it could ask.
+            // An empty file was made by a node that ended before it could ask.
             Ok(text) if !text.trim_matches('\0').is_empty() => parse(&text).ok_or_else(|| {
                 StartError(format!(
                     "{} is damaged; remove it, and the node that it stands for from the cluster, if \
@@ -47,7 +46,7 @@ impl Joining {
             })?,
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(unusable(error)),
             Ok(_) | Err(_) => {
-                // 0 says nothing about a node.
+                // 0 is not a valid instance.
                 let instance = random_u128().max(1);
                 let text = format!("# A node that asks to join. Don't edit.\ninstance = {instance:032x}\n");
                 write_synced(&file, &text).and_then(|()| sync_dir(path)).map_err(unusable)?;
@@ -57,13 +56,13 @@ impl Joining {
         Ok(Ok(Joining { path: path.to_path_buf(), instance, lock }))
     }
 
-    /// What the directory is known by until it has a number.
+    /// The random number that identifies the directory until it has a node number.
     pub(crate) fn instance(&self) -> u128 {
         self.instance
     }
 
-    /// Makes it the directory of the node that it was taken in as. `peers` are where the others
-    /// are.
+    /// Makes it the data directory of a node that the cluster took in. `peers` are the addresses of
+    /// the other nodes.
     pub(crate) fn make(
         self,
         format: Format,
@@ -83,7 +82,7 @@ impl Joining {
         remove(&path).map_err(unusable)
     }
 
-    /// Leaves it as new as it was: it is going to found a cluster instead.
+    /// Removes the trace of joining, because the directory will found a cluster instead.
     pub(crate) fn leave(self) -> Result<(), StartError> {
         remove(&self.path).map_err(|error| unusable(&self.path, &error))
     }
@@ -99,8 +98,7 @@ fn parse(text: &str) -> Option<u128> {
     u128::from_str_radix(instance, 16).ok().filter(|instance| *instance != 0)
 }
 
-/// Where the other nodes were when the directory was made; for a node that has no map of its own
-/// yet.
+/// The addresses of the other nodes when the directory was made, for a node without a map.
 pub(crate) fn known_peers(path: &Path) -> BTreeMap<NodeId, String> {
     let text = fs::read_to_string(path.join(PEERS_FILE)).unwrap_or_default();
     let peer = |line: &str| {
@@ -118,7 +116,7 @@ mod tests {
         Joining::begin(path).unwrap().unwrap()
     }
 
-    /// It was killed before it had written anything, and so before it asked.
+    /// The node was killed before it had written the number, and so before it asked.
     #[test]
     fn a_number_that_was_never_written_is_drawn_again() {
         let dir = tempfile::tempdir().unwrap();
@@ -157,7 +155,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         begin(dir.path()).leave().unwrap();
         assert!(!dir.path().join(JOINING_FILE).exists());
-        // A making that was interrupted, on either way, is begun anew.
+        // An interrupted beginning is begun anew, whether the node joins or founds.
         drop(DataDir::open(dir.path(), Some(4)).unwrap());
         let instance = begin(dir.path()).instance();
         drop(DataDir::open(dir.path(), Some(4)).unwrap());
@@ -165,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_or_foreign_is_refused() {
+    fn damaged_and_foreign_directories_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(JOINING_FILE), "instance = 0\n").unwrap();
         let refused = Joining::begin(dir.path()).expect_err("damaged").0;

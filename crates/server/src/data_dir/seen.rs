@@ -1,9 +1,8 @@
-//! Seen: which start of each peer this node has let in, kept on the disk.
+//! Seen: the last start of each peer that this node has let in, on disk.
 //!
-//! Invariant: a peer's start is on the disk before anything that the peer sends is taken. So
-//! whatever this node was ever told by a peer, a vote or that it has an entry, an older copy of
-//! that peer's data is known here from then on, also after a restart, and whether the control group
-//! has heard of it or not.
+//! Invariant: a peer's start is on disk before any message of the peer is taken. So once a peer has
+//! told this node anything, such as a vote or an acknowledgement, this node recognizes older copies
+//! of the peer's data. That holds after a restart too, and without news from the control group.
 
 use super::{SEEN_FILE, sync_dir, unusable, write_synced};
 use crate::node::StartError;
@@ -16,14 +15,14 @@ use std::{
 };
 use taskyard_replica::{NodeId, Start};
 
-/// The starts of peers that a data directory knows.
+/// The known starts of peers.
 #[derive(Debug)]
 pub(crate) struct Seen {
     path: PathBuf,
     starts: Mutex<BTreeMap<NodeId, Start>>,
 }
 
-/// Its name until it is whole.
+/// The name of the file until it is complete.
 const SEEN_FILE_NEW: &str = "SEEN.new";
 
 impl Seen {
@@ -43,13 +42,13 @@ impl Seen {
         Ok(Seen { path: path.to_path_buf(), starts: Mutex::new(starts) })
     }
 
-    /// The last start of a peer that was let in here.
+    /// The last start of a peer that was let in.
     pub(crate) fn start(&self, node: NodeId) -> Option<Start> {
         self.starts.lock().unwrap_or_else(PoisonError::into_inner).get(&node).copied()
     }
 
-    /// Writes down the start of a peer, synced, unless it is older than what is known: then that is
-    /// given back. Waits for the disk.
+    /// Stores the start of a peer, synced. If the start is older than the known one, returns the
+    /// known one instead. Waits for the disk.
     pub(crate) fn note(&self, node: NodeId, start: Start) -> io::Result<Result<(), Start>> {
         let mut starts = self.starts.lock().unwrap_or_else(PoisonError::into_inner);
         match starts.get(&node) {

@@ -1,9 +1,9 @@
-//! Starts: how often a data directory was started, and where it lies, so that an older copy of it
-//! is told from the newest one.
+//! Starts: how often a data directory was started, and which directory it was, so that an older
+//! copy can be told from the newest one.
 //!
-//! Invariants: a count is on the disk before anybody hears of it. So whoever knows of a count knows
-//! that every copy with a lower one is older. A directory that was found to be older is never
-//! started again: its count would rise beyond what is known.
+//! Invariants: a count is on disk before another node hears of it, so that every copy with a lower
+//! count is known to be older. A directory that was found to be older is never started again,
+//! because its count would rise above the known one.
 
 use super::{LOCK_FILE, OUTDATED_FILE, STARTS_FILE, sync_dir, unusable, write_synced};
 use crate::{node::StartError, random::random_u128};
@@ -21,21 +21,21 @@ use taskyard_replica::Start;
 pub(crate) struct Starts {
     path: PathBuf,
     boot: u128,
-    /// Where the directory lies.
+    /// The directory's identity now.
     place: Option<Place>,
     written: Mutex<Written>,
 }
 
-/// What the file says.
+/// The contents of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Written {
     count: u64,
-    /// Where the directory lay when its node last took part in its cluster from it.
+    /// The directory's identity when its node last took part in its cluster from it.
     place: Option<Place>,
 }
 
-/// Which directory this is, for the file system: a copy is another one. The lock is the one file
-/// that is made once and never replaced.
+/// The identity of a directory for the file system; a copy has another one. Taken from the lock,
+/// the one file that is made once and never replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     inode: u64,
@@ -43,7 +43,8 @@ struct Place {
 }
 
 impl Place {
-    /// `None` where the file system does not say when a file was made: inodes alone are used again.
+    /// `None` if the file system does not store when a file was made, because inodes alone are used
+    /// again.
     fn of(path: &Path) -> Option<Place> {
         let lock = fs::metadata(path.join(LOCK_FILE)).ok()?;
         let born = lock.created().ok()?.duration_since(UNIX_EPOCH).ok()?;
@@ -52,7 +53,6 @@ impl Place {
 }
 
 impl Starts {
-    /// Counts the start of this process.
     pub(super) fn begin(path: &Path) -> Result<Starts, StartError> {
         match fs::read_to_string(path.join(OUTDATED_FILE)) {
             Ok(words) => return Err(StartError(words.trim().to_owned())),
@@ -79,7 +79,7 @@ impl Starts {
         Ok(starts)
     }
 
-    /// Raises the count: copies that were made before are older from here on.
+    /// Raises the count, so that copies made before are older.
     pub(crate) fn raise(&self) -> io::Result<()> {
         let mut written = self.written();
         let next = Written { count: written.count + 1, place: written.place };
@@ -88,7 +88,7 @@ impl Starts {
         Ok(())
     }
 
-    /// This process, as others may know it.
+    /// This process's start, as other nodes know it.
     pub(crate) fn start(&self) -> Start {
         Start { count: self.written().count, boot: self.boot }
     }
@@ -98,8 +98,8 @@ impl Starts {
         self.written().place != self.place
     }
 
-    /// The copy is the newest one: it counts as the directory itself from here on.
-    pub(crate) fn settle(&self) -> io::Result<()> {
+    /// Accepts this copy as the newest: it counts as the directory itself from now on.
+    pub(crate) fn accept_copy(&self) -> io::Result<()> {
         let mut written = self.written();
         let next = Written { place: self.place, ..*written };
         self.write(next)?;
@@ -107,7 +107,7 @@ impl Starts {
         Ok(())
     }
 
-    /// A newer copy of the directory was started: this one is never started again.
+    /// Marks the directory as outdated, because a newer copy was started: it never starts again.
     pub(crate) fn outdate(&self, words: &str) -> io::Result<()> {
         write_synced(&self.path.join(OUTDATED_FILE), &format!("{words}\n"))?;
         sync_dir(&self.path)
@@ -133,7 +133,7 @@ impl Starts {
     }
 }
 
-/// Its name until it is whole.
+/// The name of the file until it is complete.
 const STARTS_FILE_NEW: &str = "STARTS.new";
 
 fn parse(text: &str) -> Option<Written> {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_was_copied_knows_it_until_it_is_settled() {
+    fn a_copied_directory_is_a_copy_until_it_is_accepted() {
         let (from, to) = (dir(), dir());
         let begun = Starts::begin(from.path()).unwrap();
         assert!(!begun.is_copy(), "a new one");
@@ -192,12 +192,12 @@ mod tests {
         assert!(Starts::begin(to.path()).unwrap().is_copy());
         let again = Starts::begin(to.path()).unwrap();
         assert!(again.is_copy(), "a start alone settles nothing");
-        again.settle().unwrap();
+        again.accept_copy().unwrap();
         assert!(!again.is_copy());
         again.raise().unwrap();
         assert!(!Starts::begin(to.path()).unwrap().is_copy());
         assert!(!Starts::begin(from.path()).unwrap().is_copy());
-        // In the place of the original, as from a backup of the disk.
+        // In place of the original, as after a restore of the disk.
         fs::copy(from.path().join(STARTS_FILE), to.path().join(STARTS_FILE)).unwrap();
         assert!(Starts::begin(to.path()).unwrap().is_copy());
     }

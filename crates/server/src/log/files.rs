@@ -1,9 +1,9 @@
-//! Files: the log's files, whose failures keep the words of the system.
+//! Files: the log's files, with the system's error messages.
 //!
-//! raft-engine replaces the system's error by the name of the call, and panics where a sync fails.
-//! Here a failed sync unwinds to the writer with its error and without a panic's message.
-//! Invariant: after a failed sync nothing is synced again, since a second try may report success
-//! for what is lost.
+//! raft-engine replaces the system's error by the name of the call, and panics when a sync fails.
+//! Here a failed sync unwinds to the writer with the system's error, and prints no panic message.
+//! Invariant: after a failed sync nothing is synced again, because a second sync may report success
+//! although data was lost.
 //!
 //! raft-engine moves entries into `*.rewrite` files with several writes and one sync. A power cut
 //! may then keep a later write and lose an earlier one, which looks like damage. So each write to
@@ -21,10 +21,10 @@ use std::{
 
 type Fd = <DefaultFileSystem as FileSystem>::Handle;
 
-/// What a failed sync unwinds with.
+/// The payload of the panic after a failed sync.
 pub(super) struct SyncFailed(pub io::Error);
 
-/// What the last call said, where raft-engine kept its name alone.
+/// The system's last error, if raft-engine has kept only the name of the call.
 fn system_error(error: io::Error) -> io::Error {
     let last = io::Error::last_os_error();
     let is_told =
@@ -35,16 +35,15 @@ fn system_error(error: io::Error) -> io::Error {
 /// Opens the log's files.
 #[derive(Clone, Default)]
 pub(super) struct Files {
-    /// Stands in for a disk whose sync fails.
+    /// Simulates a disk whose sync fails.
     #[cfg(test)]
     pub(super) faults: Arc<SyncFaults>,
 }
 
-/// Syncs that succeed before one fails.
 #[cfg(test)]
 pub(super) struct SyncFaults {
     syncs_left: AtomicU64,
-    /// By file: how much of it is surely on the disk, where that is asked for.
+    /// By file: the synced bytes, once `watch_syncs` was called.
     synced: std::sync::Mutex<Option<std::collections::BTreeMap<std::path::PathBuf, usize>>>,
 }
 
@@ -61,7 +60,7 @@ impl SyncFaults {
         self.syncs_left.store(syncs, Ordering::Relaxed);
     }
 
-    /// From now on it is known how much of each file is synced.
+    /// Starts to record how much of each file is synced.
     pub(super) fn watch_syncs(&self) {
         self.synced.lock().unwrap().get_or_insert_default();
     }
@@ -72,7 +71,7 @@ impl SyncFaults {
         }
     }
 
-    /// How much of a file is synced; all of it, if nothing was since the watch began.
+    /// The synced bytes of a file; all of its bytes if it was not synced since `watch_syncs`.
     pub(super) fn synced_bytes(&self, path: &Path) -> usize {
         let synced = self.synced.lock().unwrap();
         let known = synced.as_ref().and_then(|synced| synced.get(path).copied());
@@ -85,7 +84,7 @@ impl SyncFaults {
     }
 }
 
-/// How much of a file was written: zeros at its end were only allocated.
+/// The written bytes of a file. Zeros at the end were only allocated.
 #[cfg(test)]
 fn written_bytes(path: &Path) -> usize {
     let bytes = std::fs::read(path).unwrap_or_default();
@@ -139,10 +138,9 @@ impl FileSystem for Files {
     }
 }
 
-/// One open file of the log.
 pub(super) struct LogFile {
     fd: Arc<Fd>,
-    /// Whether a write is on the disk before the next one begins, asked for or not.
+    /// Whether each write is synced before the next one begins.
     syncs_each_write: bool,
     #[cfg(test)]
     path: std::path::PathBuf,
@@ -159,7 +157,7 @@ impl Handle for LogFile {
         self.fd.file_size().map_err(system_error)
     }
 
-    /// Unwinds with [`SyncFailed`] if it fails.
+    /// Unwinds with [`SyncFailed`] on failure.
     fn sync(&self) -> io::Result<()> {
         let synced = self.fd.sync().map_err(system_error);
         #[cfg(test)]
@@ -177,7 +175,6 @@ impl Handle for LogFile {
     }
 }
 
-/// Writes one file of the log.
 pub(super) struct LogWriter {
     writer: <DefaultFileSystem as FileSystem>::Writer,
     file: Arc<LogFile>,

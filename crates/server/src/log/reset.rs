@@ -1,17 +1,17 @@
-//! Reset: a group's log ends as a whole, because a snapshot has taken its place or its replica has
-//! left.
+//! Reset: ends a group's log as a whole, because a snapshot has replaced it or its replica was
+//! removed.
 //!
-//! raft-engine's command for it is remembered for as long as entries of before may be found in a
-//! file, and what the same batch writes of the group after it counts.
+//! raft-engine remembers its command for this while a file may have older entries. Writes to the
+//! group later in the same batch count.
 
 use super::{Batch, GONE_KEY};
 use raft_engine::Command;
 use taskyard_replica::eraftpb;
 
 impl Batch {
-    /// Drops everything that the group holds, whatever its index, and begins it anew after `index`:
-    /// a snapshot up to there has taken the place of the log. What is appended next follows it.
-    /// Entries after a snapshot that they do not follow would count in elections.
+    /// Drops the whole log of the group and begins it anew after `index`, because a snapshot up to
+    /// there has replaced it. Later entries that do not follow the snapshot must go too, because
+    /// they would count in elections.
     pub(crate) fn reset(
         &mut self,
         group: u64,
@@ -25,8 +25,8 @@ impl Batch {
         self.cut(group, index);
     }
 
-    /// Forgets a group, but for the number of the replica that this node had: an old map must not
-    /// bring it back, empty, with the votes that it gave forgotten.
+    /// Forgets a group, except for the id of this node's replica: an old map must not bring the
+    /// replica back, empty, without memory of its votes.
     pub(crate) fn forget(&mut self, group: u64, replica: u64) {
         self.0.add_command(group, Command::Clean);
         self.put(group, GONE_KEY, replica.to_le_bytes().to_vec());
@@ -39,10 +39,10 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    /// A follower's tail may reach beyond the snapshot that replaces it, and is none of the group's
-    /// history.
+    /// A follower's tail may reach beyond the snapshot that replaces it, and is no part of the
+    /// group's history.
     #[test]
-    fn a_log_that_is_reset_holds_nothing_of_before_even_after_a_purge() {
+    fn a_reset_log_has_no_earlier_entries_even_after_a_purge() {
         let dir = tempfile::tempdir().unwrap();
         let log = small(dir.path());
         let (quiet, hot, removed) = (1, 2, 3);

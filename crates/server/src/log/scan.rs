@@ -1,13 +1,13 @@
-//! Scan: tells a torn tail of the log from a damaged middle, before the log is opened.
+//! Scan: tells a torn tail of the log from damage in the middle, before the log is opened.
 //!
 //! raft-engine cuts the newest file at the first record that it can't read, and goes on. That is
-//! right for a write that a crash tore: nothing after it was ever synced, since every write is
-//! synced before the next one begins (for what raft-engine moves, `files.rs` sees to that). It is
-//! wrong for a record that was synced and went bad later: all that follows would be lost in
-//! silence. The difference is whether a sound record follows.
+//! right for a write that a crash tore: no later write was synced, because every write is synced
+//! before the next one begins (for entries that raft-engine moves, see `files.rs`). It is wrong for
+//! a record that was synced and went bad later: all later records would be lost without a message.
+//! The difference is whether a sound record follows.
 //!
-//! The file format is raft-engine's, version 2: a header of 69 bytes, then records. A record is
-//! `{ u56 length, u8 compression, u64 footer offset, entries, crc32, footer, checksum }`, where the
+//! The file format is raft-engine's, version 2: a header of 69 bytes, then records. A record is `{
+//! u56 length, u8 compression, u64 footer offset, entries, crc32, footer, checksum }`, where the
 //! checksum is `crc32 ^ file number`.
 
 use std::{
@@ -23,10 +23,10 @@ const RECORD_HEADER_BYTES: u64 = 16;
 const CHECKSUM_BYTES: usize = 4;
 const ZEROS: [u8; 8192] = [0; 8192];
 
-/// What is written, and what raft-engine has moved from old files that were nearly empty.
+/// New writes, and entries that raft-engine has moved from old, nearly empty files.
 const QUEUES: [&str; 2] = [".raftlog", ".rewrite"];
 
-/// Checks all files of the log in `dir`; what is wrong, in words.
+/// Checks all files of the log in `dir`. Returns a description of the damage.
 pub(super) fn check(dir: &Path) -> Result<(), String> {
     for queue in QUEUES {
         let files = files(dir, queue)
@@ -66,8 +66,7 @@ fn describe(file: &LogFile, damage: &Damage) -> String {
     }
 }
 
-/// The files of a queue in use, oldest first. Those before a gap wait to be reused and hold
-/// nothing.
+/// The files of a queue in use, oldest first. Files before a gap are empty and wait to be reused.
 fn files(dir: &Path, queue: &str) -> io::Result<Vec<LogFile>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -83,7 +82,8 @@ fn files(dir: &Path, queue: &str) -> io::Result<Vec<LogFile>> {
     Ok(files.split_off(gap.map_or(0, |before| before + 1)))
 }
 
-/// An older file was cut to its length and synced when the next one was begun: all of it is sound.
+/// Checks an older file: it was cut to its length and synced before the next one was begun, so that
+/// all of it must be sound.
 fn check_closed(file: &LogFile) -> Result<(), Damage> {
     let data = File::open(&file.path)?;
     let length = data.metadata()?.len();
@@ -102,8 +102,8 @@ fn check_closed(file: &LogFile) -> Result<(), Damage> {
         data.read_exact_at(&mut footer, position + record.footer)?;
         let mut sound = is_sound(&footer, file.number as u32);
         if position + record.length == length {
-            // Of the last record raft-engine would drop broken entries in silence; in all
-            // others they are found when they are read.
+            // raft-engine would drop broken entries of the last record without a message. In other
+            // records they are found when they are read.
             let mut entries = vec![0; (record.footer - RECORD_HEADER_BYTES) as usize];
             data.read_exact_at(&mut entries, position + RECORD_HEADER_BYTES)?;
             sound = sound && (entries.is_empty() || is_sound(&entries, 0));
@@ -116,12 +116,12 @@ fn check_closed(file: &LogFile) -> Result<(), Damage> {
     Ok(())
 }
 
-/// The newest file may end in a torn record, in zeros that were allocated ahead, or in what its
-/// earlier life left. None of that has a sound record after it.
+/// Checks the newest file. It may end in a torn record, in zeros that were allocated ahead, or in
+/// remains of its earlier use. None of these has a sound record after it.
 fn check_newest(file: &LogFile) -> Result<(), Damage> {
     let mut data = fs::read(&file.path)?;
-    // Looking for records in space that was allocated ahead takes long and finds none. Half a block
-    // of zeros stays, for a record that ends in some.
+    // A search for records in allocated zeros takes long and finds none. Half a block of zeros
+    // stays, for a record that ends in zeros.
     while data.ends_with(&ZEROS) {
         data.truncate(data.len() - ZEROS.len() / 2);
     }
@@ -157,7 +157,7 @@ impl Record {
     }
 }
 
-/// The length of the record that `data` begins with, if it is whole.
+/// The length of the record at the start of `data`, if the record is whole.
 fn sound_record(data: &[u8], number: u32) -> Option<usize> {
     let record = Record::parse(data, data.len() as u64)?;
     let footer = &data[record.footer as usize..record.length as usize];
@@ -185,8 +185,7 @@ mod tests {
         sync::Arc,
     };
 
-    /// A disk writes what is not synced in any order: an earlier part may be lost and a later one
-    /// kept.
+    /// A disk writes unsynced data in any order: an earlier part may be lost and a later one kept.
     #[test]
     fn a_power_cut_while_entries_are_moved_is_no_damage() {
         const QUIET: std::ops::RangeInclusive<u64> = 1..=20;
@@ -194,7 +193,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let log = small(dir.path());
             let mut batch = Batch::default();
-            // Moved as several records, which raft-engine syncs seldom.
+            // Moved as several records, which raft-engine rarely syncs.
             for group in QUIET {
                 batch.append(group, &[entry(2, 40_000)]);
                 log.write(&mut batch).unwrap();
@@ -230,21 +229,22 @@ mod tests {
         panic!("it is moved at last");
     }
 
-    /// Loses the first record of what was not synced.
+    /// Loses the first unsynced record.
     fn lose_one(unsynced: &mut [u8]) {
         if let Some(record) = Record::parse(unsynced, unsynced.len() as u64) {
             unsynced[..record.length as usize].fill(0);
         }
     }
 
-    /// What a quiet group has written lies in the files that others were moved to.
+    /// The entries of a quiet group are in the files for moved entries.
     #[test]
-    fn damage_in_what_was_moved_is_refused_too() {
+    fn damage_in_moved_entries_is_refused_too() {
         let dir = tempfile::tempdir().unwrap();
         let log = small(dir.path());
         let (quiet, hot) = (1, 2);
         for index in 2..=40 {
-            // Moved a few at a time: damage in the last move alone can't be told from a torn write.
+            // Moved a few at a time, because damage in the last move alone can't be told from a
+            // torn write.
             write(&log, quiet, index..=index);
             let mut batch = Batch::default();
             batch.append(hot, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);

@@ -38,7 +38,7 @@ pub(super) fn indexes(log: &Arc<Log>, group: u64) -> Vec<u64> {
 }
 
 #[test]
-fn what_was_written_is_there_after_a_restart() {
+fn written_entries_are_there_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let log = Arc::new(Log::open(dir.path()).unwrap());
     assert_eq!(log.group(3).unwrap(), GroupState::default());
@@ -76,7 +76,7 @@ fn a_log_of_another_directory_or_of_more_shards_is_refused() {
     write(&log, 2, 2..=2);
     log.check_mark(dir.path(), format).unwrap();
     write(&log, 3, 2..=2);
-    assert!(error(format).contains("holds something of shard 2"), "{}", error(format));
+    assert!(error(format).contains("has data of shard 2"), "{}", error(format));
 }
 
 /// Cuts the file at every offset of the last record and of the one before.
@@ -133,7 +133,7 @@ fn a_damaged_older_file_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let log = small(dir.path());
     let mut batch = Batch::default();
-    // Two rotations' worth: the rotation looks at the size before a write.
+    // Two rotations' worth, because a rotation checks the size before a write.
     for index in 2..=4 {
         batch.append(1, &[entry(index, SMALL_FILE_BYTES as usize + 1)]);
         log.write(&mut batch).unwrap();
@@ -166,8 +166,8 @@ fn purge_frees_files_behind_the_cut() {
     assert!(before >= 10);
 }
 
-/// Each checkpoint that is written asks for a purge. raft-engine takes the tenth in a row for a
-/// sign that nobody listens, and copies what the group's next checkpoint would have freed.
+/// Each written checkpoint asks for a purge. After the tenth request in a row raft-engine copies
+/// the entries that the group's next checkpoint would have freed.
 #[test]
 fn purges_in_a_row_ask_once_and_copy_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -189,13 +189,13 @@ fn purges_in_a_row_ask_once_and_copy_nothing() {
     assert_eq!(log.purge().unwrap(), [1], "it still has");
 }
 
-/// The thread that purges moves entries and removes their file, while others are read.
+/// The purging thread moves entries and removes their file while others are read.
 #[test]
 fn entries_are_read_while_a_purge_moves_them() {
     let dir = tempfile::tempdir().unwrap();
     let log = Arc::new(small(dir.path()));
     let (quiet, hot) = (1, 2);
-    // As many as raft-engine moves, and large, so that they are being read for a while.
+    // As many entries as raft-engine moves, and large, so that reading them takes a while.
     let moved: Vec<_> = (2..=30).map(|index| entry(index, 20_000)).collect();
     let is_done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -224,8 +224,8 @@ fn entries_are_read_while_a_purge_moves_them() {
     });
 }
 
-/// A quiet group's entries were moved to the rewrite queue, then cut; the file with the cut's own
-/// command goes while the hot group writes on.
+/// A quiet group's entries were moved to the rewrite queue, then cut. The file with the cut's
+/// command is freed while a busy group writes on.
 #[test]
 fn entries_behind_a_cut_do_not_come_back_after_a_purge() {
     let dir = tempfile::tempdir().unwrap();

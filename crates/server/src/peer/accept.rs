@@ -1,9 +1,9 @@
-//! Accepting: who may connect to this node, and who is connected.
+//! Accepting: which nodes may connect to this node, and which are connected.
 //!
-//! Invariants: whoever has not proved who it is costs a small buffer and a bounded time, and there
-//! are a bounded number of them, the oldest going first. One live process has a node's number at a
-//! time: another is refused in words, the same one that comes again takes the place of its older
-//! connection.
+//! Invariants: an unproved connection costs a small buffer and a bounded time. The number of
+//! unproved connections is bounded; the oldest is closed first. One live process has a node's
+//! number at a time: another process is refused with a reason, and a process that connects again
+//! replaces its older connection.
 
 use super::{
     Core,
@@ -30,13 +30,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// How long nothing is accepted after the system could not.
+/// The pause after the system could not accept a connection.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
-/// Every connection that others made to this node.
+/// The connections that other processes made to this node.
 #[derive(Debug)]
 pub(super) struct Accepted {
-    /// Connections that have not proved who they are, oldest first, and how they are ended.
+    /// Unproved connections, oldest first, and how to end them.
     strangers: Mutex<BTreeMap<u64, Arc<Notify>>>,
     peers: Mutex<BTreeMap<NodeId, Place>>,
     joins: Semaphore,
@@ -50,38 +50,38 @@ struct Place {
     end: Arc<Notify>,
 }
 
-/// Why a stranger did not become a peer.
-enum Turned {
-    /// It speaks something else.
-    Away { kind: &'static str, words: String },
-    /// It is told why, by this frame.
+/// Why a connection is not let in.
+enum NotAdmitted {
+    /// The other side speaks another protocol.
+    OtherProtocol { kind: &'static str, words: String },
+    /// This node refuses the other side with this frame.
     Refused(Refusal, Frame),
-    /// It refused us, and said why.
-    Left(Refusal),
-    /// It went, or broke the rules of frames.
+    /// The other side has refused this node.
+    RefusedUs(Refusal),
+    /// The connection ended, or the other side sent no valid frame.
     Ended(Ended),
 }
 
-impl Turned {
-    /// Refuses somebody who has proved nothing, and to whom nothing is proved.
-    fn unproved(refusal: Refusal) -> Turned {
+impl NotAdmitted {
+    /// A refusal before the other side has proved itself; it carries no proof either.
+    fn unproved(refusal: Refusal) -> NotAdmitted {
         let frame = refusal.frame();
-        Turned::Refused(refusal, frame)
+        NotAdmitted::Refused(refusal, frame)
     }
 }
 
-impl From<Ended> for Turned {
-    fn from(ended: Ended) -> Turned {
-        Turned::Ended(ended)
+impl From<Ended> for NotAdmitted {
+    fn from(ended: Ended) -> NotAdmitted {
+        NotAdmitted::Ended(ended)
     }
 }
 
-impl From<HandshakeError> for Turned {
-    fn from(error: HandshakeError) -> Turned {
+impl From<HandshakeError> for NotAdmitted {
+    fn from(error: HandshakeError) -> NotAdmitted {
         match error {
-            HandshakeError::RefusedByUs(refusal) => Turned::unproved(refusal),
+            HandshakeError::RefusedByUs(refusal) => NotAdmitted::unproved(refusal),
             HandshakeError::RefusedByPeer(refusal) | HandshakeError::Unproved(refusal) => {
-                Turned::Left(refusal)
+                NotAdmitted::RefusedUs(refusal)
             }
         }
     }
@@ -96,7 +96,6 @@ impl Accepted {
         }
     }
 
-    /// Whether the node is connected here.
     pub(super) fn has(&self, node: NodeId) -> bool {
         self.peers().contains_key(&node)
     }
@@ -116,8 +115,8 @@ impl Accepted {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lists a stranger; the oldest goes if there are too many.
-    fn meet(&self, connection: u64, strangers_max: usize) -> Arc<Notify> {
+    /// Lists an unproved connection; closes the oldest if there are too many.
+    fn add_stranger(&self, connection: u64, strangers_max: usize) -> Arc<Notify> {
         let end = Arc::new(Notify::new());
         let mut strangers = self.strangers();
         strangers.insert(connection, end.clone());
@@ -153,7 +152,7 @@ impl Accepted {
     }
 }
 
-/// Takes connections until it is dropped, and ends them then.
+/// Accepts connections; dropping the future ends them.
 pub(super) async fn accept(core: Arc<Core>, listener: TcpListener) {
     let mut tasks = JoinSet::new();
     for connection in 0.. {
@@ -162,23 +161,23 @@ pub(super) async fn accept(core: Arc<Core>, listener: TcpListener) {
             match listener.accept().await {
                 Ok(accepted) => break accepted,
                 Err(error) => {
-                    // Most likely out of file descriptors: those in use are served meanwhile.
+                    // Probably no file descriptors are left; connected peers are served meanwhile.
                     core.warnings.warn("connection that can't be accepted", "the system", error);
                     sleep(ACCEPT_AGAIN_AFTER).await;
                 }
             }
         };
-        let end = core.accepted.meet(connection, core.tuning.strangers_max);
+        let end = core.accepted.add_stranger(connection, core.tuning.strangers_max);
         let listed = Listed { core: core.clone(), connection, node: None };
         tasks.spawn(listed.receive(socket, from, end));
     }
 }
 
-/// A connection that is listed as a stranger or as a peer, until this is dropped.
+/// A connection that is listed as unproved or as a peer, until this is dropped.
 struct Listed {
     core: Arc<Core>,
     connection: u64,
-    /// Once it has a place.
+    /// The node, once it has its place.
     node: Option<NodeId>,
 }
 
@@ -197,7 +196,7 @@ impl Drop for Listed {
 impl Listed {
     async fn receive(mut self, socket: TcpStream, from: SocketAddr, end: Arc<Notify>) {
         let core = self.core.clone();
-        // Without it the connection is slower, and no less right.
+        // A failure only makes the connection slower.
         let _ = socket.set_nodelay(true);
         let (reader, mut writer) = socket.into_split();
         let mut reader = FrameReader::new(reader);
@@ -205,7 +204,7 @@ impl Listed {
         let shaken = tokio::select! {
             shaken = timeout(within, self.shake(&mut reader, &mut writer, &end)) => shaken,
             () = end.notified() => {
-                let words = "more connections than are waited for; the oldest was closed";
+                let words = "too many connections without a handshake; the oldest was closed";
                 return core.warnings.warn("too many strangers", from, words);
             }
         };
@@ -220,7 +219,7 @@ impl Listed {
         core.accepted.strangers().remove(&self.connection);
         reader.trust();
         if peer.cluster == 0 {
-            return take_in(&core, reader, writer, from, peer).await;
+            return serve_join(&core, reader, writer, from, peer).await;
         }
         let node = peer.node;
         reader.tell(core.heard(node));
@@ -241,23 +240,23 @@ impl Listed {
         }
     }
 
-    /// The acceptor's side of the handshake. A peer has its place when it is welcomed.
+    /// The acceptor's side of the handshake. A peer has its place before it is welcomed.
     async fn shake(
         &mut self,
         reader: &mut FrameReader<impl AsyncRead + Unpin>,
         writer: &mut (impl AsyncWrite + Unpin),
         end: &Arc<Notify>,
-    ) -> Result<PeerHello, Turned> {
+    ) -> Result<PeerHello, NotAdmitted> {
         let core = self.core.clone();
         preface(reader).await?;
         let hello = reader.frame().await?;
         let (challenging, challenge) =
-            Challenging::start(&core.me, &hello, &nonce()).map_err(Turned::unproved)?;
+            Challenging::start(&core.me, &hello, &nonce()).map_err(NotAdmitted::unproved)?;
         write_frame(writer, &challenge).await?;
         let (peer, answering) = challenging.proved(&reader.frame().await?)?;
         let refused = |refusal: Refusal| {
             let frame = answering.refuse(&refusal);
-            Turned::Refused(refusal, frame)
+            NotAdmitted::Refused(refusal, frame)
         };
         if peer.cluster != 0 {
             core.handler.admit(&peer).map_err(&refused)?;
@@ -270,13 +269,13 @@ impl Listed {
     }
 }
 
-/// Reads what comes before the first frame; the first wrong byte is enough.
-async fn preface(reader: &mut FrameReader<impl AsyncRead + Unpin>) -> Result<(), Turned> {
+/// Reads the bytes before the first frame; fails at the first wrong byte.
+async fn preface(reader: &mut FrameReader<impl AsyncRead + Unpin>) -> Result<(), NotAdmitted> {
     loop {
         let unread = reader.unread();
         let common = unread.len().min(PREFACE.len());
         if unread[..common] != PREFACE[..common] {
-            return Err(name_garbage(unread));
+            return Err(identify_protocol(unread));
         }
         if common == PREFACE.len() {
             unread.advance(common);
@@ -286,31 +285,35 @@ async fn preface(reader: &mut FrameReader<impl AsyncRead + Unpin>) -> Result<(),
     }
 }
 
-fn name_garbage(found: &[u8]) -> Turned {
+fn identify_protocol(found: &[u8]) -> NotAdmitted {
     const METHODS: [&[u8]; 6] = [b"GET ", b"POST", b"HEAD", b"PUT ", b"PRI ", b"OPTI"];
     let (kind, words) = match found {
         [0x16, 3, ..] => ("TLS", "a TLS client; nodes speak plain TCP on this port"),
         _ if METHODS.iter().any(|method| found.starts_with(method)) => {
             ("HTTP", "an HTTP client; clients use the other port")
         }
-        _ => ("garbage", "something that is no node of this version"),
+        _ => ("garbage", "a protocol that is not the one between nodes of this version"),
     };
-    Turned::Away { kind, words: words.to_string() }
+    NotAdmitted::OtherProtocol { kind, words: words.to_string() }
 }
 
-/// Ends a connection that came to nothing, with words for a peer that can read them.
+/// Ends a connection that was not let in, and sends the refusal to a peer that can read it.
 async fn turn_away(
     core: &Core,
     writer: &mut (impl AsyncWrite + Unpin),
     from: SocketAddr,
-    turned: Turned,
+    turned: NotAdmitted,
 ) {
     match turned {
-        Turned::Away { kind, words } => core.warnings.warn(kind, from, words),
-        Turned::Left(refusal) => core.warnings.warn("peer that refused us", from, refusal),
-        Turned::Ended(ended @ Ended::NoFrame(_)) => core.warnings.warn("bad frame", from, ended),
-        Turned::Ended(ended) => core.warnings.warn("cut handshake", from, ended),
-        Turned::Refused(refusal, frame) => {
+        NotAdmitted::OtherProtocol { kind, words } => core.warnings.warn(kind, from, words),
+        NotAdmitted::RefusedUs(refusal) => {
+            core.warnings.warn("peer that refused us", from, refusal)
+        }
+        NotAdmitted::Ended(ended @ Ended::NoFrame(_)) => {
+            core.warnings.warn("bad frame", from, ended)
+        }
+        NotAdmitted::Ended(ended) => core.warnings.warn("cut handshake", from, ended),
+        NotAdmitted::Refused(refusal, frame) => {
             core.warnings.warn(named(refusal.code), from, &refusal);
             let told = async {
                 let _ = write_frame(writer, &frame).await;
@@ -338,7 +341,7 @@ fn named(code: RefusalCode) -> &'static str {
 }
 
 /// Serves a node that asks to join: one call, one answer.
-async fn take_in(
+async fn serve_join(
     core: &Core,
     mut reader: FrameReader<impl AsyncRead + Unpin>,
     mut writer: impl AsyncWrite + Unpin,
@@ -355,12 +358,12 @@ async fn take_in(
             return Err(Ended::OutOfTurn(format!("a {:?} frame to join with", call.kind)));
         }
         let Ok(_place) = core.accepted.joins.try_acquire() else {
-            let words = "too many nodes ask to join; ask again";
+            let words = "too many nodes ask to join; ask again later";
             return write_frame(&mut writer, &Frame::new(Kind::Declined, call.stream, words)).await;
         };
         let answer = tokio::select! {
             answer = core.handler.joined(hello, call.body) => answer,
-            // Whoever hangs up does not wait for the answer; whoever talks on breaks the rules.
+            // A caller that hangs up needs no answer; one that sends more breaks the protocol.
             read = reader.frame() => {
                 let frame = read?;
                 return Err(Ended::OutOfTurn(format!("a {:?} frame after the call", frame.kind)));

@@ -1,9 +1,9 @@
-//! Calls: an open connection that this node dialled, and the calls under way on it.
+//! Calls: a connection that this node dialled, and the calls under way on it.
 //!
-//! Invariant: a call that ends with [`CallError::NotSent`] was surely not executed: its frame was
-//! never handed to the connection, or the other side declined it. Each call is answered once, at
-//! the latest when the connection ends. A caller that goes away leaves nothing behind: its call is
-//! taken back, or the other side is told.
+//! Invariant: a call that ends with [`CallError::NotSent`] was not executed: its frame was never
+//! written, or the other side declined it. Each call gets one answer, at the latest when the
+//! connection ends. A caller that goes away leaves nothing behind: its call is withdrawn, or
+//! cancelled on the other side.
 
 use super::{
     connection::{Ended, FrameReader, Patience, write_frames},
@@ -29,23 +29,23 @@ use tokio::{
 /// Why a call to a peer has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// It was surely not executed: it may be sent again, here or elsewhere.
+    /// The call was not executed: it may be sent again, here or elsewhere.
     #[error("the call was not sent: {why}")]
     NotSent {
-        /// For people.
+        /// The reason, for people.
         why: Cow<'static, str>,
     },
-    /// It was not sent, for as many calls as may are parked at the peer already: asking again soon,
-    /// or somebody else, helps nothing.
+    /// The call was not sent, because the most calls are already parked at the peer. Another try
+    /// soon does not help.
     #[error("the call was not sent: {parked} calls wait at the peer, which is the limit")]
     TooManyParked {
-        /// How many.
+        /// How many calls are parked there.
         parked: usize,
     },
-    /// The connection broke while it was under way: whether it was executed is unknown.
-    #[error("the connection broke under the call; whether it was executed is unknown")]
+    /// The connection broke during the call: whether it was executed is unknown.
+    #[error("the connection broke during the call; whether it was executed is unknown")]
     Lost,
-    /// No answer came in time: whether it was executed is unknown.
+    /// No answer came in time: whether the call was executed is unknown.
     #[error("no answer came in time; whether the call was executed is unknown")]
     TimedOut,
 }
@@ -56,18 +56,18 @@ impl CallError {
     }
 }
 
-/// Takes an answer that came when its caller had gone. Called on the network's threads: it may not
-/// block.
+/// Receives an answer that came after its caller had gone. Called on the network's threads: it may
+/// not block.
 pub type LateReply = Arc<dyn Fn(Bytes) + Send + Sync>;
 
-/// What a call may be beside one that is answered soon and that nobody misses the answer of.
+/// The options of a call.
 #[derive(Clone, Default)]
 pub struct CallOptions {
-    /// It waits on the other side until something happens there. Those are bounded by themselves,
-    /// so that however many wait, what must be done soon still gets through.
+    /// The call may be parked on the other side until something happens there. Parked calls have a
+    /// bound of their own, so that urgent calls still get through.
     pub parks: bool,
-    /// Takes the answer if nobody waits for it when it comes: what it hands over must not get lost.
-    /// The call is counted as under way until then.
+    /// Receives the answer if the caller has gone, because what the answer hands over must not be
+    /// lost. Until then the call counts as under way.
     pub late: Option<LateReply>,
 }
 
@@ -77,18 +77,18 @@ impl fmt::Debug for CallOptions {
     }
 }
 
-/// How many calls may be under way on one connection.
+/// The most calls under way on one connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallsMax {
     pub(super) all: usize,
-    /// Those of them that park.
+    /// The most of them that may be parked.
     pub(super) parked: usize,
 }
 
 pub(super) const CALLS_MAX: CallsMax =
     CallsMax { all: limits::PEER_CALLS_MAX, parked: limits::PEER_PARKED_CALLS_MAX };
 
-/// What waits at most for a connection that this node dialled.
+/// The bounds of the queue of a dialled connection.
 pub(super) const BOUNDS: Bounds = Bounds {
     raft_frames_max: limits::PEER_RAFT_FRAMES_MAX,
     raft_bytes_max: limits::PEER_RAFT_BYTES_MAX,
@@ -97,11 +97,12 @@ pub(super) const BOUNDS: Bounds = Bounds {
     bulk_bytes_max: limits::PEER_CALL_BYTES_MAX,
 };
 
-/// A connection that this node dialled. It carries Raft messages and calls there, and answers back.
+/// A connection that this node dialled. It carries Raft messages and calls to the peer, and answers
+/// back.
 #[derive(Debug)]
 pub(super) struct Dialled {
     pub(super) peer: PeerHello,
-    /// Wall time of the handshake.
+    /// The wall time of the handshake.
     pub(super) since_ms: u64,
     pub(super) queue: SendQueue,
     calls_max: CallsMax,
@@ -115,7 +116,7 @@ struct Calls {
     ended: bool,
     next_stream: u64,
     under_way: HashMap<u64, UnderWay>,
-    /// Those under way that park.
+    /// The calls under way that may be parked.
     parked: usize,
 }
 
@@ -153,7 +154,6 @@ impl Dialled {
         }
     }
 
-    /// Sends a call and waits for its answer.
     pub(super) async fn call(
         self: Arc<Dialled>,
         request: Bytes,
@@ -163,7 +163,7 @@ impl Dialled {
         self.begin(request, options)?.answer_within(wait).await
     }
 
-    /// Sends a call. Dropping what this gives takes the call back, or cancels it on the other side.
+    /// Queues a call. Dropping the result withdraws the call, or cancels it on the other side.
     fn begin(
         self: Arc<Dialled>,
         request: Bytes,
@@ -190,17 +190,17 @@ impl Dialled {
         }
         let stream = calls.next_stream + 1;
         let Ok(ticket) = self.queue.push_bulk(Frame::new(Kind::Call, stream, request)) else {
-            return Err(CallError::not_sent("too much waits for the peer already"));
+            return Err(CallError::not_sent("the queue to the peer is full"));
         };
         calls.next_stream = stream;
         calls.parked += usize::from(parks);
         let under_way = UnderWay { ticket, answer: sender, parks, late: late.clone() };
         calls.under_way.insert(stream, under_way);
         drop(calls);
-        Ok(Waiting { dialled: self, stream, answer, late, has_left: false })
+        Ok(Waiting { dialled: self, stream, answer, late, is_withdrawn: false })
     }
 
-    /// Runs the connection until it ends, and says why.
+    /// Runs the connection until it ends, and returns why.
     pub(super) async fn run(
         &self,
         mut reader: FrameReader<impl AsyncRead + Unpin>,
@@ -224,13 +224,13 @@ impl Dialled {
         }
     }
 
-    /// Asks for a sign of life.
+    /// Asks the peer for a sign of life.
     pub(super) fn ping(&self) {
         self.queue.set_ping(self.next_ping());
     }
 
     fn next_ping(&self) -> Frame {
-        let number = self.pings().leave(self.clock.monotonic());
+        let number = self.pings().begin(self.clock.monotonic());
         Frame::new(Kind::Ping, number, wall_clock(&self.clock))
     }
 
@@ -255,7 +255,7 @@ impl Dialled {
 
     fn answer(&self, stream: u64, answer: Result<Bytes, CallError>) {
         let under_way = self.calls().remove(stream);
-        // Nobody waits for a call that was cancelled; what it brings may matter all the same.
+        // A cancelled call has no caller, but its late answer may still matter.
         if let Some(UnderWay { answer: sender, late, .. }) = under_way
             && let (Err(Ok(reply)), Some(late)) = (sender.send(answer), late)
         {
@@ -263,7 +263,7 @@ impl Dialled {
         }
     }
 
-    /// Ends every call that is under way: those that were not written yet were surely not executed.
+    /// Ends all calls under way: those that were not written yet were not executed.
     pub(super) fn end(&self) {
         let mut calls = self.calls();
         (calls.ended, calls.parked) = (true, 0);
@@ -289,13 +289,13 @@ impl Dialled {
     }
 }
 
-/// A caller that waits. When it goes away, its call does.
+/// The caller's side of a call; dropping it ends the call.
 pub(super) struct Waiting {
     dialled: Arc<Dialled>,
     stream: u64,
     answer: oneshot::Receiver<Result<Bytes, CallError>>,
     late: Option<LateReply>,
-    has_left: bool,
+    is_withdrawn: bool,
 }
 
 impl Waiting {
@@ -307,27 +307,28 @@ impl Waiting {
         }
     }
 
-    /// The time is over.
+    /// The wait is over.
     fn give_up(&mut self) -> Result<Bytes, CallError> {
-        match self.leave() {
-            Some(true) => Err(CallError::not_sent("the peer took nothing in the time given")),
+        match self.withdraw() {
+            Some(true) => Err(CallError::not_sent("the call was not written in the time given")),
             Some(false) => Err(CallError::TimedOut),
-            // Answered in this very moment.
+            // The answer came at this very moment.
             None => self.answer.try_recv().unwrap_or(Err(CallError::Lost)),
         }
     }
 
-    /// Takes the call back, and says whether it was surely not written; `None` if it is over. If
-    /// its answer is minded, the call stays known until the other side says what became of it.
-    fn leave(&mut self) -> Option<bool> {
-        self.has_left = true;
+    /// Withdraws the call. Returns whether it was certainly not written; `None` if it is already
+    /// answered. A call with a receiver for late answers stays listed until the other side answers.
+    fn withdraw(&mut self) -> Option<bool> {
+        self.is_withdrawn = true;
         let mut calls = self.dialled.calls();
         let ticket = calls.under_way.get(&self.stream)?.ticket;
         let withdrawn = self.dialled.queue.withdraw(ticket);
         if withdrawn || self.late.is_none() {
             calls.remove(self.stream);
         }
-        // Before anybody can answer: an answer must find nobody here, and go to who minds it.
+        // First, so that an answer finds the channel closed and goes to the receiver for late
+        // answers.
         self.answer.close();
         drop(calls);
         if !withdrawn {
@@ -339,11 +340,11 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if !self.has_left {
-            self.leave();
+        if !self.is_withdrawn {
+            self.withdraw();
         }
         self.answer.close();
-        // It may have been answered, and nobody looked.
+        // The answer may have come without being read.
         if let (Ok(Ok(reply)), Some(late)) = (self.answer.try_recv(), &self.late) {
             late(reply);
         }

@@ -1,8 +1,7 @@
-//! One connection, once it is open: frames in, frames out, and when it counts as dead.
+//! An open connection: frames in, frames out, and when it counts as dead.
 //!
-//! Both sides send a ping every so often. Invariant: a connection on which nothing arrives for the
-//! silence, or that takes nothing of what is written for as long, ends; no read or write waits for
-//! ever.
+//! Both sides send pings. Invariant: a connection ends if nothing arrives for the time `silence`,
+//! or if the other side reads nothing for as long. No read or write waits for ever.
 
 use super::{
     frame::{Decoder, Frame, FrameError},
@@ -17,21 +16,21 @@ use tokio::{
     time::{MissedTickBehavior, interval, timeout},
 };
 
-/// Room made for each read.
+/// The room for each read.
 const READ_BYTES: usize = 64 << 10;
 
-/// A buffer that one large frame has grown is given back once it is empty.
+/// A larger buffer is freed once it is empty, because one large frame may have grown it.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// How patient a node is with its peers.
+/// How long a node waits for its peers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     pub(super) handshake: Duration,
     pub(super) ping_every: Duration,
     pub(super) silence: Duration,
-    /// How often it is noted who was heard: see `hearing.rs`.
+    /// How often hearing is checked: see `hearing.rs`.
     pub(super) look_every: Duration,
-    /// Between two attempts to reach a peer, at most.
+    /// The longest pause between two attempts to reach a peer.
     pub(super) redial_max: Duration,
 }
 
@@ -52,7 +51,7 @@ pub(super) enum Ended {
     Broke(#[from] io::Error),
     #[error("nothing was heard for {} ms", .0.as_millis())]
     Silent(Duration),
-    #[error("nothing was taken for {} ms", .0.as_millis())]
+    #[error("the other side read nothing for {} ms", .0.as_millis())]
     Stalled(Duration),
     #[error("the other side sent {0}")]
     NoFrame(#[from] FrameError),
@@ -62,17 +61,17 @@ pub(super) enum Ended {
     AnswersUnread,
 }
 
-/// Takes frames from a connection.
+/// Reads frames from a connection.
 #[derive(Debug)]
 pub(super) struct FrameReader<R> {
     reader: R,
     buffer: BytesMut,
     decoder: Decoder,
-    /// Told of everything that arrives, once it is known who sends it.
+    /// Called for everything that arrives, once the sender is known.
     heard: Option<Heard>,
 }
 
-/// Is told that something has arrived.
+/// A callback for arriving bytes.
 pub(super) struct Heard(pub(super) Box<dyn Fn() + Send + Sync>);
 
 impl fmt::Debug for Heard {
@@ -82,24 +81,24 @@ impl fmt::Debug for Heard {
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
-    /// Takes the small frames of a handshake, until more is trusted.
+    /// Accepts the small frames of a handshake, until `trust`.
     pub(super) fn new(reader: R) -> FrameReader<R> {
         let decoder = Decoder { frame_bytes_max: limits::PEER_HANDSHAKE_BYTES_MAX };
         FrameReader { reader, buffer: BytesMut::new(), decoder, heard: None }
     }
 
-    /// The handshake is done.
+    /// The handshake is done: accepts frames of full size.
     pub(super) fn trust(&mut self) {
         self.decoder = Decoder { frame_bytes_max: limits::PEER_FRAME_BYTES_MAX };
     }
 
-    /// Tells of this and of everything that arrives from now on.
+    /// Calls `heard` now and for everything that arrives from now on.
     pub(super) fn tell(&mut self, heard: Heard) {
         (heard.0)();
         self.heard = Some(heard);
     }
 
-    /// The next frame, however long it takes.
+    /// The next frame; the caller bounds the time.
     pub(super) async fn frame(&mut self) -> Result<Frame, Ended> {
         loop {
             if let Some(frame) = self.decoder.next(&mut self.buffer)? {
@@ -109,7 +108,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// The next frame, unless the other side falls silent. Half a frame is a sign of life too.
+    /// The next frame, unless nothing arrives for `silence`. Half a frame is a sign of life too.
     pub(super) async fn frame_within(&mut self, silence: Duration) -> Result<Frame, Ended> {
         loop {
             if let Some(frame) = self.decoder.next(&mut self.buffer)? {
@@ -122,7 +121,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         }
     }
 
-    /// What has arrived and is not taken yet, and more of it.
+    /// Reads more bytes into the buffer.
     pub(super) async fn fill(&mut self) -> Result<(), Ended> {
         if self.buffer.is_empty() && self.buffer.capacity() > KEPT_BYTES_MAX {
             self.buffer = BytesMut::new();
@@ -139,13 +138,13 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Ok(())
     }
 
-    /// The bytes before the first frame.
+    /// The buffered bytes.
     pub(super) fn unread(&mut self) -> &mut BytesMut {
         &mut self.buffer
     }
 }
 
-/// Writes what the queue holds, and a ping every so often, until the connection takes no more.
+/// Writes queued frames, and pings at intervals, until the connection fails.
 pub(super) async fn write_frames(
     mut writer: impl AsyncWrite + Unpin,
     queue: &SendQueue,
@@ -154,7 +153,7 @@ pub(super) async fn write_frames(
 ) -> Ended {
     let mut pings = interval(patience.ping_every);
     pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first goes at once, before anything else: distance and clocks are known from the start.
+    // The first ping goes out before anything else, so that distance and clocks are known early.
     pings.reset();
     queue.set_ping(ping());
     loop {
@@ -177,7 +176,7 @@ pub(super) async fn write_frames(
     }
 }
 
-/// Writes all of a piece, as long as there is progress.
+/// Writes a whole piece, as long as there is progress.
 pub(super) async fn write_piece(
     writer: &mut (impl AsyncWrite + Unpin),
     piece: &mut impl Buf,
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_side_that_takes_nothing_is_given_up_and_what_waits_stays_bounded() {
+    async fn a_side_that_reads_nothing_is_given_up_and_the_queue_stays_bounded() {
         let (near, _far) = tokio::io::duplex(1 << 10);
         let queue = SendQueue::new(BOUNDS);
         for stream in 0..1_000 {

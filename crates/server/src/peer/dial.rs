@@ -1,8 +1,8 @@
 //! Dialling: the connection to one peer, made again for as long as the peer is known.
 //!
-//! Invariants: the handler hears `peer_up` and `peer_down` in turn, whatever ends the connection; a
-//! connection is made to the newest address that was given; between two attempts lies a pause that
-//! doubles up to a bound, also when connections are made and break at once.
+//! Invariants: `peer_up` and `peer_down` alternate, whatever ends the connection. The newest
+//! address is dialled. The pause between two attempts doubles up to a bound, also when connections
+//! are made and break at once.
 
 use super::{
     Core, PeerStatus,
@@ -33,10 +33,9 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
-/// The first pause after a connection that failed or ended.
+/// The first pause after a connection failed or ended.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 
-/// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DialError {
     #[error("it can't be reached: {0}")]
@@ -50,7 +49,7 @@ pub(super) enum DialError {
 }
 
 impl DialError {
-    /// What either side has against the other, in words.
+    /// The refusal of either side.
     pub(super) fn refusal(&self) -> Option<&Refusal> {
         match self {
             DialError::Refused(
@@ -62,7 +61,7 @@ impl DialError {
         }
     }
 
-    /// What a peer that has proved itself has against this node.
+    /// The refusal of a peer that has proved itself.
     fn verdict(&self) -> Option<&Refusal> {
         match self {
             DialError::Refused(HandshakeError::RefusedByPeer(refusal)) => Some(refusal),
@@ -71,10 +70,10 @@ impl DialError {
     }
 }
 
-/// An open connection and who is at its other end.
+/// An open connection, and the node at its other end.
 pub(super) type Opened = (FrameReader<OwnedReadHalf>, OwnedWriteHalf, PeerHello);
 
-/// Opens a connection to whoever is at `address`, who must be `expected` if that is given.
+/// Opens a connection to the node at `address`, which must be `expected` if that is given.
 pub(super) async fn dial(
     address: &str,
     me: &Identity,
@@ -107,7 +106,7 @@ async fn introduce(
         Ok(proved) => proved,
         Err(error) => {
             if let HandshakeError::RefusedByUs(refusal) = &error {
-                // The other side has an operator too.
+                // The other node's operator should learn of it too.
                 let _ = write_frame(writer, &refusal.frame()).await;
             }
             return Err(error.into());
@@ -123,17 +122,17 @@ pub(super) fn nonce() -> Nonce {
     nonce
 }
 
-/// One peer that this node is to be connected with.
+/// A peer that this node keeps a connection to.
 #[derive(Debug)]
 pub(super) struct Link {
     node: NodeId,
-    /// `None` once the peer was taken out. The link stays, so that a peer that is named again hears
-    /// of its old connection's end first.
+    /// `None` once the peer was removed. The link stays, so that the end of an old connection is
+    /// reported before a new one.
     address: watch::Sender<Option<String>>,
     open: Mutex<Option<Arc<Dialled>>>,
     raft_dropped: AtomicU64,
     pub(super) last_error: watch::Sender<Option<String>>,
-    /// What the peer itself had against the last attempt.
+    /// Why the peer itself refused the last attempt.
     verdict: Mutex<Option<Refusal>>,
 }
 
@@ -149,7 +148,7 @@ impl Link {
         }
     }
 
-    /// The peer has moved, perhaps, or was taken out. Says whether anything changed.
+    /// Sets or removes the peer's address. Returns whether it changed.
     pub(super) fn set_address(&self, address: Option<&str>) -> bool {
         self.address.send_if_modified(|current| {
             let moved = current.as_deref() != address;
@@ -160,12 +159,12 @@ impl Link {
         })
     }
 
-    /// Whether the peer is to be connected with.
+    /// Whether the peer is to be connected.
     pub(super) fn is_known(&self) -> bool {
         self.address.borrow().is_some()
     }
 
-    /// Keeps the peer connected while it has an address, for ever.
+    /// Keeps the peer connected while it has an address. Never ends.
     pub(super) async fn keep(self: Arc<Link>, core: Arc<Core>) {
         let mut address = self.address.subscribe();
         let fresh = || Pauses::between(PAUSE_MIN, core.tuning.patience.redial_max);
@@ -173,7 +172,7 @@ impl Link {
         loop {
             let target = address.borrow_and_update().clone();
             let Some(target) = target else {
-                // The link itself holds the other end.
+                // The link itself has the sender, so that this waits.
                 let _ = address.changed().await;
                 continue;
             };
@@ -193,8 +192,8 @@ impl Link {
         }
     }
 
-    /// Looks again and again whether the peer is heard, for ever. After a pause of the process one
-    /// look counts: what the peer has sent meanwhile is read first.
+    /// Checks regularly whether the peer is heard. Never ends. After a pause of the process one
+    /// check counts, so that waiting messages are read first.
     pub(super) async fn listen(self: Arc<Link>, core: Arc<Core>) {
         let hearing = core.listen_for(self.node);
         let mut looks = interval(core.tuning.patience.look_every);
@@ -209,18 +208,18 @@ impl Link {
                     }
                 }
                 Look::FellSilent => {
-                    tracing::debug!(node = self.node, "a peer is not heard any more");
+                    tracing::debug!(node = self.node, "a peer is no longer heard");
                     core.handler.peer_heard(self.node, false);
                 }
             }
         }
     }
 
-    /// Opens a connection and runs it to its end. Says how long it held.
+    /// Opens a connection and runs it to its end. Returns how long it lasted.
     async fn connect(&self, core: &Arc<Core>, address: &str) -> Duration {
         let dialled = dial(address, &core.me, Some(self.node), core.tuning.patience.handshake);
-        // Who may not connect here is not sent anything either: what it does not know would break
-        // it.
+        // A node that may not connect here is not dialled either, because it may not understand
+        // what is sent.
         let dialled = dialled.await.and_then(|opened| match core.handler.admit(&opened.2) {
             Ok(()) => Ok(opened),
             Err(refusal) => Err(HandshakeError::RefusedByUs(refusal).into()),
@@ -257,7 +256,7 @@ impl Link {
         self.last_error.send_replace(Some(error));
     }
 
-    /// Queues a Raft message; `false` if the peer is not connected, and it was dropped.
+    /// Queues a Raft message; `false` if the peer is not connected and the message was dropped.
     pub(super) fn raft(&self, frame: super::frame::Frame) -> bool {
         let open = self.open().clone();
         let dropped = match &open {
@@ -281,7 +280,7 @@ impl Link {
         self.verdict.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `connects_here` says whether the peer has dialled this node.
+    /// The peer's state; `connects_here` says whether the peer has dialled this node.
     pub(super) fn status(&self, connects_here: bool) -> PeerStatus {
         let open = self.dialled();
         let open = open.as_deref();
@@ -315,7 +314,7 @@ struct Up<'a> {
 impl<'a> Up<'a> {
     fn new(link: &'a Link, core: &'a Core, dialled: Arc<Dialled>) -> Up<'a> {
         *link.open() = Some(dialled.clone());
-        // Made before the handler is told, so that even one that panics hears of the end.
+        // Made before `peer_up`, so that even a handler that panics gets `peer_down`.
         let up = Up { link, core, dialled };
         core.handler.peer_up(link.node);
         up
@@ -330,41 +329,41 @@ impl Drop for Up<'_> {
     }
 }
 
-/// Why a cluster could not be asked to take a node.
+/// Why a node could not ask a cluster to take it in.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// Nothing was asked: nobody answers there.
+    /// Nothing was asked: no node answers at the address.
     #[error("no node answers at {address}: {why}")]
     NoNode {
-        /// Where it was looked for.
+        /// The address that was dialled.
         address: String,
-        /// For people.
+        /// The reason, for people.
         why: String,
     },
-    /// Nothing was asked: what answers there speaks another protocol.
+    /// Nothing was asked: the program at the address speaks another protocol.
     #[error(
-        "what answers at {address} is not the peer address of a node; name the one that the node has \
-         for other nodes, with port 7401 unless it was given another, not the one for clients"
+        "what answers at {address} is not the peer address of a node; give the address that the node has \
+         for other nodes (port 7401 by default), not the one for clients"
     )]
     NotAPeer {
-        /// Where it is.
+        /// The address that was dialled.
         address: String,
     },
-    /// The node there refused to listen.
+    /// The node there, or this one, refused.
     #[error("the node at {address} refuses: {refusal}")]
     Refused {
-        /// Where it is.
+        /// The address that was dialled.
         address: String,
-        /// Its reason, or ours.
+        /// The reason of either side.
         refusal: Refusal,
     },
-    /// It was asked, and no answer came: the node may have been taken in. Asking again is safe if
-    /// the request says who asks.
+    /// The node was asked and did not answer: the cluster may have taken this node in. Asking again
+    /// is safe if the request names the asking node.
     #[error("the node at {address} gave no answer: {why}")]
     NoAnswer {
-        /// Where it is.
+        /// The address that was dialled.
         address: String,
-        /// For people.
+        /// The reason, for people.
         why: String,
     },
 }
@@ -402,6 +401,6 @@ pub(super) async fn ask_to_join(
         }
         Ok(Ok(frame)) => Err(no_answer(format!("a {:?} frame instead", frame.kind))),
         Ok(Err(ended)) => Err(no_answer(ended.to_string())),
-        Err(_elapsed) => Err(no_answer("its time is over".to_string())),
+        Err(_elapsed) => Err(no_answer("no answer in time".to_string())),
     }
 }

@@ -1,57 +1,56 @@
-//! Frames: how messages between two nodes lie on the wire.
+//! Frames: the layout of messages between two nodes.
 //!
-//! A frame is a `u32` with the length of what follows, a kind, a `u64` stream and a body, integers
-//! in little endian. Reading is pure: bytes in, frames out. A length is checked before any room is
-//! made for it, and any input gives frames or a [`FrameError`], never a panic.
+//! A frame is a `u32` with the length of the rest, a kind, a `u64` stream and a body; integers are
+//! little endian. Decoding is pure: bytes in, frames out. A length is checked before room is made
+//! for it. Any input gives frames or a [`FrameError`], never a panic.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// What the dialer sends before its first frame.
+/// The dialer's bytes before its first frame.
 pub(super) const PREFACE: &[u8; 16] = b"TASKYARD-PEER 1\n";
 
-/// The length field.
 const LENGTH_BYTES: usize = 4;
 
-/// Kind and stream: the least that a frame's length says.
+/// Kind and stream: the shortest length of a frame.
 const HEAD_BYTES: usize = 1 + 8;
 
-/// What a frame costs on the wire beside its body.
+/// The bytes of a frame beside its body.
 pub(super) const OVERHEAD_BYTES: usize = LENGTH_BYTES + HEAD_BYTES;
 
-/// Bodies up to this length are copied out of the buffer that they arrived in, so that a small one
-/// that is kept does not keep the whole buffer.
+/// Bodies up to this length are copied, so that a small body does not keep the whole buffer in
+/// memory.
 const COPY_BYTES_MAX: usize = 16 << 10;
 
-/// What a frame is for. The numbers are the protocol; a retired one is never given away.
+/// The purpose of a frame. The numbers are the protocol; a retired number is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A message of the Raft group that the stream names. Fire and forget.
+    /// A message of the Raft group that the stream names. Not answered.
     Raft = 1,
-    /// Asks the peer to do something; the stream names the call.
+    /// A call to the peer; the stream is the call's number.
     Call = 2,
     /// The answer to a call.
     Reply = 3,
-    /// The caller has gone: whoever serves the call may stop.
+    /// The caller has gone: the call may be stopped.
     Cancel = 4,
-    /// "Are you there", with the sender's wall clock.
+    /// A request for a sign of life, with the sender's wall clock.
     Ping = 5,
-    /// The answer, with the wall clock of the other side.
+    /// The answer to a ping, with the wall clock of the other side.
     Pong = 6,
-    /// The call was not taken, and surely not executed. The body says why.
+    /// The call was not begun, and so not executed. The body says why.
     Declined = 7,
     /// The call was begun and has no answer: whether it was executed is unknown.
     Broken = 8,
-    /// Tells the peer something that nobody answers. Fire and forget.
+    /// A message that has no answer.
     Tell = 9,
-    /// Who dials.
+    /// The dialer's identity.
     Hello = 16,
-    /// Who answers, and proof that it knows the secret.
+    /// The acceptor's identity.
     Challenge = 17,
     /// The dialer's proof.
     Proof = 18,
     /// The connection is open.
     Welcome = 19,
-    /// There will be no connection, and why.
+    /// The connection is refused, with the reason.
     Refused = 20,
 }
 
@@ -81,7 +80,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) kind: Kind,
-    /// A call's number, a Raft group, or the number of a ping; 0 where none is needed.
+    /// A call's number, a Raft group, or a ping's number; otherwise 0.
     pub(super) stream: u64,
     pub(super) body: Bytes,
 }
@@ -91,12 +90,11 @@ impl Frame {
         Frame { kind, stream, body: body.into() }
     }
 
-    /// What it takes on the wire.
     pub(super) fn wire_bytes(&self) -> usize {
         OVERHEAD_BYTES + self.body.len()
     }
 
-    /// Everything of the frame but its body.
+    /// Writes everything of the frame but its body.
     pub(super) fn write_head(&self, out: &mut BytesMut) {
         let length = u32::try_from(HEAD_BYTES + self.body.len())
             .expect("bodies are checked against the largest frame before they are queued");
@@ -116,7 +114,7 @@ pub(super) fn fits(body_bytes: usize) -> bool {
     body_bytes <= crate::limits::PEER_FRAME_BYTES_MAX - HEAD_BYTES
 }
 
-/// Why bytes are no frames. What follows in the same stream can't be read.
+/// Why bytes are no frame. The rest of the stream can't be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FrameError {
     #[error("a frame of {length} bytes; at most {limit} are taken here")]
@@ -127,15 +125,15 @@ pub(super) enum FrameError {
     UnknownKind { kind: u8 },
 }
 
-/// Takes frames out of a buffer.
+/// Decodes frames from a buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Decoder {
-    /// The largest length that is taken.
+    /// The longest frame that is accepted.
     pub(super) frame_bytes_max: usize,
 }
 
 impl Decoder {
-    /// The next whole frame, if it has arrived; the buffer keeps what follows.
+    /// The next whole frame, if it has arrived; the buffer keeps the rest.
     pub(super) fn next(self, buffer: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
         let Some(length) = buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;
@@ -145,7 +143,7 @@ impl Decoder {
         if length < HEAD_BYTES {
             return Err(FrameError::TooShort { length });
         }
-        // The kind is looked at before the rest has come: no one can make us gather for nothing.
+        // The kind is checked before the rest has arrived, so that garbage is not gathered.
         let kind = match buffer.get(LENGTH_BYTES) {
             None => return Ok(None),
             Some(&kind) => Kind::parse(kind).ok_or(FrameError::UnknownKind { kind })?,
@@ -222,7 +220,7 @@ mod tests {
             (&[0; 4], FrameError::TooShort { length: 0 }),
             (&[8, 0, 0, 0], FrameError::TooShort { length: 8 }),
             (&[9, 0, 0, 0, 99], FrameError::UnknownKind { kind: 99 }),
-            // What other protocols begin with.
+            // The first bytes of other protocols.
             (b"GET / HTTP", FrameError::TooLong { length: 0x2054_4547, limit: 100_000 }),
             (&[22, 3, 1, 2, 0], FrameError::TooLong { length: 0x0201_0316, limit: 100_000 }),
         ] {
@@ -247,7 +245,7 @@ mod tests {
             let mut bytes = Vec::new();
             for _ in 0..40 {
                 seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                // Small numbers often, so that lengths and kinds are sometimes right.
+                // Small numbers often, so that some lengths and kinds are valid.
                 bytes.push((seed >> 33) as u8 & if seed >> 63 == 0 { 0x1f } else { 0xff });
             }
             let mut buffer = BytesMut::from(&bytes[..]);

@@ -1,16 +1,15 @@
-//! Handshake: how two nodes find out that they belong together, without any I/O.
+//! Handshake: how two nodes find out that they belong to one cluster, without any I/O.
 //!
-//! Hello, Challenge, Proof, Welcome, or Refused with the reason at any step. Each side draws a
-//! nonce, and proves with an HMAC over everything that both have said, and its own role, that it
-//! knows the cluster's secret: a proof that was recorded or sent back is worth nothing. Each step
-//! takes the one before by value, so that no frame is taken out of turn.
+//! The steps are Hello, Challenge, Proof and Welcome, or Refused with the reason at any step. Each
+//! side draws a nonce. Each side proves the cluster's secret by an HMAC over all that both have
+//! said and over its own role: so a proof that was recorded or sent back is worthless. Each step
+//! consumes the step before, so that no frame is taken out of order.
 //!
-//! The dialer proves first: a stranger that dials gets nothing that was made with the secret, which
-//! it could try guesses on. The acceptor's proof is in its answer to the dialer's, a Welcome or a
-//! Refused.
+//! The dialer proves first, so that a stranger who dials gets nothing made with the secret, on
+//! which it could try guesses. The acceptor's proof is in its answer, a Welcome or a Refused.
 //!
-//! The handshake says who opened a connection. It neither hides nor seals what follows on it: the
-//! network between nodes must be private.
+//! The handshake says which node opened a connection. It neither encrypts nor authenticates what
+//! follows: the network between nodes must be private.
 
 use super::frame::{Frame, Kind};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -25,59 +24,58 @@ const VERSIONS: (u16, u16) = (1, 1);
 const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
 
-/// Longest text of a handshake; longer ones are cut.
+/// The longest text of a handshake; longer ones are cut.
 const TEXT_BYTES_MAX: usize = 512;
 
-/// Who a node says it is.
+/// A node's claims about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerHello {
-    /// The cluster it belongs to; 0 while it asks to join one.
+    /// The node's cluster; 0 while it asks to join one.
     pub cluster: u128,
-    /// Its number in the cluster; 0 if it has none yet.
+    /// The node's number in the cluster; 0 if it has none yet.
     pub node: NodeId,
-    /// Which start of its data it is. What its process drew then tells a node that came back from
-    /// two that claim one number; the count tells older data from newer.
+    /// The start of the node's data. Its random part tells a node that came back from two nodes
+    /// with one number; its count tells older data from newer.
     pub start: Start,
-    /// What it runs, for people.
+    /// The version that the node runs, for people.
     pub build: String,
-    /// The newest rules of the machine that it knows.
+    /// The newest rules of the machine that the node knows.
     pub rules: u16,
 }
 
-/// What the other side is told when it is not let in, or tells us.
+/// Why a node refuses another.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{words}")]
 pub struct Refusal {
-    /// For programs.
     pub code: RefusalCode,
-    /// For people.
+    /// The reason, for people.
     pub words: String,
 }
 
 /// Why two nodes do not connect. The numbers are the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RefusalCode {
-    /// They speak no common version of the protocol.
+    /// They have no common version of the protocol.
     Versions = 1,
     /// They belong to two clusters.
     Cluster = 2,
-    /// They do not have the same secret.
+    /// They have different secrets.
     Secret = 3,
     /// Another live process has this node's number.
     NodeInUse = 4,
-    /// The cluster does not know this node, or no longer.
+    /// The cluster does not know this node, or no longer does.
     NotAMember = 5,
-    /// What was said is no handshake.
+    /// The bytes are no handshake.
     Malformed = 6,
-    /// There are too many connections; later there may be room.
+    /// There are too many connections; try again later.
     Full = 7,
-    /// Another node than the expected one lives at the address.
+    /// Another node than the expected one has the address.
     WrongNode = 8,
-    /// The node that was asked belongs to no cluster itself.
+    /// The acceptor has no cluster itself.
     NoCluster = 9,
-    /// The node's data is older than what it was last started with.
+    /// The node's data is older than at its last start.
     Outdated = 10,
-    /// A reason that a newer version has.
+    /// A reason of a newer version.
     Other = 255,
 }
 
@@ -104,7 +102,7 @@ impl Refusal {
         Refusal { code, words: words.into() }
     }
 
-    /// How the other side is told.
+    /// The frame that sends the refusal.
     pub(super) fn frame(&self) -> Frame {
         let mut body = BytesMut::new();
         body.put_u8(self.code as u8);
@@ -137,17 +135,16 @@ impl fmt::Debug for Identity {
 /// A number that is used once.
 pub(super) type Nonce = [u8; NONCE_BYTES];
 
-/// How a handshake ended without a connection, seen from the dialer.
+/// Why a handshake ended without a connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HandshakeError {
-    /// The other side said no, after it has proved the secret and its place in the cluster.
+    /// The other side refused, after it had proved the secret and its number.
     #[error("refused by the other side: {0}")]
     RefusedByPeer(Refusal),
-    /// Whoever is there said no, and has proved nothing: for people to read, and nothing to act
-    /// upon.
+    /// The other side refused and has proved nothing: for people to read, and not to act on.
     #[error("refused by the other side, which has proved nothing: {0}")]
     Unproved(Refusal),
-    /// This side says no, and tells the other.
+    /// This side refuses, and tells the other.
     #[error("{0}")]
     RefusedByUs(Refusal),
 }
@@ -158,27 +155,27 @@ impl From<Refusal> for HandshakeError {
     }
 }
 
-/// All that both sides have said before the proofs, and the secret that they prove.
+/// What both sides have sent before the proofs, and the secret that they prove.
 #[derive(Debug)]
-struct Said<'a> {
+struct Transcript<'a> {
     me: &'a Identity,
     hello: Bytes,
     challenge: Bytes,
 }
 
-impl Said<'_> {
-    /// The dialer's proof.
-    fn dialers(&self) -> Hmac<Sha256> {
-        self.sealed(&[DIALER])
+impl Transcript<'_> {
+    fn dialer_proof(&self) -> Hmac<Sha256> {
+        self.mac_over(&[DIALER])
     }
 
-    /// The acceptor's proof, which seals its answer too: a refusal is no welcome.
-    fn acceptors(&self, kind: Kind, answer: &[u8]) -> Hmac<Sha256> {
-        self.sealed(&[ACCEPTOR, &[kind as u8], answer])
+    /// The acceptor's proof, which also covers its answer, so that a refusal can't become a
+    /// welcome.
+    fn acceptor_proof(&self, kind: Kind, answer: &[u8]) -> Hmac<Sha256> {
+        self.mac_over(&[ACCEPTOR, &[kind as u8], answer])
     }
 
-    /// Each part carries its length, so that none can borrow from the next.
-    fn sealed(&self, more: &[&[u8]]) -> Hmac<Sha256> {
+    /// Each part carries its length, so that the parts can't be cut differently.
+    fn mac_over(&self, more: &[&[u8]]) -> Hmac<Sha256> {
         let secret = &self.me.secret;
         let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key may have any length");
         for part in [&self.hello, &self.challenge]
@@ -193,11 +190,11 @@ impl Said<'_> {
     }
 }
 
-/// The dialer has said hello.
+/// The dialer has sent its Hello.
 #[derive(Debug)]
 pub(super) struct Dialing<'a> {
     me: &'a Identity,
-    /// Who is expected at the address; anyone if the dialer asks to join.
+    /// The node that is expected at the address; `None` if the dialer asks to join.
     expected: Option<NodeId>,
     hello: Bytes,
 }
@@ -217,15 +214,15 @@ impl<'a> Dialing<'a> {
         (Dialing { me, expected, hello }, frame)
     }
 
-    /// Looks at who says it answers, which nothing proves yet. The frame that comes out proves who
-    /// dialled.
+    /// Checks the acceptor's claims, which are unproved so far. Returns the frame with the dialer's
+    /// proof.
     pub(super) fn challenged(self, frame: &Frame) -> Result<(Proved<'a>, Frame), HandshakeError> {
         expect(Kind::Challenge, frame)?;
         let mut reader = Reader(&frame.body);
         let version = reader.u16()?;
         let peer = reader.hello()?;
         if !(VERSIONS.0..=VERSIONS.1).contains(&version) {
-            return Err(versions_apart((version, version)).into());
+            return Err(no_common_version((version, version)).into());
         }
         if self.me.hello.cluster != 0 && peer.cluster != self.me.hello.cluster {
             return Err(wrong_cluster(peer.cluster, self.me.hello.cluster).into());
@@ -235,47 +232,49 @@ impl<'a> Dialing<'a> {
                 format!("node {expected} was expected here, and this is node {}", peer.node);
             return Err(Refusal::new(RefusalCode::WrongNode, words).into());
         }
-        let said = Said { me: self.me, hello: self.hello, challenge: frame.body.clone() };
-        let proof = said.dialers().finalize().into_bytes();
-        Ok((Proved { peer, said }, Frame::new(Kind::Proof, 0, proof.to_vec())))
+        let transcript =
+            Transcript { me: self.me, hello: self.hello, challenge: frame.body.clone() };
+        let proof = transcript.dialer_proof().finalize().into_bytes();
+        Ok((Proved { peer, transcript }, Frame::new(Kind::Proof, 0, proof.to_vec())))
     }
 }
 
-/// The dialer has proved who it is.
+/// The dialer has sent its proof.
 #[derive(Debug)]
 pub(super) struct Proved<'a> {
     peer: PeerHello,
-    said: Said<'a>,
+    transcript: Transcript<'a>,
 }
 
 impl Proved<'_> {
-    /// The connection is open, to the node that comes out.
+    /// Checks the acceptor's answer. The connection is then open to the returned node.
     pub(super) fn welcomed(self, frame: &Frame) -> Result<PeerHello, HandshakeError> {
         let split = frame.body.len().saturating_sub(PROOF_BYTES);
         let (answer, proof) = frame.body.split_at(split);
-        let is_proved = self.said.acceptors(frame.kind, answer).verify_slice(proof).is_ok();
+        let is_proved =
+            self.transcript.acceptor_proof(frame.kind, answer).verify_slice(proof).is_ok();
         match frame.kind {
             Kind::Welcome if is_proved => Ok(self.peer),
             Kind::Welcome => Err(wrong_secret().into()),
             Kind::Refused if is_proved => {
                 Err(HandshakeError::RefusedByPeer(Refusal::read(answer)?))
             }
-            // One of a node that has another secret, or of anybody.
+            // A refusal by a node with another secret, or by any program.
             Kind::Refused => Err(HandshakeError::Unproved(Refusal::read(&frame.body)?)),
             found => Err(out_of_turn(found, Kind::Welcome).into()),
         }
     }
 }
 
-/// The acceptor has heard who dials, and asks for the proof.
+/// The acceptor has sent its Challenge.
 #[derive(Debug)]
 pub(super) struct Challenging<'a> {
     peer: PeerHello,
-    said: Said<'a>,
+    transcript: Transcript<'a>,
 }
 
 impl<'a> Challenging<'a> {
-    /// Takes the dialer's hello. The frame that comes out says who answers, and proves nothing.
+    /// Takes the dialer's Hello. The returned Challenge names the acceptor, and proves nothing.
     pub(super) fn start(
         me: &'a Identity,
         frame: &Frame,
@@ -288,51 +287,50 @@ impl<'a> Challenging<'a> {
         let theirs = (reader.u16()?, reader.u16()?);
         let version = VERSIONS.1.min(theirs.1);
         if version < VERSIONS.0.max(theirs.0) {
-            return Err(versions_apart(theirs));
+            return Err(no_common_version(theirs));
         }
         let peer = reader.hello()?;
-        me.hello.meets(&peer)?;
+        me.hello.may_meet(&peer)?;
 
         let mut body = BytesMut::new();
         body.put_u16_le(version);
         put_hello(&mut body, &me.hello, nonce);
         let challenge = body.freeze();
         let answer = Frame::new(Kind::Challenge, 0, challenge.clone());
-        let said = Said { me, hello: frame.body.clone(), challenge };
-        Ok((Challenging { peer, said }, answer))
+        let transcript = Transcript { me, hello: frame.body.clone(), challenge };
+        Ok((Challenging { peer, transcript }, answer))
     }
 
-    /// Checks the dialer's proof. The node that comes out is who it says it is, as far as the
-    /// secret tells; whether it is let in is for others to say.
+    /// Checks the dialer's proof. The secret then vouches for the returned node; the caller decides
+    /// whether the node is let in.
     pub(super) fn proved(
         self,
         frame: &Frame,
     ) -> Result<(PeerHello, Answering<'a>), HandshakeError> {
         expect(Kind::Proof, frame)?;
-        match self.said.dialers().verify_slice(&frame.body) {
-            Ok(()) => Ok((self.peer, Answering(self.said))),
+        match self.transcript.dialer_proof().verify_slice(&frame.body) {
+            Ok(()) => Ok((self.peer, Answering(self.transcript))),
             Err(_differs) => Err(wrong_secret().into()),
         }
     }
 }
 
-/// The dialer has proved itself to the acceptor, whose answer proves the acceptor.
+/// The dialer has proved itself; the acceptor's answer carries the acceptor's proof.
 #[derive(Debug)]
-pub(super) struct Answering<'a>(Said<'a>);
+pub(super) struct Answering<'a>(Transcript<'a>);
 
 impl Answering<'_> {
-    /// Opens the connection.
     pub(super) fn welcome(&self) -> Frame {
         self.prove(&Frame::new(Kind::Welcome, 0, Bytes::new()))
     }
 
-    /// Refuses the dialer, which may act on it: the words are a peer's.
+    /// Refuses the dialer. The proof lets the dialer act on the reason.
     pub(super) fn refuse(&self, refusal: &Refusal) -> Frame {
         self.prove(&refusal.frame())
     }
 
     fn prove(&self, frame: &Frame) -> Frame {
-        let proof = self.0.acceptors(frame.kind, &frame.body).finalize().into_bytes();
+        let proof = self.0.acceptor_proof(frame.kind, &frame.body).finalize().into_bytes();
         let mut body = BytesMut::from(&frame.body[..]);
         body.put_slice(&proof);
         Frame { body: body.freeze(), ..frame.clone() }
@@ -340,8 +338,8 @@ impl Answering<'_> {
 }
 
 impl PeerHello {
-    /// Whether the node that dials may be a peer of this one, before anything is proved.
-    fn meets(&self, peer: &PeerHello) -> Result<(), Refusal> {
+    /// Whether the dialing node may be a peer of this one, before any proof.
+    fn may_meet(&self, peer: &PeerHello) -> Result<(), Refusal> {
         if peer.cluster == 0 {
             return Ok(());
         }
@@ -371,11 +369,11 @@ impl PeerHello {
     }
 }
 
-/// What keeps one side's proof from being sent back as the other's.
+/// The role, which keeps one side's proof from being sent back as the other's.
 const ACCEPTOR: &[u8] = b"taskyard peer 1 acceptor";
 const DIALER: &[u8] = b"taskyard peer 1 dialer";
 
-/// Takes a frame of somebody who has proved nothing yet.
+/// Checks the kind of a frame from an unproved node.
 fn expect(kind: Kind, frame: &Frame) -> Result<(), HandshakeError> {
     match frame.kind {
         found if found == kind => Ok(()),
@@ -389,7 +387,7 @@ fn out_of_turn(found: Kind, wanted: Kind) -> Refusal {
     Refusal::new(RefusalCode::Malformed, words)
 }
 
-fn versions_apart(theirs: (u16, u16)) -> Refusal {
+fn no_common_version(theirs: (u16, u16)) -> Refusal {
     let words = format!(
         "protocol versions do not meet: {} to {} here, {} to {} there; upgrade the older node",
         VERSIONS.0, VERSIONS.1, theirs.0, theirs.1
@@ -426,8 +424,8 @@ fn put_text(out: &mut BytesMut, text: &str) {
     out.put_slice(&text.as_bytes()[..end]);
 }
 
-/// Reads a handshake's fields. What a newer version adds behind them is not looked at; the proofs
-/// cover it.
+/// Reads the fields of a handshake. Fields that a newer version appends are ignored; the proofs
+/// cover them.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -447,7 +445,7 @@ impl<'a> Reader<'a> {
         Ok(self.take(2)?.get_u16_le())
     }
 
-    /// A text of the other side, made fit for a log: one line, and no more than we would send.
+    /// Reads a text, made fit for a log: one line, and no longer than this node would send.
     fn text(&mut self) -> Result<String, Refusal> {
         let count = self.u16()?;
         let raw = String::from_utf8_lossy(self.take(count.into())?);
@@ -459,7 +457,7 @@ impl<'a> Reader<'a> {
         let cluster = self.take(16)?.get_u128_le();
         let node = self.take(8)?.get_u64_le();
         let boot = self.take(16)?.get_u128_le();
-        // The nonce is in the proofs, with every other byte; nothing else is done with it.
+        // The proofs cover the nonce, which has no other use.
         self.take(NONCE_BYTES)?;
         let build = self.text()?;
         let rules = self.u16()?;

@@ -1,36 +1,38 @@
-//! Hearing: whether a peer was heard lately, on whichever connection.
+//! Hearing: whether a peer was heard lately, on any connection.
 //!
-//! Silence is counted in looks, not in time: a process that stood still has not listened, and must
-//! not take its peers for silent. A peer that has been silent for a few looks is not counted on any
-//! more, long before its connection is given up. One that was just named counts as heard until the
-//! first attempt to reach it has ended, and the looks begin there: a node that starts should not
-//! refuse what it would know in a moment, and on a busy machine that moment may be long.
+//! Silence is counted in checks, not in time, because a process that stood still could not hear its
+//! peers. A peer that was silent for a few checks is no longer counted on, long before its
+//! connection is given up.
+//!
+//! A peer that was just named counts as heard until the first attempt to reach it has ended, and
+//! checks count only from there. So a node that starts does not refuse calls because of peers that
+//! it is about to reach, even on a busy machine.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// After so many looks without a word a peer is silent. The first may come right after its last
-/// word.
+/// A peer is silent after so many checks without a sign of life. The first check may come right
+/// after the last sign.
 pub(super) const LOOKS_MAX: u32 = 4;
 
-/// What is heard of one peer.
+/// The hearing of one peer.
 #[derive(Debug)]
 pub(super) struct Hearing {
-    /// Looks since its last word, up to [`LOOKS_MAX`].
+    /// Checks since the last sign of life, up to [`LOOKS_MAX`].
     looks: AtomicU32,
-    /// An attempt to reach it has ended, well or not: from here on it is looked for.
+    /// An attempt to reach the peer has ended, in success or not, so that checks count.
     was_tried: AtomicBool,
 }
 
-/// What a look has found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Look {
-    /// It was heard since the last one.
+    /// The peer was heard since the last check.
     Heard,
-    /// It was not, and should be asked for a sign of life.
+    /// The peer was not heard; ping it.
     Waits,
-    /// It has just become silent.
+    /// The peer has just become silent.
     FellSilent,
-    /// It was silent before.
+    /// The peer was silent before.
     Silent,
 }
 
@@ -39,23 +41,21 @@ impl Hearing {
         Hearing { looks: AtomicU32::new(0), was_tried: AtomicBool::new(false) }
     }
 
-    /// An attempt to reach the peer has ended.
     pub(super) fn tried(&self) {
         self.was_tried.store(true, Ordering::Release);
     }
 
-    /// The peer has sent something. Says whether it was silent before.
+    /// The peer has sent something. Returns whether it was silent before.
     pub(super) fn heard(&self) -> bool {
-        // Most words come soon after another: they need not take the line from who looks.
+        // Most signs follow each other closely, and need no write to the shared counter.
         self.looks.load(Ordering::Acquire) > 0 && self.looks.swap(0, Ordering::AcqRel) >= LOOKS_MAX
     }
 
-    /// Whether the peer is counted on.
     pub(super) fn is_heard(&self) -> bool {
         self.looks.load(Ordering::Acquire) < LOOKS_MAX
     }
 
-    /// One more look. Those before the first attempt to reach it count for nothing.
+    /// Makes one check. Checks before the first attempt to reach the peer do not count.
     pub(super) fn look(&self) -> Look {
         if !self.was_tried.load(Ordering::Acquire) {
             return Look::Heard;
@@ -70,7 +70,7 @@ impl Hearing {
         }
     }
 
-    /// The peer counts as silent, as if it had been for long.
+    /// Marks the peer as silent.
     #[cfg(test)]
     pub(super) fn silence(&self) {
         self.looks.store(LOOKS_MAX, Ordering::Release);

@@ -1,37 +1,37 @@
-//! Pings: how far away a peer is, and how far its clock is from ours.
+//! Pings: the distance of a peer, and the difference between its clock and this node's.
 //!
-//! Of the last answers the one with the shortest way counts for the clocks: its error is at most
-//! half of that way.
+//! Of the last answers, the one with the shortest round trip counts for the clock: its error is at
+//! most half of that round trip.
 
 use std::{
     collections::VecDeque,
     time::{Duration, Instant},
 };
 
-/// Answers that are remembered.
+/// The answers that are remembered.
 const SAMPLES_MAX: usize = 8;
 
-/// What pings have told about one connection.
+/// The pings of one connection.
 #[derive(Debug, Default)]
 pub(super) struct Pings {
     next: u64,
-    /// The ping that is under way, and when it left.
+    /// The ping under way, and when it was sent.
     under_way: Option<(u64, Instant)>,
     samples: VecDeque<Sample>,
 }
 
-/// What one answer tells.
+/// The result of one answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
     pub(super) round_trip: Duration,
-    /// Positive if the peer's clock is ahead of ours.
+    /// Positive if the peer's clock is ahead of this node's.
     pub(super) clock_skew_ms: i64,
 }
 
 impl Pings {
-    /// The number of a ping that leaves now. One that is not answered yet keeps its number: an
-    /// answer that takes longer than the pause between pings still counts.
-    pub(super) fn leave(&mut self, now: Instant) -> u64 {
+    /// The number of a ping that is sent now. An unanswered ping keeps its number, so that an
+    /// answer slower than the interval between pings still counts.
+    pub(super) fn begin(&mut self, now: Instant) -> u64 {
         match self.under_way {
             Some((number, _)) => number,
             None => {
@@ -42,7 +42,7 @@ impl Pings {
         }
     }
 
-    /// Takes an answer; one that nobody waits for tells nothing.
+    /// Takes an answer; an answer to no open ping is ignored.
     pub(super) fn answered(&mut self, number: u64, peer_wall_ms: u64, now: Instant, wall_ms: u64) {
         let Some((_, left_at)) = self.under_way.take_if(|(waited_for, _)| *waited_for == number)
         else {
@@ -50,7 +50,7 @@ impl Pings {
         };
         let round_trip = now.saturating_duration_since(left_at);
         let one_way_ms = i128::try_from(round_trip.as_millis() / 2).unwrap_or(i128::MAX);
-        // The peer read its clock about half way back.
+        // The peer read its clock about half way through the round trip.
         let skew_ms = i128::from(peer_wall_ms) - (i128::from(wall_ms) - one_way_ms);
         let bounded = skew_ms.clamp(i64::MIN.into(), i64::MAX.into());
         let clock_skew_ms = i64::try_from(bounded).expect("just clamped");
@@ -60,14 +60,14 @@ impl Pings {
         self.samples.push_back(Sample { round_trip, clock_skew_ms });
     }
 
-    /// The last way there and back.
+    /// The last round trip.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         self.samples.back().map(|sample| sample.round_trip)
     }
 
-    /// How far the peer's clock is ahead of ours, or behind if negative.
+    /// How far the peer's clock is ahead of this node's, or behind if negative.
     pub(super) fn clock_skew_ms(&self) -> Option<i64> {
-        // Of equals the newest: clocks are set.
+        // Among equals the newest, because a clock may have been set.
         let nearest = self.samples.iter().rev().min_by_key(|sample| sample.round_trip);
         nearest.map(|sample| sample.clock_skew_ms)
     }
@@ -77,13 +77,13 @@ impl Pings {
 mod tests {
     use super::*;
 
-    /// Plays pings of (way in ms, the peer's lead in ms): the way is even, and we stand at one
-    /// million.
+    /// Plays pings of (round trip in ms, the peer's lead in ms); both ways take equally long, and
+    /// this node's clock begins at one million.
     fn played(trips: &[(u64, i64)]) -> Pings {
         let (mut pings, start) = (Pings::default(), crate::clock::real_now());
         for (index, (way_ms, lead_ms)) in (0u64..).zip(trips) {
             let left_ms = index * 100_000;
-            let number = pings.leave(start + Duration::from_millis(left_ms));
+            let number = pings.begin(start + Duration::from_millis(left_ms));
             let back_ms = left_ms + way_ms;
             let read_ms = (1_000_000 + left_ms + way_ms / 2).saturating_add_signed(*lead_ms);
             let back_at = start + Duration::from_millis(back_ms);
@@ -115,11 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_nobody_waits_for_tell_nothing() {
+    fn unexpected_answers_are_ignored() {
         let (mut pings, now) = (Pings::default(), crate::clock::real_now());
         pings.answered(1, 5, now, 5);
-        let number = pings.leave(now);
-        assert_eq!(pings.leave(now + Duration::from_secs(1)), number);
+        let number = pings.begin(now);
+        assert_eq!(pings.begin(now + Duration::from_secs(1)), number);
         pings.answered(number + 1, 5, now, 5);
         assert_eq!(pings.round_trip(), None);
         pings.answered(number, u64::MAX, now, 0);

@@ -1,10 +1,11 @@
-//! SendQueue: what waits to be written to one connection.
+//! SendQueue: the frames that wait to be written to one connection.
 //!
-//! Signs of life leave first, then Raft messages, then what is told, then calls and answers, so
-//! that no large call makes a leader or a worker look dead. Invariant: every lane is bounded, and
-//! none keeps another from moving. A Raft message beyond takes the place of the oldest, since Raft
-//! sends again, and so does what is told; a call beyond is refused, an answer waits; a ping
-//! replaces the one before.
+//! Pings leave first, then Raft messages, then messages without an answer, then calls and answers,
+//! so that no large call makes a leader or a worker look dead.
+//!
+//! Invariant: every lane is bounded, and no lane blocks another. When a lane is full, a new Raft
+//! message replaces the oldest, because Raft sends again; a new message without an answer does the
+//! same; a call is refused; an answer waits. A ping replaces the one before.
 
 use super::frame::{Frame, Kind};
 use bytes::{Bytes, BytesMut};
@@ -14,16 +15,16 @@ use std::{
 };
 use tokio::sync::{Notify, Semaphore};
 
-/// About what one write hands to the kernel.
+/// About the bytes of one write.
 const WRITE_BYTES: usize = 256 << 10;
 
-/// Bodies up to this length are copied beside their neighbours, so that many frames are one write.
+/// Bodies up to this length are copied together, so that many frames are one write.
 const COPY_BYTES_MAX: usize = 32 << 10;
 
-/// What a frame that waits costs beside its bytes, about.
+/// About the memory of a queued frame beside its bytes.
 const WAITING_BYTES: usize = 96;
 
-/// How much may wait.
+/// The bounds of the lanes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) raft_frames_max: usize,
@@ -38,9 +39,9 @@ pub(super) struct Bounds {
 pub(super) struct SendQueue {
     bounds: Bounds,
     lanes: Mutex<Lanes>,
-    /// Bytes of calls and answers that there is room for. Who waits for some gets it in turn.
+    /// The free bytes for calls and answers. Waiting answers get room in turn.
     room: Semaphore,
-    /// Something is there to write.
+    /// There are frames to write.
     filled: Notify,
     /// Calls and answers were taken out.
     drained: Notify,
@@ -50,7 +51,7 @@ pub(super) struct SendQueue {
 struct Lanes {
     pong: Option<Frame>,
     ping: Option<Frame>,
-    /// No more than there are calls that were written and not answered.
+    /// At most one per call that was written and not answered.
     cancels: VecDeque<u64>,
     raft: VecDeque<Frame>,
     raft_bytes: usize,
@@ -58,13 +59,13 @@ struct Lanes {
     tell_bytes: usize,
     notices: VecDeque<Frame>,
     notice_bytes: usize,
-    /// In the order of their tickets.
+    /// By ticket, in order.
     bulk: BTreeMap<u64, Frame>,
     bulk_bytes: usize,
     next_ticket: u64,
 }
 
-/// A place among the calls and answers.
+/// The place of a call or an answer in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket(u64);
 
@@ -83,7 +84,7 @@ impl SendQueue {
         }
     }
 
-    /// Adds a Raft message; says how many older ones went for it.
+    /// Queues a Raft message. Returns how many older ones were dropped for it.
     pub(super) fn push_raft(&self, frame: Frame) -> u64 {
         let mut lanes = self.lanes();
         lanes.raft_bytes += cost(&frame);
@@ -101,14 +102,14 @@ impl SendQueue {
         dropped
     }
 
-    /// Drops the Raft messages of a group.
     pub(super) fn forget_raft(&self, group: u64) {
         let mut lanes = self.lanes();
         lanes.raft.retain(|frame| frame.stream != group);
         lanes.raft_bytes = lanes.raft.iter().map(cost).sum();
     }
 
-    /// Adds what is told. The newest is always taken, whatever its size: older ones go for it.
+    /// Queues a message without an answer. The newest is always taken, whatever its size; older
+    /// ones are dropped for it.
     pub(super) fn push_tell(&self, frame: Frame) {
         let mut lanes = self.lanes();
         lanes.tell_bytes += cost(&frame);
@@ -121,7 +122,7 @@ impl SendQueue {
         self.filled.notify_one();
     }
 
-    /// Adds a few words about a call that has no answer: it may not have to wait for room.
+    /// Queues a notice that a call has no answer. A notice can't wait for room.
     pub(super) fn push_notice(&self, frame: Frame) -> Result<(), Full> {
         let mut lanes = self.lanes();
         let bytes = lanes.notice_bytes + cost(&frame);
@@ -135,14 +136,14 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Adds a call. One that is alone is always taken, whatever its size.
+    /// Queues a call. An empty queue takes a call of any size.
     pub(super) fn push_bulk(&self, frame: Frame) -> Result<Ticket, Full> {
         let room = self.room.try_acquire_many(self.share(&frame)).map_err(|_full| Full)?;
         room.forget();
         Ok(self.push(frame))
     }
 
-    /// Adds an answer as soon as there is room for it, in turn with others that wait.
+    /// Queues an answer once there is room for it, in turn with other answers.
     pub(super) async fn push_bulk_in_turn(&self, frame: Frame) {
         let room = self.room.acquire_many(self.share(&frame)).await;
         room.expect("nobody closes it").forget();
@@ -160,49 +161,49 @@ impl SendQueue {
         Ticket(ticket)
     }
 
-    /// Takes a call back; `false` if it may have been written.
+    /// Withdraws a call; `false` if it may have been written.
     pub(super) fn withdraw(&self, ticket: Ticket) -> bool {
         let mut lanes = self.lanes();
         let Some(frame) = lanes.bulk.remove(&ticket.0) else { return false };
-        self.leave(&mut lanes, &frame);
+        self.free_room(&mut lanes, &frame);
         true
     }
 
-    /// A call or an answer is out.
-    fn leave(&self, lanes: &mut Lanes, frame: &Frame) {
+    /// Frees the room of a call or an answer.
+    fn free_room(&self, lanes: &mut Lanes, frame: &Frame) {
         lanes.bulk_bytes -= cost(frame);
         self.room.add_permits(self.share(frame) as usize);
     }
 
-    /// What a frame takes of the room; all of it if it is larger.
+    /// The room that a frame takes; all room if it is larger.
     fn share(&self, frame: &Frame) -> u32 {
         u32::try_from(cost(frame).min(self.bounds.bulk_bytes_max)).unwrap_or(u32::MAX)
     }
 
-    /// Tells that the caller of a call that was written has gone.
+    /// Queues the cancellation of a call that was written.
     pub(super) fn push_cancel(&self, stream: u64) {
         self.lanes().cancels.push_back(stream);
         self.filled.notify_one();
     }
 
-    /// A sign of life, which takes the place of one of its kind that is not written yet.
+    /// Sets the next ping, which replaces an unwritten one.
     pub(super) fn set_ping(&self, frame: Frame) {
         self.lanes().ping = Some(frame);
         self.filled.notify_one();
     }
 
-    /// The answer to the newest ping of the other side.
+    /// Sets the answer to the newest ping of the other side.
     pub(super) fn set_pong(&self, frame: Frame) {
         self.lanes().pong = Some(frame);
         self.filled.notify_one();
     }
 
-    /// Returns when there may be something to write.
+    /// Waits until there may be something to write.
     pub(super) async fn filled(&self) {
         self.filled.notified().await;
     }
 
-    /// Returns when at most `bytes` of calls and answers wait.
+    /// Waits until at most `bytes` of calls and answers are queued.
     pub(super) async fn drained_to(&self, bytes: usize) {
         loop {
             let drained = self.drained.notified();
@@ -213,7 +214,7 @@ impl SendQueue {
         }
     }
 
-    /// Frames and bytes that wait.
+    /// The number and bytes of queued frames.
     pub(super) fn waiting(&self) -> (usize, usize) {
         let lanes = self.lanes();
         let frames = lanes.raft.len() + lanes.tells.len() + lanes.notices.len() + lanes.bulk.len();
@@ -221,8 +222,8 @@ impl SendQueue {
         (frames, bytes)
     }
 
-    /// Moves about one write's worth out of the queue, most urgent first. At least one of what is
-    /// told, and one call or answer, goes with it if any waits: Raft alone must not starve them.
+    /// Takes about one write's worth of frames, most urgent first. Includes at least one message
+    /// without an answer, and one call or answer, so that Raft messages do not starve them.
     pub(super) fn take(&self) -> Vec<Bytes> {
         let mut batch = Batch::default();
         let mut lanes = self.lanes();
@@ -248,7 +249,7 @@ impl SendQueue {
             batch.push(&frame);
         }
         while let Some((_, frame)) = lanes.bulk.pop_first() {
-            self.leave(&mut lanes, &frame);
+            self.free_room(&mut lanes, &frame);
             batch.push(&frame);
             if batch.bytes >= WRITE_BYTES {
                 break;
@@ -268,7 +269,7 @@ fn cost(frame: &Frame) -> usize {
     frame.wire_bytes() + WAITING_BYTES
 }
 
-/// Frames as the pieces that are written: small ones side by side, large bodies as they are.
+/// Frames as pieces to write: small frames together, large bodies uncopied.
 #[derive(Default)]
 struct Batch {
     pieces: Vec<Bytes>,
@@ -317,7 +318,7 @@ mod tests {
         Frame::new(Kind::Call, stream, vec![0; bytes])
     }
 
-    /// Kinds and streams of what one write takes out.
+    /// Kinds and streams of the frames of one write.
     fn taken(queue: &SendQueue) -> Vec<(Kind, u64)> {
         let mut bytes = BytesMut::new();
         queue.take().iter().for_each(|piece| bytes.extend_from_slice(piece));
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_of_one_group_leaves_the_others_alone() {
+    fn dropping_one_groups_messages_keeps_the_others() {
         let queue = SendQueue::new(BOUNDS);
         for group in [7, 8, 7, 9] {
             queue.push_raft(raft(group, 10));
@@ -383,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_goes_with_every_write_and_the_oldest_goes_when_there_is_too_much() {
+    fn every_write_has_a_message_without_answer_and_a_full_lane_drops_the_oldest() {
         let tell = |number, bytes| Frame::new(Kind::Tell, number, vec![0; bytes]);
         let queue = SendQueue::new(Bounds { tell_bytes_max: 3_500, ..BOUNDS });
         for number in 0..30 {
@@ -395,7 +396,7 @@ mod tests {
             let told = frames.iter().filter(|(kind, _)| *kind == Kind::Tell);
             told.map(|(_, number)| *number).collect()
         };
-        // One at a time beside as much of Raft as fits a write.
+        // One such message beside a full write of Raft messages.
         assert_eq!(sent(taken(&queue)), [2]);
         assert_eq!(sent(taken(&queue)), [3, 4]);
         assert_eq!(queue.waiting(), (0, 0));
@@ -466,7 +467,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_for_room_goes_on_when_there_is_some() {
+    async fn a_wait_for_room_ends_when_there_is_room() {
         let queue = SendQueue::new(BOUNDS);
         queue.push_bulk(call(1, 500)).unwrap();
         let waiting = queue.drained_to(100);

@@ -1,10 +1,9 @@
-//! The calls of a peer that dialled this node: taken, executed, answered.
+//! Serving: the calls of a peer that dialled this node.
 //!
-//! Invariants: a call is executed once, or declined and not begun; a call that is cancelled, or
-//! whose connection ends, is dropped where it stands. Answers that a peer has not read keep its
-//! further calls from being begun, and nothing else of what it sends: its Raft messages and what it
-//! tells are heard. A burst of answers waits for room, each with its call; a peer that reads none
-//! of them is cut off by its silence.
+//! Invariants: a call is executed once, or declined and not begun. A call that is cancelled, or
+//! whose connection ends, is dropped. While a peer does not read its answers, its new calls are not
+//! begun, but its Raft messages and other messages are still taken. Finished calls wait for room
+//! for their answers; a peer that reads no answers is cut off.
 
 use super::{
     PeerHandler,
@@ -33,9 +32,9 @@ use tokio::{
 pub(super) struct Allowance {
     pub(super) calls_max: usize,
     pub(super) request_bytes_max: usize,
-    /// Answers that wait, after which no call of the peer is begun.
+    /// Bytes of unread answers above which no call of the peer is begun.
     pub(super) answer_bytes_soft_max: usize,
-    /// The same, after which further answers wait for room.
+    /// Bytes of unread answers above which further answers wait for room.
     pub(super) answer_bytes_max: usize,
 }
 
@@ -46,15 +45,14 @@ pub(super) const ALLOWANCE: Allowance = Allowance {
     answer_bytes_max: limits::PEER_ANSWER_BYTES_MAX,
 };
 
-/// A connection that a peer dialled.
 #[derive(Debug)]
 struct Served {
     allowance: Allowance,
     queue: SendQueue,
     under_way: Mutex<UnderWay>,
-    /// Whose turn it is to wait until answers are read, before a call is begun.
+    /// Calls wait in turn until answers are read, before they are begun.
     turn: tokio::sync::Mutex<()>,
-    /// There was no room even for words about calls.
+    /// There was no room even for a notice.
     overflowed: Notify,
 }
 
@@ -62,11 +60,11 @@ struct Served {
 struct UnderWay {
     calls: HashMap<u64, (AbortHandle, usize)>,
     request_bytes: usize,
-    /// Calls that are done, and whose answers wait for room.
+    /// Finished calls whose answers wait for room.
     answering: usize,
 }
 
-/// Serves a peer until its connection ends, and says why it did.
+/// Serves a peer until its connection ends, and returns why.
 pub(super) async fn serve(
     (mut reader, writer): (FrameReader<impl AsyncRead + Unpin>, impl AsyncWrite + Unpin),
     from: NodeId,
@@ -88,7 +86,7 @@ pub(super) async fn serve(
         turn: tokio::sync::Mutex::default(),
         overflowed: Notify::new(),
     });
-    // Dropped with the connection, and with it every call that is under way.
+    // Dropped with the connection, and with it every call under way.
     let mut tasks = JoinSet::new();
     let read = async {
         loop {
@@ -124,7 +122,6 @@ pub(super) async fn serve(
 }
 
 impl Served {
-    /// Begins a call, or declines it.
     fn begin<F>(
         self: &Arc<Served>,
         tasks: &mut JoinSet<()>,
@@ -138,7 +135,7 @@ impl Served {
         if self.under_way().calls.contains_key(&stream) {
             return Err(Ended::OutOfTurn(format!("call {stream} twice")));
         }
-        // Calls are begun one after the other, so what there is room for now stays so.
+        // Calls are begun one after the other, so that the room found here stays free.
         if self.is_full(bytes) {
             let why = "too many calls are under way on the other side";
             self.notice(Frame::new(Kind::Declined, stream, why));
@@ -146,12 +143,12 @@ impl Served {
         }
         let served = self.clone();
         let mut under_way = self.under_way();
-        // The task can't be over before it is listed: its end takes the same lock.
+        // The task can't end before it is listed, because its end takes the same lock.
         let task = tasks.spawn(async move {
-            served.until_read().await;
-            // A handler that panics says so in the log; its caller must not wait for nothing.
+            served.until_answers_read().await;
+            // A handler's panic is in the log; its caller must still get an answer.
             let answer = AssertUnwindSafe(async { call().await }).catch_unwind().await;
-            if !served.under_way().answers(stream) {
+            if !served.under_way().begin_answer(stream) {
                 return;
             }
             let answer = match answer {
@@ -162,7 +159,7 @@ impl Served {
                 }
                 Err(_panic) => Frame::new(Kind::Broken, stream, Bytes::new()),
             };
-            // From here on no cancellation stops it: what it hands over must arrive.
+            // A cancellation no longer stops the call: what its answer hands over must arrive.
             served.queue.push_bulk_in_turn(answer).await;
             served.under_way().answering -= 1;
         });
@@ -177,8 +174,8 @@ impl Served {
             || under_way.request_bytes + bytes > self.allowance.request_bytes_max
     }
 
-    /// The caller has gone. It is told that no answer will come, unless one is on its way already:
-    /// who minds a late answer must know when to forget the call.
+    /// Cancels a call. Tells the caller that no answer will come, unless one is on its way, because
+    /// a receiver for late answers must know when to forget the call.
     fn cancel(&self, stream: u64) {
         let task = self.under_way().remove(stream);
         if let Some(task) = task {
@@ -187,15 +184,15 @@ impl Served {
         }
     }
 
-    /// Returns when so much was read of the answers that a call may be begun. Calls wait one after
-    /// the other.
-    async fn until_read(&self) {
+    /// Waits until the peer has read enough answers to begin a call. Calls wait one after the
+    /// other.
+    async fn until_answers_read(&self) {
         let _turn = self.turn.lock().await;
         self.queue.drained_to(self.allowance.answer_bytes_soft_max).await;
     }
 
-    /// Says something about a call that has no answer. A peer that keeps to its bounds, and reads,
-    /// never has too many of them.
+    /// Queues a notice that a call has no answer. A peer that keeps its bounds and reads never has
+    /// too many.
     fn notice(&self, frame: Frame) {
         if self.queue.push_notice(frame).is_err() {
             self.overflowed.notify_one();
@@ -214,8 +211,8 @@ impl UnderWay {
         Some(task)
     }
 
-    /// A call is done, and its answer goes out; `false` if it was cancelled.
-    fn answers(&mut self, stream: u64) -> bool {
+    /// Marks a finished call as answering; `false` if it was cancelled.
+    fn begin_answer(&mut self, stream: u64) -> bool {
         let is_wanted = self.remove(stream).is_some();
         self.answering += usize::from(is_wanted);
         is_wanted

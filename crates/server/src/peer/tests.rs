@@ -1,4 +1,4 @@
-//! Networks on loopback: what peers tell each other, and what becomes of it.
+//! Networks on loopback: what peers send each other, and how connections end.
 
 mod hostile;
 mod layout;
@@ -15,12 +15,12 @@ use tokio::{sync::watch, time::timeout};
 const CLUSTER: u128 = 0xc1;
 const WAIT: Duration = Duration::from_secs(60);
 
-/// Ends a test that hangs, and says where; no test passes or fails by how long it takes.
+/// Ends a test that hangs, and says where; no test passes or fails by its duration.
 async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(WAIT * 2, future).await.unwrap_or_else(|_| panic!("waited for: {what}"))
 }
 
-/// A handler that remembers what it is told.
+/// A handler that records what it receives.
 #[derive(Debug, Default)]
 struct Recorder {
     seen: Mutex<Seen>,
@@ -33,11 +33,11 @@ struct Seen {
     told: Vec<Bytes>,
     /// How often each call was executed.
     executed: BTreeMap<Bytes, u64>,
-    /// Calls that were dropped where they stood.
+    /// The number of calls dropped before their end.
     dropped: u64,
     /// Ups and downs, in order.
     turns: Vec<(NodeId, bool)>,
-    /// Who was heard, and no longer, in order.
+    /// Changes of hearing, in order.
     heard: Vec<(NodeId, bool)>,
     removed: Vec<NodeId>,
     /// Calls that wait at the gate may be answered.
@@ -51,7 +51,7 @@ impl Recorder {
         changed
     }
 
-    /// Waits until what was seen is as wanted.
+    /// Waits until the record is as wanted.
     async fn until<T>(&self, what: &str, wanted: impl Fn(&Seen) -> Option<T>) -> T {
         let mut changes = self.changed.subscribe();
         within(what, async {
@@ -87,7 +87,7 @@ fn last_turn(seen: &Seen, node: NodeId) -> Option<bool> {
     seen.turns.iter().rev().find(|(of, _)| *of == node).map(|(_, up)| *up)
 }
 
-/// Notes a call that was dropped before it was done.
+/// Records a call that is dropped before its end.
 struct Unfinished(Arc<Recorder>);
 
 impl Drop for Unfinished {
@@ -252,11 +252,11 @@ async fn a_peer_whose_clock_is_an_hour_ahead_shows_in_the_status() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_sent_is_surely_not_executed() {
+async fn calls_that_can_not_be_sent_are_not_executed() {
     let (one, two) = (TestNode::start(1).await, TestNode::start(2).await);
     assert!(is_not_sent(&one.asks(2, "unknown").await));
     assert!(!one.network.raft(2, 1, Bytes::new()));
-    // A port that is bound and not listened to: nobody answers.
+    // A port that is bound and does not accept.
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     one.dials(&[(2, nobody)]);
     assert!(is_not_sent(&one.asks(2, "nobody").await));
@@ -264,7 +264,7 @@ async fn what_can_not_be_sent_is_surely_not_executed() {
     assert_eq!(one.network.status()[0].raft_dropped, 1);
     assert!(!one.network.raft(2, 1, Bytes::from(vec![0; limits::PEER_FRAME_BYTES_MAX])));
 
-    // It has moved: dialled at its new place, in the middle of a pause or not.
+    // The peer has moved, and is dialled at its new address, during a pause or not.
     one.connects_to(&two).await;
     assert!(one.asks(2, "here").await.is_ok());
     assert_eq!((two.executed("unknown"), two.executed("nobody"), two.executed("here")), (0, 0, 1));
@@ -286,7 +286,7 @@ async fn a_peer_that_moves_is_dialled_at_its_new_address() {
     assert_eq!(one.recorder.turns(2), [true, false, true]);
 }
 
-/// Its connection would be given up after five seconds; a leader is needed sooner.
+/// The connection would be given up after five seconds, which is too long for a leader.
 #[tokio::test]
 async fn a_peer_behind_a_dead_line_is_not_counted_on_and_heard_again_when_it_lives() {
     let (one, two) = (TestNode::start(1).await, TestNode::start(2).await);
@@ -306,7 +306,7 @@ async fn a_peer_behind_a_dead_line_is_not_counted_on_and_heard_again_when_it_liv
     one.recorder.until("it is heard again", heard(again)).await;
     assert!(one.network.is_heard(2) && one.network.is_reached(2));
     assert_eq!(one.recorder.turns(2), [true]);
-    // A line that was closed is no silence at first: it may be made again.
+    // A closed connection is no silence at first, because it may be made again.
     two.network.stop();
     one.recorder.until_down(2).await;
     assert!(!one.network.is_reached(2));
@@ -315,7 +315,7 @@ async fn a_peer_behind_a_dead_line_is_not_counted_on_and_heard_again_when_it_liv
     assert!(!one.network.is_heard(2));
 }
 
-/// What it sends on the connection that it has dialled counts as well.
+/// Messages on the connection that the peer dialled count as well.
 #[tokio::test]
 async fn a_peer_is_heard_on_either_connection() {
     let (one, two) = (TestNode::start(1).await, TestNode::start(2).await);
@@ -324,13 +324,13 @@ async fn a_peer_is_heard_on_either_connection() {
     one.recorder.until_up(2).await;
     two.connects_to(&one).await;
     door.set(proxy::Line::Stalls);
-    // Its own connection lives: longer than the silence that the other is allowed, and no shorter.
+    // The peer's own connection lives, so that the peer is heard during the other's silence.
     one.recorder.until_down(2).await;
     let seen = one.recorder.seen.lock().unwrap().heard.clone();
     assert_eq!(seen, [], "it was heard all the time");
 }
 
-/// A busy machine takes its time for a handshake.
+/// A handshake takes long on a busy machine.
 #[tokio::test]
 async fn a_peer_is_not_given_up_while_it_is_first_dialled() {
     let (one, two) = (TestNode::start(1).await, TestNode::start(2).await);
@@ -347,7 +347,7 @@ async fn a_peer_is_not_given_up_while_it_is_first_dialled() {
     assert_eq!(seen, [(3, false)]);
 }
 
-/// It dials as soon as it can, and may be named here a little later.
+/// A peer dials as soon as it can, and may be named here a little later.
 #[tokio::test]
 async fn a_peer_that_has_dialled_before_it_was_named_is_heard_all_the_same() {
     let (one, two) = (TestNode::start(1).await, TestNode::start(2).await);
@@ -356,7 +356,7 @@ async fn a_peer_that_has_dialled_before_it_was_named_is_heard_all_the_same() {
     door.set(proxy::Line::Stalls);
     one.dials(&[(2, door.address)]);
     assert!(one.network.is_heard(2) && !one.network.is_reached(2), "it has a moment");
-    // No connection there is made while several of its looks pass.
+    // No connection is made while several checks pass.
     until_error(&one, |error| error.contains("no handshake")).await;
     assert!(one.network.is_heard(2));
     assert_eq!(one.recorder.seen.lock().unwrap().heard, []);
@@ -369,14 +369,14 @@ async fn a_peer_that_has_dialled_before_it_was_named_is_heard_all_the_same() {
 async fn another_node_at_a_peers_address_is_not_taken_for_it() {
     let (one, two) = (TestNode::start(1).await, TestNode::start(2).await);
     one.dials(&[(3, two.address)]);
-    // Told to the other side too.
+    // The other side is told too.
     let words = until_error(&one, |error| error.contains("node 3 was expected")).await;
     assert!(words.contains("this is node 2"), "{words}");
     assert!(is_not_sent(&one.asks(3, "hello").await));
     assert!(one.recorder.turns(3).is_empty());
 }
 
-/// Waits for the last error of the one peer to be as wanted: attempts come again and again.
+/// Waits until the last error of the only peer is as wanted; attempts repeat.
 async fn until_error(node: &TestNode, wanted: impl Fn(&str) -> bool) -> String {
     let peer = node.network.status().remove(0).node;
     let mut errors = node.network.link(peer).unwrap().last_error.subscribe();
@@ -394,7 +394,8 @@ async fn a_peer_that_is_taken_out_is_hung_up_on_and_may_come_back() {
     one.recorder.until_down(2).await;
     assert!(is_not_sent(&one.asks(2, "gone").await));
     assert!(one.network.status().is_empty());
-    // And what it dialled is closed; it is told why when it comes again.
+    // The connection that the peer dialled is closed too; its next attempt is refused with the
+    // reason.
     two.recorder.until_down(1).await;
     until_error(&two, |error| error.contains("node 2 was removed from the cluster")).await;
     assert!(one.network.refused()["not a member"] > 0);
@@ -431,7 +432,7 @@ async fn a_process_that_comes_again_takes_the_place_of_its_old_connection() {
     let address = one.address.to_string();
     let (mut old, _old_writer, _) = dial::dial(&address, &me, Some(1), within_ms).await.unwrap();
     let (_new, mut writer, _) = dial::dial(&address, &me, Some(1), within_ms).await.unwrap();
-    // The old connection ends, whatever it was sent before.
+    // The old connection ends, whatever was sent on it before.
     let ended = async {
         while let Ok(frame) = old.frame().await {
             assert_eq!(frame.kind, Kind::Ping);
@@ -476,7 +477,7 @@ async fn calls_beyond_the_allowance_are_declined_and_not_executed() {
     assert!(one.asks(2, "fourth").await.is_ok());
 }
 
-/// As when a queue is resumed, and every worker that waits gets its fill.
+/// As when a queue is resumed, and every waiting worker gets tasks.
 #[tokio::test]
 async fn a_burst_of_answers_waits_for_its_reader() {
     const CALLS: usize = 30;
@@ -499,7 +500,7 @@ async fn a_burst_of_answers_waits_for_its_reader() {
 }
 
 #[tokio::test]
-async fn what_is_told_arrives_in_order_however_many_calls_are_under_way() {
+async fn messages_without_answers_arrive_in_order_however_many_calls_are_under_way() {
     let tuning = Tuning { allowance: Allowance { calls_max: 2, ..ALLOWANCE }, ..TUNING };
     let dialer = Tuning { calls_max: CallsMax { all: 2, parked: 1 }, ..TUNING };
     let one = TestNode::with(config(1).identity(), dialer, Clock::system()).await;
@@ -562,7 +563,7 @@ async fn a_node_that_asks_to_join_is_answered() {
     assert!(matches!(refused, JoinError::NoNode { .. }), "{refused}");
 }
 
-/// A sequence of numbers that a seed names.
+/// A seeded sequence of numbers.
 struct Draws(AtomicU64);
 
 impl Draws {

@@ -1,11 +1,10 @@
-//! Claims, wherever their shards are led: parked at the leader, and parked again at the next one
-//! for the rest of their wait.
+//! Claims on whichever node leads: parked at the leader, and parked again at its successor for the
+//! rest of the wait.
 //!
-//! No claim is orphaned: a caller that goes away cancels its call, and what comes for it
-//! nevertheless goes back. A session's claim has a number; when its answer gets lost, it is sent
-//! again under that number, and gets the tasks that it got before under new tokens. So an answer to
-//! an earlier sending that comes late goes back in vain. What a claim without a session lost, its
-//! lease ends.
+//! No claim is orphaned: a caller that goes away cancels its call, and tasks that still come are
+//! released. A session's claim has a number. If its answer is lost, the claim is repeated under
+//! that number and gets the same tasks under new tokens, so releasing the tasks of a late first
+//! answer has no effect. If a claim without a session loses its answer, its lease ends the claim.
 
 use super::{
     ClaimRequest, HandedTask, Shards,
@@ -25,14 +24,14 @@ use taskyard_machine::{ClaimNumber, Command, EncodedCommand, Release, ShardId};
 use taskyard_replica::NodeId;
 
 impl ClaimRequest {
-    /// Makes it a claim of its own. Random, for a session may go on at another node, which does not
-    /// know how far this one has counted.
+    /// Gives the claim a new number. The number is random, because the session may continue at
+    /// another node, which does not know this node's count.
     fn begin(&mut self) {
         let number = |_| ClaimNumber { sequence: random_u64(), sending: 0 };
         self.number = self.session.map(number);
     }
 
-    /// Makes it the same claim once more, if it can be: whatever came of it before is nobody's now.
+    /// Makes the claim a repetition, if it has a number. An earlier answer is void from now on.
     fn repeat(&mut self) -> bool {
         if let Some(number) = &mut self.number {
             number.sending += 1;
@@ -53,12 +52,12 @@ impl Shards {
         let search_until = if parks { until } else { until + ANSWER_FOR_MAX };
         let mut search = Search::new(self, network, shard, search_until);
         request.begin();
-        // The last answer got lost: it is asked for before anything new is.
+        // The last answer was lost: it is requested again before a new claim is made.
         let mut repeats = false;
         loop {
             let node = match search.next().await {
                 Ok(node) => node,
-                // Its wait is over, and it was spent waiting.
+                // The wait is over, and was spent at a leader.
                 Err(_) if search.has_waited && search.left().is_zero() => return Ok(Vec::new()),
                 Err(error) => return Err(error),
             };
@@ -70,13 +69,14 @@ impl Shards {
             match self.claim_at(network, node, shard, request.clone(), wait).await {
                 Tried::Answered(Ok(tasks)) if tasks.is_empty() && parks => {
                     if repeats {
-                        // It had got nothing, or gave it back. What comes now is another claim.
+                        // The lost claim had got nothing, or its tasks were released: a new claim
+                        // follows.
                         repeats = false;
                         request.begin();
                     } else if search.left().is_zero() || node == self.routes().me() {
                         return Ok(tasks);
                     } else {
-                        // A node that stops sends home who waits there.
+                        // A node that stops answers parked claims early with nothing.
                         search.refused(node, None);
                     }
                 }
@@ -117,18 +117,18 @@ impl Shards {
             ShardReply::Claimed(claimed) => Some(claimed),
             _ => None,
         };
-        self.forward_minding(network, node, &call, wait + ANSWER_MARGIN, take, Some(late)).await
+        self.forward_with_late(network, node, &call, wait + ANSWER_MARGIN, take, Some(late)).await
     }
 
-    /// Gives back what was claimed for somebody who went away. Not waited for: if it fails, the
-    /// lease ends it.
+    /// Releases tasks that were claimed for a caller that went away, in the background. If a
+    /// release fails, the lease ends the claim.
     pub(crate) fn release_later(&self, tasks: &[HandedTask]) {
         let release = |handed: &HandedTask| {
             let release = Release { task: handed.task.id, token: handed.task.token };
             (handed.task.id.home, EncodedCommand::new(&Command::Release(release)))
         };
         let commands: Vec<_> = tasks.iter().map(release).collect();
-        // A handle may be dropped after its runtime: then the node is gone, and the lease ends it.
+        // Without a runtime the node is gone, and leases end the claims.
         if let (false, Ok(runtime)) = (commands.is_empty(), tokio::runtime::Handle::try_current()) {
             let shards = self.clone();
             runtime.spawn(async move { shards.propose_all(commands, false).await });

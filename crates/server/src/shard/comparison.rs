@@ -1,9 +1,9 @@
-//! Comparison: when the leader of a shard lets its replicas compare their states, and what this
-//! replica makes of what they say.
+//! Comparison: when a shard's leader has its replicas compare their states, and this replica's
+//! verdict.
 //!
-//! After so many entries, or a while after the first, the leader proposes a mark. It is an entry
-//! like any other, so each replica keeps the digest of the same moment; then the leader says what
-//! it has. A shard that nobody writes to, or that has one replica, is left alone.
+//! After many entries, or a while after the first, the leader proposes a mark. A mark is an entry,
+//! so that all replicas keep the digest of the same moment; then the leader attests its digest. A
+//! shard with one replica or without new entries compares nothing.
 
 use std::time::{Duration, Instant};
 use taskyard_machine::Attest;
@@ -11,7 +11,7 @@ use taskyard_replica::{Jury, Members, Statement, Verdict};
 
 /// Entries after which replicas compare.
 const ENTRIES_MAX: u64 = 1_024;
-/// How long after the last time they do, if there was anything since.
+/// How long after the last comparison the next one is due, if there were entries.
 pub(crate) const COMPARE_AFTER: Duration = Duration::from_secs(60);
 
 /// The comparison of one shard, on one node.
@@ -19,18 +19,18 @@ pub(crate) const COMPARE_AFTER: Duration = Duration::from_secs(60);
 pub(crate) struct Comparison {
     jury: Jury,
     in_flight: bool,
-    /// When this leader last let them compare, or saw that there is something to compare.
+    /// When this leader last proposed a mark, or noticed the first entry to compare.
     since: Option<Instant>,
 }
 
 impl Comparison {
-    /// When to propose a mark, with so many entries since the last one.
+    /// When to propose a mark, given the number of entries since the last one.
     pub(crate) fn due_at(&self, unmarked: u64) -> Option<Instant> {
         let since = self.since.filter(|_| unmarked > 0 && !self.in_flight)?;
         Some(if unmarked >= ENTRIES_MAX { since } else { since + COMPARE_AFTER })
     }
 
-    /// Whether to propose a mark now; then it is in flight.
+    /// Whether to propose a mark now. If so, the mark counts as in flight.
     pub(crate) fn is_due(&mut self, unmarked: u64, now: Instant) -> bool {
         self.since.get_or_insert(now);
         let is_due = self.due_at(unmarked).is_some_and(|at| at <= now);
@@ -40,17 +40,17 @@ impl Comparison {
         is_due
     }
 
-    /// The mark was made, or was lost.
+    /// The mark was applied or lost.
     pub(crate) fn done(&mut self) {
         self.in_flight = false;
     }
 
-    /// This node leads the shard no more.
+    /// This node no longer leads the shard.
     pub(crate) fn end(&mut self) {
         (self.in_flight, self.since) = (false, None);
     }
 
-    /// A replica has said what it had at a mark, where this one had `own`.
+    /// Takes a replica's digest at a mark; this replica had `own`.
     pub(crate) fn hear(&mut self, me: u64, own: u64, attest: Attest, members: &Members) -> Verdict {
         let Attest { mark, replica, digest } = attest;
         self.jury.hear(me, own, Statement { mark, replica, digest }, members)

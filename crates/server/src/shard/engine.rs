@@ -1,7 +1,7 @@
 //! Engine: opens a data directory, recovers its shards and runs their thread.
 //!
-//! Dropped without [`Engine::stop`] it ends as a crash would: what was acknowledged is on disk,
-//! nothing more is done.
+//! An engine that is dropped without [`Engine::stop`] ends like a crash: acknowledged data is on
+//! disk, and nothing more is done.
 
 use super::{
     Handle, Shards,
@@ -17,7 +17,7 @@ use crate::{
     disk::DiskGuard,
     limits,
     node::StartError,
-    shard_loop::{Parts, ShardLoop, recover_all, words_of},
+    shard_loop::{Parts, ShardLoop, panic_message, recover_all},
     telemetry::Telemetry,
 };
 use std::{
@@ -28,9 +28,9 @@ use std::{
 };
 use tokio::sync::{broadcast, oneshot, watch};
 
-/// Batches of events that a reader may be behind before it misses some.
+/// Batches of events that a reader may lag behind before it misses some.
 const EVENT_BATCHES: usize = 1024;
-/// How long a stop without a deadline takes at most.
+/// The longest stop without a deadline.
 const STOP_FOR_MAX: Duration = Duration::from_millis(limits::STOP_MS_MAX);
 
 /// The shards of one data directory, running.
@@ -44,14 +44,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens `config.data` and recovers its replicas. Blocks until all shards serve that this node
-    /// leads alone; others need their peers, see `Shards::connect`.
+    /// Opens `config.data` and recovers its replicas. Blocks until every single-replica shard
+    /// leads; other shards need their peers, see `Shards::connect`.
     pub fn start(config: &Config) -> Result<Engine, StartError> {
         Engine::drive(open(config)?)
     }
 
-    /// The same for a node that has peers: its replicas take part in their groups when the gate is
-    /// opened.
+    /// `start` for a node with peers: its replicas take part in their groups once the gate is open.
     pub(crate) fn start_apart(config: &Config) -> Result<Engine, StartError> {
         let opened = open(config)?;
         let handle = &opened.parts.handle;
@@ -79,28 +78,27 @@ impl Engine {
         };
         if serves.recv().is_err() {
             let why = engine.failed.borrow().clone();
-            return Err(StartError(why.unwrap_or_else(|| "the shards did not come up".into())));
+            return Err(StartError(why.unwrap_or_else(|| "the shards did not start".into())));
         }
         Ok(engine)
     }
 
-    /// The handle to its shards.
     pub fn shards(&self) -> Shards {
         self.shards.clone()
     }
 
-    /// Completes when it has ended by itself because it could not go on; says why.
+    /// Completes when the engine has failed; says why.
     pub async fn failed(&self) -> String {
         let mut failed = self.failed.clone();
         let why = failed.wait_for(Option::is_some).await;
         match why {
             Ok(why) => why.clone().unwrap_or_default(),
-            // It ended in order: it does not fail any more.
+            // The engine was stopped in order, and fails no more.
             Err(_) => std::future::pending().await,
         }
     }
 
-    /// Hands over to other nodes what this one leads, as far as they can take it by `until`.
+    /// Hands over leadership to other nodes, as far as possible by `until`.
     pub(crate) async fn hand_over(&self, until: Instant) {
         let (answer, answered) = oneshot::channel();
         if self.shards.push(Input::HandOver { until, answer }).is_ok() {
@@ -108,21 +106,21 @@ impl Engine {
         }
     }
 
-    /// Ends calls, checkpoints every shard and closes the directory. Blocks until it is closed, a
-    /// minute at most.
+    /// Ends calls, checkpoints every shard and closes the directory. Blocks until it is closed, for
+    /// a minute at most.
     pub fn stop(self) {
         self.stop_by(clock::real_now() + STOP_FOR_MAX);
     }
 
-    /// The same, by `until`. Checkpoints only make the next start quicker: those that are not done
-    /// by then are left, and what they would have saved is replayed.
+    /// `stop` with the deadline `until`. Checkpoints only shorten the next start: those that are
+    /// not done are dropped, and their entries are replayed.
     pub(crate) fn stop_by(mut self, until: Instant) {
         self.end(Input::Stop { until });
     }
 
     fn end(&mut self, how: Input) {
         if let Some(thread) = self.thread.take() {
-            // An inbox that is closed belongs to a thread that has ended.
+            // A closed inbox belongs to a thread that has ended.
             let _ = self.shards.0.inbox.push(how);
             let _ = thread.join();
         }
@@ -135,11 +133,11 @@ impl Drop for Engine {
     }
 }
 
-/// What a data directory holds, recovered and not yet driven.
+/// A recovered data directory, before its loop runs.
 pub(crate) struct Opened {
     pub(crate) parts: Parts,
     pub(crate) data: Arc<DataDir>,
-    /// Told when all shards serve that this node leads alone.
+    /// Signalled once every single-replica shard leads.
     pub(crate) serves: mpsc::Receiver<()>,
 }
 
@@ -212,40 +210,42 @@ fn thread_failed(error: &std::io::Error) -> StartError {
     StartError(format!("a thread can't be started: {error}"))
 }
 
-/// Drives the shards until they end; whatever ends them, every call gets an answer.
+/// Runs the shards until they end. Every call gets an answer, whatever ends them.
 fn run(parts: Parts, inbox: &Inbox, data: Arc<DataDir>, failure: &watch::Sender<Option<String>>) {
     let mut shards = ShardLoop::new(parts);
     let ended = catch_unwind(AssertUnwindSafe(|| shards.run()));
     let why = match ended {
         Ok(Ok(())) => None,
         Ok(Err(failed)) => Some(failed.0),
-        Err(panic) => Some(words_of(panic.as_ref())),
+        Err(panic) => Some(panic_message(panic.as_ref())),
     };
     if let Some(why) = &why {
         tracing::error!("the shards have stopped: {why}");
     }
     inbox.close(why.as_deref().unwrap_or("this node has stopped"));
-    // Before anything is closed: that may wait for a disk that never answers.
+    // Before anything is closed, because a close may wait for a disk that never answers.
     failure.send_if_modified(|told| {
         *told = why;
         told.is_some()
     });
     let is_closed = catch_unwind(AssertUnwindSafe(|| shards.close())).unwrap_or(false);
     if !is_closed {
-        tracing::warn!("what was begun on the disk is not done yet; this process stops without it");
+        tracing::warn!(
+            "a write to the disk is not done yet; this process ends without waiting for it"
+        );
     }
-    // The lock goes last: the next process must find everything closed.
+    // The lock is released last, so that the next process finds everything closed.
     drop(data);
 }
 
-/// A node of a cluster needs no backup: the others have all that it held.
+/// Advises to rebuild a node of a cluster from its peers, because they have all of its data.
 fn how_to_rebuild(error: StartError, config: &Config, node: u64) -> StartError {
     let StartError(words) = error;
     StartError(match config.peer {
         None => words,
         Some(_) => format!(
-            "{words}; if the other nodes of its cluster go on without it, rebuild it from them instead: \
-             ask one of them to `taskyard cluster remove {node} --force`, then start this one with a new \
+            "{words}; if the rest of its cluster works, rebuild this node from it instead: run \
+             `taskyard cluster remove {node} --force` on another node, then start this node with a new \
              data directory and --join"
         ),
     })
@@ -271,7 +271,7 @@ mod tests {
         config
     }
 
-    /// raft-engine panics where a sync fails. Everybody must learn of it, and nothing may go on.
+    /// raft-engine panics when a sync fails. All callers must learn of it, and nothing may go on.
     #[tokio::test]
     async fn a_failed_sync_stops_everything() {
         let dir = tempfile::tempdir().unwrap();
@@ -304,8 +304,8 @@ mod tests {
         assert_eq!(error.to_string(), why);
     }
 
-    /// A start finishes what was begun when the log says that a replica has left. A log that still
-    /// says that it is here, without its checkpoint, would be refused as damaged.
+    /// A start finishes the removal of a replica that the log no longer has. A replica that is
+    /// still in the log, without its checkpoint, would be refused as damaged.
     #[tokio::test]
     async fn a_replica_leaves_the_log_before_its_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
@@ -326,7 +326,7 @@ mod tests {
         ] {
             shards.control(command).await.unwrap();
         }
-        // The one that commits the order to leave; the next one is the leaving.
+        // The next sync commits the order to remove the replica; the one after is the removal.
         engine.log.upgrade().unwrap().fail_sync_after(1);
         let replica = FIRST_REPLICA;
         shards.control(ControlCommand::Unassign { group, replica }).await.unwrap();
@@ -336,7 +336,7 @@ mod tests {
         assert!(store.view().cut(home).unwrap().is_some(), "it was removed too early");
     }
 
-    /// Takes the bodies of tasks out of the checkpoint, as a damaged disk would.
+    /// Removes the bodies of tasks from the checkpoint, as a damaged disk would.
     fn lose_bodies(dir: &std::path::Path, tasks: &[TaskId]) {
         let store = Store::open(&dir.join("state")).unwrap();
         for &task in tasks {
@@ -345,7 +345,7 @@ mod tests {
             let key = RecordKey::Task(task);
             let mut records = view.records(task.home).map(Result::unwrap);
             let (_, record) = records.find(|(found, _)| *found == key).unwrap();
-            // A body goes with its record; the record comes back.
+            // A deleted record takes its body with it; then the record is written again.
             for value in [None, Some(record)] {
                 let change = Change::Record(key.clone(), value);
                 store.write(task.home, &cut, vec![change]).unwrap();
@@ -353,7 +353,7 @@ mod tests {
         }
     }
 
-    /// One lost body costs its own task, not the node.
+    /// A lost body costs its own task, not the node.
     #[tokio::test]
     async fn a_task_without_a_body_becomes_a_dead_letter_and_the_rest_goes_on() {
         let dir = tempfile::tempdir().unwrap();
@@ -393,7 +393,7 @@ mod tests {
         }
     }
 
-    /// A final checkpoint saves time at the next start, nothing else.
+    /// A final checkpoint only shortens the next start.
     #[tokio::test]
     async fn a_stop_without_time_for_checkpoints_loses_nothing() {
         let dir = tempfile::tempdir().unwrap();
@@ -407,7 +407,7 @@ mod tests {
             outcome.unwrap();
         }
         engine.stop_by(clock::real_now());
-        // The threads beside the loop keep the lock until they have ended.
+        // The threads beside the loop hold the lock until they have ended.
         let deadline = clock::real_now() + Duration::from_secs(20);
         while DataDir::open(dir.path(), None).is_err() {
             assert!(clock::real_now() < deadline, "the directory is never closed");

@@ -1,8 +1,8 @@
 //! Firing: a leader proposes `FireSchedule` when occurrences of its shard's schedules are due.
 //!
-//! What is due is computed from the schedule's rules and carried in the command. It may be
-//! lost or refused at any moment (a restart, a change of the rules): the machine still has the
-//! occurrence as its next, and it is proposed again. So each is decided once.
+//! The leader computes the due occurrences from the schedule's rules and sends them in the command.
+//! A command may be lost or refused (a restart, changed rules): the machine then still has the
+//! occurrence as its next, and the leader proposes it again. So each occurrence is decided once.
 
 use crate::{Error, schedule::Timetable};
 use taskyard_machine::{
@@ -10,13 +10,13 @@ use taskyard_machine::{
     limits::OCCURRENCES_PER_ENTRY_MAX,
 };
 
-/// After a refusal, for as long nothing is tried again: what stays due must not spin the loop.
+/// The pause after a refusal, so that a schedule that stays due does not spin the loop.
 const PAUSE_MS: u64 = 20;
 
-/// Schedules that are proposed at once: computing their occurrences holds up the loop.
+/// Schedules proposed at once, because computing their occurrences delays the loop.
 const AT_ONCE_MAX: usize = 100;
 
-/// The schedules of one shard, as its leader sees them.
+/// The firing of one shard's schedules, on its leader.
 #[derive(Debug, Default)]
 pub(crate) struct Firing {
     in_flight: usize,
@@ -32,7 +32,7 @@ impl Firing {
         machine.next_schedule().map(|due| due.max(self.not_before))
     }
 
-    /// What to propose now; then it is in flight.
+    /// The commands to propose now; they count as in flight.
     pub(crate) fn take_due(&mut self, machine: &Machine, now: Timestamp) -> Vec<EncodedCommand> {
         if self.next(machine).is_none_or(|due| due > now) {
             return Vec::new();
@@ -55,23 +55,23 @@ impl Firing {
         commands
     }
 
-    /// One of them was decided, refused or lost.
+    /// A command was decided, refused or lost.
     pub(crate) fn done(&mut self, is_accepted: bool, now: Timestamp) {
         self.in_flight = self.in_flight.saturating_sub(1);
         self.not_before = if is_accepted { Timestamp(0) } else { now.plus_ms(PAUSE_MS) };
     }
 }
 
-/// What is due of a schedule, as far as its rules can be read.
+/// The due occurrences of a schedule, if its rules can be read.
 fn fire<'m>(due: &DueSchedule<'m>, now: Timestamp) -> Result<FireSchedule<'m>, Error> {
     let spec = &due.spec;
     let timetable = Timetable::new(&spec.rhythm, spec.start_at, spec.end_at)?;
     Ok(due.fire(&timetable, now))
 }
 
-/// This version can't read the rules that another one has accepted: somebody must look at them.
+/// Pauses a schedule whose rules this version can't read, so that an operator looks at them.
 fn given_up(due: &DueSchedule<'_>, error: &Error) -> EncodedCommand {
-    tracing::error!("schedule {} is paused, for its rules can't be read: {error}", due.name);
+    tracing::error!("schedule {} is paused, because its rules can't be read: {error}", due.name);
     let note = format!("paused by the broker: {error}");
     EncodedCommand::new(&Command::PauseSchedule(PauseSchedule { name: due.name, note: &note }))
 }
@@ -126,7 +126,7 @@ mod tests {
             shard
         }
 
-        /// Fires all that is due; how many entries that took, and what became of it.
+        /// Fires all that is due. Returns the numbers of entries, fired and missed occurrences.
         fn fire_all(&mut self, now: u64) -> (usize, u64, u64) {
             let mut firing = Firing::default();
             let (mut entries, mut fired, mut missed) = (0, 0, 0);

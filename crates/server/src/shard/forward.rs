@@ -38,11 +38,11 @@ impl Shards {
         wait: Duration,
         take: impl FnOnce(ShardReply) -> Option<Result<T, Error>>,
     ) -> Tried<Result<T, Error>> {
-        self.forward_minding(network, node, call, wait, take, None).await
+        self.forward_with_late(network, node, call, wait, take, None).await
     }
 
     /// Like `forward`; an answer that arrives after the wait goes to `late`.
-    pub(super) async fn forward_minding<T>(
+    pub(super) async fn forward_with_late<T>(
         &self,
         network: &PeerNetwork,
         node: NodeId,

@@ -1,9 +1,8 @@
-//! Gateway: what the workers' side of this node is told, by the leaders of shards and by other
-//! nodes.
+//! Gateway: messages of shard leaders and other nodes to the workers' side of this node.
 //!
-//! A leader knows the session that holds a claim, and which nodes last named that session alive. It
-//! tells those; while it does not know one, it tells all. What does not arrive is told with the
-//! next renewal of the claim, so that nobody waits for it.
+//! A leader knows the session that holds a claim, and the nodes that last reported that session
+//! alive. It tells those nodes, or all nodes if it knows none. A lost message does no harm, because
+//! the next renewal of the claim carries the same news.
 
 use super::{Shards, session_news::SessionNews};
 use crate::sessions::Activity;
@@ -14,41 +13,41 @@ use taskyard_replica::NodeId;
 /// A claim whose task was cancelled: its worker should stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CancelledClaim {
-    /// Who holds it.
+    /// The session that holds the claim.
     pub session: SessionId,
     /// The task.
     pub task: TaskId,
-    /// Its token.
+    /// The claim's token.
     pub token: ClaimToken,
 }
 
 wire_struct!(CancelledClaim { session, task, token });
 
-/// A worker that asks over connections of its own, to whichever nodes, and beats on one of them.
+/// A worker that calls over connections of its own to any node, and beats on one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeardWorker {
     /// Its session.
     pub session: SessionId,
-    /// What it says it does.
+    /// The activity that the worker reports.
     pub activity: Activity,
-    /// How long ago it said anything.
+    /// How long ago the worker was last heard.
     pub silent_ms: u64,
 }
 
 wire_struct!(HeardWorker { session, activity, silent_ms });
 
-/// What the workers' side of a node is told.
+/// A message to the workers' side of a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum News<'a> {
-    /// These are to stop.
+    /// The workers of these claims should stop.
     Cancelled(&'a [CancelledClaim]),
     /// Another node has these sessions.
     Elsewhere(&'a [SessionId]),
-    /// Another node has connections of these workers, which may have some here.
+    /// Another node has connections of these workers, which may also be connected here.
     Heard(&'a [HeardWorker]),
 }
 
-/// Who takes it; must be quick, for leaders wait for it.
+/// The receiver of news. It must be quick, because leaders wait for it.
 pub(super) struct Gateway(Box<dyn Fn(News<'_>) + Send + Sync>);
 
 impl fmt::Debug for Gateway {
@@ -58,7 +57,7 @@ impl fmt::Debug for Gateway {
 }
 
 impl Shards {
-    /// Says who takes what this node's workers are told, once.
+    /// Sets the receiver of news for this node's workers, once.
     pub(crate) fn set_gateway(&self, take: impl Fn(News<'_>) + Send + Sync + 'static) {
         let _ = self.0.gateway.set(Gateway(Box::new(take)));
     }
@@ -69,16 +68,16 @@ impl Shards {
         }
     }
 
-    /// Tells the other nodes what workers said here that may have connections there too (once a
-    /// second, from the gateway).
+    /// Tells the other nodes about workers that may be connected there too. The gateway calls this
+    /// once a second.
     pub fn heard(&self, workers: Vec<HeardWorker>) {
         if !workers.is_empty() {
             self.tell_others(&SessionNews::Heard(workers));
         }
     }
 
-    /// Tells a node that has their sessions that these claims were cancelled; every node if none is
-    /// known.
+    /// Tells a node that the claims of its sessions are cancelled; tells every node if `node` is
+    /// unknown.
     pub(crate) fn cancelled(&self, node: Option<NodeId>, claims: Vec<CancelledClaim>) {
         let me = self.routes().me();
         if node.is_none_or(|node| node == me) {

@@ -1,9 +1,9 @@
-//! Hints: which shards have something for a claim that looks at several, asked of each node once.
+//! Hints: which shards have tasks for a claim over several shards; each node is asked once.
 //!
-//! A hint promises nothing: the claim that follows it is what decides, through the log. So nobody
-//! confirms leadership for one, and a claim over many queues costs a call per node, not one per
-//! shard. What is asked at the wrong node is asked again shard by shard, by `reads.rs`, which
-//! searches.
+//! A hint promises nothing, because the claim that follows decides through the log. So a leader
+//! need not confirm that it leads, and a claim over many queues costs one call per node instead of
+//! one per shard. A shard that was asked at the wrong node is asked again alone, by the search in
+//! `reads.rs`.
 
 use super::{
     Shards, TaskTypes,
@@ -25,15 +25,15 @@ use taskyard_machine::{ShardId, ask, wire::wire_struct};
 use taskyard_replica::NodeId;
 use tokio::time::timeout;
 
-/// What somebody would claim of one shard.
+/// A shard, and the tasks that a caller would claim there.
 pub type Look = (ShardId, Sought);
 
-/// Tasks that somebody would claim.
+/// The tasks that a caller would claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sought {
-    /// From these queues.
+    /// The queues to claim from.
     pub queues: Vec<String>,
-    /// Of these types.
+    /// The task types to claim.
     pub types: TaskTypes,
 }
 
@@ -46,25 +46,25 @@ impl Sought {
 
 wire_struct!(Sought { queues, types });
 
-/// What is said of a shard: how many tasks there may be to claim.
+/// A shard, and how many tasks there may be to claim.
 pub type Hint = (ShardId, Result<u64, Error>);
 
-/// There are some, and nobody has counted them.
+/// The shard has tasks; their number is unknown.
 pub(super) const SOME: u64 = u64::MAX;
 
-/// What one node has said.
+/// The hints of one node.
 #[derive(Default)]
-struct Told {
+struct NodeHints {
     hints: Vec<Hint>,
-    /// Shards of which it has not said anything yet.
+    /// Shards that the node has not answered for yet.
     rest: Vec<ShardId>,
-    /// Shards that have to be searched for.
+    /// Shards whose leader must be searched for.
     lost: Vec<ShardId>,
 }
 
 impl Shards {
-    /// Which of these shards have something now, as far as their leaders know without asking
-    /// whether they still lead. One whose leader does not answer within `patience` has an error.
+    /// Which shards have tasks now, by leaders that do not confirm that they lead. A shard whose
+    /// leader does not answer within `patience` has an error.
     pub async fn probe(&self, looks: &[Look], patience: Duration) -> Vec<Hint> {
         let until = real_now() + patience;
         let (nodes, mut lost) = self.by_leader(looks.to_vec());
@@ -72,7 +72,7 @@ impl Shards {
             let shards: Vec<ShardId> = looks.iter().map(|(shard, _)| *shard).collect();
             async move {
                 let told = timeout(patience, self.look_at(node, looks, Duration::ZERO)).await;
-                told.unwrap_or(Told { lost: shards, ..Told::default() })
+                told.unwrap_or(NodeHints { lost: shards, ..NodeHints::default() })
             }
         });
         let mut hints = Vec::with_capacity(looks.len());
@@ -85,7 +85,7 @@ impl Shards {
         hints
     }
 
-    /// The same, by leaders that have confirmed that they are.
+    /// Like `probe`, by leaders that confirm that they lead.
     pub async fn probe_strictly(&self, looks: &[Look], patience: Duration) -> Vec<Hint> {
         self.ask_each(looks.iter(), real_now() + patience).await
     }
@@ -102,7 +102,7 @@ impl Shards {
         join_all(asked).await
     }
 
-    /// Waits for these shards to have something, for so long.
+    /// Waits for up to `wait` until one of these shards has tasks.
     pub fn hints(&self, looks: Vec<Look>, wait: Duration) -> Hints<'_> {
         let idle = looks.iter().map(|(shard, _)| *shard).collect();
         Hints {
@@ -115,7 +115,7 @@ impl Shards {
         }
     }
 
-    /// Who leads each, as far as is known, and of whom nothing is known.
+    /// Groups shards by known leader; the other shards are returned apart.
     fn by_leader(&self, looks: Vec<Look>) -> (BTreeMap<NodeId, Vec<Look>>, Vec<ShardId>) {
         let (routes, others) = (self.routes(), self.others());
         let me = routes.me();
@@ -136,8 +136,8 @@ impl Shards {
         (nodes, lost)
     }
 
-    /// Asks one node: at once, or until it has something of one of them.
-    async fn look_at(&self, node: NodeId, looks: Vec<Look>, wait: Duration) -> Told {
+    /// Asks one node, and waits there for up to `wait` until one of the shards has tasks.
+    async fn look_at(&self, node: NodeId, looks: Vec<Look>, wait: Duration) -> NodeHints {
         let asked: Vec<ShardId> = looks.iter().map(|(shard, _)| *shard).collect();
         let until = real_now() + wait;
         let is_here = node == self.routes().me();
@@ -146,10 +146,10 @@ impl Shards {
             Some(network) => self.look_there(network, node, looks, wait).await,
         };
         let Tried::Answered(Ok(hints)) = hints else {
-            return Told { lost: asked, ..Told::default() };
+            return NodeHints { lost: asked, ..NodeHints::default() };
         };
-        let mut told = Told::default();
-        // Whoever has something to say does so before the end, unless it stops.
+        let mut told = NodeHints::default();
+        // A node answers before the wait ends only with a hint, unless it stops.
         let ended_early = hints.is_empty() && (wait.is_zero() || real_now() < until);
         match ended_early {
             true => told.lost = asked.clone(),
@@ -158,7 +158,7 @@ impl Shards {
         for (shard, hint) in hints.into_iter().filter(|(shard, _)| asked.contains(shard)) {
             told.rest.retain(|rest| *rest != shard);
             match if is_here { Tried::here(hint) } else { Tried::there(hint) } {
-                // A node that stops sends home who waits there: it is not so by that.
+                // A node that stops answers early with 0, which says nothing about the shard.
                 Tried::Answered(Ok(0)) if !is_here && !wait.is_zero() => told.lost.push(shard),
                 Tried::Answered(hint) => told.hints.push((shard, hint)),
                 Tried::Refused(_) | Tried::Unknown => told.lost.push(shard),
@@ -183,27 +183,27 @@ impl Shards {
     }
 }
 
-/// Hints that are waited for. Dropped, nobody waits for them any more.
+/// A wait for hints. Dropping it ends the wait.
 pub struct Hints<'a> {
     shards: &'a Shards,
     until: Instant,
     looks: BTreeMap<ShardId, Sought>,
-    /// Shards that nobody is asked about now.
+    /// Shards that no node is being asked about.
     idle: Vec<ShardId>,
     told: VecDeque<Hint>,
-    asked: FuturesUnordered<BoxFuture<'a, Told>>,
+    asked: FuturesUnordered<BoxFuture<'a, NodeHints>>,
 }
 
 impl<'a> Hints<'a> {
-    /// The next shard that may have something; or that can't be found, and why. None of a shard, or
-    /// no shard: the wait is over.
+    /// The next shard that may have tasks, or the error of a shard without a leader. `None`, or a
+    /// hint of 0, once the wait is over.
     pub async fn next(&mut self) -> Option<Hint> {
         loop {
             if let Some(hint) = self.told.pop_front() {
                 return Some(hint);
             }
             self.ask_idle();
-            let Told { hints, rest, lost } = self.asked.next().await?;
+            let NodeHints { hints, rest, lost } = self.asked.next().await?;
             self.told.extend(hints);
             self.idle.extend(rest);
             for shard in lost {
@@ -212,7 +212,7 @@ impl<'a> Hints<'a> {
         }
     }
 
-    /// Waits for this shard again, which had something before.
+    /// Waits again for a shard that had tasks before.
     pub fn again(&mut self, shard: ShardId) {
         self.idle.push(shard);
     }
@@ -225,7 +225,7 @@ impl<'a> Hints<'a> {
             let left = until.saturating_duration_since(real_now());
             let found = shards.claimable(shard, sought, left).await;
             let hint = found.map(|has_something| if has_something { SOME } else { 0 });
-            Told { hints: vec![(shard, hint)], ..Told::default() }
+            NodeHints { hints: vec![(shard, hint)], ..NodeHints::default() }
         }));
     }
 

@@ -1,33 +1,32 @@
-//! Identity: what becomes of a command that is sent again because its outcome got lost.
+//! Identity: whether a command may be sent again after its outcome was lost.
 //!
-//! Whoever sends a command to a leader may never learn what came of it: a connection breaks, a
-//! leader falls. Only a command that the machine knows again may be sent twice. This is the table
-//! of them.
+//! The sender of a command may never learn its outcome: a connection breaks, or a leader fails.
+//! Only a command that the machine recognizes may be sent twice. This table lists which.
 
 use taskyard_machine::{
     Command, DecodeError, EncodedCommand,
     wire::{Reader, Wire},
 };
 
-/// What the second sending of a command does when the first was applied.
+/// The effect of a command that is sent again after it was applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Again {
-    /// The first answer once more, or the same state set once more: it may be sent again.
-    Same,
-    /// Nothing, for what it is about has ended, perhaps by itself. It may be sent again, but a "no"
-    /// may come from its own first "yes": such an answer tells nothing.
+pub(super) enum Repeat {
+    /// The first answer again, or the same state set again: it may be repeated.
+    Safe,
+    /// None, because the first one ended the claim or task. It may be repeated, but a rejection may
+    /// be due to its own first success, so that the outcome stays unknown.
     Fenced,
-    /// Its work once more: it may not be sent again.
-    Twice,
+    /// It would act a second time: it must not be repeated.
+    Unsafe,
 }
 
-impl Again {
-    /// What the machine makes of a command that comes twice.
-    pub(super) fn of(command: &EncodedCommand) -> Again {
+impl Repeat {
+    /// What a repetition of this command would do.
+    pub(super) fn of(command: &EncodedCommand) -> Repeat {
         match decode(command) {
             Ok(command) => judge(&command),
-            // It was encoded here; if not even we can read it, nobody should have to twice.
-            Err(_) => Again::Twice,
+            // The command was encoded here. One that can't be decoded must not be repeated.
+            Err(_) => Repeat::Unsafe,
         }
     }
 }
@@ -36,12 +35,12 @@ fn decode(command: &EncodedCommand) -> Result<Command<'_>, DecodeError> {
     Command::read(&mut Reader::new(command.as_bytes()))
 }
 
-fn judge(command: &Command<'_>) -> Again {
-    let by = |has_identity: bool| if has_identity { Again::Same } else { Again::Twice };
+fn judge(command: &Command<'_>) -> Repeat {
+    let by = |has_identity: bool| if has_identity { Repeat::Safe } else { Repeat::Unsafe };
     match command {
-        // By its request_id, which is remembered for the queue's dedup window.
+        // By its request_id, which the queue remembers for its dedup window.
         Command::Enqueue(enqueue) => by(enqueue.task.request_id.is_some()),
-        // By the batch's id, which is remembered with its answers; or by each task's own.
+        // By the batch's id, which is kept with the answers, or by each task's own request id.
         Command::EnqueueMany(many) => {
             let named = |item: &taskyard_machine::Enqueue<'_>| item.task.request_id.is_some();
             by(many.batch_id.is_some() || many.items.iter().all(named))
@@ -50,60 +49,59 @@ fn judge(command: &Command<'_>) -> Again {
             let named = |task: &taskyard_machine::NewTask<'_>| task.request_id.is_some();
             by(batch.batch_id.is_some() || batch.tasks.iter().all(named))
         }
-        // A part that came before is ignored; a batch that was committed is answered from memory.
-        Command::StageBatch(_) | Command::CommitBatch(_) => Again::Same,
-        // What is gone is gone.
-        Command::Unstage(_) => Again::Same,
+        // A part that came before is ignored; a committed batch is answered from memory.
+        Command::StageBatch(_) | Command::CommitBatch(_) => Repeat::Safe,
+        // A part that was removed stays removed.
+        Command::Unstage(_) => Repeat::Safe,
         Command::SubmitFlow(submit) => by(submit.batch_id.is_some()),
-        Command::StageFlow(_) | Command::CommitFlow(_) => Again::Same,
-        // By their names: one that the same node added before is the same task, while its flow is
-        // kept.
-        Command::AddFlowTasks(_) => Again::Fenced,
-        // By their batch's id. One that was added again without it would be counted twice.
+        Command::StageFlow(_) | Command::CommitFlow(_) => Repeat::Safe,
+        // By name: a task that the same node added under this name is the same task while its flow
+        // is kept.
+        Command::AddFlowTasks(_) => Repeat::Fenced,
+        // By the batch's id; without one, a repeated task would count twice.
         Command::OpenTally(open) => by(open.batch_id.is_some()),
         Command::AddToTally(add) => by(add.batch_id.is_some()),
-        // By the claim's token. The accepted one gets its first answer while that is remembered: an
-        // ack while the task is kept, a failure until the next attempt, a release or snooze not at
-        // all.
+        // By the claim's token. The first answer is remembered for an ack while the task is kept,
+        // for a failure until the next attempt, and for a release or snooze not at all.
         Command::Ack(_) | Command::Fail(_) | Command::Release(_) | Command::Snooze(_) => {
-            Again::Fenced
+            Repeat::Fenced
         }
-        // What was taken back or killed before is so still, while it is kept.
-        Command::Cancel(_) | Command::Kill(_) | Command::CancelFlow(_) => Again::Fenced,
-        // They leave the claim as it is, so that their "no" is one.
-        Command::Extend(_) | Command::Renew(_) => Again::Same,
-        // They set a state: who sets it twice before the answer sets it once.
+        // A task stays cancelled or killed while it is kept.
+        Command::Cancel(_) | Command::Kill(_) | Command::CancelFlow(_) => Repeat::Fenced,
+        // These commands keep the claim, so that their rejection is unambiguous.
+        Command::Extend(_) | Command::Renew(_) => Repeat::Safe,
+        // These commands set a state; setting it twice is setting it once.
         Command::PauseQueue(_)
         | Command::ResumeQueue(_)
         | Command::SetQueue(_)
         | Command::TrimQueue(_)
         | Command::ReopenTally(_)
-        | Command::CommitTally(_) => Again::Same,
-        // A session that has ended holds nothing more to end.
-        Command::EndSession(_) => Again::Same,
-        // Numbered by the outbox that sends them, taken once and in order.
-        Command::Deliver(_) | Command::Delivered(_) => Again::Same,
-        // What a replica has said before it says again.
-        Command::Attest(_) => Again::Same,
-        // A claim has its session's number, and a way of its own: see `claims.rs`.
-        Command::Claim(_) => Again::Twice,
-        // What failed again in between would run once more.
-        Command::Retry(_) | Command::RetryFlow(_) => Again::Twice,
-        // What they did would be counted as not there.
-        Command::Dead(_) | Command::PurgeQueue(_) => Again::Twice,
-        // Each run is one more, and each set of rules a revision.
+        | Command::CommitTally(_) => Repeat::Safe,
+        // A session that has ended has no more claims to end.
+        Command::EndSession(_) => Repeat::Safe,
+        // Numbered by the sender's outbox, and taken once and in order.
+        Command::Deliver(_) | Command::Delivered(_) => Repeat::Safe,
+        // A replica may attest the same digest twice.
+        Command::Attest(_) => Repeat::Safe,
+        // A claim is repeated under its session's number, see `claims.rs`.
+        Command::Claim(_) => Repeat::Unsafe,
+        // A task that failed again in between would run once more.
+        Command::Retry(_) | Command::RetryFlow(_) => Repeat::Unsafe,
+        // The repetition would report the tasks as missing.
+        Command::Dead(_) | Command::PurgeQueue(_) => Repeat::Unsafe,
+        // Each run counts, and each set of rules is a revision.
         Command::SetSchedule(_)
         | Command::RemoveSchedule(_)
         | Command::PauseSchedule(_)
         | Command::ResumeSchedule(_)
         | Command::TriggerSchedule(_)
-        | Command::BackfillSchedule(_) => Again::Twice,
-        // Leaders' own: never sent to another.
+        | Command::BackfillSchedule(_) => Repeat::Unsafe,
+        // Leaders propose these themselves, and never send them to another node.
         Command::FireSchedule(_)
         | Command::ExpireDue
         | Command::BeginTerm
         | Command::PutOff(_)
-        | Command::Mark => Again::Twice,
+        | Command::Mark => Repeat::Unsafe,
     }
 }
 
@@ -132,30 +130,30 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_machine_knows_again_may_be_sent_twice() {
+    fn only_commands_that_the_machine_recognizes_may_be_sent_twice() {
         let token = ClaimToken(7);
         let (named, nameless) = (enqueue(Some("r1")), enqueue(None));
         let extend =
             Extend { task: TASK, token, lease_ms: None, progress: None, resume_state: None };
         let table = [
-            (Command::Enqueue(named.clone()), Again::Same),
-            (Command::Enqueue(nameless.clone()), Again::Twice),
-            (many(Some(1), vec![nameless.clone()]), Again::Same),
-            (many(None, vec![named.clone(), named.clone()]), Again::Same),
-            (many(None, vec![named, nameless]), Again::Twice),
+            (Command::Enqueue(named.clone()), Repeat::Safe),
+            (Command::Enqueue(nameless.clone()), Repeat::Unsafe),
+            (many(Some(1), vec![nameless.clone()]), Repeat::Safe),
+            (many(None, vec![named.clone(), named.clone()]), Repeat::Safe),
+            (many(None, vec![named, nameless]), Repeat::Unsafe),
             (
                 Command::Ack(Ack { task: TASK, token, result: None, follow_ups: vec![] }),
-                Again::Fenced,
+                Repeat::Fenced,
             ),
-            (Command::Release(Release { task: TASK, token }), Again::Fenced),
-            (Command::Extend(extend), Again::Same),
-            (Command::Cancel(Cancel { task: TASK }), Again::Fenced),
-            (Command::Kill(Kill { task: TASK }), Again::Fenced),
-            (Command::Retry(Retry { task: TASK, body: None }), Again::Twice),
-            (add_to_tally(Some(1)), Again::Same),
-            (add_to_tally(None), Again::Twice),
-            (Command::CommitTally(CommitTally { tally: TASK }), Again::Same),
-            (Command::PauseQueue(QueueCommand { queue: "mail" }), Again::Same),
+            (Command::Release(Release { task: TASK, token }), Repeat::Fenced),
+            (Command::Extend(extend), Repeat::Safe),
+            (Command::Cancel(Cancel { task: TASK }), Repeat::Fenced),
+            (Command::Kill(Kill { task: TASK }), Repeat::Fenced),
+            (Command::Retry(Retry { task: TASK, body: None }), Repeat::Unsafe),
+            (add_to_tally(Some(1)), Repeat::Safe),
+            (add_to_tally(None), Repeat::Unsafe),
+            (Command::CommitTally(CommitTally { tally: TASK }), Repeat::Safe),
+            (Command::PauseQueue(QueueCommand { queue: "mail" }), Repeat::Safe),
             (
                 Command::Deliver(Deliver {
                     from: ShardId(1),
@@ -163,11 +161,11 @@ mod tests {
                     waited_ms: 5,
                     command: b"",
                 }),
-                Again::Same,
+                Repeat::Safe,
             ),
         ];
         for (command, expected) in table {
-            assert_eq!(Again::of(&EncodedCommand::new(&command)), expected, "{command:?}");
+            assert_eq!(Repeat::of(&EncodedCommand::new(&command)), expected, "{command:?}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Inbox: how everything reaches the shard loop's thread.
+//! Inbox: the queue of inputs to the shard loop's thread.
 //!
-//! Whoever pushes takes a lock for a moment; the loop takes what one turn can write at once. While
-//! the loop syncs the log, the next batch gathers here: group commit without a timer.
+//! A push takes a lock for a moment; the loop takes as many inputs as one turn can write. While the
+//! loop syncs the log, the next batch gathers here: group commit without a timer.
 //!
-//! Invariant: what waits for a disk that does not get on is bounded, in number and in bytes: a call
-//! beyond is refused, and a Raft message is dropped, which Raft sends again. Raft messages come
-//! before calls, so that a node with much to do still hears who leads.
+//! Invariant: inputs that wait for a slow disk are bounded, in number and in bytes. Beyond the
+//! bounds a call is refused, and a Raft message is dropped, which Raft sends again. Raft messages
+//! come before calls, so that a busy node still hears its leaders.
 
 use super::{ClaimRequest, HandedTask, Hint, Look, ShardStatus, session_news::SessionNews};
 use crate::{
@@ -28,38 +28,37 @@ use taskyard_machine::{
 use taskyard_replica::{Change, ControlCommand, NodeId};
 use tokio::sync::{mpsc, oneshot};
 
-/// Raft messages up to this size, as heartbeats and votes, are dropped last: without them nobody
-/// would lead.
+/// Raft messages up to this size, such as heartbeats and votes, are dropped last, because elections
+/// need them.
 const SMALL_MESSAGE_BYTES: usize = 1 << 10;
 
 /// The answer to one call.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, Error>>;
 
-/// A look at one shard's state on the loop's thread; told why if there is none.
+/// A read of one shard's state on the loop's thread; it receives an error if it can't run.
 pub(crate) type ReadFn = Box<dyn FnOnce(Result<(&Machine, Timestamp), Error>) + Send>;
 
-/// Names one parked claim, hint or watch, so that it can be taken away.
+/// Identifies one parked claim, hint or watch, so that it can be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TicketId(pub u64);
 
-/// A claim that waits for its tasks.
 pub(crate) struct Waiter {
     pub ticket: TicketId,
     pub request: ClaimRequest,
-    /// Whether it waits when there is nothing.
+    /// Whether the claim waits when nothing is ready.
     pub parks: bool,
     pub answer: Answer<Vec<HandedTask>>,
 }
 
-/// Somebody wants a view of all shards as of one moment.
+/// An order for a view of all shards at one moment.
 pub(crate) struct BackupOrder {
-    /// Told when that moment has come.
+    /// Signalled once the shards are frozen.
     pub frozen: oneshot::Sender<()>,
-    /// Told when all of it is on the disk.
+    /// Answered once the view is on disk.
     pub written: Answer<View>,
 }
 
-/// One thing for the loop to do.
+/// An input of the loop.
 pub(crate) enum Input {
     Propose {
         shard: ShardId,
@@ -76,12 +75,12 @@ pub(crate) enum Input {
         shard: ShardId,
         waiter: Waiter,
     },
-    /// What shards have to claim now.
+    /// How many tasks the shards have to claim now.
     Probe {
         looks: Vec<Look>,
         answer: oneshot::Sender<Vec<Hint>>,
     },
-    /// When they have: each shard says so once.
+    /// Parks hints: each shard answers once, when it has tasks.
     Hints {
         ticket: TicketId,
         looks: Vec<Look>,
@@ -100,125 +99,124 @@ pub(crate) enum Input {
         ticket: TicketId,
         answer: Answer<bool>,
     },
-    /// Nobody waits for this claim, or these hints, any more.
+    /// Removes a parked claim or parked hints.
     Unpark {
         shards: Vec<ShardId>,
         ticket: TicketId,
     },
-    /// Nobody waits for this task any more.
+    /// Removes a watch.
     Unwatch {
         task: TaskId,
         ticket: TicketId,
     },
-    /// Claims that were handed over and not taken: they go back.
+    /// Claims that were handed over and not received: they are released.
     Undelivered {
         claims: Vec<(TaskId, ClaimToken)>,
     },
-    /// Bodies of claimed tasks came from disk, or from other replicas.
+    /// Bodies of claimed tasks were read from disk or from other replicas.
     BodiesRead {
         waiter: Waiter,
         tasks: Vec<ClaimedTask>,
         bodies: Vec<StoredBody>,
     },
-    /// This node's disk could not give all of these bodies.
+    /// A read from this node's disk that failed for some bodies.
     Unread(Unread),
-    /// What other replicas had of them, by position.
+    /// The bodies that other replicas had, by position.
     Spared {
         unread: Unread,
         found: Vec<(usize, Bytes)>,
     },
-    /// The body of a task, for a node whose disk can't give it.
+    /// A request of another node whose disk can't read this body.
     Spare {
         task: TaskId,
         answer: Answer<Option<Bytes>>,
     },
-    /// What the node `from` tells of the sessions that it has.
+    /// What the node `from` reports of its sessions.
     Sessions {
         from: NodeId,
         news: SessionNews,
     },
     Status(oneshot::Sender<Vec<ShardStatus>>),
-    /// How every replica of this node stands.
+    /// The status of every replica of this node.
     Groups(oneshot::Sender<Vec<GroupStatus>>),
-    /// For the control group, if this node leads it.
+    /// A command to the control group, if this node leads it.
     Control {
         command: ControlCommand,
         answer: Answer<()>,
     },
-    /// A change of a group's members, if this node leads it.
+    /// A change of a group's members, if this node leads the group.
     Change {
         group: u64,
-        /// Term, and the entry that made its members what they are.
+        /// The term, and the index of the entry that made the current members.
         fence: (u64, u64),
         changes: Vec<Change>,
         answer: Answer<()>,
     },
-    /// Hands leadership of a group over to a replica, if this node leads it.
+    /// Hands over leadership of a group to a replica, if this node leads the group.
     Transfer {
         group: u64,
         to: u64,
         answer: Answer<()>,
     },
-    /// Hands over all leadership that another node could have; answered when that is done or takes
-    /// too long.
+    /// Hands over all leadership that other nodes can take. Answered when done, or at `until`.
     HandOver {
         until: Instant,
         answer: Answer<()>,
     },
-    /// Shards send each other nothing until then, for a backup, and keep what they have delivered.
-    Hold {
+    /// Pauses messages between shards until `until`, for a backup; no delivered message is dropped.
+    PauseMessages {
         backup: u64,
         until: Instant,
         answer: Answer<()>,
     },
-    /// What a shard that another node leads has answered to what `from` owes it: by number.
+    /// The answers of a shard that another node leads to messages of `from`, by number.
     Owed {
         from: ShardId,
         to: ShardId,
         answers: Vec<(u64, Result<Outcome, Error>)>,
     },
-    /// A message of a peer's replica to this node's.
     Raft {
         from: NodeId,
         group: u64,
         message: Bytes,
     },
-    /// A peer can be sent to, or no longer can.
+    /// A peer became reachable or unreachable.
     Peer {
         node: NodeId,
         is_up: bool,
     },
-    /// A shard's state came as a snapshot, and waits in the store.
+    /// A shard's snapshot is complete in the store.
     Fetched(Box<Fetched>),
-    /// It did not come: the leader has to offer one again.
+    /// A snapshot could not be fetched: the leader has to offer one again.
     FetchFailed {
         shard: ShardId,
         index: u64,
     },
-    /// No checkpoint begins until then, unless a backup asks for it; answered when none is under
+    /// No checkpoint begins until `until`, unless a backup asks for it. Answered once none is under
     /// way.
     Quiet {
         until: Instant,
         answer: Answer<()>,
     },
-    /// Checkpoint all shards at one moment and take a view of that.
+    /// Checkpoints all shards at one moment and takes a view of that.
     Backup(BackupOrder),
     Report(Report),
-    /// For the thread that writes checkpoints.
+    /// A job for the thread that writes checkpoints.
     #[cfg(test)]
     Job(crate::checkpoint::Job),
-    /// Something to look at has changed outside: a manual clock.
+    /// Wakes the loop after a change that is no input, such as a manual clock.
     Look,
-    /// End calls, checkpoint as far as there is time, then end the thread.
+    /// Ends calls, writes checkpoints as far as time allows, then ends the thread.
     Stop {
         until: Instant,
     },
-    /// End the thread at once, as a crash would.
+    /// Ends the thread at once, as a crash would.
     Halt,
 }
 
 impl Input {
-    /// Bytes that this adds to the log, about: a turn takes no more than one write can hold.
+    /// About the bytes that this input adds to the log, because a turn takes at most what one write
+    /// can hold.
     pub(crate) fn log_bytes(&self) -> usize {
         match self {
             Input::Propose { command, .. } => command.as_bytes().len(),
@@ -232,7 +230,7 @@ impl Input {
 }
 
 impl Input {
-    /// Whether somebody asks for it, who can ask again.
+    /// Whether this is a caller's request, which may be refused because the caller can repeat it.
     fn is_call(&self) -> bool {
         matches!(
             self,
@@ -255,11 +253,11 @@ impl Input {
     }
 }
 
-/// Inputs that wait, in order.
+/// Waiting inputs, in order.
 #[derive(Default)]
 struct Lane {
     inputs: VecDeque<Input>,
-    /// What all of them add to the log.
+    /// Bytes that all inputs add to the log.
     bytes: usize,
 }
 
@@ -269,10 +267,10 @@ impl Lane {
         self.inputs.push_back(input);
     }
 
-    /// Moves inputs into `taken`, which is empty, until they add about `bytes_max` to the log.
+    /// Moves inputs into the empty `taken`, until they add about `bytes_max` to the log.
     fn take(&mut self, taken: &mut VecDeque<Input>, bytes_max: usize) {
         if self.bytes <= bytes_max {
-            // Both buffers are kept and swapped: no allocation once they have grown.
+            // The buffers are swapped, so that nothing is allocated once both have grown.
             std::mem::swap(taken, &mut self.inputs);
             self.bytes = 0;
             return;
@@ -292,9 +290,9 @@ impl Lane {
 struct Queue {
     raft: Lane,
     others: Lane,
-    /// What both add to the log, as the node counts what is in flight.
+    /// The bytes of both lanes, as counted among the node's bytes in flight.
     counted: Option<Reserved>,
-    /// Why nothing is taken any more.
+    /// Why inputs are refused, once the inbox is closed.
     closed: Option<String>,
 }
 
@@ -303,7 +301,7 @@ impl Queue {
         self.raft.inputs.is_empty() && self.others.inputs.is_empty()
     }
 
-    /// Counts what waits now.
+    /// Updates the count of waiting bytes.
     fn count(&mut self) {
         let waiting = self.raft.bytes + self.others.bytes;
         if let Some(counted) = &mut self.counted {
@@ -312,14 +310,14 @@ impl Queue {
         }
     }
 
-    /// Whether a message of a peer is dropped.
+    /// Whether a peer's message is dropped, because too much waits.
     fn is_too_much(&self, message: &Bytes) -> bool {
         let Lane { inputs, bytes } = &self.raft;
         inputs.len() >= INPUTS_MAX
             || (bytes + message.len() > RAFT_INPUT_BYTES_MAX && message.len() > SMALL_MESSAGE_BYTES)
     }
 
-    /// Why a call is not taken now, if it is not.
+    /// The error of a call that is refused, because too much waits.
     fn refusal(&self, call: &Input) -> Option<Error> {
         let Lane { inputs, bytes } = &self.others;
         let what = if inputs.len() >= INPUTS_MAX {
@@ -329,12 +327,12 @@ impl Queue {
         } else {
             return None;
         };
-        let why = format!("{what} wait for the disk of this node; send it again later");
+        let why = format!("{what} already wait for the disk of this node; send it again later");
         Some(Error::Unavailable(why))
     }
 }
 
-/// What the loop has taken for one turn: messages between replicas first.
+/// The inputs of one turn: messages between replicas first.
 #[derive(Default)]
 pub(crate) struct Taken {
     raft: VecDeque<Input>,
@@ -342,13 +340,12 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
-    /// The next one.
     pub(crate) fn next(&mut self) -> Option<Input> {
         self.raft.pop_front().or_else(|| self.others.pop_front())
     }
 }
 
-/// Where inputs gather.
+/// The shared queue.
 #[derive(Default)]
 pub(crate) struct Inbox {
     queue: Mutex<Queue>,
@@ -356,7 +353,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// One whose waiting bytes are counted among those in flight.
+    /// An inbox whose waiting bytes count among those in flight.
     pub(crate) fn new(buffers: &Buffers) -> Inbox {
         let inbox = Inbox::default();
         inbox.lock().counted = Some(buffers.none());
@@ -367,7 +364,7 @@ impl Inbox {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands something to the loop. An input that is not taken is dropped, and so answered.
+    /// Pushes an input to the loop. Dropping a refused input also drops its answer.
     pub(crate) fn push(&self, input: Input) -> Result<(), Error> {
         let mut queue = self.lock();
         if let Some(why) = &queue.closed {
@@ -377,8 +374,8 @@ impl Inbox {
         match &input {
             Input::Raft { message, .. } if queue.is_too_much(message) => return Ok(()),
             Input::Raft { .. } => queue.raft.push(input),
-            // What the node tells itself is never refused: a lost report would hold up its shard
-            // for ever.
+            // The node's own inputs are never refused: a lost report would block its shard for
+            // ever.
             call if call.is_call() => match queue.refusal(call) {
                 Some(refusal) => return Err(refusal),
                 None => queue.others.push(input),
@@ -393,9 +390,8 @@ impl Inbox {
         Ok(())
     }
 
-    /// Waits until there is something, or until `wait` is over; `None` waits for something alone.
-    /// Takes of messages, and of everything else, what adds about `bytes_max` to the log. `taken`
-    /// is empty.
+    /// Waits until there is an input, for up to `wait` or, with `None`, without end. Then takes
+    /// inputs of each lane that add about `bytes_max` to the log. `taken` must be empty.
     pub(crate) fn take(&self, taken: &mut Taken, wait: Option<Duration>, bytes_max: usize) {
         let mut queue = self.lock();
         if queue.is_empty() {
@@ -417,7 +413,7 @@ impl Inbox {
         queue.count();
     }
 
-    /// Takes nothing from now on, and drops what is there.
+    /// Refuses all inputs from now on, and drops waiting ones.
     pub(crate) fn close(&self, why: &str) {
         let dropped = {
             let mut queue = self.lock();
@@ -466,7 +462,7 @@ mod tests {
         Input::Raft { from: 2, group: 1, message: Bytes::from(vec![0; bytes]) }
     }
 
-    /// Numbers of messages, of calls, and of everything else in one turn.
+    /// The numbers of messages, proposals and other inputs in one turn.
     fn turn(inbox: &Inbox) -> [usize; 3] {
         let (mut taken, mut counts) = (Taken::default(), [0; 3]);
         inbox.take(&mut taken, Some(Duration::ZERO), 16 * MIB);
@@ -495,9 +491,9 @@ mod tests {
         assert_eq!(turn(&inbox), [0; 3]);
     }
 
-    /// A disk that stands still must not fill the memory.
+    /// A stalled disk must not fill the memory.
     #[test]
-    fn what_waits_is_bounded_and_calls_hear_of_it() {
+    fn waiting_inputs_are_bounded_and_further_calls_are_refused() {
         let inbox = Inbox::default();
         let mut calls = 0;
         let refused = loop {
@@ -510,7 +506,7 @@ mod tests {
         assert_eq!(refused.code(), "unavailable");
         assert_eq!(
             refused.to_string(),
-            "calls of 255 MiB wait for the disk of this node; send it again later"
+            "calls of 255 MiB already wait for the disk of this node; send it again later"
         );
         inbox.push(Input::Look).unwrap();
         let messages = RAFT_INPUT_BYTES_MAX / MIB;
@@ -532,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_inbox_says_why_and_answers_what_it_held() {
+    fn a_closed_inbox_says_why_and_drops_waiting_calls() {
         let inbox = Inbox::default();
         let (answer, mut answered) = oneshot::channel();
         inbox.push(Input::Status(answer)).unwrap();

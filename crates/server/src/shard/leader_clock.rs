@@ -1,27 +1,27 @@
 //! LeaderClock: the time that a leader stamps on its entries.
 //!
-//! Invariant: it never goes back and never stands still, whatever the wall clock does. It starts at
-//! the later of the wall clock and the last time in the state, and goes on as time passes. It
-//! follows a wall clock that is ahead at once; while it is ahead itself, it goes on slower by a
-//! little until both are level, so that delays, leases and rates keep their lengths. See
+//! Invariant: this time never goes back and never stands still, whatever the wall clock does. It
+//! starts at the later of the wall clock and the last time in the state. It follows a wall clock
+//! that is ahead at once. While this time is ahead of the wall clock, it runs a little slower until
+//! both are level, so that delays, leases and rates keep their lengths. See
 //! docs/decisions/015-time-of-a-shard.md.
 
 use crate::clock::Reading;
 use std::time::{Duration, Instant};
 use taskyard_machine::Timestamp;
 
-/// The clock of one leader in one term.
+/// The clock of a shard's leader, for one term.
 #[derive(Debug)]
 pub(crate) struct LeaderClock {
-    /// In nanoseconds since the epoch, so that nothing is lost between two looks.
+    /// In nanoseconds since the epoch, so that short steps add up.
     now_ns: u128,
     looked_at: Instant,
 }
 
 const NS_PER_MS: u128 = 1_000_000;
 
-/// While it is ahead of the wall clock, this clock loses one part in so many: 3 %. An hour is made
-/// good in 32.
+/// The share of time that the clock loses while it is ahead of the wall clock: 3 %. A clock that is
+/// an hour ahead is level after 32 hours.
 const SLOWER_BY_ONE_IN: u128 = 32;
 
 impl LeaderClock {
@@ -37,30 +37,30 @@ impl LeaderClock {
         self.looked_at = self.looked_at.max(reading.monotonic);
         let wall_ns = wall_ns(reading);
         let at_full_speed = self.now_ns + passed;
-        // The wall clock is read in whole milliseconds: within one of it is level with it.
+        // The wall clock is read in whole milliseconds: within one millisecond, both are level.
         let is_ahead = at_full_speed > wall_ns + NS_PER_MS;
         let lost = if is_ahead { passed / SLOWER_BY_ONE_IN } else { 0 };
         self.now_ns = (at_full_speed - lost).max(wall_ns);
         Timestamp((self.now_ns / NS_PER_MS) as u64)
     }
 
-    /// How far it goes ahead now beyond the time that passed, since the wall clock did.
+    /// Advances the clock. Returns by how much a jump of the wall clock moved it.
     pub(crate) fn step(&mut self, reading: Reading) -> Duration {
         let level = self.now_ns + self.passed(reading);
         self.now(reading);
         nanos(self.now_ns.saturating_sub(level))
     }
 
-    /// How far it is ahead of the wall clock.
+    /// How far the clock is ahead of the wall clock.
     pub(crate) fn ahead(&self, reading: Reading) -> Duration {
         let now_ns = self.now_ns + self.passed(reading);
         nanos(now_ns.saturating_sub(wall_ns(reading) + NS_PER_MS))
     }
 
-    /// How long until this clock shows `due`, if the wall clock does not jump.
+    /// How long until the clock shows `due`, if the wall clock does not jump.
     pub(crate) fn until(&self, due: Timestamp, reading: Reading) -> Duration {
         let left = (u128::from(due.0) * NS_PER_MS).saturating_sub(self.now_ns);
-        // It may be level before then.
+        // The clock may be level before `due`, and then runs at full speed.
         let by_then = self.now_ns.saturating_sub(wall_ns(reading) + NS_PER_MS);
         nanos(left + by_then.min(left.div_ceil(SLOWER_BY_ONE_IN - 1)))
     }
@@ -87,7 +87,7 @@ mod tests {
     struct World {
         started: Instant,
         passed_ms: u64,
-        /// What somebody did to the wall clock.
+        /// How far the wall clock was set.
         jumped_ms: i64,
     }
 
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_an_even_wall_clock() {
+    fn the_clock_follows_an_even_wall_clock() {
         let mut world = World::new();
         let mut clock = LeaderClock::new(Timestamp(0), world.after(0));
         assert_eq!(clock.now(world.after(0)), Timestamp(10 * HOUR_MS));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_clock_that_jumps_back_an_hour_slows_it_by_little_until_level() {
+    fn a_wall_clock_that_jumps_back_an_hour_slows_the_clock_a_little_until_both_are_level() {
         let mut world = World::new();
         let mut clock = LeaderClock::new(Timestamp(0), world.after(0));
         let before = clock.now(world.after(1000));
@@ -139,9 +139,9 @@ mod tests {
         assert_eq!(clock.ahead(world.after(0)), Duration::ZERO);
     }
 
-    /// Set right again before it is level, the wall clock is followed as if nothing had happened.
+    /// A wall clock that is set right again is followed at once.
     #[test]
-    fn an_hour_that_comes_back_finds_it_close_behind() {
+    fn a_wall_clock_that_is_set_right_again_is_followed_at_once() {
         let mut world = World::new();
         let mut clock = LeaderClock::new(Timestamp(0), world.after(0));
         world.jumped_ms = -(HOUR_MS as i64);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn it_starts_no_earlier_than_the_state() {
+    fn the_clock_starts_no_earlier_than_the_state() {
         let mut world = World::new();
         let state = Timestamp(12 * HOUR_MS);
         let mut clock = LeaderClock::new(state, world.after(0));
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(clock.now(world.after(32)), Timestamp(state.0 + 31));
         let left = clock.until(Timestamp(state.0 + 341), world.after(0));
         assert_eq!(left, Duration::from_millis(320), "a little slower");
-        // It is two hours ahead, and level in 64: the rest goes at full speed.
+        // The clock is two hours ahead, and level after 64: the rest runs at full speed.
         let left = clock.until(Timestamp(state.0 + 1_000 * HOUR_MS), world.after(0));
         assert_eq!(left.as_secs().div_ceil(3_600), 1_002);
     }

@@ -1,8 +1,8 @@
-//! LocalShards: what is asked of the shards that this node leads, without a look at where they are.
+//! LocalShards: calls on the shards that this node leads, without routing.
 //!
-//! Every method hands its request to the shard loop's thread and awaits the answer. Where this node
-//! does not lead, the answer is [`Error::NotLeader`], and nothing was done. Calls of other nodes
-//! are served by these methods alone, so that no call goes round in circles.
+//! Every method hands its request to the shard loop's thread and awaits the answer. If this node
+//! does not lead, the answer is [`Error::NotLeader`], and nothing was done. Only these methods
+//! serve the calls of other nodes, so that no call is forwarded twice.
 
 use super::{
     ClaimRequest, HandedTask, Hint, Look, ShardStatus, Shards, Sought, gone,
@@ -15,7 +15,6 @@ use std::{collections::BTreeSet, sync::atomic::Ordering, time::Duration};
 use taskyard_machine::{Ask, EncodedCommand, Machine, Outcome, ShardId, TaskId, Timestamp};
 use tokio::sync::{mpsc, oneshot};
 
-/// The shards that this node leads.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalShards<'a>(pub(super) &'a Shards);
 
@@ -57,20 +56,21 @@ impl LocalShards<'_> {
         let ticket = self.ticket();
         let waiter = Waiter { ticket, request, parks: !wait.is_zero(), answer };
         self.0.push(Input::Claim { shard, waiter })?;
-        let mut parked = ParkedClaim { shards: self.0, shard, ticket, answered, is_settled: false };
+        let mut parked =
+            ParkedClaim { shards: self.0, shard, ticket, answered, is_answered: false };
         let answer = if wait.is_zero() {
             (&mut parked.answered).await
         } else {
             match tokio::time::timeout(wait, &mut parked.answered).await {
                 Ok(answer) => answer,
-                // What was handed over at the last moment counts. Anything later goes back.
+                // A claim that was handed over at the last moment counts; a later one is released.
                 Err(_) => match parked.take() {
                     Some(answer) => Ok(answer),
                     None => return Ok(Vec::new()),
                 },
             }
         };
-        parked.is_settled = true;
+        parked.is_answered = true;
         answer.unwrap_or(Err(Error::OutcomeUnknown))
     }
 
@@ -85,8 +85,8 @@ impl LocalShards<'_> {
         hints.into_iter().next().map_or(Ok(false), |(_, hint)| hint.map(|count| count > 0))
     }
 
-    /// Which of these may have something to claim. Without a wait it says so of each; else it parks
-    /// until it can say something of some of them, or the wait is over.
+    /// Which of these shards may have tasks to claim. Without a wait the answer has all shards.
+    /// Otherwise it waits until some of them have an answer, or the wait is over.
     pub async fn claimable(self, looks: Vec<Look>, wait: Duration) -> Result<Vec<Hint>, Error> {
         if wait.is_zero() {
             let (answer, answered) = oneshot::channel();
@@ -112,7 +112,7 @@ impl LocalShards<'_> {
         self.read_at(shard, move |machine, now| question.ask(machine, now)).await
     }
 
-    /// Looks at the state on the loop's thread after confirming leadership. `read` must be quick.
+    /// Reads the state on the loop's thread after confirming leadership. `read` must be quick.
     pub(super) async fn read<T, F>(self, shard: ShardId, read: F) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -121,7 +121,7 @@ impl LocalShards<'_> {
         self.read_at(shard, move |machine, _| read(machine)).await
     }
 
-    /// The same, with the leader's time.
+    /// Like `read`, with the leader's time.
     pub(super) async fn read_at<T, F>(self, shard: ShardId, read: F) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -137,8 +137,8 @@ impl LocalShards<'_> {
 
     /// See [`Shards::bodies`].
     pub async fn bodies(self, tasks: Vec<TaskId>) -> Result<Vec<Option<Bytes>>, Error> {
-        // A body may be replaced or gone by a leader that this node has not heard of. From here on
-        // its state only gets newer.
+        // A leader that this node has not heard of may have replaced or removed a body. The read
+        // makes this node confirm its leadership; later states are newer.
         let shards: BTreeSet<ShardId> = tasks.iter().map(|task| task.home).collect();
         try_join_all(shards.into_iter().map(|shard| self.read(shard, |_| ()))).await?;
         let (answer, answered) = oneshot::channel();
@@ -172,7 +172,7 @@ impl LocalShards<'_> {
         answered.await.map_err(|_| gone())
     }
 
-    /// Gives back what was claimed here and reached nobody.
+    /// Releases tasks that were claimed here and not received.
     pub(super) fn undelivered(self, handed: &[HandedTask]) {
         let claims = handed.iter().map(|task| (task.task.id, task.task.token)).collect();
         self.0.tell(Input::Undelivered { claims });
@@ -183,7 +183,7 @@ impl LocalShards<'_> {
     }
 }
 
-/// Hints that are parked. Dropped, they are taken away.
+/// Parked hints; dropping it removes them.
 struct Parked<'a> {
     shards: &'a Shards,
     places: Vec<ShardId>,
@@ -205,18 +205,18 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
-/// A claim on its way. Dropped, it takes its waiter away and gives back what was handed to it.
+/// A claim under way. Dropping it removes the parked claim and releases its tasks.
 struct ParkedClaim<'a> {
     shards: &'a Shards,
     shard: ShardId,
     ticket: TicketId,
     answered: oneshot::Receiver<Result<Vec<HandedTask>, Error>>,
     /// The caller has its answer.
-    is_settled: bool,
+    is_answered: bool,
 }
 
 impl ParkedClaim<'_> {
-    /// What was handed over by now. Nothing can be from here on.
+    /// The answer so far; the channel is closed for a later one.
     fn take(&mut self) -> Option<Result<Vec<HandedTask>, Error>> {
         self.answered.close();
         self.answered.try_recv().ok()
@@ -225,7 +225,7 @@ impl ParkedClaim<'_> {
 
 impl Drop for ParkedClaim<'_> {
     fn drop(&mut self) {
-        if self.is_settled {
+        if self.is_answered {
             return;
         }
         match self.take() {

@@ -1,10 +1,10 @@
-//! Outbox: what a leader has sent of what its machine owes other shards.
+//! Outbox: which messages of a shard to other shards its leader has sent.
 //!
-//! Messages are delivered in order, once per target and number: the target dedups. So whatever is
-//! forgotten here (a restart, a change of leader) is simply sent again.
+//! Messages are delivered in order, and the target dedups them by number. So a message that is
+//! forgotten here (a restart, a change of leader) is sent again.
 //!
-//! Invariant: each target that is owed something has a share of what may be on its way, and no
-//! other target can use it up. A target that does not answer delays its own messages alone.
+//! Invariant: each target with waiting messages has its own share of those in flight. A target that
+//! does not answer delays only its own messages.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,17 +12,16 @@ use std::{
 };
 use taskyard_machine::{Command, EncodedCommand, Machine, ShardId, Timestamp};
 
-/// Messages on their way at once, per shard. Each target that is owed something may have one,
-/// however many targets there are.
+/// Messages of a shard in flight. Each target may have at least one, however many targets there
+/// are.
 const IN_FLIGHT_MAX: usize = 256;
 
-/// Bytes sent at once, about. The rest follows when what was sent is answered.
+/// About the bytes sent at once. The rest follows when these are answered.
 const BYTES_AT_ONCE_MAX: usize = 4 << 20;
 
-/// How long a target that has refused something is left alone: every try is a write of its log.
+/// The pause after a target has refused a message, because every try is a write to its log.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// One message on its way to its target.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     pub(crate) to: ShardId,
@@ -30,41 +29,41 @@ pub(crate) struct Delivery {
     pub(crate) command: EncodedCommand,
 }
 
-/// What is on its way from one shard.
+/// The messages in flight of one shard.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    /// Something may have to be sent.
-    stirred: bool,
-    /// Sent up to this number, by target.
+    /// There may be messages to send.
+    woken: bool,
+    /// By target: the number of the last message sent.
     sent: BTreeMap<ShardId, u64>,
-    /// Taken up to this number, by target.
+    /// By target: the number of the last message taken.
     taken: BTreeMap<ShardId, u64>,
-    /// Targets of which the machine is to be told what they have taken.
-    untold: BTreeSet<ShardId>,
-    /// Targets that have refused something, and when they are tried again.
+    /// Targets whose taken messages the machine has yet to drop.
+    unreported: BTreeSet<ShardId>,
+    /// Targets that have refused a message, and when to send again.
     refused: BTreeMap<ShardId, Instant>,
-    /// Targets on other nodes that have something on its way: the next goes when it was answered,
-    /// so that messages arrive in order.
+    /// Targets on other nodes with messages in flight. The next ones wait for the answer, so that
+    /// messages arrive in order.
     away: BTreeSet<ShardId>,
 }
 
 impl Outbox {
-    /// The machine owes something.
-    pub(crate) fn stir(&mut self) {
-        self.stirred = true;
+    /// The machine has new messages.
+    pub(crate) fn wake(&mut self) {
+        self.woken = true;
     }
 
-    /// Whether there is something to send or to tell.
-    pub(crate) fn is_stirred(&self) -> bool {
-        self.stirred || !self.untold.is_empty()
+    /// Whether there are messages to send or to drop.
+    pub(crate) fn is_woken(&self) -> bool {
+        self.woken || !self.unreported.is_empty()
     }
 
-    /// What to deliver next. What was sent before is not looked at again.
+    /// The messages to send next: new ones, and those that were refused and have waited.
     pub(crate) fn take_unsent(&mut self, machine: &Machine, now: Timestamp) -> Vec<Delivery> {
-        if !std::mem::take(&mut self.stirred) {
+        if !std::mem::take(&mut self.woken) {
             return Vec::new();
         }
-        // What was taken counts no more, whenever the machine may drop it.
+        // Taken messages do not count, even if the machine still keeps them.
         let first = |to| {
             let taken = self.taken.get(&to).copied().unwrap_or_default();
             machine.owed_to(to, taken, now).next().map(|owed| (to, owed.sequence))
@@ -95,48 +94,48 @@ impl Outbox {
         unsent
     }
 
-    /// Something is on its way to a target on another node.
-    pub(crate) fn sent_away(&mut self, to: ShardId) {
+    /// Messages to a target on another node are in flight.
+    pub(crate) fn sent_remote(&mut self, to: ShardId) {
         self.away.insert(to);
     }
 
-    /// What was on its way there is answered.
-    pub(crate) fn returned(&mut self, to: ShardId) {
+    /// The other node has answered.
+    pub(crate) fn remote_answered(&mut self, to: ShardId) {
         self.away.remove(&to);
-        self.stirred = true;
+        self.woken = true;
     }
 
-    /// The target has taken this one.
+    /// The target has taken the message, and all before it.
     pub(crate) fn taken(&mut self, to: ShardId, sequence: u64) {
         let taken = self.taken.entry(to).or_default();
         *taken = sequence.max(*taken);
-        self.untold.insert(to);
+        self.unreported.insert(to);
     }
 
-    /// The target has not taken it: all that it did not take is sent again, after a while.
+    /// The target has refused a message: all that it has not taken are sent again after a pause.
     pub(crate) fn refused(&mut self, to: ShardId, real: Instant) {
         self.sent.remove(&to);
         self.refused.insert(to, real + AGAIN_AFTER);
     }
 
-    /// When refused targets are tried again, in real time.
+    /// When to send again to a target that has refused, in real time.
     pub(crate) fn next_look(&self) -> Option<Instant> {
         self.refused.values().min().copied()
     }
 
-    /// Tries those again whose time has come; `true` if there are some.
+    /// Ends the pauses that are over; `true` if there were any.
     pub(crate) fn wake_due(&mut self, real: Instant) -> bool {
         let before = self.refused.len();
         self.refused.retain(|_, at| *at > real);
         let is_woken = self.refused.len() < before;
-        self.stirred |= is_woken;
+        self.woken |= is_woken;
         is_woken
     }
 
-    /// What the machine may drop: per target, all up to this number.
+    /// By target: the number of the last message that the machine may drop.
     pub(crate) fn take_delivered(&mut self) -> BTreeMap<ShardId, u64> {
-        let untold = std::mem::take(&mut self.untold);
-        untold.into_iter().filter_map(|to| Some((to, *self.taken.get(&to)?))).collect()
+        let unreported = std::mem::take(&mut self.unreported);
+        unreported.into_iter().filter_map(|to| Some((to, *self.taken.get(&to)?))).collect()
     }
 }
 
@@ -158,14 +157,14 @@ mod tests {
         machine.apply(&entry, &mut NoPayloads, &mut Vec::new()).remove(0).unwrap()
     }
 
-    /// A machine that owes one task to each of these shards.
+    /// A machine with one message for each of these shards.
     fn owing(targets: &[u16]) -> Machine {
         let mut machine = Machine::new(Identity { incarnation: 1, shard: ShardId(0), shards: 512 });
         owe(&mut machine, targets);
         machine
     }
 
-    /// The same for one that owes something already.
+    /// Adds one message for each of these shards.
     fn owe(machine: &mut Machine, targets: &[u16]) {
         let task = || NewTask { task_type: "t", ..NewTask::default() };
         apply(machine, &Command::Enqueue(Enqueue { queue: "q", task: task() }));
@@ -200,11 +199,11 @@ mod tests {
         let sent = |outbox: &mut Outbox| -> Vec<u16> {
             outbox.take_unsent(&machine, NOW).iter().map(|outgoing| outgoing.to.0).collect()
         };
-        outbox.stir();
+        outbox.wake();
         assert_eq!(sent(&mut outbox), [1, 2]);
         outbox.refused(ShardId(1), real);
-        assert!(!outbox.is_stirred());
-        outbox.stir();
+        assert!(!outbox.is_woken());
+        outbox.wake();
         assert_eq!(sent(&mut outbox), [0u16; 0], "something else is owed");
         assert_eq!(outbox.next_look(), Some(real + AGAIN_AFTER));
         assert!(!outbox.wake_due(real + AGAIN_AFTER / 2));
@@ -213,11 +212,11 @@ mod tests {
         assert_eq!(outbox.next_look(), None);
     }
 
-    /// A backup keeps what was delivered for a while; and what the machine is told may get lost.
+    /// A backup delays the drop of delivered messages, and the drop's command may be lost.
     #[test]
-    fn what_was_taken_and_not_dropped_yet_holds_up_nothing() {
+    fn taken_messages_that_are_not_dropped_yet_delay_no_others() {
         let mut machine = owing(&[1]);
-        // More targets, so that each has a part of what is sent at once.
+        // More targets, so that each has only a share.
         owe(&mut machine, &[2, 3, 4, 5, 6, 7]);
         let share = IN_FLIGHT_MAX.div_ceil(7);
         for _ in 0..2 * share {
@@ -225,7 +224,7 @@ mod tests {
         }
         let mut outbox = Outbox::default();
         let sent = |outbox: &mut Outbox| -> Vec<u64> {
-            outbox.stir();
+            outbox.wake();
             let unsent = outbox.take_unsent(&machine, NOW).into_iter();
             unsent.filter(|outgoing| outgoing.to == ShardId(1)).map(|o| o.sequence).collect()
         };
@@ -236,14 +235,14 @@ mod tests {
         let taken = BTreeMap::from([(ShardId(1), share as u64)]);
         assert_eq!(outbox.take_delivered(), taken);
         assert_eq!(sent(&mut outbox).first(), Some(&(share as u64 + 1)));
-        // It got lost: it is told again.
-        assert!(!outbox.is_stirred());
+        // The command was lost: it is proposed again.
+        assert!(!outbox.is_woken());
         outbox.taken(ShardId(1), share as u64);
-        assert!(outbox.is_stirred());
+        assert!(outbox.is_woken());
         assert_eq!(outbox.take_delivered(), taken);
     }
 
-    /// Of many targets, those with low numbers do not answer.
+    /// The targets with low numbers do not answer.
     #[test]
     fn targets_that_do_not_answer_take_nothing_from_the_others() {
         let (stuck, well) = (1..=IN_FLIGHT_MAX as u16, IN_FLIGHT_MAX as u16 + 1..=400);
@@ -254,11 +253,11 @@ mod tests {
         let mut outbox = Outbox::default();
         let mut reached = BTreeSet::new();
         for _ in 0..3 {
-            outbox.stir();
+            outbox.wake();
             for outgoing in outbox.take_unsent(&machine, NOW) {
                 reached.insert(outgoing.to.0);
                 match stuck.contains(&outgoing.to.0) {
-                    true => outbox.sent_away(outgoing.to),
+                    true => outbox.sent_remote(outgoing.to),
                     false => outbox.taken(outgoing.to, outgoing.sequence),
                 }
             }

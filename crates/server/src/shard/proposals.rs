@@ -1,12 +1,12 @@
-//! Proposals, wherever their shards are led: sent to the leader, and again where that is safe.
+//! Proposals on whichever node leads: sent to the leader, and repeated where that is safe.
 //!
-//! A command that was surely not appended is sent again. One whose outcome got lost is sent again
-//! only if the machine knows it again (`identity.rs`); otherwise its caller is told that it is
-//! unknown.
+//! A command that was surely not appended is sent again. A command with a lost outcome is sent
+//! again only if the machine recognizes it (`identity.rs`); otherwise its caller learns that the
+//! outcome is unknown.
 
 use super::{
     Shards,
-    identity::Again,
+    identity::Repeat,
     remote::{ShardCall, ShardReply},
     route::{Search, Tried},
 };
@@ -19,10 +19,11 @@ use std::{
 use taskyard_machine::{EncodedCommand, Outcome, Rejection, ShardId};
 use taskyard_replica::NodeId;
 
-/// How long a proposal or a question takes at most, wherever it goes: a leader whose disk stands
-/// still for longer is no leader for long.
+/// The longest time of a proposal or a question on any node. A leader whose disk stalls for longer
+/// will soon lose leadership.
 pub(super) const ANSWER_FOR_MAX: Duration = Duration::from_secs(10);
-/// About what one call to another node carries of a batch: others should not wait long behind it.
+/// About the bytes of a batch in one call to another node, so that other calls do not wait long
+/// behind it.
 const PART_BYTES_MAX: usize = 4 << 20;
 
 type Proposed = Result<Outcome, Error>;
@@ -53,10 +54,10 @@ impl Shards {
             match tried {
                 Tried::Answered(answer) => {
                     search.answered(node);
-                    return settle(answer, &command, search.is_unknown);
+                    return final_answer(answer, &command, search.is_unknown);
                 }
                 Tried::Refused(leader) => search.refused(node, leader),
-                Tried::Unknown if Again::of(&command) == Again::Twice => {
+                Tried::Unknown if Repeat::of(&command) == Repeat::Unsafe => {
                     return Err(Error::OutcomeUnknown);
                 }
                 Tried::Unknown => search.lost(node),
@@ -64,8 +65,8 @@ impl Shards {
         }
     }
 
-    /// One call per leader's node. What is refused there, or lost and safe to repeat, goes on shard
-    /// by shard, in order.
+    /// Proposes with one call per leader's node. Commands that were refused, or lost and safe to
+    /// repeat, continue shard by shard, in order.
     pub(super) async fn propose_all_routed(
         &self,
         network: &PeerNetwork,
@@ -79,8 +80,8 @@ impl Shards {
     }
 
     /// Proposes commands of one shard that build on each other, in order and within the time of one
-    /// call: the parts of something large, and what makes it whole. No more of them once one has
-    /// failed. What came of the last one, or the first error.
+    /// call: the parts of something large, and its commit. Stops at the first error. Returns the
+    /// last outcome or that error.
     pub async fn propose_in_turn(
         &self,
         shard: ShardId,
@@ -92,8 +93,7 @@ impl Shards {
         let mut last = Err(Error::OutcomeUnknown);
         while waiting.peek().is_some() {
             if real_now() >= until {
-                let what =
-                    format!("shard {shard} took too long over it, and did nothing; send it again");
+                let what = format!("shard {shard} took too long, and did nothing; send it again");
                 return Err(Error::Unavailable(what));
             }
             let mut bytes = 0;
@@ -112,7 +112,7 @@ impl Shards {
     }
 }
 
-/// Commands of one call, for whatever shards.
+/// The commands of one call, for any shards.
 struct Batch<'a> {
     shards: &'a Shards,
     network: &'a PeerNetwork,
@@ -122,17 +122,17 @@ struct Batch<'a> {
     answers: Vec<Option<Proposed>>,
 }
 
-/// Commands of one shard that have no answer yet.
+/// The commands of one shard without an answer so far.
 #[derive(Default)]
 struct Rest {
-    /// Their positions in order, and whether one that was asked may have done it.
+    /// Their positions in order, and whether an earlier node may have applied the command.
     waiting: Vec<(usize, bool)>,
-    /// Who was asked last, and who leads as far as that one knows.
+    /// The node that was asked last, and the leader that it named.
     refused_by: Option<(NodeId, Option<NodeId>)>,
 }
 
 impl Rest {
-    /// Sorts what came of one command, if it was sent: an answer, or nothing yet.
+    /// Notes the result of one command, if it was sent. Returns the answer, if it is final.
     fn sort(
         &mut self,
         (position, was_lost): (usize, bool),
@@ -145,9 +145,9 @@ impl Rest {
             return None;
         };
         let (leader, is_lost) = match tried {
-            Tried::Answered(answer) => return Some(settle(answer, command, was_lost)),
+            Tried::Answered(answer) => return Some(final_answer(answer, command, was_lost)),
             Tried::Refused(leader) => (leader, was_lost),
-            Tried::Unknown if Again::of(command) == Again::Twice => {
+            Tried::Unknown if Repeat::of(command) == Repeat::Unsafe => {
                 return Some(Err(Error::OutcomeUnknown));
             }
             Tried::Unknown => (None, true),
@@ -167,7 +167,7 @@ impl Batch<'_> {
             let reaches = |node: &NodeId| *node == routes.me() || self.network.is_reached(*node);
             let leader = match shard.0 < self.shards.count() {
                 true => routes.leader(*shard).filter(reaches),
-                // Of a shard that there is not, this node can say so.
+                // This node itself answers that the shard does not exist.
                 false => Some(routes.me()),
             };
             match leader {
@@ -195,7 +195,7 @@ impl Batch<'_> {
         answers.map(|answer| answer.expect("each is answered or among the rest")).collect()
     }
 
-    /// Goes on with the commands of one shard until all are answered or patience ends.
+    /// Proposes the rest of one shard's commands until all are answered or the time is over.
     async fn propose_rest(&self, shard: ShardId, mut rest: Rest) -> Vec<(usize, Proposed)> {
         let mut search = Search::new(self.shards, self.network, shard, self.until);
         let mut answers = Vec::with_capacity(rest.waiting.len());
@@ -227,9 +227,9 @@ impl Batch<'_> {
         answers
     }
 
-    /// Proposes some of the commands at one node, in order; one result for each that was sent. A
-    /// part that was not taken whole is the last: what follows may build on it, and must not come
-    /// before it. None is sent when the time is over.
+    /// Proposes some of the commands at one node, in order; one result per command sent. Stops
+    /// after a part that was not taken whole, because later commands may build on it. Sends nothing
+    /// once the time is over.
     async fn propose_at(&self, node: NodeId, positions: &[usize]) -> Vec<Tried<Proposed>> {
         let Batch { shards, commands, enqueue, .. } = self;
         let is_here = node == shards.routes().me();
@@ -269,7 +269,7 @@ impl Batch<'_> {
     }
 }
 
-/// The answers of a reply, if it has as many as were asked for.
+/// The answers of a reply, if their number is right.
 fn take_answers(reply: ShardReply, count: usize) -> Option<Vec<Proposed>> {
     match reply {
         ShardReply::Proposed(answers) if answers.len() == count => Some(answers),
@@ -277,15 +277,14 @@ fn take_answers(reply: ShardReply, count: usize) -> Option<Vec<Proposed>> {
     }
 }
 
-/// The answer as its caller gets it. If the command may have been done when it was sent before, a
-/// node that does not do it now says nothing of that; and what is gone may be gone by that very
-/// command.
-fn settle(answer: Proposed, command: &EncodedCommand, was_lost: bool) -> Proposed {
+/// The answer for the caller. If an earlier try may have applied the command, an error of a later
+/// try does not say that nothing was done, and a missing claim or task may be due to the first try.
+fn final_answer(answer: Proposed, command: &EncodedCommand, was_lost: bool) -> Proposed {
     match answer {
         Err(Error::Rejected(rejection)) if was_lost && is_gone(&rejection) => {
-            match Again::of(command) {
-                Again::Fenced => Err(Error::OutcomeUnknown),
-                Again::Same | Again::Twice => Err(rejection.into()),
+            match Repeat::of(command) {
+                Repeat::Fenced => Err(Error::OutcomeUnknown),
+                Repeat::Safe | Repeat::Unsafe => Err(rejection.into()),
             }
         }
         Ok(_) | Err(Error::Rejected(_)) => answer,
@@ -294,7 +293,7 @@ fn settle(answer: Proposed, command: &EncodedCommand, was_lost: bool) -> Propose
     }
 }
 
-/// What a command is about is not there any more, or has ended.
+/// The command's claim, task or flow is missing or has ended.
 fn is_gone(rejection: &Rejection) -> bool {
     matches!(
         rejection,

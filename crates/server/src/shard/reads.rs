@@ -1,5 +1,5 @@
-//! Questions, bodies, hints and waits for an end, wherever their shards are led. They change
-//! nothing, so that they are asked again whatever became of the last time.
+//! Questions, bodies, hints and waits for an end, on whichever node leads. They change nothing, so
+//! that a call with a lost answer is repeated.
 
 use super::{
     Shards, Sought,
@@ -15,11 +15,11 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use taskyard_machine::{Ask, Machine, Query, Rejection, ShardId, TaskId, ask};
 use taskyard_replica::NodeId;
 
-/// How long another replica may take to give a body.
+/// How long another replica may take to send a body.
 const SPARE_WITHIN: Duration = Duration::from_secs(5);
 
 impl Shards {
-    /// Asks whoever leads a shard until one has answered. `ask` asks one node, for so long.
+    /// Asks the shard's leader until one answers. `ask` asks one node, for at most the given time.
     async fn read_routed<T, F>(
         &self,
         network: &PeerNetwork,
@@ -43,8 +43,8 @@ impl Shards {
         }
     }
 
-    /// Waits at whoever leads a shard until something is so; `false` when the wait is over. `ask`
-    /// waits at one node, for so long.
+    /// Waits at the shard's leader until `ask` says `true`; `false` once the wait is over. `ask`
+    /// waits at one node, for at most the given time.
     async fn wait_routed<F>(
         &self,
         network: &PeerNetwork,
@@ -59,13 +59,13 @@ impl Shards {
         loop {
             let node = match search.next().await {
                 Ok(node) => node,
-                // Its wait is over, and it was spent waiting.
+                // The wait is over, and was spent at a leader.
                 Err(_) if search.has_waited && search.left().is_zero() => return Ok(false),
                 Err(error) => return Err(error),
             };
             let is_here = node == self.routes().me();
             match ask(node, search.left()).await {
-                // A node that stops sends home who waits there: it is not so by that.
+                // A node that stops answers early, which says nothing about the shard.
                 Tried::Answered(Ok(false)) if !is_here && !search.left().is_zero() => {
                     search.refused(node, None);
                 }
@@ -158,7 +158,8 @@ impl Shards {
         self.read_routed(network, shard, ask).await
     }
 
-    /// The body of a task from another node's replica of its shard: this node's disk can't give it.
+    /// Fetches the body of a task from another node's replica, because this node's disk can't read
+    /// it.
     pub(crate) async fn spare_body(&self, node: NodeId, task: TaskId) -> Option<Bytes> {
         let call = ShardCall::Spare { task };
         let take = |reply| match reply {
@@ -218,7 +219,7 @@ impl Shards {
                 self.forward(network, node, &call, left + ANSWER_MARGIN, take).await
             };
             if let Tried::Answered(Err(Error::Rejected(Rejection::TaskNotFound { .. }))) = tried {
-                // Watching confirms no leadership: one that was deposed may not know the task yet.
+                // A watch confirms no leadership: a deposed leader may not know the task.
                 match self.is_there(network, task).await {
                     Ok(true) => return Tried::Refused(None),
                     Ok(false) => {}
@@ -230,7 +231,7 @@ impl Shards {
         self.wait_routed(network, task.home, wait, ask).await
     }
 
-    /// Whether there is such a task or flow, by its leader.
+    /// Whether the shard's leader has such a task or flow.
     async fn is_there(&self, network: &PeerNetwork, id: TaskId) -> Result<bool, Error> {
         let task = ask::Sketches { tasks: vec![id] };
         let task = self.ask_routed(network, id.home, task).await?;

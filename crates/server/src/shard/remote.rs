@@ -1,9 +1,9 @@
-//! Calls between nodes: what is asked of the shards that another node leads, as bytes, and back.
+//! Calls between nodes, as bytes: what a node asks of the shards that another node leads.
 //!
-//! Each call is one of the methods of [`Shards`] and is served by it, so that a shard decides alike
-//! whoever asks. Bytes come from another node, perhaps of another version: what can't be read is
-//! answered with words, nothing panics, and nothing gets into a log that can't be read back from
-//! it. Nothing here is on the way of calls that stay on this node.
+//! Each call is one method of [`Shards`] and is served by that method, so that a shard gives all
+//! callers the same answer. Bytes come from another node, perhaps of another version: unreadable
+//! bytes get an answer in words, nothing panics, and no log gets an entry that can't be decoded.
+//! Calls on the same node do not come here.
 
 use super::{ClaimRequest, HandedTask, Hint, Look, ShardStatus, Shards};
 use crate::{Error, limits::PEER_CLAIM_BYTES_MAX};
@@ -16,17 +16,17 @@ use taskyard_machine::{
     wire::{Reader, Wire, decode_from_node, encode_for_node, wire_enum, wire_struct},
 };
 
-/// The first byte of every call and reply: how the rest is laid out.
+/// The first byte of every call and reply: the version of the layout.
 const VERSION: u8 = 1;
 
-/// The second byte of [`ShardReply::Unread`], and its words after it: the same in every version.
+/// The second byte of [`ShardReply::Unread`], before its words; the same in every version.
 const UNREAD: u8 = 0;
 
-/// About how long a reply gets. Larger ones are made smaller, as far as they can be: a frame
-/// between nodes has a bound, and one reply should not hold up all others behind it.
+/// About the longest reply. A longer one is shortened if it can be, because a frame has a bound,
+/// and one reply must not delay all others behind it.
 const REPLY_BYTES_MAX: usize = 16 << 20;
 
-/// What one node asks of the shards of another. Waits are what is left of them.
+/// A call of one node to the shards of another. A wait is the rest of the caller's wait.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ShardCall {
     /// See [`Shards::propose_all`].
@@ -40,88 +40,88 @@ pub enum ShardCall {
     Claim {
         /// The shard of the queues.
         shard: ShardId,
-        /// What is claimed, and for whom.
+        /// What is claimed, and for which worker.
         request: ClaimRequest,
-        /// How long it parks, see [`wait_ms`]; 0 does not park.
+        /// How long the claim may be parked, see [`wait_ms`]; 0 does not park.
         wait_ms: u64,
     },
     /// See [`LocalShards::claimable`](super::LocalShards::claimable).
     Claimable {
         /// Shards, and what is sought of each.
         looks: Vec<Look>,
-        /// How long it parks, see [`wait_ms`]; 0 does not park.
+        /// How long the call may be parked, see [`wait_ms`]; 0 does not park.
         wait_ms: u64,
     },
     /// See [`Shards::ask`].
     Ask {
-        /// Which shard.
+        /// The shard.
         shard: ShardId,
         /// The question.
         query: Query,
     },
     /// See [`Shards::bodies`].
     Bodies {
-        /// Whose.
+        /// The tasks.
         tasks: Vec<TaskId>,
     },
     /// See [`LocalShards::spare_body`](super::LocalShards::spare_body).
     Spare {
-        /// Whose.
+        /// The task.
         task: TaskId,
     },
     /// See [`Shards::finished`].
     Finished {
         /// The task or flow.
         task: TaskId,
-        /// How long, see [`wait_ms`].
+        /// How long to wait, see [`wait_ms`].
         wait_ms: u64,
     },
     /// See [`Shards::status`].
     Status,
-    /// Of the control group's leader: how far a queue lies, as a command of that group.
+    /// For the control group's leader: a change of a queue's spread, as a command of that group.
     SetSpread(Box<[u8]>),
 }
 
 /// The answer to a [`ShardCall`], under the same name.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ShardReply {
-    /// The call could not be read there, for the other node is of another version; says why.
-    /// Nothing was done.
+    /// The other node is of another version and could not read the call, for this reason. Nothing
+    /// was done.
     Unread(String),
     /// One answer per command, in the same order.
     Proposed(Vec<Result<Outcome, Error>>),
-    /// Perhaps fewer than there are: those that did not fit are free again.
+    /// The claimed tasks. Tasks that did not fit were released.
     Claimed(Result<Vec<HandedTask>, Error>),
-    /// Of some of the shards, how many tasks there may be to claim.
+    /// For some of the shards, how many tasks there may be to claim.
     Claimable(Result<Vec<Hint>, Error>),
     /// What was found.
     Found(Box<Result<Found, Error>>),
-    /// One per task, `None` for one that is gone. Also to [`ShardCall::Spare`].
+    /// One per task, `None` for a body that is gone. Also the answer to [`ShardCall::Spare`].
     Bodies(Result<Vec<Option<KeptBody>>, Error>),
-    /// Whether it has ended.
+    /// Whether the task or flow has ended.
     Finished(Result<bool, Error>),
-    /// How the shards stand on that node.
+    /// The status of the shards on that node.
     Status(Result<Vec<ShardStatus>, Error>),
-    /// Whether the control group has taken it.
+    /// Whether the control group has taken the change.
     SpreadSet(Result<(), Error>),
 }
 
-/// An encoded body that `taskyard_machine::Body::decode` reads.
+/// An encoded body that `taskyard_machine::Body::decode` can read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptBody(pub Bytes);
 
-/// A wait, as it is sent: in milliseconds, rounded up, for a short wait is no call without one.
+/// A wait in milliseconds, rounded up, because a short wait must not become a call without one.
 pub fn wait_ms(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// A wait, as it came; no longer than anybody may wait.
+/// A received wait, at most the longest that is allowed.
 fn wait_for(wait_ms: u64) -> Duration {
     Duration::from_millis(wait_ms.min(CLAIM_WAIT_MS_MAX))
 }
 
 impl ShardCall {
-    /// The shards whose leader is asked, each once; none where any node may be.
+    /// The shards that the call asks the leader of, each once; none for calls to any node.
     pub(super) fn shards(&self) -> Vec<ShardId> {
         let mut shards = match self {
             ShardCall::Propose { commands, .. } => {
@@ -138,7 +138,7 @@ impl ShardCall {
         shards
     }
 
-    /// Whether it waits for something to happen.
+    /// Whether the call may be parked.
     pub(super) fn parks(&self) -> bool {
         match self {
             ShardCall::Claim { wait_ms, .. }
@@ -182,9 +182,8 @@ impl ShardReply {
     }
 }
 
-/// Runs a call on the shards that this node leads; of others it says that it does not. Dropping the
-/// future takes away what it parked, and gives back what was claimed for it by then, as dropping
-/// the call itself would.
+/// Serves a call on the shards that this node leads; for other shards it answers "not the leader".
+/// Dropping the future removes what is parked and releases what was claimed.
 pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
     let (all, shards) = (shards, shards.local());
     match call {
@@ -218,8 +217,8 @@ pub async fn serve(shards: &Shards, call: ShardCall) -> ShardReply {
     }
 }
 
-/// The same from bytes to bytes: a call that can't be read is answered with words, and a reply that
-/// is too long for one frame is made shorter.
+/// Serves a call from bytes to bytes. An unreadable call is answered with words, and a reply that
+/// is too long for one frame is shortened.
 pub async fn serve_bytes(shards: &Shards, call: &[u8]) -> Vec<u8> {
     match ShardCall::decode(call) {
         Ok(call) => {
@@ -230,8 +229,7 @@ pub async fn serve_bytes(shards: &Shards, call: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The same reply with claimed tasks of about `bytes_max` at most, or one; those that do not fit go
-/// back.
+/// Cuts claimed tasks to about `bytes_max`, but keeps at least one. The other tasks are released.
 fn cut_claim(shards: &Shards, mut reply: ShardReply, bytes_max: usize) -> ShardReply {
     if let ShardReply::Claimed(Ok(tasks)) = &mut reply {
         let mut bytes = 0;
@@ -245,8 +243,8 @@ fn cut_claim(shards: &Shards, mut reply: ShardReply, bytes_max: usize) -> ShardR
     reply
 }
 
-/// The bytes of a reply, about `bytes_max` at most. A page of tasks ends earlier, as any page may;
-/// what has no shorter form is refused.
+/// Encodes a reply in about `bytes_max`. A page of tasks ends earlier, as any page may; a reply
+/// that can't be shortened becomes an error.
 fn encode_bounded(mut reply: ShardReply, bytes_max: usize) -> Vec<u8> {
     loop {
         let encoded = reply.encode();
@@ -264,8 +262,8 @@ fn encode_bounded(mut reply: ShardReply, bytes_max: usize) -> Vec<u8> {
                 }))
             }
             ShardReply::Bodies(Ok(_)) => ShardReply::Bodies(Err(too_long(encoded.len()))),
-            // What was decided must be told, a claim was cut far below the bound of a frame, and
-            // all others are short.
+            // Outcomes must be delivered, a claim was already cut far below a frame's bound, and
+            // all other replies are short.
             _ => return encoded,
         };
     }
@@ -285,7 +283,8 @@ fn newest_half(mut page: NewestPage) -> NewestPage {
 
 fn too_long(bytes: usize) -> Error {
     Error::LimitExceeded(format!(
-        "the answer has {bytes} bytes, nodes send each other {REPLY_BYTES_MAX}; ask for less at once"
+        "the answer has {bytes} bytes, and a message between nodes has {REPLY_BYTES_MAX} at most; ask for \
+         less at once"
     ))
 }
 
@@ -348,7 +347,7 @@ impl<'a> Wire<'a> for KeptBody {
         (&*self.0).write(out);
     }
 
-    /// Fronts rely on a body that can be read.
+    /// Refuses a body that can't be read, because fronts rely on readable bodies.
     fn read(reader: &mut Reader<'a>) -> Result<KeptBody, DecodeError> {
         let bytes: &[u8] = reader.read()?;
         Body::decode(bytes).map_err(|error| reader.error(error.what))?;
@@ -357,7 +356,7 @@ impl<'a> Wire<'a> for KeptBody {
 }
 
 impl HandedTask {
-    /// About what it takes in a reply.
+    /// About the bytes that it takes in a reply.
     fn bytes(&self) -> usize {
         const FIELDS_BYTES: usize = 128;
         let ClaimedTask { resume_state, parents, .. } = &self.task;

@@ -1,8 +1,8 @@
-//! SessionNews: what a node tells the leaders on others about its workers' sessions, and what they
-//! tell it, as bytes and back.
+//! SessionNews: what a node tells leaders on other nodes about its workers' sessions, and what they
+//! tell it, as bytes.
 //!
-//! Nobody answers it and nobody waits for it: what does not arrive is told again, or makes up for
-//! itself in seconds. What one node tells is taken in the order in which it was told.
+//! No news is answered or waited for: lost news is sent again or corrects itself within seconds.
+//! News of one node is taken in the order in which it was sent.
 
 use super::{CancelledClaim, HeardWorker, Shards, gateway::News, inbox::Input};
 use crate::cluster::call_kind;
@@ -13,10 +13,10 @@ use taskyard_machine::{
 };
 use taskyard_replica::NodeId;
 
-/// The byte after the kind: how the rest is laid out.
+/// The byte after the kind: the version of the layout.
 const VERSION: u8 = 1;
 
-/// What a node says about sessions that are attached to it, or were.
+/// News of one node about sessions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionNews {
     /// See [`Shards::sessions_alive`].
@@ -25,7 +25,7 @@ pub enum SessionNews {
     Cut(SessionId),
     /// See [`Shards::session_not_started`].
     NotStarted(SessionId, Vec<TaskId>),
-    /// These are to stop: for the node that has their sessions, not for leaders.
+    /// The workers of these claims should stop: for the node with their sessions, not for leaders.
     Cancelled(Vec<CancelledClaim>),
     /// See [`Shards::heard`]: for nodes with connections of the same workers.
     Heard(Vec<HeardWorker>),
@@ -43,7 +43,7 @@ wire_enum!(SessionNews {
 });
 
 impl SessionNews {
-    /// Its bytes, after the one that says who it is for.
+    /// The news as bytes, after the byte that names the receiver.
     pub fn encode(&self) -> Bytes {
         let mut bytes = vec![call_kind::SHARD];
         bytes.extend(encode_for_node(VERSION, self));
@@ -54,13 +54,13 @@ impl SessionNews {
     pub fn decode(bytes: &[u8]) -> Result<SessionNews, DecodeError> {
         match bytes {
             [call_kind::SHARD, news @ ..] => decode_from_node(VERSION, news),
-            _ => Err(DecodeError { what: "it is not for the shards".into() }),
+            _ => Err(DecodeError { what: "the message is not for the shards".into() }),
         }
     }
 }
 
 impl Shards {
-    /// Takes what node `from` tells of sessions.
+    /// Takes news of node `from` about sessions.
     pub fn take_news(&self, from: NodeId, news: SessionNews) {
         match &news {
             SessionNews::Alive(sessions) | SessionNews::Asking(sessions)
@@ -75,8 +75,8 @@ impl Shards {
         self.tell(Input::Sessions { from, news });
     }
 
-    /// Tells all leaders, wherever they are, something about the sessions of this node.
-    pub(super) fn spread_news(&self, news: SessionNews) {
+    /// Tells the leaders on all nodes about sessions of this node.
+    pub(super) fn broadcast_news(&self, news: SessionNews) {
         self.tell_others(&news);
         self.take_news(self.routes().me(), news);
     }

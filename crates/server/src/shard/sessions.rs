@@ -1,11 +1,12 @@
-//! Sessions: which worker sessions live, as the leaders on this node remember it. Never logged.
+//! Sessions: which worker sessions are alive, as leaders on this node remember it. Never logged.
 //!
-//! A session that holds claims and is not heard of for 15 s is ended: each shard that it has claims
-//! on gets an `EndSession`, again until all of its claims there have ended. A closed connection
-//! shortens that to 5 s, if it was the one of the node that was last heard to have the session: a
-//! worker may have gone on elsewhere long before its old node notices. A new leader gives everybody
-//! a fresh 15 s. One that asks over connections of its own has a minute from the last word of its
-//! node, for when that is gone it may beat elsewhere only then.
+//! A session with claims that is silent for 15 s is ended: each shard with claims of the session
+//! gets an `EndSession`, repeated until all claims there have ended.
+//!
+//! A closed connection shortens this to 5 s, if it was to the node that last reported the session:
+//! a worker may have moved to another node long before its old node notices. A new leader gives
+//! every session a fresh 15 s. A session that calls over connections of its own has a minute from
+//! its node's last report, because it may beat at another node only then.
 
 use super::{session_news::SessionNews, standstill::Lost};
 use crate::limits;
@@ -16,44 +17,44 @@ use std::{
 use taskyard_machine::{SessionId, ShardId, TaskId};
 use taskyard_replica::NodeId;
 
-/// How long a session may be silent.
+/// The longest silence of a session.
 const SILENCE_MAX: Duration = Duration::from_millis(limits::SILENCE_MS_MAX);
-/// The same of one that asks over connections of its own.
+/// The longest silence of a session that calls over connections of its own.
 const SILENCE_ASKING_MAX: Duration = Duration::from_millis(limits::ASKING_SILENCE_MS_MAX);
-/// How long it may be silent once its connection has closed without a goodbye.
+/// The longest silence after the session's connection closed without a goodbye.
 const SILENCE_AFTER_CUT_MAX: Duration = Duration::from_millis(limits::SILENCE_AFTER_CUT_MS_MAX);
 
 struct Session {
     ends_at: Instant,
-    /// The node that last named it alive.
-    told_by: Option<NodeId>,
-    /// The one before, if it was another: either may be late.
-    told_before_by: Option<NodeId>,
-    /// Where it holds claims, or held some lately.
+    /// The node that last reported the session alive.
+    named_by: Option<NodeId>,
+    /// The node that did so before; either report may be late.
+    named_before_by: Option<NodeId>,
+    /// Shards where the session has claims, or had some lately.
     shards: BTreeSet<ShardId>,
-    /// Where its end is on its way through the log.
+    /// Shards where an `EndSession` is on its way through the log.
     ending: BTreeSet<ShardId>,
     not_started: Vec<TaskId>,
 }
 
-/// The sessions that hold claims on this node's shards.
+/// The sessions with claims on shards that this node leads.
 #[derive(Default)]
 pub(crate) struct Sessions {
     sessions: HashMap<SessionId, Session>,
-    /// No session ends before this.
+    /// No session ends before this moment.
     next_end_at: Option<Instant>,
 }
 
 impl Sessions {
-    /// It has claims on `shard`. That is no sign of life: a parked claim is served whether or not
-    /// its worker still is there. One that is not known begins with the whole time, and so does one
-    /// whose end is decided: what it holds from now on is new.
-    pub(crate) fn holds(&mut self, session: SessionId, shard: ShardId, now: Instant) {
+    /// Notes that the session has claims on `shard`. A claim is no sign of life, because a parked
+    /// claim is served even if its worker is gone. An unknown session begins with the full time,
+    /// and so does one whose end was decided, because its claims from now on are new.
+    pub(crate) fn note_claims(&mut self, session: SessionId, shard: ShardId, now: Instant) {
         let ends_at = now + SILENCE_MAX;
         let known = self.sessions.entry(session).or_insert_with(|| Session {
             ends_at,
-            told_by: None,
-            told_before_by: None,
+            named_by: None,
+            named_before_by: None,
             shards: BTreeSet::new(),
             ending: BTreeSet::new(),
             not_started: Vec::new(),
@@ -66,7 +67,6 @@ impl Sessions {
         self.look_at(ends_at);
     }
 
-    /// What node `from` tells.
     pub(crate) fn hear(&mut self, from: NodeId, news: SessionNews, now: Instant) {
         match news {
             SessionNews::Alive(sessions) => self.alive(from, &sessions, now + SILENCE_MAX),
@@ -75,17 +75,17 @@ impl Sessions {
             }
             SessionNews::Cut(session) => self.cut(from, session, now),
             SessionNews::NotStarted(session, tasks) => self.not_started(from, session, tasks),
-            // They are for the workers' side, which has them by now.
+            // For the workers' side of the node, which has them by now.
             SessionNews::Cancelled(_) | SessionNews::Heard(_) => {}
         }
     }
 
-    /// These live, on node `from`, and need no other word before `ends_at`.
+    /// These sessions are alive on node `from`, until `ends_at` without further news.
     fn alive(&mut self, from: NodeId, sessions: &[SessionId], ends_at: Instant) {
         for session in sessions {
             if let Some(known) = self.sessions.get_mut(session) {
-                if known.told_by != Some(from) {
-                    known.told_before_by = known.told_by.replace(from);
+                if known.named_by != Some(from) {
+                    known.named_before_by = known.named_by.replace(from);
                 }
                 known.ends_at = ends_at;
                 known.not_started.clear();
@@ -93,7 +93,7 @@ impl Sessions {
         }
     }
 
-    /// Its connection to node `from` closed without a goodbye.
+    /// The session's connection to node `from` closed without a goodbye.
     fn cut(&mut self, from: NodeId, session: SessionId, now: Instant) {
         let ends_at = now + SILENCE_AFTER_CUT_MAX;
         if let Some(known) = self.known_of(from, session) {
@@ -102,28 +102,28 @@ impl Sessions {
         }
     }
 
-    /// The nodes that may have it: the last two that named it alive. None if nobody has since this
-    /// node leads.
+    /// The nodes that may have the session: the last two that reported it alive. Empty if none has
+    /// since this node became leader.
     pub(crate) fn nodes_of(&self, session: SessionId) -> impl Iterator<Item = NodeId> {
         let known = self.sessions.get(&session);
-        let nodes = known.map(|known| [known.told_by, known.told_before_by]);
+        let nodes = known.map(|known| [known.named_by, known.named_before_by]);
         nodes.into_iter().flatten().flatten()
     }
 
-    /// These claims of it never began, as far as node `from` knows.
+    /// These claims of the session never began, as far as node `from` knows.
     fn not_started(&mut self, from: NodeId, session: SessionId, tasks: Vec<TaskId>) {
         if let Some(known) = self.known_of(from, session) {
             known.not_started = tasks;
         }
     }
 
-    /// A session, unless another node has it by now.
+    /// The session, unless another node has reported it since.
     fn known_of(&mut self, from: NodeId, session: SessionId) -> Option<&mut Session> {
         let known = self.sessions.get_mut(&session)?;
-        known.told_by.is_none_or(|node| node == from).then_some(known)
+        known.named_by.is_none_or(|node| node == from).then_some(known)
     }
 
-    /// It has ended on `shard`, or holds nothing there any more.
+    /// The session has ended on `shard`, or has no more claims there.
     pub(crate) fn ended(&mut self, session: SessionId, shard: ShardId) {
         if let Some(known) = self.sessions.get_mut(&session) {
             known.shards.remove(&shard);
@@ -134,7 +134,7 @@ impl Sessions {
         }
     }
 
-    /// Its end was not decided: it is asked for again.
+    /// The session's end was not decided: it is proposed again.
     pub(crate) fn not_ended(&mut self, session: SessionId, shard: ShardId, now: Instant) {
         if let Some(known) = self.sessions.get_mut(&session) {
             known.ending.remove(&shard);
@@ -142,7 +142,7 @@ impl Sessions {
         }
     }
 
-    /// Forgets what was known of a shard: this node leads it no more.
+    /// Forgets a shard that this node no longer leads.
     pub(crate) fn forget(&mut self, shard: ShardId) {
         self.sessions.retain(|_, session| {
             session.shards.remove(&shard);
@@ -151,8 +151,8 @@ impl Sessions {
         });
     }
 
-    /// Time passed in which nobody could be heard. It does not count as silence, and every session
-    /// has as long again to be heard, up to the whole time.
+    /// Makes up for time in which no worker could be heard. That time does not count as silence,
+    /// and every session gets it again, up to the full time.
     pub(crate) fn make_up(&mut self, lost: Lost, now: Instant) {
         let again_by = now + (lost.stood + lost.jumped).min(SILENCE_MAX);
         let mut next: Option<Instant> = None;
@@ -163,13 +163,13 @@ impl Sessions {
         self.next_end_at = next;
     }
 
-    /// When to look for silent ones next.
+    /// When the next session may end.
     pub(crate) fn next_end_at(&self) -> Option<Instant> {
         self.next_end_at
     }
 
-    /// Sessions that have been silent too long, on each shard that holds claims of theirs, with the
-    /// claims there that never began. Each is named once, until its end is decided.
+    /// The sessions that have been silent for too long, on each shard with claims of theirs, with
+    /// the claims there that never began. Each is returned once until its end is decided.
     pub(crate) fn take_silent(&mut self, now: Instant) -> Vec<(SessionId, ShardId, Vec<TaskId>)> {
         if self.next_end_at.is_none_or(|at| at > now) {
             return Vec::new();
@@ -216,8 +216,8 @@ mod tests {
     fn silence_ends_a_session_on_every_shard_once() {
         let start = Instant::now();
         let mut sessions = Sessions::default();
-        sessions.holds(S, ShardId(1), start);
-        sessions.holds(S, ShardId(4), start);
+        sessions.note_claims(S, ShardId(1), start);
+        sessions.note_claims(S, ShardId(4), start);
         assert_eq!(silent_at(&mut sessions, start + seconds(14)), []);
         assert_eq!(silent_at(&mut sessions, start + seconds(15)), [ShardId(1), ShardId(4)]);
         assert_eq!(silent_at(&mut sessions, start + seconds(16)), [], "under way");
@@ -229,10 +229,10 @@ mod tests {
     }
 
     #[test]
-    fn a_sign_of_life_puts_it_off_and_a_cut_brings_it_forward() {
+    fn a_sign_of_life_delays_the_end_and_a_cut_hastens_it() {
         let start = Instant::now();
         let mut sessions = Sessions::default();
-        sessions.holds(S, ShardId(1), start);
+        sessions.note_claims(S, ShardId(1), start);
         sessions.alive(NODE, &[S, SessionId(8)], start + seconds(25));
         assert_eq!(silent_at(&mut sessions, start + seconds(20)), []);
         sessions.cut(NODE, S, start + seconds(11));
@@ -241,10 +241,10 @@ mod tests {
     }
 
     #[test]
-    fn one_that_asks_has_a_minute_after_its_node_is_gone_unless_it_was_cut() {
+    fn a_session_that_asks_has_a_minute_after_its_node_is_gone_unless_it_was_cut() {
         let start = Instant::now();
         let mut sessions = Sessions::default();
-        sessions.holds(S, ShardId(1), start);
+        sessions.note_claims(S, ShardId(1), start);
         sessions.hear(NODE, SessionNews::Asking(vec![S]), start);
         assert_eq!(silent_at(&mut sessions, start + seconds(59)), []);
         assert_eq!(silent_at(&mut sessions, start + seconds(60)), [ShardId(1)]);
@@ -258,21 +258,21 @@ mod tests {
     fn a_claim_is_no_sign_of_life() {
         let start = Instant::now();
         let mut sessions = Sessions::default();
-        sessions.holds(S, ShardId(1), start);
-        sessions.holds(S, ShardId(2), start + seconds(14));
+        sessions.note_claims(S, ShardId(1), start);
+        sessions.note_claims(S, ShardId(2), start + seconds(14));
         assert_eq!(silent_at(&mut sessions, start + seconds(15)), [ShardId(1), ShardId(2)]);
-        // What it is handed after its end was decided has its own time.
+        // A claim made after the end was decided has its own time.
         sessions.ended(S, ShardId(2));
-        sessions.holds(S, ShardId(2), start + seconds(16));
+        sessions.note_claims(S, ShardId(2), start + seconds(16));
         assert_eq!(silent_at(&mut sessions, start + seconds(30)), []);
         assert_eq!(silent_at(&mut sessions, start + seconds(31)), [ShardId(2)]);
     }
 
     #[test]
-    fn it_comes_back_after_a_cut() {
+    fn a_session_lives_on_if_it_is_heard_after_a_cut() {
         let start = Instant::now();
         let mut sessions = Sessions::default();
-        sessions.holds(S, ShardId(1), start);
+        sessions.note_claims(S, ShardId(1), start);
         sessions.cut(NODE, S, start + seconds(1));
         sessions.alive(NODE, &[S], start + seconds(19));
         assert_eq!(silent_at(&mut sessions, start + seconds(18)), []);
@@ -280,10 +280,10 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_notices_late_that_a_worker_has_left_is_not_heard() {
+    fn a_late_cut_of_an_old_node_is_ignored() {
         let start = Instant::now();
         let mut sessions = Sessions::default();
-        sessions.holds(S, ShardId(1), start);
+        sessions.note_claims(S, ShardId(1), start);
         sessions.alive(NODE, &[S], start + SILENCE_MAX);
         sessions.alive(2, &[S], start + seconds(20));
         sessions.cut(NODE, S, start + seconds(6));
@@ -293,10 +293,10 @@ mod tests {
     }
 
     #[test]
-    fn a_word_of_the_node_that_a_worker_has_left_does_not_hide_where_it_is() {
+    fn a_late_report_of_an_old_node_does_not_hide_the_new_one() {
         let now = Instant::now();
         let mut sessions = Sessions::default();
-        sessions.holds(S, ShardId(1), now);
+        sessions.note_claims(S, ShardId(1), now);
         let mut nodes_after = |named_by: &[NodeId]| {
             named_by.iter().for_each(|&node| sessions.alive(node, &[S], now));
             sessions.nodes_of(S).collect::<Vec<_>>()
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_that_never_began_are_named_to_their_shard_until_it_lives_again() {
+    fn claims_that_never_began_are_reported_to_their_shard_until_the_session_lives_again() {
         let task = |home, sequence| TaskId {
             incarnation: 1,
             home: ShardId(home),
@@ -318,7 +318,7 @@ mod tests {
         };
         let start = Instant::now();
         let mut sessions = Sessions::default();
-        sessions.holds(S, ShardId(1), start);
+        sessions.note_claims(S, ShardId(1), start);
         sessions.not_started(NODE, S, vec![task(1, 5), task(2, 6)]);
         let silent = sessions.take_silent(start + seconds(15));
         assert_eq!(silent, [(S, ShardId(1), vec![task(1, 5)])]);

@@ -1,8 +1,7 @@
-//! Where queues lie that are spread over shards, as far as this node knows, and how that is
-//! changed.
+//! The spread of queues as far as this node knows it, and how it is changed.
 //!
-//! The control group keeps it and every node follows it. What is said carries the version of the
-//! queue's own rules, so that it may be said again whenever nobody knows what came of it.
+//! The control group keeps the spreads and every node follows it. A change carries the version of
+//! the queue's own settings, so that a change with a lost outcome may be repeated.
 
 use super::{
     Shards,
@@ -15,27 +14,26 @@ use taskyard_machine::{ShardId, spread_shards};
 use taskyard_replica::{ControlCommand, NodeId, SetSpread, Spread};
 use tokio::time::timeout;
 
-/// How long before the control group's leader is asked again.
+/// The pause before the control group's leader is asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// How long a change is waited for on this node, once it is decided.
+/// How long to wait until a decided change is known on this node.
 const HEARD_WITHIN: Duration = Duration::from_secs(1);
 
 impl Shards {
-    /// How far a queue lies; `None` if it lies on its home shard alone.
+    /// A queue's spread; `None` if all of its tasks are on its home shard.
     pub(crate) fn spread(&self, queue: &str) -> Option<Spread> {
         self.routes().spread(queue)
     }
 
-    /// The shards that may hold tasks of a queue, its home first.
+    /// The shards that may have tasks of a queue, its home first.
     pub(crate) fn reach(&self, queue: &str) -> Vec<ShardId> {
         match self.spread(queue) {
             None => vec![self.home(queue)],
-            Some(lies) => spread_shards(queue, lies.reach, self.count()).collect(),
+            Some(spread) => spread_shards(queue, spread.reach, self.count()).collect(),
         }
     }
 
-    /// Tells all nodes how far a queue lies. This one knows it when this returns, the others soon
-    /// after.
+    /// Sets a queue's spread. This node knows it when this returns, the other nodes soon after.
     pub(crate) async fn set_spread(&self, set: SetSpread) -> Result<(), Error> {
         let until = real_now() + PATIENCE;
         let mut changes = self.routes().changes();
@@ -52,11 +50,11 @@ impl Shards {
             }
         }
         let is_heard = || match self.spread(&set.queue) {
-            Some(lies) => lies.version >= set.version,
+            Some(spread) => spread.version >= set.version,
             None => set.reach == 1,
         };
         let hear = async { while !is_heard() && changes.changed().await.is_ok() {} };
-        // If it takes longer, this node routes as before for a while, as any other may.
+        // After that, this node still routes by the old spread for a while, as other nodes may.
         let _ = timeout(HEARD_WITHIN, hear).await;
         Ok(())
     }
@@ -81,7 +79,7 @@ impl Shards {
         }
     }
 
-    /// The same for another node, if this one leads the control group.
+    /// Sets a spread for another node, if this node leads the control group.
     pub(super) async fn set_spread_here(&self, command: &[u8]) -> Result<(), Error> {
         let leader: Option<NodeId> = self.routes().control_leader();
         match ControlCommand::decode(command) {

@@ -1,24 +1,24 @@
-//! Standstill: time that passed without the loop, or for the wall clock alone.
+//! Standstill: time that passed without the loop, or only on the wall clock.
 //!
-//! The loop looks at the clocks at least once a second. When a look comes late, the process stood
-//! still: it was stopped, its machine was paused, or its disk was. Nobody could be heard meanwhile.
-//! When the wall clock gains on monotonic time, somebody set it, or the machine slept. Neither is a
-//! worker's silence.
+//! The loop checks the clocks at least once a second. A late check shows that the process stood
+//! still, because it was stopped, its machine was paused, or its disk stalled. No worker could be
+//! heard meanwhile. A wall clock that runs ahead of monotonic time was set, or the machine slept.
+//! Neither counts as a worker's silence.
 
 use crate::clock::Reading;
 use std::time::Duration;
 
-/// How long the loop waits between two looks at most.
+/// The longest wait of the loop between two checks.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// What is shorter is an ordinary pause.
+/// Shorter delays are ordinary.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// Time that workers did not have.
+/// Time that does not count for workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lost {
-    /// The loop stood still for so long.
+    /// How long the loop stood still.
     pub stood: Duration,
-    /// The wall clock went so far ahead of the time that passed.
+    /// How far the wall clock went ahead of the time that passed.
     pub jumped: Duration,
 }
 
@@ -28,7 +28,7 @@ impl Lost {
     }
 }
 
-/// When the loop last looked.
+/// The clocks at the last check.
 #[derive(Debug)]
 pub(crate) struct Standstill {
     last: Reading,
@@ -39,12 +39,12 @@ impl Standstill {
         Standstill { last: reading }
     }
 
-    /// What was lost since the last look, before which the loop meant to wait for `waited`.
+    /// The time lost since the last check; the loop meant to wait for `waited` in between.
     pub(crate) fn look(&mut self, reading: Reading, waited: Duration) -> Lost {
         let last = std::mem::replace(&mut self.last, reading);
         let passed = reading.monotonic.saturating_duration_since(last.monotonic);
         let late = match (reading.stood, last.stood) {
-            // By a test's clock much may pass at once.
+            // A test's clock may move far at once.
             (Some(stood), Some(before)) => stood - before,
             _ => passed.saturating_sub(waited),
         };

@@ -1,4 +1,4 @@
-//! Task types: what a claim, a hint or a worker takes. No type at all stands for any.
+//! Task types: the types that a claim, a hint or a worker accepts. An empty list means any type.
 
 use std::sync::Arc;
 use taskyard_machine::{
@@ -6,7 +6,7 @@ use taskyard_machine::{
     wire::{Reader, Wire},
 };
 
-/// Task types, sorted, each once; cheap to clone.
+/// Sorted and unique; cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskTypes(Option<Arc<[String]>>);
 
@@ -14,14 +14,14 @@ impl TaskTypes {
     /// Every type.
     pub const ANY: TaskTypes = TaskTypes(None);
 
-    /// These types; any, if there are none.
+    /// These types, or any type if the list is empty.
     pub fn new(mut names: Vec<String>) -> TaskTypes {
         names.sort_unstable();
         names.dedup();
         TaskTypes((!names.is_empty()).then(|| names.into()))
     }
 
-    /// Their names; none stands for any type.
+    /// The names; empty for any type.
     pub fn names(&self) -> &[String] {
         self.0.as_deref().unwrap_or_default()
     }

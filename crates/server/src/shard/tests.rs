@@ -1,6 +1,5 @@
-//! Calls that go to other nodes. Each node here is a whole cluster of its own, and the routes of
-//! the first one say that others lead: what it is asked must be done by them. What they answer can
-//! be bent.
+//! Calls to other nodes. Each node here is a whole cluster of its own, and the first node's routes
+//! name the others as leaders, so that they must serve its calls. A test can bend their answers.
 
 mod claims;
 mod hearing;
@@ -41,21 +40,21 @@ const WAIT: Duration = Duration::from_secs(60);
 /// What a node does with the next call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bent {
-    /// It says that it does not lead.
+    /// Answers "not the leader".
     Refuses(Option<NodeId>),
-    /// It does it, and its answer gets lost.
+    /// Does the call, and its answer is lost.
     Loses,
-    /// It does it and answers, as ever.
+    /// Does the call and answers.
     Serves,
-    /// It does nothing, and never says so.
+    /// Does nothing and never answers.
     Hangs,
-    /// It takes no more commands just now.
+    /// Refuses commands, because it has no room.
     IsFull,
-    /// It does it when another such call has come.
+    /// Does the call once a second such call has come.
     Meets,
 }
 
-/// A node, with all that it was asked.
+/// A node, and a record of its calls.
 struct TestNode {
     number: NodeId,
     engine: Option<Engine>,
@@ -135,7 +134,7 @@ impl PeerHandler for BentHandler {
     }
 }
 
-/// What a node that does not lead answers.
+/// The answer of a node that does not lead.
 fn refusal(call: &ShardCall, leader: Option<NodeId>) -> ShardReply {
     let error = |shard: ShardId| Error::NotLeader { shard: shard.0, leader };
     match call {
@@ -156,14 +155,14 @@ fn refusal(call: &ShardCall, leader: Option<NodeId>) -> ShardReply {
     }
 }
 
-/// What a node answers to commands that it has no room for.
+/// The answer of a node without room for commands.
 fn full(call: &ShardCall) -> ShardReply {
     let ShardCall::Propose { commands, .. } = call else { panic!("{call:?} is no proposal") };
     ShardReply::Proposed(vec![Err(Error::LimitExceeded("full".into())); commands.len()])
 }
 
 impl TestNode {
-    /// With so many calls to each other node at once, and so many that wait there.
+    /// Starts a node with bounds for calls to each other node, and for parked ones there.
     async fn start(number: NodeId, clock: Clock, calls_max: (usize, usize)) -> TestNode {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::new(dir.path());
@@ -189,7 +188,7 @@ impl TestNode {
         TestNode { number, engine: Some(engine), shards, network, address, line, _dir: dir }
     }
 
-    /// What this node does with the next calls; afterwards it serves.
+    /// Sets what this node does with the next calls; then it serves again.
     fn bend(&self, bent: &[Bent]) {
         self.line.bent.lock().unwrap().extend(bent);
     }
@@ -206,7 +205,7 @@ impl TestNode {
         self.until(|node| node.calls().iter().any(&wanted)).await;
     }
 
-    /// Waits until what it was asked or told is as wanted.
+    /// Waits until the recorded calls and news are as wanted.
     async fn until(&self, wanted: impl Fn(&TestNode) -> bool) {
         let mut changes = self.line.changed.subscribe();
         let heard = async {
@@ -222,13 +221,12 @@ impl TestNode {
     }
 }
 
-/// The first of three nodes, connected to the others. By its map each shard has replicas on
-/// `holders`.
+/// The first of three connected nodes. By its map, each shard has replicas on `holders`.
 async fn three(holders: &[NodeId]) -> [TestNode; 3] {
     among(started().await, holders).await
 }
 
-/// Three nodes that know nothing of each other.
+/// Three nodes that are not connected.
 async fn started() -> [TestNode; 3] {
     start(&Clock::system(), (limits::PEER_CALLS_MAX, limits::PEER_PARKED_CALLS_MAX)).await
 }
@@ -244,7 +242,7 @@ async fn among(nodes: [TestNode; 3], holders: &[NodeId]) -> [TestNode; 3] {
     nodes
 }
 
-/// The same, with a line to the second one that can be held up.
+/// `three`, with a proxy in front of the second node.
 async fn three_by_proxy(holders: &[NodeId]) -> ([TestNode; 3], Proxy) {
     let nodes = started().await;
     let proxy = Proxy::to(nodes[1].address.parse().unwrap()).await;
@@ -324,7 +322,6 @@ async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     timeout(WAIT, poll).await.unwrap_or_else(|_| panic!("waited for: {what}"));
 }
 
-/// A queue for each shard.
 fn queue_on(shards: &Shards, shard: ShardId) -> String {
     (0..).map(|n| format!("q{n}")).find(|name| shards.home(name) == shard).unwrap()
 }

@@ -1,15 +1,14 @@
 //! Timer: a leader proposes `ExpireDue` when something of its shard is due.
 //!
-//! At most one is in flight; it does a bounded number of things, and the next one follows at once
-//! while more is due.
+//! At most one is in flight. Its work is bounded, and the next one follows at once while more is
+//! due.
 
 use taskyard_machine::{Machine, Timestamp};
 
-/// After an expiry that found nothing to do, for as long nothing is tried again: a deadline that
-/// stays due must not spin the loop.
+/// The pause after an expiry that did nothing, so that a deadline that stays due does not spin the
+/// loop.
 const PAUSE_MS: u64 = 20;
 
-/// The timer of one shard.
 #[derive(Debug, Default)]
 pub(crate) struct Timer {
     in_flight: bool,
@@ -25,14 +24,14 @@ impl Timer {
         machine.next_due().map(|due| due.max(self.not_before))
     }
 
-    /// Whether to propose now; then it is in flight.
+    /// Whether to propose now. If so, the expiry counts as in flight.
     pub(crate) fn fires(&mut self, machine: &Machine, now: Timestamp) -> bool {
         let fires = self.next(machine).is_some_and(|due| due <= now);
         self.in_flight |= fires;
         fires
     }
 
-    /// It was decided and did this many things, or was lost.
+    /// The expiry did this many things, or was lost (0).
     pub(crate) fn done(&mut self, count: u32, now: Timestamp) {
         self.in_flight = false;
         self.not_before = if count == 0 { now.plus_ms(PAUSE_MS) } else { Timestamp(0) };

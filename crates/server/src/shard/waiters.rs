@@ -1,10 +1,10 @@
 //! Waiters: claims of one shard, parked until an event wakes them.
 //!
-//! A parked claim costs its memory and nothing else: no log entry, no timer. It stands in line at
-//! each of its queues, together with the claims that name the same types. A wake of a queue serves
-//! its lines from the front, the claim that came first before others, as far as there are tasks of
-//! its types that are not promised to claims on their way through the log; it never looks at other
-//! queues. A ready task of a type that no line names wakes nobody.
+//! A parked claim costs only memory: no log entry, no timer. It stands in one line per queue, with
+//! the claims that name the same types. A wake of a queue serves the queue's lines, the oldest
+//! claim first. It serves as many claims as there are tasks of their types that are not promised to
+//! claims on their way through the log. A wake never looks at other queues. A ready task of a type
+//! that no line names wakes no claim.
 
 use super::{
     Hint, Sought, TaskTypes,
@@ -21,7 +21,7 @@ use std::{
 use taskyard_machine::{Claim, ClaimQueue, Claimable, Machine, ShardId, Timestamp};
 use tokio::sync::mpsc;
 
-/// How soon the next hint is told of tasks that nobody has claimed after the last one was.
+/// The pause before the next hint about tasks that the last hinted caller did not claim.
 const HINT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 enum Parked {
@@ -37,7 +37,7 @@ impl Parked {
         }
     }
 
-    /// How many lines it stands in.
+    /// The number of lines that it stands in.
     fn lines(&self) -> usize {
         match self {
             Parked::Claim(waiter) => waiter.request.queues.len(),
@@ -46,7 +46,7 @@ impl Parked {
     }
 }
 
-/// Where a shard says, once, that it has something: to somebody who waits for several.
+/// Where a shard sends its one hint, to a caller that waits for several shards.
 pub(crate) struct HintAnswer {
     shard: ShardId,
     told: mpsc::UnboundedSender<Hint>,
@@ -57,7 +57,7 @@ impl HintAnswer {
         HintAnswer { shard, told }
     }
 
-    /// Whether somebody is there to hear it.
+    /// Sends the hint; `false` if the caller is gone.
     pub(crate) fn send(self, hint: Result<u64, Error>) -> bool {
         self.told.send((self.shard, hint)).is_ok()
     }
@@ -67,7 +67,8 @@ impl HintAnswer {
     }
 }
 
-/// Who waits for the same types at one queue. Entries whose ticket is no longer parked are skipped.
+/// The claims and hints for the same types at one queue. Tickets that are no longer parked are
+/// skipped.
 #[derive(Default)]
 struct Line {
     claims: VecDeque<TicketId>,
@@ -86,16 +87,16 @@ impl Line {
     }
 }
 
-/// The lines at one queue, by types.
+/// The lines of one queue, by types.
 #[derive(Default)]
 struct Lines {
     by_types: HashMap<TaskTypes, Line>,
-    /// How many of them name a type.
+    /// By type: how many lines name it.
     naming: HashMap<String, usize>,
 }
 
 impl Lines {
-    /// The line of these types, made if there is none.
+    /// The line of these types; makes it if needed.
     fn line(&mut self, types: &TaskTypes) -> &mut Line {
         if !self.by_types.contains_key(types) {
             for name in types.names() {
@@ -106,8 +107,7 @@ impl Lines {
         self.by_types.get_mut(types).expect("just made")
     }
 
-    /// Whether a line of these types is there or may be made. Lines in which nobody stands any more
-    /// make room.
+    /// Whether a line of these types exists or may be made. Empty lines are removed to make room.
     fn has_room_for(&mut self, types: &TaskTypes, parked: &HashMap<TicketId, Parked>) -> bool {
         let is_full = |lines: &Lines| lines.by_types.len() >= PARKED_TYPE_LISTS_MAX;
         if !is_full(self) || self.by_types.contains_key(types) {
@@ -140,21 +140,21 @@ impl Lines {
         });
     }
 
-    /// What is promised of tasks that fit these types.
+    /// The tasks promised to lines that overlap these types.
     fn promised(&self, types: &TaskTypes) -> u64 {
         let promised = self.by_types.iter().filter(|(_, line)| line.promised > 0);
         let overlapping = promised.filter(|(other, _)| other.overlaps(types));
         overlapping.map(|(_, line)| line.promised).sum()
     }
 
-    /// How many tasks of any type a claim could have now, beside what is promised: limits of the
-    /// queue let through so many of all types together.
+    /// How many tasks of any type a claim could get now, beyond those promised. The queue's limits
+    /// count tasks of all types together.
     fn left(&self, queue: &str, machine: &Machine, now: Timestamp) -> u64 {
         let of_all = claimable(queue, &TaskTypes::ANY, machine, now);
         of_all.saturating_sub(self.promised(&TaskTypes::ANY))
     }
 
-    /// The same for tasks of these types, of those that are `left` of all.
+    /// How many tasks of these types a claim could get now; at most `left`.
     fn free(
         &self,
         left: u64,
@@ -170,7 +170,7 @@ impl Lines {
     }
 }
 
-/// What a claim on its way was promised of one queue.
+/// The tasks of one queue that are promised to a claim on its way.
 #[derive(Default)]
 pub(crate) struct Promise {
     pub queue: String,
@@ -178,29 +178,27 @@ pub(crate) struct Promise {
     count: u64,
 }
 
-/// A claim to be proposed, and what was promised to it.
+/// A claim to propose, and what is promised to it.
 pub(crate) struct Served {
     pub waiter: Waiter,
     pub promised: Promise,
 }
 
-/// The parked claims of one shard.
 #[derive(Default)]
 pub(crate) struct Waiters {
     parked: HashMap<TicketId, Parked>,
     queues: HashMap<String, Lines>,
     /// Queues to serve in this turn.
     woken: Vec<String>,
-    /// Queues whose hints are looked at again: who was told may be gone before it claims.
+    /// Queues whose hints are served again later, because a hinted caller may be gone.
     hints_again: BTreeSet<(Instant, String)>,
-    /// Claims that do not wait: they go after the next serving.
-    hasty: Vec<TicketId>,
-    /// Tickets left in lines after they were served or taken away.
+    /// Claims that do not wait: they are answered after the next serving.
+    not_waiting: Vec<TicketId>,
+    /// Tickets left in lines after they were served or removed.
     stale: usize,
 }
 
 impl Waiters {
-    /// How many claims and hints are parked.
     pub(crate) fn len(&self) -> usize {
         self.parked.len()
     }
@@ -208,7 +206,7 @@ impl Waiters {
     /// Parks a claim at the end of its lines, or refuses it.
     pub(crate) fn park(&mut self, waiter: Waiter) {
         let queues = waiter.request.queues.iter().map(|(queue, _)| queue.as_str());
-        // A claim that does not wait is gone after the next serving.
+        // A claim that does not wait is gone after the next serving, and takes no place.
         if waiter.parks
             && let Err(error) = self.check_room(queues, &waiter.request.types)
         {
@@ -220,12 +218,12 @@ impl Waiters {
             self.woken.push(queue.clone());
         }
         if !waiter.parks {
-            self.hasty.push(waiter.ticket);
+            self.not_waiting.push(waiter.ticket);
         }
         self.parked.insert(waiter.ticket, Parked::Claim(waiter));
     }
 
-    /// Parks a claim that got nothing where it stood before.
+    /// Parks a claim that got nothing at the front of its lines, where it stood before.
     pub(crate) fn park_again(&mut self, waiter: Waiter) {
         if waiter.answer.is_closed() || !waiter.parks {
             let _ = waiter.answer.send(Ok(Vec::new()));
@@ -237,7 +235,7 @@ impl Waiters {
         self.parked.insert(waiter.ticket, Parked::Claim(waiter));
     }
 
-    /// Parks a hint: it is told when one of its queues has something.
+    /// Parks a hint, which is sent when one of its queues has tasks.
     pub(crate) fn park_hint(&mut self, ticket: TicketId, sought: Sought, answer: HintAnswer) {
         let queues = sought.queues.iter().map(String::as_str);
         if let Err(error) = self.check_room(queues, &sought.types) {
@@ -251,14 +249,14 @@ impl Waiters {
         self.parked.insert(ticket, Parked::Hint { sought, answer });
     }
 
-    /// Nobody waits for this one any more.
+    /// Removes a claim or a hint.
     pub(crate) fn unpark(&mut self, ticket: TicketId) {
         if let Some(parked) = self.parked.remove(&ticket) {
-            self.left(&parked);
+            self.note_stale(&parked);
         }
     }
 
-    /// A queue may have something.
+    /// Wakes a queue that may have tasks.
     pub(crate) fn wake(&mut self, queue: &str) {
         if !self.parked.is_empty()
             && self.queues.contains_key(queue)
@@ -268,14 +266,14 @@ impl Waiters {
         }
     }
 
-    /// A queue has a task of a type.
+    /// Wakes a queue that has a task of this type.
     pub(crate) fn wake_for(&mut self, queue: &str, task_type: &str) {
         if self.queues.get(queue).is_some_and(|lines| lines.wants(task_type)) {
             self.wake(queue);
         }
     }
 
-    /// How many tasks of a queue and these types a claim could have now, beside what is promised.
+    /// How many tasks of these types in a queue a claim could get now, beyond those promised.
     pub(crate) fn free(
         &self,
         queue: &str,
@@ -289,15 +287,15 @@ impl Waiters {
         }
     }
 
-    /// Whether [`Waiters::serve`] has something to look at.
+    /// Whether [`Waiters::serve`] has work.
     pub(crate) fn is_woken(&self) -> bool {
-        !self.woken.is_empty() || !self.hasty.is_empty()
+        !self.woken.is_empty() || !self.not_waiting.is_empty()
     }
 
-    /// A proposed claim has been decided and took so many tasks of the queue that it was promised,
-    /// or it never will be. Whoever waits behind it is looked at again: what it left there, or what
-    /// came to a queue that had something promised, may not be told by an event.
-    pub(crate) fn settle(&mut self, promised: &Promise, taken: u64) {
+    /// A proposed claim was decided and took `taken` tasks of the queue, or it will never be
+    /// decided. Wakes the claims behind it, because no event may tell them of tasks that it left,
+    /// or that came while they were promised.
+    pub(crate) fn claim_decided(&mut self, promised: &Promise, taken: u64) {
         let Promise { queue, types, count } = promised;
         let Some(lines) = self.queues.get_mut(queue) else { return };
         if let Some(line) = lines.by_types.get_mut(types) {
@@ -308,12 +306,12 @@ impl Waiters {
         }
     }
 
-    /// When the next queue must be looked at without an event, in real time.
+    /// When the next queue must be served without an event, in real time.
     pub(crate) fn next_look(&self) -> Option<Instant> {
         self.hints_again.first().map(|(at, _)| *at)
     }
 
-    /// Wakes queues whose moment has come.
+    /// Wakes queues whose time has come.
     pub(crate) fn wake_due(&mut self, real: Instant) {
         while self.hints_again.first().is_some_and(|(at, _)| *at <= real) {
             let (_, queue) = self.hints_again.pop_first().expect("the loop has just looked at it");
@@ -321,7 +319,7 @@ impl Waiters {
         }
     }
 
-    /// Takes claims that can get something out of the woken queues' lines, and tells hints of the
+    /// Removes the claims that can get tasks from the woken queues' lines, and sends hints for the
     /// rest.
     pub(crate) fn serve(
         &mut self,
@@ -336,13 +334,13 @@ impl Waiters {
         for queue in &woken {
             self.serve_queue(queue, machine, now, real, &mut served);
         }
-        for ticket in std::mem::take(&mut self.hasty) {
+        for ticket in std::mem::take(&mut self.not_waiting) {
             if let Some(parked) = self.parked.remove(&ticket) {
-                self.left(&parked);
+                self.note_stale(&parked);
                 match parked {
-                    // It was decided before, and its answer got lost: that needs no task that is
-                    // ready. So none is promised to it, whatever its queues are: another node may
-                    // have named none.
+                    // A repetition of a decided claim needs no ready task, so that nothing is
+                    // promised to it. Its list of queues may even be empty, if it comes from
+                    // another node.
                     Parked::Claim(waiter) if is_repeated(machine, &waiter, now) => {
                         served.push(Served { waiter, promised: Promise::default() });
                     }
@@ -355,7 +353,7 @@ impl Waiters {
         served
     }
 
-    /// Empties all lines; everybody is told that there is nothing, or why.
+    /// Ends all waits: each gets an empty answer, or the error.
     pub(crate) fn end(&mut self, why: Option<&Error>) {
         for (_, parked) in self.parked.drain() {
             let failed = why.cloned();
@@ -368,7 +366,7 @@ impl Waiters {
                 }
             }
         }
-        // Claims on their way are still settled: what they were promised stays taken until then.
+        // Claims on their way are still decided: their promises stay until then.
         let mut queues = std::mem::take(&mut self.queues);
         queues.retain(|_, lines| {
             lines.retain(|line| {
@@ -472,12 +470,13 @@ impl Waiters {
         }
     }
 
-    fn left(&mut self, parked: &Parked) {
+    fn note_stale(&mut self, parked: &Parked) {
         self.stale += parked.lines();
         self.sweep();
     }
 
-    /// Once more tickets are stale than parked, lines are cleaned: each costs a constant share.
+    /// Cleans the lines once more tickets are stale than parked, so that each ticket costs a
+    /// constant share.
     fn sweep(&mut self) {
         if self.stale <= 64 + self.parked.len() {
             return;
@@ -502,14 +501,14 @@ struct Room {
     free: u64,
 }
 
-/// Takes tasks that fit these types from all that may want them.
+/// Subtracts tasks of these types from all lines that may want them.
 fn take(room: &mut [Room], types: &TaskTypes, count: u64) {
     for other in room.iter_mut().filter(|other| other.types.overlaps(types)) {
         other.free = other.free.saturating_sub(count);
     }
 }
 
-/// Which of the lines with room has the ticket that came first, without taking it out.
+/// The line with room whose first ticket is the oldest, and that ticket, which stays in its line.
 fn first_in_line(
     lines: &mut Lines,
     room: &[Room],
@@ -534,16 +533,16 @@ fn first_in_line(
     first
 }
 
-/// How many tasks of a queue and these types a claim would get.
+/// How many tasks of these types in a queue a claim would get.
 fn claimable(queue: &str, types: &TaskTypes, machine: &Machine, now: Timestamp) -> u64 {
     match machine.claimable(&look(queue, types), now) {
         Claimable::Now(ready) => ready,
-        // What becomes due comes with an event of its own.
+        // A task that becomes due causes an event.
         Claimable::At(_) | Claimable::OnEvent => 0,
     }
 }
 
-/// A claim of everything of these types in one queue, to ask whether there is something.
+/// A claim for any task of these types in one queue, to ask whether there is one.
 fn look<'a>(queue: &'a str, types: &'a TaskTypes) -> Claim<'a> {
     Claim {
         queues: vec![ClaimQueue { name: queue, weight: 1 }],
@@ -558,7 +557,7 @@ fn look<'a>(queue: &'a str, types: &'a TaskTypes) -> Claim<'a> {
     }
 }
 
-/// Whether the shard has answered this very claim before.
+/// Whether the shard has answered this claim before.
 fn is_repeated(machine: &Machine, waiter: &Waiter, now: Timestamp) -> bool {
     waiter.request.number.is_some()
         && matches!(machine.claimable(&waiter.request.command(0), now), Claimable::Now(_))

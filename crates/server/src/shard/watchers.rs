@@ -1,11 +1,10 @@
-//! Watchers: who waits for a task or a flow to end.
+//! Watchers: calls that wait for a task or a flow to end.
 
 use super::inbox::{Answer, TicketId};
 use crate::Error;
 use std::collections::HashMap;
 use taskyard_machine::{EventKind, TaskId};
 
-/// Who waits for tasks of one shard.
 #[derive(Default)]
 pub(crate) struct Watchers {
     waiting: HashMap<TaskId, Vec<(TicketId, Answer<bool>)>>,
@@ -25,7 +24,7 @@ impl Watchers {
         }
     }
 
-    /// Tells those who wait that the task has ended.
+    /// Answers the calls that wait for this task.
     pub(crate) fn task_ended(&mut self, task: TaskId) {
         if self.waiting.is_empty() {
             return;
@@ -35,8 +34,8 @@ impl Watchers {
         }
     }
 
-    /// Tells everybody why nobody here would learn of an end any more, or else that there was none
-    /// so far.
+    /// Answers all calls: with an error if this node no longer leads, otherwise that there was no
+    /// end so far.
     pub(crate) fn end(&mut self, why: Option<&Error>) {
         for (_, answer) in self.waiting.drain().flat_map(|(_, waiting)| waiting) {
             let _ = answer.send(why.cloned().map_or(Ok(false), Err));

@@ -1,9 +1,9 @@
-//! What comes in from the inbox.
+//! Inputs: what the loop does with each message of its inbox.
 
 use super::{
     Checkpoints, Course, ShardLoop, control,
     local::{LocalShard, Waiting},
-    settle::PartialAnswers,
+    outcomes::PartialAnswers,
 };
 use crate::{
     Error,
@@ -62,7 +62,7 @@ impl ShardLoop {
                     shard.watchers.unwatch(task, ticket);
                 }
             }
-            Input::Undelivered { claims } => self.give_back(&claims),
+            Input::Undelivered { claims } => self.release_claims(&claims),
             Input::BodiesRead { waiter, tasks, bodies } => {
                 self.bodies_read(waiter, tasks, bodies);
             }
@@ -81,10 +81,10 @@ impl ShardLoop {
                 drop(answer.send(Err(self.kept_out_error())));
             }
             Input::Control { answer, .. } if self.stands_still() => {
-                drop(answer.send(Err(ShardLoop::still_error())));
+                drop(answer.send(Err(ShardLoop::full_disk_error())));
             }
             Input::Change { answer, .. } if self.stands_still() => {
-                drop(answer.send(Err(ShardLoop::still_error())));
+                drop(answer.send(Err(ShardLoop::full_disk_error())));
             }
             Input::Control { command, answer } => match &mut self.control {
                 Some(control) => control.propose(command.encode(), Some(answer)),
@@ -94,7 +94,9 @@ impl ShardLoop {
                 self.accept_change(group, fence, &changes, answer);
             }
             Input::Transfer { group, to, answer } => self.accept_transfer(group, to, answer),
-            Input::Hold { backup, until, answer } => self.accept_hold(backup, until, answer),
+            Input::PauseMessages { backup, until, answer } => {
+                self.accept_pause(backup, until, answer)
+            }
             Input::HandOver { until, answer } => self.accept_hand_over(until, answer),
             Input::Raft { from, group, message } => self.accept_raft(from, group, &message),
             Input::Peer { node, is_up } => {
@@ -114,20 +116,20 @@ impl ShardLoop {
             Input::Quiet { until, answer } => match self.course {
                 Course::Going => self.checkpoints.keep_quiet(until, answer),
                 Course::Stopping { .. } | Course::Halted => {
-                    drop(answer.send(Err(ShardLoop::stopped_error())));
+                    drop(answer.send(Err(ShardLoop::stopping_error())));
                 }
             },
             Input::Backup(order) => match self.course {
                 // It begins with a checkpoint of each shard.
                 _ if self.room() == Room::Full => {
-                    drop(order.written.send(Err(ShardLoop::still_error())));
+                    drop(order.written.send(Err(ShardLoop::full_disk_error())));
                 }
                 Course::Going => match self.stopped_alone() {
                     Some(error) => drop(order.written.send(Err(error))),
                     None => self.checkpoints.backup(order),
                 },
                 Course::Stopping { .. } | Course::Halted => {
-                    drop(order.written.send(Err(ShardLoop::stopped_error())));
+                    drop(order.written.send(Err(ShardLoop::stopping_error())));
                 }
             },
             Input::Report(report) => self.accept_report(report)?,
@@ -140,23 +142,23 @@ impl ShardLoop {
         Ok(())
     }
 
-    /// The place of a shard that this node leads or is about to lead: it is elected, and serves as
-    /// soon as its first entry is decided. Who came to it a moment too early waits for that here,
-    /// rather than look for another leader; if it comes to nothing, he is sent on.
+    /// The place of a shard that this node leads or is about to lead. An elected leader serves once
+    /// its first entry is committed. A call that comes before waits here instead of asking for
+    /// another leader; if the election fails, the caller is redirected.
     fn number_soon(&self, shard: ShardId) -> Result<usize, Error> {
         let number = usize::from(shard.0);
         let rises = |shard: &LocalShard| shard.leading.is_none() && shard.replica.is_rising();
-        let has_room = self.held_bytes < TURN_LOG_BYTES_MAX;
+        let has_room = self.queued_bytes < TURN_LOG_BYTES_MAX;
         match self.shards.get(number).is_some_and(rises) && has_room && !self.is_kept_out() {
             true => Ok(number),
             false => self.number(shard),
         }
     }
 
-    /// Whether this node's data may be old, so that nothing of it is shown and nothing is added to
-    /// it, not even to groups that it leads alone.
+    /// Whether this node's data may be an old copy. Then the node shows none of it and adds nothing
+    /// to it, not even in groups that it leads alone.
     fn is_kept_out(&self) -> bool {
-        self.is_shut && self.routes.gate() == Gate::Copied
+        self.waits_at_gate && self.routes.gate() == Gate::Copied
     }
 
     fn kept_out_error(&self) -> Error {
@@ -182,7 +184,7 @@ impl ShardLoop {
         }
         let group = group_of(shard);
         match self.routes.stopped(group) {
-            // Nobody else could lead it.
+            // A lone node has no other leader to name.
             Some(words) if self.network.get().is_none() || self.routes.is_alone() => {
                 Err(Error::Unavailable(words))
             }
@@ -190,20 +192,20 @@ impl ShardLoop {
         }
     }
 
-    /// Whether a command may be taken now. Without room for new tasks the repetition of an enqueue
-    /// still is: whoever lost its answer must learn what became of it.
+    /// Whether a command may be taken now. A node without room for new tasks still takes an enqueue
+    /// that repeats a known request id, because its caller may have lost the answer.
     fn admit(&mut self, shard: ShardId, enqueue: Option<&EncodedCommand>) -> Result<usize, Error> {
         let number = self.number_soon(shard)?;
         if self.course != Course::Going {
-            return Err(ShardLoop::stopped_error());
+            return Err(ShardLoop::stopping_error());
         }
         if let Some(enqueue) = enqueue
             && let Err(full) = self.disk.admit().and_then(|()| self.memory.admit())
         {
-            // What one that does not lead yet knows of repetitions may be old.
+            // A replica that does not lead yet may lack the newest request ids.
             self.number(shard)?;
             if self.shards[number].replica.is_handing_over() {
-                // To a node with more room, as soon as this one has noticed that it has none.
+                // Redirects to the heir, which has more room.
                 return Err(self.not_leader(group_of(shard)));
             }
             if !self.shards[number].machine().is_repetition(enqueue) {
@@ -213,7 +215,7 @@ impl ShardLoop {
         Ok(number)
     }
 
-    /// The same for a command: there must be room for it in the log.
+    /// `admit`, and room for the command in the log.
     fn admit_command(
         &mut self,
         shard: ShardId,
@@ -228,8 +230,8 @@ impl ShardLoop {
     fn add(&mut self, number: usize, command: EncodedCommand, waiting: Waiting) {
         let shard = &mut self.shards[number];
         if shard.leading.is_none() {
-            shard.held_bytes += command.as_bytes().len();
-            self.held_bytes += command.as_bytes().len();
+            shard.queued_bytes += command.as_bytes().len();
+            self.queued_bytes += command.as_bytes().len();
         }
         shard.pending.push((command, waiting));
         self.activate(number);
@@ -257,7 +259,7 @@ impl ShardLoop {
         }
     }
 
-    /// How many tasks of a shard could be claimed now that nobody is promised.
+    /// How many tasks of a shard could be claimed now and are not promised to a waiting claim.
     fn probe(&mut self, shard: ShardId, sought: &Sought) -> Result<u64, Error> {
         let number = self.number(shard)?;
         let reading = self.reading;
@@ -320,7 +322,7 @@ impl ShardLoop {
         }
         let is_one = tasks.len() == 1;
         let fill = move |read: Vec<StoredBody>| {
-            // A page shows the other tasks whole.
+            // A page of several tasks shows the readable ones.
             if is_one && let Some(Err(reason)) = read.first() {
                 let words =
                     format!("the payload of the task can't be read: {reason}; check the disk");
@@ -394,7 +396,8 @@ impl ShardLoop {
         status.collect()
     }
 
-    /// Ends what waits; what is on its way through the log is still answered.
+    /// Ends parked claims and watches, and asks for last checkpoints. Commands in the log are still
+    /// answered.
     fn stop(&mut self, until: Instant) {
         self.course = Course::Stopping { until };
         self.checkpoints.end_quiet();

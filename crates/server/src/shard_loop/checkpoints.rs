@@ -1,19 +1,19 @@
-//! Checkpoints: when a shard's state is written down, and in which bites.
+//! Checkpoints: when each shard's state is written to disk, and in which bites.
 //!
-//! One shard after the other: its cut is frozen between two turns, then a bite is taken in each
-//! turn and handed to the thread that writes; so the loop is never held for long. When it is
-//! synced, the log up to the cut is dropped. A backup freezes all shards in the same turn, so that
-//! what they owe each other fits together.
+//! One shard after the other: its cut is frozen between two turns, then each turn encodes one bite
+//! for the writing thread, so that no turn takes long. Once the checkpoint is synced, the log up to
+//! the cut is dropped. A backup freezes all shards in the same turn, so that messages between them
+//! fit together.
 //!
-//! A shard's checkpoint is due by time, by what the shard itself has written, and by what all
-//! shards have written since: then the log is short enough before raft-engine has to ask for it.
-//! The first checkpoint of each shard is due earlier, each shard at a time of its own, so that they
-//! never come all at once.
+//! A checkpoint is due by time, by the bytes that its shard has written, and by the bytes that all
+//! shards have written since: so the log stays shorter than the size at which raft-engine asks for
+//! checkpoints. The first checkpoint of each shard is due earlier, at a different time per shard,
+//! so that not all come at once.
 
 #[cfg(test)]
 mod tests;
 
-use super::{held::Held, local::LocalShard, log_age::LogAge};
+use super::{local::LocalShard, local_shards::LocalShards, log_age::LogAge};
 use crate::{
     Error,
     checkpoint::{Change, Checkpointer, Cut, Failure, Job, View},
@@ -31,52 +31,50 @@ use std::{
 use taskyard_machine::{RecordKey, ShardId, TaskId};
 use taskyard_replica::Room;
 
-/// The usual wait for a checkpoint; the wait for the first one is a share of it.
+/// A whole share of the usual wait; the wait for a shard's first checkpoint is less.
 const WHOLE: u64 = 1 << 16;
-// raft-engine asks for checkpoints of shards with entries in the oldest fifth of a log of this
-// size.
+// raft-engine asks for checkpoints of shards with entries in the oldest fifth of a log of
+// `PURGE_BYTES`.
 const _: () = assert!(LOG_KEPT_BYTES_MAX <= PURGE_BYTES * 3 / 4);
-/// How much log is written between two looks at how much is kept.
+/// Log bytes between two checks of how much log each shard keeps.
 const LOOK_EVERY_BYTES: u64 = 1 << 20;
-/// Records encoded per turn, about half a millisecond's work.
+/// Records encoded per turn: about half a millisecond.
 const BITE_RECORDS: usize = 512;
-/// How long the writing thread may take for one checkpoint. A disk that has failed may hold it for
-/// ever, without an error.
+/// How long the writing thread may take for one checkpoint. A failed disk may block it for ever
+/// without an error.
 const WRITING_FOR_MAX: Duration = Duration::from_secs(120);
-/// How often that is looked at. A pause of the whole process counts as one look.
+/// How often the writing thread is checked. A pause of the whole process counts as one check.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Nothing is under way.
     Idle,
-    /// The cut is frozen and not all of it is handed to the writing thread.
+    /// The cut is frozen, and not all of its records are handed to the writing thread.
     Frozen,
-    /// It is being written.
     Writing,
 }
 
-/// Where one shard is with its checkpoints.
+/// The state of one shard's checkpoints.
 pub(crate) struct Checkpoint {
     stage: Stage,
     /// The last entry in the last synced checkpoint.
     stored: u64,
-    /// Asked for, whatever the rules below say.
+    /// A checkpoint was asked for; it need not wait until it is due.
     wanted: bool,
-    /// A snapshot is about to take the state's place: no cut of it may begin.
-    held: bool,
+    /// A snapshot is about to replace the state: no new cut may begin.
+    is_blocked: bool,
     /// When the oldest change must be checkpointed.
     due_at: Option<Instant>,
     /// The cut under way, and the bodies that go with it.
     cut: Option<Cut>,
     bodies: Vec<TaskId>,
-    /// What of the log the shard keeps.
+    /// What the shard keeps of the log.
     log: LogAge,
-    /// How much of the usual wait the next checkpoint has, of [`WHOLE`].
+    /// The part of the usual wait before the next checkpoint, in units of 1 / [`WHOLE`].
     share: u64,
 }
 
-/// A moment: on the clock, and by what was written to the log since the start.
+/// A moment: by the clock, and by bytes written to the log since the start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At {
     pub now: Instant,
@@ -84,14 +82,14 @@ pub(crate) struct At {
 }
 
 impl Checkpoint {
-    /// Of a shard whose last checkpoint holds all up to `stored`, and whose log begins at this
-    /// position or later.
+    /// For a shard whose last checkpoint is at `stored`, and whose log begins at position `log` or
+    /// later.
     pub(crate) fn new(stored: u64, log: u64) -> Checkpoint {
         Checkpoint {
             stage: Stage::Idle,
             stored,
             wanted: false,
-            held: false,
+            is_blocked: false,
             due_at: None,
             cut: None,
             bodies: Vec::new(),
@@ -105,33 +103,34 @@ impl Checkpoint {
         self.stored
     }
 
-    /// The same for one of many shards that begin together: their first checkpoints come apart.
+    /// Like `new`, for one of many shards that start together: spreads their first checkpoints.
     pub(crate) fn apart(shard: ShardId, stored: u64, log: u64) -> Checkpoint {
-        // Multiples of the golden ratio's fraction spread evenly, however many there are.
+        // Multiples of the golden ratio's fraction are spread evenly, whatever the number of
+        // shards.
         let share = WHOLE - u64::from(shard.0.wrapping_mul(40_503));
         Checkpoint { share, ..Checkpoint::new(stored, log) }
     }
 
-    /// When it is due, if it is.
+    /// When the next checkpoint is due by time; `None` if there is no change or one is under way.
     pub(crate) fn due_at(&self) -> Option<Instant> {
-        self.due_at.filter(|_| self.stage == Stage::Idle && !self.held)
+        self.due_at.filter(|_| self.stage == Stage::Idle && !self.is_blocked)
     }
 
-    /// Something has changed; the first change since the last checkpoint says when the next is due.
+    /// Notes a change. The first change after a checkpoint sets when the next is due.
     fn changed(&mut self, now: Instant) {
         let wait = Duration::from_millis(limits::DIRTY_FOR_MS_MAX * self.share / WHOLE);
         self.due_at.get_or_insert(now + wait);
     }
 
-    /// Since when it is to begin, if it is.
+    /// Since when a checkpoint is to begin; `None` if none is due.
     fn due_since(&self, at: At, has_peers: bool) -> Option<Instant> {
-        let may_begin = self.stage == Stage::Idle && !self.held;
-        // With peers the log is kept from the checkpoint before the last one on.
+        let may_begin = self.stage == Stage::Idle && !self.is_blocked;
+        // With peers, the log is kept from the last checkpoint but one.
         let kept_max = if has_peers { LOG_KEPT_BYTES_MAX / 2 } else { LOG_KEPT_BYTES_MAX };
         let log_is_long = self.log.since_checkpoint(at.log) >= kept_max * self.share / WHOLE;
         let is_due =
             self.wanted || self.due_at.is_some_and(|due_at| log_is_long || due_at <= at.now);
-        // What is wanted early counts from the change that made it dirty, as all others do.
+        // A checkpoint that was asked for takes its turn by its first change, like all others.
         (may_begin && is_due).then_some(self.due_at.unwrap_or(at.now))
     }
 
@@ -139,23 +138,22 @@ impl Checkpoint {
         self.stage == Stage::Idle
     }
 
-    /// Whether one is to begin before the node ends. A state that a snapshot replaces is not worth
-    /// it.
+    /// Whether one is to begin before the node ends. Not if a snapshot is about to replace the
+    /// state.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.wanted && !self.held
+        self.wanted && !self.is_blocked
     }
 
-    /// Lets no new cut begin until `release`; one that is under way goes on.
-    pub(crate) fn hold(&mut self) {
-        self.held = true;
+    /// Lets no new cut begin until `unblock`; a cut under way goes on.
+    pub(crate) fn block(&mut self) {
+        self.is_blocked = true;
     }
 
-    pub(crate) fn release(&mut self) {
-        self.held = false;
+    pub(crate) fn unblock(&mut self) {
+        self.is_blocked = false;
     }
 
-    /// A snapshot has taken the state's place: all up to `index` is stored, and nothing has changed
-    /// since.
+    /// A snapshot has replaced the state: all up to `index` is stored, with no change since.
     pub(crate) fn installed(&mut self, index: u64) {
         assert!(self.is_idle(), "a snapshot at {index} was installed under a checkpoint");
         *self = Checkpoint::new(index, self.log.checkpointed_at());
@@ -165,28 +163,27 @@ impl Checkpoint {
 /// The checkpoints under way on this node.
 #[derive(Default)]
 pub(crate) struct Checkpoints {
-    /// Shards that are frozen, in the order in which they are handed out.
+    /// Numbers of frozen shards, in the order in which their bites are taken.
     frozen: VecDeque<usize>,
     writing: usize,
-    /// Other things that the thread which writes them is to do, and has not reported done.
+    /// Jobs other than checkpoints that the writing thread has not reported as done.
     ordered: usize,
-    /// Where the log stood when it was last looked at how much of it is kept.
+    /// The log's position at the last check of how much each shard keeps.
     log_looked_at: u64,
-    /// How much the next one may take of the disk, and how much room that has for others.
+    /// Bytes that the next checkpoint may take of the disk, and the disk's room for others.
     room_bytes: u64,
     room: Room,
-    /// When the thread that writes was last looked at, and how long it has not ended anything by
-    /// then.
+    /// When the writing thread was last checked, and for how long it had finished nothing by then.
     looked_at: Option<Instant>,
     writing_for: Duration,
     /// Backups that wait for the checkpoints under way.
     backups_asked: Vec<BackupOrder>,
     /// Backups for which all shards were frozen in one turn.
     backups_frozen: Vec<Answer<View>>,
-    /// Until then none begins of itself: a backup is about to come, and is to find nothing under
-    /// way.
+    /// No checkpoint begins before this moment, unless asked for: a backup is about to begin, and
+    /// must not wait for one.
     quiet_until: Option<Instant>,
-    /// Told when nothing is.
+    /// Answered once no checkpoint is under way.
     quiet_asked: Vec<Answer<()>>,
 }
 
@@ -204,13 +201,13 @@ impl Checkpoints {
         answers.for_each(|answer| drop(answer.send(Err(error.clone()))));
     }
 
-    /// Begins nothing until then, unless a backup comes; answers when nothing is under way.
+    /// Begins no checkpoint before `until`, unless a backup comes. Answers once none is under way.
     pub(crate) fn keep_quiet(&mut self, until: Instant, answer: Answer<()>) {
         self.quiet_until = self.quiet_until.max(Some(until));
         self.quiet_asked.push(answer);
     }
 
-    /// The node ends: that is no time to be quiet.
+    /// Lifts `keep_quiet`, because the node ends and wants its last checkpoints.
     pub(crate) fn end_quiet(&mut self) {
         self.quiet_until = None;
         self.quiet_asked.clear();
@@ -226,40 +223,39 @@ impl Checkpoints {
         !self.backups_asked.is_empty() || !self.backups_frozen.is_empty()
     }
 
-    /// Whether one that is due can begin. One is written while the next one's bites are taken, not
-    /// more: they wait in memory.
+    /// Whether a due checkpoint can begin. At most two are under way, one being written and one
+    /// being encoded, because their records wait in memory.
     pub(crate) fn may_begin(&self) -> bool {
         self.writing < 2 && !self.has_backups() && self.quiet_until.is_none()
     }
 
-    /// Says how much the next one may take of the disk.
     pub(crate) fn set_room(&mut self, bytes: u64, room: Room) {
         (self.room_bytes, self.room) = (bytes, room);
     }
 
-    /// Whether the disk has room for a checkpoint: it takes about what the log has taken since the
-    /// last.
+    /// Whether the disk has room for a checkpoint of `shard`. It takes about as much as the log
+    /// since the last one.
     pub(crate) fn has_room_for(&self, shard: &LocalShard) -> bool {
         shard.state().log_bytes < self.room_bytes
     }
 
-    /// Whether one is to begin before the node ends, and can.
+    /// Whether `shard` wants a checkpoint before the node ends, and the disk has room for it.
     pub(crate) fn wants(&self, shard: &LocalShard) -> bool {
         shard.checkpoint.is_wanted() && self.has_room_for(shard)
     }
 
-    /// Whether nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         self.frozen.is_empty() && self.writing == 0 && !self.has_backups()
     }
 
-    /// How soon the writing thread is to be looked at again.
+    /// How soon the writing thread is to be checked again.
     pub(crate) fn look_in(&self) -> Option<Duration> {
         let is_busy = self.writing > 0 || self.ordered > 0 || self.quiet_until.is_some();
         is_busy.then_some(LOOK_EVERY)
     }
 
-    /// Whether the writing thread gets on; `real` is no manual clock's time.
+    /// Fails if the writing thread has made no progress for too long. `real` is never a manual
+    /// clock's time.
     pub(crate) fn look(&mut self, real: Instant) -> Result<(), Failure> {
         self.quiet_until = self.quiet_until.filter(|until| *until > real);
         let before = self.looked_at.replace(real);
@@ -277,18 +273,19 @@ impl Checkpoints {
         )))
     }
 
-    /// The thread that writes was told to do something else, which it reports.
+    /// The writing thread was given a job other than a checkpoint.
     pub(crate) fn ordered(&mut self) {
         self.ordered += 1;
     }
 
-    /// It has done it.
+    /// The writing thread has done that job.
     pub(crate) fn done(&mut self) {
         self.ordered -= 1;
         self.writing_for = Duration::ZERO;
     }
 
-    /// Something was applied on `shard`: is a checkpoint due, and by when?
+    /// Notes that entries were applied on `shard`, and asks for a checkpoint if it has grown
+    /// enough.
     pub(crate) fn note_change(shard: &mut LocalShard, now: Instant) {
         let state = shard.replica.machine();
         let grown = state.log_bytes >= CHECKPOINT_LOG_BYTES_MAX
@@ -297,21 +294,22 @@ impl Checkpoints {
         shard.checkpoint.changed(now);
     }
 
-    /// Asks for a checkpoint of `shard` as soon as may be.
+    /// Asks for a checkpoint of `shard` as soon as possible.
     pub(crate) fn want(shard: &mut LocalShard) {
         shard.checkpoint.wanted = true;
     }
 
-    /// Old entries of `shard` keep files of the log from being freed. A checkpoint that is under
-    /// way frees them by itself.
+    /// Frees files of the log that hold old entries of `shard`, by a checkpoint if need be. A
+    /// checkpoint under way frees them by itself.
     pub(crate) fn shorten_log(&self, shard: &mut LocalShard, log: u64, snapshots: &Snapshots) {
         if shard.checkpoint.is_idle() && self.drop_log(shard, log, snapshots) {
             Checkpoints::want(shard);
         }
     }
 
-    /// Drops what the log has kept for peers that are down or too far behind: they get a snapshot.
-    fn look_at_log(&mut self, shards: &mut Held, log: u64, snapshots: &Snapshots) {
+    /// Drops log that was kept for peers that are down or too far behind; they get a snapshot
+    /// instead.
+    fn look_at_log(&mut self, shards: &mut LocalShards, log: u64, snapshots: &Snapshots) {
         if log < self.log_looked_at + LOOK_EVERY_BYTES {
             return;
         }
@@ -323,8 +321,8 @@ impl Checkpoints {
         }
     }
 
-    /// Drops the log before the last checkpoint, or before what a peer needs that is catching up;
-    /// `false` if it is kept for one.
+    /// Drops the log before the last checkpoint, or before what a peer needs that is catching up.
+    /// Returns `false` if log was kept for such a peer.
     fn drop_log(&self, shard: &mut LocalShard, log: u64, snapshots: &Snapshots) -> bool {
         let may_keep =
             self.room == Room::Enough && shard.checkpoint.log.kept(log) < LOG_PINNED_BYTES_MAX;
@@ -335,10 +333,10 @@ impl Checkpoints {
         needed.is_none()
     }
 
-    /// Begins what is due and takes one bite.
+    /// Begins a checkpoint that is due, and encodes one bite.
     pub(crate) fn step(
         &mut self,
-        shards: &mut Held,
+        shards: &mut LocalShards,
         checkpointer: &Checkpointer,
         snapshots: &Snapshots,
         at: At,
@@ -355,7 +353,7 @@ impl Checkpoints {
         }
     }
 
-    /// The same for a test's only shard.
+    /// Like `step`, for a test's only shard.
     #[cfg(test)]
     pub(crate) fn step_alone(
         &mut self,
@@ -372,7 +370,7 @@ impl Checkpoints {
         }
     }
 
-    /// Takes one bite of the shard that was frozen first.
+    /// Encodes one bite of the shard that was frozen first.
     fn hand_out(&mut self, shard: &mut LocalShard, checkpointer: &Checkpointer) {
         if !bite(shard, checkpointer) {
             shard.checkpoint.stage = Stage::Writing;
@@ -383,7 +381,7 @@ impl Checkpoints {
         }
     }
 
-    /// The checkpoint of `shard` is synced: its log may go.
+    /// The checkpoint of `shard` is synced: drops its log up to the cut.
     pub(crate) fn written(&mut self, shard: &mut LocalShard, cut: &Cut) {
         let state = shard.replica.machine_mut();
         for task in std::mem::take(&mut shard.checkpoint.bodies) {
@@ -397,20 +395,20 @@ impl Checkpoints {
         self.writing_for = Duration::ZERO;
     }
 
-    /// Ends the bites of a shard that is about to go. Says whether its checkpoint is being written:
-    /// then `abandoned` is to follow.
+    /// Forgets the bites of a shard that is about to be removed. Returns whether its checkpoint is
+    /// being written; then `abandoned` must follow.
     pub(crate) fn abandon(&mut self, shard: &LocalShard) -> bool {
         self.frozen.retain(|number| *number != usize::from(shard.id.0));
         shard.checkpoint.stage == Stage::Writing
     }
 
-    /// The checkpoint of a shard that has gone is written.
+    /// The checkpoint of a removed shard is written.
     pub(crate) fn abandoned(&mut self) {
         self.writing -= 1;
         self.writing_for = Duration::ZERO;
     }
 
-    fn begin(&mut self, shards: &mut Held, checkpointer: &Checkpointer, at: At) {
+    fn begin(&mut self, shards: &mut LocalShards, checkpointer: &Checkpointer, at: At) {
         if self.has_backups() {
             if self.writing == 0 {
                 self.back_up(shards, checkpointer, at.log);
@@ -427,8 +425,8 @@ impl Checkpoints {
         }
     }
 
-    /// Nothing is under way: takes the view of what was frozen, or freezes all for those who ask.
-    fn back_up(&mut self, shards: &mut Held, checkpointer: &Checkpointer, log: u64) {
+    /// With no checkpoint under way: freezes all shards, or takes the view once they are written.
+    fn back_up(&mut self, shards: &mut LocalShards, checkpointer: &Checkpointer, log: u64) {
         let frozen = std::mem::take(&mut self.backups_frozen);
         if !frozen.is_empty() {
             checkpointer.job(Job::Look(Box::new(move |store| {
@@ -450,18 +448,17 @@ impl Checkpoints {
     }
 }
 
-/// The shard whose checkpoint is to begin next: whoever has waited longest, so that busy shards do
-/// not keep the others from ever getting one.
-fn longest_due(shards: &mut Held, at: At, room_bytes: u64) -> Option<&mut LocalShard> {
+/// The shard whose checkpoint has been due for longest, so that busy shards never starve the
+/// others.
+fn longest_due(shards: &mut LocalShards, at: At, room_bytes: u64) -> Option<&mut LocalShard> {
     let since = |shard: &LocalShard| shard.checkpoint.due_since(at, shard.has_peers);
     let fits = |shard: &LocalShard| shard.state().log_bytes < room_bytes;
     let due = shards.iter_mut().filter(|shard| since(shard).is_some() && fits(shard));
     due.min_by_key(|shard| since(shard))
 }
 
-/// Up to where the log is not needed after a checkpoint. Peers that are behind get what is kept of
-/// it: a leader knows how far they are, and whoever may lead next keeps what follows the checkpoint
-/// before.
+/// Up to where the log may be dropped after a checkpoint. A leader keeps what its peers lack. Any
+/// replica may lead next, so each keeps the log from the checkpoint `before`.
 fn log_needed_after(shard: &LocalShard, before: u64) -> u64 {
     if !shard.has_peers {
         return shard.checkpoint.stored;
@@ -470,8 +467,8 @@ fn log_needed_after(shard: &LocalShard, before: u64) -> u64 {
     matched.min().map_or(before, |matched| matched.min(before))
 }
 
-/// After which entry the log is needed by a peer that gets on: with a snapshot that it fetches, or
-/// with the log itself.
+/// The index after which a peer that makes progress needs the log: to append it, or to follow a
+/// snapshot that it fetches.
 fn needed_after(shard: &LocalShard, snapshots: &Snapshots) -> Option<u64> {
     let first = shard.replica.first_index();
     let follows = shard
@@ -482,7 +479,7 @@ fn needed_after(shard: &LocalShard, snapshots: &Snapshots) -> Option<u64> {
     follows.map(|peer| peer.matched).chain(snapshots.pinned(shard.id)).min()
 }
 
-/// Drops the log up to `up_to`, with the next write.
+/// Drops the log up to `up_to`, with the next write to the log.
 fn cut_log(shard: &mut LocalShard, up_to: u64) {
     if up_to >= shard.replica.first_index() {
         shard.replica.compact(up_to);
@@ -491,9 +488,9 @@ fn cut_log(shard: &mut LocalShard, up_to: u64) {
     }
 }
 
-/// Marks the cut of a checkpoint; `false` if there is nothing new.
+/// Freezes the cut of a checkpoint; `false` if nothing has changed since the last.
 fn freeze(shard: &mut LocalShard, log: u64) -> bool {
-    if shard.checkpoint.held {
+    if shard.checkpoint.is_blocked {
         return false;
     }
     let index = shard.replica.applied();
@@ -515,7 +512,7 @@ fn freeze(shard: &mut LocalShard, log: u64) -> bool {
     true
 }
 
-/// Hands out the next records of a frozen cut; `false` if there are none left.
+/// Encodes the next records of a frozen cut; `false` if none are left.
 fn bite(shard: &mut LocalShard, checkpointer: &Checkpointer) -> bool {
     let state = shard.replica.machine_mut();
     let records = state.machine.frozen_bite(BITE_RECORDS);

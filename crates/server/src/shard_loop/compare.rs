@@ -1,8 +1,7 @@
-//! Replicas compare their states: what this node says of its own, and what it does when it is
-//! wrong.
+//! Comparing replicas: this node attests its digests, and stops if a majority differs.
 //!
-//! Invariant: a replica whose state a majority of its group does not share stops its node. The
-//! answers that it gives, and the snapshots that it would send, are not what was agreed on.
+//! Invariant: a replica whose state differs from a majority of its group stops its node, because
+//! its answers and its snapshots are wrong.
 
 use super::{ShardLoop, Waiting};
 use crate::checkpoint::Failure;
@@ -10,7 +9,7 @@ use taskyard_machine::{Attest, Command, EncodedCommand, Event, EventKind};
 use taskyard_replica::Verdict;
 
 impl ShardLoop {
-    /// Looks at what happened to a shard for marks and for what replicas say of them.
+    /// Handles marks and attests among a shard's events.
     pub(super) fn compare(&mut self, number: usize, events: &[Event]) -> Result<(), Failure> {
         for event in events {
             match event.kind {
@@ -37,9 +36,9 @@ impl ShardLoop {
             Verdict::Speak => {
                 let Attest { mark, replica, digest } = attest;
                 tracing::error!(
-                    "replicas of shard {} differ: at mark {mark} replica {replica} had {digest:016x}, \
-                     and replica {me} on this node {own:016x}; the one that a majority does not agree \
-                     with stops",
+                    "replicas of shard {} differ: at mark {mark}, replica {replica} had {digest:016x} and replica \
+                     {me} on this node had {own:016x}; the replica that differs from a majority will stop its \
+                     node",
                     shard.id,
                 );
                 self.attest(number, mark, own);
@@ -49,17 +48,18 @@ impl ShardLoop {
                 let (shard, applied) = (shard.id, shard.replica.applied());
                 let (mark, node) = (attest.mark, self.format.node);
                 Err(Failure(format!(
-                    "the state of shard {shard} on this node is not the one that its replicas agreed on: at \
-                     mark {mark}, before entry {applied}, replica {me} here had the digest {own:016x}, and a \
-                     majority, replicas {others:?}, had {digest:016x}; nothing of it can be trusted: ask \
-                     another node to `taskyard cluster remove {node} --force`, then start this one with a \
-                     new data directory and --join, and keep the old one for a report"
+                    "the state of shard {shard} on this node is wrong: at mark {mark}, before entry {applied}, \
+                     replica {me} here had the digest {own:016x}, and a majority, replicas {others:?}, had \
+                     {digest:016x}; trust nothing that this node says: run \
+                     `taskyard cluster remove {node} --force` on another node, start this node with a new data \
+                     directory and --join, and keep the old directory for a report"
                 )))
             }
         }
     }
 
-    /// Says through the log what this replica had at a mark. If that is lost, the next mark comes.
+    /// Proposes this replica's digest at a mark. A lost attest is harmless, because the next mark
+    /// comes.
     fn attest(&mut self, number: usize, mark: u64, digest: u64) {
         let shard = &self.shards[number];
         let (id, replica) = (shard.id, shard.replica.id());

@@ -1,7 +1,7 @@
-//! LocalControl: this node's replica of the control group, as the loop's thread holds it.
+//! LocalControl: this node's replica of the control group, owned by the loop's thread.
 //!
-//! Its state is small: it is written whole into the log beside its entries, and travels whole
-//! inside a snapshot's message. What it says is published to everybody on this node who routes.
+//! The group's state is small: it is written whole into the log beside its entries, and sent whole
+//! inside a snapshot's message. Each change is published to this node's router.
 
 use crate::{
     Error,
@@ -22,10 +22,10 @@ use taskyard_replica::{
     eraftpb::{ConfState, HardState, Snapshot},
 };
 
-/// Entries after which the state is written down and the log before it dropped.
+/// Entries between two writes of the state; then the log before is dropped.
 const CHECKPOINT_ENTRIES: u64 = 512;
 
-/// Where a state of the control group stands in its log, with that state.
+/// A state of the control group, and where it stands in the group's log.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Saved {
     index: u64,
@@ -34,18 +34,17 @@ struct Saved {
     control: Control,
 }
 
-/// This node's replica of the control group.
 pub(super) struct LocalControl {
     pub(super) replica: Replica<Control>,
-    /// A commit index that needs no sync of its own.
+    /// A commit index to be written with the next entries; it needs no sync of its own.
     pub(super) hard_state: Option<HardState>,
-    /// Nodes of replicas that were heard of, for a node whose map is not there yet.
+    /// By replica: the node that it was heard from, for a node that has no map yet.
     pub(super) heard: BTreeMap<u64, NodeId>,
-    /// Its number must be written with the next write: it is new.
+    /// The replica is new: the next write must store its id.
     pub(super) is_new: bool,
-    /// It has members besides this replica.
+    /// The group has members besides this replica.
     pub(super) has_peers: bool,
-    /// This node leads it and has proposed what a new cluster begins with.
+    /// This node leads the group and has proposed the initial state of a new cluster.
     pub(super) founded: bool,
     offered: Offered,
     stored: u64,
@@ -53,7 +52,7 @@ pub(super) struct LocalControl {
     waiting: VecDeque<(u64, Option<Answer<()>>)>,
 }
 
-/// What lagging peers are sent: the state as of the last entry.
+/// The state that lagging peers are sent: the one at the last applied entry.
 #[derive(Clone, Default)]
 struct Offered(Arc<Mutex<Option<SnapshotState>>>);
 
@@ -65,7 +64,7 @@ impl SnapshotSource for Offered {
 }
 
 impl LocalControl {
-    /// As the disk left it; `None` if this node has no replica of it yet.
+    /// Recovers the replica from disk; `None` if this node has none.
     pub(super) fn recover(log: &Arc<Log>, seed: u64) -> Result<Option<LocalControl>, StartError> {
         let damaged = |what: String| {
             StartError(format!(
@@ -86,7 +85,7 @@ impl LocalControl {
             .map_err(|error| damaged(error.to_string()))
     }
 
-    /// A new replica that knows nothing yet.
+    /// A new, empty replica.
     pub(super) fn joining(log: &Arc<Log>, id: u64, seed: u64) -> LocalControl {
         let made = LocalControl::new(log, id, seed, Saved::default(), &GroupState::default());
         let mut made = made.expect("an empty replica fits together");
@@ -141,7 +140,7 @@ impl LocalControl {
         Ok(this)
     }
 
-    /// The state, as applied here.
+    /// The applied state.
     pub(super) fn control(&self) -> &Control {
         self.replica.machine()
     }
@@ -150,7 +149,7 @@ impl LocalControl {
         self.has_peers = has_others(self.replica.conf_state(), self.replica.id());
     }
 
-    /// Appends a command; whoever waits is answered when it is applied.
+    /// Proposes a command; `answer` is sent once the command is applied.
     pub(super) fn propose(&mut self, command: Vec<u8>, answer: Option<Answer<()>>) {
         self.next_number += 1;
         match self.replica.propose(command, self.next_number) {
@@ -164,13 +163,13 @@ impl LocalControl {
                 };
                 match answer {
                     Some(answer) => drop(answer.send(Err(error))),
-                    None => tracing::debug!("nothing was proposed to the control group: {error}"),
+                    None => tracing::debug!("a proposal to the control group was refused: {error}"),
                 }
             }
         }
     }
 
-    /// Answers who waits for a proposal.
+    /// Answers the caller of a proposal.
     pub(super) fn answer(&mut self, number: u64, outcome: Result<ControlOutcome, Error>) {
         let position = self.waiting.iter().position(|(other, _)| *other == number);
         let waiting = position.and_then(|position| self.waiting.remove(position));
@@ -180,13 +179,13 @@ impl LocalControl {
             Some(answer) => drop(answer.send(answered)),
             None => {
                 if let Err(error) = answered {
-                    tracing::warn!("the control group has refused what this node asked: {error}");
+                    tracing::warn!("the control group rejected a proposal of this node: {error}");
                 }
             }
         }
     }
 
-    /// Offers the newest state to peers that need all of it.
+    /// Offers the newest state to peers that need a snapshot.
     pub(super) fn offer(&mut self) {
         if self.has_peers {
             let state = SnapshotState {
@@ -199,13 +198,13 @@ impl LocalControl {
         }
     }
 
-    /// Writes the state down when its log has grown.
+    /// Writes the state once its log has grown enough.
     pub(super) fn checkpoint(&mut self, batch: &mut Batch) {
         let applied = self.replica.applied();
         if applied < self.stored + CHECKPOINT_ENTRIES {
             return;
         }
-        // What is behind the checkpoint before is enough for peers that are a little behind.
+        // Keeps the log from the checkpoint before, for peers that are a little behind.
         let up_to = self.stored;
         batch.control(encode(&Saved {
             index: applied,
@@ -214,7 +213,8 @@ impl LocalControl {
             control: self.control().clone(),
         }));
         self.stored = applied;
-        // Elections move the log on without a command: an offer from before it begins helps nobody.
+        // Elections grow the log without commands. An offer older than the log's start helps no
+        // peer.
         self.offer();
         if up_to >= self.replica.first_index() {
             self.replica.compact(up_to);
@@ -222,12 +222,12 @@ impl LocalControl {
         }
     }
 
-    /// Takes a snapshot that a leader has sent: it replaces state and log.
+    /// Installs a snapshot from the leader in place of state and log.
     pub(super) fn install(&mut self, snapshot: &Snapshot, format: Format, batch: &mut Batch) {
         let metadata = snapshot.get_metadata();
         let control = Control::decode(&snapshot.data).unwrap_or_else(|error| {
             panic!(
-                "the control group's state was sent and can't be read: {error}; upgrade this node"
+                "the control group's state was received and can't be read: {error}; upgrade this node"
             )
         });
         let (id, hard_state) = (self.replica.id(), self.replica.hard_state());
@@ -244,15 +244,15 @@ impl LocalControl {
     }
 }
 
-/// How a replica of this node is driven: ticks of 50 ms, see `peers.rs`.
+/// The configuration of a replica; a tick is 50 ms, see `peers.rs`.
 pub(super) fn replica_config(group: u64, id: u64, seed: u64) -> Config {
-    // Groups draw apart, so that the shards of a dead node do not all elect the same one.
+    // Groups draw differently, so that the shards of a dead node do not all elect the same node.
     let seed = seed ^ (group + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let entry_bytes_max = COMMAND_BYTES_MAX;
     Config { id, seed, heartbeat_ticks: 2, election_ticks: 10, entry_bytes_max }
 }
 
-/// Who is in a group before its first entry, if `id` is in it from the start.
+/// The members of a group before its first entry; none unless `id` is the founding replica.
 pub(super) fn first_members(id: u64) -> ConfState {
     let voters = if id == FIRST_REPLICA { vec![id] } else { Vec::new() };
     ConfState { voters, ..ConfState::default() }

@@ -1,9 +1,10 @@
-//! What a shard owes others: proposed here where this node leads the target, else sent to the node
-//! that does. The target dedups by number, so whatever has an unknown outcome is sent again.
+//! Delivery of a shard's outbox. Messages are proposed here if this node leads the target, or else
+//! sent to the node that does. The target dedups by number, so a message with an unknown outcome is
+//! sent again.
 //!
-//! While a backup freezes the shards of all nodes, nothing is sent and nothing dropped: no copy of
-//! a shard may know of a message that its sender's copy does not, nor miss one that its sender's
-//! has forgotten.
+//! While a backup freezes the shards of all nodes, no message is sent or dropped: no copy of a
+//! shard may have a message that its sender's copy has not sent, or lack one that its sender's copy
+//! has dropped.
 
 use super::{ShardLoop, local::Waiting};
 use crate::{
@@ -16,13 +17,13 @@ use crate::{
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 use taskyard_machine::{Command, Delivered, EncodedCommand, Outcome, ShardId};
 
-/// What is on its way to one target, by number.
+/// Messages on their way to one target, by number.
 type Owed = Vec<(u64, EncodedCommand)>;
 
 impl ShardLoop {
-    /// Delivers what this shard owes, and tells it what its targets have taken.
+    /// Sends this shard's messages, and forgets those that their targets have taken.
     pub(super) fn deliver(&mut self, number: usize) {
-        if !self.holds.is_empty() || self.is_shut {
+        if !self.pauses.is_empty() || self.waits_at_gate {
             return;
         }
         let reading = self.reading;
@@ -50,21 +51,21 @@ impl ShardLoop {
         }
     }
 
-    /// Sends and drops nothing for a backup until then; a moment that is over ends it. What is on
-    /// its way is on its way: whoever asks waits for what is committed by now.
-    pub(super) fn accept_hold(&mut self, backup: u64, until: Instant, answer: Answer<()>) {
-        self.holds.insert(backup, until);
-        self.end_holds();
+    /// Pauses messages for a backup until `until`; a moment in the past ends the pause. Messages
+    /// under way still arrive, so the backup waits for what is committed by now.
+    pub(super) fn accept_pause(&mut self, backup: u64, until: Instant, answer: Answer<()>) {
+        self.pauses.insert(backup, until);
+        self.end_pauses();
         let _ = answer.send(Ok(()));
     }
 
-    /// Goes on with what was held, once nobody holds it any more.
-    pub(super) fn end_holds(&mut self) {
-        if self.holds.is_empty() {
+    /// Delivers again once no backup pauses messages.
+    pub(super) fn end_pauses(&mut self) {
+        if self.pauses.is_empty() {
             return;
         }
-        self.holds.retain(|_, until| *until > self.real);
-        if self.holds.is_empty() {
+        self.pauses.retain(|_, until| *until > self.real);
+        if self.pauses.is_empty() {
             self.shards.numbers().into_iter().for_each(|number| self.activate(number));
         }
     }
@@ -76,7 +77,7 @@ impl ShardLoop {
             shard.outbox.refused(to, self.real);
             return;
         };
-        shard.outbox.sent_away(to);
+        shard.outbox.sent_remote(to);
         let (handle, inbox) = (self.handle.clone(), Arc::clone(&self.inbox));
         runtime.spawn(async move {
             let (numbers, commands): (Vec<u64>, Vec<_>) =
@@ -87,7 +88,7 @@ impl ShardLoop {
         });
     }
 
-    /// What a target on another node has answered.
+    /// Handles the answers of a target that another node leads.
     pub(super) fn accept_owed(
         &mut self,
         from: ShardId,
@@ -96,14 +97,14 @@ impl ShardLoop {
     ) {
         let number = usize::from(from.0);
         let Some(shard) = self.shards.get_mut(number) else { return };
-        shard.outbox.returned(to);
+        shard.outbox.remote_answered(to);
         for (sequence, answer) in answers {
             match answer {
                 Ok(_) => shard.outbox.taken(to, sequence),
                 Err(error) => {
                     if let Error::Rejected(_) = error {
                         tracing::error!(
-                            "shard {to} has refused message {sequence} of shard {from}: {error}; it is sent again"
+                            "shard {to} rejected message {sequence} of shard {from}: {error}; it is sent again"
                         );
                     }
                     shard.outbox.refused(to, self.real);

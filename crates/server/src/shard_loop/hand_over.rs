@@ -1,9 +1,8 @@
-//! HandOver: a node that stops gives all that it leads to others first.
+//! HandOver: a node that stops first hands over leadership of everything that it leads.
 //!
-//! Each group is offered to one after the other of those who could lead it, those that lack least
-//! first, until one takes it: an heir that does not take over says so at once (`Replica::decline`),
-//! and one that can't be reached any more is passed over. From its beginning this node leads
-//! nothing new.
+//! Each group is offered to its possible heirs one by one, the least lagging first, until one
+//! leads. An heir that does not take over says so at once (`Replica::decline`); a node that can't
+//! be reached is skipped. From the start of a hand-over, this node accepts no leadership.
 
 use super::{ShardLoop, peers::Led};
 use crate::{cluster::name_of, shard::inbox::Answer};
@@ -13,25 +12,25 @@ use std::{
 };
 use taskyard_replica::{CONTROL_GROUP, NodeId, Replica, Role, StateMachine};
 
-/// When those who have refused are asked again.
+/// How long after a round of refusals all heirs are asked again.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// Of voters that lack no more entries than this beyond the one that lacks least, any will do.
+/// Voters that lag at most this many entries behind the best are equally good heirs.
 const LAG_MAX: u64 = 64;
 
-/// Leadership that is on its way to other nodes.
+/// A hand-over under way.
 pub(super) struct HandOver {
     until: Instant,
-    /// When all may be offered everything again.
+    /// When the offers made so far are forgotten.
     again_at: Instant,
-    /// By group: the replicas that it was offered to.
+    /// By group: the replicas that were asked.
     offered: BTreeMap<u64, BTreeSet<u64>>,
-    /// By node: how many groups it was offered.
+    /// By node: how many groups it was asked to lead.
     given: BTreeMap<NodeId, usize>,
     answer: Answer<()>,
 }
 
 impl ShardLoop {
-    /// Hands over all that this node leads and another could.
+    /// Hands over all groups that this node leads and another node could lead.
     pub(super) fn accept_hand_over(&mut self, until: Instant, answer: Answer<()>) {
         self.routes.leave();
         if let Some(control) = &mut self.control {
@@ -46,8 +45,8 @@ impl ShardLoop {
         self.look_at_hand_over();
     }
 
-    /// Offers what nobody has taken yet. Tells who waits for it that others lead now what this node
-    /// led, or that it takes too long.
+    /// Offers the groups that no other node leads yet. Answers once all have other leaders, or time
+    /// is up.
     pub(super) fn look_at_hand_over(&mut self) {
         let Some(mut hand_over) = self.hand_over.take() else { return };
         if self.real >= hand_over.again_at {
@@ -59,10 +58,10 @@ impl ShardLoop {
         if !left || self.real >= hand_over.until {
             if left {
                 tracing::warn!(
-                    "not all that this node led has another leader yet: it stops all the same"
+                    "this node stops although not all groups that it led have another leader yet"
                 );
             } else if !hand_over.given.is_empty() {
-                tracing::info!("others lead all that this node led");
+                tracing::info!("other nodes lead all groups that this node led");
             }
             let _ = hand_over.answer.send(Ok(()));
             return;
@@ -74,7 +73,7 @@ impl ShardLoop {
         self.hand_over = Some(hand_over);
     }
 
-    /// Offers a group that this node leads to the next heir, unless one is taking it.
+    /// Offers a group that this node leads to the next heir, unless an heir is taking over.
     fn offer(&mut self, group: u64, hand_over: &mut HandOver) {
         let lags = match self.leader_of_group(group) {
             Some(Led::Control(control)) => heirs(&control.replica),
@@ -104,15 +103,15 @@ impl ShardLoop {
     }
 }
 
-/// Whether a group is yet to be led by another. Until that one is heard to lead, its election may
-/// need this node's vote. Where nobody else has a vote nobody can lead.
+/// Whether this node must stay for the group. Until another leader is heard, its election may need
+/// this node's vote. A group without other voters can't be handed over.
 fn is_left<M: StateMachine>(replica: &Replica<M>) -> bool {
     let is_led = matches!(replica.role(), Role::Follower { leader: Some(_), .. });
     !is_led && replica.members().voters.iter().any(|voter| *voter != replica.id())
 }
 
-/// The voters that could lead instead of this replica, and how many entries each lacks; none while
-/// one of them is taking over.
+/// The voters that could lead instead of this replica, with the entries that each lacks. `None`
+/// while a voter is taking over.
 fn heirs<M: StateMachine>(replica: &Replica<M>) -> Option<Vec<(u64, u64)>> {
     if replica.heir().is_some() {
         return None;
@@ -123,8 +122,8 @@ fn heirs<M: StateMachine>(replica: &Replica<M>) -> Option<Vec<(u64, u64)>> {
     Some(peers.map(|peer| (peer.id, peer.lag)).collect())
 }
 
-/// Of nodes with a replica and what that lacks: the one that was given least so far, among those
-/// that are about as far as the best.
+/// Of the heirs `(node, replica, lag)` that are about as far as the best: the one on the node that
+/// was asked to lead least.
 pub(super) fn choose(
     heirs: &[(NodeId, u64, u64)],
     given: &BTreeMap<NodeId, usize>,

@@ -1,15 +1,15 @@
-//! Install: a replica takes a snapshot that has come whole, in place of its state and its log.
+//! Install: a replica takes a fetched snapshot in place of its state and its log.
 //!
-//! The order matters: the store is switched first, then raft sees its message, the log is reset,
-//! and only then may raft count on either. The switch waits for the disk, so that another thread
-//! does it while the replica goes on as it was; while a checkpoint is being made of the old state
-//! it is not even ordered, since both write the shard's cut. From the order on, the log takes no
-//! entry: a crash after the switch leaves a mark in the store, by which recovery knows that the log
-//! is void. Votes may be given meanwhile; recovery keeps them.
+//! The order matters: the store switches first, then raft gets the snapshot's message, then the log
+//! is reset, and only then may raft rely on either. Another thread does the switch, because it
+//! waits for the disk; the replica serves on meanwhile. While a checkpoint of the old state is
+//! being made, the switch is not even ordered, because both write the shard's cut. From the order
+//! on, the log takes no entry: after a crash, a mark in the store tells recovery that the log is
+//! void. Votes may be given meanwhile, and recovery keeps them.
 //!
-//! Invariant: what the store switches to, raft takes. It was ahead of what is committed, and the
-//! log did not lead there, when the switch was ordered; without new entries both stay so, and the
-//! replica can't lead.
+//! Invariant: raft takes what the store has switched to. When the switch was ordered, the snapshot
+//! was ahead of the commit index and the log did not contain it. Without new entries both stay
+//! true, and the replica can't become leader.
 
 use super::local::{LocalShard, State};
 use crate::{
@@ -22,20 +22,20 @@ use taskyard_replica::{
     eraftpb::{Message, MessageType},
 };
 
-/// A snapshot that has come.
+/// A fetched snapshot, by how far its installation is.
 pub(crate) enum Install {
-    /// It waits for the checkpoint under way.
+    /// Waits for the checkpoint under way.
     Waits(Box<Fetched>),
-    /// The store is to switch to it.
+    /// The store was told to switch to it.
     Switches(Box<Fetched>),
-    /// The store has switched to it. Raft takes it as soon as it knows a leader.
+    /// The store has switched to it. Raft takes it once raft knows a leader.
     Switched(Box<Fetched>),
-    /// Raft has taken it; its next ready asks for it.
+    /// Raft has taken it, and installs it with its next ready.
     Taken(Box<Fetched>),
 }
 
 impl LocalShard {
-    /// Takes a message of a peer, unless it would add to a log that a snapshot makes void.
+    /// Steps a peer's message, unless it would append to a log that a snapshot makes void.
     pub(crate) fn hear(&mut self, message: Message) {
         let is_void = matches!(self.install, Some(Install::Switches(_) | Install::Switched(_)));
         if is_void && message.get_msg_type() == MessageType::MsgAppend {
@@ -44,9 +44,11 @@ impl LocalShard {
         self.replica.step(message);
     }
 
-    /// Takes a message of the kind `MsgSnapshot`. What is to be fetched before raft may see it;
-    /// `None` if raft has it already, which tells the leader where this replica stands, or if one
-    /// is being installed: then the leader offers another one later.
+    /// Steps a message of the kind `MsgSnapshot`. Returns the snapshot to fetch before raft may see
+    /// the message.
+    ///
+    /// Returns `None` if raft does not need it: raft then tells the leader its position. Also if
+    /// another one is being installed: the leader offers one again later.
     pub(crate) fn offered(&mut self, message: Message) -> Option<SnapshotOrder> {
         if self.install.is_some() {
             return None;
@@ -58,24 +60,24 @@ impl LocalShard {
         }
         let shard = self.id;
         let unread =
-            |why| tracing::warn!("the offer of a snapshot of shard {shard} is unfit: {why}");
+            |why| tracing::warn!("the offered snapshot of shard {shard} can't be used: {why}");
         SnapshotOrder::read(shard, message).map_err(unread).ok()
     }
 
-    /// A snapshot is in the store, whole; unless another one has taken its place meanwhile. What is
-    /// to be done about it.
+    /// Handles a snapshot that is complete in the store, unless another one is being installed.
+    /// Returns the job for the store's thread.
     pub(crate) fn fetched(&mut self, fetched: Box<Fetched>) -> Option<Job> {
         if self.install.is_some() {
             return Some(Job::Drop(fetched));
         }
-        self.checkpoint.hold();
+        self.checkpoint.block();
         self.install = Some(Install::Waits(fetched));
         self.order_switch()
     }
 
-    /// Has the store switch to a snapshot that has come, unless a checkpoint is under way: then
-    /// again when that is written. One that raft does not want any more is given up, and raft
-    /// answers the leader.
+    /// Orders the store to switch to the fetched snapshot, unless a checkpoint is under way: then
+    /// this is called again once it is written. A snapshot that raft no longer needs is discarded,
+    /// and raft answers the leader.
     pub(crate) fn order_switch(&mut self) -> Option<Job> {
         if !self.checkpoint.is_idle() {
             return None;
@@ -90,19 +92,18 @@ impl LocalShard {
             self.install = Some(Install::Switches(fetched));
             return Some(Job::Switch(shard, id, cut));
         }
-        // The log has come so far by itself meanwhile.
+        // The log has caught up by itself meanwhile.
         self.replica.step(of_this_term(fetched.order.message.clone(), &self.replica));
-        self.checkpoint.release();
+        self.checkpoint.unblock();
         Some(Job::Discard(shard, id))
     }
 
-    /// The store has switched to a snapshot, or did not have it any more. The shard has work
-    /// afterwards.
+    /// The store has switched to a snapshot, or no longer had it. Activate the shard afterwards.
     pub(crate) fn switched(&mut self, id: SnapshotId, is_switched: bool) -> Option<Job> {
         let is_meant = |install: &mut Install| matches!(install, Install::Switches(fetched) if fetched.order.id() == id);
         let Install::Switches(fetched) = self.install.take_if(is_meant)? else { return None };
         if !is_switched {
-            self.checkpoint.release();
+            self.checkpoint.unblock();
             return Some(Job::Drop(fetched));
         }
         self.install = Some(Install::Switched(fetched));
@@ -110,16 +111,17 @@ impl LocalShard {
         None
     }
 
-    /// Whether raft is yet to take what the store has switched to.
+    /// Whether the store has switched and raft is yet to follow.
     pub(crate) fn has_switched(&self) -> bool {
         matches!(self.install, Some(Install::Switched(_)))
     }
 
-    /// Hands raft the message of the snapshot that the store has switched to; without a leader of
-    /// its term raft would not take it, and hears of it again later.
+    /// Steps the message of the snapshot that the store has switched to. Without a leader of its
+    /// term raft ignores the message, and gets it again later.
     ///
     /// # Panics
-    /// If raft does not want it any more: its log is not what it was when the switch was ordered.
+    /// If raft no longer needs the snapshot, because its log has changed since the switch was
+    /// ordered.
     pub(crate) fn take_switched(&mut self) {
         let Some(Install::Switched(fetched)) =
             self.install.take_if(|install| matches!(install, Install::Switched(_)))
@@ -142,8 +144,9 @@ impl LocalShard {
             Some(if is_taken { Install::Taken(fetched) } else { Install::Switched(fetched) });
     }
 
-    /// Installs the snapshot of a ready, if it has one: before its entries are added to the batch,
-    /// and before it is reported persisted. What was waiting to be written of the old log is void.
+    /// Installs the snapshot of a ready, if it has one. Call it before the ready's entries are
+    /// added to the batch and before the ready is reported as persisted. Pending writes of the old
+    /// log are void.
     ///
     /// # Panics
     /// If raft wants another snapshot than the one that the store has switched to.
@@ -157,18 +160,18 @@ impl LocalShard {
             _ => panic!("shard {shard} is to install a snapshot at {wanted} that never came"),
         };
         let hard_state = ready.hard_state.as_ref();
-        let hard_state = hard_state.expect("a snapshot raises the commit index, so it is told");
+        let hard_state = hard_state.expect("a snapshot raises the commit index, so it is reported");
         batch.reset(self.group, self.replica.id(), cut.index, hard_state);
         self.hard_state = None;
         self.log_cut = None;
         self.checkpoint.installed(cut.index);
         self.replica.install(State::new(machine));
-        tracing::info!("shard {shard} was brought to {} by a snapshot", cut.index);
+        tracing::info!("a snapshot brought shard {shard} to entry {}", cut.index);
     }
 }
 
-/// The message as the leader of the current term would send it. What is committed stays so, whoever
-/// leads; a transfer that outlived its leader is not thrown away.
+/// The snapshot's message as the leader of the current term would send it. Committed entries stay
+/// committed under every leader, so a transfer that outlived its leader is still good.
 fn of_this_term(mut message: Message, replica: &Replica<State>) -> Message {
     if let Role::Follower { term, leader: Some(leader) } = replica.role()
         && message.term < term
@@ -179,6 +182,6 @@ fn of_this_term(mut message: Message, replica: &Replica<State>) -> Message {
 }
 
 #[cfg(test)]
-mod held_tests;
+mod blocked_tests;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! LocalShard: one shard as the loop's thread holds it: its replica, and all that waits for it.
+//! LocalShard: one shard of this node: its replica, and everything that waits for it.
 
 use super::{checkpoints::Checkpoint, control::has_others, install::Install, stopped::unreadable};
 use crate::{
@@ -25,15 +25,15 @@ use taskyard_machine::{
 };
 use taskyard_replica::{NodeId, ProposeRefused, Replica, StateMachine, eraftpb::HardState};
 
-/// What a shard agrees on, and what is kept beside it.
+/// The replicated state of a shard, and what this node keeps beside it.
 pub(crate) struct State {
     pub machine: Machine,
     pub bodies: Bodies,
-    /// What happened since they were last taken.
+    /// Events since they were last taken.
     pub events: Vec<Event>,
-    /// Bytes of entries since the last checkpoint's cut.
+    /// Bytes of entries applied since the last checkpoint's cut.
     pub log_bytes: u64,
-    /// Entries since replicas last compared their states.
+    /// Entries applied since replicas last compared their states.
     pub unmarked: u64,
 }
 
@@ -42,7 +42,6 @@ impl State {
         State { machine, bodies: Bodies::default(), events: Vec::new(), log_bytes: 0, unmarked: 0 }
     }
 
-    /// Memory taken, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.machine.memory_bytes() + self.bodies.bytes()
     }
@@ -52,8 +51,8 @@ impl StateMachine for State {
     type Outcome = Vec<Result<Outcome, Rejection>>;
 
     /// # Panics
-    /// If this build can't read the entry or does not know its rules: going on without it would
-    /// diverge from the other replicas.
+    /// If this build can't read the entry or does not know its rules, because skipping it would
+    /// make this replica differ from the others.
     fn apply(&mut self, index: u64, data: &[u8]) -> Self::Outcome {
         let shard = self.machine.identity().shard;
         let entry = Entry::decode(data).unwrap_or_else(|error| {
@@ -77,11 +76,11 @@ impl StateMachine for State {
     }
 }
 
-/// In tests: an entry with these bytes meets a mistake in the rules.
+/// In tests, an entry with these bytes panics while it is applied.
 #[cfg(test)]
 pub(crate) const MISTAKE: &[u8] = b"a-mistake-in-a-rule";
 
-/// Who waits for the outcome of one command.
+/// What waits for the outcome of one command.
 pub(crate) enum Waiting {
     Call(Answer<Outcome>),
     /// One of several commands of one call.
@@ -89,19 +88,19 @@ pub(crate) enum Waiting {
         slot: usize,
         position: usize,
     },
-    /// Boxed, because a claim is much larger than all else.
+    /// Boxed, because a claim is much larger than the other variants.
     Claim(Box<Served>),
     Expiry,
     Firing,
-    /// The replicas of this shard are to compare their states.
+    /// The mark at which replicas compare their states.
     Mark,
     SessionEnd(SessionId),
-    /// The outbox of `from` delivers here.
+    /// A message from the outbox of `from`.
     Deliver {
         from: ShardId,
         sequence: u64,
     },
-    /// The outbox of this shard forgets what a target has taken.
+    /// The outbox of this shard forgets the messages that a target has taken.
     Delivered {
         to: ShardId,
         up_to: u64,
@@ -110,12 +109,11 @@ pub(crate) enum Waiting {
 }
 
 impl Waiting {
-    /// Whether a client waits for it.
     pub(crate) fn is_asked(&self) -> bool {
         matches!(self, Waiting::Call(_) | Waiting::Part { .. } | Waiting::Claim(_))
     }
 
-    /// Whether the loop itself wants it, and so nobody would ask for it again.
+    /// Whether the loop proposed the command itself. Then no caller would repeat it.
     fn is_own(&self) -> bool {
         match self {
             Waiting::Expiry
@@ -124,7 +122,7 @@ impl Waiting {
             | Waiting::SessionEnd(_)
             | Waiting::Delivered { .. }
             | Waiting::Nobody => true,
-            // Those are tried again by whoever waits for them.
+            // Callers repeat these themselves.
             Waiting::Call(_)
             | Waiting::Part { .. }
             | Waiting::Claim(_)
@@ -133,7 +131,7 @@ impl Waiting {
     }
 }
 
-/// Whose commands were not appended.
+/// Commands that were not appended.
 #[derive(Default)]
 pub(crate) struct Unproposed {
     /// This node does not lead the shard.
@@ -149,18 +147,17 @@ impl Unproposed {
     }
 }
 
-/// One shard of this node.
 pub(crate) struct LocalShard {
     pub id: ShardId,
     pub group: u64,
     pub replica: Replica<State>,
-    /// Its time, while this node leads it.
+    /// The shard's time; `Some` while this node leads the shard.
     pub leading: Option<LeaderClock>,
-    /// Commands to be proposed in this turn, or once it leads.
+    /// Commands to propose in this turn, or once this node leads.
     pub pending: Vec<(EncodedCommand, Waiting)>,
-    /// Their bytes, as far as they came before it led.
-    pub held_bytes: usize,
-    /// Reads to be confirmed in this turn.
+    /// The bytes of pending commands that came before this node led the shard.
+    pub queued_bytes: usize,
+    /// Reads to confirm in this turn.
     pub reads: Vec<ReadFn>,
     pub waiters: Waiters,
     pub watchers: Watchers,
@@ -169,22 +166,22 @@ pub(crate) struct LocalShard {
     pub comparison: Comparison,
     pub outbox: Outbox,
     pub checkpoint: Checkpoint,
-    /// A snapshot that has come and is not installed yet.
+    /// A fetched snapshot that is not installed yet.
     pub install: Option<Install>,
-    /// A commit index that needs no sync of its own.
+    /// A commit index to be written with the next entries; it needs no sync of its own.
     pub hard_state: Option<HardState>,
     /// The log up to here is to be dropped.
     pub log_cut: Option<u64>,
     pub is_active: bool,
-    /// Its number must be written with the next write: it is new.
+    /// The replica is new: the next write must store its id.
     pub is_new: bool,
-    /// It has members besides this replica.
+    /// The group has members besides this replica.
     pub has_peers: bool,
-    /// Nodes of replicas that were heard of.
+    /// By replica: the node that it was heard from.
     pub heard: BTreeMap<u64, NodeId>,
-    /// When something of it is due next, as of its last turn.
+    /// When the shard next has something due, as of its last turn.
     pub due: Option<Timestamp>,
-    /// What it last took of the memory budget.
+    /// What the shard takes of the memory budget, as last noted.
     pub memory_bytes: u64,
     next_number: u64,
     in_flight: VecDeque<(u64, Vec<Waiting>)>,
@@ -204,7 +201,7 @@ impl LocalShard {
             replica,
             leading: None,
             pending: Vec::new(),
-            held_bytes: 0,
+            queued_bytes: 0,
             reads: Vec::new(),
             waiters: Waiters::default(),
             watchers: Watchers::default(),
@@ -238,21 +235,21 @@ impl LocalShard {
         &self.replica.machine().machine
     }
 
-    /// When something of it is due next.
+    /// When the shard next has something due.
     pub(crate) fn next_due(&self) -> Option<Timestamp> {
         let machine = self.machine();
         [self.timer.next(machine), self.firing.next(machine)].into_iter().flatten().min()
     }
 
-    /// When its replicas are to compare their states; `None` if nobody is there to compare with.
+    /// When replicas are to compare their states; `None` if there are no peers.
     pub(crate) fn compares_at(&self) -> Option<Instant> {
         let compares = self.leading.is_some() && self.has_peers;
         self.comparison.due_at(self.state().unmarked).filter(|_| compares)
     }
 
-    /// Packs the pending commands into entries and appends them. Returns whose commands were not
-    /// appended, and why. While this node hands leadership over, its own commands stay pending: it
-    /// may lead on.
+    /// Packs the pending commands into entries and appends them. Returns the commands that were not
+    /// appended, and why. During a hand-over the loop's own commands stay pending, because the
+    /// hand-over may fail and this node lead on.
     pub(crate) fn propose(&mut self, rules: u16, now: Timestamp) -> Unproposed {
         let mut unproposed = Unproposed::default();
         if self.leading.is_some() && self.replica.is_handing_over() {
@@ -271,7 +268,7 @@ impl LocalShard {
             match self.replica.propose(entry.finish(), self.next_number) {
                 Ok(()) => self.in_flight.push_back((self.next_number, waiting)),
                 Err(ProposeRefused::NotLeader(_)) => unproposed.not_leading.extend(waiting),
-                // A command of this length travels alone.
+                // A command of this length is alone in its entry.
                 Err(ProposeRefused::TooLarge { bytes, bytes_max }) => {
                     let error = Error::CommandTooLarge { bytes, bytes_max };
                     let too_large = waiting.into_iter().map(|waiting| (waiting, error.clone()));
@@ -282,7 +279,8 @@ impl LocalShard {
         unproposed
     }
 
-    /// Asks for the waiting reads to be confirmed, with one question for all.
+    /// Asks the group to confirm all waiting reads at once. Returns the reads if this node can't
+    /// ask.
     pub(crate) fn ask_reads(&mut self) -> Vec<ReadFn> {
         if self.reads.is_empty() {
             return Vec::new();
@@ -298,7 +296,7 @@ impl LocalShard {
         }
     }
 
-    /// Who waits for the proposal of this number.
+    /// What waits for the proposal of this number.
     pub(crate) fn answers_of(&mut self, number: u64) -> Vec<Waiting> {
         take_number(&mut self.in_flight, number)
     }
@@ -308,12 +306,11 @@ impl LocalShard {
         take_number(&mut self.reads_in_flight, number)
     }
 
-    /// Whether nothing is on its way through the log.
     pub(crate) fn is_quiet(&self) -> bool {
         self.in_flight.is_empty() && self.pending.is_empty()
     }
 
-    /// Whoever waits for proposals that are under way, and for reads.
+    /// Takes everything that waits for proposals and reads under way.
     pub(crate) fn take_in_flight(&mut self) -> (Vec<Waiting>, Vec<ReadFn>) {
         let in_flight = std::mem::take(&mut self.in_flight).into_iter();
         let reads = std::mem::take(&mut self.reads_in_flight).into_iter();
@@ -321,8 +318,8 @@ impl LocalShard {
         (waiting, reads.flat_map(|(_, reads)| reads).collect())
     }
 
-    /// This node leads it no more: what only a leader has ends. Returns who waits for what was not
-    /// proposed: the next time that it leads, nothing of it is to be left.
+    /// Ends what only a leader has, because this node no longer leads. Returns what waits for
+    /// pending commands, so that none are left when this node leads again.
     pub(crate) fn end_all(&mut self, why: &Error) -> Vec<Waiting> {
         self.leading = None;
         self.waiters.end(Some(why));

@@ -9,23 +9,23 @@ use std::collections::VecDeque;
 /// Cuts that are closer together share a mark.
 const MARK_EVERY_BYTES: u64 = 1 << 20;
 
-/// What of the log one shard keeps.
+/// What one shard keeps of the log.
 #[derive(Debug)]
 pub(crate) struct LogAge {
     /// Where the log stood at the last cut.
     checkpointed_at: u64,
-    /// Index of a cut and where the log stood then, oldest first. The shard keeps what follows the
-    /// first.
+    /// Each mark: the index of a cut, and the log's position then; oldest first. The shard keeps
+    /// the entries after the first mark.
     marks: VecDeque<(u64, u64)>,
 }
 
 impl LogAge {
-    /// Of a shard whose log begins after `index`, at this position or later.
+    /// For a shard whose log begins after `index`, at `position` or later.
     pub(crate) fn new(index: u64, position: u64) -> LogAge {
         LogAge { checkpointed_at: position, marks: VecDeque::from([(index, position)]) }
     }
 
-    /// The next checkpoint is cut here.
+    /// Notes the cut of the next checkpoint.
     pub(crate) fn checkpoint(&mut self, index: u64, position: u64) {
         self.checkpointed_at = position;
         let last = self.marks.back().map_or(0, |(_, position)| *position);
@@ -34,7 +34,7 @@ impl LogAge {
         }
     }
 
-    /// The log up to `index` is dropped.
+    /// Notes that the log up to `index` is dropped.
     pub(crate) fn cut(&mut self, index: u64) {
         while self.marks.get(1).is_some_and(|(next, _)| *next <= index) {
             self.marks.pop_front();
@@ -46,12 +46,12 @@ impl LogAge {
         self.checkpointed_at
     }
 
-    /// Log that was written since then.
+    /// Log bytes written since the last cut of a checkpoint.
     pub(crate) fn since_checkpoint(&self, position: u64) -> u64 {
         position.saturating_sub(self.checkpointed_at)
     }
 
-    /// Log that was written since the oldest entry that the shard keeps, or more.
+    /// Log bytes written since the oldest entry that the shard keeps, or more.
     pub(crate) fn kept(&self, position: u64) -> u64 {
         let oldest = self.marks.front().map_or(position, |(_, position)| *position);
         position.saturating_sub(oldest)

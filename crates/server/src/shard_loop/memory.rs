@@ -1,26 +1,25 @@
-//! MemoryBudget: what tasks and their bodies may take of this node's memory, beside what is in
-//! flight.
+//! MemoryBudget: the memory that tasks and their bodies may take on this node.
 //!
-//! Requests, answers and commands on their way count too, up to half of the budget. Past four
-//! fifths of it, stored bodies are evicted, and shards whose bodies are in no checkpoint yet get
-//! one. At all of it, enqueues are refused: what is left are the tasks themselves.
+//! Requests, answers and commands in flight count too, up to half of the budget. Above four fifths
+//! of the budget, stored bodies are evicted, and a shard whose bodies are in no checkpoint yet gets
+//! one. At the whole budget, enqueues are refused.
 
-use super::{checkpoints::Checkpoints, held::Held, local::LocalShard};
+use super::{checkpoints::Checkpoints, local::LocalShard, local_shards::LocalShards};
 use crate::{Error, buffers::Buffers};
 
-/// What one turn evicts at most: it frees allocation by allocation.
+/// Bytes that one turn evicts at most, because freeing takes time per allocation.
 const EVICT_BYTES_PER_TURN: u64 = 8 << 20;
 
-/// The budget of all shards of this node.
 #[derive(Debug)]
 pub(crate) struct MemoryBudget {
     bytes_max: u64,
     bytes: u64,
-    /// What is in flight counts too.
     buffers: Buffers,
-    /// It was used up and has not been clearly below since: told once each way.
+    /// The budget was used up and has not been clearly below since, so that each change is logged
+    /// once.
     is_short: bool,
-    /// Where evicting begins next: each turn with another shard, so that none is drained first.
+    /// The shard with which evicting begins next; it changes each turn, so that none is emptied
+    /// first.
     next_shard: usize,
 }
 
@@ -29,45 +28,43 @@ impl MemoryBudget {
         MemoryBudget { bytes_max, bytes: 0, buffers, is_short: false, next_shard: 0 }
     }
 
-    /// Taken by all shards, as of the last turn.
+    /// Bytes that all shards take, as of the last turn.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Taken by all shards and by what is in flight: of that no more than half of the budget
-    /// counts, so that there is always room for some tasks.
+    /// Bytes that all shards and requests in flight take. The latter count up to half of the
+    /// budget, so that some tasks always fit.
     fn bytes_in_all(&self) -> u64 {
         self.bytes + self.in_flight_bytes().min(self.bytes_max / 2)
     }
 
-    /// What they may take.
     pub(crate) fn bytes_max(&self) -> u64 {
         self.bytes_max
     }
 
-    /// A shard has changed.
+    /// Notes what a changed shard takes.
     pub(crate) fn note(&mut self, shard: &mut LocalShard) {
         let bytes = shard.state().memory_bytes();
         self.bytes = self.bytes - shard.memory_bytes + bytes;
         shard.memory_bytes = bytes;
     }
 
-    /// A shard is gone from this node.
+    /// Forgets a shard that is removed from this node.
     pub(crate) fn forget(&mut self, shard: &LocalShard) {
         self.bytes -= shard.memory_bytes;
     }
 
-    /// Taken by requests, answers and commands on their way.
+    /// Bytes of requests, answers and commands in flight.
     pub(crate) fn in_flight_bytes(&self) -> u64 {
         self.buffers.bytes() as u64
     }
 
-    /// Whether new tasks are refused.
     pub(crate) fn is_full(&self) -> bool {
         self.bytes_in_all() >= self.bytes_max
     }
 
-    /// Whether more tasks may be taken.
+    /// Refuses new tasks while the budget is used up.
     pub(crate) fn admit(&self) -> Result<(), Error> {
         if !self.is_full() {
             return Ok(());
@@ -75,13 +72,13 @@ impl MemoryBudget {
         let (bytes, bytes_max) = (self.bytes, self.bytes_max);
         let in_flight = self.bytes_in_all() - bytes;
         Err(Error::LimitExceeded(format!(
-            "tasks take {bytes} bytes of memory and requests in flight {in_flight}, the budget \
-             memory_bytes_max is {bytes_max}; enqueue again when some are done, or raise it"
+            "tasks take {bytes} bytes of memory and requests in flight take {in_flight}; memory_bytes_max \
+             is {bytes_max}: enqueue again when some tasks are done, or raise memory_bytes_max"
         )))
     }
 
-    /// Evicts what can be had again from disk, and asks for checkpoints of what can't.
-    pub(crate) fn enforce(&mut self, shards: &mut Held) {
+    /// Evicts bodies that are stored on disk, and asks for a checkpoint of bodies that are not.
+    pub(crate) fn enforce(&mut self, shards: &mut LocalShards) {
         self.tell();
         let aim = self.bytes_max / 5 * 4;
         let bytes = self.bytes_in_all();
@@ -117,8 +114,8 @@ impl MemoryBudget {
         if !self.is_short && self.is_full() {
             self.is_short = true;
             tracing::warn!(
-                "tasks and requests in flight take {bytes} bytes of memory, the budget \
-                 memory_bytes_max is {bytes_max}: enqueues are refused until some are done or stored"
+                "tasks and requests in flight take {bytes} bytes of memory; memory_bytes_max is \
+                 {bytes_max}: enqueues are refused until some tasks are done or stored"
             );
         } else if self.is_short && bytes < bytes_max - bytes_max / 20 {
             self.is_short = false;

@@ -1,7 +1,7 @@
-//! Raft between nodes: messages in and out, ticks, who leads, and who is to.
+//! Raft between nodes: messages, ticks, changes of members, and transfers of leadership.
 //!
-//! A message is lost without harm; one that a replica sends after a write is handed to the network
-//! only when that write is synced.
+//! A lost message does no harm. A message that a replica sends after a write goes to the network
+//! only once that write is synced.
 
 use super::{LocalShard, ShardLoop, control};
 use crate::{
@@ -20,25 +20,26 @@ use taskyard_replica::{
     message_bytes,
 };
 
-/// The longest message between replicas that a frame carries, beside the frame's own head.
+/// The longest message between replicas that a frame carries, without the frame's header.
 const RAFT_MESSAGE_BYTES_MAX: usize = PEER_FRAME_BYTES_MAX - 64;
-// A message carries at least one whole entry, in an envelope of a few numbers.
+// Each message has room for at least one whole entry.
 const _: () = assert!(COMMAND_BYTES_MAX + 1_024 <= RAFT_MESSAGE_BYTES_MAX);
 
-/// One tick: a leader is heard of every second one, and given up after ten to twenty.
+/// A leader sends a heartbeat every second tick; followers elect another after 10 to 20 silent
+/// ticks.
 pub(super) const TICK: Duration = Duration::from_millis(50);
 
 impl ShardLoop {
-    /// Takes a message of a peer's replica. One for a replica that is not here is ignored: it is
-    /// not here yet, or no longer.
+    /// Steps a message of a peer's replica. A message for a replica that is not on this node,
+    /// because it is removed or not made yet, is ignored.
     pub(super) fn accept_raft(&mut self, from: NodeId, group: u64, bytes: &Bytes) {
-        if self.is_shut {
+        if self.waits_at_gate {
             return;
         }
         let message = match decode_message(bytes) {
             Ok(message) => message,
             Err(error) => {
-                tracing::warn!("node {from} has sent what is no message: {error}");
+                tracing::warn!("node {from} has sent a message that can't be read: {error}");
                 return;
             }
         };
@@ -50,7 +51,7 @@ impl ShardLoop {
         }
         let number = usize::try_from(group - 1).unwrap_or(usize::MAX);
         let is_here = |shard: &LocalShard| shard.replica.id() == message.to;
-        // Only what will be written takes room.
+        // Only messages that lead to a write need room on the disk.
         if !self.shards.get(number).is_some_and(is_here) || !self.has_room_for(&message) {
             return;
         }
@@ -63,8 +64,8 @@ impl ShardLoop {
         self.activate(number);
     }
 
-    /// The same for the control group. A node that has just joined gets its replica with the first
-    /// message to it.
+    /// `accept_raft` for the control group. A node that has just joined makes its replica at the
+    /// first message to this replica.
     fn accept_control(&mut self, from: NodeId, message: Message) {
         if self.control.is_none() && message.to > 0 {
             tracing::info!("this node has replica {} of the control group now", message.to);
@@ -78,7 +79,7 @@ impl ShardLoop {
         control.replica.step(message);
     }
 
-    /// Sends messages of a group to the nodes of those that they are for.
+    /// Sends a group's messages to the nodes of the receiving replicas.
     pub(super) fn send(&mut self, group: u64, messages: Vec<Message>) {
         for message in messages {
             let to = message.to;
@@ -89,7 +90,7 @@ impl ShardLoop {
             }
             let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
             let is_sent = match (self.network.get(), self.node_of(group, to)) {
-                (Some(network), Some(node)) if !self.is_shut => {
+                (Some(network), Some(node)) if !self.waits_at_gate => {
                     network.raft(node, group, Bytes::from(encode_message(&message)))
                 }
                 _ => false,
@@ -102,17 +103,17 @@ impl ShardLoop {
         }
     }
 
-    /// No frame can carry this message, now or later. A leader of the group would keep its
-    /// followers waiting for ever, so its leadership ends: another replica, which does not have the
-    /// entry, leads and replaces it. An entry that is committed is not in the way of the others:
-    /// only replica `to` lacks it, until it gets a snapshot.
+    /// Handles a message that is too large for a frame. A leader would keep its followers waiting
+    /// for ever, so its leadership ends: a replica without the entry leads and replaces the entry.
+    /// A committed entry is not replaced, and does not block the others: only replica `to` lacks
+    /// it, until `to` gets a snapshot.
     fn cannot_send(&mut self, group: u64, message: &Message, bytes: usize) {
         let (to, node) = (message.to, self.format.node);
         let first = message.entries.first().map(|entry| entry.index);
-        if self.told_unsendable.replace((group, to, first)) != Some((group, to, first)) {
+        if self.unsendable_logged.replace((group, to, first)) != Some((group, to, first)) {
             tracing::error!(
-                "node {node} can't send replica {to} of group {group} a message of {bytes} bytes, for \
-                 the log's entry at index {first:?}: nodes send each other {RAFT_MESSAGE_BYTES_MAX} bytes \
+                "node {node} can't send replica {to} of group {group} a message of {bytes} bytes, for the \
+                 log's entry at index {first:?}: a message between nodes has {RAFT_MESSAGE_BYTES_MAX} bytes \
                  at most; if this node leads the group and the entry is not committed, its leadership \
                  ends here"
             );
@@ -138,7 +139,7 @@ impl ShardLoop {
         }
     }
 
-    /// The node of a replica: by the map, or else where it was heard from.
+    /// The node of a replica: by the map, or else by its last message.
     pub(super) fn node_of(&self, group: u64, replica: u64) -> Option<NodeId> {
         let control = self.control.as_ref()?;
         control.control().node_of(group, replica).or_else(|| {
@@ -166,7 +167,7 @@ impl ShardLoop {
         }
     }
 
-    /// A peer can't be sent to any more: what leaders sent it is lost.
+    /// Tells leaders that the connection to a peer is down: messages sent to it are lost.
     pub(super) fn peer_down(&mut self, node: NodeId) {
         let Some(control) = &mut self.control else { return };
         let map = control.replica.machine();
@@ -181,21 +182,21 @@ impl ShardLoop {
         }
     }
 
-    /// Whether any replica needs to hear that time passes: one that is alone leads for ever.
+    /// Whether any replica needs ticks. A replica without peers leads for ever.
     pub(super) fn ticks(&self) -> bool {
         self.control.as_ref().is_none_or(|control| control.has_peers)
             || self.shards.iter().any(|shard| shard.has_peers)
     }
 
-    /// Lets time pass for replicas with peers. After a pause of the process one tick counts: what
-    /// its peers have sent meanwhile is heard first.
+    /// Ticks replicas with peers. After a pause of the process one tick counts, so that messages
+    /// sent meanwhile are heard before an election.
     pub(super) fn tick(&mut self) -> Result<(), Failure> {
         if self.real < self.next_tick {
             return Ok(());
         }
         self.next_tick = self.real + TICK;
-        if self.is_shut || self.stands_still() {
-            // An election is a vote, which may not fit.
+        if self.waits_at_gate || self.stands_still() {
+            // An election writes a vote, for which the disk may have no room.
             return Ok(());
         }
         if let Some(control) = &mut self.control
@@ -212,7 +213,7 @@ impl ShardLoop {
                     self.forget_sent(group);
                 }
                 let shard = &mut self.shards[number];
-                // What is pending waits for the end of a transfer, which only ticks can bring.
+                // Pending commands wait for the end of a transfer, which only ticks bring.
                 if shard.replica.has_ready() || !shard.pending.is_empty() {
                     self.activate(number);
                 }
@@ -225,12 +226,12 @@ impl ShardLoop {
         self.remove_doomed()
     }
 
-    /// This node does not lead a group any more, because what it sent did not arrive. What is left
-    /// of it must not make the followers believe that their leader is still there.
+    /// This node leads a group no more, because its entries did not arrive in time. Messages still
+    /// in the queue must not make followers believe that the leader is alive.
     fn forget_sent(&self, group: u64) {
         tracing::warn!(
-            "this node leaves leading {} to other nodes: what it sent did not reach them in time, though they \
-             answer; look at the network of this node",
+            "this node leaves leading {} to other nodes, because its messages did not reach them in time \
+             although they answer; check the network of this node",
             name_of(group)
         );
         if let Some(network) = self.network.get() {
@@ -238,7 +239,7 @@ impl ShardLoop {
         }
     }
 
-    /// Tells everybody on this node who leads a group now.
+    /// Publishes the leader of a group to this node's router.
     pub(super) fn publish_leader(&self, group: u64, role: Role) {
         let node = match role {
             Role::Leader { .. } => Some(self.format.node),
@@ -249,7 +250,7 @@ impl ShardLoop {
         self.routes.set_leader(group, node);
     }
 
-    /// Tells it for all groups: the map may name nodes that it did not name before.
+    /// Publishes all leaders, because the map may name new nodes.
     pub(super) fn publish_leaders(&self) {
         if let Some(control) = &self.control {
             self.publish_leader(CONTROL_GROUP, control.replica.role());
@@ -268,7 +269,6 @@ impl ShardLoop {
         control.chain(shards).collect()
     }
 
-    /// Proposes a change of members.
     pub(super) fn accept_change(
         &mut self,
         group: u64,
@@ -288,7 +288,7 @@ impl ShardLoop {
         let _ = answer.send(changed);
     }
 
-    /// Begins to hand a group over.
+    /// Begins to hand over a group.
     pub(super) fn accept_transfer(&mut self, group: u64, to: u64, answer: Answer<()>) {
         let handed = self.transfer(group, to);
         let _ = answer.send(handed);
@@ -316,7 +316,7 @@ impl ShardLoop {
         }
     }
 
-    /// The error for whoever asks this node about a group that it does not lead.
+    /// The error for a caller whose group this node does not lead.
     pub(super) fn not_leader(&self, group: u64) -> Error {
         match group.checked_sub(1) {
             None => control::not_leader(),
@@ -348,14 +348,14 @@ pub(super) enum Led<'a> {
     Shard(usize),
 }
 
-/// Lets a tick pass. Says whether the replica stepped down because its entries do not arrive.
+/// Ticks a replica. Returns whether it stepped down because its entries do not arrive.
 fn tick_one<M: StateMachine>(replica: &mut Replica<M>) -> bool {
     let rested = replica.rests();
     replica.tick();
     replica.rests() && !rested
 }
 
-/// Proposes a change, unless the group has moved on since it was planned.
+/// Proposes a change of members, unless the group has changed since the change was planned.
 fn change<M: StateMachine>(
     replica: &mut Replica<M>,
     fence: (u64, u64),

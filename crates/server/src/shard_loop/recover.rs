@@ -1,9 +1,9 @@
-//! Recovery: from what the disk holds to a replica, or plain words why not.
+//! Recovery: builds replicas from the data directory, or says why it can't.
 //!
 //! A shard is its last checkpoint and the log after it. The two must meet: a checkpoint older than
-//! the start of the log, or a log that is gone, means that something synced was lost; then the node
-//! does not start as if nothing had been. The one exception is a snapshot that had just taken the
-//! place of the state: the store says so, and the log that it made void is dropped.
+//! the start of the log, or a missing log, means that synced data was lost, and the node refuses to
+//! start. The exception is a snapshot that has just replaced the state: the store says so, and the
+//! log that it made void is dropped.
 
 use super::{
     checkpoints::Checkpoint,
@@ -27,19 +27,18 @@ use std::{
 use taskyard_machine::{Identity, Machine, RecordKey, ShardId};
 use taskyard_replica::{Replica, Restored, eraftpb};
 
-/// Of the first entry in a log: a group begins as if a checkpoint at 1 had been taken.
+/// The index of a log's first entry: a group begins as if a checkpoint at 1 had been taken.
 const FIRST_INDEX: u64 = 2;
 
-/// What a data directory holds.
+/// The replicas that a data directory has.
 pub(crate) struct Recovered {
     pub(super) control: Option<LocalControl>,
     pub(super) shards: Vec<LocalShard>,
-    /// By group: the last replica that was here and is no more.
+    /// By group: the last replica that was removed from this node.
     pub(super) gone: BTreeMap<u64, u64>,
 }
 
-/// All replicas of a data directory, as their disk left them. Several at once: loading is work for
-/// the processor.
+/// Recovers all replicas of a data directory, on several threads, because loading is CPU work.
 pub(crate) fn recover_all(
     format: Format,
     store: &Arc<Store>,
@@ -64,7 +63,7 @@ pub(crate) fn recover_all(
         let threads: Vec<_> = (0..workers).map(|_| scope.spawn(recover_some)).collect();
         let joined = threads.into_iter().map(|thread| match thread.join() {
             Ok(recovered) => recovered,
-            Err(panic) => Err(StartError(super::words_of(panic.as_ref()))),
+            Err(panic) => Err(StartError(super::panic_message(panic.as_ref()))),
         });
         joined.collect()
     });
@@ -76,7 +75,7 @@ pub(crate) fn recover_all(
     Ok(Recovered { control, shards, gone })
 }
 
-/// `None` if this node has no replica of it.
+/// Recovers one shard; `None` if this node has no replica of it.
 fn recover(
     shard: ShardId,
     format: Format,
@@ -98,7 +97,7 @@ fn recover(
             Some(Cut { index, .. }) if held.gone == 0 => {
                 return Err(damaged(format!("its checkpoint is at {index}, but its log is gone")));
             }
-            // It left, and the node ended before all of it was removed.
+            // The replica was removed, and the node ended before its state was removed.
             Some(_) => store.remove(shard).map_err(unreadable)?,
             None => {}
         }
@@ -120,21 +119,21 @@ fn recover(
     let restored = restored(id, cut, &held);
     let config = replica_config(group, id, u64::from(format.incarnation));
     let reader = Box::new(log.reader(group));
-    // The reader panics where the log can't be read back.
+    // The reader panics if the log can't be read back.
     let built = catch_unwind(AssertUnwindSafe(|| {
         Replica::new(&config, restored, reader, State::new(machine))
     }));
     let replica = match built {
         Ok(replica) => replica.map_err(|error| damaged(error.to_string()))?,
-        Err(panic) => return Err(damaged(super::words_of(panic.as_ref()))),
+        Err(panic) => return Err(damaged(super::panic_message(panic.as_ref()))),
     };
-    // Where in the log its entries are is not known: they count as the first that this start has
-    // written.
+    // Where the entries are in the log is unknown: they count as the first that were written since
+    // this start.
     let checkpoint = Checkpoint::apart(shard, stored, 0);
     Ok(Some(LocalShard::new(shard, group, replica, checkpoint)))
 }
 
-/// Builds a shard's state from its records; what is wrong with them, in words.
+/// Builds a shard's state from its records, or says what is wrong with them.
 pub(crate) fn load(
     identity: Identity,
     records: impl Iterator<Item = Result<(RecordKey, Box<[u8]>), StoreError>>,
@@ -148,8 +147,8 @@ pub(crate) fn load(
     }
 }
 
-/// Resets a log that a snapshot has made void, if the node ended before it was. Where the log was
-/// reset it says so itself, by its cut: whatever is missing from it then was lost.
+/// Resets a log that a snapshot has made void, if the node ended before the reset. A log whose cut
+/// is as far as the snapshot was reset; entries missing from it were lost later.
 pub(super) fn finish_install(
     log: &Log,
     group: u64,
@@ -162,7 +161,7 @@ pub(super) fn finish_install(
     }
     let mut hard_state = held.hard_state.unwrap_or_default();
     if hard_state.term < cut.term {
-        // The vote was given in a term that is over.
+        // That term is over, and its vote with it.
         hard_state = eraftpb::HardState { term: cut.term, ..Default::default() };
     }
     hard_state.commit = cut.index;
@@ -184,8 +183,8 @@ pub(super) fn check_they_meet(cut: Option<&Cut>, held: &GroupState) -> Result<()
         Some((first, last)) if last > applied && first > applied + 1 => {
             Err(format!("its checkpoint is at {applied}, but its log begins at {first}"))
         }
-        // Where a log was cut is written down beside it. A log that was never cut begins at its
-        // beginning: its checkpoint was synced, and the node ended before the cut.
+        // A cut of the log is stored beside the log. A log that was never cut begins at its first
+        // entry: the node ended after the checkpoint was synced and before the cut.
         entries
             if cut.is_some()
                 && held.cut == 0
@@ -250,8 +249,8 @@ mod tests {
         }
     }
 
-    /// A replica that left says so in the log. A log that says nothing has lost it: what is left of
-    /// the shard must not go the same way.
+    /// A replica that was removed is noted in the log. A log without that note has lost its data,
+    /// and the shard's checkpoint must be kept.
     #[test]
     fn a_checkpoint_whose_log_is_gone_is_refused_and_kept() {
         let dir = tempfile::tempdir().unwrap();
@@ -284,7 +283,8 @@ mod tests {
         let state =
             |term, vote, commit| eraftpb::HardState { term, vote, commit, ..Default::default() };
         let mut batch = Batch::default();
-        // Behind it, beyond it, empty; a vote in a later term than the snapshot's stays.
+        // The log ends before the snapshot, after it, or is empty. A vote in a later term than the
+        // snapshot's stays.
         for (group, last, before, after) in [
             (1, 9, state(4, 3, 8), state(5, 0, 30)),
             (2, 40, state(7, 3, 8), state(7, 3, 30)),

@@ -1,7 +1,7 @@
-//! Which replicas are on this node: founding, and following the control group's map.
+//! Which replicas this node has: founds a cluster, and follows the control group's map.
 //!
-//! Invariant: a replica is thrown away only when the map that says so has known its number, so that
-//! an old map, as a node has it after a restart, never costs a replica that is newer.
+//! Invariant: a replica is removed only by a map that knows its id. A node has an old map after a
+//! restart, and that map must not remove a newer replica.
 
 use super::{
     ShardLoop,
@@ -28,8 +28,7 @@ impl ShardLoop {
         u64::from(self.format.incarnation)
     }
 
-    /// What a new cluster begins with, as far as it is not there yet: its founder alone proposes
-    /// it.
+    /// Proposes the initial state of a new cluster, as far as it is missing. Only the founder does.
     fn found(&mut self) {
         let format = self.format;
         let Some(control) = &mut self.control else { return };
@@ -60,8 +59,8 @@ impl ShardLoop {
         }
     }
 
-    /// What came of a write of the control group.
-    pub(super) fn settle_control(
+    /// Handles the result of a write of the control group.
+    pub(super) fn handle_control_progress(
         &mut self,
         progress: Progress<<Control as taskyard_replica::StateMachine>::Outcome>,
     ) -> Result<(), Failure> {
@@ -92,7 +91,7 @@ impl ShardLoop {
         Ok(())
     }
 
-    /// Tells everybody on this node what the control group says by now, and does it.
+    /// Publishes the control group's state on this node, and follows it.
     pub(super) fn follow_control(&mut self) -> Result<(), Failure> {
         let Some(control) = &self.control else { return Ok(()) };
         let state = Arc::new(control.control().clone());
@@ -105,7 +104,7 @@ impl ShardLoop {
         self.follow_map()
     }
 
-    /// Makes and throws away replicas as the map says.
+    /// Makes and removes replicas as the map says.
     fn follow_map(&mut self) -> Result<(), Failure> {
         let map = self.routes.control();
         let me = self.format.node;
@@ -136,8 +135,8 @@ impl ShardLoop {
         self.remove_doomed()
     }
 
-    /// An empty replica: its leader sends it all there is. One that was here before does not come
-    /// back: only a map from before it left names it still.
+    /// Makes an empty replica, which its leader fills. A replica that was removed is not made
+    /// again: only an old map still names it.
     fn make_replica(&mut self, shard: ShardId, id: u64) {
         let (format, group) = (self.format, group_of(shard));
         if self.gone.get(&group).is_some_and(|gone| id <= *gone) {
@@ -164,9 +163,9 @@ impl ShardLoop {
         self.activate(usize::from(shard.0));
     }
 
-    /// Throws away replicas that this node is not to have any more, once no checkpoint of them is
-    /// under way; in their place may come newer ones. The log forgets them first, synced: a start
-    /// finishes the rest, while a log whose checkpoint is gone would be taken for damaged.
+    /// Removes replicas that the map no longer places here, once no checkpoint of them is under
+    /// way. Newer replicas may follow in their place. The log forgets a replica first, synced: a
+    /// start finishes the rest, while a log without its checkpoint would count as damaged.
     pub(super) fn remove_doomed(&mut self) -> Result<(), Failure> {
         let mut leaving = Vec::new();
         for number in std::mem::take(&mut self.doomed) {
@@ -187,14 +186,14 @@ impl ShardLoop {
             self.batch.forget(shard.group, id);
             self.gone.insert(shard.group, id);
             leaving.push(shard.id);
-            // Its state may be large; who waits for something else of it hears that at once.
+            // The state may be large: another thread frees it.
             let LocalShard { replica, .. } = *shard;
             self.order(Some(Job::Drop(Box::new(replica))));
         }
         self.removed(leaving)
     }
 
-    /// Removes what is stored of shards, once the log has forgotten them, synced.
+    /// Removes the stored state of shards, once the log has forgotten them, synced.
     pub(super) fn removed(&mut self, leaving: Vec<ShardId>) -> Result<(), Failure> {
         if leaving.is_empty() {
             return Ok(());
@@ -208,8 +207,8 @@ impl ShardLoop {
         Ok(())
     }
 
-    /// Nothing is stored of a shard any more whose replica has left: a newer one may come. Before,
-    /// it would have found the state of the one that left.
+    /// The stored state of a removed replica is gone. Only now may a newer replica come, because it
+    /// would have found that state.
     pub(super) fn accept_removed(&mut self, shard: ShardId) {
         self.checkpoints.done();
         self.leaving.remove(&shard);

@@ -1,10 +1,9 @@
-//! Room: what this node does while its disk has little left.
+//! Room: what this node does while its disk is nearly full.
 //!
-//! Below the reserve, a leader hands each shard over to a replica on a disk with more room, in the
-//! turn in which it notices: its callers wait for the next leader and are not refused. Below the
-//! floor, the node takes no entries of the log, begins no checkpoint and fetches no snapshot; it
-//! goes on to vote. With so little left that a vote may not fit, it stands still until there is
-//! room again.
+//! Below the reserve, a leader hands over each shard to a replica on a disk with more room, in the
+//! turn in which it notices; callers wait for the next leader and are not refused. Below the floor,
+//! the node appends no entries, begins no checkpoint and fetches no snapshot; it still votes. If
+//! even a vote may not fit, the node stands still until there is room again.
 
 use super::{ShardLoop, hand_over::choose};
 use crate::Error;
@@ -18,23 +17,23 @@ use taskyard_replica::{
     message_bytes,
 };
 
-/// Heirs that did not take a shard over are asked again after this.
+/// How long after a round of offers all heirs are asked again.
 const AGAIN_AFTER: Duration = Duration::from_secs(5);
 
-/// What was last made of the disk, and who was asked to lead instead.
+/// The disk's room as last seen, and the heirs that were asked to lead.
 #[derive(Debug, Default)]
 pub(super) struct DiskRoom {
     room: Room,
     stands_still: bool,
-    /// By group: the replicas that it was offered to.
+    /// By group: the replicas that were asked.
     offered: BTreeMap<u64, BTreeSet<u64>>,
-    /// By node: how many groups it was offered.
+    /// By node: how many groups it was asked to lead.
     given: BTreeMap<NodeId, usize>,
     forget_at: Option<Instant>,
 }
 
 impl ShardLoop {
-    /// Looks at the free space, before anything is taken in.
+    /// Checks the free space, before any input is taken.
     pub(super) fn look_at_disk(&mut self) {
         self.disk.check();
         self.follow_disk();
@@ -43,7 +42,7 @@ impl ShardLoop {
         }
     }
 
-    /// Tells everybody on this node how much room there is.
+    /// Applies the disk's room to replicas, checkpoints and the fetcher.
     fn follow_disk(&mut self) {
         let (room, stands_still) = (self.disk.room(), !self.disk.can_write());
         self.checkpoints.set_room(self.disk.room_bytes(), room);
@@ -56,7 +55,7 @@ impl ShardLoop {
             let shard = &mut self.shards[number];
             shard.replica.set_room(room);
             if stands_still && shard.has_peers {
-                // It could not even follow an election: the others need not wait for it.
+                // It could not even vote in an election: the others need not wait for it.
                 shard.replica.abdicate();
             }
             self.activate(number);
@@ -69,7 +68,7 @@ impl ShardLoop {
         }
     }
 
-    /// How much room there is, for a replica that is new here.
+    /// The disk's room as last seen.
     pub(super) fn room(&self) -> Room {
         self.disk_room.room
     }
@@ -79,17 +78,18 @@ impl ShardLoop {
         self.disk_room.stands_still
     }
 
-    /// Whether a shard that this node leads may add to its log by itself.
+    /// Whether a shard that this node leads may append commands of its own.
     pub(super) fn may_append(&self, number: usize) -> bool {
         let can_commit = |shard: &super::LocalShard| shard.replica.can_commit();
         self.disk_room.room != Room::Full && self.shards.get(number).is_some_and(can_commit)
     }
 
-    /// Whether there is room for a command of a caller: here, and on a majority of the replicas.
+    /// Refuses a caller's command if this node's disk or a majority of the replicas' disks are
+    /// full.
     pub(super) fn room_for(&mut self, number: usize, bytes: usize) -> Result<(), Error> {
         let shard = &self.shards[number];
         if shard.replica.is_handing_over() {
-            // What is not proposed for that reason is sent on to the next leader.
+            // The command is not proposed: the caller is redirected to the next leader.
             return Ok(());
         }
         if !shard.replica.can_commit() && self.disk_room.room != Room::Full {
@@ -105,13 +105,13 @@ impl ShardLoop {
         taken
     }
 
-    /// Whether a message of a peer may be heard: what it writes must fit.
+    /// Whether the disk has room for what a peer's message writes.
     pub(super) fn has_room_for(&mut self, message: &Message) -> bool {
         if self.disk_room.stands_still {
             return false;
         }
         match message.get_msg_type() {
-            // The replica takes none of its entries, once it knows that it is full.
+            // A replica that knows that its disk is full refuses the entries itself.
             MessageType::MsgAppend if !message.entries.is_empty() => {
                 let _ = self.disk.take(message_bytes(message) as u64);
                 self.follow_disk();
@@ -122,7 +122,7 @@ impl ShardLoop {
         }
     }
 
-    /// Hands what this node leads to replicas on disks with room.
+    /// Hands the shards that this node leads to replicas on disks with room.
     fn give_way(&mut self) {
         if self.hand_over.is_some() {
             return;

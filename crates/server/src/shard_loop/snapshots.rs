@@ -1,5 +1,5 @@
-//! Snapshots of shards on their way: offered to members that are behind the log, ordered from a
-//! leader that offers one, and taken when they are here. The parts themselves never pass the loop.
+//! Snapshots of shards: offers them to members behind the log, orders those that a leader offers,
+//! and takes fetched ones. Their parts never pass the loop.
 
 use super::{Checkpoints, ShardLoop, local::LocalShard};
 use crate::{
@@ -10,12 +10,13 @@ use taskyard_machine::ShardId;
 use taskyard_replica::{CONTROL_GROUP, NodeId, eraftpb::Message};
 
 impl ShardLoop {
-    /// Lets members that are behind the log have checkpoints of this shard.
+    /// Lets members behind the log fetch checkpoints of this shard.
     pub(super) fn offer_snapshots(&self, shard: &mut LocalShard) {
         shard.replica.set_snapshot_source(self.snapshots.source(shard.id));
     }
 
-    /// A leader offers a snapshot: raft sees its message when all of it is here.
+    /// Orders the snapshot that a leader offers. Raft sees the message once the snapshot is
+    /// complete.
     pub(super) fn order_snapshot(&mut self, number: usize, message: Message) {
         match self.shards[number].offered(message) {
             Some(order) => self.fetcher.fetch(order),
@@ -23,7 +24,7 @@ impl ShardLoop {
         }
     }
 
-    /// A snapshot is in the store, whole.
+    /// Takes a snapshot that is complete in the store.
     pub(super) fn accept_fetched(&mut self, fetched: Box<Fetched>) {
         let (shard, id) = (fetched.order.shard, fetched.order.id());
         let number = usize::from(shard.0);
@@ -41,7 +42,7 @@ impl ShardLoop {
         }
     }
 
-    /// The store has switched to a snapshot, or did not have it any more.
+    /// The store has switched to a snapshot, or no longer had it.
     pub(super) fn accept_switched(&mut self, shard: ShardId, id: SnapshotId, is_switched: bool) {
         self.checkpoints.done();
         let number = usize::from(shard.0);
@@ -52,7 +53,7 @@ impl ShardLoop {
         }
     }
 
-    /// Has the thread that writes checkpoints do something.
+    /// Hands a job to the thread that writes checkpoints.
     pub(super) fn order(&mut self, job: Option<Job>) {
         let Some(job) = job else { return };
         if matches!(job, Job::Switch(..) | Job::Remove(_)) {
@@ -61,8 +62,8 @@ impl ShardLoop {
         self.checkpointer.job(job);
     }
 
-    /// Tells raft what came of a snapshot's message. That of a shard is only the offer: what comes
-    /// of it is known when the member answers, or has asked for nothing in a long time.
+    /// Tells raft whether a snapshot's message was sent. A shard's message is only an offer: its
+    /// result is known once the member answers, or has asked for no part in a long time.
     pub(super) fn note_snapshot(&mut self, group: u64, to: u64, is_sent: bool) {
         if group == CONTROL_GROUP {
             if let Some(control) = &mut self.control {
@@ -76,7 +77,7 @@ impl ShardLoop {
         }
     }
 
-    /// Takes new checkpoints for those who need one, and offers anew what nobody has fetched.
+    /// Takes checkpoints for members that need one, and offers again what no member has fetched.
     pub(super) fn look_at_snapshots(&mut self) {
         for shard in self.snapshots.take_wanted() {
             if let Some(shard) = self.shards.get_mut(usize::from(shard.0)) {
@@ -91,13 +92,13 @@ impl ShardLoop {
         }
         for (shard, to) in self.snapshots.take_unused(self.real) {
             if let Some(shard) = self.shards.get_mut(usize::from(shard.0)) {
-                // It is asked where it stands before all is offered again.
+                // Raft asks the member for its position before it offers the snapshot again.
                 shard.replica.snapshot_sent(to, true);
             }
         }
     }
 
-    /// A peer can be sent to again: whether it has what it was offered before, it will say.
+    /// A peer is reachable again: raft asks for its position, because the last offer may be lost.
     pub(super) fn peer_up(&mut self, node: NodeId) {
         let map = self.routes.control();
         for shard in self.shards.iter_mut().filter(|shard| shard.leading.is_some()) {
@@ -107,13 +108,13 @@ impl ShardLoop {
         }
     }
 
-    /// This node has no replica of the shard any more, and its log knows of none.
+    /// Removes the stored state of a shard that has no replica here and none in the log.
     pub(super) fn remove_stored(&mut self, shard: ShardId) {
         self.fetcher.forget(shard);
         self.order(Some(Job::Remove(shard)));
     }
 
-    /// Bytes that have come of a snapshot that is under way.
+    /// Bytes fetched so far of a snapshot that is under way.
     pub(super) fn installing(&self, shard: ShardId) -> Option<u64> {
         self.fetcher.installing(shard)
     }

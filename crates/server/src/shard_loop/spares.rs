@@ -1,9 +1,8 @@
-//! Spares: bodies that this node's disk can't give any more, from the other replicas of their
-//! shards.
+//! Spares: bodies that this node's disk can't read any more, fetched from other replicas.
 //!
-//! One bad block is no reason to stop a node. A body that came from another replica is what the
-//! state says (its length and checksum are part of it), and stays in memory: the disk has it no
-//! more. What no replica has is for the caller to judge.
+//! One bad block is no reason to stop a node. A body from another replica is checked against the
+//! length and checksum in the state. It then stays in memory, because the disk has no good copy. If
+//! no replica has the body, the caller decides what to do.
 
 use super::ShardLoop;
 use crate::{
@@ -15,7 +14,7 @@ use std::sync::Arc;
 use taskyard_machine::{Payloads, TaskId};
 use taskyard_replica::NodeId;
 
-/// Bodies that were read from the disk, some of them in vain.
+/// The result of a read from disk, with at least one body that can't be read.
 pub(crate) struct Unread {
     tasks: Vec<TaskId>,
     read: Vec<StoredBody>,
@@ -23,7 +22,7 @@ pub(crate) struct Unread {
 }
 
 impl ShardLoop {
-    /// Gets bodies that are not in memory from the disk, or else from other replicas. `then` is
+    /// Reads bodies that are not in memory from the disk, or else from other replicas. `then` is
     /// called on another thread or on this one, with one answer per task.
     pub(super) fn read_bodies(
         &self,
@@ -35,13 +34,13 @@ impl ShardLoop {
             if read.iter().all(Result::is_ok) {
                 return then(read);
             }
-            // A node that stops answers nobody.
+            // A node that stops drops the answer.
             let _ = inbox.push(Input::Unread(Unread { tasks: asked, read, then: Box::new(then) }));
         };
         self.checkpointer.read(BodiesRequest { tasks, answer: Box::new(answer) });
     }
 
-    /// Asks the other replicas for what this node's disk could not give.
+    /// Asks the other replicas for bodies that this node's disk can't read.
     pub(super) fn accept_unread(&mut self, unread: Unread) {
         let mut wanted: Vec<(usize, TaskId, Vec<NodeId>)> = Vec::new();
         for (position, (&task, read)) in unread.tasks.iter().zip(&unread.read).enumerate() {
@@ -69,7 +68,7 @@ impl ShardLoop {
         });
     }
 
-    /// Takes what other replicas had, as far as it is what the state says.
+    /// Takes the bodies of other replicas that match the state.
     pub(super) fn accept_spared(&mut self, mut unread: Unread, found: Vec<(usize, Bytes)>) {
         for (position, body) in found {
             let task = unread.tasks[position];
@@ -88,7 +87,7 @@ impl ShardLoop {
         (unread.then)(unread.read);
     }
 
-    /// Another node's disk can't give this body: answered from this replica, whoever leads.
+    /// Answers another node's request for a body, whichever replica leads.
     pub(super) fn accept_spare(&self, task: TaskId, answer: Answer<Option<Bytes>>) {
         let shard = self.shards.get(usize::from(task.home.0));
         if let Some(body) = shard.and_then(|shard| shard.state().bodies.get(task)) {
@@ -100,7 +99,7 @@ impl ShardLoop {
         self.checkpointer.read(BodiesRequest { tasks: vec![task], answer: Box::new(then) });
     }
 
-    /// The nodes that have a replica of a task's shard, but this one.
+    /// The other nodes with a replica of a task's shard.
     fn other_replicas(&self, task: TaskId) -> Vec<NodeId> {
         let Some(shard) = self.shards.get(usize::from(task.home.0)) else { return Vec::new() };
         let me = self.routes.me();

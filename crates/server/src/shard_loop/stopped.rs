@@ -1,13 +1,13 @@
-//! Stopped: shards that this node has taken out of service, because their rules failed on an entry.
+//! Stopped: shards that this node took out of service, because their rules failed on an entry.
 //!
-//! Every replica that applies such an entry fails in the same way, and fails again after each
-//! start. So the failure ends that one replica, and the node goes on with all others. The control
-//! group has no such way out: without its map a node can't go on.
+//! Every replica that applies such an entry fails in the same way, again after each start. So the
+//! failure ends that one replica, and the node serves its other shards. A failure in the control
+//! group still ends the node, because a node can't work without its map.
 //!
-//! Invariant: a stopped replica votes for nobody, answers nothing and writes nothing. Its log and
-//! its checkpoint stay as they were: a version with the mistake mended goes on from them.
+//! Invariant: a stopped replica gives no vote, answers nothing and writes nothing. Its log and its
+//! checkpoint stay as they were, so that a corrected version can go on from them.
 
-use super::{ShardLoop, words_of};
+use super::{ShardLoop, panic_message};
 use crate::{
     Error,
     checkpoint::{Failure, Job},
@@ -26,7 +26,7 @@ pub(super) struct Stopped(BTreeMap<ShardId, StoppedReplica>);
 
 struct StoppedReplica {
     replica: u64,
-    /// A checkpoint of it was on its way to the disk and is not reported yet.
+    /// A checkpoint of the shard was being written when it stopped, and is not reported yet.
     is_writing: bool,
 }
 
@@ -39,7 +39,7 @@ impl Stopped {
         self.0.get(&shard).map(|stopped| stopped.replica)
     }
 
-    /// Stopped replicas that nothing is written of any more and that are to go.
+    /// Takes the stopped replicas that are to be removed and have no checkpoint being written.
     pub(super) fn take_idle(
         &mut self,
         is_doomed: impl Fn(ShardId, u64) -> bool,
@@ -54,23 +54,23 @@ impl Stopped {
     }
 }
 
-/// An entry that a newer version wrote: every shard may have such entries, and the whole node waits
-/// for that version.
+/// The panic for an entry that a newer version wrote. Every shard may have such entries, so the
+/// whole node waits for that version.
 struct Unreadable(String);
 
-/// Ends the step that is under way, and with it the node: see [`Unreadable`].
+/// Ends the step under way, and with it the node: see [`Unreadable`].
 pub(super) fn unreadable(words: String) -> ! {
     panic_any(Unreadable(words))
 }
 
-/// Does a step of one shard. A panic in it comes back as a value.
+/// Runs a step of one shard; a panic becomes an error.
 pub(super) fn guarded<T>(step: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
     catch_unwind(AssertUnwindSafe(step))
 }
 
 impl ShardLoop {
-    /// Takes a shard out of service after a panic in `doing`. Callers learn that their outcome is
-    /// unknown, other replicas elect another leader.
+    /// Takes a shard out of service after a panic in `doing`. Callers learn that the outcome is
+    /// unknown, and the other replicas elect a leader.
     pub(super) fn stop_shard(
         &mut self,
         number: usize,
@@ -85,7 +85,7 @@ impl ShardLoop {
         let words = format!(
             "shard {id} is stopped on node {node}, because {doing} failed: {}; keep the data directory for \
              a report, and start a version in which this is mended",
-            words_of(panic)
+            panic_message(panic)
         );
         tracing::error!(
             replica = replica.id(),
@@ -119,15 +119,15 @@ impl ShardLoop {
         Ok(())
     }
 
-    /// Why this node can't be copied whole: it is alone, and of a shard that is stopped only an old
-    /// checkpoint could be read. In a cluster other nodes have copies.
+    /// Why this node can't be backed up: it has no peers, and only an old checkpoint of a stopped
+    /// shard can be read. In a cluster, other nodes have copies.
     pub(super) fn stopped_alone(&self) -> Option<Error> {
         let (shard, _) = self.stopped.0.first_key_value()?;
         let words = self.routes.stopped(group_of(*shard)).filter(|_| self.routes.is_alone())?;
-        Some(Error::Unavailable(format!("a backup would lack what is newest: {words}")))
+        Some(Error::Unavailable(format!("a backup would lack the newest data: {words}")))
     }
 
-    /// The checkpoint of a shard that is not here any more is written.
+    /// The checkpoint of a stopped shard is written.
     pub(super) fn written_of_stopped(&mut self, shard: ShardId) {
         if let Some(stopped) = self.stopped.0.get_mut(&shard)
             && std::mem::take(&mut stopped.is_writing)
@@ -136,7 +136,7 @@ impl ShardLoop {
         }
     }
 
-    /// Throws away what is stored of stopped replicas that the map no longer names here.
+    /// Removes the stored state of stopped replicas that the map no longer places here.
     pub(super) fn remove_stopped(&mut self) -> Result<(), Failure> {
         let (map, me) = (self.routes.control(), self.format.node);
         let is_doomed = |shard: ShardId, replica: u64| {

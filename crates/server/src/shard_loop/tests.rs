@@ -1,5 +1,5 @@
-//! One node's loop, turned by hand: its peers are the test, and no tick passes unless the test says
-//! so.
+//! One node's loop, turned by hand. The test plays its peers, and ticks pass only when the test
+//! says so.
 
 mod log_kept;
 mod own_commands;
@@ -28,7 +28,7 @@ use tokio::{net::TcpListener, sync::oneshot};
 
 const SHARD: ShardId = ShardId(0);
 const GROUP: u64 = 1;
-/// Replicas of the shard, each on the node of its number.
+/// The replica with number N is on node N.
 const ME: u64 = 1;
 const PEERS: [u64; 2] = [2, 3];
 const WAIT: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ impl ByHand {
         ByHand::with(Change::AddVoter)
     }
 
-    /// The two others come to the group by this change.
+    /// The two other replicas join the group by this change.
     fn with(change: impl Fn(u64) -> Change) -> ByHand {
         let dir = tempfile::tempdir().unwrap();
         let mut config = Config::new(dir.path());
@@ -87,7 +87,7 @@ impl ByHand {
         self.turn();
     }
 
-    /// Takes what was pushed, and turns until there is nothing to do.
+    /// Takes all inputs, and turns until there is nothing to do.
     fn turn(&mut self) {
         let mut inputs = Taken::default();
         self.inner.inbox.take(&mut inputs, Some(Duration::ZERO), TURN_LOG_BYTES_MAX);
@@ -117,21 +117,21 @@ impl ByHand {
         self.take(Input::Raft { from, group: GROUP, message });
     }
 
-    /// A follower says that it has the whole log.
+    /// A follower acknowledges the whole log.
     fn has_all(&mut self, peer: u64) {
         let (term, last) = (self.replica().term(), self.replica().last_index());
         self.hear(peer, MessageType::MsgAppendResponse, term, |message| message.index = last);
     }
 
-    /// Another leads in the next term.
+    /// Another replica leads in the next term.
     fn is_deposed_by(&mut self, peer: u64) {
         let term = self.replica().term() + 1;
         self.hear(peer, MessageType::MsgHeartbeat, term, |_| ());
         assert!(!self.leads());
     }
 
-    /// Is elected again, and can't serve yet: nobody has its first entry.
-    fn rises(&mut self) {
+    /// Is elected again, and does not serve yet: no follower has its first entry.
+    fn wins_an_election(&mut self) {
         self.is_deposed_by(2);
         let term = self.replica().term();
         self.hear(2, MessageType::MsgTimeoutNow, term, |_| ());
@@ -139,7 +139,7 @@ impl ByHand {
         assert!(self.replica().is_rising() && !self.leads());
     }
 
-    /// Connects it with peers that take everything and say nothing.
+    /// Connects the node with peers that read everything and send nothing.
     async fn connect(&self) -> Vec<PeerNetwork> {
         let mut networks = Vec::new();
         let mut addresses = BTreeMap::new();
@@ -167,7 +167,7 @@ impl ByHand {
         networks
     }
 
-    /// Begins to hand over, and says when that is done.
+    /// Begins to hand over; the receiver resolves once that is done.
     fn hand_over(&mut self) -> oneshot::Receiver<Result<(), Error>> {
         let (answer, answered) = oneshot::channel();
         self.take(Input::HandOver { until: clock::real_now() + WAIT, answer });
@@ -214,7 +214,7 @@ fn claim() -> ClaimRequest {
     }
 }
 
-/// A call of each kind, and what came of it so far.
+/// A call of each kind, and its answer so far.
 struct Calls {
     under_way: Vec<BoxFuture<'static, Result<(), Error>>>,
     answers: Vec<Option<Result<(), Error>>>,
@@ -237,7 +237,7 @@ impl Calls {
         calls
     }
 
-    /// The answers that are there, by the kind of call.
+    /// The answers so far, by the kind of call.
     fn look(&mut self) -> &[Option<Result<(), Error>>] {
         for (call, answer) in self.under_way.iter_mut().zip(&mut self.answers) {
             if answer.is_none() {
@@ -252,7 +252,6 @@ impl Calls {
     }
 }
 
-/// A new leader that was asked too early sent everybody away, who came back when a pause was over.
 #[test]
 fn a_shard_that_has_nothing_to_do_rests() {
     let mut node = ByHand::new();
@@ -261,14 +260,15 @@ fn a_shard_that_has_nothing_to_do_rests() {
     assert!(node.inner.active.is_empty(), "the loop would turn for nothing, and never end");
 }
 
+/// The new leader redirected its callers, who came back only after a pause.
 #[test]
-fn who_comes_to_a_leader_before_it_serves_is_served_once_it_does() {
+fn calls_to_an_elected_leader_wait_until_it_serves() {
     let mut node = ByHand::new();
-    node.rises();
+    node.wins_an_election();
     let mut calls = Calls::begin(&node.shards);
     node.turn();
     calls.all_are(&None);
-    assert!(node.inner.held_bytes > 0);
+    assert!(node.inner.queued_bytes > 0);
     node.has_all(2);
     assert!(node.leads());
     let term = node.replica().term();
@@ -278,20 +278,20 @@ fn who_comes_to_a_leader_before_it_serves_is_served_once_it_does() {
     });
     node.has_all(2);
     calls.all_are(&Some(Ok(())));
-    assert_eq!(node.inner.held_bytes, 0);
+    assert_eq!(node.inner.queued_bytes, 0);
 }
 
 #[test]
-fn who_waits_for_a_leader_that_comes_to_nothing_is_sent_on() {
+fn calls_that_wait_for_a_failed_election_are_redirected() {
     let mut node = ByHand::new();
-    node.rises();
+    node.wins_an_election();
     let mut calls = Calls::begin(&node.shards);
     node.turn();
     calls.all_are(&None);
     node.is_deposed_by(3);
     calls.all_are(&Some(Err(Error::NotLeader { shard: 0, leader: Some(3) })));
-    // It steps down in its own term when it hears nobody: its role stays the same.
-    node.rises();
+    // The leader steps down in its own term when it hears no peer: its role stays the same.
+    node.wins_an_election();
     let mut calls = Calls::begin(&node.shards);
     node.turn();
     (0..20).for_each(|_| node.replica().tick());
@@ -299,23 +299,23 @@ fn who_waits_for_a_leader_that_comes_to_nothing_is_sent_on() {
     node.turn();
     assert!(!node.replica().is_rising());
     calls.all_are(&Some(Err(Error::NotLeader { shard: 0, leader: None })));
-    assert_eq!(node.inner.held_bytes, 0);
+    assert_eq!(node.inner.queued_bytes, 0);
 }
 
 #[test]
-fn what_waits_for_a_replica_that_is_taken_away_is_sent_on() {
+fn calls_that_wait_for_a_removed_replica_are_redirected() {
     let mut node = ByHand::new();
-    node.rises();
+    node.wins_an_election();
     let mut calls = Calls::begin(&node.shards);
     node.turn();
     node.control(ControlCommand::SetTarget { group: GROUP, nodes: PEERS.to_vec() });
     node.control(ControlCommand::Unassign { group: GROUP, replica: ME });
     assert!(node.inner.shards.get(0).is_none(), "the map has another place for it");
     calls.all_are(&Some(Err(Error::NotLeader { shard: 0, leader: None })));
-    assert_eq!(node.inner.held_bytes, 0);
+    assert_eq!(node.inner.queued_bytes, 0);
 }
 
-/// A leader with one task, for whose end somebody waits there.
+/// A leader with one task, and a call that waits for the task's end.
 fn watched() -> (ByHand, TaskId, BoxFuture<'static, Result<bool, Error>>) {
     let mut node = ByHand::new();
     let shards = node.shards.clone();
@@ -335,7 +335,7 @@ fn watched() -> (ByHand, TaskId, BoxFuture<'static, Result<bool, Error>>) {
 }
 
 #[tokio::test]
-async fn who_waits_for_an_end_is_sent_on_when_another_leads() {
+async fn a_wait_for_an_end_is_redirected_when_another_replica_leads() {
     let (mut node, _, wait) = watched();
     node.is_deposed_by(3);
     let sent_on = Err(Error::NotLeader { shard: 0, leader: Some(3) });
@@ -343,9 +343,9 @@ async fn who_waits_for_an_end_is_sent_on_when_another_leads() {
 }
 
 #[tokio::test]
-async fn who_waits_or_reads_is_sent_on_when_the_replica_is_taken_away() {
+async fn waits_and_reads_are_redirected_when_the_replica_is_removed() {
     let (mut node, _, wait) = watched();
-    // Nobody confirms the read.
+    // No follower confirms the read.
     let shards = node.shards.clone();
     let mut read = async move { shards.local().ask(SHARD, ask::Queues {}).await }.boxed();
     assert!((&mut read).now_or_never().is_none());
@@ -359,7 +359,7 @@ async fn who_waits_or_reads_is_sent_on_when_the_replica_is_taken_away() {
     assert_eq!(read.now_or_never(), Some(Err(sent_on)));
 }
 
-/// A leader that is cut off does not know that another one has changed the body since.
+/// A leader that is cut off does not know that another leader has changed the body since.
 #[tokio::test]
 async fn a_body_is_given_by_a_confirmed_leader_alone() {
     let (mut node, id, _wait) = watched();
@@ -368,7 +368,7 @@ async fn a_body_is_given_by_a_confirmed_leader_alone() {
         let mut bodies = async move { shards.local().bodies(vec![id]).await }.boxed();
         assert!((&mut bodies).now_or_never().is_none());
         node.turn();
-        assert!((&mut bodies).now_or_never().is_none(), "nobody has confirmed that it leads");
+        assert!((&mut bodies).now_or_never().is_none(), "no follower has confirmed that it leads");
         bodies
     };
     let mut confirmed = begin(&mut node);
@@ -398,7 +398,7 @@ async fn a_shard_that_its_heir_does_not_take_is_offered_to_the_next_at_once() {
     let refuse = |message: &mut Message| message.reject = true;
     node.hear(first, MessageType::MsgTransferLeader, term, refuse);
     assert_eq!(node.replica().heir(), Some(second));
-    // It goes away, and takes nothing over.
+    // The second heir's node disconnects before it takes over.
     node.take(Input::Peer { node: second, is_up: false });
     assert_eq!(node.replica().heir(), None, "both have had their chance");
     node.inner.real += Duration::from_millis(100);
@@ -415,7 +415,7 @@ async fn a_shard_that_its_heir_does_not_take_is_offered_to_the_next_at_once() {
     drop(networks);
 }
 
-/// There is nobody to wait for.
+/// There is no other leader to wait for.
 #[test]
 fn a_node_that_alone_has_a_vote_stops_at_once() {
     let mut node = ByHand::with(Change::AddLearner);
@@ -451,7 +451,7 @@ fn a_leader_that_cannot_reach_a_node_hands_it_nothing() {
     assert!(node.leads());
 }
 
-/// Bytes of an error text make an ack as large as wanted.
+/// A large result makes the ack as large as wanted.
 fn large_ack(bytes: usize) -> EncodedCommand {
     let task = TaskId { incarnation: 1, home: SHARD, origin: SHARD, sequence: 1 };
     let payload = vec![0; bytes];
@@ -477,7 +477,8 @@ fn a_command_that_is_too_large_is_refused_and_the_others_of_its_call_are_not() {
     assert_eq!(node.replica().last_index(), last + 2, "nothing of it is in the log");
     assert!(node.leads());
 
-    // What the loop wants itself is bounded where it comes in; still nothing may be proposed.
+    // The loop's own commands are bounded where they come in. An oversized one is still not
+    // proposed.
     node.inner.shards[0].pending.push((large_ack(COMMAND_BYTES_MAX), Waiting::Nobody));
     node.inner.activate(0);
     node.turn();
@@ -485,7 +486,7 @@ fn a_command_that_is_too_large_is_refused_and_the_others_of_its_call_are_not() {
 }
 
 /// The bound above keeps such an entry out of the log. If one gets there all the same, a leader
-/// that goes on in office keeps the shard waiting for ever.
+/// that stays in office blocks the shard for ever.
 #[test]
 fn a_leader_that_can_not_send_its_entry_ends_its_leadership() {
     let mut node = ByHand::new();
@@ -508,7 +509,7 @@ fn a_leader_that_can_not_send_its_entry_ends_its_leadership() {
     assert_eq!(node.replica().term(), term, "it does not even ask for votes");
 }
 
-/// Its heartbeats are answered, and no follower ever has its next entry.
+/// Followers answer its heartbeats, and none ever gets its next entry.
 #[test]
 fn a_leader_whose_entries_do_not_arrive_says_that_it_is_slow_until_it_may_lead_again() {
     let mut node = ByHand::new();

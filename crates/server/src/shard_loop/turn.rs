@@ -1,7 +1,6 @@
-//! One turn of the loop: propose, send what may go before the sync, write once, settle.
+//! One turn of the loop: propose, send early messages, write once, answer.
 //!
-//! Invariant: what a replica sends after a write, and what is answered, comes after that write's
-//! sync.
+//! Invariant: answers, and messages that depend on a write, leave only after that write's sync.
 
 use super::{LocalShard, ShardLoop, Waiting, local::Unproposed, stopped::guarded};
 use crate::{
@@ -12,14 +11,14 @@ use crate::{
 use taskyard_machine::{Command, EncodedCommand};
 use taskyard_replica::{CONTROL_GROUP, Room};
 
-/// After so many bytes of log, files that nothing needs any more are looked for.
+/// Log bytes between two purges of unused files.
 const TIDY_AFTER_LOG_BYTES: u64 = 128 << 20;
-/// A turn ends after so many writes, with work left for the next: a replica that has much to apply,
-/// as after a start, must not keep the others from hearing of time and of their peers.
+/// Writes per turn; more work waits for the next turn. A replica that has much to apply, as after a
+/// start, must not keep the others from ticks and messages.
 const WRITES_PER_TURN_MAX: usize = 16;
 
 impl ShardLoop {
-    /// One round over the shards that have work.
+    /// One turn over the shards that have work.
     pub(super) fn turn(&mut self) -> Result<(), Failure> {
         let mut round = std::mem::take(&mut self.active);
         for &number in &round {
@@ -38,7 +37,7 @@ impl ShardLoop {
                 self.gather(number, &mut persisting);
             }
             if control.is_none() && persisting.is_empty() && self.batch.is_empty() {
-                // Nobody has anything to do, so that nobody is left for the next turn either.
+                // No shard has work left, so that none stays for the next turn.
                 round.clear();
                 break;
             }
@@ -58,12 +57,12 @@ impl ShardLoop {
                 if let Some(replaced) = replica.take_replaced() {
                     self.order(Some(Job::Drop(Box::new(replaced))));
                 }
-                self.settle(number, progress, was_leading)?;
+                self.handle_progress(number, progress, was_leading)?;
             }
-            // After the shards: it may throw some of them away.
+            // After the shards, because the map may remove some of them.
             if let (Some(ready), Some(control)) = (control, &mut self.control) {
                 let progress = control.replica.persisted(ready);
-                self.settle_control(progress)?;
+                self.handle_control_progress(progress)?;
             }
             let shards = &self.shards;
             let has_ready = |shard: &LocalShard| shard.replica.has_ready();
@@ -79,8 +78,8 @@ impl ShardLoop {
             }
         }
         if self.is_untidy && self.room() != Room::Full {
-            // The cuts of this turn are synced: now a purge knows what is garbage. To free space
-            // takes some.
+            // This turn's cuts are synced, so that a purge knows what is garbage. A purge needs
+            // some space itself.
             self.is_untidy = false;
             self.tidy();
         }
@@ -107,31 +106,31 @@ impl ShardLoop {
         });
     }
 
-    /// Lets a leader propose what is waiting, due or owed.
+    /// Lets a leader propose commands that are waiting, due or owed.
     fn prepare(&mut self, number: usize) {
         let rules = self.rules;
         let (may_append, stands_still) = (self.may_append(number), self.stands_still());
         let Some(shard) = self.shards.get_mut(number) else { return };
         if shard.leading.is_none() && shard.replica.is_rising() {
-            // It serves in a moment: what came before waits for that.
+            // The leader serves soon: commands that came before wait until then.
             return;
         }
-        self.held_bytes -= std::mem::take(&mut shard.held_bytes);
+        self.queued_bytes -= std::mem::take(&mut shard.queued_bytes);
         let Some(clock) = &mut shard.leading else {
             let (group, role) = (shard.group, shard.replica.role());
             if shard.waiters.len() > 0 || !shard.pending.is_empty() || !shard.reads.is_empty() {
-                // Who waited for a leader that came to nothing should hear whom to ask instead.
+                // Callers that waited for a failed election are redirected.
                 self.publish_leader(group, role);
                 let error = self.not_leader(group);
                 self.shards[number].waiters.end(Some(&error));
-                self.send_on(number);
+                self.redirect_waiting(number);
             }
             return;
         };
         let now = clock.now(self.reading);
         shard.waiters.wake_due(self.real);
         if !may_append {
-            // What is due waits for room; what was admitted is decided all the same.
+            // Due commands wait for room; admitted ones are proposed all the same.
             let unproposed =
                 if stands_still { Unproposed::default() } else { shard.propose(rules, now) };
             let reads = shard.ask_reads();
@@ -156,7 +155,7 @@ impl ShardLoop {
                 shard.pending.push((command, Waiting::Claim(Box::new(served))));
             }
         }
-        if shard.outbox.is_stirred() {
+        if shard.outbox.is_woken() {
             self.deliver(number);
         }
         let shard = &mut self.shards[number];
@@ -172,7 +171,7 @@ impl ShardLoop {
         }
     }
 
-    /// Adds what one shard has to write to the batch.
+    /// Adds one shard's entries to the batch.
     fn gather(&mut self, number: usize, persisting: &mut Vec<(usize, u64)>) {
         let stands_still = self.stands_still();
         let Some(shard) = self.shards.get_mut(number) else { return };
@@ -190,7 +189,7 @@ impl ShardLoop {
         persisting.push((number, ready.number));
         shard.hard_state = ready.hard_state.or(shard.hard_state.take());
         if ready.entries.is_empty() && !ready.must_sync {
-            // A new commit index alone rides in the next write: the log is what counts.
+            // A new commit index alone waits for the next write, because the log can restore it.
             return;
         }
         self.batch.append(shard.group, &ready.entries);
@@ -199,7 +198,7 @@ impl ShardLoop {
         }
     }
 
-    /// The same for the control group.
+    /// `gather` for the control group.
     fn gather_control(&mut self) -> Option<u64> {
         let control = self.control.as_mut()?;
         if std::mem::take(&mut control.is_new) {
@@ -222,7 +221,7 @@ impl ShardLoop {
         Some(ready.number)
     }
 
-    /// Writes what was gathered, synced.
+    /// Writes the batch to the log and syncs it.
     pub(super) fn write(&mut self) -> Result<(), Failure> {
         if self.batch.is_empty() {
             return Ok(());
@@ -238,7 +237,7 @@ impl ShardLoop {
         Ok(())
     }
 
-    /// Frees what no checkpoint and no log needs any more, on another thread.
+    /// Frees files that no checkpoint and no log entry needs, on another thread.
     pub(super) fn tidy(&mut self) {
         self.log_bytes_untidy = 0;
         let tasks_live = self.shards.iter().map(|shard| shard.machine().task_count());

@@ -142,7 +142,7 @@ fn another_snapshot_begins_in_an_empty_place() {
 
 /// The shard left this node and came back, and gets the same snapshot as its last replica.
 #[test]
-fn what_is_late_of_a_replica_that_is_gone_does_not_touch_what_the_next_one_gets() {
+fn late_messages_of_a_removed_replica_do_not_reach_its_successor() {
     let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (source, store) = (source(&here), behind(&there));
     assert!(!fetch(&source, &store, 5));
@@ -270,7 +270,7 @@ fn a_shard_that_is_removed_leaves_nothing_even_if_a_crash_comes_between() {
 }
 
 #[test]
-fn a_shard_that_comes_back_does_not_find_what_it_left() {
+fn a_shard_that_comes_back_finds_none_of_its_old_state() {
     let dir = tempfile::tempdir().unwrap();
     let store = behind(&dir);
     store.remove(SHARD).unwrap();

@@ -1,4 +1,4 @@
-//! Two nodes on loopback: what one has stored of a shard comes whole to the other, or not at all.
+//! Two nodes on loopback: a shard's snapshot arrives completely, or not at all.
 
 use super::*;
 use crate::{
@@ -32,17 +32,17 @@ const SHARD: ShardId = ShardId(1);
 const REPLICA: u64 = 5;
 const WAIT: Duration = Duration::from_secs(120);
 
-/// Serves parts, and spoils some.
+/// Serves parts, and damages some.
 #[derive(Default)]
 struct Handler {
     snapshots: OnceLock<Arc<Snapshots>>,
     served: watch::Sender<u64>,
-    /// Replies that are still to be damaged.
+    /// How many more replies to damage.
     damages: AtomicU64,
     ups: watch::Sender<u64>,
 }
 
-/// The handler of a node that the test looks into as well.
+/// The handler of a node, shared with the test.
 struct Shown(Arc<Handler>);
 
 impl PeerHandler for Shown {
@@ -59,7 +59,7 @@ impl PeerHandler for Shown {
             handler.served.send_modify(|served| *served += 1);
             let spoil = |left: u64| left.checked_sub(1);
             let damages = &handler.damages;
-            // Not what says which snapshot comes: a part.
+            // Damages parts only, and not the reply that names the snapshot.
             if reply.len() < 1_000
                 || damages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spoil).is_err()
             {
@@ -83,7 +83,6 @@ impl PeerHandler for Shown {
     fn peer_down(&self, _node: NodeId) {}
 }
 
-/// One node: a data directory and a network.
 struct TestNode {
     _dir: tempfile::TempDir,
     data: Arc<DataDir>,
@@ -160,20 +159,20 @@ impl Pair {
         input.expect("an input comes in time").expect("the inbox is open")
     }
 
-    /// Waits until the source has been asked so often.
+    /// Waits until the source has served `count` requests.
     async fn served(&self, count: u64) {
         let mut served = self.source.handler.served.subscribe();
         served.wait_for(|served| *served >= count).await.unwrap();
     }
 
-    /// Takes what has come and looks whether it is all there.
+    /// Takes the fetched snapshot and checks that it is complete.
     async fn check_fetched(&mut self) {
         let fetched = match self.input().await {
             Input::Fetched(fetched) => fetched,
             Input::FetchFailed { index, .. } => panic!("the snapshot at {index} did not come"),
             _ => panic!("another input came"),
         };
-        // Offered once more before the loop has taken it, it is not fetched again.
+        // A repeated order before the loop has taken the snapshot does not fetch it again.
         self.fetcher.fetch(fetched.order.clone());
         self.fetcher.taken(SHARD, fetched.order.id());
         assert_eq!(self.fetcher.installing(SHARD), None);
@@ -283,9 +282,10 @@ async fn a_snapshot_that_is_gone_is_told_and_a_newer_order_takes_its_place() {
     pair.check_fetched().await;
 }
 
-/// Others come first, and meanwhile there is a newer checkpoint, which the log follows for longer.
+/// Other transfers come first, and meanwhile there is a newer checkpoint, which the log follows for
+/// longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_newest_comes_when_its_turn_has_come() {
+async fn a_transfer_begins_with_the_newest_checkpoint_when_its_turn_comes() {
     let mut pair = Pair::with(100).await;
     let turns = Arc::clone(&pair.fetcher.0);
     let others = turns.turns.acquire_many(TRANSFERS_MAX as u32).await.unwrap();
@@ -298,9 +298,9 @@ async fn what_is_newest_comes_when_its_turn_has_come() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transfer_that_is_not_wanted_any_more_ends_without_a_word() {
+async fn a_transfer_for_a_removed_replica_ends_silently() {
     let mut pair = Pair::with(12_000).await;
-    // Or it might be all there before it is not wanted.
+    // Otherwise the transfer might be complete before it is ended.
     pair.line.set(proxy::Line::HoldsAnswers);
     pair.fetcher.fetch(pair.order());
     pair.served(1).await;

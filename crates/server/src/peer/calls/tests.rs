@@ -1,4 +1,4 @@
-//! One connection whose other side is played by hand.
+//! One connection whose other side the test plays.
 
 use super::{
     super::connection::{PATIENCE, write_frame},
@@ -26,7 +26,7 @@ fn dialled(clock: &Clock) -> Arc<Dialled> {
     Arc::new(Dialled::new(peer(), clock.clone(), CALLS_MAX))
 }
 
-/// A call like most.
+/// A call without options.
 fn ask(
     dialled: &Arc<Dialled>,
     request: Bytes,
@@ -39,14 +39,14 @@ fn minded_by(late: LateReply) -> CallOptions {
     CallOptions { late: Some(late), ..CallOptions::default() }
 }
 
-/// The other side of a connection, played by hand.
+/// The other side of a connection, played by the test.
 struct Far {
     reader: FrameReader<ReadHalf<DuplexStream>>,
     writer: WriteHalf<DuplexStream>,
 }
 
 impl Far {
-    /// The next frame that is no sign of life.
+    /// The next frame that is not a ping or pong.
     async fn frame(&mut self) -> Frame {
         loop {
             let frame = self.reader.frame().await.unwrap();
@@ -61,7 +61,7 @@ impl Far {
     }
 }
 
-/// Runs a connection in the background; its end is what the task gives.
+/// Runs a connection in the background; the task returns its end.
 fn connect(dialled: &Arc<Dialled>) -> (Far, tokio::task::JoinHandle<Ended>) {
     let (near, far) = tokio::io::duplex(1 << 16);
     let (reader, writer) = tokio::io::split(near);
@@ -105,7 +105,7 @@ async fn a_caller_that_goes_away_is_told_to_the_other_side() {
     assert_eq!(dialled.calls_under_way(), 0);
 }
 
-/// Calls, gives up, and tells what the other side was asked and what came late.
+/// Makes a call and gives up; records late answers.
 fn minded(dialled: &Arc<Dialled>, wait: Duration) -> (JoinHandle<()>, Arc<Mutex<Vec<Bytes>>>) {
     let came = Arc::new(Mutex::new(Vec::new()));
     let late = {
@@ -117,10 +117,10 @@ fn minded(dialled: &Arc<Dialled>, wait: Duration) -> (JoinHandle<()>, Arc<Mutex<
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_comes_too_late_goes_to_who_minds_it() {
+async fn a_late_answer_goes_to_its_receiver() {
     let dialled = dialled(&Clock::system());
     let (mut far, _running) = connect(&dialled);
-    // Its caller goes away, or its time is over.
+    // The caller goes away, or its wait ends.
     for wait in [WAIT, PATIENCE.ping_every] {
         let (caller, came) = minded(&dialled, wait);
         let call = far.frame().await;
@@ -130,7 +130,7 @@ async fn an_answer_that_comes_too_late_goes_to_who_minds_it() {
         assert_eq!(far.frame().await.kind, Kind::Cancel);
         assert_eq!(dialled.calls_under_way(), 1);
         far.send(Kind::Reply, call.stream, b"a task").await;
-        // Answers come in order, so the late one is there when this one is.
+        // Answers come in order, so that the late one has arrived before this one.
         let after = tokio::spawn(ask(&dialled, Bytes::new(), WAIT));
         let call = far.frame().await;
         far.send(Kind::Reply, call.stream, b"").await;
@@ -141,7 +141,7 @@ async fn an_answer_that_comes_too_late_goes_to_who_minds_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_nobody_looked_at_goes_to_who_minds_it() {
+async fn an_unread_answer_goes_to_the_receiver_of_late_answers() {
     let dialled = dialled(&Clock::system());
     let (mut far, _running) = connect(&dialled);
     let came = Arc::new(Mutex::new(Vec::new()));
@@ -178,7 +178,7 @@ async fn a_cancelled_call_is_forgotten_when_no_answer_will_come() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_declined_was_not_sent_and_what_broke_is_unknown() {
+async fn a_declined_call_was_not_sent_and_a_broken_one_is_unknown() {
     let dialled = dialled(&Clock::system());
     let (mut far, _running) = connect(&dialled);
     for (kind, expected) in
@@ -195,7 +195,7 @@ async fn what_was_declined_was_not_sent_and_what_broke_is_unknown() {
 async fn a_call_whose_time_is_over_is_unknown_once_it_was_written() {
     let dialled = dialled(&Clock::system());
     let (mut far, running) = connect(&dialled);
-    // The other side keeps the connection alive, and answers nothing.
+    // The other side keeps the connection alive, and answers no call.
     let caller = tokio::spawn(ask(&dialled, Bytes::new(), PATIENCE.ping_every));
     let call = far.frame().await;
     assert_eq!(caller.await.unwrap(), Err(CallError::TimedOut));
@@ -206,7 +206,7 @@ async fn a_call_whose_time_is_over_is_unknown_once_it_was_written() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_was_never_written_was_surely_not_executed() {
     let dialled = dialled(&Clock::system());
-    // Nothing runs the connection, so nothing is written.
+    // Nothing runs the connection, so that nothing is written.
     let timed_out = ask(&dialled, Bytes::new(), Duration::from_millis(10)).await;
     assert!(matches!(timed_out, Err(CallError::NotSent { .. })), "{timed_out:?}");
 
@@ -264,7 +264,7 @@ async fn a_peer_whose_clock_is_an_hour_ahead_is_found_out() {
     let body = Bytes::copy_from_slice(&4_600_010u64.to_le_bytes());
     let pong = Frame::new(Kind::Pong, ping.stream, body);
     write_frame(&mut far.writer, &pong).await.unwrap();
-    // Answers come in order, so this one is behind the pong.
+    // Answers come in order, so that this one arrives after the pong.
     let caller = tokio::spawn(ask(&dialled, Bytes::new(), WAIT));
     let call = far.frame().await;
     far.send(Kind::Reply, call.stream, b"").await;
@@ -296,7 +296,7 @@ async fn calls_that_park_are_bounded_by_themselves() {
     let refused = begin(CallOptions::default()).err();
     assert!(matches!(refused, Some(CallError::NotSent { .. })), "{refused:?}");
     drop(prompt);
-    // One that leaves makes room for the next, and so does one that is answered.
+    // A call that ends makes room for the next.
     parked.pop();
     parked.push(begin(parks()).unwrap());
     dialled.answer(1, Ok(Bytes::new()));

@@ -9,7 +9,7 @@ fn identity(cluster: u128, node: NodeId, secret: &str) -> Identity {
     Identity { hello, secret: secret.as_bytes().to_vec() }
 }
 
-/// Runs a whole handshake: what the dialer learns, then the acceptor.
+/// Runs a whole handshake. Returns what the dialer learns, then the acceptor.
 fn shake(dialer: &Identity, acceptor: &Identity) -> Result<(PeerHello, PeerHello), HandshakeError> {
     let (dialing, hello) = Dialing::start(dialer, Some(acceptor.hello.node), &[1; 32]);
     let (challenging, challenge) = Challenging::start(acceptor, &hello, &[2; 32])?;
@@ -94,14 +94,14 @@ fn a_refusal_is_a_peers_only_after_its_proof() {
         let (dialer, answering) = proved();
         let refused = dialer.welcomed(&answering.refuse(&refusal)).unwrap_err();
         assert_eq!(refused, HandshakeError::RefusedByPeer(refusal.clone()));
-        // A proof of one answer is no proof of another.
+        // A proof of one answer must not prove another.
         let (dialer, answering) = proved();
         let forged = Frame { kind: Kind::Welcome, ..answering.refuse(&refusal) };
         assert_eq!(code(dialer.welcomed(&forged)), RefusalCode::Secret);
     }
 }
 
-/// A proof of the acceptor's would be something to try guesses of the secret on.
+/// Guesses of the secret could be checked against a proof of the acceptor.
 #[test]
 fn a_dialer_that_proves_nothing_gets_nothing_made_with_the_secret() {
     let answers = |secret: &str, proof: &[u8]| {
@@ -171,7 +171,7 @@ fn every_bit_that_was_said_is_covered_by_the_proofs() {
         body[at] ^= 1;
         Frame { body: body.freeze(), ..frame.clone() }
     };
-    // A challenge that was changed on its way is refused by the dialer, or proved in vain.
+    // A Challenge that was changed on its way is refused by the dialer, or fails the proof.
     let (_, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
     for at in 0..challenge.body.len() {
         let (challenging, challenge) = Challenging::start(&two, &hello, &[2; 32]).unwrap();
@@ -182,7 +182,7 @@ fn every_bit_that_was_said_is_covered_by_the_proofs() {
         };
         assert!(refused, "byte {at} of the challenge");
     }
-    // The same of the hello, which the acceptor may refuse at once.
+    // The same for the Hello, which the acceptor may refuse at once.
     for at in 0..hello.body.len() {
         let (dialing, hello) = Dialing::start(&one, Some(2), &[1; 32]);
         let Ok((challenging, challenge)) = Challenging::start(&two, &flipped(&hello, at), &[2; 32])

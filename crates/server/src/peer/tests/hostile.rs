@@ -1,5 +1,5 @@
-//! What strangers, broken nodes and scanners send to the peer port. After each the node goes on:
-//! its peers' calls are answered, and what was wrong is counted by its kind.
+//! What strangers, broken nodes and scanners send to the peer port. After each, the node still
+//! answers its peers' calls, and the fault is counted by kind.
 
 use super::*;
 use bytes::{BufMut, BytesMut};
@@ -14,7 +14,7 @@ use tokio::{
     },
 };
 
-/// A node under attack, and a peer that is connected with it all the while.
+/// A node under attack, and a peer that stays connected with it.
 struct Besieged {
     node: TestNode,
     peer: TestNode,
@@ -36,7 +36,7 @@ impl Besieged {
         TcpStream::connect(self.node.address).await.unwrap()
     }
 
-    /// A connection that has passed the handshake as node 3, and may do as it likes.
+    /// A connection that has passed the handshake as node 3, and may send anything.
     async fn insider(&self) -> (FrameReader<OwnedReadHalf>, OwnedWriteHalf) {
         let (address, me) = (self.node.address.to_string(), config(3).identity());
         let opened = dial::dial(&address, &me, Some(1), TUNING.patience.handshake).await;
@@ -44,7 +44,7 @@ impl Besieged {
         (reader, writer)
     }
 
-    /// The node still serves, and has counted exactly this.
+    /// Checks that the node still serves, and has counted exactly these faults.
     async fn stands(&self, counted: &[(&str, u64)]) {
         assert!(self.peer.asks(1, "hello").await.is_ok());
         assert_eq!(self.peer.recorder.turns(1), [true], "the peer was never cut off");
@@ -53,7 +53,7 @@ impl Besieged {
     }
 }
 
-/// Reads until the node closes the connection: what it said.
+/// Reads until the node closes the connection. Returns what it sent.
 async fn until_closed(mut socket: impl AsyncReadExt + Unpin) -> Vec<u8> {
     let mut said = Vec::new();
     // A connection that is closed with bytes unread is reset, which is an end too.
@@ -61,10 +61,10 @@ async fn until_closed(mut socket: impl AsyncReadExt + Unpin) -> Vec<u8> {
     said
 }
 
-/// Sends bytes, and waits for the node to hang up.
+/// Sends bytes, and waits until the node closes the connection.
 async fn send(besieged: &Besieged, bytes: &[u8]) -> Vec<u8> {
     let mut socket = besieged.stranger().await;
-    // The node may hang up before all is written.
+    // The node may close it before all is written.
     let _ = socket.write_all(bytes).await;
     until_closed(socket).await
 }
@@ -75,7 +75,7 @@ fn wire(frames: &[Frame]) -> Vec<u8> {
     bytes.to_vec()
 }
 
-/// The words of a refusal, which must be all that was said after `skipped` frames.
+/// The words of a refusal, which must be all that was sent after `skipped` frames.
 fn refusal(said: &[u8], skipped: usize) -> String {
     let decoder = frame::Decoder { frame_bytes_max: limits::PEER_HANDSHAKE_BYTES_MAX };
     let mut buffer = BytesMut::from(said);
@@ -87,7 +87,7 @@ fn refusal(said: &[u8], skipped: usize) -> String {
     String::from_utf8_lossy(&frame.body[3..]).into_owned()
 }
 
-/// Whoever has got hold of a peer's address could end the node that dials it.
+/// A process that took over a peer's address could otherwise end the node that dials it.
 #[tokio::test]
 async fn a_verdict_of_one_that_has_proved_nothing_is_no_verdict() {
     let (one, two) = (TestNode::start(1).await, TestNode::start(2).await);
@@ -98,7 +98,7 @@ async fn a_verdict_of_one_that_has_proved_nothing_is_no_verdict() {
             loop {
                 let (mut socket, _) = listener.accept().await.unwrap();
                 let refusal = Refusal::new(code, format!("{code:?} says a liar"));
-                // Said before it is asked, and to whoever dials.
+                // Sent before any question, to every dialer.
                 let _ = write_frame(&mut socket, &refusal.frame()).await;
                 until_closed(socket).await;
             }
@@ -110,7 +110,7 @@ async fn a_verdict_of_one_that_has_proved_nothing_is_no_verdict() {
         assert_eq!(one.network.status()[0].verdict, None, "{code:?}");
         lies.abort();
     }
-    // It goes on, and connects once the peer itself is there.
+    // The node goes on, and connects once the peer itself is there.
     one.connects_to(&two).await;
     assert!(one.asks(2, "hello").await.is_ok());
 }
@@ -216,7 +216,7 @@ async fn of_thousands_that_say_nothing_the_oldest_go_first() {
     for _ in 0..STRANGERS {
         strangers.push(besieged.stranger().await);
         if strangers.len() > 50 {
-            // The oldest is closed, and only that one: the connection count stays where it is.
+            // Only the oldest is closed: the number of connections stays the same.
             let oldest = strangers.remove(0);
             assert_eq!(until_closed(oldest).await, b"");
         }
@@ -253,7 +253,7 @@ async fn a_wrong_secret_and_a_wrong_cluster_are_refused_in_words() {
     assert!(refused["wrong cluster"] > 0 && refused["wrong secret"] > 1, "{refused:?}");
     assert_eq!(node.executed("stray"), 0);
 
-    // One that does not care what it is told, and guesses a proof.
+    // A stranger that ignores the Challenge, and guesses a proof.
     let me = config(3).identity();
     let (_, hello) = Dialing::start(&me, None, &[0; 32]);
     for guess in [&[0; 32][..], &[], &[1; 33]] {
@@ -269,7 +269,7 @@ async fn a_wrong_secret_and_a_wrong_cluster_are_refused_in_words() {
 async fn a_recorded_handshake_opens_nothing() {
     let besieged = Besieged::start().await;
     let me = config(3).identity();
-    // A handshake that goes well, with what was said recorded.
+    // A successful handshake, recorded.
     let (dialing, hello) = Dialing::start(&me, Some(1), &[7; 32]);
     let (reader, mut writer) = besieged.stranger().await.into_split();
     let mut reader = FrameReader::new(reader);
@@ -293,7 +293,7 @@ async fn frames_before_the_handshake_do_nothing() {
         let said = send(&besieged, &wire(&[Frame::new(kind, 1, &b"early"[..])])).await;
         assert!(refusal(&said, 0).contains("where the handshake wants Hello"), "{kind:?}");
     }
-    // In the place of the proof, too.
+    // In place of the proof, too.
     let me = config(3).identity();
     let (_, hello) = Dialing::start(&me, None, &[0; 32]);
     let call = Frame::new(Kind::Call, 1, &b"early"[..]);
@@ -329,7 +329,7 @@ async fn a_peer_that_breaks_the_protocol_loses_its_connection_alone() {
         besieged.stands(&[("peer that breaks the protocol", broken)]).await;
     }
 
-    // A call's number twice: the connection ends, and the call that was under way with it.
+    // A call's number twice: the connection ends, and with it the first call.
     let (mut reader, mut writer) = besieged.insider().await;
     let call = Frame::new(Kind::Call, 5, "hang");
     write_frame(&mut writer, &call).await.unwrap();
@@ -359,7 +359,7 @@ async fn a_peer_that_reads_no_answers_is_cut_off_and_costs_a_bounded_amount() {
                 return stream;
             }
         }
-        // All fits the buffers of the system: the end shows in the next writes.
+        // The system's buffers took all frames: the end shows in the next writes.
         loop {
             if write_frame(&mut writer, &Frame::new(Kind::Pong, 0, Bytes::new())).await.is_err() {
                 return 5_000;
@@ -383,7 +383,7 @@ async fn a_peer_that_reads_no_answers_is_heard_until_it_is_cut_off() {
         let call = Frame::new(Kind::Call, stream, &b"large"[..]);
         write_frame(&mut writer, &call).await.unwrap();
     }
-    // More than the system's buffers and the bound hold: the rest is not begun.
+    // More than the system's buffers and the bound take: the other calls are not begun.
     let executed = |seen: &Seen| seen.executed.get(&b"large"[..]).copied().unwrap_or_default();
     besieged.node.recorder.until("calls", |seen| (executed(seen) > 1).then_some(())).await;
     for frame in [Frame::new(Kind::Raft, 3, &b"vote"[..]), Frame::new(Kind::Tell, 0, "alive")] {

@@ -1,4 +1,4 @@
-//! The bytes of a handshake, as every version of it says them.
+//! The bytes of a handshake, which no version may change.
 
 use crate::peer::handshake::{Challenging, Dialing, Identity, PeerHello, Refusal, RefusalCode};
 use taskyard_replica::{NodeId, Start};
@@ -10,7 +10,7 @@ fn identity(cluster: u128, node: NodeId, secret: &str) -> Identity {
     Identity { hello, secret: secret.as_bytes().to_vec() }
 }
 
-/// Nodes of two versions meet during an upgrade: what is here never changes.
+/// Nodes of two versions meet during an upgrade: these bytes never change.
 #[test]
 fn the_layout_of_version_1_stays() {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

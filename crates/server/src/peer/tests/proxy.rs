@@ -1,4 +1,4 @@
-//! A line that can be cut, stalled and turned into a black hole.
+//! A proxy whose line can be cut, stalled, or turned into a black hole.
 
 use std::net::SocketAddr;
 use tokio::{
@@ -11,15 +11,16 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-/// What becomes of the bytes on a line.
+/// What the line does with bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     Passes,
-    /// Nothing is read: the sender's buffers fill.
+    /// Reads nothing, so that the sender's buffers fill.
     Stalls,
-    /// The same for what comes back from the target alone.
+    /// Reads nothing of what comes back from the target.
     HoldsAnswers,
-    /// All is read and nothing arrives. A connection that lost bytes stays so until it is cut.
+    /// Reads everything and delivers nothing. A connection that lost bytes stays silent until it is
+    /// cut.
     Swallows,
 }
 

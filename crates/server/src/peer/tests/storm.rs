@@ -6,7 +6,7 @@ use super::{
 };
 use std::collections::BTreeSet;
 
-/// Impatient, so that a dead line is found out within the test.
+/// Impatient, so that a dead line is noticed within the test.
 const IMPATIENT: Tuning = Tuning {
     patience: Patience {
         handshake: Duration::from_millis(1_000),
@@ -21,7 +21,7 @@ const IMPATIENT: Tuning = Tuning {
 const CALLS: u64 = 1_500;
 const FAULTS: u64 = 60;
 
-/// What came of one call.
+/// The result of one call.
 type Outcome = (String, Result<Bytes, CallError>);
 
 /// Sends a bounded number of calls, several at once, with Raft messages between them.
@@ -39,7 +39,7 @@ async fn send_storm(network: PeerNetwork, from: NodeId, to: NodeId, draws: Draws
         if calls.len() >= 32 {
             outcomes.extend(calls.join_next().await.map(Result::unwrap));
         }
-        // A peer that is away refuses at once: spread over the time that the faults take.
+        // A peer that is away refuses at once: calls are spread over the time of the faults.
         tokio::time::sleep(Duration::from_micros(draws.below(4_000))).await;
     }
     outcomes.extend(calls.join_all().await);
@@ -47,7 +47,7 @@ async fn send_storm(network: PeerNetwork, from: NodeId, to: NodeId, draws: Draws
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_answered_was_executed_once_while_lines_are_cut() {
+async fn answered_calls_were_executed_once_while_lines_are_cut() {
     let seed = 0x5eed;
     let mut nodes = Vec::new();
     for node in 1..=3 {
@@ -83,7 +83,7 @@ async fn what_was_answered_was_executed_once_while_lines_are_cut() {
             }
             tokio::time::sleep(Duration::from_millis(draws.below(100))).await;
         }
-        // Faults off: what stalled goes on or is found out, and all must heal.
+        // Without faults, stalled lines go on or are given up, and all must heal.
         lines.values().for_each(|line| line.set(Line::Passes));
     };
     let (outcomes, ()) = tokio::join!(within("the storm", storms.join_all()), faults);
@@ -95,7 +95,7 @@ async fn what_was_answered_was_executed_once_while_lines_are_cut() {
                     node.recorder.until_up(other.node).await;
                     match node.asks(other.node, "healed").await {
                         Ok(answer) => return answer,
-                        // The last of the faults may still be found out.
+                        // The last of the faults may still be noticed.
                         Err(_) => tokio::task::yield_now().await,
                     }
                 }
@@ -126,7 +126,7 @@ async fn a_peer_behind_a_dead_line_is_down_until_the_line_is_back() {
         one.dials(&[(2, line.address)]);
         one.recorder.until_up(2).await;
         line.set(dead);
-        // Found out by silence alone.
+        // Noticed by silence alone.
         let call = tokio::spawn(one.network.call(2, Bytes::from("into the void"), WAIT));
         one.recorder.until_down(2).await;
         let lost = within("the call", call).await.unwrap();

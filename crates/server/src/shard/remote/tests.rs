@@ -1,4 +1,5 @@
-//! Calls and replies arrive as they were, and damage gives an error or a value, never more.
+//! Calls and replies survive the way to another node; damaged bytes give an error or a value, and
+//! never a panic.
 
 use super::*;
 use crate::{
@@ -65,7 +66,6 @@ fn request() -> ClaimRequest {
     }
 }
 
-/// Every call.
 fn calls() -> Vec<ShardCall> {
     let retry = RetryPolicy { backoff: Backoff::Polynomial, ..RetryPolicy::default() };
     let task = NewTask { task_type: "send", retry: Some(retry), ..NewTask::default() };
@@ -102,7 +102,6 @@ fn calls() -> Vec<ShardCall> {
     calls
 }
 
-/// Every error.
 fn errors() -> Vec<Error> {
     let rejection = Rejection::ClaimLost { task: TASK };
     let in_batch = Rejection::BatchElement { index: 3, rejection: Box::new(rejection.clone()) };
@@ -152,7 +151,6 @@ fn errors() -> Vec<Error> {
     errors
 }
 
-/// Every reply.
 fn replies() -> Vec<ShardReply> {
     let mut outcomes: Vec<_> = errors().into_iter().map(Err).collect();
     outcomes.push(Ok(Outcome::Acked { follow_ups: vec![TASK] }));
@@ -229,7 +227,7 @@ fn every_reply_survives_and_damage_never_panics() {
     }
 }
 
-/// Nodes of two versions talk to each other during an upgrade: what is here never changes.
+/// Nodes of two versions talk to each other during an upgrade: these bytes never change.
 #[test]
 fn the_layout_of_version_1_stays() {
     let hex = |bytes: Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -281,7 +279,7 @@ fn an_error_keeps_its_code_and_words() {
     }
 }
 
-/// Should it ever reach a client: nothing changed, and it may be sent again.
+/// If this error ever reaches a client: nothing changed, and the request may be repeated.
 #[test]
 fn the_wrong_node_is_told_to_clients_like_a_missing_majority() {
     let error = Error::NotLeader { shard: 5, leader: Some(3) };
@@ -389,7 +387,7 @@ async fn a_reply_that_is_too_long_is_made_shorter_and_nothing_is_lost() {
     assert!((4_000..=5_000).contains(&encoded), "{encoded}");
     let ShardReply::Claimed(Ok(claimed)) = reply else { panic!("another reply") };
     assert_eq!(claimed.len(), 4);
-    // What did not fit is on its way back, for others.
+    // Tasks that did not fit are being released, for other claims.
     let mut seen: BTreeSet<TaskId> = claimed.iter().map(|handed| handed.task.id).collect();
     while seen.len() < 16 {
         let wait = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! Claims: parked where their shard is led, and none of them orphaned or taken away.
+//! Claims: parked at the leader of their shard, and never orphaned.
 
 use super::*;
 
@@ -10,7 +10,7 @@ async fn a_parked_claim_follows_its_shard_to_the_next_leader() {
     let shards = here.shards.clone();
     let parked = tokio::spawn(async move { shards.claim(home, request("mail", None), WAIT).await });
     first.until_asked(|call| matches!(call, ShardCall::Claim { .. })).await;
-    // A node that stops ends what is parked there, and takes nothing more.
+    // A node that stops ends its parked claims, and takes no more.
     let engine = first.engine.take().unwrap();
     tokio::task::spawn_blocking(move || engine.stop()).await.unwrap();
     here.leads(home, Some(3));
@@ -32,15 +32,14 @@ async fn a_session_gets_the_tasks_of_a_claim_whose_answer_was_lost() {
     let view = there.shards.ask(home, ask::Task { task: id }).await.unwrap().unwrap();
     assert_eq!((view.attempt, view.claim.unwrap().token), (1, handed[0].task.token));
 
-    // One that had got nothing goes on waiting.
+    // A claim that got nothing is repeated and goes on waiting.
     there.bend(&[Bent::Loses]);
     let none = shards.claim(home, request("mail", session), Duration::from_millis(300)).await;
     assert!(none.unwrap().is_empty());
 }
 
-/// The leader decides a claim, and its answer is held up on the way. Meanwhile another seems to
-/// lead, the claim is sent again, and its worker has the tasks: the first answer must not take them
-/// away.
+/// The leader decides a claim, and its answer is delayed. Meanwhile another node seems to lead, the
+/// claim is repeated, and its worker has the tasks: the first answer must not take them away.
 #[tokio::test]
 async fn a_late_answer_gives_nothing_back_that_its_repetition_has_handed_out() {
     let ([here, there, other], line) = three_by_proxy(&[2, 3]).await;
@@ -66,7 +65,7 @@ async fn a_late_answer_gives_nothing_back_that_its_repetition_has_handed_out() {
     let handed = claiming.await.unwrap().unwrap();
     assert_eq!(handed.iter().map(|handed| handed.task.id).collect::<Vec<_>>(), [id]);
 
-    // What the late answer brings is given back, and that is decided before this is looked at.
+    // The tasks of the late answer are released, and that is decided before the next look.
     let proposed = |call: &ShardCall| matches!(call, ShardCall::Propose { enqueue: false, .. });
     eventually("the first claim is given back", async || {
         there.calls().iter().chain(&other.calls()).any(proposed)
@@ -88,14 +87,14 @@ async fn a_caller_that_goes_away_leaves_no_claim_behind() {
     parked.abort();
     assert!(parked.await.unwrap_err().is_cancelled());
     enqueue(&here.shards, "mail", None).await.unwrap();
-    // Whether or not it was handed to the first one in the meantime.
+    // Whether or not the first caller received it in the meantime.
     let handed = here.shards.claim(home, request("mail", None), WAIT).await.unwrap();
     assert_eq!(handed.len(), 1);
 }
 
 /// One shard of a claim has answered, another has not, and then the caller goes away.
 #[tokio::test]
-async fn what_one_of_several_shards_has_given_goes_back_with_its_caller() {
+async fn tasks_of_one_shard_are_released_when_the_caller_goes_away() {
     let [here, there, hung] = three(&[2, 3]).await;
     let shards = &here.shards;
     let queues = [ShardId(0), ShardId(1)].map(|shard| queue_on(shards, shard));
@@ -123,12 +122,12 @@ async fn what_one_of_several_shards_has_given_goes_back_with_its_caller() {
             async move { broker.claim(&places, &asked, Duration::ZERO).await }
         });
         eventually("one shard has given", &is_claimed).await;
-        // Answers come in order: the claim's is here when this one is.
+        // Answers come in order: the claim's answer is here before this one.
         enqueue(shards, &queues[0], None).await.unwrap();
         claiming.abort();
         match claiming.await {
             Ok(handed) => {
-                // The other shard was given up before that.
+                // The caller did not go away in time: the other shard was given up before.
                 shards.release_later(&handed.unwrap());
                 false
             }
@@ -180,8 +179,7 @@ async fn a_shard_without_a_leader_keeps_no_work_of_others_from_a_claim() {
     drop(handed);
 }
 
-/// A claim over queues that two other nodes lead, two shards each, and how often it has asked each
-/// node.
+/// A claim over queues that two other nodes lead, two shards each.
 async fn over_two_nodes() -> ([TestNode; 3], Broker, [String; 4]) {
     let nodes = three(&[2, 3]).await;
     let shards = nodes[0].shards.clone();
@@ -215,7 +213,7 @@ async fn a_claim_over_many_shards_asks_each_node_once_and_then_waits() {
     let ([_here, first, second], broker, queues) = over_two_nodes().await;
     let claim = parked(&broker, &queues);
     for node in [&first, &second] {
-        // What there is now, then what comes.
+        // A question about now, then a wait.
         node.until(|node| hints(node) == 2).await;
     }
     enqueue(broker.shards(), &queues[2], None).await.unwrap();
@@ -236,7 +234,7 @@ async fn of_many_claims_that_wait_few_are_woken_by_one_task() {
     assert_eq!(handed.unwrap().len(), 1);
     let claimed = |call: &&ShardCall| matches!(call, ShardCall::Claim { .. });
     let tried = first.calls().iter().filter(claimed).count();
-    // One; another where the first took so long that it was given up.
+    // One claim, and one more if the first took so long that another was woken.
     assert!(tried <= 5, "{tried} have tried to claim one task");
     assert!(hints(&second) <= 100 + tried, "nobody asks again who was told nothing");
     rest.iter().for_each(tokio::task::JoinHandle::abort);
@@ -249,7 +247,7 @@ async fn a_claim_with_room_for_all_waits_for_no_shard_before_it_asks_the_next() 
     for queue in &queues {
         enqueue(broker.shards(), queue, None).await.unwrap();
     }
-    // The first is what it could have.
+    // The first call is the probe.
     first.bend(&[Bent::Serves, Bent::Meets, Bent::Meets]);
     let handed = parked(&broker, &queues).await.unwrap();
     let mut from: Vec<u16> = handed.iter().map(|handed| handed.task.id.home.0).collect();
@@ -281,13 +279,13 @@ async fn a_claim_takes_no_more_than_it_has_room_for_and_in_order() {
     }
 }
 
-/// Node 2 leads no more and does not know it yet: it has nothing, and node 3 has a task.
+/// Node 2 was deposed and does not know it yet: it has no task, and node 3 has one.
 #[tokio::test]
 async fn that_there_is_nothing_to_claim_is_said_by_a_confirmed_leader_alone() {
     let [here, deposed, leader] = three(&[2, 3]).await;
     here.leads(here.shards.home("mail"), Some(2));
     let id = enqueue(&leader.shards, "mail", None).await.unwrap().id;
-    // It finds nothing, and when it has to confirm that it leads, it learns who does.
+    // Node 2 finds nothing. When it has to confirm that it leads, it learns that node 3 does.
     deposed.bend(&[Bent::Serves, Bent::Refuses(Some(3))]);
     let broker = Broker::new(here.shards.clone(), &Config::new(here._dir.path()));
     let places = broker.places(&[("mail".into(), 0)]).unwrap();

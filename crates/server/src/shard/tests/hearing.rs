@@ -1,26 +1,26 @@
-//! Who is heard and who is not: what a node refuses at once, what it waits for, and whom it asks.
+//! Nodes that are not heard: what a node refuses at once, what it waits for, and which nodes it
+//! asks.
 
 use super::*;
 use crate::peer::tests::proxy::{Line as Wire, Proxy};
 use futures_util::FutureExt;
 
-/// A wait that no test outlasts.
 const FOR_EVER: Duration = Duration::from_secs(3_600);
 
-/// What comes of an enqueue without any wait; `None` if it waits.
+/// The answer to an enqueue that needs no wait; `None` if it waits.
 fn at_once(shards: &Shards) -> Option<Result<Enqueued, Error>> {
     enqueue(shards, "mail", Some("r")).now_or_never()
 }
 
 impl TestNode {
-    /// Another node hangs up, and has been silent for long.
+    /// The other node disconnects, and has been silent for long.
     async fn loses(&self, other: &TestNode) {
         other.network.stop();
         self.until(|node| !node.network.is_connected(other.number)).await;
         self.network.silence(other.number);
     }
 
-    /// The lines to other nodes stall. What was on them before still arrives.
+    /// The connections to other nodes stall; messages already on them still arrive.
     async fn hears_nothing_more_of(&self, others: &[NodeId]) {
         while others.iter().any(|other| self.network.is_heard(*other)) {
             others.iter().for_each(|other| self.network.silence(*other));
@@ -36,7 +36,7 @@ async fn a_node_that_hears_too_few_refuses_without_a_wait_and_sends_nothing() {
     here.loses(&there).await;
     here.loses(&other).await;
     let no_quorum = Some(Err(Error::NoQuorum { shard: home.0 }));
-    // As one that led until just now, and as one that still takes another for the leader.
+    // As a former leader, and as a follower that still believes in one.
     for leader in [None, Some(2)] {
         here.leads(home, leader);
         assert_eq!(at_once(&here.shards), no_quorum, "the leader is {leader:?}");
@@ -53,12 +53,12 @@ async fn a_node_that_hears_too_few_refuses_without_a_wait_and_sends_nothing() {
 }
 
 #[tokio::test]
-async fn a_node_without_a_replica_refuses_what_it_hears_nobody_of() {
+async fn a_node_without_a_replica_refuses_calls_when_it_hears_no_replica() {
     let [here, there, other] = three(&[2, 3]).await;
     let home = here.shards.home("mail");
     here.leads(home, Some(2));
     here.loses(&there).await;
-    // The other may know who leads, or lead.
+    // The other node may lead, or know the leader.
     let asked = enqueue(&here.shards, "mail", None).await;
     assert!(asked.is_ok(), "{asked:?}");
     assert_eq!((there.calls().len(), other.calls().len()), (0, 1));
@@ -66,7 +66,7 @@ async fn a_node_without_a_replica_refuses_what_it_hears_nobody_of() {
     assert_eq!(at_once(&here.shards), Some(Err(Error::NoQuorum { shard: home.0 })));
 }
 
-/// One of three is dead, which costs an election and nothing else.
+/// With one of three nodes down, a call waits for the election.
 #[tokio::test]
 async fn with_a_majority_in_hearing_an_election_is_waited_for() {
     let [here, dead, other] = three(&[1, 2, 3]).await;
@@ -84,7 +84,7 @@ async fn with_a_majority_in_hearing_an_election_is_waited_for() {
     assert_eq!((dead.calls().len(), other.calls().len()), (0, 1));
 }
 
-/// Connections that break and are made again at once are no cut.
+/// A connection that breaks and is made again at once is no cut.
 #[tokio::test]
 async fn a_line_that_has_just_broken_is_waited_for() {
     let [here, there, other] = three(&[1, 2, 3]).await;
@@ -96,7 +96,7 @@ async fn a_line_that_has_just_broken_is_waited_for() {
     assert_eq!(at_once(&here.shards), None);
 }
 
-/// Three nodes whose lines can be held up, and the lines.
+/// Three nodes whose connections can be stalled by a proxy, and the proxies.
 async fn behind_lines() -> ([TestNode; 3], [Proxy; 2]) {
     let nodes = started().await;
     let lines = [
@@ -128,7 +128,7 @@ async fn a_call_under_way_ends_when_its_node_is_cut_off() {
 async fn a_leader_that_is_not_heard_is_asked_when_it_is_heard_again() {
     let ([here, there, other], lines) = behind_lines().await;
     here.leads(here.shards.home("mail"), Some(2));
-    // Until the leader is heard again, the other one is asked too, as long as that takes.
+    // Until the leader is heard again, the other node is asked too.
     other.bend(&[Bent::Refuses(Some(2)); 100]);
     lines[0].set(Wire::Stalls);
     here.hears_nothing_more_of(&[2]).await;

@@ -1,4 +1,4 @@
-//! Commands: sent on, sent again where that is safe, and answered for what they did.
+//! Commands: forwarded, repeated where that is safe, and answered truthfully.
 
 use super::*;
 use taskyard_machine::limits::DEDUP_WINDOW_MS_MIN;
@@ -25,7 +25,7 @@ async fn a_lost_outcome_is_asked_for_again_only_by_an_identity() {
     let ack = EncodedCommand::new(&Command::Ack(ack));
     assert!(shards.propose(home, ack, false).await.is_ok(), "the same ack gets the same answer");
 
-    // It may be the first one that has given it back, or the claim was lost before: nobody knows.
+    // The first release may have released it, or the claim was lost before: the outcome is unknown.
     let (task, token) = (handed[1].task.id, handed[1].task.token);
     let release = EncodedCommand::new(&Command::Release(Release { task, token }));
     there.bend(&[Bent::Loses]);
@@ -35,7 +35,7 @@ async fn a_lost_outcome_is_asked_for_again_only_by_an_identity() {
     assert_eq!(released.unwrap_err().code(), "claim_lost");
 }
 
-/// Most codes say that nothing changed, and clients rely on it.
+/// Most error codes say that nothing changed, and clients rely on it.
 #[tokio::test]
 async fn nothing_is_called_undone_that_may_have_been_done_before() {
     let [mut here, there, _] = three(&[2, 3]).await;
@@ -54,7 +54,7 @@ async fn nothing_is_called_undone_that_may_have_been_done_before() {
     assert_eq!(answers, [Err(Error::OutcomeUnknown)]);
     assert_eq!(count(&there.shards, "mail").await, 2);
 
-    // The leader's answer gets lost, and then the shard comes to this node, which stops.
+    // The leader's answer is lost, and then this node leads the shard, and stops.
     let engine = here.engine.take().unwrap();
     tokio::task::spawn_blocking(move || engine.stop()).await.unwrap();
     there.bend(&[Bent::Loses, Bent::Refuses(Some(1))]);
@@ -93,8 +93,7 @@ async fn a_task_that_the_lost_command_has_removed_tells_nothing() {
     }
 }
 
-/// The queue's own window may be none at all: what the broker sends again must still be known
-/// again.
+/// The queue's own dedup window may be zero: the broker's repetition must still be recognized.
 #[tokio::test]
 async fn a_named_enqueue_is_one_task_whatever_its_queue_remembers() {
     let [here, there, _] = three(&[2, 3]).await;
@@ -124,7 +123,7 @@ async fn a_batch_goes_to_each_leader_once_and_only_what_was_refused_goes_on() {
     for (shard, leader) in [(0, 1), (1, 2), (2, 2), (3, 3)] {
         here.leads(ShardId(shard), Some(leader));
     }
-    // The leader of shard 1 and 2 has lost them to the third node.
+    // The leader of shards 1 and 2 has lost both to the third node.
     there.bend(&[Bent::Refuses(Some(3))]);
     let command = |number: usize| {
         let queue = &queues[number % queues.len()];
@@ -158,7 +157,7 @@ async fn a_batch_goes_to_each_leader_once_and_only_what_was_refused_goes_on() {
     assert_eq!(count(&other.shards, &queues[1]).await, 2 + 6);
 }
 
-/// Commands that are too large for one call, each of a task with a payload of its own.
+/// Commands that are too large for one call, each with its own payload.
 fn large(count: usize) -> Vec<EncodedCommand> {
     let command = |number: usize| {
         let payload = vec![number as u8; 3 << 20];
@@ -169,7 +168,7 @@ fn large(count: usize) -> Vec<EncodedCommand> {
     (0..count).map(command).collect()
 }
 
-/// Which of the commands a node was asked for, in order.
+/// The commands that a node was asked for, in order.
 fn proposed(node: &TestNode, commands: &[EncodedCommand]) -> Vec<usize> {
     let sent = |call| match call {
         ShardCall::Propose { commands, .. } => commands.into_iter().map(|(_, command)| command),
@@ -179,9 +178,9 @@ fn proposed(node: &TestNode, commands: &[EncodedCommand]) -> Vec<usize> {
     node.calls().into_iter().flat_map(sent).map(number).collect()
 }
 
-/// What follows may build on it: it would be done out of order, or refused for that.
+/// Later commands may build on the refused one: they would be applied out of order or rejected.
 #[tokio::test]
-async fn nothing_is_sent_to_a_leader_after_what_it_has_not_taken() {
+async fn nothing_is_sent_to_a_leader_after_a_refused_command() {
     let [here, there, other] = three(&[2, 3]).await;
     let home = here.shards.home("mail");
     here.leads(home, Some(2));
@@ -195,7 +194,7 @@ async fn nothing_is_sent_to_a_leader_after_what_it_has_not_taken() {
 }
 
 #[tokio::test]
-async fn what_builds_on_a_part_that_was_refused_is_not_sent() {
+async fn commands_after_a_refused_part_are_not_sent() {
     let [here, there, _] = three(&[2, 3]).await;
     let home = here.shards.home("mail");
     here.leads(home, Some(2));

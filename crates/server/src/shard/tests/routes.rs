@@ -1,4 +1,4 @@
-//! Every kind of call finds its leader, and says so when there is none.
+//! Every kind of call finds its leader, and fails clearly when there is none.
 
 use super::*;
 
@@ -28,7 +28,7 @@ async fn whatever_is_asked_is_done_by_the_leader() {
     assert!(watching.await.unwrap().unwrap());
     let view = shards.ask(home, ask::Task { task: id }).await.unwrap().unwrap();
     assert_eq!(view.state, TaskStateName::Succeeded);
-    // A "no" of the machine comes back as it was said there.
+    // A rejection of the machine arrives unchanged.
     let cancel = EncodedCommand::new(&Command::Cancel(Cancel { task: id }));
     let no = shards.propose(home, cancel, false).await.unwrap_err();
     assert_eq!(no.code(), "already_finished");
@@ -49,7 +49,7 @@ async fn a_stale_route_is_followed_to_the_leader_and_remembered() {
     assert_eq!(count(&leader.shards, "mail").await, 1);
     assert_eq!(here.shards.routes().leader(home), Some(3));
 
-    // Nobody knows: whoever has a replica is asked.
+    // The leader is unknown: the nodes with a replica are asked.
     here.leads(home, None);
     stale.bend(&[Bent::Refuses(None)]);
     enqueue(&here.shards, "mail", None).await.unwrap();

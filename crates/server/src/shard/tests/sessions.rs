@@ -4,7 +4,7 @@ use super::*;
 use crate::sessions::{Attached, Beat, Hello, Profile};
 
 #[tokio::test]
-async fn what_is_told_of_sessions_reaches_every_node_in_order() {
+async fn news_of_sessions_reaches_every_node_in_order() {
     let [here, there, other] = three(&[1, 2, 3]).await;
     let session = SessionId(7);
     let told = [
@@ -23,8 +23,8 @@ async fn what_is_told_of_sessions_reaches_every_node_in_order() {
     }
 }
 
-/// What waits at a node must not keep others from saying there that workers live, nor from renewing
-/// what they hold: both would make healthy workers look dead.
+/// Waiting calls must not delay signs of life or renewals of claims, because both would make
+/// healthy workers look dead.
 #[tokio::test]
 async fn a_worker_keeps_its_claim_however_many_others_wait_for_tasks() {
     const PARKED_MAX: usize = 10;
@@ -75,8 +75,8 @@ async fn a_worker_keeps_its_claim_however_many_others_wait_for_tasks() {
     assert_eq!(view.claim.map(|claim| claim.token), Some(token));
 }
 
-/// A worker's session goes on at another node when its own is gone: what it lists stays its own,
-/// what was handed to it and never arrived goes back.
+/// A worker's session continues at another node after its own is gone. The session keeps the claims
+/// that it lists; the others are released.
 #[tokio::test]
 async fn a_session_is_resumed_on_a_node_that_never_saw_it() {
     let [here, there, _] = three(&[2, 3]).await;

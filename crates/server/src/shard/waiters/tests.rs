@@ -1,4 +1,4 @@
-//! Who is served when a queue has something, in which order, and who is passed over.
+//! Which claims are served when a queue has tasks, in which order, and which are skipped.
 
 use super::*;
 use crate::shard::{ClaimRequest, HandedTask};
@@ -16,7 +16,6 @@ fn machine(tasks: &[(&str, usize)]) -> Machine {
     machine_of(&tasks)
 }
 
-/// Tasks by queue and type.
 fn machine_of(tasks: &[(&str, &str, usize)]) -> Machine {
     let identity = Identity { incarnation: 1, shard: ShardId(0), shards: 1 };
     let mut machine = Machine::new(identity);
@@ -59,7 +58,7 @@ fn park(waiters: &mut Waiters, tickets: std::ops::Range<u64>, queues: &[&str]) -
     tickets.map(park).collect()
 }
 
-/// The same machine, after a session has claimed once under a number.
+/// The machine, after a session has claimed once under a number.
 fn claimed(mut machine: Machine, queue: &str, session: SessionId, sequence: u64) -> Machine {
     let mut entry = EntryBuilder::new(NOW.plus_ms(1));
     let number = Some(ClaimNumber { sequence, sending: 0 });
@@ -88,25 +87,25 @@ fn a_wake_takes_as_many_as_there_are_tasks_from_the_front() {
     waiters.wake("mail");
     let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 3)]));
     assert_eq!(tickets, [2], "two of the three are promised to those before");
-    waiters.settle(&served[0].promised, 1);
+    waiters.claim_decided(&served[0].promised, 1);
     waiters.wake("mail");
     assert_eq!(serve(&mut waiters, &machine(&[("mail", 4)])).0, [3, 4]);
 }
 
-/// A limit that lets one more through says nothing when the queue was open before.
+/// A limit that lets one more task through causes no event if the queue was open before.
 #[test]
-fn whoever_waits_behind_a_promise_is_looked_at_when_it_is_kept() {
+fn claims_behind_a_promise_are_woken_when_the_promise_ends() {
     let mut waiters = Waiters::default();
     let _answered = park(&mut waiters, 0..2, &["mail"]);
     let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 1)]));
     assert_eq!(tickets, [0]);
-    waiters.settle(&served[0].promised, 1);
+    waiters.claim_decided(&served[0].promised, 1);
     assert_eq!(serve(&mut waiters, &machine(&[("mail", 1)])).0, [1]);
     assert!(!waiters.is_woken());
 }
 
 #[test]
-fn a_large_claim_takes_what_there_is_and_the_next_one_waits() {
+fn a_large_claim_takes_all_ready_tasks_and_the_next_one_waits() {
     let mut waiters = Waiters::default();
     let (first, _first) = claim(1, &["mail"], 100);
     let (second, _second) = claim(2, &["mail"], 100);
@@ -116,7 +115,7 @@ fn a_large_claim_takes_what_there_is_and_the_next_one_waits() {
 }
 
 #[test]
-fn who_left_is_passed_over_and_who_got_nothing_keeps_its_place() {
+fn claims_that_left_are_skipped_and_claims_that_got_nothing_keep_their_place() {
     let mut waiters = Waiters::default();
     let mut answered = park(&mut waiters, 0..4, &["mail"]);
     drop(answered.remove(0));
@@ -124,7 +123,7 @@ fn who_left_is_passed_over_and_who_got_nothing_keeps_its_place() {
     let (tickets, served) = serve(&mut waiters, &machine(&[("mail", 1)]));
     assert_eq!(tickets, [2]);
     for served in served {
-        waiters.settle(&served.promised, 0);
+        waiters.claim_decided(&served.promised, 0);
         waiters.park_again(served.waiter);
     }
     assert!(serve(&mut waiters, &machine(&[])).0.is_empty(), "somebody else has taken it");
@@ -133,14 +132,14 @@ fn who_left_is_passed_over_and_who_got_nothing_keeps_its_place() {
 }
 
 #[test]
-fn what_a_claim_left_of_its_promise_goes_to_the_next_in_line() {
+fn tasks_that_a_promised_claim_left_go_to_the_next_in_line() {
     let mut waiters = Waiters::default();
     let _first = park(&mut waiters, 1..2, &["a", "b"]);
     let _second = park(&mut waiters, 2..3, &["b"]);
     let (tickets, served) = serve(&mut waiters, &machine(&[("b", 1)]));
     assert_eq!(tickets, [1]);
     // A task for `a` was enqueued in the same entry, and the claim took that one.
-    waiters.settle(&served[0].promised, 0);
+    waiters.claim_decided(&served[0].promised, 0);
     assert_eq!(serve(&mut waiters, &machine(&[("b", 1)])).0, [2]);
 }
 
@@ -148,7 +147,6 @@ fn types(names: &[&str]) -> TaskTypes {
     TaskTypes::new(names.iter().map(|name| (*name).to_owned()).collect())
 }
 
-/// Parks a claim of some types.
 fn park_typed(
     waiters: &mut Waiters,
     ticket: u64,
@@ -181,7 +179,7 @@ fn a_task_wakes_the_claims_that_name_its_type_and_no_others() {
     let two = machine_of(&[("mail", "b", 2)]);
     let (tickets, _served) = serve(&mut waiters, &two);
     assert_eq!(tickets, [3], "one of the two is promised");
-    waiters.settle(&served[0].promised, 1);
+    waiters.claim_decided(&served[0].promised, 1);
     assert!(serve(&mut waiters, &machine_of(&[("mail", "b", 1)])).0.is_empty());
     waiters.wake_for("mail", "a");
     let both = machine_of(&[("mail", "a", 1), ("mail", "b", 1)]);
@@ -202,7 +200,7 @@ fn claims_of_all_types_are_served_in_the_order_in_which_they_came() {
     let (tickets, served) = serve(&mut waiters, &some);
     assert_eq!(tickets, [1, 2, 3], "one of type a is left, and claim 2 may take it");
     for served in &served {
-        waiters.settle(&served.promised, 1);
+        waiters.claim_decided(&served.promised, 1);
     }
     assert_eq!(serve(&mut waiters, &machine_of(&[("mail", "a", 1)])).0, [4]);
 }
@@ -225,9 +223,9 @@ fn lists_of_types_are_bounded_and_those_that_left_make_room() {
     waiters.woken.clear();
     waiters.wake_for("mail", "t3");
     assert!(!waiters.is_woken(), "its list is gone");
-    let (mut hasty, mut answered) = claim(lists + 3, &["mail"], 1);
-    (hasty.parks, hasty.request.types) = (false, types(&["another"]));
-    waiters.park(hasty);
+    let (mut not_waiting, mut answered) = claim(lists + 3, &["mail"], 1);
+    (not_waiting.parks, not_waiting.request.types) = (false, types(&["another"]));
+    waiters.park(not_waiting);
     assert!(answered.try_recv().is_err(), "a claim that does not wait takes no place");
     assert_eq!(serve(&mut waiters, &machine_of(&[("mail", "another", 1)])).0, [lists + 3]);
 }
@@ -241,7 +239,7 @@ fn promises_outlive_the_end_of_the_lines() {
     assert_eq!(waiters.len(), 0);
     let _answered = park(&mut waiters, 3..6, &["mail"]);
     assert_eq!(serve(&mut waiters, &machine(&[("mail", 2)])).0, [3], "one is promised");
-    waiters.settle(&served[0].promised, 1);
+    waiters.claim_decided(&served[0].promised, 1);
     waiters.wake("mail");
     assert_eq!(serve(&mut waiters, &machine(&[("mail", 2)])).0, [4], "the other still is");
 }
@@ -275,8 +273,7 @@ fn a_claim_that_does_not_wait_is_told_at_once() {
     assert_eq!(waiters.len(), 0);
 }
 
-/// As it may come from a node of another version. What is wrong with it is for the machine to
-/// say.
+/// A claim without queues may come from a node of another version; the machine rejects it.
 #[test]
 fn a_repeated_claim_is_served_and_promised_nothing_even_without_queues() {
     let session = SessionId(7);
@@ -290,7 +287,7 @@ fn a_repeated_claim_is_served_and_promised_nothing_even_without_queues() {
         waiters.park(waiter);
         let (tickets, served) = serve(&mut waiters, &machine);
         assert_eq!(tickets, [ticket], "{queues:?}");
-        waiters.settle(&served[0].promised, 0);
+        waiters.claim_decided(&served[0].promised, 0);
         let mut lines = waiters.queues.values().flat_map(|lines| lines.by_types.values());
         assert!(lines.all(|line| line.promised == 0));
     }

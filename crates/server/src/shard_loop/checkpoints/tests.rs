@@ -1,8 +1,8 @@
-//! When checkpoints begin: shards take turns, apart from each other and before the log is too long.
+//! When checkpoints begin: shards take turns, and checkpoint before the log is too long.
 
 use super::*;
 
-/// Shards that are due again before the last one has begun do not push in.
+/// A busy shard that is due again waits until every other due shard has begun.
 #[test]
 fn every_shard_has_its_turn_however_busy_the_others_are() {
     let mut now = crate::clock::real_now();
@@ -22,7 +22,7 @@ fn every_shard_has_its_turn_however_busy_the_others_are() {
     assert_eq!(begun, [0, 1, 2, 0, 1, 2]);
 }
 
-/// The moments at which shards that begin together want their first checkpoint, in order.
+/// When the shards that start together are due for the first time, in order.
 fn first_dues(step: impl Fn(u64) -> At) -> Vec<u64> {
     let begun = step(0).now;
     let mut checkpoints: Vec<_> = (0..32).map(|id| Checkpoint::apart(ShardId(id), 0, 0)).collect();
@@ -34,8 +34,7 @@ fn first_dues(step: impl Fn(u64) -> At) -> Vec<u64> {
     dues
 }
 
-/// Shards that start together were all due in the same moment, each minute and each purge
-/// again.
+/// Shards that start together must not be due at the same moment, every minute and at every purge.
 #[test]
 fn shards_that_begin_together_are_checkpointed_apart_by_time_and_by_log() {
     let now = crate::clock::real_now();
@@ -45,15 +44,14 @@ fn shards_that_begin_together_are_checkpointed_apart_by_time_and_by_log() {
     assert_eq!(by_time, by_log);
     for dues in [by_time, by_log] {
         for (place, due) in dues.iter().enumerate() {
-            // One after the other, about two parts apart.
+            // One after the other, with about two parts between them.
             let expected = 2 * (place as u64 + 1);
             assert!(due.abs_diff(expected) <= 2, "{dues:?}");
         }
     }
 }
 
-/// raft-engine asks for all shards with old entries at once, when its files have reached their
-/// bound.
+/// raft-engine asks for all shards with old entries at once, when its files reach their bound.
 #[test]
 fn a_changed_shard_is_checkpointed_before_the_log_has_reached_its_bound() {
     let now = crate::clock::real_now();
@@ -66,7 +64,7 @@ fn a_changed_shard_is_checkpointed_before_the_log_has_reached_its_bound() {
         checkpoint.changed(now);
         assert!(!is_due(&checkpoint, 99 + most));
         assert!(is_due(&checkpoint, 100 + most));
-        checkpoint.hold();
+        checkpoint.block();
         assert!(!is_due(&checkpoint, 100 + most));
     }
 }

@@ -1,5 +1,5 @@
-//! Three nodes on real disks and sockets, of which one has another state than the others, with all
-//! checksums right: its checkpoint was changed while it was down.
+//! Three nodes on real disks and sockets. One node's checkpoint was changed while it was down, with
+//! all checksums right.
 
 use super::*;
 use crate::{
@@ -47,7 +47,7 @@ async fn enqueue(shards: &Shards) -> Result<Outcome, Error> {
     shards.propose(SHARD, command, true).await
 }
 
-/// Waits until the shard has three voters, of which this node's leads or not, as far as it knows.
+/// Waits until the shard has three voters and this node knows whether it leads.
 async fn until_one_of_three(node: &Node, leads: bool) {
     eventually("the shard has three voters", async || {
         let groups = node.shards().groups().await.ok()?;
@@ -58,13 +58,13 @@ async fn until_one_of_three(node: &Node, leads: bool) {
     .await;
 }
 
-/// Hands the shard to this node.
+/// Hands leadership of the shard to this node.
 async fn lead(node: &Node, others: [&Node; 2]) {
     let to = node.shards().groups().await.unwrap();
     let to = to.iter().find(|group| group.group == group_of(SHARD)).unwrap().replica;
     eventually("it leads", async || {
         for other in others {
-            // Only who leads can hand over.
+            // Only the leader can hand over.
             let _ = other.shards().transfer(group_of(SHARD), to).await;
         }
         let status = node.shards().status().await.ok()?;
@@ -73,7 +73,7 @@ async fn lead(node: &Node, others: [&Node; 2]) {
     .await;
 }
 
-/// Applies an entry to the stored state of a shard that the others know nothing of.
+/// Applies one entry to a node's stored state of the shard, and to no other node's.
 fn lead_astray(dir: &Path, incarnation: u32) {
     let store = Store::open(&dir.join("state")).unwrap();
     let view = store.view();
@@ -89,7 +89,8 @@ fn lead_astray(dir: &Path, incarnation: u32) {
     store.write(SHARD, &cut, changes).unwrap();
 }
 
-/// The third node goes astray, leading or not: it stops in words, and the others go on without it.
+/// The third node's state differs, leading or not: it stops with a clear error, and the others go
+/// on.
 async fn check(astray_leads: bool) {
     let dirs = [(); 3].map(|()| tempfile::tempdir().unwrap());
     let clock = Clock::manual(START_MS);
@@ -119,12 +120,12 @@ async fn check(astray_leads: bool) {
     if astray_leads {
         lead(&third, [&first, &second]).await;
     }
-    // Whoever leads has looked at the clock before it moves on.
+    // The leader must look at the clock before the clock moves on.
     enqueue(&first.shards()).await.unwrap();
     clock.advance(COMPARE_AFTER);
     let why = timeout(WAIT, third.failed()).await.expect("it stops").to_string();
     for words in [
-        "the state of shard 0 on this node is not the one that its replicas agreed on",
+        "the state of shard 0 on this node is wrong: at mark ",
         "a majority, replicas [1, 2], had ",
         &format!("`taskyard cluster remove {number} --force`"),
     ] {

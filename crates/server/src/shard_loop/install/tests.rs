@@ -29,7 +29,6 @@ const IDENTITY: Identity = Identity { incarnation: 1, shard: SHARD, shards: 4 };
 const LEADER: u64 = 1;
 const FOLLOWER: u64 = 2;
 
-/// One replica with its disk.
 struct Node {
     dir: tempfile::TempDir,
     store: Arc<Store>,
@@ -49,7 +48,7 @@ impl Node {
         Node { dir, store, log, shard }
     }
 
-    /// The process is killed and starts again.
+    /// Kills the process and starts it again.
     fn restart(self) -> Node {
         let Node { dir, store, log, shard } = self;
         let id = shard.replica.id();
@@ -70,7 +69,7 @@ impl Node {
         Node { dir, store, log, shard }
     }
 
-    /// Writes and applies all there is to; what is to be sent.
+    /// Writes and applies everything pending; returns the messages to send.
     fn drive(&mut self) -> Vec<Message> {
         let (mut batch, mut messages) = (Batch::default(), Vec::new());
         while let Some(ready) = self.shard.replica.ready() {
@@ -86,13 +85,13 @@ impl Node {
         messages
     }
 
-    /// A snapshot is here, and everything is done about it that can be.
+    /// Takes a fetched snapshot, with all jobs that follow.
     fn take(&mut self, fetched: Box<Fetched>) {
         let job = self.shard.fetched(fetched);
         self.work(job);
     }
 
-    /// Does what the thread beside the loop would.
+    /// Does the job as the store's thread would.
     fn work(&mut self, job: Option<Job>) {
         match job {
             None | Some(Job::Drop(_)) => {}
@@ -138,7 +137,7 @@ impl Node {
         cut
     }
 
-    /// Has all of a snapshot brought here, as the fetcher would.
+    /// Fetches the whole snapshot, as the fetcher would.
     fn fetch(&mut self, from: &Node, message: Message) -> Box<Fetched> {
         let order = self.shard.offered(message).expect("it is wanted");
         self.fetch_ordered(from, order)
@@ -169,7 +168,7 @@ fn start(id: u64, restored: Restored, log: &Arc<Log>, machine: Machine, stored: 
     LocalShard::new(SHARD, group_of(SHARD), replica, Checkpoint::new(stored, 0))
 }
 
-/// A leader with a hundred tasks, of whose log nothing is left; its follower has nothing at all.
+/// A leader with a hundred tasks that has dropped its whole log, and an empty follower.
 fn cluster() -> (Node, Node) {
     let conf_state =
         ConfState { voters: vec![LEADER], learners: vec![FOLLOWER], ..Default::default() };
@@ -183,7 +182,7 @@ fn cluster() -> (Node, Node) {
     (leader, Node::new(FOLLOWER, Restored::default()))
 }
 
-/// Lets the two talk until a snapshot is offered, or all is said.
+/// Exchanges messages until a snapshot is offered or none are left.
 fn talk(leader: &mut Node, follower: &mut Node) -> Option<Message> {
     for _ in 0..50 {
         leader.shard.replica.tick();
@@ -220,7 +219,7 @@ fn a_follower_takes_a_snapshot_and_goes_on_from_the_log() {
     assert_eq!(follower.hash(), leader.hash());
     let held = follower.log.group(group_of(SHARD)).unwrap();
     assert_eq!((held.cut, held.entries.map(|(first, _)| first)), (index, Some(index + 1)));
-    // Bodies of before are on disk, those of after in memory.
+    // Bodies from before the snapshot are on disk, later ones in memory.
     let task = |sequence| TaskId { incarnation: 1, home: SHARD, origin: SHARD, sequence };
     let tasks: Vec<TaskId> = (0..200).map(task).collect();
     let stored = tasks.iter().filter(|task| follower.store.body(**task).unwrap().is_some());
@@ -247,7 +246,7 @@ fn a_crash_between_the_switch_and_the_log_loses_nothing() {
     let mut follower = follower.restart();
     assert_eq!(follower.shard.replica.applied(), index);
     assert_eq!(follower.hash(), leader.hash());
-    // Nobody told the leader; it finds out when the peer is back.
+    // The leader was not told; it finds out when the peer is back.
     leader.shard.replica.snapshot_sent(FOLLOWER, true);
     leader.enqueue(10);
     assert!(talk(&mut leader, &mut follower).is_none(), "it has all of it");
@@ -267,7 +266,7 @@ fn a_second_snapshot_replaces_the_first_and_all_of_the_log() {
         }
         talk(&mut leader, &mut follower);
         assert_eq!(follower.hash(), leader.hash());
-        // It hears nothing of these before they are gone from the log.
+        // The follower hears of these only after they are gone from the log.
         leader.enqueue(50);
         leader.drive();
         leader.checkpoint();
@@ -364,7 +363,7 @@ fn a_snapshot_outlives_the_leader_that_offered_it() {
     assert_eq!(told, [(3, term, index)], "the new leader learns of it");
 }
 
-/// A candidate of a later term asks for a vote, as one does whom a leader hands over to.
+/// A vote request of a candidate in a later term, as an heir sends it.
 fn vote_request(follower: &Node, term: u64) -> Message {
     let mut request = Message { from: 3, to: FOLLOWER, term, ..Default::default() };
     request.set_msg_type(MessageType::MsgRequestVote);
@@ -373,8 +372,8 @@ fn vote_request(follower: &Node, term: u64) -> Message {
     request
 }
 
-/// While the store switches, the replica goes on without its log: what it is asked to append it
-/// does not confirm, and a vote that it gives is kept, whenever the process is killed.
+/// While the store switches, the replica confirms no append, and it keeps a vote that it gives,
+/// whenever the process is killed.
 #[test]
 fn a_crash_between_the_switch_and_raft_keeps_the_vote_and_loses_nothing() {
     let (mut leader, mut follower) = cluster();
@@ -388,11 +387,11 @@ fn a_crash_between_the_switch_and_raft_keeps_the_vote_and_loses_nothing() {
     follower.shard.hear(vote_request(&follower, term));
     assert_eq!(follower.drive().len(), 1, "it votes meanwhile");
     assert!(follower.store.switch(shard, id, &cut).unwrap());
-    // Nobody has told it yet that the store has switched.
+    // The replica was not told yet that the store has switched.
     let mut append = Message { from: LEADER, to: FOLLOWER, term, ..Default::default() };
     append.set_msg_type(MessageType::MsgAppend);
     follower.shard.hear(append);
-    assert!(follower.drive().is_empty(), "it says nothing of a log that is void");
+    assert!(follower.drive().is_empty(), "it confirms nothing on a log that is void");
     let mut follower = follower.restart();
     assert_eq!(follower.shard.replica.applied(), index);
     assert_eq!(follower.hash(), leader.hash());
@@ -435,7 +434,7 @@ fn a_snapshot_whose_place_was_taken_is_not_switched_to_and_the_old_state_goes_on
     assert!(follower.shard.install.is_none());
     follower.drive();
     assert_eq!(follower.shard.replica.applied(), 0);
-    // It is offered again, and taken.
+    // The snapshot is offered again, and taken.
     let fetched = follower.fetch(&leader, offered);
     let second = Box::new(Fetched {
         order: fetched.order.clone(),

@@ -1,4 +1,4 @@
-//! A leader that hands its shard over, and what becomes of what it wanted meanwhile.
+//! A leader that hands over its shard, and what happens to its commands meanwhile.
 
 use super::*;
 use taskyard_machine::{Command, Delivered, EndSession, Identity, RULES_CURRENT, SessionEnd};
@@ -13,7 +13,7 @@ const IDENTITY: Identity = Identity { incarnation: 1, shard: SHARD, shards: 4 };
 const SESSION: SessionId = SessionId(7);
 const ELECTION_TICKS: usize = 10;
 
-/// Nothing is ever dropped from memory here.
+/// Entries are never dropped from memory here, so that the log is never read.
 struct NoDisk;
 
 impl LogReader for NoDisk {
@@ -41,7 +41,7 @@ fn replica(id: u64) -> LocalShard {
     LocalShard::new(SHARD, 3, replica, Checkpoint::new(0, 0))
 }
 
-/// Does what is to be done; what is to be sent.
+/// Persists everything pending; returns the messages to send.
 fn drive(shard: &mut LocalShard) -> Vec<Message> {
     let mut messages = Vec::new();
     while let Some(ready) = shard.replica.ready() {
@@ -51,7 +51,7 @@ fn drive(shard: &mut LocalShard) -> Vec<Message> {
     messages
 }
 
-/// Lets the two talk until all is said. Nobody is told to take over.
+/// Exchanges messages until none are left, and drops the order to take over.
 fn talk(one: &mut LocalShard, two: &mut LocalShard) {
     loop {
         let (to_two, to_one) = (drive(one), drive(two));
@@ -65,7 +65,7 @@ fn talk(one: &mut LocalShard, two: &mut LocalShard) {
 }
 
 #[test]
-fn what_a_leader_wants_itself_waits_for_the_end_of_a_transfer() {
+fn a_leaders_own_commands_wait_for_the_end_of_a_transfer() {
     let (mut leader, mut follower) = (replica(1), replica(2));
     leader.replica.campaign();
     talk(&mut leader, &mut follower);
@@ -92,7 +92,7 @@ fn what_a_leader_wants_itself_waits_for_the_end_of_a_transfer() {
     ] {
         leader.pending.push((EncodedCommand::new(&command), waiting));
     }
-    // Who can ask again is told to; what nobody would ask for again stays, in its order.
+    // Callers that can repeat a command are refused; the loop's own commands stay, in order.
     let refused = leader.propose(RULES_CURRENT, Timestamp(2_000));
     assert!(matches!(refused.not_leading[..], [Waiting::Call(_), Waiting::Deliver { .. }]));
     assert!(leader.propose(RULES_CURRENT, Timestamp(2_000)).is_empty());
@@ -119,7 +119,7 @@ fn what_a_leader_wants_itself_waits_for_the_end_of_a_transfer() {
 }
 
 #[test]
-fn what_was_not_proposed_ends_with_leadership() {
+fn pending_commands_end_with_leadership() {
     let mut shard = replica(1);
     shard.pending.push((EncodedCommand::new(&Command::BeginTerm), Waiting::SessionEnd(SESSION)));
     let why = Error::NotLeader { shard: SHARD.0, leader: Some(2) };

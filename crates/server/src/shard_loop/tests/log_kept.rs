@@ -1,5 +1,4 @@
-//! When a shard is checkpointed, and how long its log is kept, by what was written to the node's
-//! log.
+//! When a shard is checkpointed, and for how long its log is kept, as the node's log grows.
 
 use super::*;
 use crate::{
@@ -8,7 +7,7 @@ use crate::{
 };
 
 impl ByHand {
-    /// Enqueues a task, which the first peer has and so is committed.
+    /// Enqueues a task, which the first peer acknowledges and which is so committed.
     fn enqueue(&mut self) {
         let shards = self.shards.clone();
         let mut call = async move { shards.local().propose(SHARD, enqueue(), true).await }.boxed();
@@ -22,14 +21,14 @@ impl ByHand {
         &self.inner.shards[0].checkpoint
     }
 
-    /// One look at what is due, once so much log was written.
+    /// Lets checkpoints take a step, once the log has reached position `log`.
     fn step(&mut self, log: u64) {
         let at = At { now: self.inner.reading.monotonic, log };
         let ShardLoop { checkpoints, shards, checkpointer, snapshots, .. } = &mut self.inner;
         checkpoints.step(shards, checkpointer, snapshots, at);
     }
 
-    /// The report that the checkpoint which has begun is synced.
+    /// Waits for the report that the begun checkpoint is synced.
     fn until_written(&mut self, log: u64) -> Input {
         let mut inputs = Taken::default();
         let deadline = clock::real_now() + WAIT;
@@ -45,7 +44,7 @@ impl ByHand {
     }
 }
 
-/// raft-engine asks again with each purge, also while the checkpoint that it has asked for is made.
+/// raft-engine asks again at each purge, also while the checkpoint is being made.
 #[test]
 fn a_checkpoint_under_way_is_not_asked_for_again_and_a_purge_waits_for_its_cut() {
     let mut node = ByHand::new();
@@ -65,8 +64,8 @@ fn a_checkpoint_under_way_is_not_asked_for_again_and_a_purge_waits_for_its_cut()
     assert!(!node.inner.is_untidy);
 }
 
-/// A leader whose first checkpoint, made when so much log was written, is followed by another
-/// entry. Where its log begins, and where that checkpoint stands.
+/// A leader whose first checkpoint was made at log position `log`, and one entry after it. Also the
+/// log's first index, and the checkpoint's.
 fn checkpointed(log: u64) -> (ByHand, u64, u64) {
     let mut node = ByHand::new();
     node.has_room();
@@ -83,7 +82,7 @@ impl ByHand {
         self.inner.look_at_disk();
     }
 
-    /// A checkpoint is due by what the log has grown, and is made.
+    /// Makes the checkpoint that is due because the log has grown.
     fn checkpoints(&mut self, log: u64) {
         self.step(log);
         assert!(!self.checkpoint().is_idle(), "it is due");
@@ -91,7 +90,7 @@ impl ByHand {
         self.take(written);
     }
 
-    /// One peer is not heard of for long, the other is.
+    /// One peer is silent for long, and the other answers.
     fn loses(&mut self, silent: u64) {
         let other = 5 - silent;
         for _ in 0..4 {
@@ -106,7 +105,7 @@ impl ByHand {
 }
 
 #[test]
-fn the_log_is_kept_for_a_replica_that_is_down_until_all_shards_have_written_so_much() {
+fn the_log_is_kept_for_a_replica_that_is_down_up_to_a_bound() {
     let (mut node, first, stored) = checkpointed(LOG_KEPT_BYTES_MAX / 2);
     node.loses(PEERS[1]);
     node.step(LOG_KEPT_BYTES_MAX - 1);
@@ -115,8 +114,8 @@ fn the_log_is_kept_for_a_replica_that_is_down_until_all_shards_have_written_so_m
     assert_eq!(node.replica().first_index(), stored + 1);
 }
 
-/// Under load such a replica was left behind again and again, each time with a new snapshot to
-/// fetch.
+/// Under load, such a replica was left behind again and again, and had to fetch a snapshot each
+/// time.
 #[test]
 fn the_log_is_kept_for_longer_for_a_replica_that_gets_on_while_there_is_room() {
     let (mut node, _, stored) = checkpointed(LOG_KEPT_BYTES_MAX / 2);
@@ -137,7 +136,7 @@ fn the_log_after_a_snapshot_that_is_fetched_is_kept_within_its_bound() {
     node.loses(PEERS[1]);
     node.step(2 * LOG_KEPT_BYTES_MAX);
     assert_eq!(node.replica().first_index(), stored + 1);
-    // It comes back, and fetches the checkpoint.
+    // The peer comes back, and fetches the checkpoint.
     let snapshots = Arc::clone(&node.inner.snapshots);
     let offered = snapshots.source(SHARD).snapshot(stored, PEERS[1]).expect("it is new enough");
     assert_eq!(offered.index, stored);

@@ -1,4 +1,4 @@
-//! A cluster of three nodes in one process, asked below its fronts.
+//! A cluster of three nodes in one process, called below its fronts.
 
 use crate::{
     Clock, Config, Node,
@@ -52,7 +52,7 @@ impl TestNode {
         self.node.shards()
     }
 
-    /// How the shard stands here.
+    /// The shard's status on this node.
     async fn status(&self) -> Option<GroupStatus> {
         let (answer, answered) = oneshot::channel();
         self.shards().push(Input::Groups(answer)).unwrap();
@@ -60,7 +60,7 @@ impl TestNode {
     }
 }
 
-/// Three nodes with a voter each; the one that leads comes first.
+/// Three nodes with a voter each; the leader comes first.
 async fn three(clock: &Clock) -> [TestNode; 3] {
     let first = TestNode::start(clock, None).await;
     eventually("it says where others reach it", async || {
@@ -88,8 +88,7 @@ async fn three(clock: &Clock) -> [TestNode; 3] {
     nodes
 }
 
-/// The one that is to take over never does: its leader goes on, and must not have forgotten
-/// anything.
+/// The heir never takes over: the leader goes on, and must not have forgotten its own commands.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_worker_is_ended_even_if_that_was_refused_during_a_transfer() {
     let clock = Clock::manual(1_700_000_000_000);
@@ -127,7 +126,7 @@ async fn a_silent_worker_is_ended_even_if_that_was_refused_during_a_transfer() {
         if view.state == TaskStateName::Ready {
             return Some(());
         }
-        // A leader that is new gives everybody another fifteen seconds.
+        // A new leader gives every session another fifteen seconds.
         clock.advance(Duration::from_millis(100));
         None
     })

@@ -1,5 +1,4 @@
-//! A node whose disk fills up: it hands over, takes no more entries, stands still, and goes on
-//! again.
+//! A node whose disk fills up: it hands over, appends no entries, stands still, and recovers.
 
 use super::*;
 use crate::disk::DiskGuard;
@@ -13,7 +12,7 @@ const NOTHING: u64 = 0;
 const PLENTY: u64 = 1 << 30;
 
 impl ByHand {
-    /// Its disk has so much left.
+    /// Sets the free space of its disk.
     fn has_left(&mut self, bytes: u64) {
         if self.inner.disk.reserve_bytes() != RESERVE {
             self.inner.disk = DiskGuard::new(self._dir.path(), RESERVE);
@@ -23,7 +22,7 @@ impl ByHand {
         self.turn();
     }
 
-    /// A follower answers a heartbeat, with how much room it has.
+    /// A follower answers a heartbeat and reports its room.
     fn beats(&mut self, peer: u64, room: Room) {
         let term = self.replica().term();
         let hint = match room {
@@ -35,7 +34,7 @@ impl ByHand {
         assert_eq!(self.replica().room_of(peer), room);
     }
 
-    /// What comes of an enqueue that the first peer acknowledges, if it is proposed.
+    /// The outcome of an enqueue that the first peer acknowledges, if it is proposed.
     fn try_enqueue(&mut self) -> Option<Result<Outcome, Error>> {
         let shards = self.shards.clone();
         let mut call = async move { shards.local().propose(SHARD, enqueue(), true).await }.boxed();
@@ -57,8 +56,8 @@ impl ByHand {
     }
 }
 
-/// The disk went from more than enough to less than the reserve between two looks; until the
-/// control group's leader had noticed, every enqueue was refused.
+/// The disk fell from plenty to less than the reserve between two checks. Every enqueue was refused
+/// until the control group's leader had noticed.
 #[tokio::test]
 async fn a_leader_whose_disk_fills_up_at_once_hands_over_before_it_refuses_anything() {
     let mut node = ByHand::new();
@@ -90,7 +89,7 @@ fn a_full_follower_takes_no_entries_votes_and_goes_on_when_there_is_room() {
     node.append_from(2);
     assert_eq!(node.replica().last_index(), last);
     let (term, log_term) = (node.replica().term() + 1, node.replica().applied_term());
-    // Its leader is silent for long, and the other one stands.
+    // Its leader is silent for long, and the other peer is a candidate.
     (0..20).for_each(|_| node.replica().tick());
     node.hear(3, MessageType::MsgRequestVote, term, |vote| {
         (vote.index, vote.log_term) = (last, log_term);
@@ -102,7 +101,7 @@ fn a_full_follower_takes_no_entries_votes_and_goes_on_when_there_is_room() {
 }
 
 #[test]
-fn a_full_leader_that_nobody_can_follow_refuses_at_once_and_keeps_what_is_due() {
+fn a_full_leader_without_an_heir_refuses_at_once_and_delays_due_commands() {
     let mut node = ByHand::new();
     node.has_left(FILLED);
     assert!(node.leads());
@@ -121,8 +120,7 @@ fn a_full_leader_that_nobody_can_follow_refuses_at_once_and_keeps_what_is_due() 
     assert_ne!(node.inner.wait(), Some(Duration::ZERO), "it would turn for nothing");
 }
 
-/// With a majority of full disks every call waited for its whole time, and nobody knew what came of
-/// it.
+/// With a majority of full disks, every call waited until its deadline, with an unknown outcome.
 #[test]
 fn a_leader_whose_followers_are_full_refuses_at_once() {
     let mut node = ByHand::new();

@@ -24,7 +24,7 @@ fn a_replica_whose_rules_fail_is_silent_and_its_node_goes_on() {
     let (shard, command) = (SHARD, mistake());
     node.take(Input::Propose { shard, command, enqueue: true, answer });
     let mut calls = Calls::begin(&node.shards);
-    // A majority has the entry: it is applied.
+    // A majority has the entry, so that it is applied.
     node.has_all(2);
     assert!(node.inner.shards.get(0).is_none());
     assert_eq!(answered.try_recv().unwrap(), Err(Error::OutcomeUnknown));
@@ -34,7 +34,7 @@ fn a_replica_whose_rules_fail_is_silent_and_its_node_goes_on() {
     assert!(problem.starts_with("shard 0 is stopped on node 1, because entry "), "{problem}");
     assert!(problem.contains(" of its log failed: a rule is wrong; keep the data"), "{problem}");
 
-    // It votes for nobody, and the map does not bring an empty replica in its place.
+    // The replica gives no vote, and the map does not make an empty replica in its place.
     node.hear(3, MessageType::MsgRequestVote, 99, |_| ());
     node.control(ControlCommand::SetReplication { factor: 1 });
     assert!(node.inner.shards.get(0).is_none());
@@ -42,7 +42,7 @@ fn a_replica_whose_rules_fail_is_silent_and_its_node_goes_on() {
     node.turn();
     calls.all_are(&Some(Err(Error::Unavailable(problem))));
 
-    // Others have taken its place: nothing is left of it.
+    // Other replicas have taken its place: its state is removed.
     node.control(ControlCommand::Place {
         group: GROUP,
         replicas: PEERS.map(|node| Placement { node, replica: node }).to_vec(),
@@ -70,7 +70,7 @@ async fn the_other_shards_are_served_and_so_they_are_after_a_restart() {
         for shard in (0..4).map(ShardId).filter(|shard| *shard != stopped) {
             shards.propose(shard, enqueue_to("other"), true).await.unwrap();
         }
-        // It may have begun to serve before it comes to the entry.
+        // The shard may serve before it applies the entry.
         let error = loop {
             match shards.propose(stopped, enqueue_to("mail"), true).await {
                 Err(error @ Error::Unavailable(_)) => break error,
@@ -82,9 +82,9 @@ async fn the_other_shards_are_served_and_so_they_are_after_a_restart() {
         };
         let words = error.to_string();
         assert!(words.starts_with(&format!("shard {stopped} is stopped on node 1")), "{words}");
-        // A file with that shard's last checkpoint would be no copy of what is acknowledged.
+        // A backup with that shard's last checkpoint would lack acknowledged tasks.
         let refused = shards.backup().await.map(drop).unwrap_err().to_string();
-        assert_eq!(refused, format!("a backup would lack what is newest: {words}"));
+        assert_eq!(refused, format!("a backup would lack the newest data: {words}"));
         engine.stop();
     }
     let data = DataDir::open(dir.path(), None).unwrap();
@@ -93,7 +93,7 @@ async fn the_other_shards_are_served_and_so_they_are_after_a_restart() {
     assert!(last >= 3, "{last}");
 }
 
-/// What a newer version wrote concerns all shards: the node waits for that version.
+/// An entry of a newer version may be in every shard: the node waits for that version.
 #[test]
 fn an_entry_of_another_version_stops_the_node() {
     let mut node = ByHand::new();

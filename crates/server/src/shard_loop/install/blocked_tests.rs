@@ -1,4 +1,4 @@
-//! Two real nodes, of which the second gets shards by snapshots, on a disk that does not get on.
+//! Two real nodes. The second gets its shards by snapshots, on a disk whose switches are blocked.
 
 use crate::{
     Config, Node,
@@ -27,7 +27,7 @@ async fn node(dir: &Path, change: impl FnOnce(&mut Config)) -> Node {
     Node::start(config).await.unwrap()
 }
 
-/// A queue of a shard.
+/// The name of a queue that hashes to the shard.
 fn queue(shard: ShardId) -> String {
     let mut names = (0..).map(|number| format!("q{number}"));
     names.find(|name| home_shard(name, SHARDS) == shard).unwrap()
@@ -58,7 +58,7 @@ async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     }
 }
 
-/// Holds up switches to snapshots until it is dropped, by a failure too.
+/// Blocks switches to snapshots until it is dropped, also by a panic.
 struct Shut(Arc<Store>);
 
 impl Shut {
@@ -91,7 +91,7 @@ async fn a_node_serves_its_other_shards_while_the_switch_to_a_snapshot_waits_for
     let look = move |store: &Arc<Store>| tell.send(Arc::clone(store)).unwrap();
     second.shards().push(Input::Job(Job::Look(Box::new(look)))).unwrap();
     let store = told.recv_timeout(WAIT).unwrap();
-    // From here on whoever switches to a snapshot stands still.
+    // From here on every switch to a snapshot is blocked.
     let shut = Shut::new(&store);
     let served = led(&second).await;
     let waiting = until("a switch waits for the disk", async || {
@@ -100,7 +100,7 @@ async fn a_node_serves_its_other_shards_while_the_switch_to_a_snapshot_waits_for
     })
     .await;
 
-    // Many turns of the loop, each of which would stand still if it waited for the store.
+    // Many turns of the loop, each of which would block if the loop waited for the store.
     for _ in 0..50 {
         for shard in &served {
             enqueue(&second.shards(), *shard).await;

@@ -1,15 +1,14 @@
-//! Held: the shards that have a replica on this node, by their number.
+//! LocalShards: the shards that have a replica on this node, by number.
 
 use super::local::LocalShard;
 use std::ops::{Index, IndexMut};
 
-/// One place for each shard of the cluster; empty where this node has no replica.
-pub(crate) struct Held(Vec<Option<Box<LocalShard>>>);
+/// One place per shard of the cluster; empty where this node has no replica.
+pub(crate) struct LocalShards(Vec<Option<Box<LocalShard>>>);
 
-impl Held {
-    /// Places for `count` shards, with those that were found.
-    pub(crate) fn new(count: u16, found: Vec<LocalShard>) -> Held {
-        let mut held = Held((0..count).map(|_| None).collect());
+impl LocalShards {
+    pub(crate) fn new(count: u16, found: Vec<LocalShard>) -> LocalShards {
+        let mut held = LocalShards((0..count).map(|_| None).collect());
         found.into_iter().for_each(|shard| held.insert(shard));
         held
     }
@@ -44,14 +43,17 @@ impl Held {
         self.0.iter_mut().filter_map(Option::as_deref_mut)
     }
 
-    /// The numbers of those that are here.
+    /// The numbers of the shards with a replica here.
     pub(crate) fn numbers(&self) -> Vec<usize> {
         self.iter().map(|shard| usize::from(shard.id.0)).collect()
     }
 }
 
-/// For those who know that it is here: they have just looked, or were told by it.
-impl Index<usize> for Held {
+/// For callers that know that the shard is here.
+///
+/// # Panics
+/// If it is not.
+impl Index<usize> for LocalShards {
     type Output = LocalShard;
 
     fn index(&self, number: usize) -> &LocalShard {
@@ -59,7 +61,7 @@ impl Index<usize> for Held {
     }
 }
 
-impl IndexMut<usize> for Held {
+impl IndexMut<usize> for LocalShards {
     fn index_mut(&mut self, number: usize) -> &mut LocalShard {
         self.get_mut(number).unwrap_or_else(|| panic!("shard {number} has no replica here"))
     }

@@ -1,4 +1,4 @@
-//! What comes of it: outcomes to those who wait, events to those who watch.
+//! Outcomes: answers callers after entries are applied, and hands events to their observers.
 
 use super::{
     Checkpoints, ShardLoop,
@@ -28,18 +28,18 @@ use taskyard_machine::{
 use taskyard_replica::{NodeId, Progress, StateMachine};
 use tokio::sync::oneshot;
 
-/// How soon the end of a session is asked for again that was refused.
+/// How soon a refused end of a session is proposed again.
 const END_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 type Outcomes = <State as StateMachine>::Outcome;
 
-/// What became of a body, as a dead letter says it.
+/// Why a body is lost, for the dead letter's error.
 struct Lost {
     error_type: &'static str,
     what: String,
 }
 
-/// The answers of one call with several commands, until all are there.
+/// The answers of a call with several commands, until all are there.
 pub(super) struct PartialAnswers {
     answers: Vec<Option<Result<Outcome, Error>>>,
     missing: usize,
@@ -55,18 +55,18 @@ impl PartialAnswers {
     }
 }
 
-/// A read that panics changes nothing, so that it ends its own call alone.
+/// Runs a read. A read changes nothing, so that its panic ends only its own call.
 fn serve_read(read: ReadFn, machine: &Machine, now: Timestamp) {
     let served = catch_unwind(AssertUnwindSafe(|| read(Ok((machine, now)))));
     if let Err(panic) = served {
-        tracing::error!("a read of the state has failed: {}", super::words_of(panic.as_ref()));
+        tracing::error!("a read of the state has failed: {}", super::panic_message(panic.as_ref()));
     }
 }
 
 impl ShardLoop {
-    /// Answers what was applied, then looks at what happened, in this order: a claim that got
-    /// nothing is parked before an event can wake it.
-    pub(super) fn settle(
+    /// Answers what was applied, then handles the events. In this order, because a claim that got
+    /// nothing must be parked before an event can wake it.
+    pub(super) fn handle_progress(
         &mut self,
         number: usize,
         progress: Progress<Outcomes>,
@@ -75,7 +75,7 @@ impl ShardLoop {
         let group = self.shards[number].group;
         self.send(group, progress.messages);
         if progress.members_changed {
-            // Perhaps by a snapshot, which brings another state.
+            // A snapshot may have brought another state.
             let shard = &mut self.shards[number];
             shard.note_members();
             self.memory.note(shard);
@@ -85,7 +85,7 @@ impl ShardLoop {
             let Some(proposal) = applied.proposal else { continue };
             let waiting = self.shards[number].answers_of(proposal);
             for (waiting, outcome) in waiting.into_iter().zip(applied.outcome) {
-                self.settle_one(number, waiting, outcome);
+                self.answer_one(number, waiting, outcome);
             }
         }
         for proposal in progress.dropped {
@@ -109,12 +109,12 @@ impl ShardLoop {
             }
         }
         if let Some(role) = progress.role {
-            self.rise(number, role);
+            self.role_changed(number, role);
         }
         if has_changed {
             let events = std::mem::take(&mut self.shards[number].replica.machine_mut().events);
             self.compare(number, &events)?;
-            // What happened before this node led the shard was told by its leader then.
+            // Events from before this node led the shard were published by the leader of that time.
             if was_leading {
                 self.observe(number, events);
             } else {
@@ -127,7 +127,7 @@ impl ShardLoop {
         Ok(())
     }
 
-    /// What a follower does about what happened: it only keeps its memory in order.
+    /// Handles a follower's events: it only lets bodies of ended tasks be evicted.
     fn follow(&mut self, number: usize, events: &[Event]) {
         let bodies = &mut self.shards[number].replica.machine_mut().bodies;
         events.iter().filter_map(|event| ended(&event.kind)).for_each(|task| bodies.cool(task));
@@ -145,7 +145,8 @@ impl ShardLoop {
                 EventKind::TaskReady(task) => {
                     shard.waiters.wake_for(task.queue.as_str(), &task.task_type);
                 }
-                // Expired tasks may have stood before others, and kept a claim from them.
+                // Expired tasks may have been first in their order, and kept a claim from later
+                // ones.
                 EventKind::TaskExpired(task) => shard.waiters.wake(task.queue.as_str()),
                 EventKind::QueueResumed(queue)
                 | EventKind::QueueOpened(queue)
@@ -153,7 +154,7 @@ impl ShardLoop {
                     shard.waiters.wake(queue.as_str());
                 }
                 EventKind::TaskCancelRequested(task) => cancelled.push(task.id),
-                EventKind::OutgoingQueued(_) => shard.outbox.stir(),
+                EventKind::OutgoingQueued(_) => shard.outbox.wake(),
                 EventKind::ScheduleMissed(name, count) => {
                     tracing::warn!(
                         "schedule {name} has missed {count} occurrences: they passed while nothing fired"
@@ -161,29 +162,29 @@ impl ShardLoop {
                 }
                 EventKind::SessionEnded(session) => {
                     self.sessions.ended(*session, shard.id);
-                    // It may have been handed something in the same turn, after its end.
+                    // The session may have claimed tasks in the same turn, after its end.
                     if shard.machine().session_holds(*session) {
-                        self.sessions.holds(*session, shard.id, self.reading.monotonic);
+                        self.sessions.note_claims(*session, shard.id, self.reading.monotonic);
                     }
                 }
                 _ => {}
             }
         }
-        if shard.waiters.is_woken() || shard.outbox.is_stirred() {
+        if shard.waiters.is_woken() || shard.outbox.is_woken() {
             self.activate(number);
         }
         self.tell_cancelled(number, &cancelled);
         self.turn_events.extend(events);
     }
 
-    /// Tells the nodes that have their workers which claims are to end. One without a session
-    /// learns it when its lease is renewed.
+    /// Tells the workers' nodes which claims are cancelled. A worker without a session learns it at
+    /// the next extension of its lease.
     fn tell_cancelled(&self, number: usize, tasks: &[TaskId]) {
         let machine = self.shards[number].machine();
         let mut by_node: BTreeMap<Option<NodeId>, Vec<CancelledClaim>> = BTreeMap::new();
         for &task in tasks {
             let claim = machine.task(task).and_then(|view| view.claim);
-            // It may have ended in the same turn.
+            // The claim may have ended in the same turn.
             let Some(claim) = claim.filter(|claim| claim.cancel_requested) else { continue };
             let Some(session) = claim.session else { continue };
             let cancelled = CancelledClaim { session, task, token: claim.token };
@@ -200,7 +201,7 @@ impl ShardLoop {
         }
     }
 
-    fn settle_one(&mut self, number: usize, waiting: Waiting, outcome: Result<Outcome, Rejection>) {
+    fn answer_one(&mut self, number: usize, waiting: Waiting, outcome: Result<Outcome, Rejection>) {
         match waiting {
             Waiting::Call(answer) => drop(answer.send(outcome.map_err(Error::Rejected))),
             Waiting::Part { slot, position } => {
@@ -215,7 +216,7 @@ impl ShardLoop {
                     }
                     _ => 0,
                 };
-                shard.waiters.settle(&served.promised, taken as u64);
+                shard.waiters.claim_decided(&served.promised, taken as u64);
                 match outcome {
                     Ok(Outcome::Claimed(tasks)) if tasks.is_empty() => {
                         shard.waiters.park_again(served.waiter);
@@ -240,21 +241,21 @@ impl ShardLoop {
                 shard.firing.done(outcome.is_ok(), now);
             }
             Waiting::Mark => self.shards[number].comparison.done(),
-            Waiting::SessionEnd(session) => self.settle_session_end(number, session, &outcome),
+            Waiting::SessionEnd(session) => self.session_end_applied(number, session, &outcome),
             Waiting::Deliver { from, sequence } => {
                 let to = self.shards[number].id;
-                self.settle_delivery(from, to, sequence, outcome);
+                self.delivery_applied(from, to, sequence, outcome);
             }
             Waiting::Delivered { .. } => {
-                // There may have been more than is sent at once.
-                self.shards[number].outbox.stir();
+                // There may be more than one command carries.
+                self.shards[number].outbox.wake();
                 self.activate(number);
             }
             Waiting::Nobody => {}
         }
     }
 
-    fn settle_session_end(
+    fn session_end_applied(
         &mut self,
         number: usize,
         session: SessionId,
@@ -268,13 +269,13 @@ impl ShardLoop {
             _ => {
                 self.sessions.ended(session, shard);
                 if self.shards[number].machine().session_holds(session) {
-                    self.sessions.holds(session, shard, self.reading.monotonic);
+                    self.sessions.note_claims(session, shard, self.reading.monotonic);
                 }
             }
         }
     }
 
-    fn settle_delivery(
+    fn delivery_applied(
         &mut self,
         from: ShardId,
         to: ShardId,
@@ -287,7 +288,7 @@ impl ShardLoop {
             Ok(_) => shard.outbox.taken(to, sequence),
             Err(rejection) => {
                 tracing::error!(
-                    "shard {to} has refused message {sequence} of shard {from}: {rejection}; it is sent again"
+                    "shard {to} rejected message {sequence} of shard {from}: {rejection}; it is sent again"
                 );
                 shard.outbox.refused(to, self.real);
             }
@@ -295,7 +296,7 @@ impl ShardLoop {
         self.activate(source);
     }
 
-    /// This node does not lead the shard, or it was lost on the way.
+    /// Ends one wait with an error: this node does not lead the shard, or the command was lost.
     fn fail_one(&mut self, number: usize, waiting: Waiting, error: &Error) {
         let shard = &mut self.shards[number];
         match waiting {
@@ -304,7 +305,7 @@ impl ShardLoop {
                 self.answer_part(slot, position, Err(error.clone()));
             }
             Waiting::Claim(served) => {
-                shard.waiters.settle(&served.promised, 0);
+                shard.waiters.claim_decided(&served.promised, 0);
                 let _ = served.waiter.answer.send(Err(error.clone()));
             }
             Waiting::Expiry => {
@@ -332,10 +333,10 @@ impl ShardLoop {
         }
     }
 
-    /// The replica is about to go: whoever waits for what was proposed learns it, and who reads is
-    /// sent on.
+    /// Ends all calls, because the replica is about to be removed: the outcome of proposals is
+    /// unknown, and reads are redirected.
     pub(super) fn end_calls(&mut self, number: usize) {
-        self.send_on(number);
+        self.redirect_waiting(number);
         let Some(shard) = self.shards.get_mut(number) else { return };
         let (in_flight, reads) = shard.take_in_flight();
         for waiting in in_flight {
@@ -344,7 +345,7 @@ impl ShardLoop {
         self.refuse(number, Vec::new(), reads);
     }
 
-    /// Nothing was appended for these.
+    /// Redirects callers whose commands and reads were not appended.
     pub(super) fn refuse(&mut self, number: usize, refused: Vec<Waiting>, reads: Vec<ReadFn>) {
         let Some(shard) = self.shards.get(number) else { return };
         let error = self.not_leader(shard.group);
@@ -356,22 +357,22 @@ impl ShardLoop {
         }
     }
 
-    /// Refuses a command that is too large for the log. A command of this node's own is never that
-    /// large: what it carries was bounded when it came in.
+    /// Refuses a command that is too large for the log. The loop's own commands are never that
+    /// large, because what they carry was bounded when it came in.
     pub(super) fn refuse_large(&mut self, number: usize, waiting: Waiting, error: &Error) {
         if !waiting.is_asked() {
             let shard = self.shards[number].id;
-            tracing::error!("a command of this node itself to shard {shard} is too large: {error}");
+            tracing::error!("this node's own command to shard {shard} is too large: {error}");
         }
         self.fail_one(number, waiting, error);
     }
 
-    /// Refuses what waits for a shard that this node was about to lead.
-    pub(super) fn send_on(&mut self, number: usize) {
+    /// Redirects the calls that wait for a shard which this node was about to lead.
+    pub(super) fn redirect_waiting(&mut self, number: usize) {
         let Some(shard) = self.shards.get_mut(number) else { return };
         let held = std::mem::take(&mut shard.pending).into_iter().map(|(_, waiting)| waiting);
         let (held, reads) = (held.collect(), std::mem::take(&mut shard.reads));
-        self.held_bytes -= std::mem::take(&mut shard.held_bytes);
+        self.queued_bytes -= std::mem::take(&mut shard.queued_bytes);
         self.refuse(number, held, reads);
     }
 
@@ -394,12 +395,12 @@ impl ShardLoop {
         }
     }
 
-    /// Gives a worker its tasks, with their bodies. Those that are not in memory are read first, on
-    /// another thread.
+    /// Gives a worker its tasks with their bodies. Another thread reads the bodies that are not in
+    /// memory first.
     fn hand_over(&mut self, number: usize, waiter: Waiter, tasks: Vec<ClaimedTask>) {
         let shard = &self.shards[number];
         if let Some(session) = waiter.request.session {
-            self.sessions.holds(session, shard.id, self.reading.monotonic);
+            self.sessions.note_claims(session, shard.id, self.reading.monotonic);
         }
         let bodies = &shard.state().bodies;
         let bodies: Vec<Option<Bytes>> = tasks.iter().map(|task| bodies.get(task.id)).collect();
@@ -425,7 +426,8 @@ impl ShardLoop {
         });
     }
 
-    /// Hands over what was read. A task may have ended, and its body gone, in the meantime.
+    /// Hands over tasks whose bodies were read. A task may have ended meanwhile, and its body be
+    /// gone.
     pub(super) fn bodies_read(
         &mut self,
         mut waiter: Waiter,
@@ -446,13 +448,13 @@ impl ShardLoop {
                     what: format!("can't be read from the disk: {reason}"),
                 },
             };
-            if self.is_held(task.id, task.token) {
-                self.bury(task.id, task.token, &lost);
+            if self.is_claimed_under(task.id, task.token) {
+                self.end_without_body(task.id, task.token, &lost);
                 buried = Some(task.id.home);
             }
         }
         match buried {
-            // Nothing is left for this worker; behind it there may be more.
+            // Nothing is left for this worker, but more tasks may be ready.
             Some(shard_id) if handed.is_empty() => {
                 let number = usize::from(shard_id.0);
                 let queues = waiter.request.queues.clone();
@@ -461,7 +463,8 @@ impl ShardLoop {
                     let _ = waiter.answer.send(Err(self.not_leader(group_of(shard_id))));
                     return;
                 };
-                // Its number stands for what is gone, and would bring nothing else.
+                // The claim's number is remembered with the lost tasks, and would only return them
+                // again.
                 waiter.request.number = None;
                 shard.waiters.park_again(waiter);
                 queues.iter().for_each(|(queue, _)| shard.waiters.wake(queue));
@@ -471,23 +474,28 @@ impl ShardLoop {
         }
     }
 
-    /// Fails a claimed task whose body no disk can give: no worker can run it, and one lost body is
-    /// no reason to stop all others. A retry reads it again.
-    fn bury(&mut self, task: TaskId, token: ClaimToken, Lost { error_type, what }: &Lost) {
+    /// Fails a claimed task whose body can't be read from any replica, because no worker can run
+    /// it. A retry of the dead letter reads the body again.
+    fn end_without_body(
+        &mut self,
+        task: TaskId,
+        token: ClaimToken,
+        Lost { error_type, what }: &Lost,
+    ) {
         tracing::error!(
             "the body of task {task} {what}; the task is a dead letter now: check the disk, and look for \
              the task in a backup"
         );
         let message = format!(
-            "the broker could not hand the task out, for its body {what}; retry it once the disk is \
-             whole, or enqueue it again from its source"
+            "the broker could not hand out the task, because its body {what}; retry it once the disk is \
+             repaired, or enqueue it again from its source"
         );
         let error = TaskError { error_type, message: &message, backtrace: "" };
         let fail = Fail { task, token, error, retry_at: None, retryable: false };
         self.command(usize::from(task.home.0), &Command::Fail(fail), Waiting::Nobody);
     }
 
-    fn is_held(&self, task: TaskId, token: ClaimToken) -> bool {
+    fn is_claimed_under(&self, task: TaskId, token: ClaimToken) -> bool {
         let shard = self.shards.get(usize::from(task.home.0));
         let view = shard.and_then(|shard| shard.machine().task(task));
         view.and_then(|view| view.claim).is_some_and(|claim| claim.token == token)
@@ -497,12 +505,12 @@ impl ShardLoop {
         if let Err(Ok(handed)) = waiter.answer.send(Ok(handed)) {
             let claims: Vec<_> =
                 handed.iter().map(|task| (task.task.id, task.task.token)).collect();
-            self.give_back(&claims);
+            self.release_claims(&claims);
         }
     }
 
-    /// Nobody took these: other workers may have them at once.
-    pub(super) fn give_back(&mut self, claims: &[(TaskId, ClaimToken)]) {
+    /// Releases claims whose receiver is gone, so that other workers get the tasks at once.
+    pub(super) fn release_claims(&mut self, claims: &[(TaskId, ClaimToken)]) {
         for &(task, token) in claims {
             let number = usize::from(task.home.0);
             self.command(number, &Command::Release(Release { task, token }), Waiting::Nobody);
