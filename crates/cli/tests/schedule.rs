@@ -160,7 +160,7 @@ fn a_schedule_is_paused_resumed_triggered_backfilled_and_removed() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_words_and_sets_nothing() {
+fn invalid_rules_are_refused_and_set_nothing() {
     let yard = Yard::start();
     let add = |options: &[&str]| {
         let mut arguments = vec!["schedule", "add", "nightly", "report"];
