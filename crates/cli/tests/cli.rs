@@ -375,7 +375,7 @@ fn an_attempt_of_a_worker_without_a_name_is_told_without_one() {
     let claimed = ask_http(&yard, "POST", "/v1/claims", r#"{"queues": ["q"]}"#);
     let token = &claimed["tasks"][0]["claim_token"];
     let shown = yard.ok(&["task", "get", &id]);
-    assert!(shown.contains("  one without a name, since "), "{shown}");
+    assert!(shown.contains("  a worker without a name, since "), "{shown}");
     let fail = format!(r#"{{"claim_token": {token}, "error": {{"type": "E", "message": "m"}}}}"#);
     ask_http(&yard, "POST", &format!("/v1/tasks/{id}/fail"), &fail);
     let shown = yard.ok(&["task", "get", &id]);

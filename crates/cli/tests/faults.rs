@@ -201,7 +201,7 @@ fn a_command_whose_lease_is_lost_is_killed() {
     frozen.signal(Signal::CONT);
     until("its processes are gone", || processes_of(&id) == 0);
     assert!(frozen.0.try_wait().unwrap().is_none(), "the worker itself goes on");
-    let line = logged(&yard, "frozen.log", "its lease was lost");
+    let line = logged(&yard, "frozen.log", "the lease was lost");
     assert_eq!((&line["id"], &line["type"]), (&json!(id), &json!("a")), "{line}");
 }
 

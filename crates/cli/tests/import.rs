@@ -301,7 +301,7 @@ fn a_queue_that_gives_nothing_is_not_waited_for_forever() {
     let ran = import(&old, &Fake::target(), &[]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
     assert!(
-        ran.stderr.contains("holds jobs in default and hands out none; resume"),
+        ran.stderr.contains("has jobs in default and hands out none; resume"),
         "{}",
         ran.stderr
     );
@@ -360,7 +360,7 @@ fn a_second_interrupt_is_heeded_while_a_server_hangs() {
     old.state().holds_info = true;
     until("it waits for an answer", || old.state().infos_held > 0);
     process.signal(Signal::INT);
-    until_said("once more stops at once");
+    until_said("another signal stops at once");
     process.signal(Signal::INT);
     until_said("stopped at once");
     assert_eq!(process.code(), Some(1));
@@ -374,9 +374,9 @@ fn an_order_of_the_old_server_does_not_make_the_first_interrupt_a_second_one() {
     let target = Fake::target();
     target.state().holds_pushes = true;
     let (mut process, mut until_said) = talking(&old, &target, &[]);
-    until_said("the old server says stop");
+    until_said("the old server orders a stop");
     process.signal(Signal::INT);
-    until_said("once more stops at once");
+    until_said("another signal stops at once");
     target.state().holds_pushes = false;
     until_said("stopped before the end");
     assert_eq!(process.code(), Some(1));
@@ -390,7 +390,7 @@ fn an_order_of_the_old_server_ends_the_import() {
     old.state().orders = Some(r#"{"state":"terminate"}"#);
     let ran = import(&old, &Fake::target(), &[]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
-    assert!(ran.stderr.contains("as the old server wants it"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("by the old server"), "{}", ran.stderr);
     assert_eq!(old.state().reserved.len(), 0);
 }
 

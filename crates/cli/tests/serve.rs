@@ -146,7 +146,7 @@ fn a_node_that_is_asked_to_stop_while_it_waits_for_its_cluster_ends_well_and_joi
     until("it waits", || has_said("waits for a cluster to join"));
     waiting.signal(Signal::TERM);
     assert_eq!(waiting.code(), Some(0));
-    assert!(has_said("stopped before it was up"));
+    assert!(has_said("stopped before the broker was up"));
 
     let mut founder =
         Process(serve(&folder.path().join("founder")).stdout(Stdio::piped()).spawn().unwrap());
