@@ -59,7 +59,7 @@ impl FromStr for Url {
         match bare {
             Some(address) => Ok(Url { host: address.to_owned(), port, password }),
             None if is_name => Ok(Url { host: host.to_owned(), port, password }),
-            None => Err(format!("it has no host; {FORM}")),
+            None => Err(format!("the address has no valid host; {FORM}")),
         }
     }
 }
@@ -129,13 +129,13 @@ mod tests {
             ("localhost:7419", "tcp://"),
             ("http://localhost:7420", "tcp://"),
             ("tcp+tls://localhost", "stunnel"),
-            ("tcp://", "is no host"),
-            ("tcp://:7419", "is no host"),
-            ("tcp://h:many", "is no port"),
-            ("tcp://h:70000", "is no port"),
-            ("tcp://::1:7419", "is no host"),
-            ("tcp://h/path:1", "is no host"),
-            ("tcp://sesame@h", "after a colon"),
+            ("tcp://", "no valid host"),
+            ("tcp://:7419", "no valid host"),
+            ("tcp://h:many", "is not a port"),
+            ("tcp://h:70000", "is not a port"),
+            ("tcp://::1:7419", "no valid host"),
+            ("tcp://h/path:1", "no valid host"),
+            ("tcp://sesame@h", "needs a colon"),
             ("tcp://:50%@h", "%25"),
             ("tcp://:5%+1@h", "%25"),
         ] {
