@@ -1,5 +1,4 @@
-//! The binary as people and scripts use it, against a real broker: what it prints, where, and with
-//! which exit code.
+//! The binary as people and scripts use it, against a real broker: its output and exit codes.
 
 use std::{
     fs,
@@ -350,7 +349,7 @@ fn queues_are_paused_set_and_purged() {
     assert_eq!(yard.json(&["queue", "get", "q"])[0]["ready"], 0);
 }
 
-/// What the HTTP front says at `path`.
+/// The answer of the HTTP front at `path`.
 fn http(yard: &Yard, path: &str) -> Value {
     ask_http(yard, "GET", path, "")
 }

@@ -1,5 +1,5 @@
-//! `work --exec`'s promise, with real processes: whatever a task's command does, the worker lives
-//! on, gets a bounded report, and no process of the task is left.
+//! The promise of `work --exec`, with real processes: whatever a task's command does, the worker
+//! survives and gets a bounded report, and no process of the task is left.
 
 mod reach;
 
@@ -51,7 +51,7 @@ static PID_NAMESPACE: LazyLock<bool> =
         }
     });
 
-/// A command under test, its processes marked by a task id of its own.
+/// A command under test, whose processes have a task id of their own.
 struct Case {
     runner: Runner,
     job: Job,
@@ -140,7 +140,7 @@ impl Case {
         self.run_until(pending()).await
     }
 
-    /// Runs to the end, and checks that nothing is left.
+    /// Runs to the end, and checks that no process is left.
     async fn run_until(self, stop: impl Future<Output = ()>) -> Report {
         let started = Instant::now();
         let report = self.runner.run(self.job, stop).await.unwrap();
@@ -416,7 +416,7 @@ async fn a_task_has_a_cgroup_without_a_limit_too() {
     assert!(text(&report.stdout).contains(&format!("/taskyard-{}-", std::process::id())));
 }
 
-/// A process in a session of its own that is in the cgroup of `folder` and in nobody's care.
+/// A process in its own session and in the cgroup of `folder`, without a supervisor.
 fn strand(folder: &Path) -> Child {
     let script = "echo 0 > $0/cgroup.procs && exec setsid sleep 1000";
     Command::new("sh").args(["-c", script]).arg(folder).spawn().unwrap()

@@ -1,4 +1,4 @@
-//! `taskyard import faktory`: every job is moved once and as it was, or it is told what was not.
+//! `taskyard import faktory`: every job is moved once and unchanged, or reported.
 
 mod brokers;
 use crate::yard;
