@@ -144,7 +144,7 @@ fn a_wait_says_what_it_waits_for_and_ends() {
     let error: Value = serde_json::from_str(&ran.stderr).unwrap();
     assert_eq!((ran.code, &error["code"]), (1, &json!("failed")));
     assert!(error["detail"].as_str().unwrap().contains("node 2 does not answer"), "{error}");
-    // The drain of a node without a successor never ends.
+    // The drain of a node that is down never ends.
     let ran = yard.run(&["cluster", "drain", "2", "--wait", "--timeout", "1s"]);
     assert_eq!(ran.code, 1);
     assert!(ran.stderr.contains("waiting: node 2 still has"), "{}", ran.stderr);

@@ -104,7 +104,7 @@ fn refused_jobs_are_told_kept_and_stay_reserved() {
     let ran = import(&old, &target, &["--refused", file.to_str().unwrap()]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
     for words in [
-        "job twice-00001 of queue mail was refused: another one with the same type and arguments",
+        "job twice-00001 of queue mail was refused: another job with the same type and arguments",
         "(the old server keeps it reserved for 30m and drops it then)",
         "job batch-00001 of queue default was refused: it belongs to batch b-77: no such batch b-77; batches",
         "job large-00001 of queue default was refused: the payload is too large",
