@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed_wins_over_the_environment_and_that_over_defaults() {
+    fn options_win_over_the_environment_and_that_over_defaults() {
         let variable = |name: &str| match name {
             "TASKYARD_URL" => Some("http://c,http://d".to_owned()),
             _ => Some(String::new()),

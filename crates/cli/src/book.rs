@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_confirmed_and_not_executed_is_missing() {
+    fn confirmed_and_not_executed_tasks_are_missing() {
         // Task d exists although its enqueue was not confirmed.
         let counts =
             book(&[(1, "a"), (2, "b"), (3, "c")], &[(1, "a"), (2, "b"), (2, "b"), (4, "d")]);

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_cannot_steer_a_terminal() {
+    fn foreign_text_cannot_control_a_terminal() {
         let hostile = "a\x1b]0;title\x07\u{9b}2J\r\u{202e}b\n\tc";
         let harmless = "a\\u{1b}]0;title\\u{7}\\u{9b}2J\\r\\u{202e}b\n\tc";
         for colours in [false, true] {

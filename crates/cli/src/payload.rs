@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_a_mistake_in_usage_that_says_how() {
+    fn a_payload_that_is_not_json_is_a_usage_error_with_a_hint() {
         for text in ["hello", "{a: 1}", "", "{} {}", "ünïcode"] {
             let error = read_json(text).unwrap_err();
             let Usage(message) = error.downcast_ref().unwrap();

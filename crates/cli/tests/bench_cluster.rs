@@ -107,7 +107,7 @@ fn an_interrupted_benchmark_stops_its_nodes() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused_with_words() {
+fn impossible_measurements_are_refused_with_words() {
     for (arguments, words) in [
         ("--nodes 0", "3 or 5 nodes"),
         ("--nodes 2", "3 or 5 nodes"),

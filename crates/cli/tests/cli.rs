@@ -219,7 +219,7 @@ fn a_unique_key_is_answered_replaced_or_refused() {
 }
 
 #[test]
-fn what_producers_and_handlers_wrote_cannot_steer_a_terminal() {
+fn text_of_producers_and_handlers_cannot_control_a_terminal() {
     let yard = Yard::start();
     let _worker = yard.work("q", r"printf '\033]0;error\007' >&2; exit 65", &[]);
     let header = "h=\u{1b}]0;header\u{7}";

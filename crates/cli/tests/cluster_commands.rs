@@ -33,7 +33,7 @@ fn status(yard: &Yard) -> Value {
 }
 
 #[test]
-fn what_is_typed_wrongly_exits_with_2() {
+fn mistakes_in_the_command_line_exit_with_2() {
     let yard = alone();
     for (arguments, part) in [
         (&["cluster", "replication", "2"][..], "a shard has 1, 3 or 5 replicas, not 2"),
@@ -56,7 +56,7 @@ fn what_is_typed_wrongly_exits_with_2() {
 }
 
 #[test]
-fn what_is_not_there_exits_with_1_and_is_named() {
+fn missing_items_exit_with_1_and_are_named() {
     let yard = alone();
     for arguments in [
         &["cluster", "drain", "9"][..],
@@ -85,7 +85,7 @@ fn what_is_not_there_exits_with_1_and_is_named() {
 }
 
 #[test]
-fn what_the_cluster_does_not_allow_now_exits_with_1_as_a_conflict() {
+fn refused_changes_exit_with_1_as_a_conflict() {
     let yard = alone();
     let conflict = |yard: &Yard, arguments: &[&str]| {
         let arguments: Vec<&str> = arguments.iter().copied().chain(["--json"]).collect();

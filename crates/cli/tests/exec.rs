@@ -208,7 +208,7 @@ async fn a_large_payload_passes_through_without_deadlock() {
 }
 
 #[tokio::test]
-async fn what_a_command_prints_is_whole_or_known_to_be_cut() {
+async fn output_is_complete_or_known_to_be_cut() {
     let whole: Vec<u8> = (0..1 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
     let report = case(&["cat"]).payload(whole.clone()).run().await;
     assert!(report.stdout == whole, "{} bytes", report.stdout.len());
@@ -315,7 +315,7 @@ async fn a_command_that_heeds_sigterm_may_say_goodbye() {
 }
 
 #[tokio::test]
-async fn what_a_command_leaves_running_ends_with_it() {
+async fn processes_that_a_command_leaves_end_with_it() {
     let report = shell("sleep 1000 & setsid sleep 1000 & echo done").run().await;
     assert_eq!((report.ending, text(&report.stdout)), (Ending::Exited(0), "done\n"));
 }
@@ -423,7 +423,7 @@ fn strand(folder: &Path) -> Child {
 }
 
 #[tokio::test]
-async fn what_killed_workers_left_is_cleared_by_the_next() {
+async fn leftovers_of_killed_workers_are_cleared_by_the_next() {
     let Some(cgroups) = &*CGROUPS else { return };
     // No process ever has such an id.
     let folder = cgroups.base().join(format!("taskyard-4194305-{}", std::process::id()));

@@ -156,7 +156,7 @@ fn jobs_that_are_refused_for_their_own_sake_do_not_stop_the_others() {
 }
 
 #[test]
-fn what_an_earlier_run_kept_of_refused_jobs_stays() {
+fn refused_jobs_of_an_earlier_run_stay() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("refused");
     for number in [1, 2] {
@@ -308,7 +308,7 @@ fn a_queue_that_gives_nothing_is_not_waited_for_forever() {
 }
 
 #[test]
-fn what_is_scheduled_is_moved_when_it_is_due_if_that_is_asked_for() {
+fn follow_moves_scheduled_jobs_when_they_are_due() {
     let old = Fake::with_jobs(jobs("default", 2));
     old.state().scheduled = vec![job(50), job(51)];
     old.state().due_after = 4;

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 #[test]
-fn what_was_acknowledged_survives_kill_9() {
+fn acknowledged_tasks_survive_kill_9() {
     let yard = Yard::start();
     let id = yard.ok(&["enqueue", "a", "41"]);
     yard.broker.signal(Signal::KILL);
@@ -39,7 +39,7 @@ fn open_to_others(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_a_broker_keeps_is_for_its_owner_alone() {
+fn data_of_a_broker_is_for_its_owner_alone() {
     let yard = Yard::start();
     yard.ok(&["enqueue", "a", "41"]);
     let data = yard.file("data");
@@ -54,7 +54,7 @@ fn what_a_broker_keeps_is_for_its_owner_alone() {
 }
 
 #[test]
-fn what_a_faktory_client_was_answered_survives_kill_9() {
+fn acknowledged_jobs_of_faktory_clients_survive_kill_9() {
     let folder = tempfile::tempdir().unwrap();
     let broker = serve_with_faktory(&folder.path().join("data"));
     let (yard, started) = Yard::start_and_tell(folder, broker);

@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_well_is_said_first_and_shown_alone() {
+    fn problems_come_first_and_are_shown_alone() {
         let mut moving = shard(4, &[1, 2, 3], Some(1));
         moving.moving_to = vec![1, 2, 3];
         moving.replicas[2].role = "learner".into();

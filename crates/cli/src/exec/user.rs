@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_user_is_refused_with_what_to_say() {
+    fn an_unknown_user_is_refused_with_a_hint() {
         for (text, part) in [
             ("male", "no user \"male\"; name another"),
             ("", "no user \"\""),

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_is_named() {
+    fn an_invalid_reply_is_named() {
         for (text, words) in [
             ("HTTP/1.1 400 Bad Request\r\n", "HTTP/1.1"),
             ("\r\n", "no reply"),

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_url_is_refused_with_its_form() {
+    fn an_invalid_url_is_refused_with_its_form() {
         for (text, words) in [
             ("localhost:7419", "tcp://"),
             ("http://localhost:7420", "tcp://"),

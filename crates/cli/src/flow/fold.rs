@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_stands_between_its_adder_and_what_comes_after() {
+    fn added_nodes_stand_between_their_adder_and_its_dependents() {
         // 0 added 2 and 3, 3 after 2; 1 comes after 0. 2 added 4.
         let depends_on = [vec![], vec![0], vec![], vec![2], vec![]];
         let adders = [None, None, Some(0), Some(0), Some(2)];

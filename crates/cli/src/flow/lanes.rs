@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_wide_is_not_drawn() {
+    fn a_picture_that_is_too_wide_is_not_drawn() {
         let mut parents: Vec<Vec<usize>> = vec![Vec::new()];
         parents.extend((1..=LANES_MAX + 1).map(|_| vec![0]));
         let rows: Vec<Row> =

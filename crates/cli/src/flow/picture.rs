@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_wide_to_be_drawn_is_a_list() {
+    fn a_flow_that_is_too_wide_to_draw_is_a_list() {
         let mut items = vec![item("start", "start", TaskState::Ready, &[])];
         items.extend((1..=40).map(|n| item(&format!("a{n}"), "a", TaskState::Blocked, &[0])));
         items.push(item("end", "end", TaskState::Blocked, &(1..=40).collect::<Vec<_>>()));

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_matters_is_found_and_the_rest_may_be_anything() {
+    fn needed_fields_are_found_and_others_may_be_anything() {
         let job = read(
             r#"{"jid":"abcdefgh","queue":"mail","args":[12345678901234567890123,1e999],"reserve_for":90,
                 "retry":0,"custom":{"bid":"b-1","other":[{}]},"more":null}"#,
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_as_the_old_server_takes_it() {
+    fn absent_fields_have_the_defaults_of_the_old_server() {
         for json in [
             r#"{"jid":"abcdefgh"}"#,
             r#"{"jid":"abcdefgh","queue":null,"reserve_for":0,"retry":null,"custom":null}"#,
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_job_is_refused() {
+    fn an_invalid_job_is_refused() {
         for (json, words) in
             [("{", "no job"), ("{}", "without an id"), (r#"{"jid":5}"#, "without an id")]
         {

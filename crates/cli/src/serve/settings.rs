@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mistake_is_told_at_once_and_with_its_line() {
+    fn every_mistake_is_reported_at_once_with_its_line() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("taskyard.toml");
         let line =
@@ -291,7 +291,7 @@ mod tests {
                 "FILE:5: payload_max: \"1X\" is not a size",
                 "FILE:6: data: 5 is no text; put it in quotes",
                 "FILE:7: zone: 7 is no text; put it in quotes",
-                "FILE:8: log: \"a=b=c\" is no filter",
+                "FILE:8: log: \"a=b=c\" is not a valid log filter",
                 "FILE:9: log_format: \"xml\" is neither text nor json",
                 "FILE:10: join: its list has a value that is no text: 1",
                 "FILE:11: connections_max: true is neither a whole number nor a text",

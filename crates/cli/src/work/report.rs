@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_said_right_before_the_end_is_heard() {
+    async fn a_report_right_before_the_end_is_read() {
         let pipe = ReportPipe::make(None).unwrap();
         let path = pipe.path();
         let mut heard = Heard(Vec::new());

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_not_happen_is_found() {
+    fn forbidden_histories_are_found() {
         let first = Enqueue { first: true };
         let life = |rest: &[Step]| [std::slice::from_ref(&first), rest].concat();
         // Two acks of two claims, two live claims, tokens that do not grow.

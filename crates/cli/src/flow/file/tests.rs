@@ -213,7 +213,7 @@ nodes:
 }
 
 #[test]
-fn what_is_no_flow_at_all_says_where() {
+fn a_file_without_a_flow_is_refused_with_its_line() {
     for (text, line, part) in [
         ("", 1, "nodes"),
         ("7", 1, "nodes"),
